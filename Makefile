@@ -1,0 +1,88 @@
+# Everything here runs in .venv, which the first command that needs it sets up with
+# `python -m venv`, pip and distlab/install.py. Written for GNU make 3.81 (macOS) too.
+
+PYTHON ?= python3
+PY := .venv/bin/python
+FIGURES := figures.phase1
+
+# The stamp holds the folder it was made in. One from elsewhere (a copied or moved
+# checkout), or an environment whose Python has gone, is as good as none.
+ifneq ($(shell test -x $(PY) && cat .venv/.ready 2>/dev/null),$(CURDIR))
+.PHONY: .venv/.ready
+endif
+
+.PHONY: help demo test check templates figures mutants notebooks bench soak
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+demo: .venv/.ready  ## four processes train together and arrive at the same weights
+	@$(PY) -m distlab demo
+
+test: .venv/.ready  ## the tests of the workbench and of the solutions
+	@$(PY) -m pytest
+
+check: .venv/.ready-dev  ## style, types, and whether generated files are up to date
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m mypy
+	$(PY) -m distlab templates --check
+	@for module in $(FIGURES); do \
+	  $(PY) -c "$$FIGURES_CHECK" $$module || exit 1; \
+	done
+
+templates: .venv/.ready  ## write the templates anew from the solutions
+	@$(PY) -m distlab templates
+
+figures: .venv/.ready  ## draw the pictures of the guidelines
+	@for module in $(FIGURES); do $(PY) -m $$module || exit 1; done
+
+mutants: .venv/.ready  ## every wrong solution must be rejected, every right one accepted
+	@$(PY) -m distlab mutants
+
+notebooks:  ## run the walkthrough notebooks
+	@echo "No notebooks yet: they arrive with the walkthrough."
+
+bench: .venv/.ready  ## how long a verdict takes on this machine
+	@$(PY) -m distlab bench verdict
+
+soak: .venv/.ready  ## the reference passes 20 times in a row under CPU load
+	@$(PY) benchmarks/soak.py --times 20
+
+# install.py exits with 1 when pip gave up before it wrote anything: the environment is
+# as good as before. Anything else, Ctrl-C above all, leaves .unfinished behind, and the
+# next make starts from an empty environment (pip's cache spares the downloads).
+.venv/.ready: pyproject.toml distlab/install.py
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "There is no $(PYTHON) here; name one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$(PYTHON) is $$($(PYTHON) -V 2>&1); distlab needs Python 3.11 or newer."; \
+	  echo "Name a newer one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make virtual environments."; \
+	  echo "On Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@if [ ! -x $(PY) ] || [ -e .venv/.unfinished ] || \
+	    [ "$$(cat .venv/.ready 2>/dev/null)" != "$(CURDIR)" ]; then \
+	  echo "environment: an empty one in .venv (a few seconds)"; \
+	  $(PYTHON) -m venv --clear .venv || exit 1; \
+	fi
+	@touch .venv/.unfinished; \
+	$(PY) distlab/install.py; code=$$?; \
+	if [ $$code -le 1 ]; then rm .venv/.unfinished; fi; \
+	if [ $$code -eq 0 ]; then echo "$(CURDIR)" > .venv/.ready; fi; \
+	exit $$code
+
+.venv/.ready-dev: .venv/.ready
+	@$(PY) distlab/install.py --extras dev
+	@touch $@
+
+define FIGURES_CHECK
+import importlib, sys
+module = importlib.import_module(sys.argv[1])
+def same(name, picture):
+    path = module.FOLDER / name
+    return path.is_file() and path.read_text(encoding="utf-8") == picture
+old = [name for name, picture in module.figures().items() if not same(name, picture)]
+sys.exit(f"out of date, run make figures: {', '.join(old)}" if old else 0)
+endef
+export FIGURES_CHECK

@@ -1,0 +1,5 @@
+"""`python -m distlab` is the same as `distlab`."""
+
+from distlab.cli.app import main
+
+main()

@@ -1,0 +1,37 @@
+"""The one interface that learner code talks through, and its transports.
+
+`Comm` is what a rank is handed. `TorchComm` carries it over torch.distributed's gloo
+or NCCL. `Journal`, `ByteMeter` and `PointToPointOnly` wrap any Comm.
+"""
+
+from distlab.comm._call import COLLECTIVES, Call, Wrapper
+from distlab.comm._protocol import (
+    ANY,
+    SUM,
+    Comm,
+    CommRefusedError,
+    PeerLost,
+    ReduceOp,
+    Work,
+)
+from distlab.comm._torch import TorchComm
+from distlab.comm._wrappers import ByteMeter, Event, Journal, PointToPointOnly, Traffic
+
+__all__ = [
+    "ANY",
+    "COLLECTIVES",
+    "SUM",
+    "ByteMeter",
+    "Call",
+    "Comm",
+    "CommRefusedError",
+    "Event",
+    "Journal",
+    "PeerLost",
+    "PointToPointOnly",
+    "ReduceOp",
+    "TorchComm",
+    "Traffic",
+    "Work",
+    "Wrapper",
+]

@@ -1,0 +1,397 @@
+"""The Comm that runs on torch.distributed: gloo on CPUs, NCCL on GPUs.
+
+It is built on a process group of its own, not on torch's default one: nothing global
+is set up, so two runs in one process cannot meet by accident. `TorchComm.from_default`
+joins the default group where a real launcher (torchrun) has made it.
+
+Guide: the contract of each call is in `Comm`; here is only how torch fulfils it.
+Source: torch.distributed.ProcessGroup (2.11 to 2.13) for the calls underneath.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
+
+from distlab.comm._protocol import ANY, SUM, Comm, CommRefusedError, PeerLost, ReduceOp
+
+DEFAULT_TIMEOUT_S = 1800.0  # torch's own default; the runner's watchdog is far quicker
+
+_REDUCE: dict[ReduceOp, Any] = {
+    ReduceOp.SUM: dist.ReduceOp.SUM,
+    ReduceOp.AVG: dist.ReduceOp.SUM,  # gloo has no average: divided afterwards
+    ReduceOp.MIN: dist.ReduceOp.MIN,
+    ReduceOp.MAX: dist.ReduceOp.MAX,
+    ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
+}
+
+
+class TorchComm:
+    """A rank's communicator over one torch.distributed process group."""
+
+    def __init__(
+        self,
+        group: Any,
+        *,
+        store: Any = None,
+        device: torch.device | None = None,
+        local_rank: int | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        self._group = group
+        self._store = store
+        self._device = device or torch.device("cpu")
+        self._rank = int(group.rank())
+        self._world_size = int(group.size())
+        self._local_rank = self._rank if local_rank is None else local_rank
+        self._timeout_s = timeout_s
+        self._step = 0
+        self._num_groups = 0
+
+    @classmethod
+    def from_store(
+        cls,
+        store: Any,
+        rank: int,
+        world_size: int,
+        *,
+        backend: str = "gloo",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> TorchComm:
+        """Meet the other ranks through `store` (collective) and form a group.
+
+        Raises:
+            ValueError: the backend is neither gloo nor nccl.
+        """
+        if backend == "gloo":
+            return cls(
+                _gloo_group(store, rank, world_size, timeout_s),
+                store=store,
+                timeout_s=timeout_s,
+            )
+        if backend == "nccl":
+            device = torch.device("cuda", rank % torch.cuda.device_count())
+            torch.cuda.set_device(device)
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timedelta(seconds=timeout_s)
+            group = dist.ProcessGroupNCCL(store, rank, world_size, options)
+            return cls(group, store=store, device=device, timeout_s=timeout_s)
+        raise ValueError(f"backend is {backend!r}; TorchComm knows 'gloo' and 'nccl'")
+
+    @classmethod
+    def from_default(cls) -> TorchComm:
+        """Use the default group of a job that a launcher such as torchrun started."""
+        group = dist.group.WORLD
+        if group is None:
+            raise CommRefusedError("call torch.distributed.init_process_group first")
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        on_gpu = dist.get_backend() == "nccl"
+        device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+        return cls(
+            group,
+            store=c10d._get_default_store(),
+            device=device,
+            local_rank=local_rank,
+        )
+
+    @property
+    def rank(self) -> int:
+        """See `Comm.rank`."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """See `Comm.world_size`."""
+        return self._world_size
+
+    @property
+    def local_rank(self) -> int:
+        """See `Comm.local_rank`."""
+        return self._local_rank
+
+    @property
+    def device(self) -> torch.device:
+        """See `Comm.device`."""
+        return self._device
+
+    # ── point to point ──────────────────────────────────────────────────────────────
+
+    def send(
+        self, tensor: Tensor, dst: int, tag: int = 0, *, timeout_s: float | None = None
+    ) -> None:
+        """See `Comm.send`."""
+        self.isend(tensor, dst, tag).wait(timeout_s)
+
+    def recv(
+        self,
+        tensor: Tensor,
+        src: int = ANY,
+        tag: int = 0,
+        *,
+        timeout_s: float | None = None,
+    ) -> int:
+        """See `Comm.recv`."""
+        if src != ANY:
+            self.irecv(tensor, src, tag).wait(timeout_s)
+            return src
+        self._check_tensor(tensor, "recv")
+        work = self._group.recv_anysource([tensor], tag)
+        self._work(work, None).wait(timeout_s)
+        return int(work._source_rank())
+
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> _TorchWork:
+        """See `Comm.isend`."""
+        self._check_peer(dst, "sends to")
+        self._check_tensor(tensor, "send")
+        return self._work(self._group.send([tensor], dst, tag), dst)
+
+    def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> _TorchWork:
+        """See `Comm.irecv`."""
+        self._check_peer(src, "receives from")
+        self._check_tensor(tensor, "recv")
+        return self._work(self._group.recv([tensor], src, tag), src)
+
+    def sendrecv(
+        self,
+        send_tensor: Tensor,
+        dst: int,
+        recv_tensor: Tensor,
+        src: int,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """See `Comm.sendrecv`."""
+        if dst == src == self._rank:  # one rank alone: its own neighbour on both sides
+            recv_tensor.copy_(send_tensor)
+            return
+        sending = self.isend(send_tensor, dst)
+        receiving = self.irecv(recv_tensor, src)
+        receiving.wait(timeout_s)
+        sending.wait(timeout_s)
+
+    # ── collectives ─────────────────────────────────────────────────────────────────
+
+    def barrier(self, *, timeout_s: float | None = None) -> None:
+        """See `Comm.barrier`."""
+        self._work(self._group.barrier(), None).wait(timeout_s)
+
+    def broadcast(
+        self, tensor: Tensor, src: int, *, timeout_s: float | None = None
+    ) -> None:
+        """See `Comm.broadcast`."""
+        self._check_rank(src, "broadcasts from")
+        self._check_tensor(tensor, "broadcast")
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = src, 0
+        self._work(self._group.broadcast([tensor], options), None).wait(timeout_s)
+
+    def all_reduce(
+        self, tensor: Tensor, op: ReduceOp = SUM, async_op: bool = False
+    ) -> _TorchWork | None:
+        """See `Comm.all_reduce`."""
+        self._check_tensor(tensor, "all_reduce")
+        options = dist.AllreduceOptions()
+        options.reduceOp = _REDUCE[op]
+        work = self._work(
+            self._group.allreduce([tensor], options), None, self._averager(tensor, op)
+        )
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    def reduce(
+        self,
+        tensor: Tensor,
+        dst: int,
+        op: ReduceOp = SUM,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """See `Comm.reduce`."""
+        self._check_rank(dst, "reduces to")
+        self._check_tensor(tensor, "reduce")
+        options = dist.ReduceOptions()
+        options.reduceOp, options.rootRank, options.rootTensor = _REDUCE[op], dst, 0
+        finish = self._averager(tensor, op) if self._rank == dst else None
+        self._work(self._group.reduce([tensor], options), None, finish).wait(timeout_s)
+
+    def all_gather(
+        self, output: Tensor, input: Tensor, *, timeout_s: float | None = None
+    ) -> None:
+        """See `Comm.all_gather`."""
+        self._check_tensor(output, "all_gather")
+        self._check_tensor(input, "all_gather")
+        if output.numel() != input.numel() * self._world_size:
+            raise CommRefusedError(
+                f"all_gather of {input.numel()} elements on {self._world_size} ranks "
+                f"needs an output of {input.numel() * self._world_size}, "
+                f"not {output.numel()}"
+            )
+        parts = list(output.view(self._world_size, -1).unbind(0))
+        work = self._group.allgather([parts], [input.reshape(-1)])
+        self._work(work, None).wait(timeout_s)
+
+    def reduce_scatter(
+        self,
+        output: Tensor,
+        input: Tensor,
+        op: ReduceOp = SUM,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """See `Comm.reduce_scatter`."""
+        self._check_chunks(output, input, "reduce_scatter")
+        options = dist.ReduceScatterOptions()
+        options.reduceOp = _REDUCE[op]
+        parts = list(input.view(self._world_size, -1).unbind(0))
+        work = self._group.reduce_scatter([output.view(-1)], [parts], options)
+        self._work(work, None, self._averager(output, op)).wait(timeout_s)
+
+    def all_to_all(
+        self, output: Tensor, input: Tensor, *, timeout_s: float | None = None
+    ) -> None:
+        """See `Comm.all_to_all`."""
+        self._check_tensor(output, "all_to_all")
+        self._check_tensor(input, "all_to_all")
+        if output.numel() != input.numel() or input.numel() % self._world_size:
+            raise CommRefusedError(
+                f"all_to_all needs input and output of one size that "
+                f"{self._world_size} divides, not {input.numel()} and {output.numel()}"
+            )
+        work = self._group.alltoall_base(output.view(-1), input.view(-1), [], [])
+        self._work(work, None).wait(timeout_s)
+
+    def new_group(self, ranks: Sequence[int]) -> Comm | None:
+        """See `Comm.new_group`."""
+        members = list(ranks)
+        if sorted(set(members)) != sorted(members) or not members:
+            raise CommRefusedError(f"a group of ranks {members}: each once, at least 1")
+        for member in members:
+            self._check_rank(member, "makes a group with")
+        name, self._num_groups = f"group{self._num_groups}", self._num_groups + 1
+        self.barrier()  # like torch's: every rank calls it, members or not
+        if self._rank not in members:
+            return None
+        store = c10d.PrefixStore(name, self._store)
+        backend = "nccl" if self._device.type == "cuda" else "gloo"
+        return TorchComm.from_store(
+            store,
+            members.index(self._rank),
+            len(members),
+            backend=backend,
+            timeout_s=self._timeout_s,
+        )
+
+    def time(self) -> float:
+        """See `Comm.time`."""
+        return time.monotonic()
+
+    def abort(self) -> None:
+        """See `Comm.abort`."""
+        self._group.abort()
+
+    # ── what can be known to be wrong before anything is sent ───────────────────────
+
+    def _check_rank(self, peer: int, verb: str) -> None:
+        if not 0 <= peer < self._world_size:
+            count = "1 rank" if self._world_size == 1 else f"{self._world_size} ranks"
+            raise CommRefusedError(
+                f"rank {self._rank} {verb} rank {peer}, "
+                f"but there is only rank 0 … {self._world_size - 1} ({count})"
+            )
+
+    def _check_peer(self, peer: int, verb: str) -> None:
+        self._check_rank(peer, verb)
+        if peer == self._rank:
+            raise CommRefusedError(
+                f"rank {self._rank} {verb} rank {peer}: that is itself"
+            )
+
+    def _check_tensor(self, tensor: Tensor, op: str) -> None:
+        if not isinstance(tensor, Tensor):
+            raise CommRefusedError(f"{op} takes a tensor, not {type(tensor).__name__}")
+        if not tensor.is_contiguous():
+            raise CommRefusedError(
+                f"{op} got a non-contiguous tensor (a column, a transpose): its "
+                "elements are not next to each other in memory; use .contiguous()"
+            )
+
+    def _check_chunks(self, output: Tensor, input: Tensor, op: str) -> None:
+        self._check_tensor(output, op)
+        self._check_tensor(input, op)
+        if input.numel() != output.numel() * self._world_size:
+            raise CommRefusedError(
+                f"{op} gives each of {self._world_size} ranks {output.numel()} "
+                f"elements, so it needs {output.numel() * self._world_size}, "
+                f"not {input.numel()}"
+            )
+
+    def _averager(self, tensor: Tensor, op: ReduceOp) -> Callable[[], object] | None:
+        if op is not ReduceOp.AVG:
+            return None
+        return lambda: tensor.div_(self._world_size)
+
+    def _work(
+        self,
+        work: Any,
+        peer: int | None,
+        finish: Callable[[], object] | None = None,
+    ) -> _TorchWork:
+        self._step += 1
+        return _TorchWork(work, self._rank, self._step, peer, self._timeout_s, finish)
+
+
+class _TorchWork:
+    """A transfer under way; translates torch's ways of saying that a peer is gone."""
+
+    def __init__(
+        self,
+        work: Any,
+        rank: int,
+        step: int,
+        peer: int | None,
+        timeout_s: float,
+        finish: Callable[[], object] | None,
+    ) -> None:
+        self._work, self._rank, self._step, self._peer = work, rank, step, peer
+        self._timeout_s, self._finish = timeout_s, finish
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """See `Work.wait`."""
+        started = time.monotonic()
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        try:
+            self._work.wait(timedelta(seconds=limit_s))
+        except RuntimeError as error:
+            if not _says_peer_is_gone(str(error)):
+                raise
+            waited_s = time.monotonic() - started
+            raise PeerLost(self._rank, self._step, self._peer, waited_s) from error
+        if self._finish is not None:
+            self._finish()
+            self._finish = None  # a second wait must not divide again
+
+
+def _says_peer_is_gone(message: str) -> bool:
+    signs = ("Timed out", "timed out", "Connection closed", "Connection reset", "abort")
+    return any(sign in message for sign in signs)
+
+
+def _gloo_group(store: Any, rank: int, world_size: int, timeout_s: float) -> Any:
+    gloo: Any = dist.ProcessGroupGloo  # its options are missing from torch's stubs
+    options = gloo._Options()
+    # The loopback address by number: a laptop's host name may resolve to an interface
+    # that is down, and then gloo waits in silence.
+    device = gloo.create_device(hostname="127.0.0.1")
+    options._devices = [device]
+    options._timeout = timedelta(seconds=timeout_s)
+    return gloo(store, rank, world_size, options)

@@ -1,0 +1,261 @@
+"""Three wrappers: write every call down, count its bytes, refuse the collectives."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from distlab.comm._call import COLLECTIVES, Call, Wrapper
+from distlab.comm._protocol import Comm, CommRefusedError, Work
+
+T = TypeVar("T")
+Event = dict[str, Any]
+"""One line of a journal; its keys are described in `Journal`."""
+
+_COMM_FOLDER = str(Path(__file__).parent)
+_DISTLAB_FOLDER = str(Path(__file__).parent.parent)
+_TORCH_FOLDER = str(Path(sys.modules["torch"].__file__ or "").parent)
+
+
+class Journal(Wrapper):
+    """Write each call down before it starts and after it ends.
+
+    What is written *before* a call is what makes a hang readable: the last line of a
+    rank that hangs says where it waits, and for whom. `sink` gets one `Event` at a
+    time; ranks in it are those of the outermost group.
+
+    Events by their key `k` (`n` is the call's number, from 1, on this rank):
+        enter  a blocking call starts; with op, dst, src, root, tag, group, members,
+               shape, dtype, bytes (of what is sent), into_shape, into_dtype (of what
+               is received into), ptr, file, line, t (seconds)
+        post   the same for a call that returns at once (isend, irecv, async_op)
+        wait   the rank starts to wait for the posted call n
+        exit   the call n is complete; `src` says who sent, after recv(ANY)
+        error  the call n was refused or failed; with type and message
+    """
+
+    def __init__(
+        self,
+        inner: Comm,
+        sink: Callable[[Event], None],
+        *,
+        group: str = "world",
+        members: Sequence[int] | None = None,
+        counter: list[int] | None = None,
+    ) -> None:
+        super().__init__(inner)
+        self._sink = sink
+        self._group = group
+        self._members = list(members or range(inner.world_size))
+        self._counter = counter if counter is not None else [0]
+        self._num_groups = 0
+
+    def _around(self, call: Call, proceed: Callable[[], T]) -> T:
+        self._counter[0] += 1
+        number = self._counter[0]
+        event = self._describe(call)
+        self._sink({"k": "enter" if call.blocking else "post", "n": number, **event})
+        try:
+            result = proceed()
+        except BaseException as error:
+            self._failed(number, error)
+            raise
+        if not call.blocking:
+            return _JournalledWork(result, self, number)  # type: ignore[return-value,arg-type]
+        done: Event = {"k": "exit", "n": number, "t": time.monotonic()}
+        if call.op == "recv" and isinstance(result, int):
+            done["src"] = self._members[result]
+        self._sink(done)
+        return result
+
+    def _wrap_group(self, group: Comm, ranks: Sequence[int]) -> Comm:
+        self._num_groups += 1
+        members = [self._members[rank] for rank in ranks]
+        name = f"{self._group}/{self._num_groups}:{','.join(map(str, members))}"
+        return Journal(
+            group, self._sink, group=name, members=members, counter=self._counter
+        )
+
+    def _describe(self, call: Call) -> Event:
+        file, line = _call_site(sys._getframe(1))
+        return {
+            "op": call.op,
+            "dst": self._outer(call.dst),
+            "src": self._outer(call.src),
+            "root": self._outer(call.root),
+            "tag": call.tag,
+            "group": self._group,
+            "members": self._members,
+            "reduce": call.reduce_op.value if call.reduce_op else None,
+            **_facts(call.sent, "shape", "dtype"),
+            **_facts(call.received, "into_shape", "into_dtype"),
+            "bytes": _bytes(call.sent),
+            "ptr": call.sent.data_ptr() if isinstance(call.sent, Tensor) else 0,
+            "file": file,
+            "line": line,
+            "t": time.monotonic(),
+        }
+
+    def _outer(self, rank: int | None) -> int | None:
+        if rank is None or not 0 <= rank < len(self._members):
+            return rank  # ANY, and ranks that do not exist, stay as they were written
+        return self._members[rank]
+
+    def _failed(self, number: int, error: BaseException) -> None:
+        self._sink(
+            {
+                "k": "error",
+                "n": number,
+                "type": type(error).__name__,
+                "message": str(error),
+                "refused": isinstance(error, CommRefusedError),
+            }
+        )
+
+
+class _JournalledWork:
+    """A Work whose `wait` is written down too."""
+
+    def __init__(self, work: Work, journal: Journal, number: int) -> None:
+        self._work, self._journal, self._number = work, journal, number
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """See `Work.wait`."""
+        file, line = _call_site(sys._getframe(1))
+        self._journal._sink(
+            {"k": "wait", "n": self._number, "file": file, "line": line}
+        )
+        try:
+            self._work.wait(timeout_s)
+        except BaseException as error:
+            self._journal._failed(self._number, error)
+            raise
+        self._journal._sink({"k": "exit", "n": self._number, "t": time.monotonic()})
+
+
+@dataclass
+class Traffic:
+    """What one rank has sent so far, its subgroups included."""
+
+    messages: int = 0
+    sent_bytes: float = 0.0
+    in_calls_s: float = 0.0
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Add the seconds spent inside the block to `in_calls_s`."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.in_calls_s += time.monotonic() - started
+
+
+class ByteMeter(Wrapper):
+    """Count the messages and bytes a rank sends and the seconds it spends in calls.
+
+    Point-to-point calls are counted as they are. A library collective hides how it
+    moves its data, so it is counted by the formula of a bandwidth-optimal algorithm
+    (n ranks, S bytes of the tensor sent): all_reduce 2(n-1)/n S, reduce_scatter and
+    all_to_all (n-1)/n S, all_gather and broadcast by its root (n-1) S, reduce S,
+    barrier 0.
+    """
+
+    def __init__(self, inner: Comm, traffic: Traffic | None = None) -> None:
+        super().__init__(inner)
+        self.traffic = traffic or Traffic()
+
+    def _around(self, call: Call, proceed: Callable[[], T]) -> T:
+        with self.traffic.timed():
+            result = proceed()
+        copies = self._copies_sent(call)
+        self.traffic.messages += copies > 0
+        self.traffic.sent_bytes += copies * _bytes(call.sent)
+        if call.blocking:
+            return result
+        return _TimedWork(result, self.traffic)  # type: ignore[return-value,arg-type]
+
+    def _wrap_group(self, group: Comm, ranks: Sequence[int]) -> Comm:
+        return ByteMeter(group, self.traffic)
+
+    def _copies_sent(self, call: Call) -> float:
+        n = self.world_size
+        if call.op in {"send", "isend"}:
+            return 1.0
+        if call.op == "sendrecv":
+            return 0.0 if call.dst == self.rank else 1.0
+        if call.op in {"broadcast", "reduce"}:
+            return _rooted_copies(call, self.rank, n)
+        per_rank = {
+            "all_reduce": 2 * (n - 1) / n,
+            "reduce_scatter": (n - 1) / n,
+            "all_to_all": (n - 1) / n,
+            "all_gather": float(n - 1),
+        }
+        return per_rank.get(call.op, 0.0)
+
+
+class _TimedWork:
+    def __init__(self, work: Work, traffic: Traffic) -> None:
+        self._work, self._traffic = work, traffic
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """See `Work.wait`."""
+        with self._traffic.timed():
+            self._work.wait(timeout_s)
+
+
+class PointToPointOnly(Wrapper):
+    """Hand out send and recv only: the unit that builds collectives gets none."""
+
+    def __init__(self, inner: Comm, *, building: str = "the collectives") -> None:
+        super().__init__(inner)
+        self._building = building
+
+    def _around(self, call: Call, proceed: Callable[[], T]) -> T:
+        if call.op in COLLECTIVES:
+            raise CommRefusedError(
+                f"this unit builds {self._building}: comm.{call.op} is not available "
+                "here, only send, recv, isend, irecv and sendrecv"
+            )
+        return proceed()
+
+
+def _rooted_copies(call: Call, rank: int, world_size: int) -> float:
+    if call.op == "broadcast":
+        return float(world_size - 1) if call.root == rank else 0.0
+    return 0.0 if call.root == rank else 1.0
+
+
+def _bytes(tensor: object) -> int:
+    return tensor.numel() * tensor.element_size() if isinstance(tensor, Tensor) else 0
+
+
+def _facts(tensor: object, shape: str, dtype: str) -> Event:
+    if not isinstance(tensor, Tensor):
+        return {shape: None, dtype: None}
+    return {
+        shape: list(tensor.shape),
+        dtype: str(tensor.dtype).removeprefix("torch."),
+    }
+
+
+def _call_site(frame: FrameType | None) -> tuple[str, int]:
+    """The innermost line outside distlab and torch, or else outside distlab.comm."""
+    fallback = ("", 0)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((_DISTLAB_FOLDER, _TORCH_FOLDER)):
+            return file, frame.f_lineno
+        if fallback == ("", 0) and not file.startswith((_COMM_FOLDER, _TORCH_FOLDER)):
+            fallback = (file, frame.f_lineno)
+        frame = frame.f_back
+    return fallback

@@ -1,0 +1,429 @@
+"""Install torch and distlab into the Python that runs this file.
+
+A script for a fresh virtual environment, before anything is installed:
+
+    python -m venv .venv
+    .venv/bin/python distlab/install.py [--torch auto|cpu|default] [--extras dev]
+
+It uses the standard library only. Two decisions are made here and nowhere else. On
+Linux the plain torch wheel brings gigabytes of CUDA, so a Linux machine without an
+NVIDIA GPU gets PyTorch's small CPU build. And whoever has told pip where wheels come
+from (a mirror, a folder of wheels) has decided already: pip is left alone.
+
+``choose_torch`` decides on plain inputs; ``install`` does what was decided.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# PyTorch's own documented index of CPU-only wheels; the only address in this project.
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+ROOT = Path(__file__).resolve().parent.parent
+OLDEST_PYTHON = (3, 11)
+WISHES = ("auto", "cpu", "default")
+
+# Exit codes. The Makefile keeps an environment after REFUSED, where pip gave up before
+# it wrote anything, and rebuilds it after the others.
+OK, REFUSED, USAGE, HALF_DONE, INTERRUPTED = 0, 1, 2, 3, 130
+
+HEARTBEAT_S = 30.0  # a silent minute looks like a hang; a line every half does not
+LAST_LINES = 12  # of pip's output, shown when it fails: its reason is at the end
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How torch gets here.
+
+    ``torch`` is ``keep`` (a fitting one is installed), ``cpu`` (from ``CPU_INDEX``) or
+    ``pip`` (whatever pip finds by itself); ``why`` is shown to the person waiting.
+    """
+
+    torch: str
+    why: str
+
+
+@dataclass(frozen=True)
+class PipResult:
+    """What one run of pip left: its exit code and its output, line by line."""
+
+    code: int
+    lines: Sequence[str] = ()
+
+
+Pip = Callable[[Sequence[str]], PipResult]
+Say = Callable[[str], None]
+
+
+class InstallError(Exception):
+    """Nothing can be installed from here; the message is one sentence for the user."""
+
+
+# ---------------------------------------------------------------- deciding
+
+
+def choose_torch(
+    wish: str,
+    *,
+    system: str,
+    machine: str,
+    has_gpu: bool,
+    sources: Sequence[str],
+    installed: str | None,
+    wanted: str,
+) -> Plan:
+    """Decide how to install torch; touches nothing.
+
+    Args:
+        wish: ``auto``, ``cpu`` or ``default`` (plain pip).
+        system: as ``platform.system()`` gives it.
+        machine: as ``platform.machine()`` gives it.
+        has_gpu: whether an NVIDIA GPU or its driver is here.
+        sources: names of the pip options that already say where wheels come from.
+        installed: the installed torch's version, if there is one.
+        wanted: the requirement, such as ``torch>=2.11,<2.14``.
+    """
+    if installed is not None and satisfies(installed, wanted):
+        return Plan("keep", f"{installed} is already here")
+    if wish == "cpu":
+        return Plan("cpu", "the CPU build was asked for")
+    if wish == "default":
+        return Plan("pip", "pip's own choice was asked for")
+    if sources:
+        named = ", ".join(sources)
+        return Plan("pip", f"pip's own settings ({named}) say where wheels come from")
+    if system != "Linux" or machine not in {"x86_64", "aarch64"}:
+        return Plan("pip", f"pip's own choice is the right one on {system} {machine}")
+    if has_gpu:
+        return Plan("pip", "an NVIDIA GPU is here, so torch comes with CUDA")
+    return Plan("cpu", "no NVIDIA GPU here, so the small CPU build")
+
+
+def satisfies(version: str, requirement: str) -> bool:
+    """Whether a release lies in a range such as ``torch>=2.11,<2.14``.
+
+    Only plain releases and numeric bounds are judged (a local label such as ``+cpu``
+    is ignored); for anything else the answer is no, and pip then decides.
+    """
+    release = _release(version.partition("+")[0])
+    bounds = re.findall(r"(>=|<=|==|!=|>|<)\s*([^,;\s]+)", requirement)
+    if release is None or not bounds:
+        return False
+    return all(_within(release, sign, _release(bound)) for sign, bound in bounds)
+
+
+def _release(text: str) -> tuple[int, ...] | None:
+    if not re.fullmatch(r"\d+(\.\d+)*", text):
+        return None
+    numbers = [int(part) for part in text.split(".")]
+    while numbers and numbers[-1] == 0:  # 2.11 and 2.11.0 are the same release
+        numbers.pop()
+    return tuple(numbers)
+
+
+def _within(release: tuple[int, ...], sign: str, bound: tuple[int, ...] | None) -> bool:
+    if bound is None:
+        return False
+    return {
+        ">=": release >= bound,
+        "<=": release <= bound,
+        "==": release == bound,
+        "!=": release != bound,
+        ">": release > bound,
+        "<": release < bound,
+    }[sign]
+
+
+def wheel_sources(config_list: str) -> list[str]:
+    """Name the options in ``pip config list``'s output that say where wheels are.
+
+    The environment counts too: pip lists ``PIP_FIND_LINKS`` as ``:env:.find-links``.
+    """
+    found = set()
+    for line in config_list.splitlines():
+        key, equals, value = line.partition("=")
+        section, dot, option = key.strip().rpartition(".")
+        option = option.lower().replace("_", "-")
+        if not (equals and dot) or section not in {"global", "install", ":env:"}:
+            continue
+        switched_on = _plain(value).lower() not in {"", "0", "false", "no", "off"}
+        places = {"find-links", "index-url", "extra-index-url", "no-index"}
+        if switched_on and option in places:
+            found.add(option)
+    return sorted(found)
+
+
+def _plain(value: str) -> str:
+    try:
+        return str(ast.literal_eval(value.strip())).strip()
+    except (ValueError, SyntaxError):
+        return value.strip()
+
+
+def read_wish(flag: str, environ: Mapping[str, str]) -> str:
+    """``--torch`` if it says something, else ``DISTLAB_TORCH``, else ``auto``."""
+    wish = environ.get("DISTLAB_TORCH", "").strip() or "auto"
+    if flag != "auto":
+        return flag
+    if wish not in WISHES:
+        choices = ", ".join(WISHES)
+        raise InstallError(f"DISTLAB_TORCH is {wish!r}; it can be one of {choices}.")
+    return wish
+
+
+# ---------------------------------------------------------------- looking
+
+
+def has_nvidia_gpu(
+    exists: Callable[[str], bool] = os.path.exists,
+    which: Callable[[str], str | None] = shutil.which,
+) -> bool:
+    """Whether this machine has an NVIDIA driver, device or tool."""
+    return (
+        exists("/proc/driver/nvidia/version")
+        or exists("/dev/nvidia0")
+        or which("nvidia-smi") is not None
+    )
+
+
+def torch_requirement(pyproject: Path) -> str:
+    """The line of ``pyproject.toml`` that says which torch we need."""
+    import tomllib  # here, so that an older Python reaches the sentence about its age
+
+    try:
+        with pyproject.open("rb") as file:
+            needs = tomllib.load(file)["project"]["dependencies"]
+        return next(str(n) for n in needs if re.match(r"torch\b(?!-)", n))
+    except (OSError, tomllib.TOMLDecodeError, KeyError, StopIteration) as error:
+        raise InstallError(
+            f"{pyproject} does not say which torch distlab needs"
+            f" ({type(error).__name__}); is this a whole checkout?"
+        ) from error
+
+
+def installed_torch() -> str | None:
+    """Version of the installed torch, without importing it."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+# ---------------------------------------------------------------- doing
+
+
+def install(
+    plan: Plan, *, wanted: str, extras: Sequence[str], pip: Pip, say: Say
+) -> int:
+    """Carry out a plan with the given pip; returns the exit code."""
+    if plan.torch == "cpu":
+        say(f"torch: {plan.why} (a download of about 200 MB; 1 to 3 minutes)")
+        # Two retries: where the index is out of reach, pip's own choice is waiting.
+        result = pip(["install", wanted, "--index-url", CPU_INDEX, "--retries", "2"])
+        failure = _explain(result)
+        if failure is not None and not failure.elsewhere:
+            return _give_up(result, failure, say)
+        if failure is not None:
+            say(
+                f"torch: {CPU_INDEX} cannot be reached or has no wheel for this"
+                " Python, so pip chooses the build (it may be gigabytes larger)"
+            )
+    else:
+        say(f"torch: {plan.why}")
+    target = ".[" + ",".join(extras) + "]" if extras else "."
+    minutes = "1 to 5 minutes" if plan.torch == "pip" else "about a minute"
+    say(f"distlab: pip install -e {target}, with the libraries it needs ({minutes})")
+    result = pip(["install", "-e", target])
+    failure = _explain(result)
+    return OK if failure is None else _give_up(result, failure, say)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What some lines of pip mean; ``elsewhere``: another index could still do it."""
+
+    pattern: str
+    sentence: str
+    code: int = REFUSED
+    elsewhere: bool = False
+
+
+# The most certain first: an unreachable index, too, ends in "No matching distribution".
+_FAILURES = (
+    _Failure(
+        r"No space left on device|Disk quota exceeded",
+        "The disk is full; free about 2 GB and run this again.",
+        HALF_DONE,
+    ),
+    _Failure(
+        r"externally-managed-environment",
+        "This Python belongs to the operating system; run `make`, which makes .venv.",
+    ),
+    _Failure(
+        r"Permission denied",
+        "This environment is not yours to write to; run `make`, which makes .venv.",
+    ),
+    _Failure(
+        r"name resolution|Name or service not known|nodename nor servname|getaddrinfo"
+        r"|establish a new connection|NewConnectionError|Max retries exceeded"
+        r"|timed out|Network is unreachable|ProxyError|SSLError|CERTIFICATE_VERIFY"
+        r"|HTTP error|Could not fetch URL|IncompleteRead|Connection (reset|aborted)",
+        "pip could not reach its package index: is there a network here?",
+        elsewhere=True,
+    ),
+    _Failure(
+        r"No matching distribution found",
+        "pip found no wheel for this Python on this machine; with Python 3.12"
+        " (make PYTHON=python3.12) it is most likely to.",
+        elsewhere=True,
+    ),
+)
+_UNKNOWN = _Failure("", "pip did not succeed; its last lines say why.", HALF_DONE)
+
+
+def _explain(result: PipResult) -> _Failure | None:
+    if result.code == 0:
+        return None
+    text = "\n".join(result.lines)
+    found = (failure for failure in _FAILURES if re.search(failure.pattern, text))
+    return next(found, _UNKNOWN)
+
+
+def _give_up(result: PipResult, failure: _Failure, say: Say) -> int:
+    for line in result.lines[-LAST_LINES:]:
+        say(f"  pip: {line}")
+    say(failure.sentence)
+    return failure.code
+
+
+def real_pip(arguments: Sequence[str]) -> PipResult:
+    """Run this interpreter's pip in the repository's root, quietly, and wait for it."""
+    quiet = ["-q", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", *arguments, *quiet]
+    started = time.monotonic()
+    # A file and not a pipe: nothing has to be read while we wait.
+    with tempfile.TemporaryFile() as output:
+        child = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,  # pip must never sit and wait for an answer
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            while True:
+                try:
+                    code = child.wait(HEARTBEAT_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    _say(f"  still at it, {time.monotonic() - started:.0f} s")
+        except BaseException:
+            child.terminate()  # Ctrl-C has reached pip too, unless only we were told
+            child.wait()
+            raise
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    return PipResult(code, [line for line in text.splitlines() if line.strip()])
+
+
+def shown_pip(arguments: Sequence[str]) -> PipResult:
+    """Show the command and do nothing: the pip of ``--dry-run``."""
+    quoted = [f'"{a}"' if re.search(r"[<>\[\s]", a) else a for a in arguments]
+    _say("  would run: python -m pip " + " ".join(quoted))
+    return PipResult(0)
+
+
+def _pip_settings() -> str:
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    # Without an answer pip has no settings that we could disturb.
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python distlab/install.py",
+        description="Install torch and distlab into this Python.",
+    )
+    parser.add_argument(
+        "--torch",
+        choices=WISHES,
+        default="auto",
+        help="which build: auto (DISTLAB_TORCH decides, else the machine), cpu, or"
+        " default (whatever pip finds)",
+    )
+    parser.add_argument(
+        "--extras", default="", help="extras of pyproject.toml, separated by commas"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what would be done, do nothing"
+    )
+    return parser.parse_args(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    options = _parse(argv)
+    if sys.version_info < OLDEST_PYTHON:
+        raise InstallError(
+            f"This is Python {platform.python_version()}; distlab needs 3.11 or newer."
+        )
+    if importlib.util.find_spec("pip") is None:
+        raise InstallError("This Python has no pip; run `make`, which brings one.")
+    wanted = torch_requirement(ROOT / "pyproject.toml")
+    plan = choose_torch(
+        read_wish(options.torch, os.environ),
+        system=platform.system(),
+        machine=platform.machine(),
+        has_gpu=has_nvidia_gpu(),
+        sources=wheel_sources(_pip_settings()),
+        installed=installed_torch(),
+        wanted=wanted,
+    )
+    code = install(
+        plan,
+        wanted=wanted,
+        extras=[extra for extra in options.extras.split(",") if extra],
+        pip=shown_pip if options.dry_run else real_pip,
+        say=_say,
+    )
+    if code == OK:
+        _say("nothing was done (--dry-run)" if options.dry_run else "installed")
+    return code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Install; returns the exit code. Never a traceback: one sentence instead."""
+    try:
+        return _run(argv)
+    except InstallError as error:
+        _say(str(error))
+        return USAGE
+    except KeyboardInterrupt:
+        _say("Stopped by you; `make` starts over cleanly.")
+        return INTERRUPTED
+    except OSError as error:
+        _say(f"The set-up could not run: {error}.")
+        return HALF_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""What happened, in words: one sentence for a run, one line for each of its ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from distlab.comm import ANY, Event
+from distlab.runner.record import ErrorRecord, RankRecord, Run
+
+SENDS = ("send", "isend")
+RECEIVES = ("recv", "irecv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """One rank's line in an autopsy: `rank 0  waiting  call #2 send → 1  file:41`."""
+
+    rank: int
+    state: str
+    text: str = ""
+    where: str = ""
+
+
+def explain(run: Run) -> str:
+    """One sentence on how `run` ended, naming the rank and the line that matter."""
+    if run.outcome == "finished":
+        return f"{_count(run.world_size)} finished in {run.seconds:.2f} s"
+    if run.outcome == "deadlock":
+        return explain_deadlock(run)
+    if run.outcome == "timeout":
+        return explain_timeout(run)
+    return explain_failure(run)
+
+
+def explain_deadlock(run: Run) -> str:
+    """Who waits for whom, and why nobody can go on."""
+    waiting = [r for r in run.ranks if r.status == "waiting" and r.waiting]
+    ops = {r.waiting["op"] for r in waiting if r.waiting}
+    if run.cycle:
+        circle = "→".join(str(rank) for rank in (*run.cycle, run.cycle[0]))
+        if ops <= set(SENDS):
+            return f"{circle} all wait in send, nobody is in recv"
+        if ops <= set(RECEIVES):
+            return f"{circle} all wait in recv, nobody is in send"
+        return f"{circle} each waits for the next"
+    for record in waiting:
+        for peer in run.waits_for.get(record.rank, ()):
+            if _index(run, peer) and run.ranks[peer].status == "finished":
+                return (
+                    f"rank {record.rank} waits in {describe(record.waiting)}, "
+                    f"but rank {peer} has already finished"
+                )
+    first = waiting[0]
+    return f"rank {first.rank} waits in {describe(first.waiting)}, which nobody answers"
+
+
+def explain_timeout(run: Run) -> str:
+    """Which rank was still busy when the time was up, and where."""
+    busy = [r for r in run.ranks if r.status == "running"]
+    named = busy or [r for r in run.ranks if r.status == "waiting"]
+    at = place(own_frame(named[0].stack))
+    return (
+        f"{_names(r.rank for r in named)} had not finished after {run.limit_s:g} s"
+        + (f"; rank {named[0].rank} was at {at}" if at else "")
+    )
+
+
+def explain_failure(run: Run) -> str:
+    """The first failure; the others that failed because of it come second."""
+    first = run.primary()
+    if first is None:
+        return "the run failed without a record"
+    same = [r.rank for r in run.ranks if _signature(r) == _signature(first)]
+    head = f"{_names(same)} {explain_end(first)}"
+    left = [r.rank for r in run.ranks if r.status == "waiting"]
+    return head + (f"; {_names(left)} waited for it" if left else "")
+
+
+def explain_end(record: RankRecord) -> str:
+    """How one rank failed: what it raised and where, or how its process ended."""
+    if record.error is not None:
+        at = place(own_frame(record.error.frames))
+        return f"raised {error_text(record.error)}" + (f" at {at}" if at else "")
+    status = record.exit_status
+    if status is None:
+        return "ended without a result"
+    if os.WIFSIGNALED(status):
+        name = signal.Signals(os.WTERMSIG(status)).name
+        if name == "SIGABRT":
+            return (
+                "was ended by the transport (SIGABRT): it received more bytes than "
+                "its tensor holds"
+            )
+        return f"was killed by {name}"
+    code = os.waitstatus_to_exitcode(status)
+    return f"ended its process (exit status {code}) before it was done"
+
+
+def evidence(run: Run) -> tuple[Evidence, ...]:
+    """One line per rank on where it is."""
+    return tuple(_line(record) for record in run.ranks)
+
+
+def describe(call: Event | None) -> str:
+    """`send → 1`, `recv ← any rank`, `all_reduce`."""
+    if call is None:
+        return "a call"
+    text = str(call["op"])
+    if call.get("dst") is not None:
+        text += f" → {call['dst']}"
+    if call.get("src") is not None:
+        text += " ← any rank" if call["src"] == ANY else f" ← {call['src']}"
+    return text
+
+
+def describe_tensor(call: Event | None) -> str:
+    """`[8] float32` for the tensor of a call, or nothing."""
+    if call is None:
+        return ""
+    shape, dtype = call.get("shape"), call.get("dtype")
+    if shape is None:
+        shape, dtype = call.get("into_shape"), call.get("into_dtype")
+    return "" if shape is None else f"{shape} {dtype}"
+
+
+def error_text(error: ErrorRecord) -> str:
+    """`KeyError: 'x'`, on one line and not endless."""
+    message = " ".join(error.message.split())
+    if "DefaultCPUAllocator" in message:
+        message = message[message.index("you tried") :].replace("Error code 12 ", "")
+        return f"out of memory: {message}"
+    if len(message) > 160:
+        message = message[:157] + "..."
+    return f"{error.type}: {message}" if message != error.type else error.type
+
+
+def own_frame(frames: tuple[tuple[str, int], ...]) -> tuple[str, int] | None:
+    """The innermost frame outside distlab, torch and the standard library."""
+    distlab = str(Path(__file__).parents[1])
+    for file, line in reversed(frames):
+        if "site-packages" in file or file.startswith((distlab, "<")):
+            continue
+        if f"{os.sep}lib{os.sep}python" in file:
+            continue
+        return file, line
+    return None
+
+
+def place(frame: tuple[str, int] | None) -> str:
+    """`template_collectives.py:41`, relative to the working directory if below it."""
+    if frame is None or not frame[0]:
+        return ""
+    path = Path(frame[0])
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return f"{path}:{frame[1]}"
+
+
+def _line(record: RankRecord) -> Evidence:
+    if record.status == "waiting" and record.waiting:
+        call = record.waiting
+        text = f"call #{call['n']} {describe(call)}  {describe_tensor(call)}"
+        where = place((call["file"], call["line"]))
+        return Evidence(rank=record.rank, state="waiting", text=text, where=where)
+    if record.status in ("raised", "died"):
+        refused = record.error is not None and record.error.refused
+        state = "refused" if refused else record.status
+        text = error_text(record.error) if record.error else explain_end(record)
+        if refused and record.error:
+            text = record.error.message
+        frames = record.error.frames if record.error else ()
+        where = place(own_frame(frames))
+        return Evidence(rank=record.rank, state=state, text=text, where=where)
+    if record.status == "running":
+        where = place(own_frame(record.stack))
+        return Evidence(rank=record.rank, state="busy", where=where)
+    return Evidence(rank=record.rank, state="finished")
+
+
+def _signature(record: RankRecord) -> tuple[object, ...]:
+    error = record.error
+    kind = (error.type, own_frame(error.frames)) if error else ()
+    return (record.status, kind, record.exit_status)
+
+
+def _names(ranks: Iterable[int]) -> str:
+    numbers = list(ranks)
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    return "ranks " + ", ".join(map(str, numbers[:-1])) + f" and {numbers[-1]}"
+
+
+def _count(world_size: int) -> str:
+    return "1 rank" if world_size == 1 else f"{world_size} ranks"
+
+
+def _index(run: Run, rank: int) -> bool:
+    return 0 <= rank < run.world_size

@@ -1,0 +1,267 @@
+"""Start ranks, watch them, end them: the parent's door to the zygote."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from distlab.runner.limits import MAX_RANKS, Limits
+from distlab.runner.processes import become_subreaper, end_descendants
+from distlab.runner.record import Run, RunnerError
+from distlab.runner.supervisor import Supervisor
+from distlab.runner.wire import decode, encode
+from distlab.runner.zygote_protocol import HEADER
+
+ZYGOTE = "distlab.runner.zygote"
+START_LIMIT_S = 120.0  # importing torch from a cold disk can take long
+
+
+class Cluster:
+    """Ranks on this machine, as many runs as wanted, one at a time.
+
+    The first run starts a zygote (about a second: it imports torch); every later one
+    only forks. Use it as a context manager, or call `close`.
+    """
+
+    def __init__(self, *, preload: tuple[str, ...] = ()) -> None:
+        self._preload = list(preload)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._errors: Any = None
+        self._lines = b""
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self, *, wait: bool = True) -> None:
+        """Start the zygote now; with `wait=False` it imports torch while we go on.
+
+        Raises:
+            RunnerError: it could not be started.
+        """
+        if self._process is None:
+            self._spawn()
+        if wait:
+            self._ready()
+
+    def warm(self, *modules: str) -> None:
+        """Import `modules` in the zygote, so that no rank has to."""
+        new = [name for name in modules if name not in self._preload]
+        if new and self._process is not None:
+            self._ready()
+            self._ask({"k": "preload", "modules": new})
+            self._await("preloaded")
+        self._preload += new
+
+    def run(
+        self,
+        program: Callable[..., Any],
+        world_size: int,
+        *args: Any,
+        limits: Limits | None = None,
+        on_report: Callable[[int, Any], None] | None = None,
+        seed: int = 0,
+        backend: str = "gloo",
+        journal: bool = True,
+    ) -> Run:
+        """Run `program(context, *args)` on `world_size` new processes to its end.
+
+        `args` and results are plain data and tensors. `on_report(rank, value)` is
+        called for each `context.report(value)`. When this returns, or raises, no
+        process of the run is left.
+
+        Raises:
+            ValueError: fewer than 1 or more than 64 ranks, or a program that other
+                processes cannot import.
+            RunnerError: the ranks could not be started.
+        """
+        _check_world_size(world_size)
+        limits = limits or Limits()
+        job = {
+            "k": "start",
+            "program": _importable_name(program),
+            "args": list(args),
+            "world_size": world_size,
+            "seconds": limits.seconds,
+            "memory_bytes": limits.memory_bytes,
+            "seed": seed,
+            "backend": backend,
+            "journal": journal,
+        }
+        self.start()
+        assert self._socket is not None
+        with tempfile.TemporaryDirectory(prefix="distlab-") as folder:
+            try:
+                controls, outputs = self._send_job({**job, "folder": folder})
+                with contextlib.ExitStack() as stack:
+                    for control in controls:
+                        stack.enter_context(control)
+                    for output in outputs:
+                        stack.callback(os.close, output)
+                    supervisor = Supervisor(
+                        self._socket,
+                        controls,
+                        outputs,
+                        folder=Path(folder),
+                        limits=limits,
+                        on_report=on_report,
+                    )
+                    try:
+                        return supervisor.watch()
+                    finally:
+                        self._lines = supervisor.unread()
+            finally:
+                self._end_ranks()
+
+    def close(self) -> None:
+        """End the zygote and everything below it. Safe to call twice."""
+        atexit.unregister(self.close)
+        if self._socket is not None:
+            self._socket.close()  # the zygote takes this as the order to clean up
+            self._socket = None
+        if self._process is not None:
+            try:
+                self._process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                end_descendants(self._process.pid)
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+        if self._errors is not None:
+            self._errors.close()
+            self._errors = None
+
+    # ── the zygote ──────────────────────────────────────────────────────────────────
+
+    def _spawn(self) -> None:
+        become_subreaper()
+        ours, theirs = socket.socketpair()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", ZYGOTE, str(theirs.fileno()), *self._preload],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._errors,
+                stderr=self._errors,
+                start_new_session=True,  # Ctrl-C in the terminal reaches only us
+                env=_single_threaded(os.environ),
+            )
+        self._socket = ours
+        self._lines = b""
+        self._is_ready = False
+        atexit.register(self.close)
+
+    def _ready(self) -> None:
+        if not self._is_ready:
+            threads = self._await("zygote")["threads"]
+            if threads != 1:
+                raise RunnerError(f"the zygote has {threads} threads; it must have one")
+            self._is_ready = True
+
+    def _ask(
+        self, request: dict[str, Any], descriptors: list[int] | None = None
+    ) -> None:
+        assert self._socket is not None
+        body = encode(request)
+        self._socket.setblocking(True)
+        head = HEADER.pack(len(body), len(descriptors or []))
+        try:
+            socket.send_fds(self._socket, [head], descriptors or [])
+            self._socket.sendall(body)
+        except OSError as error:
+            raise self._dead() from error
+
+    def _await(self, kind: str) -> dict[str, Any]:
+        assert self._socket is not None
+        self._socket.setblocking(True)
+        self._socket.settimeout(START_LIMIT_S)
+        while True:
+            while b"\n" not in self._lines:
+                try:
+                    piece = self._socket.recv(1 << 16)
+                except OSError as error:
+                    raise self._dead() from error
+                if not piece:
+                    raise self._dead()
+                self._lines += piece
+            line, self._lines = self._lines.split(b"\n", 1)
+            message: dict[str, Any] = decode(line)
+            if message["k"] == kind:
+                return message
+
+    def _dead(self) -> RunnerError:
+        said = ""
+        if self._errors is not None:
+            self._errors.seek(0)
+            said = self._errors.read().decode(errors="replace").strip()
+        self.close()
+        last = said.splitlines()[-1] if said else "it said nothing"
+        return RunnerError(f"the process that starts ranks could not run: {last}")
+
+    def _send_job(self, job: dict[str, Any]) -> tuple[list[socket.socket], list[int]]:
+        count = job["world_size"]
+        pairs = [socket.socketpair() for _ in range(count)]
+        pipes = [os.pipe() for _ in range(count)]
+        theirs = [pair[1].fileno() for pair in pairs] + [pipe[1] for pipe in pipes]
+        try:
+            self._ask(job, theirs)
+        finally:
+            for pair, pipe in zip(pairs, pipes, strict=True):
+                pair[1].close()
+                os.close(pipe[1])
+        return [pair[0] for pair in pairs], [pipe[0] for pipe in pipes]
+
+    def _end_ranks(self) -> None:
+        if self._socket is None:
+            return
+        try:
+            self._ask({"k": "end"})
+            self._await("ended")
+        except RunnerError:
+            self.close()  # the next run starts a new zygote
+
+
+def _single_threaded(environment: os._Environ[str]) -> dict[str, str]:
+    """The environment in which importing numpy and torch starts no thread."""
+    one = dict.fromkeys(
+        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
+    )
+    package_root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [package_root, environment.get("PYTHONPATH")]))
+    return {**environment, **one, "PYTHONPATH": path}
+
+
+def _importable_name(program: Callable[..., Any]) -> str:
+    module = getattr(program, "__module__", None)
+    name = getattr(program, "__qualname__", "<a lambda>")
+    if module in (None, "__main__") or not name.isidentifier():
+        raise ValueError(
+            f"{name} cannot run on ranks: they import the program by name, so it must "
+            "be a function at the top of a module"
+        )
+    return f"{module}:{name}"
+
+
+def _check_world_size(world_size: int) -> None:
+    if not 1 <= world_size <= MAX_RANKS:
+        raise ValueError(
+            f"{world_size} ranks: choose between 1 and {MAX_RANKS} real processes"
+        )

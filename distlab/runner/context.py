@@ -1,0 +1,41 @@
+"""What a program is handed in each rank."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from distlab.comm import Comm, Traffic
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankContext:
+    """One rank's surroundings.
+
+    `comm` writes a journal and counts its bytes into `traffic`. `report` sends a value
+    to the parent at once, while the program goes on.
+    """
+
+    comm: Comm
+    traffic: Traffic
+    report: Callable[[Any], None]
+
+    @property
+    def rank(self) -> int:
+        """This rank's number."""
+        return self.comm.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks run."""
+        return self.comm.world_size
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's and torch's generators of this process."""
+    random.seed(seed)
+    torch.manual_seed(seed)

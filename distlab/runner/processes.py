@@ -1,0 +1,91 @@
+"""Owning a tree of processes: adopt orphans, find descendants, end them all."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def become_subreaper() -> bool:
+    """Adopt orphaned descendants (Linux), so that they can be found and ended."""
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> bool:
+    """Have the kernel kill this process when its parent ends (Linux)."""
+    return _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes below `pid`, children before grandchildren; Linux only."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            parent = _parent_of(entry)
+            if parent is not None:
+                children.setdefault(parent, []).append(int(entry.name))
+    found: list[int] = []
+    level = children.get(pid, [])
+    while level:
+        found += level
+        level = [grand for child in level for grand in children.get(child, [])]
+    return found
+
+
+def end_descendants(
+    pid: int | None = None, *, spare: frozenset[int] = frozenset()
+) -> int:
+    """SIGKILL every descendant of this process (or of `pid`) until none is left.
+
+    A process that forks while we look is caught in a later round; orphans come to us
+    because we are their subreaper. Returns how many were ended.
+    """
+    ended: set[int] = set()
+    for _ in range(200):
+        alive = [p for p in descendants(pid or os.getpid()) if p not in spare]
+        if not alive:
+            break
+        for victim in alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(victim, signal.SIGKILL)
+        ended.update(alive)
+        if pid is None or pid == os.getpid():
+            reap(alive)
+        else:
+            time.sleep(0.01)
+    return len(ended)
+
+
+def reap(pids: list[int]) -> None:
+    """Collect those of `pids` that are dead children of this process."""
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            for _ in range(100):
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    break
+                time.sleep(0.001)
+
+
+def _parent_of(entry: Path) -> int | None:
+    try:
+        stat = (entry / "stat").read_bytes()
+    except OSError:
+        return None
+    # "pid (name) state ppid …": the name may hold spaces and parentheses
+    state, parent = stat[stat.rindex(b")") + 2 :].split()[:2]
+    return None if state == b"Z" else int(parent)
+
+
+def _prctl(option: int, argument: int) -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    return bool(libc.prctl(option, argument, 0, 0, 0) == 0)

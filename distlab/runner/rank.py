@@ -1,0 +1,121 @@
+"""One rank's life: form the group, run the program, tell the result, wait to be ended.
+
+A finished rank is parked, not gone: a rank that exits would make its peers' sockets
+close, and their "connection closed" would hide the real mistake.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+from distlab.comm import ByteMeter, CommRefusedError, Event, Journal, TorchComm
+from distlab.runner.context import RankContext, seed_everything
+from distlab.runner.limits import cap_memory
+from distlab.runner.processes import die_with_parent
+from distlab.runner.wire import encode
+
+_KEPT_OPEN: list[object] = []
+"""The transport of this rank: it must outlive the program, or its sockets close."""
+
+
+def live(
+    job: dict[str, Any], rank: int, control: socket.socket, output: int
+) -> NoReturn:
+    """Run `job` as `rank` in this freshly forked process; never returns."""
+    folder = Path(job["folder"])
+    try:
+        _settle_in(folder, rank, output)
+        record = _work(job, rank, folder, control)
+    except BaseException as error:
+        record = _raised(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        control.sendall(encode(record))
+        while control.recv(1):
+            pass
+    finally:
+        os._exit(0)
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """The function that "package.module:function" names."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+
+
+def _settle_in(folder: Path, rank: int, output: int) -> None:
+    os.setsid()
+    die_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    stack = open(folder / f"stack{rank}", "w")  # noqa: SIM115 - open as long as we live
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+    home = folder / f"rank{rank}"
+    home.mkdir()
+    os.chdir(home)  # files that a rank writes by accident land here and go with the run
+
+
+def _work(
+    job: dict[str, Any], rank: int, folder: Path, control: socket.socket
+) -> dict[str, Any]:
+    world_size = job["world_size"]
+    store = FileStore(str(folder / "store"), world_size)
+    transport = TorchComm.from_store(
+        store, rank, world_size, backend=job["backend"], timeout_s=job["seconds"] + 60
+    )
+    _KEPT_OPEN.append(transport)
+    meter = ByteMeter(transport)
+
+    def tell(event: Event) -> None:
+        control.sendall(encode(event))
+
+    journal = Journal(meter, tell) if job["journal"] else meter
+    context = RankContext(
+        comm=journal,
+        traffic=meter.traffic,
+        report=lambda value: tell({"k": "report", "value": value}),
+    )
+    program = resolve(job["program"])
+    cap_memory(job["memory_bytes"])
+    seed_everything(job["seed"] + rank)
+    tell({"k": "ready"})
+    value = program(context, *job["args"])
+    return {
+        "k": "result",
+        "value": value,
+        "sent_bytes": meter.traffic.sent_bytes,
+        "messages": meter.traffic.messages,
+        "in_calls_s": meter.traffic.in_calls_s,
+    }
+
+
+def _raised(error: BaseException) -> dict[str, Any]:
+    frames = [
+        (frame.filename, frame.lineno or 0)
+        for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append((error.filename, error.lineno or 0))
+    return {
+        "k": "raised",
+        "type": type(error).__name__,
+        "message": str(error) or type(error).__name__,
+        "refused": isinstance(error, CommRefusedError),
+        "frames": frames,
+    }

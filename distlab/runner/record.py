@@ -1,0 +1,93 @@
+"""What is known about a run once it is over: one record per rank, and the outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from distlab.comm import Event
+
+Status = Literal["finished", "raised", "died", "waiting", "running"]
+Outcome = Literal["finished", "raised", "died", "deadlock", "timeout"]
+
+
+class RunnerError(RuntimeError):
+    """The harness itself could not do its work; never the learner's fault."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorRecord:
+    """An exception that a rank raised; `frames` are (file, line), outermost first."""
+
+    type: str
+    message: str
+    frames: tuple[tuple[str, int], ...] = ()
+    refused: bool = False  # by the communicator, before anything was sent
+
+
+@dataclass(kw_only=True)
+class RankRecord:
+    """One rank of a run."""
+
+    rank: int
+    pid: int = 0
+    status: Status = "running"
+    value: Any = None
+    error: ErrorRecord | None = None
+    exit_status: int | None = None  # as waitpid gives it, when the process died
+    journal: list[Event] = field(default_factory=list)
+    waiting: Event | None = None  # the call it is blocked in
+    stack: tuple[tuple[str, int], ...] = ()  # where it was when time ran out
+    output: str = ""
+    sent_bytes: float = 0.0
+    messages: int = 0
+    in_calls_s: float = 0.0
+
+    def calls(self) -> list[Event]:
+        """The calls this rank started, in order, without their ends."""
+        return [event for event in self.journal if event["k"] in ("enter", "post")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How `world_size` ranks ended.
+
+    `waits_for` maps each blocked rank to the ranks that would have to act; `cycle` is a
+    circle in it, such as (0, 1, 2), or empty.
+    """
+
+    world_size: int
+    outcome: Outcome
+    ranks: tuple[RankRecord, ...]
+    seconds: float
+    limit_s: float
+    waits_for: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    cycle: tuple[int, ...] = ()
+
+    @property
+    def values(self) -> list[Any]:
+        """What the program returned on each rank."""
+        return [record.value for record in self.ranks]
+
+    def primary(self) -> RankRecord | None:
+        """The rank whose failure came first; the others failed because of it."""
+        failed = [r for r in self.ranks if r.status in ("died", "raised")]
+        secondary = [r for r in failed if r.error and r.error.type == "PeerLost"]
+        first = [r for r in failed if r not in secondary]
+        return next(iter(first or failed), None)
+
+    def require_finished(self) -> Run:
+        """This run, if every rank finished.
+
+        Raises:
+            RunnerError: it did not; with the explanation.
+        """
+        if self.outcome != "finished":
+            raise RunnerError(self.explain())
+        return self
+
+    def explain(self) -> str:
+        """One sentence on how the run ended."""
+        from distlab.runner.autopsy import explain
+
+        return explain(self)

@@ -1,0 +1,73 @@
+"""Values between processes as JSON lines: no pickle, so a rank cannot run code here.
+
+Tensors travel as dtype, shape and bytes. Everything else is JSON; tuples stay tuples.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def encode(value: Any) -> bytes:
+    """One line, newline included, that `decode` turns back into `value`.
+
+    Raises:
+        TypeError: a value that is neither plain data nor a tensor.
+    """
+    return json.dumps(_plain(value), separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> Any:
+    """The value that `encode` was given.
+
+    Raises:
+        ValueError: the line was not written by `encode`.
+    """
+    return _rich(json.loads(line))
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        return {"~tensor": _tensor_parts(value)}
+    if isinstance(value, tuple):
+        return {"~tuple": [_plain(item) for item in value]}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    raise TypeError(f"a {type(value).__name__} cannot travel between processes")
+
+
+def _rich(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rich(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"~tensor"}:
+        return _tensor(*value["~tensor"])
+    if set(value) == {"~tuple"}:
+        return tuple(_rich(item) for item in value["~tuple"])
+    return {key: _rich(item) for key, item in value.items()}
+
+
+def _tensor_parts(tensor: Tensor) -> list[Any]:
+    plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    data = base64.b64encode(plain.numpy().tobytes()).decode()
+    return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), data]
+
+
+def _tensor(dtype_name: str, shape: list[int], data: str) -> Tensor:
+    dtype = getattr(torch, dtype_name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{dtype_name!r} is not a tensor dtype")
+    raw = bytearray(base64.b64decode(data))
+    if not raw:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(raw, dtype=dtype).reshape(shape)

@@ -1,0 +1,224 @@
+"""What doctor says is true, on a whole machine and on broken ones."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from distlab.cli import doctor as subject
+from distlab.cli.doctor import Finding, Start, TorchFacts
+
+WANTED = "torch>=2.11,<2.14"
+GOOD_TORCH = TorchFacts("2.13.0+cpu", "cpu", 0, True)
+AGREED = Start(first_s=1.5, warm_s=0.1, values=[10, 10, 10, 10])
+
+
+def raising(error: Exception) -> Callable[..., object]:
+    def fail(*_: object, **__: object) -> object:
+        raise error
+
+    return fail
+
+
+def test_python() -> None:
+    assert subject.check_python((3, 11, 0)).state == "ok"
+    old = subject.check_python((3, 10, 4))
+    assert (old.state, old.figure) == ("broken", "3.10.4")
+
+
+@pytest.mark.parametrize(
+    ("facts", "state", "figure"),
+    [
+        (GOOD_TORCH, "ok", "2.13.0, cpu build"),
+        (
+            TorchFacts("2.12.1", "CUDA 12.8", 0, True),
+            "ok",
+            "2.12.1, CUDA 12.8 build, 0 GPUs seen",
+        ),
+        (
+            TorchFacts("2.12.1", "CUDA 12.8", 1, True),
+            "ok",
+            "2.12.1, CUDA 12.8 build, 1 GPU seen",
+        ),
+        (TorchFacts("2.9.0+cpu", "cpu", 0, True), "warn", "2.9.0, cpu build"),
+        (TorchFacts("2.13.0+cpu", "cpu", 0, False), "broken", "2.13.0, cpu build"),
+    ],
+)
+def test_torch(facts: TorchFacts, state: str, figure: str) -> None:
+    found = subject.check_torch(lambda: facts, WANTED)
+    assert (found.state, found.figure) == (state, figure)
+
+
+def test_a_torch_that_cannot_be_imported_is_broken() -> None:
+    error = OSError("libtorch.so: cannot open shared object file\nmore")
+    found = subject.check_torch(raising(error), WANTED)  # type: ignore[arg-type]
+    assert found.state == "broken"
+    assert found.figure.endswith("cannot open shared object file")
+
+
+def test_an_unknown_range_is_not_held_against_torch() -> None:
+    assert subject.check_torch(lambda: GOOD_TORCH, "").state == "ok"
+
+
+def test_cores() -> None:
+    assert subject.check_cores(8, 8).detail == ""
+    share = subject.check_cores(2, 8)
+    assert (share.state, share.detail) == ("ok", "of 8 in this machine")
+    assert subject.check_cores(1, 8).state == "warn"
+
+
+def test_a_containers_share_of_cores_is_what_counts(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    assert subject._usable_cores(tmp_path) == 1
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert subject._usable_cores(tmp_path) == subject._usable_cores(tmp_path / "none")
+
+
+def test_memory() -> None:
+    gib = subject.GIB
+    assert subject.check_memory(16 * gib, 9 * gib).state == "ok"
+    assert subject.check_memory(16 * gib, gib // 2).state == "warn"
+    assert subject.check_memory(16 * gib, None) == Finding("memory", "ok", "16.0 GiB")
+    assert subject.check_memory(None, None).state == "ok"
+
+
+def test_a_containers_share_of_memory_is_what_counts(tmp_path: Path) -> None:
+    mib = 2**20
+    (tmp_path / "memory.max").write_text(f"{64 * mib}\n")
+    (tmp_path / "memory.current").write_text(f"{48 * mib}\n")
+    (tmp_path / "memory.stat").write_text(f"anon {8 * mib}\nfile {32 * mib}\n")
+    # 48 MiB are used, but 32 of them are the page cache, which gives way.
+    nothing = tmp_path / "none"
+    assert subject._memory(tmp_path, nothing) == (64 * mib, 48 * mib)
+
+
+@pytest.mark.parametrize(
+    ("limit", "state", "figure"),
+    [(None, "ok", "no limit"), (256, "ok", "256"), (64, "warn", "64")],
+)
+def test_open_files(limit: int | None, state: str, figure: str) -> None:
+    found = subject.check_open_files(limit)
+    assert (found.state, found.figure) == (state, figure)
+
+
+def test_loopback_is_really_used() -> None:
+    reached: list[tuple[str, int]] = []
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        reached.append(address)
+        return socket.create_connection(address, timeout=timeout)
+
+    assert subject.check_loopback(connect).state == "ok"
+    assert reached[0][0] == "127.0.0.1"
+
+
+def test_a_refused_loopback_is_broken() -> None:
+    refused = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+    found = subject.check_loopback(raising(refused))  # type: ignore[arg-type]
+    assert found.state == "broken"
+    assert "Connection refused" in found.figure
+
+
+def test_host_name() -> None:
+    assert subject.check_host_name(lambda: "here is 127.0.1.1").state == "ok"
+    unknown = socket.gaierror(-2, "Name or service not known")
+    found = subject.check_host_name(raising(unknown))  # type: ignore[arg-type]
+    assert found.state == "warn"
+    assert "Name or service not known" in found.figure
+    assert "GLOO_SOCKET_IFNAME" in found.advice
+
+
+def test_a_slow_name_server_holds_nobody_up() -> None:
+    released = threading.Event()
+
+    def slow() -> str:
+        released.wait()
+        return "at last"
+
+    found = subject.check_host_name(slow, bound_s=0.01)  # would hang if it waited
+    released.set()
+    assert (found.state, found.figure) == ("warn", "no answer in 0.01 s")
+
+
+def test_progress_can_be_kept_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    assert subject.check_state_folder(tmp_path / ".distlab").state == "ok"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_to_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / ".distlab").write_text("a file: nobody, root included, writes below it")
+    found = subject.check_state_folder(tmp_path / ".distlab")
+    assert found.state == "warn"
+    assert "DISTLAB_STATE" in found.advice
+    assert subject.check_state_folder(None).state == "warn"
+
+
+def test_four_ranks() -> None:
+    good = subject.check_start(lambda: AGREED)
+    assert (good.state, good.figure) == ("ok", "started and agreed in 0.10 s")
+    liars = subject.check_start(lambda: Start(values=[10, 10, 10, 9]))
+    assert (liars.state, liars.figure[:29]) == (
+        "broken",
+        "they agree on [10, 10, 10, 9]",
+    )
+    hung = subject.check_start(lambda: Start(problem="rank 2 died"))
+    assert (hung.state, hung.figure) == ("broken", "rank 2 died")
+    missing = ImportError("No module named 'distlab.runner'")
+    absent = subject.check_start(raising(missing))  # type: ignore[arg-type]
+    assert (absent.state, absent.figure) == ("broken", str(missing))
+
+
+def worst() -> list[Finding]:
+    """Every finding as bad as it gets."""
+    problem = OSError(errno.EPERM, "Operation not permitted " + "and more [1/2] " * 9)
+    fail = raising(problem)
+    return [
+        subject.check_python((3, 9, 1)),
+        subject.check_torch(fail, WANTED),  # type: ignore[arg-type]
+        subject.check_cores(1, 64),
+        subject.check_memory(2**20, 2**19),
+        subject.check_open_files(3),
+        subject.check_loopback(fail),  # type: ignore[arg-type]
+        subject.check_host_name(fail),  # type: ignore[arg-type]
+        subject.check_state_folder(None),
+        subject.check_start(fail),  # type: ignore[arg-type]
+    ]
+
+
+def test_the_worst_machine_still_fits_on_a_screen() -> None:
+    screen = Console(file=io.StringIO(), width=80, highlight=False)
+    for finding in worst():
+        for line in subject.render(finding):
+            screen.print(line, no_wrap=True, overflow="ellipsis")
+    assert isinstance(screen.file, io.StringIO)
+    lines = screen.file.getvalue().splitlines()
+    assert len(lines) <= 22
+    assert all(len(line) <= 80 for line in lines)
+    advice = [line for line in lines if line.startswith("  ")]
+    assert len(advice) == len(worst())  # whatever is not ok comes with what to do
+    assert not any(line.endswith("…") for line in advice)
+
+
+def test_brackets_in_a_message_are_text_and_not_markup() -> None:
+    line = subject.render(Finding("loopback", "broken", "[Errno 1] no"))[0]
+    screen = Console(file=io.StringIO(), width=80)
+    screen.print(line)
+    assert isinstance(screen.file, io.StringIO)
+    assert "[Errno 1] no" in screen.file.getvalue()
+
+
+def test_this_machine_is_ready(capsys: pytest.CaptureFixture[str]) -> None:
+    code = subject.doctor(as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    states = {row["name"]: row["state"] for row in told["findings"]}
+    assert (code, told["exit"]) == (0, 0)
+    assert states["loopback"] == states["4 ranks"] == "ok"
+    assert all(row["advice"] for row in told["findings"] if row["state"] != "ok")

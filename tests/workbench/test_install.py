@@ -1,0 +1,236 @@
+"""The set-up decides rightly, and says in one sentence what went wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from distlab import install
+from distlab.install import CPU_INDEX, PipResult, Plan, choose_torch
+
+WANTED = "torch>=2.11,<2.14"
+SCRIPT = Path(install.__file__)
+
+LAPTOP = {
+    "wish": "auto",
+    "system": "Linux",
+    "machine": "x86_64",
+    "has_gpu": False,
+    "sources": (),
+    "installed": None,
+    "wanted": WANTED,
+}
+
+
+@pytest.mark.parametrize(
+    ("different", "torch"),
+    [
+        ({}, "cpu"),
+        ({"machine": "aarch64"}, "cpu"),
+        ({"machine": "riscv64"}, "pip"),
+        ({"has_gpu": True}, "pip"),
+        ({"sources": ["find-links"]}, "pip"),
+        ({"sources": ["extra-index-url"], "has_gpu": True}, "pip"),
+        ({"system": "Darwin", "machine": "arm64"}, "pip"),
+        ({"system": "Windows", "machine": "AMD64"}, "pip"),
+        ({"wish": "cpu", "has_gpu": True}, "cpu"),
+        ({"wish": "cpu", "sources": ["index-url"]}, "cpu"),
+        ({"wish": "default"}, "pip"),
+        ({"installed": "2.13.0+cpu"}, "keep"),
+        ({"installed": "2.13.0+cpu", "wish": "default"}, "keep"),
+        ({"installed": "2.10.1"}, "cpu"),
+        ({"installed": "2.14.0", "has_gpu": True}, "pip"),
+    ],
+)
+def test_choice(different: dict[str, object], torch: str) -> None:
+    assert choose_torch(**(LAPTOP | different)).torch == torch  # type: ignore[arg-type]
+
+
+def test_a_plan_says_which_settings_won() -> None:
+    plan = choose_torch(**(LAPTOP | {"sources": ["find-links"]}))  # type: ignore[arg-type]
+    assert "find-links" in plan.why
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [
+        ("2.11", True),
+        ("2.11.0", True),
+        ("2.13.9+cu128", True),
+        ("2.10.9", False),
+        ("2.14", False),
+        ("2.14.0+cpu", False),
+        ("2.12.0a0+git1234", False),  # pip judges pre-releases, we do not
+        ("unknown", False),
+    ],
+)
+def test_range(version: str, fits: bool) -> None:
+    assert install.satisfies(version, WANTED) is fits
+
+
+def test_a_requirement_without_bounds_is_left_to_pip() -> None:
+    assert not install.satisfies("2.13.0", "torch")
+
+
+@pytest.mark.parametrize(
+    ("config", "sources"),
+    [
+        ("", []),
+        ("global.timeout='60'\n:env:.disable-pip-version-check='1'", []),
+        (":env:.find-links='/wheels'", ["find-links"]),
+        (":env:.find-links=''", []),
+        ("global.index-url='file:///a'\n:env:.index-url='file:///b'", ["index-url"]),
+        ("install.extra_index_url='file:///a file:///b'", ["extra-index-url"]),
+        ("global.no-index='true'", ["no-index"]),
+        ("global.no-index='false'", []),
+        ("download.index-url='file:///a'", []),  # of another command than install
+        ("nonsense", []),
+    ],
+)
+def test_pip_settings_are_read(config: str, sources: list[str]) -> None:
+    assert install.wheel_sources(config) == sources
+
+
+def test_a_wish_in_the_environment_counts_unless_a_flag_says_more() -> None:
+    assert install.read_wish("auto", {}) == "auto"
+    assert install.read_wish("auto", {"DISTLAB_TORCH": "cpu"}) == "cpu"
+    assert install.read_wish("default", {"DISTLAB_TORCH": "cpu"}) == "default"
+    with pytest.raises(install.InstallError, match=r"DISTLAB_TORCH is 'rocm'"):
+        install.read_wish("auto", {"DISTLAB_TORCH": "rocm"})
+
+
+def test_each_trace_of_a_gpu_is_enough() -> None:
+    def nowhere(_: str) -> None:
+        return None
+
+    assert not install.has_nvidia_gpu(exists=lambda _: False, which=nowhere)
+    assert install.has_nvidia_gpu(exists=lambda p: p == "/dev/nvidia0", which=nowhere)
+    assert install.has_nvidia_gpu(exists=lambda _: False, which=lambda name: name)
+
+
+def test_the_range_is_read_from_pyproject(tmp_path: Path) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_text('[project]\ndependencies = ["torch-else", "torch>=9,<10", "rich"]')
+    assert install.torch_requirement(file) == "torch>=9,<10"
+    file.write_text("[project]\ndependencies = []")
+    with pytest.raises(install.InstallError, match="which torch"):
+        install.torch_requirement(file)
+
+
+class FakePip:
+    """Answers each run with the next result and keeps what it was asked."""
+
+    def __init__(self, *results: PipResult) -> None:
+        self.results = list(results)
+        self.asked: list[list[str]] = []
+
+    def __call__(self, arguments: Sequence[str]) -> PipResult:
+        self.asked.append(list(arguments))
+        return self.results.pop(0)
+
+
+def do(plan: str, pip: FakePip, extras: Sequence[str] = ()) -> tuple[int, list[str]]:
+    said: list[str] = []
+    code = install.install(
+        Plan(plan, "because"), wanted=WANTED, extras=extras, pip=pip, say=said.append
+    )
+    return code, said
+
+
+def test_the_cpu_build_comes_first_and_from_its_index() -> None:
+    pip = FakePip(PipResult(0), PipResult(0))
+    code, said = do("cpu", pip)
+    assert code == 0
+    assert pip.asked[0][:4] == ["install", WANTED, "--index-url", CPU_INDEX]
+    assert pip.asked[1] == ["install", "-e", "."]
+    assert len(said) == 2  # one line before each step
+
+
+@pytest.mark.parametrize("plan", ["pip", "keep"])
+def test_otherwise_pip_is_left_alone(plan: str) -> None:
+    pip = FakePip(PipResult(0))
+    code, _ = do(plan, pip, ["dev"])
+    assert code == 0
+    assert pip.asked == [["install", "-e", ".[dev]"]]
+
+
+UNREACHABLE = (
+    "WARNING: Retrying (Retry(total=1)) after connection broken by"
+    " 'NewConnectionError: [Errno -3] Temporary failure in name resolution'",
+    "ERROR: Could not find a version that satisfies the requirement torch",
+    "ERROR: No matching distribution found for torch<2.14,>=2.11",
+)
+
+
+@pytest.mark.parametrize("lines", [UNREACHABLE, UNREACHABLE[-1:]])
+def test_an_index_that_does_not_help_is_said_and_pip_decides(
+    lines: tuple[str, ...],
+) -> None:
+    pip = FakePip(PipResult(1, lines), PipResult(0))
+    code, said = do("cpu", pip)
+    assert code == 0
+    assert pip.asked[1] == ["install", "-e", "."]
+    assert sum("cannot be reached" in line for line in said) == 1
+
+
+def test_a_full_disk_is_not_answered_with_a_larger_download() -> None:
+    pip = FakePip(PipResult(1, ["ERROR: [Errno 28] No space left on device"]))
+    code, said = do("cpu", pip)
+    assert code == install.HALF_DONE
+    assert said[-1].startswith("The disk is full")
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence", "code"),
+    [
+        (UNREACHABLE, "could not reach its package index", install.REFUSED),
+        (UNREACHABLE[-1:], "no wheel for this Python", install.REFUSED),
+        (["error: externally-managed-environment"], "make", install.REFUSED),
+        (["something new"], "its last lines", install.HALF_DONE),
+        ([], "did not succeed", install.HALF_DONE),
+    ],
+)
+def test_a_failure_shows_pip_and_ends_in_one_sentence(
+    lines: Sequence[str], sentence: str, code: int
+) -> None:
+    result, said = do("pip", FakePip(PipResult(1, lines)))
+    assert result == code
+    assert sentence in said[-1]
+    assert [line for line in said if "pip:" in line] == [f"  pip: {x}" for x in lines]
+
+
+def test_only_the_end_of_long_output_is_shown() -> None:
+    lines = [str(number) for number in range(100)]
+    _, said = do("pip", FakePip(PipResult(1, lines)))
+    assert "  pip: 99" in said
+    assert "  pip: 50" not in said
+
+
+def script(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the file as the Makefile does: as a script, by path."""
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_script_shows_what_it_would_do() -> None:
+    done = script("--dry-run", "--extras", "dev")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '-e ".[dev]"' in done.stdout
+    assert done.stderr == ""
+
+
+def test_the_script_answers_a_bad_wish_without_a_traceback() -> None:
+    done = script("--dry-run", DISTLAB_TORCH="rocm")
+    assert done.returncode == install.USAGE
+    assert "auto, cpu, default" in done.stdout
+    assert done.stderr == ""
