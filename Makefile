@@ -64,7 +64,7 @@ soak: .venv/.ready  ## the reference passes 20 times in a row under CPU load
 	@if [ ! -x $(PY) ] || [ -e .venv/.unfinished ] || \
 	    [ "$$(cat .venv/.ready 2>/dev/null)" != "$(CURDIR)" ]; then \
 	  echo "environment: an empty one in .venv (a few seconds)"; \
-	  $(PYTHON) -m venv --clear .venv || exit 1; \
+	  said=$$($(PYTHON) -m venv --clear .venv 2>&1) || { echo "$$said"; exit 1; }; \
 	fi
 	@touch .venv/.unfinished; \
 	$(PY) distlab/install.py; code=$$?; \

@@ -231,6 +231,7 @@ def install(
     plan: Plan, *, wanted: str, extras: Sequence[str], pip: Pip, say: Say
 ) -> int:
     """Carry out a plan with the given pip; returns the exit code."""
+    minutes = "1 to 5 minutes" if plan.torch == "pip" else "about a minute"
     if plan.torch == "cpu":
         say(f"torch: {plan.why} (a download of about 200 MB; 1 to 3 minutes)")
         # Two retries: where the index is out of reach, pip's own choice is waiting.
@@ -240,13 +241,13 @@ def install(
             return _give_up(result, failure, say)
         if failure is not None:
             say(
-                f"torch: {CPU_INDEX} cannot be reached or has no wheel for this"
-                " Python, so pip chooses the build (it may be gigabytes larger)"
+                f"torch: {CPU_INDEX} {failure.elsewhere}, so pip chooses the build"
+                " (it may be gigabytes larger)"
             )
+            minutes = "several minutes"
     else:
         say(f"torch: {plan.why}")
     target = ".[" + ",".join(extras) + "]" if extras else "."
-    minutes = "1 to 5 minutes" if plan.torch == "pip" else "about a minute"
     say(f"distlab: pip install -e {target}, with the libraries it needs ({minutes})")
     result = pip(["install", "-e", target])
     failure = _explain(result)
@@ -255,12 +256,15 @@ def install(
 
 @dataclass(frozen=True)
 class _Failure:
-    """What some lines of pip mean; ``elsewhere``: another index could still do it."""
+    """What some lines of pip mean.
+
+    ``elsewhere`` is set where another index could still do it: what is wrong with this.
+    """
 
     pattern: str
     sentence: str
     code: int = REFUSED
-    elsewhere: bool = False
+    elsewhere: str = ""
 
 
 # The most certain first: an unreachable index, too, ends in "No matching distribution".
@@ -284,13 +288,13 @@ _FAILURES = (
         r"|timed out|Network is unreachable|ProxyError|SSLError|CERTIFICATE_VERIFY"
         r"|HTTP error|Could not fetch URL|IncompleteRead|Connection (reset|aborted)",
         "pip could not reach its package index: is there a network here?",
-        elsewhere=True,
+        elsewhere="cannot be reached",
     ),
     _Failure(
         r"No matching distribution found",
         "pip found no wheel for this Python on this machine; with Python 3.12"
         " (make PYTHON=python3.12) it is most likely to.",
-        elsewhere=True,
+        elsewhere="has no wheel for this Python",
     ),
 )
 _UNKNOWN = _Failure("", "pip did not succeed; its last lines say why.", HALF_DONE)

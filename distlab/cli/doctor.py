@@ -217,9 +217,7 @@ def check_start(start: Callable[[], Start]) -> Finding:
         advice = "Put right what is not ok above; then: distlab doctor --json"
         return Finding(name, "broken", seen.problem, advice=advice)
     figure = f"started and agreed in {seen.warm_s:.2f} s"
-    return Finding(
-        name, "ok", figure, f"first time, with torch's import, {seen.first_s:.1f} s"
-    )
+    return Finding(name, "ok", figure, f"{seen.first_s:.1f} s with torch's import")
 
 
 def diagnose() -> list[Finding]:
@@ -362,13 +360,12 @@ def _resolve_host_name() -> str:
 
 
 def _state_folder() -> Path | None:
-    chosen = os.environ.get("DISTLAB_STATE")
-    if chosen:
-        return Path(chosen).absolute()
-    here = Path.cwd()
-    folders = (here, *here.parents)
-    root = next((f for f in folders if (f / "curriculum.toml").is_file()), None)
-    return root and root / ".distlab"
+    from distlab.curriculum import CurriculumError, Progress, find_root
+
+    try:
+        return Progress(find_root()).folder.absolute()
+    except CurriculumError:
+        return None
 
 
 def _start_twice() -> Start:

@@ -47,6 +47,7 @@ class Call:
     received: Tensor | None = None
     blocking: bool = True
     group: tuple[int, ...] = ()  # the members, for new_group only
+    timeout_s: float | None = None
 
 
 class Wrapper:
@@ -88,7 +89,7 @@ class Wrapper:
     ) -> None:
         """See `Comm.send`."""
         self._around(
-            Call(op="send", dst=dst, tag=tag, sent=tensor),
+            Call(op="send", dst=dst, tag=tag, sent=tensor, timeout_s=timeout_s),
             lambda: self._inner.send(tensor, dst, tag, timeout_s=timeout_s),
         )
 
@@ -102,7 +103,7 @@ class Wrapper:
     ) -> int:
         """See `Comm.recv`."""
         return self._around(
-            Call(op="recv", src=src, tag=tag, received=tensor),
+            Call(op="recv", src=src, tag=tag, received=tensor, timeout_s=timeout_s),
             lambda: self._inner.recv(tensor, src, tag, timeout_s=timeout_s),
         )
 
@@ -132,7 +133,12 @@ class Wrapper:
         """See `Comm.sendrecv`."""
         self._around(
             Call(
-                op="sendrecv", dst=dst, src=src, sent=send_tensor, received=recv_tensor
+                op="sendrecv",
+                dst=dst,
+                src=src,
+                sent=send_tensor,
+                received=recv_tensor,
+                timeout_s=timeout_s,
             ),
             lambda: self._inner.sendrecv(
                 send_tensor, dst, recv_tensor, src, timeout_s=timeout_s
@@ -142,7 +148,8 @@ class Wrapper:
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """See `Comm.barrier`."""
         self._around(
-            Call(op="barrier"), lambda: self._inner.barrier(timeout_s=timeout_s)
+            Call(op="barrier", timeout_s=timeout_s),
+            lambda: self._inner.barrier(timeout_s=timeout_s),
         )
 
     def broadcast(
@@ -150,7 +157,13 @@ class Wrapper:
     ) -> None:
         """See `Comm.broadcast`."""
         self._around(
-            Call(op="broadcast", root=src, sent=tensor, received=tensor),
+            Call(
+                op="broadcast",
+                root=src,
+                sent=tensor,
+                received=tensor,
+                timeout_s=timeout_s,
+            ),
             lambda: self._inner.broadcast(tensor, src, timeout_s=timeout_s),
         )
 
@@ -179,7 +192,14 @@ class Wrapper:
     ) -> None:
         """See `Comm.reduce`."""
         self._around(
-            Call(op="reduce", root=dst, reduce_op=op, sent=tensor, received=tensor),
+            Call(
+                op="reduce",
+                root=dst,
+                reduce_op=op,
+                sent=tensor,
+                received=tensor,
+                timeout_s=timeout_s,
+            ),
             lambda: self._inner.reduce(tensor, dst, op, timeout_s=timeout_s),
         )
 
@@ -188,7 +208,7 @@ class Wrapper:
     ) -> None:
         """See `Comm.all_gather`."""
         self._around(
-            Call(op="all_gather", sent=input, received=output),
+            Call(op="all_gather", sent=input, received=output, timeout_s=timeout_s),
             lambda: self._inner.all_gather(output, input, timeout_s=timeout_s),
         )
 
@@ -202,7 +222,13 @@ class Wrapper:
     ) -> None:
         """See `Comm.reduce_scatter`."""
         self._around(
-            Call(op="reduce_scatter", reduce_op=op, sent=input, received=output),
+            Call(
+                op="reduce_scatter",
+                reduce_op=op,
+                sent=input,
+                received=output,
+                timeout_s=timeout_s,
+            ),
             lambda: self._inner.reduce_scatter(output, input, op, timeout_s=timeout_s),
         )
 
@@ -211,7 +237,7 @@ class Wrapper:
     ) -> None:
         """See `Comm.all_to_all`."""
         self._around(
-            Call(op="all_to_all", sent=input, received=output),
+            Call(op="all_to_all", sent=input, received=output, timeout_s=timeout_s),
             lambda: self._inner.all_to_all(output, input, timeout_s=timeout_s),
         )
 

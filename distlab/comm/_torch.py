@@ -10,10 +10,12 @@ Source: torch.distributed.ProcessGroup (2.11 to 2.13) for the calls underneath.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,12 +24,14 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
 from distlab.comm._protocol import ANY, SUM, Comm, CommRefusedError, PeerLost, ReduceOp
+from distlab.comm._torch_work import TorchWork, says_peer_is_gone
 
+_ABORT_TAG = (1 << 31) - 1
 DEFAULT_TIMEOUT_S = 1800.0  # torch's own default; the runner's watchdog is far quicker
 
 _REDUCE: dict[ReduceOp, Any] = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
-    ReduceOp.AVG: dist.ReduceOp.SUM,  # gloo has no average: divided afterwards
+    ReduceOp.AVG: dist.ReduceOp.SUM,  # divided afterwards: not every backend averages
     ReduceOp.MIN: dist.ReduceOp.MIN,
     ReduceOp.MAX: dist.ReduceOp.MAX,
     ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
@@ -35,7 +39,12 @@ _REDUCE: dict[ReduceOp, Any] = {
 
 
 class TorchComm:
-    """A rank's communicator over one torch.distributed process group."""
+    """A rank's communicator over one torch.distributed process group.
+
+    Limits: on gloo, a send or recv that runs into its `timeout_s` closes this rank's
+    connections to the whole group, so every later call raises PeerLost, here and on
+    those who wait for this rank. A collective that times out closes nothing.
+    """
 
     def __init__(
         self,
@@ -55,6 +64,10 @@ class TorchComm:
         self._timeout_s = timeout_s
         self._step = 0
         self._num_groups = 0
+        # A transfer whose Work is dropped would be lost, and a group that is dropped
+        # closes its sockets while the slower members still read: both are kept here.
+        self._under_way: set[TorchWork] = set()
+        self._groups: list[TorchComm] = []
 
     @classmethod
     def from_store(
@@ -143,21 +156,21 @@ class TorchComm:
             self.irecv(tensor, src, tag).wait(timeout_s)
             return src
         self._check_tensor(tensor, "recv")
-        work = self._group.recv_anysource([tensor], tag)
-        self._work(work, None).wait(timeout_s)
-        return int(work._source_rank())
+        work = self._work(lambda: self._group.recv_anysource([tensor], tag), None)
+        work.wait(timeout_s)
+        return work.source()
 
-    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> _TorchWork:
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> TorchWork:
         """See `Comm.isend`."""
         self._check_peer(dst, "sends to")
         self._check_tensor(tensor, "send")
-        return self._work(self._group.send([tensor], dst, tag), dst)
+        return self._kept(self._work(lambda: self._group.send([tensor], dst, tag), dst))
 
-    def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> _TorchWork:
+    def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> TorchWork:
         """See `Comm.irecv`."""
         self._check_peer(src, "receives from")
         self._check_tensor(tensor, "recv")
-        return self._work(self._group.recv([tensor], src, tag), src)
+        return self._kept(self._work(lambda: self._group.recv([tensor], src, tag), src))
 
     def sendrecv(
         self,
@@ -169,9 +182,14 @@ class TorchComm:
         timeout_s: float | None = None,
     ) -> None:
         """See `Comm.sendrecv`."""
+        self._check_tensor(send_tensor, "sendrecv")
+        self._check_tensor(recv_tensor, "sendrecv")
         if dst == src == self._rank:  # one rank alone: its own neighbour on both sides
-            recv_tensor.copy_(send_tensor)
+            _check_same(send_tensor, recv_tensor)
+            recv_tensor.view(-1).copy_(send_tensor.view(-1))
             return
+        self._check_peer(dst, "sends to")
+        self._check_peer(src, "receives from")
         sending = self.isend(send_tensor, dst)
         receiving = self.irecv(recv_tensor, src)
         receiving.wait(timeout_s)
@@ -181,7 +199,7 @@ class TorchComm:
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """See `Comm.barrier`."""
-        self._work(self._group.barrier(), None).wait(timeout_s)
+        self._work(self._group.barrier, None).wait(timeout_s)
 
     def broadcast(
         self, tensor: Tensor, src: int, *, timeout_s: float | None = None
@@ -191,17 +209,19 @@ class TorchComm:
         self._check_tensor(tensor, "broadcast")
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = src, 0
-        self._work(self._group.broadcast([tensor], options), None).wait(timeout_s)
+        work = self._work(lambda: self._group.broadcast([tensor], options), None)
+        work.wait(timeout_s)
 
     def all_reduce(
         self, tensor: Tensor, op: ReduceOp = SUM, async_op: bool = False
-    ) -> _TorchWork | None:
+    ) -> TorchWork | None:
         """See `Comm.all_reduce`."""
         self._check_tensor(tensor, "all_reduce")
+        finish = self._averager(tensor, op)
         options = dist.AllreduceOptions()
         options.reduceOp = _REDUCE[op]
         work = self._work(
-            self._group.allreduce([tensor], options), None, self._averager(tensor, op)
+            lambda: self._group.allreduce([tensor], options), None, finish
         )
         if async_op:
             return work
@@ -219,10 +239,15 @@ class TorchComm:
         """See `Comm.reduce`."""
         self._check_rank(dst, "reduces to")
         self._check_tensor(tensor, "reduce")
+        finish = self._averager(tensor, op)
         options = dist.ReduceOptions()
         options.reduceOp, options.rootRank, options.rootTensor = _REDUCE[op], dst, 0
-        finish = self._averager(tensor, op) if self._rank == dst else None
-        self._work(self._group.reduce([tensor], options), None, finish).wait(timeout_s)
+        work = self._work(
+            lambda: self._group.reduce([tensor], options),
+            None,
+            finish if self._rank == dst else None,
+        )
+        work.wait(timeout_s)
 
     def all_gather(
         self, output: Tensor, input: Tensor, *, timeout_s: float | None = None
@@ -237,8 +262,10 @@ class TorchComm:
                 f"not {output.numel()}"
             )
         parts = list(output.view(self._world_size, -1).unbind(0))
-        work = self._group.allgather([parts], [input.reshape(-1)])
-        self._work(work, None).wait(timeout_s)
+        work = self._work(
+            lambda: self._group.allgather([parts], [input.view(-1)]), None
+        )
+        work.wait(timeout_s)
 
     def reduce_scatter(
         self,
@@ -250,11 +277,16 @@ class TorchComm:
     ) -> None:
         """See `Comm.reduce_scatter`."""
         self._check_chunks(output, input, "reduce_scatter")
+        finish = self._averager(output, op)
         options = dist.ReduceScatterOptions()
         options.reduceOp = _REDUCE[op]
         parts = list(input.view(self._world_size, -1).unbind(0))
-        work = self._group.reduce_scatter([output.view(-1)], [parts], options)
-        self._work(work, None, self._averager(output, op)).wait(timeout_s)
+        work = self._work(
+            lambda: self._group.reduce_scatter([output.view(-1)], [parts], options),
+            None,
+            finish,
+        )
+        work.wait(timeout_s)
 
     def all_to_all(
         self, output: Tensor, input: Tensor, *, timeout_s: float | None = None
@@ -267,8 +299,11 @@ class TorchComm:
                 f"all_to_all needs input and output of one size that "
                 f"{self._world_size} divides, not {input.numel()} and {output.numel()}"
             )
-        work = self._group.alltoall_base(output.view(-1), input.view(-1), [], [])
-        self._work(work, None).wait(timeout_s)
+        work = self._work(
+            lambda: self._group.alltoall_base(output.view(-1), input.view(-1), [], []),
+            None,
+        )
+        work.wait(timeout_s)
 
     def new_group(self, ranks: Sequence[int]) -> Comm | None:
         """See `Comm.new_group`."""
@@ -277,19 +312,22 @@ class TorchComm:
             raise CommRefusedError(f"a group of ranks {members}: each once, at least 1")
         for member in members:
             self._check_rank(member, "makes a group with")
-        name, self._num_groups = f"group{self._num_groups}", self._num_groups + 1
+        name = f"group{self._num_groups}:{members}"
+        self._num_groups += 1
         self.barrier()  # like torch's: every rank calls it, members or not
         if self._rank not in members:
             return None
         store = c10d.PrefixStore(name, self._store)
         backend = "nccl" if self._device.type == "cuda" else "gloo"
-        return TorchComm.from_store(
+        group = TorchComm.from_store(
             store,
             members.index(self._rank),
             len(members),
             backend=backend,
             timeout_s=self._timeout_s,
         )
+        self._groups.append(group)
+        return group
 
     def time(self) -> float:
         """See `Comm.time`."""
@@ -297,7 +335,19 @@ class TorchComm:
 
     def abort(self) -> None:
         """See `Comm.abort`."""
-        self._group.abort()
+        for group in (self, *self._groups):
+            group._close()
+
+    def _close(self) -> None:
+        if self._device.type == "cuda":
+            self._group.abort()
+        elif self._world_size > 1:
+            # gloo's own abort does nothing. What does close a group's connections is a
+            # receive that is given up: one, with a tag that nobody uses, for 1 ms.
+            anyone = (self._rank + 1) % self._world_size
+            with contextlib.suppress(RuntimeError):
+                never = self._group.recv([torch.empty(1)], anyone, _ABORT_TAG)
+                never.wait(timedelta(milliseconds=1))
 
     # ── what can be known to be wrong before anything is sent ───────────────────────
 
@@ -338,52 +388,40 @@ class TorchComm:
     def _averager(self, tensor: Tensor, op: ReduceOp) -> Callable[[], object] | None:
         if op is not ReduceOp.AVG:
             return None
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            raise CommRefusedError(
+                f"the average of {tensor.dtype} is not a whole number: reduce with SUM "
+                "and divide, or use a floating-point tensor"
+            )
         return lambda: tensor.div_(self._world_size)
 
     def _work(
         self,
-        work: Any,
+        start: Callable[[], Any],
         peer: int | None,
         finish: Callable[[], object] | None = None,
-    ) -> _TorchWork:
+    ) -> TorchWork:
         self._step += 1
-        return _TorchWork(work, self._rank, self._step, peer, self._timeout_s, finish)
-
-
-class _TorchWork:
-    """A transfer under way; translates torch's ways of saying that a peer is gone."""
-
-    def __init__(
-        self,
-        work: Any,
-        rank: int,
-        step: int,
-        peer: int | None,
-        timeout_s: float,
-        finish: Callable[[], object] | None,
-    ) -> None:
-        self._work, self._rank, self._step, self._peer = work, rank, step, peer
-        self._timeout_s, self._finish = timeout_s, finish
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """See `Work.wait`."""
-        started = time.monotonic()
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
         try:
-            self._work.wait(timedelta(seconds=limit_s))
-        except RuntimeError as error:
-            if not _says_peer_is_gone(str(error)):
+            work = start()
+        except RuntimeError as error:  # gloo says so at once when the peer is long gone
+            if not says_peer_is_gone(str(error)):
                 raise
-            waited_s = time.monotonic() - started
-            raise PeerLost(self._rank, self._step, self._peer, waited_s) from error
-        if self._finish is not None:
-            self._finish()
-            self._finish = None  # a second wait must not divide again
+            raise PeerLost(self._rank, self._step, peer, 0.0) from error
+        return TorchWork(work, self._rank, self._step, peer, self._timeout_s, finish)
+
+    def _kept(self, work: TorchWork) -> TorchWork:
+        self._under_way.add(work)
+        work.finish = partial(self._under_way.discard, work)
+        return work
 
 
-def _says_peer_is_gone(message: str) -> bool:
-    signs = ("Timed out", "timed out", "Connection closed", "Connection reset", "abort")
-    return any(sign in message for sign in signs)
+def _check_same(sent: Tensor, received: Tensor) -> None:
+    if sent.numel() != received.numel() or sent.dtype != received.dtype:
+        raise CommRefusedError(
+            f"sendrecv with itself: {sent.numel()} {sent.dtype} do not fit into "
+            f"{received.numel()} {received.dtype}"
+        )
 
 
 def _gloo_group(store: Any, rank: int, world_size: int, timeout_s: float) -> Any:

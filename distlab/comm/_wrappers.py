@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,9 +37,11 @@ class Journal(Wrapper):
     Events by their key `k` (`n` is the call's number, from 1, on this rank):
         enter  a blocking call starts; with op, dst, src, root, tag, group, members,
                shape, dtype, bytes (of what is sent), into_shape, into_dtype (of what
-               is received into), ptr, file, line, t (seconds)
+               is received into), ptr, file, line, t (seconds), timeout_s (the call's
+               own limit), thread (which one calls), threads (how many the rank has)
         post   the same for a call that returns at once (isend, irecv, async_op)
-        wait   the rank starts to wait for the posted call n
+        wait   the rank starts to wait for the posted call n; with file, line,
+               timeout_s, thread, threads
         exit   the call n is complete; `src` says who sent, after recv(ANY)
         error  the call n was refused or failed; with type and message
     """
@@ -49,18 +53,17 @@ class Journal(Wrapper):
         *,
         group: str = "world",
         members: Sequence[int] | None = None,
-        counter: list[int] | None = None,
+        counter: Iterator[int] | None = None,
     ) -> None:
         super().__init__(inner)
         self._sink = sink
         self._group = group
         self._members = list(members or range(inner.world_size))
-        self._counter = counter if counter is not None else [0]
+        self._counter = counter or itertools.count(1)
         self._num_groups = 0
 
     def _around(self, call: Call, proceed: Callable[[], T]) -> T:
-        self._counter[0] += 1
-        number = self._counter[0]
+        number = next(self._counter)
         event = self._describe(call)
         self._sink({"k": "enter" if call.blocking else "post", "n": number, **event})
         try:
@@ -68,6 +71,9 @@ class Journal(Wrapper):
         except BaseException as error:
             self._failed(number, error)
             raise
+        # Counted on non-members too: the number is part of the group's name, which
+        # must be the same on all its members.
+        self._num_groups += call.op == "new_group"
         if not call.blocking:
             return _JournalledWork(result, self, number)  # type: ignore[return-value,arg-type]
         done: Event = {"k": "exit", "n": number, "t": time.monotonic()}
@@ -77,7 +83,6 @@ class Journal(Wrapper):
         return result
 
     def _wrap_group(self, group: Comm, ranks: Sequence[int]) -> Comm:
-        self._num_groups += 1
         members = [self._members[rank] for rank in ranks]
         name = f"{self._group}/{self._num_groups}:{','.join(map(str, members))}"
         return Journal(
@@ -102,6 +107,8 @@ class Journal(Wrapper):
             "file": file,
             "line": line,
             "t": time.monotonic(),
+            "timeout_s": call.timeout_s,
+            **_who_calls(),
         }
 
     def _outer(self, rank: int | None) -> int | None:
@@ -131,7 +138,14 @@ class _JournalledWork:
         """See `Work.wait`."""
         file, line = _call_site(sys._getframe(1))
         self._journal._sink(
-            {"k": "wait", "n": self._number, "file": file, "line": line}
+            {
+                "k": "wait",
+                "n": self._number,
+                "file": file,
+                "line": line,
+                "timeout_s": timeout_s,
+                **_who_calls(),
+            }
         )
         try:
             self._work.wait(timeout_s)
@@ -233,6 +247,10 @@ def _rooted_copies(call: Call, rank: int, world_size: int) -> float:
     if call.op == "broadcast":
         return float(world_size - 1) if call.root == rank else 0.0
     return 0.0 if call.root == rank else 1.0
+
+
+def _who_calls() -> Event:
+    return {"thread": threading.get_ident(), "threads": threading.active_count()}
 
 
 def _bytes(tensor: object) -> int:

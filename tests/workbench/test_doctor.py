@@ -219,6 +219,6 @@ def test_this_machine_is_ready(capsys: pytest.CaptureFixture[str]) -> None:
     code = subject.doctor(as_json=True)
     told = json.loads(capsys.readouterr().out)
     states = {row["name"]: row["state"] for row in told["findings"]}
-    assert (code, told["exit"]) == (0, 0)
+    assert (code, told["exit"]) == (0, 0), told
     assert states["loopback"] == states["4 ranks"] == "ok"
     assert all(row["advice"] for row in told["findings"] if row["state"] != "ok")

@@ -167,15 +167,18 @@ UNREACHABLE = (
 )
 
 
-@pytest.mark.parametrize("lines", [UNREACHABLE, UNREACHABLE[-1:]])
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [(UNREACHABLE, "cannot be reached"), (UNREACHABLE[-1:], "has no wheel")],
+)
 def test_an_index_that_does_not_help_is_said_and_pip_decides(
-    lines: tuple[str, ...],
+    lines: tuple[str, ...], reason: str
 ) -> None:
     pip = FakePip(PipResult(1, lines), PipResult(0))
     code, said = do("cpu", pip)
     assert code == 0
     assert pip.asked[1] == ["install", "-e", "."]
-    assert sum("cannot be reached" in line for line in said) == 1
+    assert sum(f"{CPU_INDEX} {reason}" in line for line in said) == 1
 
 
 def test_a_full_disk_is_not_answered_with_a_larger_download() -> None:

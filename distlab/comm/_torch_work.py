@@ -1,0 +1,63 @@
+"""A torch.distributed transfer under way, and torch's ways of saying: the peer is gone.
+
+Source: torch.distributed.Work, and the messages of gloo's TCP transport.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from distlab.comm._protocol import PeerLost
+
+_LOST_SIGNS = (
+    "timed out",
+    "timeout",
+    "connection closed",
+    "connection reset",
+    "broken pipe",
+    "abort",
+)
+
+
+class TorchWork:
+    """A transfer under way; translates torch's ways of saying that a peer is gone."""
+
+    def __init__(
+        self,
+        work: Any,
+        rank: int,
+        step: int,
+        peer: int | None,
+        timeout_s: float,
+        finish: Callable[[], object] | None,
+    ) -> None:
+        self._work, self._rank, self._step, self._peer = work, rank, step, peer
+        self._timeout_s, self.finish = timeout_s, finish
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """See `Work.wait`."""
+        started = time.monotonic()
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        try:
+            # To torch, 0 ms means no limit at all.
+            self._work.wait(timedelta(seconds=max(limit_s, 0.001)))
+        except RuntimeError as error:
+            if not says_peer_is_gone(str(error)):
+                raise
+            waited_s = time.monotonic() - started
+            raise PeerLost(self._rank, self._step, self._peer, waited_s) from error
+        finish, self.finish = self.finish, None  # a second wait must not divide again
+        if finish is not None:
+            finish()
+
+    def source(self) -> int:
+        """Who sent what this receive from anyone took."""
+        return int(self._work._source_rank())
+
+
+def says_peer_is_gone(message: str) -> bool:
+    """Whether an error of torch means a lost peer, not a mistake in the call."""
+    return any(sign in message.lower() for sign in _LOST_SIGNS)

@@ -1,0 +1,39 @@
+"""What the course consists of, and which code stands for it: yours or the reference."""
+
+from distlab.curriculum.manifest import (
+    Curriculum,
+    CurriculumError,
+    Phase,
+    Task,
+    Unit,
+    find_root,
+    load_curriculum,
+)
+from distlab.curriculum.progress import Progress, ProgressUnavailableError
+from distlab.curriculum.regions import RegionError, make_template
+from distlab.curriculum.units import (
+    SourceError,
+    UnitSource,
+    load,
+    load_graft,
+    read_source,
+)
+
+__all__ = [
+    "Curriculum",
+    "CurriculumError",
+    "Phase",
+    "Progress",
+    "ProgressUnavailableError",
+    "RegionError",
+    "SourceError",
+    "Task",
+    "Unit",
+    "UnitSource",
+    "find_root",
+    "load",
+    "load_curriculum",
+    "load_graft",
+    "make_template",
+    "read_source",
+]

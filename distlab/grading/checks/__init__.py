@@ -1,0 +1,1 @@
+"""One module per unit: its scenarios (run on ranks) and its checks (run here)."""

@@ -1,0 +1,145 @@
+"""A verdict on the terminal: sentence, evidence by rank, rule, where; 80 wide."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+
+from distlab.grading.verdict import ClauseVerdict, TaskVerdict
+from distlab.runner.autopsy import Evidence
+
+WIDTH = 80
+_INDENT = "  "
+_EVIDENCE_ROWS = 8
+
+
+def lines_of(verdict: TaskVerdict) -> list[tuple[str, str]]:
+    """The verdict as (style, line) pairs; styles are pass, fail, dim, plain, rule."""
+    if verdict.status == "pass":
+        return _passed(verdict)
+    if verdict.status == "not_started":
+        return [
+            ("dim", f"{verdict.number} not started   {verdict.title}"),
+            ("plain", f"{_INDENT}{verdict.path}:{verdict.line}"),
+        ]
+    if verdict.status == "error":
+        head = f"{verdict.number} HARNESS ERROR, not your fault: {verdict.message}"
+        return [("fail", line) for line in _wrap(head)]
+    return _failed(verdict)
+
+
+def one_line(verdict: TaskVerdict) -> str:
+    """The verdict in one sentence, for a list of tasks or a test report."""
+    head = f"{verdict.number} {verdict.id}"
+    if verdict.status == "pass":
+        return f"{head} PASS"
+    if verdict.status == "not_started":
+        return f"{head} not started: {verdict.path}:{verdict.line}"
+    failure = verdict.first_failure()
+    clause = f" {failure.id}" if failure and failure.kind else ""
+    kind = (failure.kind if failure else "") or "NOT YET"
+    if verdict.status == "error":
+        kind = "HARNESS ERROR"
+    slug = f" [{verdict.slug}]" if verdict.slug else ""
+    return f"{head}{clause} {kind}: {verdict.message}{slug}"
+
+
+def _passed(verdict: TaskVerdict) -> list[tuple[str, str]]:
+    sizes = ", ".join(map(str, verdict.world_sizes))
+    head = f"{verdict.number} PASS  n = {sizes}"
+    lines = [("pass", _spread(head, f"{verdict.seconds:.2f} s"))]
+    notes = [clause.note for clause in verdict.clauses if clause.note]
+    return lines + [("dim", line) for note in notes for line in _wrap(note, _INDENT)]
+
+
+def _failed(verdict: TaskVerdict) -> list[tuple[str, str]]:
+    failure = verdict.first_failure()
+    if (
+        failure is None or not failure.kind
+    ):  # nothing ran: the file itself is the matter
+        where = f"{verdict.path}:{verdict.line}" if verdict.line else verdict.path
+        head = f"{verdict.number} NOT YET  {verdict.message}"
+        return [
+            *_headline(head, verdict.slug),
+            ("plain", f"{_INDENT}{where}"),
+        ]
+    head = f"{verdict.number} {failure.id} {failure.kind}  {failure.message}"
+    lines = _headline(head, failure.slug)
+    lines += [("plain", line) for line in _table(failure.evidence)]
+    if failure.rule:
+        lines += [("rule", line) for line in _wrap(f"→ {failure.rule}", _INDENT)]
+    lines += _printed(failure)
+    others = [c for c in verdict.clauses if c is not failure]
+    tail = "   ".join(f"{clause.id} {_word(clause)}" for clause in others)
+    tail = f"n = {failure.world_size}   {tail}"
+    lines.append(("dim", _spread(_INDENT + tail, f"{verdict.seconds:.2f} s")))
+    return lines
+
+
+def _headline(head: str, slug: str) -> list[tuple[str, str]]:
+    tag = f"[{slug}]" if slug else ""
+    lines = _wrap(head)
+    if tag and len(lines[-1]) + len(tag) + 2 <= WIDTH:
+        lines[-1] = _spread(lines[-1], tag)
+    elif tag:
+        lines.append(tag.rjust(WIDTH))
+    return [("fail", line) for line in lines]
+
+
+def _table(evidence: tuple[Evidence, ...]) -> list[str]:
+    if not evidence:
+        return []
+    shown = evidence[:_EVIDENCE_ROWS]
+    state = max(len(row.state) for row in shown)
+    text = max(len(row.text) for row in shown)
+    lines = []
+    for row in shown:
+        head = f"{_INDENT}rank {row.rank}  {row.state:<{state}}  "
+        if len(head) + text + 2 + len(row.where) <= WIDTH:
+            lines.append(f"{head}{row.text:<{text}}  {row.where}".rstrip())
+        else:
+            lines += _wrap(row.text, head, len(head))
+            if row.where:
+                lines.append(" " * len(head) + row.where)
+    if len(evidence) > len(shown):
+        lines.append(f"{_INDENT}… and {len(evidence) - len(shown)} ranks more")
+    return lines
+
+
+def _printed(failure: ClauseVerdict) -> list[tuple[str, str]]:
+    printed = failure.output.splitlines()
+    if not printed:
+        return []
+    lines = [("dim", f"{_INDENT}printed by your code:")]
+    lines += [("dim", f"{_INDENT}  {line[: WIDTH - 4]}") for line in printed[:6]]
+    if len(printed) > 6:
+        lines.append(("dim", f"{_INDENT}  … {len(printed) - 6} lines more"))
+    return lines
+
+
+def _word(clause: ClauseVerdict) -> str:
+    return {"pass": "ok", "fail": "not yet", "skip": "not judged"}[clause.status]
+
+
+def _wrap(text: str, first: str = "", hanging: int | None = None) -> list[str]:
+    indent = " " * (len(first) + 2 if hanging is None else hanging)
+    if hanging is None and not first:
+        indent = "    "
+    wrapped = textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return wrapped or [first.rstrip()]
+
+
+def _spread(left: str, right: str) -> str:
+    return f"{left}{right.rjust(max(len(right) + 2, WIDTH - len(left)))}"
+
+
+def plain(lines: Iterable[tuple[str, str]]) -> str:
+    """The lines without their styles."""
+    return "\n".join(line for _, line in lines)

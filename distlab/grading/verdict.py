@@ -1,0 +1,130 @@
+"""The words of a verdict: what a check raises, and what is reported about a task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from distlab.runner.autopsy import Evidence
+
+ClauseStatus = Literal["pass", "fail", "skip"]
+TaskStatus = Literal["pass", "fail", "not_started", "error"]
+
+PASS, FAILED, USAGE, NOT_STARTED, HARNESS, INTERRUPTED = 0, 1, 2, 10, 11, 130
+"""Exit codes; of several tasks the gravest counts: 11 before 1 before 10 before 0."""
+
+
+class NotYetError(Exception):
+    """A clause is not fulfilled yet.
+
+    `slug` names the misconception, if one is known; "no diagnosis" is better than a
+    wrong one. `fatal` means that the task's other clauses cannot be judged.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        slug: str = "",
+        evidence: tuple[Evidence, ...] = (),
+        rule: str = "",
+        kind: str = "NOT YET",
+        fatal: bool = False,
+        output: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.message, self.slug, self.evidence = message, slug, evidence
+        self.rule, self.kind, self.fatal, self.output = rule, kind, fatal, output
+
+
+@dataclass(kw_only=True)
+class ClauseVerdict:
+    """One clause of one task; `world_size` is where it failed, or the last tried."""
+
+    id: str
+    text: str
+    status: ClauseStatus
+    world_size: int | None = None
+    message: str = ""
+    slug: str = ""
+    kind: str = ""
+    evidence: tuple[Evidence, ...] = ()
+    rule: str = ""
+    note: str = ""
+    output: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The clause as MEASURES.md of the design lists it."""
+        return {
+            "id": self.id,
+            "status": self.status,
+            "slug": self.slug,
+            "message": self.message,
+            "world_size": self.world_size,
+        }
+
+
+@dataclass(kw_only=True)
+class TaskVerdict:
+    """One task: its status, and each clause's."""
+
+    id: str
+    number: str
+    title: str
+    status: TaskStatus
+    path: str
+    digest: str
+    line: int = 0
+    seconds: float = 0.0
+    message: str = ""
+    slug: str = ""
+    world_sizes: tuple[int, ...] = ()
+    clauses: list[ClauseVerdict] = field(default_factory=list)
+
+    def first_failure(self) -> ClauseVerdict | None:
+        """The clause to look at first."""
+        return next((c for c in self.clauses if c.status == "fail"), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The task as one entry of a report."""
+        return {
+            "id": self.id,
+            "number": self.number,
+            "status": self.status,
+            "seconds": round(self.seconds, 3),
+            "file": self.path,
+            "digest": self.digest,
+            "message": self.message,
+            "slug": self.slug,
+            "world_sizes": list(self.world_sizes),
+            "clauses": [clause.to_json() for clause in self.clauses],
+        }
+
+
+@dataclass(kw_only=True)
+class Report:
+    """Everything one `check` found out."""
+
+    code: str
+    seed: int
+    tasks: list[TaskVerdict]
+
+    @property
+    def exit_code(self) -> int:
+        """0 pass, 1 something failed, 10 something not started, 11 harness error."""
+        statuses = {task.status for task in self.tasks}
+        if "error" in statuses:
+            return HARNESS
+        if "fail" in statuses:
+            return FAILED
+        return NOT_STARTED if "not_started" in statuses else PASS
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as one JSON object."""
+        return {
+            "code": self.code,
+            "seed": self.seed,
+            "digest": "+".join(dict.fromkeys(task.digest for task in self.tasks)),
+            "tasks": [task.to_json() for task in self.tasks],
+            "exit": self.exit_code,
+        }

@@ -1,0 +1,74 @@
+"""Collectives by hand: what broadcast and all_reduce do, from send and recv alone.
+
+Guide: phase1_data_parallel/guidelines.md, "Build it, task by task", 1.1 to 1.4.
+Source: the MPI standard for the names; torch.distributed for the in-place form.
+Symbols: n = comm.world_size; every function runs on all n ranks at the same time.
+Cost: counted in messages, because on one machine a message costs more than its bytes.
+
+`comm` here has no collectives of its own: send, recv, isend, irecv and sendrecv only.
+`send` returns when the other side is receiving, not earlier: it is a handshake.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from distlab.comm import Comm
+
+
+def exchange(comm: Comm, box: Tensor) -> None:
+    """Copy rank 0's box into rank 1's box, in place. Other ranks do nothing.
+
+    C1 rank 1's box equals rank 0's   C2 nobody else sends or receives
+    In torch.distributed: dist.send(tensor, dst), dist.recv(tensor, src)
+    Cost: 1 message. Check: distlab check 1.1
+    """
+    # TODO(collectives.exchange)
+    # two branches on comm.rank, one call each:
+    # comm.send(tensor, dst) and comm.recv(tensor, src)
+    raise NotImplementedError("collectives.exchange")
+
+
+def pass_around(comm: Comm, outgoing: Tensor, incoming: Tensor) -> None:
+    """Give `outgoing` to the right neighbour, take the left one's into `incoming`.
+
+    The ranks stand in a circle: right of rank r is r + 1, right of the last is 0.
+
+    C1 incoming holds the left neighbour's outgoing; outgoing is as it was
+    C2 every rank sends exactly one message
+    In torch.distributed: dist.batch_isend_irecv; MPI calls it sendrecv
+    Example: n = 3, outgoing 10, 11, 12 → incoming 12, 10, 11
+    Cost: n messages, one per rank. Check: distlab check 1.2
+    """
+    # TODO(collectives.pass_around)
+    # first try the obvious: send to the right, then receive from the left.
+    # save it, look at what happens, then cure it
+    raise NotImplementedError("collectives.pass_around")
+
+
+def broadcast(comm: Comm, tensor: Tensor, src: int) -> None:
+    """Make every rank's `tensor` equal to that of rank `src`, in place.
+
+    C1 the value of rank src is on all ranks, for any src   C2 n - 1 messages in all
+    In torch.distributed: dist.broadcast(tensor, src)
+    Example: n = 3, src = 1, tensors 5, 6, 7 → 6, 6, 6
+    Cost: n - 1 messages. Check: distlab check 1.3
+    """
+    # TODO(collectives.broadcast)
+    # who sends to whom? who only receives?
+    raise NotImplementedError("collectives.broadcast")
+
+
+def all_reduce(comm: Comm, tensor: Tensor) -> None:
+    """Replace every rank's `tensor` by the sum over all ranks, in place.
+
+    C1 every rank has the sum, and the very same bits   C2 in the caller's own tensor
+    In torch.distributed: dist.all_reduce(tensor)
+    Example: n = 3, tensors 1, 2, 3 → 6, 6, 6
+    Cost: 2(n - 1) messages, all of them through one rank. Check: distlab check 1.4
+    """
+    # TODO(collectives.all_reduce)
+    # one rank adds everything up; then everybody gets the result
+    # (you have written the second half already)
+    raise NotImplementedError("collectives.all_reduce")
