@@ -10,7 +10,7 @@ from typing import Any
 
 from distlab.comm import PointToPointOnly
 from distlab.curriculum import UnitSource, load_graft
-from distlab.grading.diagnosis import diagnose, diagnose_buffers
+from distlab.grading.diagnosis import diagnose, diagnose_finished
 from distlab.runner import Cluster, Limits, RankContext, Run
 
 Scenario = Callable[..., Any]
@@ -51,7 +51,7 @@ class Bench:
         run = self.observe(impl, scenario, **values)
         if run.outcome != "finished":
             raise diagnose(run, impl.source)
-        diagnose_buffers(run)
+        diagnose_finished(run)
         return run
 
     def observe(self, impl: Implementation, scenario: Scenario, **values: Any) -> Run:

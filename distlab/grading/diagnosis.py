@@ -9,12 +9,22 @@ from distlab.comm import ANY, COLLECTIVES, Event
 from distlab.curriculum import UnitSource
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankRecord, Run
-from distlab.runner.autopsy import describe_tensor, evidence, explain
+from distlab.runner.autopsy import (
+    Evidence,
+    describe,
+    describe_tensor,
+    evidence,
+    explain,
+    place,
+)
 
 RULES = {
     "ring-of-sends": (
         "one side of every blocking pair must receive: use sendrecv, or isend "
         "before recv"
+    ),
+    "ring-of-recvs": (
+        "one side of every blocking pair must send: use sendrecv, or irecv before send"
     ),
     "nobody-receives": "every rank runs the same line: branch on comm.rank",
     "nobody-sends": "every recv needs a send on the other side: branch on comm.rank",
@@ -23,6 +33,7 @@ RULES = {
     "no-such-rank": "ranks are 0 … n - 1; the one after the last is 0: use % n",
     "collective-not-here": "send and recv only: this unit builds the rest",
     "mismatched-buffers": "both sides of a message need the same shape and dtype",
+    "never-waited": "keep what isend, irecv and async_op return, and call its wait()",
     "collective-mismatch": "every rank calls the same collectives in the same order",
     "spinning": "look for a loop whose end never comes",
     "out-of-memory": "look at the size of the tensor you make on that line",
@@ -32,7 +43,7 @@ RULES = {
 
 def diagnose(run: Run, source: UnitSource) -> NotYetError:
     """The verdict on a run that did not finish."""
-    mismatch = _mismatched(run)
+    mismatch = _mismatched(run) or _unlike_collectives(run)
     if mismatch:
         return mismatch
     if run.outcome == "deadlock":
@@ -51,17 +62,19 @@ def diagnose(run: Run, source: UnitSource) -> NotYetError:
     return _not_yet(run, "raised")
 
 
-def diagnose_buffers(run: Run) -> None:
-    """Look at a finished run for messages whose two ends did not fit.
+def diagnose_finished(run: Run) -> None:
+    """Look at a finished run for calls that went wrong without an error.
 
-    The transport may complete them all the same and deliver rubbish.
+    The transport may deliver rubbish where the two ends of a message, or the ranks'
+    parts in a collective, do not fit; and a transfer that nobody waited for may have
+    come in time by luck.
 
     Raises:
         NotYetError: there is one.
     """
-    mismatch = _mismatched(run)
-    if mismatch:
-        raise mismatch
+    wrong = _mismatched(run) or _unlike_collectives(run) or _never_waited(run)
+    if wrong:
+        raise wrong
 
 
 def _not_yet(
@@ -90,29 +103,33 @@ def printed(run: Run) -> str:
 def _deadlock(run: Run) -> NotYetError:
     waiting = [r.waiting for r in run.ranks if r.waiting]
     ops = {call["op"] for call in waiting}
-    if any(call["op"] in COLLECTIVES for call in waiting):
+    if ops & COLLECTIVES:
         return _stuck_collective(run)
-    if ops <= {"send", "isend"} and run.cycle:
+    in_cycle = {r.waiting["op"] for r in run.ranks if r.waiting and r.rank in run.cycle}
+    if in_cycle and in_cycle <= {"send", "isend"}:
         return _not_yet(run, "ring-of-sends", kind="DEADLOCK")
+    if in_cycle and in_cycle <= {"recv", "irecv"}:
+        return _not_yet(run, "ring-of-recvs", kind="DEADLOCK")
     if _never(run, "recv") and ops <= {"send", "isend"}:
-        message = f"{_all(run)} called send; nobody called recv"
-        if not all(r.waiting for r in run.ranks):
-            message = f"{explain(run)}: nobody called recv"
-        return _not_yet(run, "nobody-receives", message, kind="DEADLOCK")
+        return _one_sided(run, "nobody-receives", "send", "recv")
     if _never(run, "send") and ops <= {"recv", "irecv"}:
-        message = f"{_all(run)} called recv; nobody called send"
-        if not all(r.waiting for r in run.ranks):
-            message = f"{explain(run)}: nobody called send"
-        return _not_yet(run, "nobody-sends", message, kind="DEADLOCK")
+        return _one_sided(run, "nobody-sends", "recv", "send")
     if any(r.status == "finished" for r in run.ranks):
         return _not_yet(run, "peer-finished", kind="DEADLOCK")
     return _not_yet(run, "", kind="DEADLOCK")
 
 
+def _one_sided(run: Run, slug: str, called: str, missing: str) -> NotYetError:
+    message = f"{_all(run)} called {called}; nobody called {missing}"
+    if not all(r.waiting for r in run.ranks):
+        message = f"{explain(run)}: nobody called {missing}"
+    return _not_yet(run, slug, message, kind="DEADLOCK")
+
+
 def _stuck_collective(run: Run) -> NotYetError:
     finished = [r for r in run.ranks if r.status == "finished"]
     if finished:
-        return _not_yet(run, "peer-finished", kind="DEADLOCK")
+        return _not_yet(run, "collective-mismatch", kind="DEADLOCK")
     lines = {
         r.rank: f"{r.waiting['op']} (call #{r.waiting['n']})"
         for r in run.ranks
@@ -131,21 +148,31 @@ def _refused(run: Run, first: RankRecord) -> NotYetError:
     if "there is only" in text:
         return _not_yet(run, "no-such-rank", text)
     if "that is itself" in text:
-        others = [r.waiting for r in run.ranks if r.waiting]
-        sending = "sends to" in text and all(c["op"] == "send" for c in others)
-        if sending and others and _never(run, "recv"):
-            message = (
-                f"{_all(run)} called send to rank {first.rank}; nobody called recv"
-            )
-            return _not_yet(run, "nobody-receives", message)
-        receiving = "receives from" in text and all(c["op"] == "recv" for c in others)
-        if receiving and others and _never(run, "send"):
-            message = (
-                f"{_all(run)} called recv from rank {first.rank}; nobody called send"
-            )
-            return _not_yet(run, "nobody-sends", message)
-        return _not_yet(run, "send-to-self", text)
+        return _itself(run, first, text)
     return _not_yet(run, "raised", text)
+
+
+def _itself(run: Run, first: RankRecord, text: str) -> NotYetError:
+    """A rank named itself: alone, or because all ranks run a line without a branch."""
+    others = [r.waiting for r in run.ranks if r.waiting]
+    for slug, called, missing, end in (
+        ("nobody-receives", "send", "recv", "dst"),
+        ("nobody-sends", "recv", "send", "src"),
+    ):
+        same = all(c["op"] == called and c[end] == first.rank for c in others)
+        if others and same and _last_op(first) == called and _never(run, missing):
+            where = "to" if called == "send" else "from"
+            message = (
+                f"{_all(run)} called {called} {where} rank {first.rank}; "
+                f"nobody called {missing}"
+            )
+            return _not_yet(run, slug, message)
+    return _not_yet(run, "send-to-self", text)
+
+
+def _last_op(record: RankRecord) -> str:
+    calls = record.calls()
+    return str(calls[-1]["op"]) if calls else ""
 
 
 def _never(run: Run, half: str) -> bool:
@@ -170,6 +197,67 @@ def _mismatched(run: Run) -> NotYetError | None:
             )
             return _not_yet(run, "mismatched-buffers", message)
     return None
+
+
+def _unlike_collectives(run: Run) -> NotYetError | None:
+    """The first collective in which two ranks do not take part alike.
+
+    The k-th calls of a group's members belong together, whatever they are.
+    """
+    groups: dict[str, dict[int, list[Event]]] = defaultdict(dict)
+    for record in run.ranks:
+        for call in record.calls():
+            if call["op"] in COLLECTIVES:
+                groups[call["group"]].setdefault(record.rank, []).append(call)
+    for members in groups.values():
+        for index in range(max(map(len, members.values()))):
+            calls = [(r, own[index]) for r, own in members.items() if index < len(own)]
+            (first, one), *rest = calls
+            for rank, other in rest:
+                if _act(one) != _act(other):
+                    message = (
+                        f"collective #{index + 1}: rank {first} calls {_act_text(one)}, "
+                        f"rank {rank} calls {_act_text(other)}"
+                    )
+                    return _not_yet(run, "collective-mismatch", message)
+    return None
+
+
+def _act(call: Event) -> tuple[Any, ...]:
+    return call["op"], call["root"], _numel(call["shape"]), call["dtype"]
+
+
+def _act_text(call: Event) -> str:
+    root = "" if call["root"] is None else f" with rank {call['root']}"
+    of = describe_tensor(call)
+    return f"{call['op']}{root}" + (f" on {of}" if of else "")
+
+
+def _never_waited(run: Run) -> NotYetError | None:
+    """A transfer that was started and whose end nobody waited for."""
+    lines = []
+    for record in run.ranks:
+        ended = {e["n"] for e in record.journal if e["k"] in ("exit", "error")}
+        for call in record.calls():
+            if call["k"] == "post" and call["n"] not in ended:
+                where = place((call["file"], call["line"]))
+                text = f"call #{call['n']} {describe(call)}"
+                lines.append(
+                    Evidence(
+                        rank=record.rank, state="under way", text=text, where=where
+                    )
+                )
+    if not lines:
+        return None
+    return NotYetError(
+        f"rank {lines[0].rank} started {lines[0].text.partition(' ')[2]} "
+        "and never waited for it",
+        slug="never-waited",
+        evidence=tuple({line.rank: line for line in reversed(lines)}.values())[::-1],
+        rule=RULES["never-waited"],
+        fatal=True,
+        output=printed(run),
+    )
 
 
 def _pairs(run: Run) -> list[tuple[tuple[int, int, int], Event, Event]]:

@@ -1,16 +1,15 @@
-"""Judge tasks: not started, renamed, broken, wrong or right, and whose part it is."""
+"""Judge tasks on ranks, clause by clause, and say whose part a mistake is."""
 
 from __future__ import annotations
 
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
-from distlab.curriculum import Curriculum, SourceError, Task, read_source
-from distlab.curriculum.regions import functions_of
+from distlab.curriculum import Curriculum, Task
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.clause import Check, checks_of
+from distlab.grading.preflight import look_at
 from distlab.grading.verdict import ClauseVerdict, NotYetError, Report, TaskVerdict
 from distlab.runner import Cluster, Limits, RunnerError
 
@@ -52,49 +51,12 @@ class Grader:
                 on_verdict(verdict)
         return Report(code=self._code, seed=self._seed, tasks=verdicts)
 
-    # ── before anything runs ────────────────────────────────────────────────────────
-
     def _judge(self, task: Task) -> TaskVerdict:
-        unit = self._curriculum.units[task.unit]
-        verdict = TaskVerdict(
-            id=task.id,
-            number=task.number,
-            title=task.title,
-            status="fail",
-            path=shown(unit.template(self._curriculum.root)),
-            digest="",
-        )
-        try:
-            reference = read_source(self._curriculum, unit, "reference")
-            functions = functions_of(reference.text)
-        except (SourceError, ValueError) as error:
-            verdict.status = "error"
-            verdict.message = f"the reference of {unit.name} is unusable: {error}"
+        verdict, ready = look_at(self._curriculum, task, self._code)
+        if ready is None:
             return verdict
-        try:
-            source = read_source(self._curriculum, unit, self._code)
-            verdict.path, verdict.digest = shown(source.path), source.digest
-            states = {t.id: source.state_of(t.id, functions[t.id]) for t in unit.tasks}
-        except SourceError as error:
-            return _fail_all(verdict, task, *_broken(error))
-        state, verdict.line = states[task.id]
-        if state == "not_started":
-            verdict.status, verdict.slug = "not_started", "not-started"
-            verdict.message = (
-                f"{verdict.path}:{verdict.line} still raises NotImplementedError"
-            )
-            return verdict
-        if state == "missing":
-            message = (
-                f"{verdict.path} has no function {functions[task.id]}: "
-                "it was renamed or removed"
-            )
-            return _fail_all(verdict, task, message, "renamed")
-        unfinished = [name for name, (how, _) in states.items() if how != "started"]
-        impl = Implementation(source, reference, tuple(sorted(unfinished)))
+        impl = Implementation(ready.source, ready.reference, ready.unfinished)
         return self._run(verdict, task, impl)
-
-    # ── on ranks ────────────────────────────────────────────────────────────────────
 
     def _run(
         self, verdict: TaskVerdict, task: Task, impl: Implementation
@@ -171,30 +133,6 @@ class Grader:
             return ""
         names = " and ".join(name.partition(".")[2] for name in siblings)
         return f"this part is right: it passes with the reference's {names}; fix yours"
-
-
-def shown(path: Path) -> str:
-    """A path as the learner would type it: relative to where they are."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
-
-
-def _broken(error: SourceError) -> tuple[str, str, int]:
-    if error.line:
-        return f"{shown(error.path)}: {error}", "syntax-error", error.line
-    return str(error), "", 0
-
-
-def _fail_all(
-    verdict: TaskVerdict, task: Task, message: str, slug: str, line: int = 0
-) -> TaskVerdict:
-    verdict.status, verdict.message, verdict.slug = "fail", message, slug
-    verdict.line = line or verdict.line
-    verdict.clauses = [
-        ClauseVerdict(id=name, text=text, status="fail", message=message, slug=slug)
-        for name, text in task.clauses.items()
-    ]
-    return verdict
 
 
 def _clause(task: Task, check: Check, status: str) -> ClauseVerdict:

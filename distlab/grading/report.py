@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from distlab.grading.verdict import ClauseVerdict, TaskVerdict
-from distlab.runner.autopsy import Evidence
+
+if TYPE_CHECKING:
+    from distlab.runner.autopsy import Evidence
 
 WIDTH = 80
 _INDENT = "  "

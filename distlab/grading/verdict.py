@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from distlab.runner.autopsy import Evidence
+if TYPE_CHECKING:  # the words alone must not cost the import of torch
+    from distlab.runner.autopsy import Evidence
 
 ClauseStatus = Literal["pass", "fail", "skip"]
 TaskStatus = Literal["pass", "fail", "not_started", "error"]

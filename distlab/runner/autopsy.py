@@ -39,7 +39,7 @@ def explain(run: Run) -> str:
 def explain_deadlock(run: Run) -> str:
     """Who waits for whom, and why nobody can go on."""
     waiting = [r for r in run.ranks if r.status == "waiting" and r.waiting]
-    ops = {r.waiting["op"] for r in waiting if r.waiting}
+    ops = {r.waiting["op"] for r in waiting if r.waiting and r.rank in run.cycle}
     if run.cycle:
         circle = "→".join(str(rank) for rank in (*run.cycle, run.cycle[0]))
         if ops <= set(SENDS):
@@ -75,7 +75,8 @@ def explain_failure(run: Run) -> str:
     if first is None:
         return "the run failed without a record"
     same = [r.rank for r in run.ranks if _signature(r) == _signature(first)]
-    head = f"{_names(same)} {explain_end(first)}"
+    each = "each " if len(same) > 1 else ""
+    head = f"{_names(same)} {each}{explain_end(first)}"
     left = [r.rank for r in run.ranks if r.status == "waiting"]
     return head + (f"; {_names(left)} waited for it" if left else "")
 
@@ -90,7 +91,7 @@ def explain_end(record: RankRecord) -> str:
         return "ended without a result"
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
-        if name == "SIGABRT":
+        if name == "SIGABRT" and "gloo::" in record.output:
             return (
                 "was ended by the transport (SIGABRT): it received more bytes than "
                 "its tensor holds"
@@ -114,6 +115,8 @@ def describe(call: Event | None) -> str:
         text += f" → {call['dst']}"
     if call.get("src") is not None:
         text += " ← any rank" if call["src"] == ANY else f" ← {call['src']}"
+    if call.get("tag"):
+        text += f" (tag {call['tag']})"
     return text
 
 

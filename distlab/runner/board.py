@@ -8,8 +8,12 @@ every rank that still runs, the run is deadlocked, however slow the machine:
     rank 1  send → 2  ├─ nobody    channel (1→2): 1 send, 0 receives   unmatched
     rank 2  send → 0 ─┘  receives  channel (2→0): 1 send, 0 receives   unmatched
 
-Messages of one channel (source, destination, tag) match in the order they were
+Messages of one channel (group, source, destination, tag) match in the order they were
 started; the k-th collective of a group matches once all its members started theirs.
+Whatever is not certain (a call that failed, one that will give up by itself, a thread
+that is elsewhere) counts as able to go on. One thing the journals cannot show: on some
+transports a broadcast is done on some ranks before all have joined, or a call without
+data needs nobody. The supervisor therefore also asks whether the ranks sleep.
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ from dataclasses import dataclass
 
 from distlab.comm import ANY, COLLECTIVES, Event
 
-Channel = tuple[int, int, int]  # source, destination, tag
+Channel = tuple[str, int, int, int]  # group, source, destination, tag
+Act = tuple[str, int | None]  # which collective, and its root
 
 
 @dataclass(frozen=True)
@@ -28,24 +33,41 @@ class _Need:
     """What one half of a call needs to complete: the `index`-th act of the others."""
 
     kind: str  # "send", "recv", "recv_any" or "collective"
-    channel: Channel = (0, 0, 0)
+    channel: Channel = ("", 0, 0, 0)
     group: str = ""
     index: int = 0
 
 
-class Board:
-    """The state of all ranks of a run, kept up to date event by event."""
+@dataclass(frozen=True)
+class _Seat:
+    """Where one thread of a rank waits: in which call, and whether for good."""
 
-    def __init__(self, world_size: int) -> None:
-        self._world_size = world_size
+    number: int
+    gives_up: bool
+
+
+class Board:
+    """The state of all ranks of a run, kept up to date event by event.
+
+    `limit_s` is how long the run may take: a call that gives up later than that is
+    taken to wait for good.
+    """
+
+    def __init__(self, world_size: int, limit_s: float = float("inf")) -> None:
+        self._limit_s = limit_s
         self._sends: Counter[Channel] = Counter()
         self._recvs: Counter[Channel] = Counter()
-        self._waiting_any: dict[int, int] = {}  # rank -> tag it takes from anyone
-        self._collectives: dict[str, dict[int, list[str]]] = defaultdict(dict)
-        self._members: dict[str, list[int]] = {}
+        # Calls that failed may or may not have taken part in the matching.
+        self._failed_sends: Counter[Channel] = Counter()
+        self._failed_recvs: Counter[Channel] = Counter()
+        self._failed_groups: set[str] = set()
+        self._waiting_any: Counter[Channel] = Counter()  # with ANY as the source
+        self._collectives: dict[str, dict[int, list[Act]]] = defaultdict(dict)
+        self._members: dict[str, list[int]] = {"world": list(range(world_size))}
         self._needs: dict[tuple[int, int], list[_Need]] = {}
         self._calls: dict[tuple[int, int], Event] = {}
-        self._blocked: dict[int, int] = {}  # rank -> number of the call it sits in
+        self._blocked: dict[int, dict[int, _Seat]] = defaultdict(dict)  # by thread
+        self._num_threads: dict[int, int] = {}
 
     def record(self, rank: int, event: Event) -> None:
         """Take in one journal event of `rank`."""
@@ -54,14 +76,15 @@ class Board:
             self._calls[key] = event
             self._needs[key] = self._start(rank, event)
         if kind in ("enter", "wait") and key in self._calls:
-            self._blocked[rank] = event["n"]
+            self._sit_down(rank, event)
         if kind in ("exit", "error"):
             self._end(rank, event)
 
     def blocked_in(self, rank: int) -> Event | None:
-        """The call that `rank` has entered and not left."""
-        number = self._blocked.get(rank)
-        return None if number is None else self._calls[rank, number]
+        """The call that `rank` has entered and not left (the first, if several)."""
+        for seat in self._blocked[rank].values():
+            return self._calls[rank, seat.number]
+        return None
 
     def stuck(self, alive: Iterable[int]) -> dict[int, tuple[int, ...]] | None:
         """For each rank of `alive` whom it waits for, if none of them can go on.
@@ -70,26 +93,33 @@ class Board:
         """
         waits_for: dict[int, tuple[int, ...]] = {}
         for rank in alive:
-            if rank not in self._blocked:
+            seats = self._blocked[rank].values()
+            if not seats or len(seats) < self._num_threads[rank]:
                 return None
-            unmet = [
-                need
-                for need in self._needs[rank, self._blocked[rank]]
-                if not self._is_met(need)
-            ]
-            if not unmet:
-                return None
-            peers = {peer for need in unmet for peer in self._awaited(rank, need)}
+            peers: set[int] = set()
+            for seat in seats:
+                needs = self._needs[rank, seat.number]
+                unmet = [need for need in needs if not self._is_met(need)]
+                if seat.gives_up or not unmet:
+                    return None
+                peers.update(p for need in unmet for p in self._awaited(rank, need))
             waits_for[rank] = tuple(sorted(peers))
         return waits_for or None
 
+    def _sit_down(self, rank: int, event: Event) -> None:
+        timeout_s = event.get("timeout_s")
+        gives_up = timeout_s is not None and timeout_s < self._limit_s
+        self._blocked[rank][event.get("thread", 0)] = _Seat(event["n"], gives_up)
+        self._num_threads[rank] = event.get("threads", 1)
+
     def _start(self, rank: int, event: Event) -> list[_Need]:
-        op = event["op"]
+        op, group = event["op"], event["group"]
+        self._members[group] = event["members"]
         if op in COLLECTIVES:
             return [self._start_collective(rank, event)]
         needs = []
         if op in ("send", "isend", "sendrecv"):
-            channel = (rank, event["dst"], event["tag"])
+            channel = (group, rank, event["dst"], event["tag"])
             needs.append(_Need("send", channel, index=self._sends[channel]))
             self._sends[channel] += 1
         if op in ("recv", "irecv", "sendrecv"):
@@ -97,61 +127,78 @@ class Board:
         return needs
 
     def _start_recv(self, rank: int, event: Event) -> _Need:
+        channel = (event["group"], event["src"], rank, event["tag"])
         if event["src"] == ANY:
-            self._waiting_any[rank] = event["tag"]
-            return _Need("recv_any", (ANY, rank, event["tag"]))
-        channel = (event["src"], rank, event["tag"])
+            self._waiting_any[channel] += 1
+            return _Need("recv_any", channel)
         self._recvs[channel] += 1
         return _Need("recv", channel, index=self._recvs[channel] - 1)
 
     def _start_collective(self, rank: int, event: Event) -> _Need:
         group = event["group"]
-        self._members[group] = event["members"]
         calls = self._collectives[group].setdefault(rank, [])
-        calls.append(event["op"])
+        calls.append((event["op"], event["root"]))
         return _Need("collective", group=group, index=len(calls) - 1)
 
     def _end(self, rank: int, event: Event) -> None:
-        if self._blocked.get(rank) == event["n"]:
-            del self._blocked[rank]
-        call = self._calls.get((rank, event["n"]))
-        if call and call["op"] == "recv" and call["src"] == ANY:
-            self._waiting_any.pop(rank, None)
-            if "src" in event:
-                self._recvs[event["src"], rank, call["tag"]] += 1
+        number = event["n"]
+        for thread, seat in list(self._blocked[rank].items()):
+            if seat.number == number:
+                del self._blocked[rank][thread]
+        call = self._calls.pop((rank, number), None)
+        for need in self._needs.pop((rank, number), []):
+            if need.kind == "recv_any":
+                self._waiting_any[need.channel] -= 1
+            if event["k"] == "error":
+                self._take_back(rank, need, was_refused=event["refused"])
+        if call and call["src"] == ANY and "src" in event:
+            self._recvs[call["group"], event["src"], rank, call["tag"]] += 1
+
+    def _take_back(self, rank: int, need: _Need, *, was_refused: bool) -> None:
+        """Forget a call that was refused; remember one that failed as uncertain."""
+        if need.kind == "send":
+            self._sends[need.channel] -= was_refused
+            self._failed_sends[need.channel] += not was_refused
+        elif need.kind == "recv":
+            self._recvs[need.channel] -= was_refused
+            self._failed_recvs[need.channel] += not was_refused
+        elif need.kind == "collective" and was_refused:
+            self._collectives[need.group][rank].pop()
+        elif need.kind == "collective":
+            self._failed_groups.add(need.group)
 
     def _is_met(self, need: _Need) -> bool:
+        channel = need.channel
+        group, _, dst, tag = channel
         if need.kind == "send":
-            taken_by_anyone = self._waiting_any.get(need.channel[1])
-            return (
-                self._recvs[need.channel] > need.index
-                or taken_by_anyone == need.channel[2]
-            )
+            index = need.index - self._failed_sends[channel]
+            by_anyone = self._waiting_any[group, ANY, dst, tag] > 0
+            return by_anyone or self._recvs[channel] > index
         if need.kind == "recv":
-            return self._sends[need.channel] > need.index
+            return self._sends[channel] > need.index - self._failed_recvs[channel]
         if need.kind == "recv_any":
-            _, dst, tag = need.channel
             return any(
-                count > self._recvs[channel]
-                for channel, count in self._sends.items()
-                if channel[1:] == (dst, tag)
+                self._sends[group, src, dst, tag]
+                > self._recvs[group, src, dst, tag]
+                - self._failed_recvs[group, src, dst, tag]
+                for src in self._members[group]
             )
-        calls = [self._collective(need, member) for member in self._members[need.group]]
-        return None not in calls and len(set(calls)) == 1
+        acts = {self._collective(need, member) for member in self._members[need.group]}
+        return need.group in self._failed_groups or (None not in acts and len(acts) < 2)
 
     def _awaited(self, rank: int, need: _Need) -> list[int]:
         if need.kind == "send":
-            return [need.channel[1]]
+            return [need.channel[2]]
         if need.kind == "recv":
-            return [need.channel[0]]
+            return [need.channel[1]]
         if need.kind == "recv_any":
-            return [r for r in range(self._world_size) if r != rank]
+            return [r for r in self._members[need.channel[0]] if r != rank]
         mine = self._collective(need, rank)
         return [
             m for m in self._members[need.group] if self._collective(need, m) != mine
         ]
 
-    def _collective(self, need: _Need, member: int) -> str | None:
+    def _collective(self, need: _Need, member: int) -> Act | None:
         calls = self._collectives[need.group].get(member, [])
         return calls[need.index] if need.index < len(calls) else None
 
@@ -159,13 +206,17 @@ class Board:
 def find_cycle(waits_for: dict[int, tuple[int, ...]]) -> tuple[int, ...]:
     """A circle of ranks each waiting for the next, smallest rank first; or ()."""
     for start in sorted(waits_for):
-        path: list[int] = []
-        rank = start
-        while rank in waits_for and rank not in path and waits_for[rank]:
-            path.append(rank)
-            rank = waits_for[rank][0]
-        if rank in path:
-            circle = path[path.index(rank) :]
-            least = circle.index(min(circle))
-            return tuple(circle[least:] + circle[:least])
+        paths: list[tuple[int, ...]] = [
+            (start,)
+        ]  # breadth first: the shortest way back to `start`
+        seen = {start}
+        while paths:
+            path = paths.pop(0)
+            for peer in waits_for.get(path[-1], ()):
+                if peer == start:
+                    least = path.index(min(path))
+                    return path[least:] + path[:least]
+                if peer not in seen:
+                    seen.add(peer)
+                    paths.append((*path, peer))
     return ()

@@ -90,6 +90,7 @@ class Cluster:
         Raises:
             ValueError: fewer than 1 or more than 64 ranks, or a program that other
                 processes cannot import.
+            TypeError: an argument that cannot travel between processes.
             RunnerError: the ranks could not be started.
         """
         _check_world_size(world_size)
@@ -223,6 +224,11 @@ class Cluster:
         theirs = [pair[1].fileno() for pair in pairs] + [pipe[1] for pipe in pipes]
         try:
             self._ask(job, theirs)
+        except BaseException:
+            for pair, pipe in zip(pairs, pipes, strict=True):
+                pair[0].close()
+                os.close(pipe[0])
+            raise
         finally:
             for pair, pipe in zip(pairs, pipes, strict=True):
                 pair[1].close()

@@ -64,6 +64,24 @@ def end_descendants(
     return len(ended)
 
 
+def cpu_s(pid: int) -> float:
+    """Seconds of processor time that process `pid` has used; 0 where unknown."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # clock_getcpuclockid(3), on Linux
+    except (OSError, OverflowError):
+        return 0.0
+
+
+def sleeps(pid: int) -> bool:
+    """Whether every thread of `pid` waits for something; True where unknown."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            text = stat.read_bytes()
+            if text[text.rindex(b")") + 2 :][:1] != b"S":
+                return False
+    return True
+
+
 def reap(pids: list[int]) -> None:
     """Collect those of `pids` that are dead children of this process."""
     for pid in pids:

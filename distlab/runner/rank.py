@@ -6,12 +6,14 @@ close, and their "connection closed" would hide the real mistake.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,14 @@ from typing import Any, NoReturn
 
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-from distlab.comm import ByteMeter, CommRefusedError, Event, Journal, TorchComm
+from distlab.comm import (
+    ByteMeter,
+    CommRefusedError,
+    Event,
+    Journal,
+    PeerLost,
+    TorchComm,
+)
 from distlab.runner.context import RankContext, seed_everything
 from distlab.runner.limits import cap_memory
 from distlab.runner.processes import die_with_parent
@@ -28,25 +37,35 @@ from distlab.runner.wire import encode
 _KEPT_OPEN: list[object] = []
 """The transport of this rank: it must outlive the program, or its sockets close."""
 
+_ONE_AT_A_TIME = threading.Lock()
+"""Held to write a line to the parent: threads of a program may call comm too."""
+
 
 def live(
     job: dict[str, Any], rank: int, control: socket.socket, output: int
 ) -> NoReturn:
     """Run `job` as `rank` in this freshly forked process; never returns."""
-    folder = Path(job["folder"])
+    folder, pid = Path(job["folder"]), os.getpid()
     try:
-        _settle_in(folder, rank, output)
-        record = _work(job, rank, folder, control)
-    except BaseException as error:
-        record = _raised(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    try:
-        control.sendall(encode(record))
-        while control.recv(1):
-            pass
+        try:
+            _settle_in(folder, rank, output)
+            line = encode(_work(job, rank, folder, control))
+        except BaseException as error:
+            line = encode(_raised(error))
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # the program may have closed it
+                stream.flush()
+        if os.getpid() == pid:  # not a child that the program forked and forgot
+            _say(control, line)
+            while control.recv(1):
+                pass
     finally:
         os._exit(0)
+
+
+def _say(control: socket.socket, line: bytes) -> None:
+    with _ONE_AT_A_TIME:
+        control.sendall(line)
 
 
 def resolve(name: str) -> Callable[..., Any]:
@@ -83,7 +102,7 @@ def _work(
     meter = ByteMeter(transport)
 
     def tell(event: Event) -> None:
-        control.sendall(encode(event))
+        _say(control, encode(event))
 
     journal = Journal(meter, tell) if job["journal"] else meter
     context = RankContext(
@@ -115,7 +134,25 @@ def _raised(error: BaseException) -> dict[str, Any]:
     return {
         "k": "raised",
         "type": type(error).__name__,
-        "message": str(error) or type(error).__name__,
+        "message": _text(error),
         "refused": isinstance(error, CommRefusedError),
+        "peer_lost": _follows_from_lost_peer(error),
         "frames": frames,
     }
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error) or type(error).__name__
+    except Exception as second:
+        return f"its message cannot be had: {type(second).__name__}"
+
+
+def _follows_from_lost_peer(error: BaseException | None) -> bool:
+    seen: set[int] = set()  # a chain can be a circle
+    while error is not None and id(error) not in seen:
+        if isinstance(error, PeerLost):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False

@@ -23,6 +23,7 @@ class ErrorRecord:
     message: str
     frames: tuple[tuple[str, int], ...] = ()
     refused: bool = False  # by the communicator, before anything was sent
+    peer_lost: bool = False  # it is, or follows from, a PeerLost
 
 
 @dataclass(kw_only=True)
@@ -35,6 +36,7 @@ class RankRecord:
     value: Any = None
     error: ErrorRecord | None = None
     exit_status: int | None = None  # as waitpid gives it, when the process died
+    failed_s: float | None = None  # seconds into the run, when it raised or died
     journal: list[Event] = field(default_factory=list)
     waiting: Event | None = None  # the call it is blocked in
     stack: tuple[tuple[str, int], ...] = ()  # where it was when time ran out
@@ -72,8 +74,8 @@ class Run:
     def primary(self) -> RankRecord | None:
         """The rank whose failure came first; the others failed because of it."""
         failed = [r for r in self.ranks if r.status in ("died", "raised")]
-        secondary = [r for r in failed if r.error and r.error.type == "PeerLost"]
-        first = [r for r in failed if r not in secondary]
+        failed.sort(key=lambda r: float("inf") if r.failed_s is None else r.failed_s)
+        first = [r for r in failed if not (r.error and r.error.peer_lost)]
         return next(iter(first or failed), None)
 
     def require_finished(self) -> Run:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import os
 import re
 import selectors
@@ -9,18 +11,32 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distlab.runner.board import Board, find_cycle
 from distlab.runner.limits import Limits
+from distlab.runner.processes import cpu_s, sleeps
 from distlab.runner.record import ErrorRecord, Outcome, RankRecord, Run, RunnerError
 from distlab.runner.wire import decode
 
 CONFIRM_S = 0.1  # a deadlock is looked at twice, this far apart
+LAST_READS = 8  # of 64 KiB each: more than a pipe holds, and a flood has an end
 SETTLE_S = 0.3  # after a first failure, how long the others may take to show theirs
+BUSY = 0.2  # of the time between the looks on a processor: then a rank is not stuck
 _FRAME = re.compile(r'File "(.+)", line (\d+)')
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Look:
+    """The ranks as they stood when they seemed to be stuck."""
+
+    at: float
+    waits_for: dict[int, tuple[int, ...]]
+    cpu_s: dict[int, float]
+    asleep: bool
 
 
 class Supervisor:
@@ -40,7 +56,11 @@ class Supervisor:
         self._folder = folder
         self._on_report = on_report or (lambda rank, value: None)
         self._records = [RankRecord(rank=rank) for rank in range(len(controls))]
-        self._board = Board(len(controls))
+        self._controls = controls
+        self._board = Board(len(controls), limits.seconds)
+        decoder = codecs.getincrementaldecoder("utf-8")
+        self._decoders = [decoder("replace") for _ in controls]
+        self._num_kept = [0 for _ in controls]  # bytes of output
         self._lost: set[int] = set()  # control closed, exit status not yet known
         self._statuses: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
@@ -53,7 +73,7 @@ class Supervisor:
         self._zygote = zygote
         self._started = time.monotonic()
         self._failed_at: float | None = None
-        self._suspect: tuple[float, dict[int, tuple[int, ...]]] | None = None
+        self._suspect: _Look | None = None
 
     def watch(self) -> Run:
         """Block until the outcome is certain.
@@ -85,7 +105,7 @@ class Supervisor:
         now = time.monotonic()
         until = self._started + self._limits.seconds
         if self._suspect:
-            until = min(until, self._suspect[0] + CONFIRM_S)
+            until = min(until, self._suspect.at + CONFIRM_S)
         if self._failed_at is not None:
             until = min(until, self._failed_at + SETTLE_S)
         return max(0.0, until - now)
@@ -101,29 +121,30 @@ class Supervisor:
 
     def _read_lines(
         self, source: socket.socket, handle: Callable[[bytes], None]
-    ) -> None:
+    ) -> bool:
         try:
             piece = source.recv(1 << 20)
         except BlockingIOError:
-            return
+            return False
         except ConnectionError:
             piece = b""
         if not piece:
             self._selector.unregister(source)
             handle(b"")
-            return
+            return False
         *lines, self._buffers[source] = (self._buffers[source] + piece).split(b"\n")
         for line in lines:
             handle(line)
+        return True
 
     def _read_output(self, descriptor: int, rank: int) -> None:
         piece = os.read(descriptor, 1 << 16)
         if not piece:
             self._selector.unregister(descriptor)
             return
-        record = self._records[rank]
-        room = self._limits.output_bytes - len(record.output)
-        record.output += piece.decode(errors="replace")[: max(0, room)]
+        kept = piece[: self._limits.output_bytes - self._num_kept[rank]]
+        self._num_kept[rank] += len(kept)
+        self._records[rank].output += self._decoders[rank].decode(kept)
 
     def _from_zygote(self, line: bytes) -> None:
         if not line:
@@ -134,7 +155,22 @@ class Supervisor:
                 record.pid = pid
         elif message["k"] == "exit":
             self._statuses[message["pid"]] = message["status"]
+            for record in self._records:
+                if record.pid == message["pid"]:
+                    self._hear_out(record.rank)
         self._note_deaths()
+
+    def _hear_out(self, rank: int) -> None:
+        """Read the last words of a dead rank; a child of it may keep the line open."""
+        control, handle = self._controls[rank], partial(self._from_rank, rank)
+        with contextlib.suppress(
+            KeyError
+        ):  # it was closed and is no longer listened to
+            self._selector.get_key(control)
+            while self._read_lines(control, handle):
+                pass
+            self._selector.unregister(control)
+        self._lost.add(rank)
 
     def _from_rank(self, rank: int, line: bytes) -> None:
         record = self._records[rank]
@@ -142,8 +178,11 @@ class Supervisor:
             self._lost.add(rank)
             self._note_deaths()
             return
-        message = decode(line)
-        kind = message.get("k")
+        try:
+            message = decode(line)
+            kind = message.get("k")
+        except (ValueError, AttributeError):
+            return  # the program itself wrote to our socket; that is no record
         if kind == "result":
             record.status = "finished"
             record.value = message["value"]
@@ -153,7 +192,7 @@ class Supervisor:
         elif kind == "raised":
             record.status = "raised"
             record.error = _error(message)
-            self._note_failure()
+            self._note_failure(record)
         elif kind == "report":
             self._on_report(rank, message["value"])
         elif kind != "ready":
@@ -173,11 +212,13 @@ class Supervisor:
                 if record.status == "running":
                     record.status = "died"
                     record.exit_status = self._statuses[record.pid]
-                    self._note_failure()
+                    self._note_failure(record)
 
-    def _note_failure(self) -> None:
+    def _note_failure(self, record: RankRecord) -> None:
+        now = time.monotonic()
+        record.failed_s = now - self._started
         if self._failed_at is None:
-            self._failed_at = time.monotonic()
+            self._failed_at = now
 
     # ── deciding ────────────────────────────────────────────────────────────────────
 
@@ -186,10 +227,14 @@ class Supervisor:
 
     def _outcome(self) -> Outcome | None:
         now, alive = time.monotonic(), self._alive()
-        stuck = self._board.stuck(alive) if alive else None
+        # A rank whose line is closed is dead or dying, whatever it entered last.
+        stuck = self._board.stuck(alive) if alive and not self._lost else None
         if self._failed_at is not None:
-            if not alive or stuck or now >= self._failed_at + SETTLE_S:
-                died = any(record.status == "died" for record in self._records)
+            died = any(record.status == "died" for record in self._records)
+            # Who waits for a dead rank is about to learn of it; a rank that raised is
+            # parked, so who waits for that one learns nothing more.
+            settled = self._confirmed(stuck, now) if died else bool(stuck)
+            if not alive or settled or now >= self._failed_at + SETTLE_S:
                 return "died" if died else "raised"
             return None
         if not alive:
@@ -202,10 +247,26 @@ class Supervisor:
         if stuck is None:
             self._suspect = None
             return False
-        if self._suspect is None or self._suspect[1] != stuck:
-            self._suspect = (now, stuck)
+        first = self._suspect
+        if first is None or first.waits_for != stuck:
+            self._suspect = self._look(stuck, now)
             return False
-        return now >= self._suspect[0] + CONFIRM_S
+        if now < first.at + CONFIRM_S:
+            return False
+        second = self._suspect = self._look(stuck, now)
+        most_s = BUSY * (now - first.at)
+        return second.asleep and all(
+            second.cpu_s[rank] - first.cpu_s[rank] <= most_s for rank in stuck
+        )
+
+    def _look(self, stuck: dict[int, tuple[int, ...]], now: float) -> _Look:
+        pids = {rank: self._records[rank].pid for rank in stuck}
+        return _Look(
+            at=now,
+            waits_for=stuck,
+            cpu_s={rank: cpu_s(pid) for rank, pid in pids.items()},
+            asleep=all(pid and sleeps(pid) for pid in pids.values()),
+        )
 
     def _conclude(self, outcome: Outcome) -> Run:
         seconds = time.monotonic() - self._started
@@ -217,8 +278,9 @@ class Supervisor:
                 self._records[rank].status = "waiting"
         if outcome == "timeout":
             self._take_stacks(alive)
-        while self._read(0.0):  # what was printed just before the end
-            pass
+        for _ in range(LAST_READS):  # what was printed just before the end
+            if not self._read(0.0):
+                break
         return Run(
             world_size=len(self._records),
             outcome=outcome,
@@ -232,7 +294,8 @@ class Supervisor:
     def _take_stacks(self, alive: list[int]) -> None:
         for rank in alive:
             if self._records[rank].pid:
-                os.kill(self._records[rank].pid, signal.SIGUSR1)
+                with contextlib.suppress(ProcessLookupError):  # it died just now
+                    os.kill(self._records[rank].pid, signal.SIGUSR1)
         time.sleep(CONFIRM_S)
         for rank in alive:
             path = self._folder / f"stack{rank}"
@@ -247,4 +310,5 @@ def _error(message: dict[str, Any]) -> ErrorRecord:
         message=message["message"],
         frames=tuple((file, line) for file, line in message["frames"]),
         refused=message["refused"],
+        peer_lost=message["peer_lost"],
     )

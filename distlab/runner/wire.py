@@ -1,6 +1,11 @@
 """Values between processes as JSON lines: no pickle, so a rank cannot run code here.
 
-Tensors travel as dtype, shape and bytes. Everything else is JSON; tuples stay tuples.
+Tensors travel as dtype, shape and bytes. Everything else is JSON; tuples stay tuples,
+and so do the keys of a dictionary that are not text:
+
+    (1, 2)      {"~tuple": [1, 2]}              {3: "x"}    {"~dict": [[3, "x"]]}
+
+A text that starts with `~` is our mark, so as a user's key it travels as a `~dict` too.
 """
 
 from __future__ import annotations
@@ -28,7 +33,10 @@ def decode(line: bytes) -> Any:
     Raises:
         ValueError: the line was not written by `encode`.
     """
-    return _rich(json.loads(line))
+    try:
+        return _rich(json.loads(line))
+    except (TypeError, RuntimeError, RecursionError) as error:
+        raise ValueError(f"not a line of ours: {error}") from error
 
 
 def _plain(value: Any) -> Any:
@@ -41,7 +49,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        if all(isinstance(key, str) and key[:1] != "~" for key in value):
+            return {key: _plain(item) for key, item in value.items()}
+        return {"~dict": [[_plain(key), _plain(item)] for key, item in value.items()]}
     raise TypeError(f"a {type(value).__name__} cannot travel between processes")
 
 
@@ -54,11 +64,16 @@ def _rich(value: Any) -> Any:
         return _tensor(*value["~tensor"])
     if set(value) == {"~tuple"}:
         return tuple(_rich(item) for item in value["~tuple"])
+    if set(value) == {"~dict"}:
+        return {_rich(key): _rich(item) for key, item in value["~dict"]}
+    if any(key[:1] == "~" for key in value):
+        raise ValueError(f"unknown mark in {sorted(value)}")
     return {key: _rich(item) for key, item in value.items()}
 
 
 def _tensor_parts(tensor: Tensor) -> list[Any]:
-    plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    values = tensor.detach().cpu().resolve_conj().resolve_neg()  # not a view's promise
+    plain = values.contiguous().reshape(-1).view(torch.uint8)
     data = base64.b64encode(plain.numpy().tobytes()).decode()
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), data]
 

@@ -16,6 +16,7 @@ import gc
 import importlib
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -34,6 +35,7 @@ class Zygote:
     def __init__(self, parent: socket.socket) -> None:
         self._parent = parent
         self._ranks: set[int] = set()
+        self._folder: str | None = None  # of the run under way
         self._wakeup_read, self._wakeup_write = os.pipe()
         os.set_blocking(self._wakeup_read, False)
         os.set_blocking(self._wakeup_write, False)
@@ -64,10 +66,12 @@ class Zygote:
         elif request["k"] == "end":
             end_descendants()
             self._bury()
+            self._ranks.clear()
+            self._folder = None  # the parent removes it
             self._tell({"k": "ended"})
 
     def _start(self, job: dict[str, Any], descriptors: list[int]) -> None:
-        world_size = job["world_size"]
+        world_size, self._folder = job["world_size"], job["folder"]
         controls, outputs = descriptors[:world_size], descriptors[world_size:]
         pids = []
         for number in range(world_size):
@@ -121,6 +125,8 @@ class Zygote:
 
     def _leave(self) -> None:
         end_descendants()
+        if self._folder is not None:  # the parent was killed and cannot do it
+            shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)
 
     def _tell(self, message: dict[str, Any]) -> None:

@@ -1,0 +1,174 @@
+"""From a saved file to its verdict: warm watch mode, against spawned processes.
+
+A copy of the course is made in a temporary folder, `distlab watch --json` runs in it,
+the reference's code is saved into its template again and again, and the time from the
+save to the line with the verdict is taken. The peer runs the same scenario of the same
+task at the same world sizes through torch.multiprocessing.spawn, pair by pair.
+
+    distlab bench verdict [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+TASK = "collectives.all_reduce"
+WORLDS = (2, 3, 4)
+SAVES = 40
+PAIRS = 3
+
+
+class Watcher:
+    """`distlab watch` on a copy of the course, and the clock beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        for name in ("curriculum.toml", "solutions", "phase1_data_parallel"):
+            source = ROOT / name
+            copy = shutil.copytree if source.is_dir() else shutil.copy
+            copy(source, folder / name)
+        self._template = folder / "phase1_data_parallel" / "template_collectives.py"
+        solution = folder / "solutions" / "phase1_data_parallel" / "collectives.py"
+        self._code = solution.read_text()
+        worlds = [part for n in WORLDS for part in ("-n", str(n))]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "distlab", "watch", TASK, "--json", *worlds],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._verdict()  # of the pristine template
+        self.save(0)  # imports torch here and in the zygote
+
+    def save(self, number: int) -> float:
+        """Save the reference with a comment that differs; seconds to its verdict."""
+        text = f"{self._code}\n# save {number}\n"
+        beside = self._template.with_suffix(".tmp")
+        beside.write_text(text)
+        started = time.perf_counter()
+        beside.replace(self._template)
+        verdict = self._verdict()
+        seconds = time.perf_counter() - started
+        if verdict["status"] != "pass" or verdict["world_sizes"] != list(WORLDS):
+            raise SystemExit(f"unexpected verdict: {verdict}")
+        return seconds
+
+    def close(self) -> None:
+        """End the watcher."""
+        self._process.terminate()
+        self._process.wait()
+
+    def _verdict(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("distlab watch ended early")
+        return json.loads(line)  # type: ignore[no-any-return]
+
+
+def spawned_rank(rank: int, world_size: int, store: str) -> None:
+    """One rank of the peer: the usual way, a process from scratch."""
+    import torch.distributed as dist
+
+    from distlab.comm import TorchComm, Traffic
+    from distlab.curriculum import load
+    from distlab.grading.checks.collectives import reduce_once
+    from distlab.runner import RankContext
+
+    file_store = dist.FileStore(store, world_size)
+    comm = TorchComm.from_store(file_store, rank, world_size)
+    context = RankContext(comm=comm, traffic=Traffic(), report=lambda value: None)
+    reduce_once(context, load("collectives", "reference"), 1)
+
+
+def spawn_all_worlds() -> float:
+    """The peer: seconds for the same scenario at the same world sizes."""
+    import torch.multiprocessing as mp
+
+    started = time.perf_counter()
+    for world_size in WORLDS:
+        with tempfile.TemporaryDirectory() as folder:
+            mp.spawn(spawned_rank, (world_size, f"{folder}/store"), world_size)
+    return time.perf_counter() - started
+
+
+def cold_phase() -> float:
+    """Seconds of `distlab check --phase 1 --code reference` from nothing."""
+    command = [sys.executable, "-m", "distlab", "check", "--phase", "1"]
+    started = time.perf_counter()
+    subprocess.run(
+        [*command, "--code", "reference", "--json"],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    return time.perf_counter() - started
+
+
+def measure() -> dict[str, Any]:
+    """All results, in the schema of every benchmark here."""
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        watcher = Watcher(Path(folder))
+        try:
+            seconds = [watcher.save(number + 1) for number in range(SAVES)]
+            pairs = []
+            for number in range(PAIRS):
+                ours = watcher.save(SAVES + number + 1)
+                pairs.append((ours, spawn_all_worlds()))
+        finally:
+            watcher.close()
+    ratio = statistics.median(peer / ours for ours, peer in pairs)
+    p50, p95 = statistics.median(seconds), sorted(seconds)[int(0.95 * SAVES)]
+    results = [
+        {"name": "warm_p50_s", "value": round(p50, 3), "unit": "s", "n": SAVES},
+        {"name": "warm_p95_s", "value": round(p95, 3), "unit": "s", "n": SAVES},
+        {
+            "name": "ratio_spawn_over_warm",
+            "value": round(ratio, 1),
+            "unit": "peer/ours",
+            "peer": "torch.multiprocessing.spawn",
+            "ours_s": round(statistics.median(o for o, _ in pairs), 3),
+            "peer_s": round(statistics.median(p for _, p in pairs), 3),
+            "n": PAIRS,
+        },
+        {"name": "cold_phase1_s", "value": round(cold_phase(), 2), "unit": "s", "n": 1},
+    ]
+    machine = {"cores": os.cpu_count(), "torch": torch.__version__}
+    return {
+        "bench": "verdict",
+        "machine": machine,
+        "task": TASK,
+        "world_sizes": list(WORLDS),
+        "results": results,
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    report = measure()
+    if arguments.json:
+        print(json.dumps(report, indent=1))
+        return
+    for result in report["results"]:
+        print(f"{result['name']:<24} {result['value']:>8} {result['unit']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`distlab`, the command line: thin, one module per verb."""

@@ -1,0 +1,204 @@
+"""The verbs of `distlab`: names, flags and help. What they do lives beside this file.
+
+Each verb imports its own module when it is called, so that `distlab status` does not
+wait for torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Annotated, ParamSpec
+
+import typer
+
+P = ParamSpec("P")
+
+MORE, MAINTAINERS = "More", "Maintainers"
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Distributed training from scratch: build it, break it and see it.",
+)
+
+Code = Annotated[str, typer.Option(help="Whose code: mine, reference, or a file.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")]
+Ranks = Annotated[
+    list[int] | None, typer.Option("-n", help="Number of ranks; may be repeated.")
+]
+TaskName = Annotated[
+    str, typer.Argument(help="Number, id or name; else the current one.")
+]
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app(prog_name="distlab")
+    except KeyboardInterrupt:
+        sys.exit(_stopped())
+
+
+def verb(
+    *names: str, panel: str | None = None
+) -> Callable[[Callable[P, int]], Callable[P, None]]:
+    """Make a function that returns an exit code a verb, with one sentence per error."""
+
+    def register(function: Callable[P, int]) -> Callable[P, None]:
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                code = function(*args, **kwargs)
+            except KeyboardInterrupt:
+                code = _stopped()
+            except (ValueError, ModuleNotFoundError) as error:
+                code = _complain(str(error), 2)
+            except OSError as error:
+                code = _complain(str(error), 11)
+            raise typer.Exit(code)
+
+        return app.command(*names, rich_help_panel=panel)(run)
+
+    return register
+
+
+def _stopped() -> int:
+    print("\nstopped; nothing is left running", file=sys.stderr)
+    return 130
+
+
+def _complain(sentence: str, code: int) -> int:
+    print(f"distlab: {sentence}", file=sys.stderr)
+    return code
+
+
+@verb()
+def start() -> int:
+    """The first quarter of an hour: five screens, two predictions, your first task."""
+    from distlab.cli.start import start
+
+    return start()
+
+
+@verb()
+def watch(task: TaskName = "", n: Ranks = None, as_json: Json = False) -> int:
+    """A verdict at every save."""
+    from distlab.cli.watch import watch
+
+    return watch(task, worlds=n or [], as_json=as_json)
+
+
+@verb()
+def check(
+    tasks: Annotated[list[str] | None, typer.Argument(help="Tasks, as 1.4.")] = None,
+    phase: Annotated[int | None, typer.Option(help="All tasks of a phase.")] = None,
+    code: Code = "mine",
+    as_json: Json = False,
+    n: Ranks = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Repeat a verdict with its numbers.")
+    ] = None,
+) -> int:
+    """A verdict now: on one task, several, a phase, or the current one."""
+    from distlab.cli.check import check
+
+    return check(
+        tasks or [], phase=phase, code=code, as_json=as_json, worlds=n or [], seed=seed
+    )
+
+
+@verb()
+def hint(
+    task: TaskName = "",
+    level: Annotated[int | None, typer.Option(help="1 to 4; else one deeper.")] = None,
+) -> int:
+    """A question; then a picture; then steps; then nearly the code."""
+    from distlab.cli.hint import hint
+
+    return hint(task, level=level)
+
+
+@verb()
+def status() -> int:
+    """Where you are on the path."""
+    from distlab.cli.status import status
+
+    return status()
+
+
+@verb(panel=MORE)
+def demo(
+    n: Annotated[int, typer.Option("-n", help="Number of ranks.")] = 4,
+    epochs: Annotated[int | None, typer.Option(help="Rounds over the data.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Four processes train on real digits and arrive at one process's weights."""
+    from distlab.cli.demo import demo
+
+    return demo(world_size=n, epochs=epochs, as_json=as_json)
+
+
+@verb(panel=MORE)
+def explain(
+    slug: Annotated[str, typer.Argument(help="As in the brackets of a verdict.")] = "",
+) -> int:
+    """What a verdict's name in brackets means, and what to do about it."""
+    from distlab.cli.explain import explain
+
+    return explain(slug)
+
+
+@verb(panel=MORE)
+def doctor(as_json: Json = False) -> int:
+    """Whether this machine can run the course, and if not, why."""
+    from distlab.cli.doctor import doctor
+
+    return doctor(as_json=as_json)
+
+
+@verb(panel=MORE)
+def reset(
+    unit: Annotated[str, typer.Argument(help="A unit, such as collectives.")],
+) -> int:
+    """Start a unit's file over; the old file is kept beside it."""
+    from distlab.cli.reset import reset
+
+    return reset(unit)
+
+
+@verb(panel=MAINTAINERS)
+def templates(
+    check: Annotated[
+        bool, typer.Option("--check", help="Only say whether they are up to date.")
+    ] = False,
+) -> int:
+    """Write the templates from the solutions; never over a learner's edits."""
+    from distlab.cli.templates import templates
+
+    return templates(check_only=check)
+
+
+@verb(panel=MAINTAINERS)
+def mutants(
+    phase: Annotated[int | None, typer.Option(help="One phase only.")] = None,
+    only: Annotated[str, typer.Option(help="Ids or tasks that contain this.")] = "",
+    as_json: Json = False,
+) -> int:
+    """Grade wrong solutions that must be rejected and right ones that must pass."""
+    from distlab.cli.mutants import mutants
+
+    return mutants(phase=phase, only=only, as_json=as_json)
+
+
+@verb(panel=MAINTAINERS)
+def bench(
+    name: Annotated[str, typer.Argument(help="Which one: verdict.")],
+    as_json: Json = False,
+) -> int:
+    """Measure a figure that the README quotes."""
+    from distlab.cli.bench import bench
+
+    return bench(name, as_json=as_json)

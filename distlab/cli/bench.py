@@ -1,0 +1,24 @@
+"""`distlab bench NAME`: measure a figure; what is measured lives in `benchmarks/`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from distlab.curriculum import find_root
+
+
+def bench(name: str, *, as_json: bool = False) -> int:
+    """Run `benchmarks/NAME.py` of the checkout and return its exit code.
+
+    Raises:
+        ValueError: there is no such benchmark.
+    """
+    folder = find_root() / "benchmarks"
+    known = sorted(path.stem for path in folder.glob("*.py") if path.stem != "soak")
+    if name not in known:
+        raise ValueError(
+            f"no benchmark is called {name!r}; there is {', '.join(known)}"
+        )
+    command = [sys.executable, str(folder / f"{name}.py")]
+    return subprocess.run(command + ["--json"] * as_json, check=False).returncode

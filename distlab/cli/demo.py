@@ -1,0 +1,192 @@
+"""`distlab demo`: several processes train together and end with one process's weights.
+
+Every figure on the screen is measured while you watch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from distlab.cli.screen import command, show, show_json, warn
+
+if TYPE_CHECKING:  # both import torch, and the first line should not wait for it
+    from distlab.experiments.digits import DigitsConfig, DigitsResult, Proof, Shard
+
+MAX_RANKS = 64
+_BATCH = 64  # of all ranks together, or the next smaller number that they can share
+_EPOCHS = 20
+_ROWS = 8  # of the table of ranks
+
+
+def demo(
+    *,
+    world_size: int = 4,
+    epochs: int | None = None,
+    as_json: bool = False,
+    code: str = "reference",
+) -> int:
+    """Train on ranks and alone, and compare: 0 the same, 1 not, 11 it could not run.
+
+    With `epochs` of the caller's own no accuracy is demanded: it may be too few.
+
+    Raises:
+        ValueError: a number of ranks or epochs that cannot be.
+        ModuleNotFoundError: scikit-learn, where the digits are from, is missing.
+    """
+    if not 1 <= world_size <= MAX_RANKS:
+        raise ValueError(f"{world_size} ranks: choose between 1 and {MAX_RANKS}")
+    if epochs is not None and epochs < 1:
+        raise ValueError(f"{epochs} epochs: choose at least 1")
+    say = _silent if as_json else _aloud
+    say(
+        f"{_processes(world_size)} learn to read handwritten digits together; then one "
+        "process does\nthe same alone. Do they end with the same weights?\n"
+    )
+    from distlab.experiments.digits import DigitsConfig, compare, train_alone
+    from distlab.experiments.proof import ACCURACY_FLOOR
+    from distlab.runner import RunnerError
+
+    config = DigitsConfig(
+        world_size=world_size,
+        epochs=epochs or _EPOCHS,
+        global_batch_size=_BATCH - _BATCH % world_size,
+        code=code,
+    )
+    try:
+        on_ranks = _on_ranks(config, say, quiet=as_json)
+    except RunnerError as error:
+        warn(f"the ranks did not finish: {error}; `{command('doctor')}` may know why")
+        return 11
+    alone = train_alone(config)
+    floor = ACCURACY_FLOOR if epochs is None else 0.0
+    proof = compare(on_ranks, alone, accuracy_floor=floor)
+    if as_json:
+        show_json(_as_data(on_ranks, alone, proof))
+    else:
+        _tell(on_ranks, alone, proof)
+    return 0 if proof.holds else 1
+
+
+def _on_ranks(
+    config: DigitsConfig, say: Callable[..., None], *, quiet: bool
+) -> DigitsResult:
+    from distlab.cli.training import LiveLine
+    from distlab.data.digits import load_digits_split
+    from distlab.experiments.digits import PRELOADS, Moment, train_on_ranks
+    from distlab.runner import Cluster
+
+    load_digits_split()  # if this cannot be, it is better said here than by a rank
+    line = LiveLine(config.epochs, quiet=quiet)
+    shards: list[Shard] = []
+
+    def on_shard(shard: Shard) -> None:
+        shards.append(shard)
+        if len(shards) == config.world_size:
+            line.clear()
+            say(*_shard_table(sorted(shards, key=lambda shard: shard.rank)))
+
+    def on_moment(moment: Moment) -> None:
+        if len(shards) == config.world_size:
+            line.show(moment)
+
+    line.say(f"  starting {_processes(config.world_size)} …")
+    with Cluster(preload=PRELOADS) as cluster:
+        result = train_on_ranks(cluster, config, on_shard=on_shard, on_moment=on_moment)
+    line.clear()
+    return result
+
+
+def _shard_table(shards: list[Shard]) -> list[str]:
+    rows = [
+        f"  {shard.rank:>4} {shard.pid:>9}    "
+        f"{', '.join(map(str, shard.first))}, …".ljust(40)
+        + f"{shard.count:>5} an epoch"
+        for shard in shards
+    ]
+    if len(rows) > _ROWS:
+        rows = [*rows[: _ROWS - 2], "     …", rows[-1]]
+    return ["  rank       pid    its places in the shuffled order", *rows, ""]
+
+
+def _tell(on_ranks: DigitsResult, alone: DigitsResult, proof: Proof) -> None:
+    from distlab.cli.training import kilobytes, table, times
+
+    rows = [("1 process", alone, None), (_ranks(on_ranks), on_ranks, proof.difference)]
+    show([("plain", line) for line in (*table(rows), "")])
+    if on_ranks.config.world_size > 1:
+        longer = times(on_ranks.epoch_s / alone.epoch_s)
+        share = 100 * on_ranks.communication
+        _aloud(
+            f"  An epoch took {longer} as long on "
+            f"{_ranks(on_ranks)}: {share:.0f} % of it went into",
+            f"  messages, {kilobytes(on_ranks.step_bytes)} from each rank per step.",
+            "",
+        )
+    if proof.holds:
+        show([("pass", "  It is the same training."), *_proven(on_ranks, proof)])
+    else:
+        show([("fail", "  It is not the same training:")])
+        show([("fail", f"  {sentence}") for sentence in proof.failures()])
+    show([("", ""), ("", f"  Next: {command('start')}")])
+
+
+def _proven(on_ranks: DigitsResult, proof: Proof) -> list[tuple[str, str]]:
+    steps = f"After {on_ranks.num_steps} steps"
+    if on_ranks.config.world_size == 1:
+        held = f"  {steps} the weights"
+    else:
+        held = f"  {steps} all {_ranks(on_ranks)} hold the very same weights. They"
+    if proof.difference == 0:
+        return [("", f"{held} are those of one process, bit for bit.")]
+    apart = f"{proof.difference:.1e}"
+    return [
+        ("", f"{held} differ from"),
+        (
+            "",
+            f"  those of one process by {apart} at most: rounding, because a batch in",
+        ),
+        ("", "  parts is added up in another order."),
+    ]
+
+
+def _as_data(
+    on_ranks: DigitsResult, alone: DigitsResult, proof: Proof
+) -> dict[str, Any]:
+    config = on_ranks.config
+    return {
+        "holds": proof.holds,
+        "failures": proof.failures(),
+        "world_size": config.world_size,
+        "epochs": config.epochs,
+        "global_batch_size": config.global_batch_size,
+        "code": config.code,
+        "difference": proof.difference,
+        "digests": list(on_ranks.digests),
+        "digest_alone": alone.digests[0],
+        "accuracy": list(on_ranks.accuracies),
+        "accuracy_alone": alone.accuracy,
+        "epoch_s": on_ranks.epoch_s,
+        "epoch_alone_s": alone.epoch_s,
+        "communication": on_ranks.communication,
+        "step_bytes": on_ranks.step_bytes,
+        "pids": [shard.pid for shard in on_ranks.shards],
+        "exit": 0 if proof.holds else 1,
+    }
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
+
+
+def _ranks(result: DigitsResult) -> str:
+    count = result.config.world_size
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def _aloud(*lines: str) -> None:
+    show([("plain", line) for line in lines])
+
+
+def _silent(*lines: str) -> None:
+    pass

@@ -1,0 +1,75 @@
+"""`distlab hint`: one level deeper each time it is asked."""
+
+from __future__ import annotations
+
+import re
+
+from distlab.cli.check import chosen
+from distlab.cli.screen import command, show, warn
+from distlab.curriculum import (
+    Curriculum,
+    Progress,
+    ProgressUnavailableError,
+    Task,
+    load_curriculum,
+)
+
+LEVELS = ("question", "principle", "steps", "near-code")
+
+
+def hint(name: str = "", *, level: int | None = None) -> int:
+    """Print a hint for a task.
+
+    Raises:
+        ValueError: an unknown task, or a level that is not 1 to 4.
+    """
+    curriculum = load_curriculum()
+    progress = Progress(curriculum.root)
+    task = chosen(curriculum, progress, [name] if name else [])[0]
+    if level is not None and not 1 <= level <= len(LEVELS):
+        raise ValueError(f"hint levels are 1 to {len(LEVELS)}, not {level}")
+    show(lines_of_hint(curriculum, task, level or _next_level(progress, task)))
+    return 0
+
+
+def lines_of_hint(
+    curriculum: Curriculum, task: Task, level: int
+) -> list[tuple[str, str]]:
+    """The hint as (style, line) pairs.
+
+    Raises:
+        ValueError: there is none for this task.
+    """
+    text = read_hints(curriculum, task).get(level)
+    if not text:
+        raise ValueError(f"no hint of level {level} for {task.id}")
+    head = f"{task.number} {task.id}   hint {level} of {len(LEVELS)}: "
+    lines = [("plain", head + LEVELS[level - 1])]
+    lines += [("plain", f"  {line}".rstrip()) for line in text.splitlines()]
+    if level < len(LEVELS):
+        lines.append(("dim", f"  deeper: {command(f'hint {task.number}')}"))
+    return lines
+
+
+def read_hints(curriculum: Curriculum, task: Task) -> dict[int, str]:
+    """All hints of a task, by level."""
+    path = curriculum.units[task.unit].hints(curriculum.root)
+    try:
+        text = path.read_text()
+    except OSError:
+        return {}
+    sections = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
+    for name, body in zip(sections[1::2], sections[2::2], strict=True):
+        if name.strip() == task.name:
+            levels = re.split(r"^### (\d).*$", body, flags=re.MULTILINE)
+            numbered = zip(levels[1::2], levels[2::2], strict=True)
+            return {int(number): text.strip("\n") for number, text in numbered}
+    return {}
+
+
+def _next_level(progress: Progress, task: Task) -> int:
+    try:
+        return progress.next_hint(task.id, len(LEVELS))
+    except ProgressUnavailableError as error:
+        warn(str(error))
+        return 1

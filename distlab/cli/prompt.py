@@ -1,0 +1,87 @@
+"""Screens that ask something: a title, plain lines, one question at the bottom."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+
+from distlab.cli.screen import show
+
+_WIDTH = 78
+_WITH_LINE_OPTION = ("vi", "vim", "nvim", "nano", "emacs", "micro", "kak", "hx")
+_WITH_GOTO = ("code", "code-insiders", "codium", "cursor")
+
+
+class QuitError(Exception):
+    """The learner has had enough for now; not a failure."""
+
+
+def title(text: str) -> None:
+    """Begin a screen: an empty one on a terminal, a few lines on elsewhere."""
+    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        sys.stdout.write("\x1b[2J\x1b[H")
+    rule = "─" * max(0, _WIDTH - len(text) - 1)
+    show([("rule", f"{text} {rule}"), ("", "")])
+
+
+def say(*lines: str) -> None:
+    """Plain lines."""
+    show([("", line) for line in lines])
+
+
+def ask(question: str, letters: str = "", *, enter: bool = True) -> str:
+    """The letter that was typed, or "" for Enter; asks a second time at most.
+
+    Anything but `letters` (and Enter, where `enter` allows it) is asked again once, and
+    the second time counts as Enter.
+
+    Raises:
+        QuitError: q, or the end of the input.
+    """
+    for turn in range(2):
+        answer = _line(question)
+        if answer in ("q", "quit"):
+            raise QuitError
+        if answer in tuple(letters) or (enter and not answer):
+            return answer
+        if turn == 0:
+            say(f"  Please type {_choices(letters, enter=enter)}.")
+    return ""
+
+
+def _choices(letters: str, *, enter: bool) -> str:
+    choices = [*letters, *(["Enter"] if enter else [])]
+    return ", ".join([*choices, "or q to quit"])
+
+
+def _line(question: str) -> str:
+    try:
+        answer = input(question)
+    except EOFError:
+        print()
+        raise QuitError from None
+    if not sys.stdin.isatty():
+        print()  # nobody typed the end of this line
+    return answer.strip().lower()
+
+
+def offer_editor(path: str, line: int) -> None:
+    """Ask whether to open `path` in the learner's own editor; never without asking."""
+    wanted = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "")
+    if not wanted or not sys.stdin.isatty():
+        return
+    name = os.path.basename(wanted[0])
+    if ask(f"Open it in {name} now? y/N > ", "yn") != "y":
+        return
+    if name in _WITH_LINE_OPTION:
+        place = [f"+{line}", path]
+    elif name in _WITH_GOTO:
+        place = ["--goto", f"{path}:{line}"]
+    else:
+        place = [path]
+    try:
+        subprocess.run([*wanted, *place], check=False)
+    except OSError as error:
+        say(f"{name} could not be started: {error.strerror}. Open the file by hand.")

@@ -1,0 +1,49 @@
+"""`distlab reset`: a unit's template as it was; the old file is kept beside it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from distlab.cli.screen import show
+from distlab.curriculum import CurriculumError, load_curriculum, make_template
+from distlab.grading.preflight import shown
+
+
+def reset(unit_name: str) -> int:
+    """Restore the template of a unit.
+
+    Raises:
+        CurriculumError: there is no such unit, or the file cannot be written.
+    """
+    curriculum = load_curriculum()
+    unit = curriculum.units.get(unit_name)
+    if unit is None:
+        known = ", ".join(curriculum.units)
+        raise CurriculumError(f"no unit is called {unit_name!r}; there are {known}")
+    path = unit.template(curriculum.root)
+    fresh = make_template(unit.solution(curriculum.root).read_text())
+    if path.exists() and path.read_text(errors="replace") == fresh:
+        show([("plain", f"{shown(path)} is untouched; nothing to reset")])
+        return 0
+    try:
+        kept = _keep(path) if path.exists() else None
+        path.write_text(fresh)
+    except OSError as error:
+        raise CurriculumError(f"cannot reset {path}: {error.strerror}") from error
+    if kept:
+        show([("plain", f"your file is kept as {shown(kept)}")])
+    show([("plain", f"{shown(path)} is as it was in the beginning")])
+    return 0
+
+
+def _keep(path: Path) -> Path:
+    """Rename the file to a name beside it that is not taken."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    kept = path.with_name(f"{path.stem}.kept-{stamp}.py")
+    number = 1
+    while kept.exists():
+        kept = path.with_name(f"{path.stem}.kept-{stamp}-{number}.py")
+        number += 1
+    path.rename(kept)
+    return kept

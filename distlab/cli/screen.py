@@ -1,0 +1,41 @@
+"""Lines on the terminal: styled where it understands styles, plain elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+_STYLES = {"pass": "bold green", "fail": "bold red", "dim": "dim", "rule": "cyan"}
+
+
+def show(lines: Iterable[tuple[str, str]]) -> None:
+    """Print (style, line) pairs."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    for style, line in lines:
+        console.print(Text(line, style=_STYLES.get(style, "")))
+
+
+def show_json(value: Any) -> None:
+    """Print one JSON object and nothing else."""
+    print(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def warn(sentence: str) -> None:
+    """One sentence beside the result, where `--json` and pipes do not see it."""
+    print(f"distlab: {sentence}", file=sys.stderr)
+
+
+def command(verb: str) -> str:
+    """How to type `distlab VERB` here: with its folder if it is not on the PATH."""
+    if shutil.which("distlab"):
+        return f"distlab {verb}".rstrip()
+    program = Path(sys.prefix) / "bin" / "distlab"
+    return f"{os.path.relpath(program)} {verb}".rstrip()

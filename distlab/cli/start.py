@@ -1,0 +1,272 @@
+"""`distlab start`: the first quarter of an hour, in five screens.
+
+Each screen has one idea, runs something real, and fits into 80 × 24. Two of them ask
+for a prediction first; the answer is kept on this machine and never graded.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import TYPE_CHECKING
+
+from distlab.cli.check import current_task
+from distlab.cli.prompt import QuitError, ask, offer_editor, say, title
+from distlab.cli.screen import command, show, warn
+from distlab.curriculum import (
+    Curriculum,
+    Progress,
+    ProgressUnavailableError,
+    load_curriculum,
+)
+from distlab.grading.preflight import look_at, shown
+
+if TYPE_CHECKING:  # these import torch, and the first line should not wait for it
+    from distlab.experiments.digits import DigitsResult, Mode
+    from distlab.runner import Cluster
+
+NUM_RANKS = 4
+EPOCHS = 10  # enough to read most digits; four ranks take some seconds for it
+_NEXT = "Enter: next · q: quit > "
+
+
+def start() -> int:
+    """Lead through the five screens; 0 also when the learner quits, 11 if it broke."""
+    curriculum = load_curriculum()
+    tour = _Tour(curriculum, Progress(curriculum.root))
+    try:
+        return tour.lead()
+    except QuitError:
+        return 0
+
+
+class _Tour:
+    def __init__(self, curriculum: Curriculum, progress: Progress) -> None:
+        self._curriculum = curriculum
+        self._progress = progress
+        self._averaged: DigitsResult
+
+    def lead(self) -> int:
+        """All screens, or only the last one for somebody who comes back."""
+        if not self._skips():
+            self._your_machine()
+            from distlab.experiments.digits import PRELOADS
+            from distlab.runner import Cluster, RunnerError
+
+            try:
+                with Cluster(preload=PRELOADS) as cluster:
+                    cluster.start(wait=False)  # while they read, it imports torch
+                    ask(_NEXT)
+                    self._four_processes(cluster)
+                    self._four_instead_of_one(cluster)
+                    self._without_averaging(cluster)
+            except RunnerError as error:
+                warn(f"the ranks did not finish: {error}; see `{command('doctor')}`")
+                return 11
+        return self._first_task()
+
+    def _skips(self) -> bool:
+        passed = self._progress.passed() & {t.id for t in self._curriculum.tasks}
+        if not passed:
+            return False
+        title("welcome back")
+        say(f"{len(passed)} of {len(self._curriculum.tasks)} tasks have passed.")
+        if not self._all_passed():
+            task = current_task(self._curriculum, self._progress)
+            say(f"You are at {task.number}: {task.title}.")
+        say("")
+        return ask("Enter: go on there · t: the tour again · q: quit > ", "t") != "t"
+
+    def _all_passed(self) -> bool:
+        return {t.id for t in self._curriculum.tasks} <= self._progress.passed()
+
+    # ── 1/5 ─────────────────────────────────────────────────────────────────────────
+
+    def _your_machine(self) -> None:
+        from rich.console import Console
+
+        from distlab.cli.doctor import diagnose, render
+        from distlab.cli.training import LiveLine
+
+        title("1/5  your machine")
+        line = LiveLine()
+        line.say("looking at this machine, a few seconds …")
+        findings = diagnose()
+        line.clear()
+        console = Console(highlight=False)
+        for finding in findings:
+            for row in render(finding):
+                console.print(row, no_wrap=True, overflow="ellipsis")
+        say("")
+        if any(finding.state == "broken" for finding in findings):
+            say("Something is missing: put it right first, or look round and see.")
+        say("Nothing leaves this computer; nothing needs a GPU or an account.", "")
+
+    # ── 2/5 ─────────────────────────────────────────────────────────────────────────
+
+    def _four_processes(self, cluster: Cluster) -> None:
+        from distlab.experiments.hello import introduce
+        from distlab.runner import Limits
+
+        program = inspect.getsource(introduce).splitlines()
+        again = "r"
+        while again == "r":
+            title("2/5  four processes, one file")
+            show([("dim", f"    {line}") for line in program])
+            say("", f"These lines, run by {NUM_RANKS} processes at the same time:", "")
+            cluster.run(
+                introduce,
+                NUM_RANKS,
+                limits=Limits(seconds=60),
+                on_report=lambda _, sentence: say(f"    {sentence}"),
+            ).require_finished()
+            say(
+                "",
+                "The rank is the only thing that differs. Nobody is in command, and no",
+                "memory is shared: what one knows, another learns from a message.",
+                "",
+            )
+            again = ask(
+                "r: run it again (who is first?) · Enter: next · q: quit > ", "r"
+            )
+
+    # ── 3/5 ─────────────────────────────────────────────────────────────────────────
+
+    def _four_instead_of_one(self, cluster: Cluster) -> None:
+        from distlab.cli.training import kilobytes, table
+        from distlab.experiments.digits import compare
+
+        title("3/5  predict, then run")
+        say(
+            "A small network learns to read 1,437 handwritten digits. Now 4 processes",
+            "do it together, each with a quarter of every batch: the same training.",
+            "",
+            "Compared with one process, an epoch will take",
+            "    a   a quarter of the time     b   the same time     c   longer",
+            "",
+        )
+        self._predict("start.time", "abc")
+        one = self._train(cluster, 1, "averaged")
+        four = self._averaged = self._train(cluster, NUM_RANKS, "averaged")
+        proof = compare(four, one, accuracy_floor=0.0)
+        say(
+            "", *table([("1 rank", one, None), ("4 ranks", four, proof.difference)]), ""
+        )
+        say(
+            _how_long(four.epoch_s / one.epoch_s)
+            + f" {100 * four.communication:.0f} % of it went into messages,",
+            f"{kilobytes(four.step_bytes)} from each rank per step. The network is so "
+            "small that there is",
+            "next to nothing to divide by four.",
+            "",
+        )
+        if proof.holds:
+            say(
+                "Yet it is the same training: the weights are equal on all ranks and,",
+                "up to rounding, those of one. That is what phase 1 is about.",
+                "",
+            )
+        ask(_NEXT)
+
+    # ── 4/5 ─────────────────────────────────────────────────────────────────────────
+
+    def _without_averaging(self, cluster: Cluster) -> None:
+        from distlab.cli.training import accuracy
+
+        title("4/5  predict, then run")
+        say(
+            "In every step the 4 ranks average their gradients. Delete that line, and",
+            "each follows its own quarter of the batch.",
+            "",
+            "The accuracy on digits that nobody has seen will",
+            "    a   collapse     b   hardly change",
+            "",
+        )
+        self._predict("start.accuracy", "ab")
+        results = {
+            "averaged": self._averaged,
+            "no communication": self._train(cluster, NUM_RANKS, "alone"),
+            "added, not averaged": self._train(cluster, NUM_RANKS, "summed"),
+        }
+        say("", f"  {'':<21}{'accuracy':<13}weights (digests of ranks 0 to 3)")
+        for label, result in results.items():
+            short = " ".join(digest[:4] for digest in result.digests)
+            differ = "   REPLICAS DIFFER" if len(set(result.digests)) > 1 else ""
+            say(f"  {label:<21}{accuracy(result):<13}{short}{differ}")
+        added = results["added, not averaged"].weights[0]
+        off = float((added - self._averaged.weights[0]).abs().max())
+        found = [value for result in results.values() for value in result.accuracies]
+        spread = max(found) - min(found)
+        say(
+            "",
+            f"Accuracy hardly sees it: {spread:.3f} between best and worst. The",
+            "weights do. Without messages there are 4 models. With sums there is one,",
+            f"but not the right one: a weight is off by {off:.2f}.",
+            "So this course never grades you by accuracy.",
+            "",
+        )
+        ask(_NEXT)
+
+    # ── 5/5 ─────────────────────────────────────────────────────────────────────────
+
+    def _first_task(self) -> int:
+        if self._all_passed():
+            say("All the tasks that there are so far have passed.")
+            return 0
+        task = current_task(self._curriculum, self._progress)
+        verdict, _ = look_at(self._curriculum, task, "mine")
+        place = f"{verdict.path}:{verdict.line}" if verdict.line else verdict.path
+        guide = self._curriculum.root / self._curriculum.units[task.unit].folder
+        where = "your first task" if task.number == "1.1" else "your next task"
+        title(f"5/5  {where}: {task.number} {task.id} · about {task.minutes} min")
+        say(f"{task.title}:")
+        say(*(f"  {name}  {text}" for name, text in task.clauses.items()), "")
+        say(
+            f"Write it here:  {place}",
+            f"What and why:   {shown(guide / 'guidelines.md')}",
+            "",
+        )
+        offer_editor(verdict.path, verdict.line)
+        say(
+            f"Leave this terminal to `{command('watch')}`: at every save it says what",
+            "is right and what is not yet. Edit in another window.",
+            "",
+        )
+        ask("Enter: watch my file · q: quit > ")
+        from distlab.cli.watch import watch
+
+        return watch()
+
+    # ── what several screens need ───────────────────────────────────────────────────
+
+    def _predict(self, question: str, letters: str) -> None:
+        answer = ask(f"{', '.join(letters)} > ", letters, enter=False)
+        if not answer:
+            say("  Without a prediction, then.")
+            return
+        try:
+            self._progress.record_prediction(question, answer)
+        except ProgressUnavailableError as error:
+            show([("dim", f"  ({error})")])
+
+    def _train(self, cluster: Cluster, world_size: int, mode: Mode) -> DigitsResult:
+        from distlab.cli.training import LiveLine
+        from distlab.experiments.digits import DigitsConfig, train_on_ranks
+
+        config = DigitsConfig(world_size=world_size, epochs=EPOCHS, mode=mode)
+        line = LiveLine(EPOCHS, quiet=not sys.stdout.isatty())
+        line.say(f"  {world_size} rank{'s' * (world_size > 1)}: starting …")
+        try:
+            return train_on_ranks(cluster, config, on_moment=line.show)
+        finally:
+            line.clear()
+
+
+def _how_long(ratio: float) -> str:
+    from distlab.cli.training import times
+
+    if ratio > 1.25:
+        return f"Longer: {times(ratio)} as long."
+    if ratio < 0.8:
+        return f"Shorter: {ratio:.2f} of the time."
+    return "About the same."

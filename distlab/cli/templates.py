@@ -1,0 +1,29 @@
+"""`distlab templates`: generate the holes from the solutions."""
+
+from __future__ import annotations
+
+from distlab.cli.screen import show, warn
+from distlab.curriculum import load_curriculum
+from distlab.curriculum.pristine import template_files, write_templates
+from distlab.grading.preflight import shown
+
+
+def templates(*, check_only: bool = False) -> int:
+    """Write the templates, or only compare; exit code 1 when something is off.
+
+    Raises:
+        RegionError: a solution's markers are wrong.
+    """
+    curriculum = load_curriculum()
+    files = template_files(curriculum)
+    if check_only:
+        off = [file for file in files if file.state != "current"]
+        for file in off:
+            warn(f"{shown(file.path)} is {file.state}: run make templates")
+        return 1 if off else 0
+    write_templates(curriculum, files)
+    edited = [file for file in files if file.state == "edited"]
+    for file in edited:
+        warn(f"{shown(file.path)} has been edited and was left alone")
+    show([("plain", f"{len(files) - len(edited)} templates are up to date")])
+    return 1 if edited else 0

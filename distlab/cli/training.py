@@ -1,0 +1,102 @@
+"""How a training on the digits is shown: a line that moves, and a table at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from distlab.experiments.digits import DigitsResult, Moment
+
+_PLAIN_EVERY = 5  # epochs between two lines where a line cannot move
+_WIDTH = 79
+
+
+class LiveLine:
+    """One line that moves on a terminal; elsewhere, a plain line now and then."""
+
+    def __init__(self, epochs: int = 0, *, quiet: bool = False) -> None:
+        self._epochs = epochs
+        self._quiet = quiet
+        self._moves = sys.stdout.isatty()
+        self._started = time.monotonic()
+        self._shown = -1
+
+    def say(self, text: str) -> None:
+        """Show `text` until there is something else to show."""
+        if self._quiet:
+            return
+        if self._moves:
+            sys.stdout.write(f"\r{text[:_WIDTH]:<{_WIDTH}}")
+        else:
+            sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+    def show(self, moment: Moment) -> None:
+        """Show how far the training is."""
+        due = moment.epoch % _PLAIN_EVERY == 0 and moment.epoch != self._shown
+        if not self._moves and not due:
+            return
+        self._shown = moment.epoch
+        text = (
+            f"  epoch {moment.epoch + 1:>2} of {self._epochs}   loss {moment.loss:.3f}"
+        )
+        if moment.accuracy is not None:
+            text += f"   held-out accuracy {moment.accuracy:.3f}"
+        self.say(f"{text}   {time.monotonic() - self._started:.1f} s")
+
+    def clear(self) -> None:
+        """Take the moving line away; elsewhere, end the lines with an empty one."""
+        if self._quiet:
+            return
+        sys.stdout.write(f"\r{'':<{_WIDTH}}\r" if self._moves else "\n")
+        sys.stdout.flush()
+
+
+def table(rows: list[tuple[str, DigitsResult, float | None]]) -> list[str]:
+    """Label, result and largest difference to the first row, side by side."""
+    lines = [
+        f"  {'':<10}{'epoch time':<12}{'held-out accuracy':<19}"
+        f"{'weights (digest)':<19}{'largest difference'}"
+    ]
+    for label, result, difference in rows:
+        apart = "–" if difference is None else f"{difference:.1e}"
+        lines.append(
+            f"  {label:<10}{duration(result.epoch_s):<12}{accuracy(result):<19}"
+            f"{digests(result):<19}{apart}"
+        )
+    return [line.rstrip() for line in lines]
+
+
+def accuracy(result: DigitsResult) -> str:
+    """The held-out accuracy; a range where the ranks have different models."""
+    lowest, highest = min(result.accuracies), max(result.accuracies)
+    if lowest == highest:
+        return f"{lowest:.3f}"
+    return f"{lowest:.3f}–{highest:.3f}"
+
+
+def digests(result: DigitsResult) -> str:
+    """The ranks' digests: one if it is the same on all."""
+    distinct = set(result.digests)
+    num_ranks = len(result.digests)
+    if len(distinct) > 1:
+        return f"{len(distinct)} different ones"
+    same = result.digests[0]
+    return same if num_ranks == 1 else f"{same} on all {num_ranks}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in two or three digits."""
+    if seconds < 0.1:
+        return f"{1000 * seconds:.1f} ms"
+    return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def times(ratio: float) -> str:
+    """How many times something is as large as something else."""
+    return f"{ratio:.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
+
+
+def kilobytes(count: float) -> str:
+    """Bytes in thousands."""
+    return f"{count / 1000:.0f} kB"

@@ -1,0 +1,138 @@
+"""`distlab watch`: a verdict at every save.
+
+The ranks' zygote stays warm between saves, so a verdict costs a few forks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from distlab.cli.check import check_worlds, chosen, remember, what_helps
+from distlab.cli.hint import hint
+from distlab.cli.screen import show
+from distlab.curriculum import Progress, Task, load_curriculum
+from distlab.grading import Report, TaskVerdict
+from distlab.grading.preflight import look_at
+from distlab.grading.report import lines_of
+from distlab.runner import Cluster
+
+KEYS = "c check again   h hint   q quit"
+_POLL_MS = 100
+_SETTLE_MS = 30  # an editor's save is one or two events, this close together
+
+
+def watch(name: str = "", *, worlds: Sequence[int] = (), as_json: bool = False) -> int:
+    """Judge the task `name`, or the current one, at every save until q or Ctrl-C.
+
+    Raises:
+        ValueError: an unknown task.
+    """
+    curriculum = load_curriculum()
+    chosen(curriculum, Progress(curriculum.root), [name] if name else [])
+    with Cluster() as cluster, _keys() as next_key:
+        cluster.start(wait=False)
+        session = _Session(name, cluster, worlds=worlds, as_json=as_json)
+        saves = _saves(session.folders())
+        next(saves)  # watching has begun: no save after the first verdict is missed
+        session.judge()
+        for changes in saves:
+            key = next_key()
+            if key == "q":
+                break
+            if key == "h":
+                hint(name)
+            if changes or key == "c":
+                session.judge()
+    return session.exit_code
+
+
+class _Session:
+    """What stays warm between two saves."""
+
+    def __init__(
+        self, name: str, cluster: Cluster, *, worlds: Sequence[int], as_json: bool
+    ) -> None:
+        self._name = name
+        self._worlds = check_worlds(worlds)
+        self._cluster = cluster
+        self._as_json = as_json
+        self._curriculum = load_curriculum()
+        self._progress = Progress(self._curriculum.root)
+        self.exit_code = 0
+
+    def folders(self) -> set[Path]:
+        """Where the learner's files are."""
+        units = self._curriculum.units.values()
+        return {unit.template(self._curriculum.root).parent for unit in units}
+
+    def judge(self) -> None:
+        """Judge the task and print the verdict."""
+        task = self._task()
+        verdict, ready = look_at(self._curriculum, task, "mine")
+        report = Report(code="mine", seed=0, tasks=[verdict])
+        if ready is not None:
+            from distlab.grading.grade import Grader
+
+            grader = Grader(self._curriculum, self._cluster, worlds=self._worlds)
+            report = grader.grade([task])
+        self.exit_code = report.exit_code
+        self._tell(report.tasks[0])
+
+    def _task(self) -> Task:
+        names = [self._name] if self._name else []
+        return chosen(self._curriculum, self._progress, names)[0]
+
+    def _tell(self, verdict: TaskVerdict) -> None:
+        if verdict.status in ("pass", "fail"):
+            remember(self._progress, verdict)
+        if self._as_json:
+            print(json.dumps(verdict.to_json()), flush=True)
+            return
+        show(lines_of(verdict))
+        show(what_helps(self._curriculum, verdict))
+        show([("dim", f"  watching your files   {KEYS}"), ("plain", "")])
+
+
+def _saves(folders: set[Path]) -> Iterator[set[Any]]:
+    """A set of changes at each save, and an empty one now and then for the keys."""
+    from watchfiles import watch as watch_files
+
+    return watch_files(
+        *folders,
+        watch_filter=lambda _, path: Path(path).name.startswith("template_"),
+        debounce=_SETTLE_MS,
+        step=_SETTLE_MS // 3,
+        rust_timeout=_POLL_MS,
+        yield_on_timeout=True,
+        recursive=False,
+        raise_interrupt=True,
+    )
+
+
+@contextmanager
+def _keys() -> Iterator[Any]:
+    """A function that returns the key just pressed, or nothing. It never waits."""
+    if not sys.stdin.isatty():
+        yield lambda: ""
+        return
+    import select
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def pressed() -> str:
+        ready, _, _ = select.select([descriptor], [], [], 0)
+        return sys.stdin.read(1) if ready else ""
+
+    try:
+        tty.setcbreak(descriptor)
+        yield pressed
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -1,0 +1,1 @@
+"""The data that the course trains on."""

@@ -1,0 +1,1 @@
+"""Experiments that the commands and the notebooks run and show."""

@@ -1,0 +1,58 @@
+"""What `tests/test_phaseN.py` stands on: the same verdicts, for pytest and for python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+from distlab.curriculum import find_root, load_curriculum, read_source
+from distlab.grading.grade import Grader
+from distlab.grading.preflight import shown
+from distlab.grading.report import lines_of, plain
+from distlab.runner import Cluster
+
+
+class PhaseFront:
+    """Grades the learner's files of one phase; `test_file` says in which checkout."""
+
+    def __init__(self, phase: int, test_file: str) -> None:
+        self._curriculum = load_curriculum(find_root(Path(test_file)))
+        self._phase = self._curriculum.phase(phase)
+        self._cluster = Cluster()
+        self._grader = Grader(self._curriculum, self._cluster)
+
+    def __enter__(self) -> PhaseFront:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._cluster.close()
+
+    @property
+    def task_ids(self) -> list[str]:
+        """The tasks of the phase, in order."""
+        return [task.id for unit in self._phase.units for task in unit.tasks]
+
+    @property
+    def header(self) -> list[str]:
+        """The files that are graded, with their digests."""
+        sources = [read_source(self._curriculum, unit) for unit in self._phase.units]
+        return [f"grading {shown(s.path)}  digest {s.digest}" for s in sources]
+
+    def failure(self, task_id: str) -> str:
+        """The verdict on a task that has not passed; empty if it has."""
+        report = self._grader.grade([self._curriculum.task(task_id)])
+        verdict = report.tasks[0]
+        return "" if verdict.status == "pass" else plain(lines_of(verdict))
+
+    def main(self) -> int:
+        """Grade the whole phase, print, and return the exit code of `distlab check`."""
+        print("\n".join(self.header))
+        tasks = [self._curriculum.task(task_id) for task_id in self.task_ids]
+        with self:
+            report = self._grader.grade(tasks, lambda v: print(plain(lines_of(v))))
+        return report.exit_code

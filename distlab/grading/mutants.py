@@ -1,0 +1,251 @@
+"""How good the autograder is: wrong solutions it must reject, right ones it must not.
+
+A mutant is a plausible wrong solution of one task; it must be rejected through the
+clause that teaches the point, with the diagnosis that fits, or with none. An
+accept-variant is right but written differently; it must pass. Both stand in
+`tests/mutants/<unit>.toml` as the body that replaces the solution's own:
+
+    [[mutant]]                            [[accept]]
+    id = "CO01"                           id = "A01"
+    task = "collectives.exchange"         task = "collectives.exchange"
+    title = "both ranks send"             title = "isend, then wait"
+    clause = "C1"                         body = '''...'''
+    slug = "nobody-receives"
+    body = '''...'''
+
+Also possible: `signature` (the def line anew), `helper` (code for the end of the file)
+and `limit_s` (how long a run may take, for what never ends).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tempfile
+import textwrap
+import tomllib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from distlab.curriculum import Curriculum, CurriculumError
+from distlab.curriculum.misconceptions import read_misconceptions
+from distlab.curriculum.regions import find_regions, functions_of
+from distlab.grading.grade import Grader
+from distlab.grading.verdict import TaskVerdict
+from distlab.runner import Cluster
+
+FOLDER = Path("tests") / "mutants"
+SEED = 20  # every run sees the same numbers, so that a survivor can be looked at
+_ID = {"mutant": r"[A-Z]{2}\d{2}", "accept": r"A\d{2}"}
+_REQUIRED = {
+    "mutant": {"id", "task", "title", "clause", "slug", "body"},
+    "accept": {"id", "task", "title", "body"},
+}
+_OPTIONAL = {"signature", "helper", "limit_s"}
+
+
+class CatalogueError(ValueError):
+    """An entry of the catalogue cannot be used; the message names file and entry."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One solution of one task, wrong (it names a clause) or right (it names none)."""
+
+    id: str
+    task: str
+    title: str
+    body: str
+    clause: str = ""
+    slug: str = ""
+    signature: str = ""
+    helper: str = ""
+    limit_s: float = 0.0
+
+    @property
+    def is_mutant(self) -> bool:
+        """Whether it must be rejected."""
+        return bool(self.clause)
+
+    def applied_to(self, solution: str) -> str:
+        """The solution's text with this entry's body in place of the task's own."""
+        region = next(r for r in find_regions(solution) if r.id == self.task)
+        lines = solution.splitlines(keepends=True)
+        body = textwrap.indent(_dedented(self.body), region.indent)
+        lines[region.first - 1 : region.last] = [body]
+        if self.signature:
+            name = functions_of(solution)[self.task]
+            first, last = _signature_lines(solution, name)
+            lines[first - 1 : last] = [_dedented(self.signature)]
+        text = "".join(lines)
+        return f"{text}\n\n{_dedented(self.helper)}" if self.helper else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What the grader said about one entry; `clause` and `slug` are the verdict's."""
+
+    entry: Entry
+    status: str
+    clause: str
+    slug: str
+    message: str
+    seconds: float
+
+    @property
+    def killed(self) -> bool:
+        """Whether it was rejected, as a mutant must be."""
+        return self.status == "fail"
+
+    @property
+    def as_named(self) -> bool:
+        """Whether it was rejected through its clause, with its diagnosis or none."""
+        named = (self.clause, self.slug) == (self.entry.clause, self.entry.slug)
+        return self.killed and named
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the grader did with it what it must."""
+        return self.as_named if self.entry.is_mutant else self.status == "pass"
+
+    def to_json(self) -> dict[str, Any]:
+        """One line of the report."""
+        line: dict[str, Any] = {"id": self.entry.id, "task": self.entry.task}
+        if self.entry.is_mutant:
+            line |= {"killed": self.killed, "as_named": self.as_named}
+        else:
+            line |= {"accepted": self.is_right}
+        return line | {
+            "clause": self.clause,
+            "slug": self.slug,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def read_catalogue(curriculum: Curriculum, folder: Path | None = None) -> list[Entry]:
+    """Every entry of every unit, in the order of the files.
+
+    Raises:
+        CatalogueError: an entry is not usable; one sentence that names it.
+    """
+    entries: list[Entry] = []
+    for path in sorted((folder or curriculum.root / FOLDER).glob("*.toml")):
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise CatalogueError(f"{path} is not valid TOML: {error}") from error
+        unknown = sorted(set(data) - set(_ID))
+        if unknown:
+            raise CatalogueError(f"{path}: [[{unknown[0]}]] is not mutant or accept")
+        for kind in _ID:
+            for number, row in enumerate(data.get(kind, []), 1):
+                where = f"{path.name}: {kind} {row.get('id', f'no. {number}')}"
+                entries.append(_entry(curriculum, path.stem, kind, row, where))
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.id in seen:
+            raise CatalogueError(f"{entry.id} is used by two entries")
+        seen.add(entry.id)
+    return entries
+
+
+def judge(
+    curriculum: Curriculum,
+    cluster: Cluster,
+    entries: Iterable[Entry],
+    on_result: Callable[[Result], None] | None = None,
+    seed: int = SEED,
+) -> list[Result]:
+    """Grade each entry as if a learner had written it; nothing is left on disk."""
+    results = []
+    with tempfile.TemporaryDirectory(prefix="distlab-mutants-") as folder:
+        for entry in entries:
+            unit = curriculum.units[entry.task.partition(".")[0]]
+            path = Path(folder) / f"{entry.id}_{unit.name}.py"
+            solution = unit.solution(curriculum.root).read_text(encoding="utf-8")
+            path.write_text(entry.applied_to(solution), encoding="utf-8")
+            task = curriculum.task(entry.task)
+            if entry.limit_s:
+                task = replace(task, time_limit_s=entry.limit_s)
+            grader = Grader(curriculum, cluster, code=str(path), seed=seed)
+            results.append(_result(entry, grader.grade([task]).tasks[0]))
+            if on_result:
+                on_result(results[-1])
+    return results
+
+
+def _result(entry: Entry, verdict: TaskVerdict) -> Result:
+    failure = verdict.first_failure()
+    return Result(
+        entry=entry,
+        status=verdict.status,
+        clause=failure.id if failure else "",
+        slug=verdict.slug,
+        message=verdict.message,
+        seconds=verdict.seconds,
+    )
+
+
+# ── one entry, checked ──────────────────────────────────────────────────────────────
+
+
+def _entry(
+    curriculum: Curriculum, unit: str, kind: str, row: dict[str, Any], where: str
+) -> Entry:
+    _check_keys(kind, row, where)
+    if not re.fullmatch(_ID[kind], row["id"]):
+        raise CatalogueError(f"{where}: the id must look like {_ID[kind]}")
+    known = {field.name for field in fields(Entry)}
+    entry = Entry(**{key: value for key, value in row.items() if key in known})
+    if entry.task.partition(".")[0] != unit:
+        raise CatalogueError(f"{where}: {entry.task} is not a task of {unit}")
+    try:
+        task = next(t for t in curriculum.tasks if t.id == entry.task)
+    except StopIteration:
+        raise CatalogueError(f"{where}: there is no task {entry.task}") from None
+    if kind == "mutant" and entry.clause not in task.clauses:
+        raise CatalogueError(f"{where}: {entry.task} has no clause {entry.clause!r}")
+    if entry.slug and entry.slug not in read_misconceptions():
+        raise CatalogueError(f"{where}: no misconception is called {entry.slug}")
+    _check_text(curriculum, entry, where)
+    return entry
+
+
+def _check_keys(kind: str, row: dict[str, Any], where: str) -> None:
+    missing = sorted(_REQUIRED[kind] - set(row))
+    unknown = sorted(set(row) - _REQUIRED[kind] - _OPTIONAL)
+    if missing:
+        raise CatalogueError(f"{where}: {missing[0]} is missing")
+    if unknown:
+        raise CatalogueError(f"{where}: {unknown[0]} means nothing here")
+    for key, value in row.items():
+        if not isinstance(value, int | float if key == "limit_s" else str):
+            raise CatalogueError(f"{where}: {key} has the wrong type")
+
+
+def _check_text(curriculum: Curriculum, entry: Entry, where: str) -> None:
+    unit = curriculum.units[entry.task.partition(".")[0]]
+    try:
+        solution = unit.solution(curriculum.root).read_text(encoding="utf-8")
+        mutated = entry.applied_to(solution)
+    except (OSError, StopIteration) as error:
+        raise CurriculumError(f"{entry.task} has no region in its solution") from error
+    try:
+        tree = ast.parse(mutated)
+    except SyntaxError as error:
+        raise CatalogueError(f"{where}: {error.msg}: {error.text}") from error
+    if ast.dump(tree) == ast.dump(ast.parse(solution)):
+        raise CatalogueError(f"{where}: that is the solution itself")
+
+
+def _signature_lines(text: str, name: str) -> tuple[int, int]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and node.name == name.split(".")[-1]:
+            return node.lineno, node.body[0].lineno - 1
+    raise CatalogueError(f"{name} is not in the solution")
+
+
+def _dedented(text: str) -> str:
+    return textwrap.dedent(text).strip("\n") + "\n"

@@ -1,0 +1,16 @@
+"""What the tests of the workbench share: one warm cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from distlab.runner import Cluster
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Ranks for everybody; its zygote starts at the first run."""
+    with Cluster(preload=("tests.workbench.conformance.programs",)) as ranks:
+        yield ranks

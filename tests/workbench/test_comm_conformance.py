@@ -1,0 +1,406 @@
+"""Every transport keeps the contract of `Comm`: the same programs, the same values."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from distlab.runner import Cluster, Limits, Run
+from tests.workbench.conformance import programs
+
+WORLDS = (1, 2, 3, 4)
+AT_LEAST_2 = (2, 3, 4)
+
+
+@dataclass(frozen=True)
+class Transport:
+    """A row of the table: how a program is run on it, and why it may be absent."""
+
+    name: str
+    why_not: Callable[[], str]  # empty where it can be used
+
+    def run(self, cluster: Cluster, program: Any, world_size: int, *args: Any) -> Run:
+        return cluster.run(
+            program, world_size, *args, backend=self.name, limits=Limits(seconds=20)
+        )
+
+
+def _no_gpus() -> str:
+    count = torch.cuda.device_count()
+    return "" if count >= 2 else f"nccl needs at least 2 GPUs, here are {count}"
+
+
+TRANSPORTS = (
+    Transport("gloo", lambda: ""),
+    Transport("nccl", _no_gpus),
+)
+
+HERE = [transport for transport in TRANSPORTS if not transport.why_not()]
+
+Start = Callable[..., list[Any]]
+
+
+@pytest.fixture(params=HERE, ids=lambda transport: transport.name)
+def transport(request: pytest.FixtureRequest) -> Transport:
+    chosen: Transport = request.param
+    return chosen
+
+
+@pytest.fixture
+def start(cluster: Cluster, transport: Transport) -> Start:
+    """Run a program to its end on the transport under test; its values by rank."""
+
+    def run(program: Any, world_size: int, *args: Any) -> list[Any]:
+        done = transport.run(cluster, program, world_size, *args)
+        return done.require_finished().values
+
+    return run
+
+
+def combined(op: str, world_size: int, size: int) -> list[float]:
+    """What a reduction of the programs' `contribution` gives, in plain Python."""
+    columns = [[i * (r + 1) for r in range(world_size)] for i in range(1, size + 1)]
+    combine: dict[str, Callable[[list[int]], float]] = {
+        "SUM": sum,
+        "AVG": lambda column: sum(column) / world_size,
+        "MIN": min,
+        "MAX": max,
+        "PRODUCT": lambda column: functools.reduce(operator.mul, column),
+    }
+    return [float(combine[op](column)) for column in columns]
+
+
+@pytest.mark.parametrize("listed", TRANSPORTS, ids=lambda transport: transport.name)
+def test_each_transport_is_tested_or_says_why_not(listed: Transport) -> None:
+    reason = listed.why_not()
+    if reason:  # one line for the whole suite, not one for each test
+        pytest.skip(reason)
+    assert listed in HERE
+
+
+# ── point to point ──────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("n", WORLDS)
+def test_ranks_know_their_place(start: Start, n: int) -> None:
+    places = start(programs.who_am_i, n)
+    assert [place[:2] for place in places] == [[rank, n] for rank in range(n)]
+    assert {place[3] for place in places} <= {"cpu", "cuda"}
+
+
+@pytest.mark.parametrize("n", [*AT_LEAST_2, 7])
+def test_send_and_recv_carry_values(start: Start, n: int) -> None:
+    got = start(programs.everyone_sends_to_zero, n)
+    assert got[0] == [[src, 10.0 * src, 10.0 * src] for src in range(1, n)]
+
+
+def test_tags_may_be_taken_out_of_order(start: Start) -> None:
+    assert start(programs.tags_out_of_order, 2)[1] == [3.0, 1.0, 2.0]
+
+
+def test_a_channel_is_first_in_first_out(start: Start) -> None:
+    assert start(programs.first_in_first_out, 2)[1] == [float(i) for i in range(20)]
+
+
+@pytest.mark.parametrize("n", [*AT_LEAST_2, 7])
+def test_any_source_says_who_sent(start: Start, n: int) -> None:
+    assert start(programs.from_anyone, n)[0] == [[r, 7.0 * r] for r in range(1, n)]
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("n", AT_LEAST_2)
+def test_posted_transfers_may_be_waited_for_in_any_order(
+    start: Start, n: int, backwards: bool
+) -> None:
+    got = start(programs.posted_and_waited, n, backwards)
+    for rank in range(n):
+        assert got[rank] == [[p, float(p)] for p in range(n) if p != rank]
+
+
+def test_an_isend_arrives_though_nobody_keeps_its_work(start: Start) -> None:
+    assert start(programs.forgotten_isend, 2)[1] == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("n", [*WORLDS, 7])
+def test_a_ring_of_sendrecv_turns(start: Start, n: int) -> None:
+    for rank, seen in enumerate(start(programs.ring_by_sendrecv, n)):
+        assert seen == [float((rank - turn) % n) for turn in range(n + 1)]
+
+
+@pytest.mark.parametrize("n", WORLDS)
+def test_sendrecv_with_oneself_is_a_checked_copy(start: Start, n: int) -> None:
+    for copied, size, dtype in start(programs.sendrecv_with_itself, n):
+        assert copied == [5.0, 5.0, 5.0]
+        assert "1 torch.float32 do not fit into 3 torch.float32" in size
+        assert "do not fit into 3 torch.int64" in dtype
+
+
+def test_every_dtype_travels(start: Start) -> None:
+    got = start(programs.every_dtype_travels, 2)[1]
+    for name, tensor in zip(programs.DTYPES, got, strict=True):
+        sample = torch.tensor([[0, 1, 2], [3, 100, 0]]).to(getattr(torch, name))
+        assert torch.equal(tensor, sample)
+        assert tensor.dtype == sample.dtype
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_every_dtype_is_broadcast(start: Start, n: int) -> None:
+    for got in start(programs.every_dtype_is_broadcast, n):
+        for name, tensor in zip(programs.DTYPES, got, strict=True):
+            sample = (torch.tensor([1, 2, 3]) * n).to(getattr(torch, name))
+            assert torch.equal(tensor, sample)
+
+
+@pytest.mark.parametrize("n", WORLDS)
+def test_empty_tensors_are_messages_too(start: Start, n: int) -> None:
+    assert start(programs.empty_tensors, n) == [[[0, 3], [0, 3]]] * n
+
+
+@pytest.mark.parametrize("n", WORLDS)
+def test_a_tensor_without_dimensions_is_one_element(start: Start, n: int) -> None:
+    total = n * (n + 1) / 2
+    for rank, got in enumerate(start(programs.a_scalar, n)):
+        assert got == [total, n * (rank + 1.0), *(1.0 + r for r in range(n))]
+
+
+# ── refused ─────────────────────────────────────────────────────────────────────────
+
+SENTENCES = {
+    "send to self": "rank {r} sends to rank {r}: that is itself",
+    "recv from self": "rank {r} receives from rank {r}: that is itself",
+    "isend to self": "that is itself",
+    "send too far": "rank {r} sends to rank {n}, but there is only rank 0 … {last}",
+    "send below": "sends to rank -2, but there is only rank 0 … {last}",
+    "recv too far": "but there is only rank 0 … {last}",
+    "irecv from any": "receives from rank -1",
+    "sendrecv to nobody": "sends to rank {n}",
+    "broadcast from nobody": "broadcasts from rank {n}",
+    "reduce to nobody": "reduces to rank -1",
+    "group with nobody": "makes a group with rank {n}",
+    "group of none": "at least 1",
+    "group with twins": "[0, 0]: each once",
+    "send column": "{itself_or_column}",
+    "recv column": "recv got a non-contiguous tensor",
+    "sendrecv column": "use .contiguous()",
+    "broadcast column": "broadcast got a non-contiguous tensor",
+    "all_reduce column": "all_reduce got a non-contiguous tensor",
+    "all_gather into column": "all_gather got a non-contiguous tensor",
+    "not a tensor": "all_reduce takes a tensor, not list",
+    "gather size": "needs an output of {twice}, not {twice_and_1}",
+    "scatter size": "it needs {twice}, not {twice_and_1}",
+    "all_to_all sizes": "not {twice} and {n}",
+    "average of ints": "the average of torch.int64 is not a whole number",
+}
+
+
+@pytest.mark.parametrize("n", WORLDS)
+def test_mistakes_are_refused_with_a_sentence(start: Start, n: int) -> None:
+    for rank, texts in enumerate(start(programs.refused_everywhere, n)):
+        facts = {
+            "r": rank,
+            "n": n,
+            "last": n - 1,
+            "twice": 2 * n,
+            "twice_and_1": 2 * n + 1,
+            "itself_or_column": "itself" if n == 1 else "non-contiguous",
+        }
+        for name, sentence in SENTENCES.items():
+            assert sentence.format(**facts) in texts[name], name
+        if n > 1:
+            assert f"that {n} divides" in texts["all_to_all uneven"]
+        assert texts["afterwards"] == str(n)
+
+
+# ── collectives ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("n", AT_LEAST_2)
+def test_a_barrier_waits_for_the_last(start: Start, n: int) -> None:
+    times = start(programs.barrier_waits, n)
+    last_came = max(came for came, _ in times)
+    assert all(through >= last_came for _, through in times)
+
+
+@pytest.mark.parametrize("n", [*WORLDS, 7])
+def test_broadcast_from_each_rank(start: Start, n: int) -> None:
+    assert start(programs.broadcast_from_each, n) == [
+        [[101.0 * src] * 4 for src in range(n)] for _ in range(n)
+    ]
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("op", programs.OPS)
+@pytest.mark.parametrize("n", WORLDS)
+def test_all_reduce(start: Start, n: int, op: str, async_op: bool) -> None:
+    got = start(programs.all_reduce_with, n, op, async_op)
+    assert got == [[float(async_op), *combined(op, n, 7)]] * n
+
+
+@pytest.mark.parametrize("op", programs.OPS)
+@pytest.mark.parametrize("n", [1, 3, 4])
+def test_reduce_to_each_rank(start: Start, n: int, op: str) -> None:
+    for rank, got in enumerate(start(programs.reduce_with, n, op)):
+        assert got == [combined(op, n, 5) if dst == rank else [] for dst in range(n)]
+
+
+@pytest.mark.parametrize("n", [*WORLDS, 7])
+def test_gather_scatter_and_exchange(start: Start, n: int) -> None:
+    total = n * (n + 1) / 2
+    for rank, got in enumerate(start(programs.gather_scatter_exchange, n)):
+        mine = [float(3 * rank + i) for i in range(3)]
+        assert got["gathered"] == [1.0 + r for r in range(n) for _ in range(2)]
+        assert got["summed"] == [total * x for x in mine]
+        assert got["averaged"] == pytest.approx([total * x / n for x in mine])
+        # the input of a reduce_scatter belongs to its caller
+        assert got["input"] == [float(i * (rank + 1)) for i in range(3 * n)]
+        assert got["exchanged"] == [10.0 * r + rank for r in range(n) for _ in "ab"]
+
+
+@pytest.mark.parametrize("n", WORLDS)
+def test_several_reductions_at_once(start: Start, n: int) -> None:
+    total = n * (n + 1) / 2
+    assert start(programs.several_at_once, n) == [[total * i for i in range(5)]] * n
+
+
+# ── groups ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("n", [*WORLDS, 7])
+def test_disjoint_groups(start: Start, n: int) -> None:
+    for rank, got in enumerate(start(programs.evens_and_odds, n)):
+        mine = range(rank % 2, n, 2)
+        assert got["is_none"] == [g != rank % 2 for g in range(min(2, n))]
+        assert got["place"] == [rank // 2, len(mine)]
+        assert got["total"] == sum(mine)
+
+
+@pytest.mark.parametrize("n", WORLDS)
+def test_a_group_numbers_its_ranks_as_listed(start: Start, n: int) -> None:
+    assert start(programs.in_the_given_order, n) == [
+        [n - 1 - rank, n - 1.0] for rank in range(n)
+    ]
+
+
+@pytest.mark.parametrize("n", WORLDS)
+def test_a_group_of_one(start: Start, n: int) -> None:
+    assert start(programs.alone_in_a_group, n) == [[0, 1, float(r)] for r in range(n)]
+
+
+@pytest.mark.parametrize("n", [3, 4])
+def test_a_group_of_a_group(start: Start, n: int) -> None:
+    got = start(programs.group_of_a_group, n)
+    assert got[:2] == [["not in the outer group"], ["not in the inner group"]]
+    total = float(sum(range(2, n)))
+    assert got[2:] == [[rank, n - 2, total] for rank in range(n - 2)]
+
+
+@pytest.mark.parametrize("n", [2, 4, 7])
+def test_groups_that_overlap(start: Start, n: int) -> None:
+    expected = [
+        float(sum(a + a + 1 for a in (rank - 1, rank) if 0 <= a < n - 1))
+        for rank in range(n)
+    ]
+    assert start(programs.groups_that_overlap, n) == expected
+
+
+@pytest.mark.parametrize("n", AT_LEAST_2)
+def test_any_source_in_a_group_is_the_groups_number(start: Start, n: int) -> None:
+    got = start(programs.messages_in_a_group, n)
+    assert got[n - 1] == [[place, n - 1.0 - place] for place in range(1, n)]
+
+
+def test_a_group_and_the_world_are_different_channels(start: Start) -> None:
+    assert start(programs.group_and_world_do_not_mix, 2)[1] == [2.0, 1.0]
+
+
+@pytest.mark.parametrize("n", AT_LEAST_2)
+def test_a_group_lives_until_all_have_used_it(start: Start, n: int) -> None:
+    assert start(programs.group_outlives_its_name, n) == [0.0] + [3.0] * (n - 1)
+
+
+# ── lost peers, hangs and time ──────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("how", "peer"),
+    [
+        ("recv", 1),
+        ("any", None),
+        ("irecv", 1),
+        ("send", 1),
+        ("isend", 1),
+        ("sendrecv", 1),
+        ("barrier", None),
+    ],
+)
+def test_a_wait_that_runs_out_is_a_lost_peer(
+    start: Start, how: str, peer: int | None
+) -> None:
+    told = start(programs.nobody_sends, 2, how)[0]
+    assert (told["rank"], told["peer"]) == (0, peer)
+    assert told["step"] >= 1
+    assert 0.14 <= told["waited_s"] < 10
+    assert ("rank 1" if peer else "its peers") in told["text"]
+
+
+def test_no_time_at_all_is_not_for_ever(start: Start) -> None:
+    told = start(programs.nobody_sends, 2, "soon")[0]
+    assert (told["rank"], told["peer"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("how", "peer"),
+    [("recv", 1), ("send", 1), ("irecv", 1), ("barrier", None), ("all_reduce", None)],
+)
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_peer_that_dies_is_a_lost_peer(
+    cluster: Cluster, transport: Transport, n: int, how: str, peer: int | None
+) -> None:
+    told: list[dict[str, Any]] = []
+    run = cluster.run(
+        programs.a_peer_dies,
+        n,
+        how,
+        backend=transport.name,
+        on_report=lambda rank, value: told.append({"by": rank, **value}),
+    )
+    assert run.outcome == "died"
+    assert [record.status for record in run.ranks][1] == "died"
+    assert [(one["by"], one["rank"], one["peer"]) for one in told] == [(0, 0, peer)] * 2
+    assert all(math.isfinite(one["waited_s"]) for one in told)
+
+
+def test_abort_wakes_who_waits(cluster: Cluster, transport: Transport) -> None:
+    told: dict[int, dict[str, Any]] = {}
+    run = cluster.run(
+        programs.rank_zero_aborts,
+        2,
+        backend=transport.name,
+        on_report=told.__setitem__,
+    )
+    run.require_finished()
+    assert told[0] == {"rank": 0, "peer": 1}
+    assert (told[1]["rank"], told[1]["peer"]) == (1, 0)
+
+
+@pytest.mark.parametrize("size", [1, 8, 100_000])
+def test_send_is_synchronous_at_every_size(
+    cluster: Cluster, transport: Transport, size: int
+) -> None:
+    run = transport.run(cluster, programs.both_send_first, 2, size)
+    assert (run.outcome, run.cycle) == ("deadlock", (0, 1))
+    assert {record.status for record in run.ranks} == {"waiting"}
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_time_never_goes_back(start: Start, n: int) -> None:
+    for readings in start(programs.clock, n):
+        assert readings == sorted(readings)
+        assert len(readings) == 201

@@ -1,0 +1,563 @@
+"""However a program ends, the run ends truthfully, in bounded time, and leaves nothing.
+
+The clocks here only keep a hang from hanging the suite; nothing measures speed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distlab.runner import Cluster, Limits, Run, RunnerError
+from distlab.runner.processes import descendants
+from distlab.runner.supervisor import Supervisor
+from distlab.runner.wire import encode
+from tests.workbench.conformance import misbehaviour as programs
+from tests.workbench.conformance import parent as parent_script
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 30.0
+
+
+def line_of(mark: str) -> int:
+    lines = Path(str(programs.__file__)).read_text().splitlines()
+    return next(i for i, line in enumerate(lines, 1) if f"# {mark}" in line)
+
+
+def statuses(run: Run) -> list[str]:
+    return [record.status for record in run.ranks]
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def ranks_left(cluster: Cluster) -> list[int]:
+    assert cluster._process is not None
+    return descendants(cluster._process.pid)
+
+
+# ── how many, which program ─────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("world_size", [0, -1, 65])
+def test_impossible_world_sizes_are_refused(cluster: Cluster, world_size: int) -> None:
+    says = f"^{world_size} ranks: choose between 1 and 64 real processes$"
+    with pytest.raises(ValueError, match=says):
+        cluster.run(programs.hello, world_size)
+
+
+@pytest.mark.parametrize("world_size", [1, 64])
+def test_the_smallest_and_the_largest_world(cluster: Cluster, world_size: int) -> None:
+    run = cluster.run(programs.hello, world_size, limits=Limits(seconds=60))
+    assert run.outcome == "finished"
+    assert run.values == [[rank, world_size] for rank in range(world_size)]
+    assert len({record.pid for record in run.ranks}) == world_size
+    assert ranks_left(cluster) == []
+
+
+def _nested() -> Callable[..., Any]:
+    def inner(ctx: object) -> None:
+        pass
+
+    return inner
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda ctx: None,
+        _nested(),
+        functools.partial(programs.hello),
+        Cluster.run,
+        print.__call__,
+    ],
+    ids=["lambda", "nested", "partial", "method", "bound"],
+)
+def test_a_program_without_an_importable_name_is_refused(
+    cluster: Cluster, program: Callable[..., Any]
+) -> None:
+    with pytest.raises(ValueError, match="must be a function at the top of a module"):
+        cluster.run(program, 2)
+
+
+def test_an_argument_that_cannot_travel_is_refused(cluster: Cluster) -> None:
+    num_open = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(TypeError, match="a set cannot travel between processes"):
+        cluster.run(programs.give_back, 8, {1})
+    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert cluster.run(programs.hello, 1).values == [[0, 1]]
+
+
+# ── what comes back ─────────────────────────────────────────────────────────────────
+
+
+def test_values_reports_and_output_come_back(cluster: Cluster) -> None:
+    told: dict[int, list[Any]] = {0: [], 1: []}
+    run = cluster.run(
+        programs.everything_plain, 2, on_report=lambda r, v: told[r].append(v)
+    )
+    for rank, record in enumerate(run.ranks):
+        assert record.value["rank"] == rank
+        assert record.value[3] == (1, [None, True])
+        assert torch.equal(record.value["~tensor"], torch.ones(2))
+        assert [report["n"] for report in told[rank]] == [0, 1, 2]
+        assert torch.equal(told[rank][2]["x"], torch.full((2,), 2.0))
+        assert record.output == f"out of {rank}: äöü\nerr of {rank}\n"
+
+
+def test_arguments_arrive_as_they_were_given(cluster: Cluster) -> None:
+    args = (1.5, "ö", [1, (2, 3)], {"a": None, 4: 5}, {"~tuple": 1})
+    assert cluster.run(programs.give_back, 2, *args).values == [args, args]
+
+
+def test_seeds_differ_by_rank_and_repeat_by_run(cluster: Cluster) -> None:
+    one, same, other = (
+        cluster.run(programs.random_numbers, 2, seed=seed).values for seed in (1, 1, 9)
+    )
+    assert one == same
+    assert one[0] != one[1]
+    assert one != other
+
+
+def test_a_rank_lives_in_a_folder_that_goes_with_the_run(cluster: Cluster) -> None:
+    folders = cluster.run(programs.own_folder, 2).values
+    assert len(set(folders)) == 2
+    assert not any(Path(folder).exists() for folder in folders)
+
+
+def test_an_error_in_on_report_ends_the_run(cluster: Cluster) -> None:
+    def fail(rank: int, value: object) -> None:
+        raise LookupError("in the parent")
+
+    with pytest.raises(LookupError, match="in the parent"):
+        cluster.run(programs.sleeps_long, 2, on_report=fail)
+    assert ranks_left(cluster) == []
+    assert cluster.run(programs.hello, 1).outcome == "finished"
+
+
+# ── a rank raises ───────────────────────────────────────────────────────────────────
+
+
+def test_the_rank_that_raised_is_named(cluster: Cluster) -> None:
+    run = cluster.run(programs.one_raises, 3)
+    assert run.outcome == "raised"
+    assert statuses(run) == ["waiting", "raised", "waiting"]
+    primary = run.primary()
+    assert primary is not None
+    assert (primary.rank, primary.error and primary.error.type) == (1, "KeyError")
+    where = f"misbehaviour.py:{line_of('THE LINE OF ONE RAISES')}"
+    assert run.explain().startswith("rank 1 raised KeyError: 'momentum' at ")
+    assert run.explain().endswith(f"{where}; ranks 0 and 2 waited for it")
+
+
+def test_one_mistake_on_all_ranks_is_one_mistake(cluster: Cluster) -> None:
+    text = cluster.run(programs.all_raise, 3).explain()
+    assert text.startswith("ranks 0, 1 and 2 each raised ZeroDivisionError: all alike")
+
+
+def test_the_first_failure_in_time_is_the_primary_one(cluster: Cluster) -> None:
+    run = cluster.run(programs.raises_after_its_peer, 2)
+    assert run.outcome == "raised"
+    assert run.explain().startswith("rank 1 raised KeyError: 'first'")
+
+
+def test_an_error_that_follows_from_a_lost_peer_is_secondary(cluster: Cluster) -> None:
+    run = cluster.run(programs.wraps_its_loss, 2)
+    assert (run.outcome, statuses(run)) == ("died", ["raised", "died"])
+    assert run.explain().startswith("rank 1 ended its process (exit status 9)")
+    assert run.ranks[0].error is not None
+    assert run.ranks[0].error.peer_lost
+
+
+def test_an_error_without_words_is_still_reported(cluster: Cluster) -> None:
+    run = cluster.run(programs.cannot_say_why, 1)
+    assert run.ranks[0].error is not None
+    assert run.ranks[0].error.type == "Silent"
+    assert "its message cannot be had: ValueError" in run.explain()
+
+
+def test_sys_exit_is_an_early_end(cluster: Cluster) -> None:
+    run = cluster.run(programs.exits_politely, 2)
+    assert (run.outcome, statuses(run)) == ("raised", ["finished", "raised"])
+    assert "SystemExit: 0" in run.explain()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = (1,\ndef f(:\n", "SyntaxError"),
+        ("x = 1\ny = unknown_name\n", "NameError: name 'unknown_name' is not defined"),
+        ("import no_such_module\n", "ModuleNotFoundError"),
+    ],
+)
+def test_a_module_that_cannot_be_imported(
+    cluster: Cluster, tmp_path: Path, text: str, says: str
+) -> None:
+    name = f"broken_{uuid.uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text(text)
+    run = cluster.run(programs.imports, 2, str(tmp_path), name)
+    assert run.outcome == "raised"
+    assert says in run.explain()
+    assert f"{name}.py:" in run.explain()
+
+
+def test_a_program_that_ranks_cannot_find(cluster: Cluster) -> None:
+    def stray(ctx: object) -> None: ...
+
+    stray.__module__, stray.__qualname__ = "tests.no_such_module", "stray"
+    run = cluster.run(stray, 2)
+    assert run.outcome == "raised"
+    assert "ModuleNotFoundError" in run.explain()
+
+
+def test_a_result_that_cannot_travel_is_the_ranks_mistake(cluster: Cluster) -> None:
+    run = cluster.run(programs.result_that_cannot_travel, 2)
+    assert (run.outcome, statuses(run)) == ("raised", ["raised", "raised"])
+    assert "TypeError: a set cannot travel between processes" in run.explain()
+
+
+def test_a_failure_while_the_group_forms(cluster: Cluster) -> None:
+    run = cluster.run(programs.hello, 2, backend="carrier pigeon")
+    assert run.outcome == "raised"
+    assert "TorchComm knows 'gloo' and 'nccl'" in run.explain()
+
+
+# ── a rank dies ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_an_exit_is_no_success(cluster: Cluster, status: int) -> None:
+    run = cluster.run(programs.leaves, 2, status)
+    assert (run.outcome, run.ranks[1].status) == ("died", "died")
+    assert "rank 1 ended its process" in run.explain()
+    assert f"(exit status {status}) before it was done" in run.explain()
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "SIGABRT"])
+def test_a_killed_rank_is_named_with_its_signal(cluster: Cluster, how: str) -> None:
+    run = cluster.run(programs.kills_itself, 2, how)
+    assert (run.outcome, run.ranks[1].status) == ("died", "died")
+    assert f"rank 1 was killed by {how}" in run.explain()
+
+
+def test_a_message_too_large_for_its_tensor_is_explained(cluster: Cluster) -> None:
+    run = cluster.run(programs.too_small_a_box, 2)
+    assert (run.outcome, run.ranks[1].status) == ("died", "died")
+    assert "received more bytes than its tensor holds" in run.explain()
+
+
+def test_a_dead_rank_is_dead_though_its_child_lives(cluster: Cluster) -> None:
+    run = cluster.run(programs.leaves_a_child_and_dies, 2, limits=Limits(seconds=60))
+    assert run.outcome == "died"
+    assert "rank 1 was killed by SIGKILL" in run.explain()
+    assert ranks_left(cluster) == []
+
+
+def test_a_forked_child_does_not_answer_for_its_rank(cluster: Cluster) -> None:
+    assert cluster.run(programs.forks_and_forgets, 2).values == ["the rank's"] * 2
+    assert ranks_left(cluster) == []
+
+
+def test_a_rank_that_dies_before_it_is_ready(tmp_path: Path) -> None:
+    """The supervisor alone, with a zygote and ranks that are only sockets."""
+    zygote, controls = socket.socketpair(), [socket.socketpair() for _ in range(2)]
+    pipes = [os.pipe() for _ in range(2)]
+    supervisor = Supervisor(
+        zygote[0],
+        [pair[0] for pair in controls],
+        [pipe[0] for pipe in pipes],
+        folder=tmp_path,
+        limits=Limits(seconds=PATIENCE_S),
+        on_report=None,
+    )
+    never = 1 << 30  # a process number that none has
+    zygote[1].sendall(encode({"k": "started", "pids": [never, never + 1]}))
+    zygote[1].sendall(encode({"k": "exit", "pid": never + 1, "status": 9}))
+    controls[1][1].sendall(b'{"k":"rea')  # it died in the middle of a word
+    run = supervisor.watch()
+    assert (run.outcome, statuses(run)) == ("died", ["running", "died"])
+    assert run.explain() == "rank 1 was killed by SIGKILL"
+    for pair in (zygote, *controls):
+        pair[0].close()
+        pair[1].close()
+    for pipe in pipes:
+        os.close(pipe[0])
+        os.close(pipe[1])
+
+
+def test_memory_is_capped_per_rank(cluster: Cluster) -> None:
+    run = cluster.run(programs.eats_memory, 3)
+    assert run.outcome == "raised"
+    assert statuses(run) == ["finished", "raised", "finished"]
+    assert "rank 1 raised out of memory: you tried to allocate" in run.explain()
+
+
+# ── hangs ───────────────────────────────────────────────────────────────────────────
+
+
+def test_a_loop_meets_the_limit_and_is_shown(cluster: Cluster) -> None:
+    run = cluster.run(programs.loops, 2, limits=Limits(seconds=0.5))
+    assert (run.outcome, statuses(run)) == ("timeout", ["waiting", "running"])
+    line = line_of("THE LINE OF THE LOOP")
+    shown = run.explain().rpartition("misbehaviour.py:")[2]
+    assert int(shown) in (line - 1, line)  # the test of the loop or its body
+    assert "rank 1 had not finished after 0.5 s" in run.explain()
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_a_deadlock_is_named_with_its_circle(cluster: Cluster, n: int) -> None:
+    run = cluster.run(programs.ring_of_sends, n, limits=Limits(seconds=60))
+    assert (run.outcome, run.cycle) == ("deadlock", tuple(range(n)))
+    assert run.waits_for == {rank: ((rank + 1) % n,) for rank in range(n)}
+    for record in run.ranks:
+        assert record.waiting is not None
+        assert record.waiting["op"] == "send"
+        assert record.waiting["line"] == line_of("THE LINE OF THE SEND")
+
+
+def test_a_collective_that_a_finished_rank_skipped(cluster: Cluster) -> None:
+    run = cluster.run(programs.skips_the_barrier, 3, limits=Limits(seconds=60))
+    assert run.outcome == "deadlock"
+    assert statuses(run) == ["waiting", "finished", "waiting"]
+    assert run.explain() == "rank 0 waits in barrier, but rank 1 has already finished"
+
+
+@pytest.mark.parametrize(
+    ("program", "n", "args", "values"),
+    [
+        (programs.sleeps_first, 2, (0.5,), [2.0, 2.0]),
+        (programs.waits_for_its_limit, 2, (), ["lost 1", "was let go"]),
+        (programs.receives_in_a_thread, 2, (), [1.0, 1.0]),
+        (programs.slow_broadcast, 3, (), ["through"] * 3),
+        (programs.groups_of_different_ranks, 3, (), None),
+    ],
+    ids=["a sleeper", "a limit", "a thread", "a broadcast", "groups"],
+)
+def test_what_only_looks_like_a_deadlock_is_none(
+    cluster: Cluster, program: Any, n: int, args: Any, values: Any
+) -> None:
+    run = cluster.run(program, n, *args, limits=Limits(seconds=60))
+    run.require_finished()
+    assert values is None or run.values == values
+
+
+# ── what a program does to its surroundings ─────────────────────────────────────────
+
+
+def test_daemonised_grandchildren_are_ended(cluster: Cluster) -> None:
+    run = cluster.run(programs.daemonises, 2).require_finished()
+    assert all(pid > 1 for pid in run.values)
+    assert not [pid for pid in run.values if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_flood_of_output_is_cut_and_does_not_stop_the_run(cluster: Cluster) -> None:
+    cap = 10_001  # odd, so that it falls into the middle of an "ä"
+    run = cluster.run(programs.floods, 2, 5_000, limits=Limits(output_bytes=cap))
+    assert run.values == ["done", "done"]
+    for record in run.ranks:
+        assert cap - 2 < len(record.output.encode()) <= cap
+        assert set(record.output) == {"ä", "\n"}
+
+
+def test_output_is_read_in_pieces_and_stays_whole(cluster: Cluster) -> None:
+    """A piece may end in the middle of an "ä"; lines of 2,001 bytes see to that."""
+    run = cluster.run(programs.floods, 1, 150, limits=Limits(output_bytes=1 << 20))
+    assert run.ranks[0].output == ("ä" * 1000 + "\n") * 150
+
+
+def test_an_endless_flood_meets_the_limit(cluster: Cluster) -> None:
+    limits = Limits(seconds=0.5, output_bytes=1000)
+    run = cluster.run(programs.floods_for_ever, 2, limits=limits)
+    assert (run.outcome, statuses(run)) == ("timeout", ["running", "running"])
+    assert [len(record.output) for record in run.ranks] == [1000, 1000]
+
+
+def test_a_journal_has_a_cap(cluster: Cluster) -> None:
+    run = cluster.run(programs.babbles_in_calls, 2, limits=Limits(journal_events=50))
+    assert run.require_finished().values == [0, 1]
+    assert [len(record.journal) for record in run.ranks] == [50, 50]
+
+
+def test_without_a_journal_nothing_is_noted(cluster: Cluster) -> None:
+    run = cluster.run(programs.is_alone, 2, journal=False).require_finished()
+    assert [record.journal for record in run.ranks] == [[], []]
+    assert run.values == [9900.0, 9900.0]
+
+
+def test_a_closed_stdout_is_the_programs_own_affair(cluster: Cluster) -> None:
+    run = cluster.run(programs.closes_stdout, 2)
+    assert run.require_finished().values == ["still here"] * 2
+    assert [record.output for record in run.ranks] == ["before\n"] * 2
+
+
+def test_threads_may_all_report_at_once(cluster: Cluster) -> None:
+    told: list[int] = []
+    run = cluster.run(
+        programs.chatty_threads, 2, on_report=lambda r, v: told.append(len(v[1]))
+    )
+    assert run.require_finished().values == [100_000] * 2
+    assert told == [100_000] * 40
+
+
+def test_garbage_on_our_line_is_no_record(cluster: Cluster) -> None:
+    run = cluster.run(programs.writes_on_our_line, 1)
+    assert run.require_finished().values == ["unheard"]
+
+
+# ── the parent and the zygote ───────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def own_cluster() -> Iterator[Cluster]:
+    with Cluster() as one:
+        yield one
+
+
+def test_a_killed_zygote_is_replaced(own_cluster: Cluster) -> None:
+    def kill(rank: int, value: object) -> None:
+        assert own_cluster._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(own_cluster._process.pid, signal.SIGKILL)
+
+    with pytest.raises(RunnerError, match="the process that starts ranks has died"):
+        own_cluster.run(programs.sleeps_long, 2, on_report=kill)
+    assert own_cluster.run(programs.hello, 2).values == [[0, 2], [1, 2]]
+    assert own_cluster._process is not None
+    own_cluster._process.kill()  # between two runs
+    own_cluster._process.wait()
+    with pytest.raises(RunnerError, match="the process that starts ranks"):
+        own_cluster.run(programs.hello, 2)
+    assert own_cluster.run(programs.hello, 2).outcome == "finished"
+
+
+def test_close_ends_the_zygote_and_may_come_twice() -> None:
+    cluster = Cluster()
+    cluster.close()  # before anything was started
+    cluster.start()
+    assert cluster._process is not None
+    process = cluster._process
+    cluster.close()
+    cluster.close()
+    assert process.poll() is not None
+    with cluster:
+        assert cluster.run(programs.hello, 1).outcome == "finished"
+
+
+def test_modules_can_be_imported_beforehand(own_cluster: Cluster) -> None:
+    own_cluster.warm("colorsys")  # before the start
+    own_cluster.start(wait=False)
+    own_cluster.warm("tests.workbench.conformance.misbehaviour", "colorsys")
+    assert own_cluster.run(programs.hello, 1).outcome == "finished"
+    with pytest.raises(RunnerError, match="No module named 'no_such_module'"):
+        own_cluster.warm("no_such_module")
+    assert own_cluster.run(programs.hello, 1).outcome == "finished"
+
+
+def test_a_zygote_that_cannot_start_says_why() -> None:
+    with (
+        Cluster(preload=("no_such_module",)) as cluster,
+        pytest.raises(RunnerError, match="No module named 'no_such_module'"),
+    ):
+        cluster.run(programs.hello, 1)
+
+
+def test_runs_leave_no_descriptors_behind(cluster: Cluster) -> None:
+    cluster.run(programs.hello, 2)
+    before = len(os.listdir("/proc/self/fd"))
+    for program in (programs.hello, programs.one_raises, programs.ring_of_sends):
+        cluster.run(program, 2)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# A parent of its own: the processes below it are found by a token in their environment.
+
+
+def _with_token(token: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if token.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
+class Parent:
+    """The script `conformance/parent.py` in a process of its own."""
+
+    def __init__(self, what: str, folder: Path) -> None:
+        self.token = f"distlab-test-{uuid.uuid4().hex}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", parent_script.__name__, what, str(folder)],
+            cwd=ROOT,
+            env={**os.environ, "DISTLAB_TEST_TOKEN": self.token},
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> None:
+        for pid in _with_token(self.token):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.communicate(timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[[str], Parent]]:
+    parents: list[Parent] = []
+
+    def start(what: str) -> Parent:
+        parents.append(Parent(what, tmp_path))
+        return parents[-1]
+
+    yield start
+    for parent in parents:
+        parent.end()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_parent_that_ends_takes_everything_with_it(
+    launch: Callable[[str], Parent], tmp_path: Path, how: signal.Signals
+) -> None:
+    parent = launch("one")
+    assert [parent.line(), parent.line()] == ["ready", "ready"]
+    assert len(_with_token(parent.token)) == 4  # itself, the zygote, two ranks
+    parent.process.send_signal(how)
+    if how == signal.SIGINT:  # it is told, and can go on with new ranks
+        assert [parent.line(), parent.line()] == ["interrupted", "finished"]
+    status = parent.process.wait(timeout=PATIENCE_S)
+    assert status == (0 if how == signal.SIGINT else -how)
+    assert eventually(lambda: not _with_token(parent.token))
+    assert eventually(lambda: not list(tmp_path.iterdir())), list(tmp_path.iterdir())
+
+
+def test_two_clusters_at_once_do_not_meet(launch: Callable[[str], Parent]) -> None:
+    parents = [launch("together") for _ in range(2)]
+    for parent in parents:
+        for _ in range(3):
+            assert parent.line() == "finished [14850.0, 14850.0, 14850.0]"
+        assert parent.process.wait(timeout=PATIENCE_S) == 0
