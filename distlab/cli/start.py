@@ -33,14 +33,16 @@ _NEXT = "Enter: next · q: quit > "
 def start() -> int:
     """Lead through the five screens; 0 also when the learner quits, 11 if it broke."""
     curriculum = load_curriculum()
-    tour = _Tour(curriculum, Progress(curriculum.root))
+    tour = Tour(curriculum, Progress(curriculum.root))
     try:
         return tour.lead()
     except QuitError:
         return 0
 
 
-class _Tour:
+class Tour:
+    """The screens of one sitting."""
+
     def __init__(self, curriculum: Curriculum, progress: Progress) -> None:
         self._curriculum = curriculum
         self._progress = progress
@@ -145,7 +147,7 @@ class _Tour:
             "    a   a quarter of the time     b   the same time     c   longer",
             "",
         )
-        self._predict("start.time", "abc")
+        self.predict("start.time", "abc")
         one = self._train(cluster, 1, "averaged")
         four = self._averaged = self._train(cluster, NUM_RANKS, "averaged")
         proof = compare(four, one, accuracy_floor=0.0)
@@ -182,7 +184,7 @@ class _Tour:
             "    a   collapse     b   hardly change",
             "",
         )
-        self._predict("start.accuracy", "ab")
+        self.predict("start.accuracy", "ab")
         results = {
             "averaged": self._averaged,
             "no communication": self._train(cluster, NUM_RANKS, "alone"),
@@ -228,8 +230,8 @@ class _Tour:
         )
         offer_editor(verdict.path, verdict.line)
         say(
-            f"Leave this terminal to `{command('watch')}`: at every save it says what",
-            "is right and what is not yet. Edit in another window.",
+            "Leave this terminal to `distlab watch`: at every save it says what is",
+            "right and what is not yet. Edit in another window.",
             "",
         )
         ask("Enter: watch my file · q: quit > ")
@@ -239,7 +241,8 @@ class _Tour:
 
     # ── what several screens need ───────────────────────────────────────────────────
 
-    def _predict(self, question: str, letters: str) -> None:
+    def predict(self, question: str, letters: str) -> None:
+        """Ask for a prediction and keep it; it is never graded."""
         answer = ask(f"{', '.join(letters)} > ", letters, enter=False)
         if not answer:
             say("  Without a prediction, then.")

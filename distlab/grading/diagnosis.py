@@ -20,8 +20,7 @@ from distlab.runner.autopsy import (
 
 RULES = {
     "ring-of-sends": (
-        "one side of every blocking pair must receive: use sendrecv, or isend "
-        "before recv"
+        "one side of every pair must receive: sendrecv, or isend before recv"
     ),
     "ring-of-recvs": (
         "one side of every blocking pair must send: use sendrecv, or irecv before send"

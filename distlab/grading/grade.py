@@ -10,7 +10,13 @@ from distlab.curriculum import Curriculum, Task
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.clause import Check, checks_of
 from distlab.grading.preflight import look_at
-from distlab.grading.verdict import ClauseVerdict, NotYetError, Report, TaskVerdict
+from distlab.grading.verdict import (
+    ClauseVerdict,
+    NotJudgedError,
+    NotYetError,
+    Report,
+    TaskVerdict,
+)
 from distlab.runner import Cluster, Limits, RunnerError
 
 PRELOADS = {"trainer": ("torch._dynamo",)}
@@ -79,6 +85,9 @@ class Grader:
         verdict.status = "fail" if failure else "pass"
         if failure:
             verdict.message, verdict.slug = failure.message, failure.slug
+        elif any(clause.status == "skip" for clause in verdict.clauses):
+            # Left to another clause, and that one found nothing: never a pass.
+            verdict.status, verdict.message = "error", "not every clause was judged"
         return verdict
 
     def _clause(
@@ -98,6 +107,8 @@ class Grader:
                 note = check.judge(impl, bench)
                 if note and world_size > (passed.world_size or 0):
                     passed.note, passed.world_size = note, world_size
+            except NotJudgedError:
+                return _clause(task, check, "skip"), False
             except NotYetError as failure:
                 failed = _clause(task, check, "fail")
                 _take_over(failed, failure, world_size)
@@ -129,7 +140,7 @@ class Grader:
             return ""
         try:
             check.judge(impl.with_grafts(siblings), bench)
-        except NotYetError:
+        except (NotYetError, NotJudgedError):
             return ""
         names = " and ".join(name.partition(".")[2] for name in siblings)
         return f"this part is right: it passes with the reference's {names}; fix yours"

@@ -12,6 +12,10 @@ from distlab.grading.verdict import NotYetError
 from distlab.runner.autopsy import Evidence
 
 
+SINGLE = 1e-5
+"""Relative error that a computation in float32 may leave; a wrong formula leaves more."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Suspect:
     """What a known misconception would leave on the ranks, and its sentence."""
@@ -48,6 +52,7 @@ def expect_values(
     expected: Sequence[Tensor],
     *,
     what: str,
+    verb: str = "is",
     suspects: Sequence[Suspect] = (),
     tolerance: float = 1e-10,
     rule: str = "",
@@ -82,9 +87,18 @@ def expect_values(
                 evidence=evidence,
                 rule=suspect.rule or rule,
             )
+    if tolerance < SINGLE and all_close(actual, expected, SINGLE):
+        raise NotYetError(
+            f"{what} {verb} right to about 7 digits only: float64 became float32 on "
+            "the way",
+            slug="wrong-dtype",
+            evidence=evidence,
+            rule="take the dtype from what you are given: torch.empty_like(t), "
+            "dtype=t.dtype",
+        )
     numbers = ", ".join(map(str, wrong))
     on = f"on rank {numbers}" if len(wrong) == 1 else f"on ranks {numbers}"
-    raise NotYetError(f"{what} is wrong {on}", evidence=evidence, rule=rule)
+    raise NotYetError(f"{what} {verb} wrong {on}", evidence=evidence, rule=rule)
 
 
 def expect_equal_bits(

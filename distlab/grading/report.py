@@ -74,8 +74,14 @@ def _failed(verdict: TaskVerdict) -> list[tuple[str, str]]:
     lines += _printed(failure)
     others = [c for c in verdict.clauses if c is not failure]
     tail = "   ".join(f"{clause.id} {_word(clause)}" for clause in others)
-    tail = f"n = {failure.world_size}   {tail}"
-    lines.append(("dim", _spread(_INDENT + tail, f"{verdict.seconds:.2f} s")))
+    tail = f"{_INDENT}n = {failure.world_size}   {tail}"
+    seconds = f"{verdict.seconds:.2f} s"
+    where = next((row.where for row in failure.evidence if row.where), "")
+    if where and len(tail) + len(where) + len(seconds) + 5 <= WIDTH:
+        tail += f"   {where}"
+    elif where:
+        lines.append(("plain", _INDENT + where))
+    lines.append(("dim", _spread(tail.rstrip(), seconds)))
     return lines
 
 
@@ -97,13 +103,14 @@ def _table(evidence: tuple[Evidence, ...]) -> list[str]:
     text = max(len(row.text) for row in shown)
     lines = []
     for row in shown:
+        where = row.where.rpartition("/")[2]  # the folder stands in the last line
         head = f"{_INDENT}rank {row.rank}  {row.state:<{state}}  "
-        if len(head) + text + 2 + len(row.where) <= WIDTH:
-            lines.append(f"{head}{row.text:<{text}}  {row.where}".rstrip())
+        if len(head) + text + 2 + len(where) <= WIDTH:
+            lines.append(f"{head}{row.text:<{text}}  {where}".rstrip())
         else:
             lines += _wrap(row.text, head, len(head))
-            if row.where:
-                lines.append(" " * len(head) + row.where)
+            if where:
+                lines.append(" " * len(head) + where)
     if len(evidence) > len(shown):
         lines.append(f"{_INDENT}… and {len(evidence) - len(shown)} ranks more")
     return lines

@@ -38,6 +38,10 @@ class NotYetError(Exception):
         self.rule, self.kind, self.fatal, self.output = rule, kind, fatal, output
 
 
+class NotJudgedError(Exception):
+    """This clause can only be judged once another one, which fails, is fulfilled."""
+
+
 @dataclass(kw_only=True)
 class ClauseVerdict:
     """One clause of one task; `world_size` is where it failed, or the last tried."""

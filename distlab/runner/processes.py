@@ -24,20 +24,28 @@ def die_with_parent() -> bool:
     return _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def descendants(pid: int) -> list[int]:
-    """The processes below `pid`, children before grandchildren; Linux only."""
+def descendants(pid: int, *, dead_too: bool = False) -> list[int]:
+    """The processes below `pid`, children before grandchildren; Linux only.
+
+    A process whose main thread has ended counts as dead (a zombie) while its other
+    threads still end, and only then does it hand its children on: so the way down to
+    the living leads through the dead.
+    """
     children: dict[int, list[int]] = {}
+    dead: set[int] = set()
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            parent = _parent_of(entry)
-            if parent is not None:
-                children.setdefault(parent, []).append(int(entry.name))
+        if not entry.name.isdigit():
+            continue
+        state, parent = _state_and_parent(entry)
+        children.setdefault(parent, []).append(int(entry.name))
+        if state in ("", "Z"):
+            dead.add(int(entry.name))
     found: list[int] = []
     level = children.get(pid, [])
     while level:
         found += level
         level = [grand for child in level for grand in children.get(child, [])]
-    return found
+    return [one for one in found if dead_too or one not in dead]
 
 
 def end_descendants(
@@ -46,18 +54,21 @@ def end_descendants(
     """SIGKILL every descendant of this process (or of `pid`) until none is left.
 
     A process that forks while we look is caught in a later round; orphans come to us
-    because we are their subreaper. Returns how many were ended.
+    because we are their subreaper. Our own dead are collected, and until they are, we
+    look again. Returns how many were ended.
     """
     ended: set[int] = set()
+    ours = pid is None or pid == os.getpid()
     for _ in range(200):
-        alive = [p for p in descendants(pid or os.getpid()) if p not in spare]
+        below = descendants(pid or os.getpid(), dead_too=ours)
+        alive = [p for p in below if p not in spare]
         if not alive:
             break
         for victim in alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(victim, signal.SIGKILL)
         ended.update(alive)
-        if pid is None or pid == os.getpid():
+        if ours:
             reap(alive)
         else:
             time.sleep(0.01)
@@ -92,14 +103,14 @@ def reap(pids: list[int]) -> None:
                 time.sleep(0.001)
 
 
-def _parent_of(entry: Path) -> int | None:
+def _state_and_parent(entry: Path) -> tuple[str, int]:
     try:
         stat = (entry / "stat").read_bytes()
     except OSError:
-        return None
+        return "", 0  # gone
     # "pid (name) state ppid …": the name may hold spaces and parentheses
     state, parent = stat[stat.rindex(b")") + 2 :].split()[:2]
-    return None if state == b"Z" else int(parent)
+    return state.decode(), int(parent)
 
 
 def _prctl(option: int, argument: int) -> bool:

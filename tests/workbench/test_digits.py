@@ -107,16 +107,15 @@ def test_ranks_do_the_training_of_one_process(
     assert 0 < result.communication < 1
 
 
-def test_without_averaging_the_replicas_differ(
-    cluster: Cluster, alone: DigitsResult
-) -> None:
-    result = train_on_ranks(cluster, replace(SHORT, mode="alone"))
-    proof = compare(result, alone, accuracy_floor=FLOOR)
-    assert min(result.accuracies) > FLOOR  # accuracy does not see it
-    assert not proof.holds
+def test_without_averaging_the_replicas_differ(cluster: Cluster) -> None:
+    whole = DigitsConfig(mode="alone")  # it is quick: nobody waits for anybody
+    result = train_on_ranks(cluster, whole)
+    proof = compare(result, train_alone(whole), accuracy_floor=0.9)
+    assert min(result.accuracies) > 0.9  # accuracy does not see it
     differ, apart = proof.failures()
     assert differ.startswith("REPLICAS DIFFER: 4 ranks hold 4 different sets")
     assert "away from those of one process" in apart
+    assert not proof.holds
     assert (result.step_bytes, result.communication) == (0, 0)
 
 
@@ -181,7 +180,7 @@ def test_a_proof_names_each_thing_that_is_wrong() -> None:
 
 @pytest.mark.parametrize("different", [{"epochs": 0}, {"world_size": 3}])
 def test_impossible_configurations(different: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="epochs|shared equally"):
+    with pytest.raises(ValueError, match=r"epochs|shared equally"):
         DigitsConfig(**different)  # type: ignore[arg-type]
 
 
