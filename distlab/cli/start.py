@@ -154,14 +154,15 @@ class Tour:
         say(
             "", *table([("1 rank", one, None), ("4 ranks", four, proof.difference)]), ""
         )
+        ratio = four.epoch_s / one.epoch_s
+        share = f"{100 * four.communication:.0f} %"
         say(
-            _how_long(four.epoch_s / one.epoch_s)
-            + f" {100 * four.communication:.0f} % of it went into messages,",
-            f"{kilobytes(four.step_bytes)} from each rank per step. The network is so "
-            "small that there is",
-            "next to nothing to divide by four.",
-            "",
+            f"{_how_long(ratio)} {share} of it went into messages,",
+            f"{kilobytes(four.step_bytes)} from each rank per step.",
         )
+        if ratio > 1:
+            say("The network is so small that there is next to nothing to divide by 4.")
+        say("")
         if proof.holds:
             say(
                 "Yet it is the same training: the weights are equal on all ranks and,",

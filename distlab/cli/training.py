@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -9,6 +10,7 @@ from distlab.experiments.digits import DigitsResult, Moment
 
 _PLAIN_EVERY = 5  # epochs between two lines where a line cannot move
 _WIDTH = 79
+_ERASE_REST = "\x1b[K"  # of the line, to the right of the cursor
 
 
 class LiveLine:
@@ -17,7 +19,7 @@ class LiveLine:
     def __init__(self, epochs: int = 0, *, quiet: bool = False) -> None:
         self._epochs = epochs
         self._quiet = quiet
-        self._moves = sys.stdout.isatty()
+        self._moves = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         self._started = time.monotonic()
         self._shown = -1
 
@@ -26,7 +28,7 @@ class LiveLine:
         if self._quiet:
             return
         if self._moves:
-            sys.stdout.write(f"\r{text[:_WIDTH]:<{_WIDTH}}")
+            sys.stdout.write(f"\r{text[:_WIDTH]}{_ERASE_REST}")
         else:
             sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
@@ -48,7 +50,7 @@ class LiveLine:
         """Take the moving line away; elsewhere, end the lines with an empty one."""
         if self._quiet:
             return
-        sys.stdout.write(f"\r{'':<{_WIDTH}}\r" if self._moves else "\n")
+        sys.stdout.write(f"\r{_ERASE_REST}" if self._moves else "\n")
         sys.stdout.flush()
 
 

@@ -104,10 +104,10 @@ def _deadlock(run: Run) -> NotYetError:
     ops = {call["op"] for call in waiting}
     if ops & COLLECTIVES:
         return _stuck_collective(run)
-    in_cycle = {r.waiting["op"] for r in run.ranks if r.waiting and r.rank in run.cycle}
-    if in_cycle and in_cycle <= {"send", "isend"}:
+    under_way = {call["op"] for rank in run.cycle for call in _open(run.ranks[rank])}
+    if under_way and under_way <= {"send", "isend"}:
         return _not_yet(run, "ring-of-sends", kind="DEADLOCK")
-    if in_cycle and in_cycle <= {"recv", "irecv"}:
+    if under_way and under_way <= {"recv", "irecv"}:
         return _not_yet(run, "ring-of-recvs", kind="DEADLOCK")
     if _never(run, "recv") and ops <= {"send", "isend"}:
         return _one_sided(run, "nobody-receives", "send", "recv")
@@ -115,7 +115,29 @@ def _deadlock(run: Run) -> NotYetError:
         return _one_sided(run, "nobody-sends", "recv", "send")
     if any(r.status == "finished" for r in run.ranks):
         return _not_yet(run, "peer-finished", kind="DEADLOCK")
-    return _not_yet(run, "", kind="DEADLOCK")
+    return _not_yet(run, "", _crossed(run), kind="DEADLOCK")
+
+
+def _crossed(run: Run) -> str:
+    """A rank that waits for one whose own messages under way go elsewhere, in words."""
+    for record in run.ranks:
+        call = record.waiting
+        if call is None or call["op"] not in ("recv", "irecv"):
+            continue
+        peer = call["src"]
+        aims = [c["dst"] for c in _open(run.ranks[peer]) if c["dst"] is not None]
+        if aims and record.rank not in aims:
+            return (
+                f"rank {record.rank} waits in {describe(call)}, "
+                f"but rank {peer} sends to rank {aims[0]}"
+            )
+    return ""
+
+
+def _open(record: RankRecord) -> list[Event]:
+    """The calls of a rank that have started and not ended."""
+    ended = {e["n"] for e in record.journal if e["k"] in ("exit", "error")}
+    return [call for call in record.calls() if call["n"] not in ended]
 
 
 def _one_sided(run: Run, slug: str, called: str, missing: str) -> NotYetError:
@@ -234,18 +256,16 @@ def _act_text(call: Event) -> str:
 
 def _never_waited(run: Run) -> NotYetError | None:
     """A transfer that was started and whose end nobody waited for."""
-    lines = []
-    for record in run.ranks:
-        ended = {e["n"] for e in record.journal if e["k"] in ("exit", "error")}
-        for call in record.calls():
-            if call["k"] == "post" and call["n"] not in ended:
-                where = place((call["file"], call["line"]))
-                text = f"call #{call['n']} {describe(call)}"
-                lines.append(
-                    Evidence(
-                        rank=record.rank, state="under way", text=text, where=where
-                    )
-                )
+    lines = [
+        Evidence(
+            rank=record.rank,
+            state="under way",
+            text=f"call #{call['n']} {describe(call)}",
+            where=place((call["file"], call["line"])),
+        )
+        for record in run.ranks
+        for call in _open(record)
+    ]
     if not lines:
         return None
     return NotYetError(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distlab.comm import ANY
+from distlab.comm import ANY, Event
 from distlab.runner.board import Board, find_cycle
 
 
@@ -20,15 +20,24 @@ class Story:
         self._world = list(range(world_size))
         self._numbers = [itertools.count(1) for _ in self._world]
 
-    def start(self, rank: int, op: str, *, kind: str = "enter", **facts: Any) -> int:
+    def start(self, rank: int, op: str, **facts: Any) -> int:
+        return self._tell("enter", rank, op, facts)
+
+    def post(self, rank: int, op: str, **facts: Any) -> int:
+        return self._tell("post", rank, op, facts)
+
+    def _tell(self, kind: str, rank: int, op: str, facts: Event) -> int:
         number = next(self._numbers[rank])
-        event = {"dst": None, "src": None, "root": None, "tag": 0, "group": "world"}
+        event: Event = {
+            "dst": None,
+            "src": None,
+            "root": None,
+            "tag": 0,
+            "group": "world",
+        }
         event |= {"members": self._world, "timeout_s": None, **facts}
         self.board.record(rank, {"k": kind, "n": number, "op": op, **event})
         return number
-
-    def post(self, rank: int, op: str, **facts: Any) -> int:
-        return self.start(rank, op, kind="post", **facts)
 
     def then(self, rank: int, number: int, kind: str, **facts: Any) -> None:
         self.board.record(rank, {"k": kind, "n": number, "refused": False, **facts})

@@ -103,7 +103,7 @@ class FakeComm:
 
 def journalled(rank: int = 0, world_size: int = 4) -> tuple[Journal, list[Event]]:
     events: list[Event] = []
-    return Journal(FakeComm(rank, world_size), events.append), events  # type: ignore[arg-type]
+    return Journal(FakeComm(rank, world_size), events.append), events
 
 
 def here() -> int:
@@ -170,7 +170,7 @@ def test_every_call_is_written_down_with_its_line(name: str) -> None:
 
 def test_the_call_site_is_the_callers_through_other_wrappers() -> None:
     events: list[Event] = []
-    stack = PointToPointOnly(Journal(ByteMeter(FakeComm()), events.append))  # type: ignore[arg-type]
+    stack = PointToPointOnly(Journal(ByteMeter(FakeComm()), events.append))
     line = here() + 1
     stack.send(torch.zeros(1), 1)
     work = stack.isend(torch.zeros(1), 1)
@@ -210,7 +210,7 @@ def test_a_blocking_all_reduce_is_no_posted_call() -> None:
 )
 def test_the_limit_of_a_wait_is_passed_on_and_written_down(name: str) -> None:
     inner, events = FakeComm(), list[Event]()
-    comm = Journal(inner, events.append)  # type: ignore[arg-type]
+    comm = Journal(inner, events.append)
     arguments: dict[str, tuple[Any, ...]] = {
         "send": (torch.zeros(1), 1),
         "recv": (torch.zeros(1), 1),
@@ -235,7 +235,7 @@ def test_any_source_is_named_afterwards() -> None:
 
 def test_a_failure_is_noted_and_passed_on() -> None:
     inner, events = FakeComm(), list[Event]()
-    comm = Journal(inner, events.append)  # type: ignore[arg-type]
+    comm = Journal(inner, events.append)
     work = comm.isend(torch.zeros(1), 1)
     inner.broken = True
     with pytest.raises(PeerLost):
@@ -337,14 +337,14 @@ def test_bytes_are_counted_by_the_stated_formula(
     name: str, at_root: float, elsewhere: float
 ) -> None:
     for rank, expected in ((0, at_root), (2, elsewhere)):
-        meter = ByteMeter(FakeComm(rank))  # type: ignore[arg-type]
+        meter = ByteMeter(FakeComm(rank))
         CALLS[name](meter)
         assert meter.traffic.sent_bytes == expected
         assert meter.traffic.messages == (expected > 0)
 
 
 def test_alone_nothing_is_sent() -> None:
-    meter = ByteMeter(FakeComm(0, 1))  # type: ignore[arg-type]
+    meter = ByteMeter(FakeComm(0, 1))
     x = torch.zeros(8)
     meter.all_reduce(x)
     meter.all_gather(torch.zeros(8), x)
@@ -355,7 +355,7 @@ def test_alone_nothing_is_sent() -> None:
 def test_a_failed_call_is_not_counted_but_its_time_is() -> None:
     inner = FakeComm()
     inner.broken = True
-    meter = ByteMeter(inner)  # type: ignore[arg-type]
+    meter = ByteMeter(inner)
     with pytest.raises(PeerLost):
         meter.send(torch.zeros(8), 1)
     assert meter.traffic.sent_bytes == 0
@@ -363,7 +363,7 @@ def test_a_failed_call_is_not_counted_but_its_time_is() -> None:
 
 
 def test_traffic_of_groups_goes_into_the_same_total() -> None:
-    meter = ByteMeter(FakeComm(), Traffic(messages=5, sent_bytes=100.0))  # type: ignore[arg-type]
+    meter = ByteMeter(FakeComm(), Traffic(messages=5, sent_bytes=100.0))
     pair = meter.new_group([0, 1])
     assert pair is not None
     pair.all_reduce(torch.zeros(8))  # two ranks: 2 · 1/2 · S
@@ -374,7 +374,7 @@ def test_traffic_of_groups_goes_into_the_same_total() -> None:
 
 def test_waiting_counts_as_time_in_calls() -> None:
     inner = FakeComm()
-    meter = ByteMeter(inner)  # type: ignore[arg-type]
+    meter = ByteMeter(inner)
     work = meter.isend(torch.zeros(8), 1)
     before_s = meter.traffic.in_calls_s
     work.wait(0.5)
@@ -388,7 +388,7 @@ def test_waiting_counts_as_time_in_calls() -> None:
 @pytest.mark.parametrize("name", sorted(COLLECTIVES))
 def test_collectives_are_refused_with_a_sentence(name: str) -> None:
     inner = FakeComm()
-    comm = PointToPointOnly(inner, building="all_reduce")  # type: ignore[arg-type]
+    comm = PointToPointOnly(inner, building="all_reduce")
     with pytest.raises(CommRefusedError) as refused:
         CALLS[name](comm)
     assert str(refused.value) == (
@@ -401,7 +401,7 @@ def test_collectives_are_refused_with_a_sentence(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(CALLS) - COLLECTIVES))
 def test_point_to_point_passes(name: str) -> None:
     events: list[Event] = []
-    comm = PointToPointOnly(Journal(FakeComm(), events.append))  # type: ignore[arg-type]
+    comm = PointToPointOnly(Journal(FakeComm(), events.append))
     CALLS[name](comm)
     assert events[0]["op"] == name
 
@@ -412,7 +412,7 @@ def test_point_to_point_passes(name: str) -> None:
 @pytest.mark.parametrize("wrap", [ByteMeter, PointToPointOnly])
 def test_the_rest_of_comm_passes_through(wrap: Callable[[Comm], Wrapper]) -> None:
     inner = FakeComm(2, 5)
-    comm = wrap(inner)  # type: ignore[arg-type]
+    comm = wrap(inner)
     assert (comm.rank, comm.world_size, comm.local_rank) == (2, 5, 2)
     assert (comm.device, comm.time()) == (torch.device("cpu"), 12.5)
     assert comm.recv(torch.zeros(1)) == 2
@@ -429,7 +429,7 @@ def test_a_wrapper_sees_a_whole_call() -> None:
             return proceed()
 
     mine, theirs = torch.zeros(3), torch.ones(3)
-    Watcher(FakeComm()).sendrecv(mine, 1, theirs, 3, timeout_s=2.0)  # type: ignore[arg-type]
+    Watcher(FakeComm()).sendrecv(mine, 1, theirs, 3, timeout_s=2.0)
     assert seen[0].sent is mine
     assert seen[0].received is theirs
     assert (seen[0].dst, seen[0].src, seen[0].timeout_s) == (1, 3, 2.0)

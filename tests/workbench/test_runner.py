@@ -88,7 +88,7 @@ def _nested() -> Callable[..., Any]:
         _nested(),
         functools.partial(programs.hello),
         Cluster.run,
-        print.__call__,
+        [].append,
     ],
     ids=["lambda", "nested", "partial", "method", "bound"],
 )
