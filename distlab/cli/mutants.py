@@ -26,9 +26,7 @@ def mutants(*, phase: int | None = None, as_json: bool = False, only: str = "") 
     curriculum = load_curriculum()
     entries = _chosen(curriculum, read_catalogue(curriculum), phase, only)
     with Cluster() as cluster:
-        results = judge(
-            curriculum, cluster, entries, None if as_json else _tell_about
-        )
+        results = judge(curriculum, cluster, entries, None if as_json else _tell_about)
     if as_json:
         show_json(_as_json(results))
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from distlab.cli.screen import show
 from distlab.curriculum import CurriculumError, load_curriculum, make_template
-from distlab.grading.preflight import shown
+from distlab.paths import shown
 
 
 def reset(unit_name: str) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from distlab.paths import shown
 
 _STYLES = {"pass": "bold green", "fail": "bold red", "dim": "dim", "rule": "cyan"}
 
@@ -38,4 +39,6 @@ def command(verb: str) -> str:
     if shutil.which("distlab"):
         return f"distlab {verb}".rstrip()
     program = Path(sys.prefix) / "bin" / "distlab"
-    return f"{os.path.relpath(program)} {verb}".rstrip()
+    if not program.exists():
+        return f"{shown(sys.executable)} -m distlab {verb}".rstrip()
+    return f"{shown(program)} {verb}".rstrip()

@@ -19,7 +19,8 @@ from distlab.curriculum import (
     ProgressUnavailableError,
     load_curriculum,
 )
-from distlab.grading.preflight import look_at, shown
+from distlab.grading.preflight import look_at
+from distlab.paths import shown
 
 if TYPE_CHECKING:  # these import torch, and the first line should not wait for it
     from distlab.experiments.digits import DigitsResult, Mode

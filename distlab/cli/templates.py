@@ -5,7 +5,7 @@ from __future__ import annotations
 from distlab.cli.screen import show, warn
 from distlab.curriculum import load_curriculum
 from distlab.curriculum.pristine import template_files, write_templates
-from distlab.grading.preflight import shown
+from distlab.paths import shown
 
 
 def templates(*, check_only: bool = False) -> int:

@@ -24,6 +24,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
 from distlab.comm._protocol import ANY, SUM, Comm, CommRefusedError, PeerLost, ReduceOp
+from distlab.comm._refusals import Refusals
 from distlab.comm._torch_work import TorchWork, says_peer_is_gone
 
 _ABORT_TAG = (1 << 31) - 1
@@ -64,6 +65,7 @@ class TorchComm:
         self._timeout_s = timeout_s
         self._step = 0
         self._num_groups = 0
+        self._refuse = Refusals(self._rank, self._world_size)
         # A transfer whose Work is dropped would be lost, and a group that is dropped
         # closes its sockets while the slower members still read: both are kept here.
         self._under_way: set[TorchWork] = set()
@@ -155,21 +157,21 @@ class TorchComm:
         if src != ANY:
             self.irecv(tensor, src, tag).wait(timeout_s)
             return src
-        self._check_tensor(tensor, "recv")
+        self._refuse.tensor(tensor, "recv")
         work = self._work(lambda: self._group.recv_anysource([tensor], tag), None)
         work.wait(timeout_s)
         return work.source()
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> TorchWork:
         """See `Comm.isend`."""
-        self._check_peer(dst, "sends to")
-        self._check_tensor(tensor, "send")
+        self._refuse.peer(dst, "sends to")
+        self._refuse.tensor(tensor, "send")
         return self._kept(self._work(lambda: self._group.send([tensor], dst, tag), dst))
 
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> TorchWork:
         """See `Comm.irecv`."""
-        self._check_peer(src, "receives from")
-        self._check_tensor(tensor, "recv")
+        self._refuse.peer(src, "receives from")
+        self._refuse.tensor(tensor, "recv")
         return self._kept(self._work(lambda: self._group.recv([tensor], src, tag), src))
 
     def sendrecv(
@@ -182,14 +184,14 @@ class TorchComm:
         timeout_s: float | None = None,
     ) -> None:
         """See `Comm.sendrecv`."""
-        self._check_tensor(send_tensor, "sendrecv")
-        self._check_tensor(recv_tensor, "sendrecv")
+        self._refuse.tensor(send_tensor, "sendrecv")
+        self._refuse.tensor(recv_tensor, "sendrecv")
         if dst == src == self._rank:  # one rank alone: its own neighbour on both sides
-            _check_same(send_tensor, recv_tensor)
+            self._refuse.unlike(send_tensor, recv_tensor)
             recv_tensor.view(-1).copy_(send_tensor.view(-1))
             return
-        self._check_peer(dst, "sends to")
-        self._check_peer(src, "receives from")
+        self._refuse.peer(dst, "sends to")
+        self._refuse.peer(src, "receives from")
         sending = self.isend(send_tensor, dst)
         receiving = self.irecv(recv_tensor, src)
         receiving.wait(timeout_s)
@@ -205,8 +207,8 @@ class TorchComm:
         self, tensor: Tensor, src: int, *, timeout_s: float | None = None
     ) -> None:
         """See `Comm.broadcast`."""
-        self._check_rank(src, "broadcasts from")
-        self._check_tensor(tensor, "broadcast")
+        self._refuse.rank(src, "broadcasts from")
+        self._refuse.tensor(tensor, "broadcast")
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = src, 0
         work = self._work(lambda: self._group.broadcast([tensor], options), None)
@@ -216,7 +218,7 @@ class TorchComm:
         self, tensor: Tensor, op: ReduceOp = SUM, async_op: bool = False
     ) -> TorchWork | None:
         """See `Comm.all_reduce`."""
-        self._check_tensor(tensor, "all_reduce")
+        self._refuse.tensor(tensor, "all_reduce")
         finish = self._averager(tensor, op)
         options = dist.AllreduceOptions()
         options.reduceOp = _REDUCE[op]
@@ -237,8 +239,8 @@ class TorchComm:
         timeout_s: float | None = None,
     ) -> None:
         """See `Comm.reduce`."""
-        self._check_rank(dst, "reduces to")
-        self._check_tensor(tensor, "reduce")
+        self._refuse.rank(dst, "reduces to")
+        self._refuse.tensor(tensor, "reduce")
         finish = self._averager(tensor, op)
         options = dist.ReduceOptions()
         options.reduceOp, options.rootRank, options.rootTensor = _REDUCE[op], dst, 0
@@ -253,14 +255,7 @@ class TorchComm:
         self, output: Tensor, input: Tensor, *, timeout_s: float | None = None
     ) -> None:
         """See `Comm.all_gather`."""
-        self._check_tensor(output, "all_gather")
-        self._check_tensor(input, "all_gather")
-        if output.numel() != input.numel() * self._world_size:
-            raise CommRefusedError(
-                f"all_gather of {input.numel()} elements on {self._world_size} ranks "
-                f"needs an output of {input.numel() * self._world_size}, "
-                f"not {output.numel()}"
-            )
+        self._refuse.gathered(output, input, "all_gather")
         parts = list(output.view(self._world_size, -1).unbind(0))
         work = self._work(
             lambda: self._group.allgather([parts], [input.view(-1)]), None
@@ -276,7 +271,7 @@ class TorchComm:
         timeout_s: float | None = None,
     ) -> None:
         """See `Comm.reduce_scatter`."""
-        self._check_chunks(output, input, "reduce_scatter")
+        self._refuse.chunks(output, input, "reduce_scatter")
         finish = self._averager(output, op)
         options = dist.ReduceScatterOptions()
         options.reduceOp = _REDUCE[op]
@@ -292,13 +287,7 @@ class TorchComm:
         self, output: Tensor, input: Tensor, *, timeout_s: float | None = None
     ) -> None:
         """See `Comm.all_to_all`."""
-        self._check_tensor(output, "all_to_all")
-        self._check_tensor(input, "all_to_all")
-        if output.numel() != input.numel() or input.numel() % self._world_size:
-            raise CommRefusedError(
-                f"all_to_all needs input and output of one size that "
-                f"{self._world_size} divides, not {input.numel()} and {output.numel()}"
-            )
+        self._refuse.exchanged(output, input, "all_to_all")
         work = self._work(
             lambda: self._group.alltoall_base(output.view(-1), input.view(-1), [], []),
             None,
@@ -308,10 +297,7 @@ class TorchComm:
     def new_group(self, ranks: Sequence[int]) -> Comm | None:
         """See `Comm.new_group`."""
         members = list(ranks)
-        if sorted(set(members)) != sorted(members) or not members:
-            raise CommRefusedError(f"a group of ranks {members}: each once, at least 1")
-        for member in members:
-            self._check_rank(member, "makes a group with")
+        self._refuse.group(members)
         name = f"group{self._num_groups}:{members}"
         self._num_groups += 1
         self.barrier()  # like torch's: every rank calls it, members or not
@@ -349,50 +335,10 @@ class TorchComm:
                 never = self._group.recv([torch.empty(1)], anyone, _ABORT_TAG)
                 never.wait(timedelta(milliseconds=1))
 
-    # ── what can be known to be wrong before anything is sent ───────────────────────
-
-    def _check_rank(self, peer: int, verb: str) -> None:
-        if not 0 <= peer < self._world_size:
-            count = "1 rank" if self._world_size == 1 else f"{self._world_size} ranks"
-            raise CommRefusedError(
-                f"rank {self._rank} {verb} rank {peer}, "
-                f"but there is only rank 0 … {self._world_size - 1} ({count})"
-            )
-
-    def _check_peer(self, peer: int, verb: str) -> None:
-        self._check_rank(peer, verb)
-        if peer == self._rank:
-            raise CommRefusedError(
-                f"rank {self._rank} {verb} rank {peer}: that is itself"
-            )
-
-    def _check_tensor(self, tensor: Tensor, op: str) -> None:
-        if not isinstance(tensor, Tensor):
-            raise CommRefusedError(f"{op} takes a tensor, not {type(tensor).__name__}")
-        if not tensor.is_contiguous():
-            raise CommRefusedError(
-                f"{op} got a non-contiguous tensor (a column, a transpose): its "
-                "elements are not next to each other in memory; use .contiguous()"
-            )
-
-    def _check_chunks(self, output: Tensor, input: Tensor, op: str) -> None:
-        self._check_tensor(output, op)
-        self._check_tensor(input, op)
-        if input.numel() != output.numel() * self._world_size:
-            raise CommRefusedError(
-                f"{op} gives each of {self._world_size} ranks {output.numel()} "
-                f"elements, so it needs {output.numel() * self._world_size}, "
-                f"not {input.numel()}"
-            )
-
     def _averager(self, tensor: Tensor, op: ReduceOp) -> Callable[[], object] | None:
         if op is not ReduceOp.AVG:
             return None
-        if not (tensor.is_floating_point() or tensor.is_complex()):
-            raise CommRefusedError(
-                f"the average of {tensor.dtype} is not a whole number: reduce with SUM "
-                "and divide, or use a floating-point tensor"
-            )
+        self._refuse.whole_average(tensor)
         return lambda: tensor.div_(self._world_size)
 
     def _work(
@@ -414,14 +360,6 @@ class TorchComm:
         self._under_way.add(work)
         work.finish = partial(self._under_way.discard, work)
         return work
-
-
-def _check_same(sent: Tensor, received: Tensor) -> None:
-    if sent.numel() != received.numel() or sent.dtype != received.dtype:
-        raise CommRefusedError(
-            f"sendrecv with itself: {sent.numel()} {sent.dtype} do not fit into "
-            f"{received.numel()} {received.dtype}"
-        )
 
 
 def _gloo_group(store: Any, rank: int, world_size: int, timeout_s: float) -> Any:

@@ -1,14 +1,19 @@
-"""What `tests/test_phaseN.py` stands on: the same verdicts, for pytest and for python."""
+"""What `tests/test_phaseN.py` stands on: the verdicts of `distlab check`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
 
-from distlab.curriculum import find_root, load_curriculum, read_source
+from distlab.curriculum import (
+    SourceError,
+    find_root,
+    load_curriculum,
+    read_source,
+)
 from distlab.grading.grade import Grader
-from distlab.grading.preflight import shown
 from distlab.grading.report import lines_of, plain
+from distlab.paths import shown
 from distlab.runner import Cluster
 
 
@@ -40,8 +45,15 @@ class PhaseFront:
     @property
     def header(self) -> list[str]:
         """The files that are graded, with their digests."""
-        sources = [read_source(self._curriculum, unit) for unit in self._phase.units]
-        return [f"grading {shown(s.path)}  digest {s.digest}" for s in sources]
+        lines = []
+        for unit in self._phase.units:
+            try:
+                source = read_source(self._curriculum, unit)
+            except SourceError as error:  # each of its tasks says so, too
+                lines.append(str(error))
+            else:
+                lines.append(f"grading {shown(source.path)}  digest {source.digest}")
+        return lines
 
     def failure(self, task_id: str) -> str:
         """The verdict on a task that has not passed; empty if it has."""

@@ -70,7 +70,8 @@ class Grader:
         benches: dict[int, Bench] = {}
         ended = False
         try:
-            self._cluster.warm(*PRELOADS.get(task.unit, ()))
+            checks = f"distlab.grading.checks.{task.unit}"
+            self._cluster.warm(checks, *PRELOADS.get(task.unit, ()))
             for check in checks_of(task.id):
                 if ended:
                     verdict.clauses.append(_clause(task, check, "skip"))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from distlab.curriculum import Curriculum, SourceError, Task, UnitSource, read_source
 from distlab.curriculum.regions import functions_of
 from distlab.grading.verdict import ClauseVerdict, TaskVerdict
+from distlab.paths import shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +68,6 @@ def look_at(
     return verdict, Ready(
         source=source, reference=reference, unfinished=tuple(unfinished)
     )
-
-
-def shown(path: Path) -> str:
-    """A path as the learner would type it: relative to where they are."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def _broken(error: SourceError) -> tuple[str, str, int]:

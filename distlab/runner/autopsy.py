@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distlab.comm import ANY, Event
+from distlab.paths import shown
 from distlab.runner.record import ErrorRecord, RankRecord, Run
 
 SENDS = ("send", "isend")
@@ -154,13 +155,8 @@ def own_frame(frames: tuple[tuple[str, int], ...]) -> tuple[str, int] | None:
 
 
 def place(frame: tuple[str, int] | None) -> str:
-    """`template_collectives.py:41`, relative to the working directory if below it."""
-    if frame is None or not frame[0]:
-        return ""
-    path = Path(frame[0])
-    if path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
-    return f"{path}:{frame[1]}"
+    """`template_collectives.py:41`, as one would type it from here."""
+    return f"{shown(frame[0])}:{frame[1]}" if frame and frame[0] else ""
 
 
 def _line(record: RankRecord) -> Evidence:

@@ -17,7 +17,6 @@ from typing import Any
 from distlab.runner.limits import MAX_RANKS, Limits
 from distlab.runner.processes import become_subreaper, end_descendants
 from distlab.runner.record import Run, RunnerError
-from distlab.runner.supervisor import Supervisor
 from distlab.runner.wire import decode, encode
 from distlab.runner.zygote_protocol import HEADER
 
@@ -38,6 +37,7 @@ class Cluster:
         self._socket: socket.socket | None = None
         self._errors: Any = None
         self._lines = b""
+        self._is_ready = False
 
     def __enter__(self) -> Cluster:
         return self
@@ -94,6 +94,9 @@ class Cluster:
             RunnerError: the ranks could not be started.
         """
         _check_world_size(world_size)
+        self.start(wait=False)
+        from distlab.runner.supervisor import Supervisor  # imports torch, as the zygote
+
         limits = limits or Limits()
         job = {
             "k": "start",
@@ -138,6 +141,8 @@ class Cluster:
             self._socket.close()  # the zygote takes this as the order to clean up
             self._socket = None
         if self._process is not None:
+            if not self._is_ready:
+                self._process.kill()  # still importing torch: it has no ranks to end
             try:
                 self._process.wait(timeout=5)
             except subprocess.TimeoutExpired:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from distlab.comm import Event
+if TYPE_CHECKING:
+    from distlab.comm import Event
 
 Status = Literal["finished", "raised", "died", "waiting", "running"]
 Outcome = Literal["finished", "raised", "died", "deadlock", "timeout"]

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def encode(value: Any) -> bytes:
@@ -42,8 +43,6 @@ def decode(line: bytes) -> Any:
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, Tensor):
-        return {"~tensor": _tensor_parts(value)}
     if isinstance(value, tuple):
         return {"~tuple": [_plain(item) for item in value]}
     if isinstance(value, list):
@@ -52,6 +51,8 @@ def _plain(value: Any) -> Any:
         if all(isinstance(key, str) and key[:1] != "~" for key in value):
             return {key: _plain(item) for key, item in value.items()}
         return {"~dict": [[_plain(key), _plain(item)] for key, item in value.items()]}
+    if _is_tensor(value):
+        return {"~tensor": _tensor_parts(value)}
     raise TypeError(f"a {type(value).__name__} cannot travel between processes")
 
 
@@ -71,7 +72,15 @@ def _rich(value: Any) -> Any:
     return {key: _rich(item) for key, item in value.items()}
 
 
+def _is_tensor(value: Any) -> bool:
+    # Where torch has not been imported there are no tensors, and no need to import it.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
 def _tensor_parts(tensor: Tensor) -> list[Any]:
+    import torch
+
     values = tensor.detach().cpu().resolve_conj().resolve_neg()  # not a view's promise
     plain = values.contiguous().reshape(-1).view(torch.uint8)
     data = base64.b64encode(plain.numpy().tobytes()).decode()
@@ -79,6 +88,8 @@ def _tensor_parts(tensor: Tensor) -> list[Any]:
 
 
 def _tensor(dtype_name: str, shape: list[int], data: str) -> Tensor:
+    import torch
+
     dtype = getattr(torch, dtype_name, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{dtype_name!r} is not a tensor dtype")

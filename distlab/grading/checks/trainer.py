@@ -1,143 +1,190 @@
-"""Checks of the unit `trainer`: weights against one process, bits between ranks.
+"""Checks of the unit `trainer`: the model's state, and the mean gradient.
 
 Everything is float64 and plain SGD. Adam would hide a gradient that is n times too
 large, accuracy would hide almost anything, and world size 2 alone would hide a
-hard-coded 2; none of them is used as proof.
+hard-coded 2; none of them is used as proof. 1.7 has a file of its own, train_step.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from distlab.comm import COLLECTIVES
 from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.train_step import train_steps
 from distlab.grading.clause import clause
 from distlab.grading.oracles import (
     Suspect,
     all_close,
-    close,
     digest,
     expect_equal_bits,
     expect_values,
     same_everywhere,
 )
-from distlab.grading.verdict import NotYetError
+from distlab.grading.reference import make_model
+from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence, describe
 
+__all__ = ["average_once", "broadcast_once", "train_steps"]
+
 WORLDS = (3, 2, 4, 7, 1)
-SAMPLES_PER_RANK = 4
-STEPS = 4
-LEARNING_RATE = 0.2
 
-
-def make_model(seed: int) -> nn.Sequential:
-    """A small float64 network; the same seed gives the same weights."""
-    generator = torch.Generator().manual_seed(seed)
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 3))
-    model.double()
-    for parameter in model.parameters():
-        values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        parameter.data.copy_(values * 0.5)
-    return model
-
-
-def make_batch(seed: int, step: int, rank: int) -> tuple[Tensor, Tensor]:
-    """One rank's share of one global batch: inputs (4, 6) and class numbers (4,)."""
-    generator = torch.Generator().manual_seed(seed * 7919 + step * 101 + rank)
-    inputs = torch.randn(
-        SAMPLES_PER_RANK, 6, generator=generator, dtype=torch.float64
-    ) * (1.0 + rank)
-    targets = torch.randint(0, 3, (SAMPLES_PER_RANK,), generator=generator)
-    return inputs, targets
+State = dict[str, Tensor]
+"""A model's parameters or buffers by name, in float64."""
 
 
 # ── 1.5 broadcast_model ─────────────────────────────────────────────────────────────
 
 
-def broadcast_models(context: RankContext, unit: ModuleType, seed: int) -> Any:
-    """A different model on each rank; broadcast once from 0, once from the last."""
-    results = []
-    for src in (0, context.world_size - 1):
-        model = nn.Sequential(make_model(seed + context.rank), nn.BatchNorm1d(3))
-        model.double()
-        _fill_buffers(model, seed + 31 * context.rank + src)
-        before = _state(model)
-        if src == 0:
-            unit.broadcast_model(context.comm, model)
-        else:
-            unit.broadcast_model(context.comm, model, src)
-        results.append({"src": src, "before": before, "after": _state(model)})
-    return results
+def broadcast_once(
+    context: RankContext, unit: ModuleType, seed: int, src: int | None = None
+) -> dict[str, Any]:
+    """A different model on each rank, a part of it frozen; broadcast from `src`."""
+    model = nn.Sequential(make_model(seed + context.rank), nn.BatchNorm1d(3)).double()
+    next(model.parameters()).requires_grad_(False)
+    _fill_buffers(model, seed + 31 * context.rank)
+    before = _state(model)
+    if src is None:
+        unit.broadcast_model(context.comm, model)
+    else:
+        unit.broadcast_model(context.comm, model, src)
+    return {"before": before, "after": _state(model)}
+
+
+def _broadcasts(impl: Implementation, cluster: Bench) -> list[tuple[int, Run]]:
+    """Runs with their source: from the default and the last rank, or one between."""
+    n = cluster.world_size
+    sources = (None, 2) if n == 3 else (n // 2,)
+    return [(s or 0, cluster.run(impl, broadcast_once, src=s)) for s in sources]
 
 
 @clause("trainer.broadcast_model", "C1", worlds=WORLDS)
 def parameters_agree(impl: Implementation, cluster: Bench) -> str | None:
     """V: parameters equal those of src, in the caller's model."""
-    run = cluster.run(impl, broadcast_models)
-    for which in range(2):
-        before, after = _states(run, which, "parameters")
-        _expect_source(before, after, run.values[0][which]["src"], "the parameters")
+    for src, run in _broadcasts(impl, cluster):
+        before, after = _states(run, "parameters")
+        n = cluster.world_size
+        expect_values(
+            [_flat(state) for state in after],
+            same_everywhere(_flat(before[src]), n),
+            what="the parameters",
+            verb="are",
+            suspects=_wrong_copies(before, src),
+            rule="every rank ends with what rank src had",
+        )
     return None
 
 
 @clause("trainer.broadcast_model", "C2", worlds=WORLDS)
 def buffers_agree(impl: Implementation, cluster: Bench) -> str | None:
     """V: buffers too: BatchNorm's running statistics and its integer counter."""
-    run = cluster.run(impl, broadcast_models)
-    for which in range(2):
-        before, after = _states(run, which, "buffers")
-        if cluster.world_size > 1 and all_close(after, before):
+    for src, run in _broadcasts(impl, cluster):
+        before, after = _states(run, "buffers")
+        n = cluster.world_size
+        kept = [
+            name
+            for name, value in before[src].items()
+            if any(not torch.equal(state[name], value) for state in before)
+            and all(torch.equal(a[name], b[name]) for a, b in zip(after, before))
+        ]
+        if kept:
             raise NotYetError(
-                "the parameters agree, but every rank kept its own buffers "
-                "(BatchNorm's running mean and variance)",
+                f"the parameters agree, but every rank kept its own {_listed(kept)}",
                 slug="buffers-forgotten",
-                evidence=_digests(after),
-                rule="a model's state is its parameters and its buffers",
+                evidence=tuple(
+                    Evidence(rank=rank, state="digest", text=digest(_flat(state)))
+                    for rank, state in enumerate(after)
+                ),
+                rule="a model's state is its parameters and all its buffers",
             )
-        _expect_source(before, after, run.values[0][which]["src"], "the buffers")
+        expect_values(
+            [_flat(state) for state in after],
+            same_everywhere(_flat(before[src]), n),
+            what="the buffers",
+            verb="are",
+            suspects=_wrong_copies(before, src),
+            rule="every rank ends with what rank src had",
+        )
     return None
 
 
-def _expect_source(
-    before: list[Tensor], after: list[Tensor], src: int, what: str
-) -> None:
+def _wrong_copies(before: list[State], src: int) -> list[Suspect]:
     n = len(before)
-    mean = torch.stack(before).mean(0)
-    expect_values(
-        after,
-        same_everywhere(before[src], n),
-        what=what,
-        suspects=[
-            Suspect(
-                slug="parameters-only-on-rank0",
-                values=before,
-                sentence=f"{what} are as they were on every rank: the caller's model "
-                "was not changed",
-                rule="write into the model's own tensors, on every rank",
-            ),
-            Suspect(
-                slug="source-ignored",
-                values=same_everywhere(before[0], n),
-                sentence=f"src is {src}, but every rank has rank 0's values",
-                rule="the source is the argument src, not always rank 0",
-            ),
-            Suspect(
-                slug="",
-                values=same_everywhere(mean, n),
-                sentence=f"{what} are the mean over the ranks, not those of rank {src}",
-                rule="one rank's state is copied; nothing is averaged",
-            ),
-        ],
-        rule="every rank ends with what rank src had",
-    )
+    flat = [_flat(state) for state in before]
+    frozen = {name for name in before[0] if name == FROZEN}
+    unfrozen = [
+        _flat({k: own[k] if k in frozen else v for k, v in before[src].items()})
+        for own in before
+    ]
+    return [
+        Suspect(
+            slug="parameters-only-on-rank0",
+            values=flat,
+            sentence="every rank has what it had before: the caller's model was not "
+            "changed",
+            rule="write into the model's own tensors, on every rank",
+        ),
+        Suspect(
+            slug="source-ignored",
+            values=same_everywhere(flat[0], n),
+            sentence=f"src is {src}, but every rank has rank 0's values",
+            rule="the source is the argument src, not always rank 0",
+        ),
+        Suspect(
+            slug="",
+            values=unfrozen,
+            sentence=f"{FROZEN} was left out: it is frozen (requires_grad=False), "
+            "but part of the model",
+            rule="every parameter counts, whether it is trained or not",
+        ),
+        Suspect(
+            slug="",
+            values=same_everywhere(torch.stack(flat).mean(0), n),
+            sentence=f"every rank has the mean over the ranks, not rank {src}'s values",
+            rule="one rank's state is copied; nothing is averaged",
+        ),
+        Suspect(
+            slug="",
+            values=same_everywhere(torch.stack(flat).sum(0), n),
+            sentence=f"every rank has the sum over the ranks, not rank {src}'s values",
+            rule="one rank's state is copied; nothing is added",
+        ),
+    ]
 
 
 # ── 1.6 average_gradients ───────────────────────────────────────────────────────────
+
+
+class Alike(nn.Module):
+    """Parameters of unlike shapes, but 12 elements each.
+
+    Reducing two of them in another order on another rank goes through without an
+    error, as it does for the equal layers of a real model; only the values tell.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+
+        def made(*shape: int) -> nn.Parameter:
+            values = torch.randn(shape, generator=generator, dtype=torch.float64)
+            return nn.Parameter(values * 0.5)
+
+        self.mix, self.bias = made(3, 4), made(12)
+        self.gain, self.skew = made(1, 12), made(2, 6)
+        self.head, self.tail = made(12, 1), made(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """One number per sample, from `inputs` (B, 12)."""
+        hidden = torch.tanh(inputs * self.gain + self.bias)
+        hidden = hidden + hidden.roll(1, 1) * self.skew.reshape(-1)
+        hidden = hidden + (hidden.reshape(-1, 3, 4) * self.mix).reshape(-1, 12)
+        return (hidden * self.tail.reshape(-1)) @ self.head
 
 
 def average_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
@@ -145,44 +192,43 @@ def average_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     # A set of tensors is ordered by their addresses. Real processes have different
     # ones; forked ranks would not, and a loop over a set would look harmless.
     shifted = [torch.empty(16 * (1 + i)) for i in range(17 * context.rank)]
-    model = make_model(seed)
-    inputs, targets = make_batch(seed, 0, context.rank)
-    nn.functional.cross_entropy(model(inputs), targets).backward()
-    own = _gradients(model)
+    model = Alike(seed)
+    generator = torch.Generator().manual_seed(seed * 7919 + context.rank)
+    inputs = torch.randn(4, 12, generator=generator, dtype=torch.float64)
+    model(inputs * (1.0 + context.rank)).square().mean().backward()
+    # Kept, so that no other tensor can get their addresses while the names count.
+    given = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    own = {name: gradient.clone() for name, gradient in given.items()}
     unit.average_gradients(context.comm, model)
-    names = {
-        str(p.grad.data_ptr()): name
-        for name, p in model.named_parameters()
-        if p.grad is not None
-    }
-    return {
-        "own": own,
-        "after": _gradients(model),
-        "names": names,
-        "shifted": len(shifted),
-    }
+    after = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    names = {str(gradient.data_ptr()): name for name, gradient in given.items()}
+    return {"own": own, "after": after, "names": names, "shifted": len(shifted)}
 
 
 @clause("trainer.average_gradients", "C1", worlds=WORLDS)
 def gradients_are_the_mean(impl: Implementation, cluster: Bench) -> str | None:
     """V: each gradient is the mean over the ranks."""
     run = cluster.run(impl, average_once)
+    n = cluster.world_size
     own = [value["own"] for value in run.values]
-    mean = torch.stack(own).mean(0)
-    missing = [r for r, value in enumerate(run.values) if value["after"] is None]
-    if missing:
-        raise NotYetError(
-            f"after the call some .grad is None on rank {missing[0]}",
-            rule="write the mean into the .grad that is there",
-        )
-    order = _order_difference(run)
-    if order and not all_close([v["after"] for v in run.values], [mean] * len(own)):
-        raise order
+    after = [value["after"] for value in run.values]
+    for rank, state in enumerate(after):
+        missing = [name for name in own[rank] if name not in state]
+        if missing:
+            raise NotYetError(
+                f"after the call .grad of {_listed(missing)} is None on rank {rank}",
+                rule="write the mean into the .grad that is there",
+            )
+    mean = {name: torch.stack([o[name] for o in own]).mean(0) for name in own[0]}
+    right = [name for name in mean if all_close([a[name] for a in after], [mean[name]] * n)]
+    if len(right) < len(mean) and _order_difference(run):
+        raise NotJudgedError("the calls are in different orders: see C2")
+    some = f" of {_listed([m for m in mean if m not in right])}" if right else ""
     expect_values(
-        [value["after"] for value in run.values],
-        same_everywhere(mean, len(own)),
-        what="the averaged gradient",
-        suspects=_wrong_means(own, mean),
+        [_flat(state) for state in after],
+        same_everywhere(_flat(mean), n),
+        what=f"the averaged gradient{some}",
+        suspects=_wrong_means([_flat(state) for state in own], _flat(mean)),
         rule="sum over the ranks, divided once by how many there are",
     )
     return None
@@ -196,7 +242,7 @@ def same_calls_same_order(impl: Implementation, cluster: Bench) -> str | None:
     if order:
         raise order
     expect_equal_bits(
-        [value["after"] for value in run.values],
+        [_flat(value["after"]) for value in run.values],
         what="the averaged gradient",
         slug="own-order-sum",
         rule="a collective gives every rank the same bits; own sums do not",
@@ -208,21 +254,17 @@ def same_calls_same_order(impl: Implementation, cluster: Bench) -> str | None:
 
 def _wrong_means(own: list[Tensor], mean: Tensor) -> list[Suspect]:
     n = len(own)
-
-    def everywhere(factor: float) -> list[Tensor]:
-        return same_everywhere(mean * factor, n)
-
     found = [
         Suspect(
             slug="sum-not-mean",
-            values=everywhere(n),
+            values=same_everywhere(mean * n, n),
             sentence=f"your gradient is exactly {n}.00 × the mean on every rank "
             f"({n} ranks): summed and never divided",
             rule="the mean is the sum divided by comm.world_size",
         ),
         Suspect(
             slug="divided-twice",
-            values=everywhere(1 / n),
+            values=same_everywhere(mean / n, n),
             sentence=f"your gradient is exactly 1/{n} of the mean on every rank: "
             "divided twice",
             rule="divide once, before or after the sum",
@@ -235,76 +277,77 @@ def _wrong_means(own: list[Tensor], mean: Tensor) -> list[Suspect]:
             rule="write the mean into the .grad that is there",
         ),
         Suspect(
+            slug="own-gradient-only",
+            values=[gradient / n for gradient in own],
+            sentence=f"every rank has its own gradient divided by {n}: divided, "
+            "but never summed",
+            rule="sum over the ranks, in place; then divide",
+        ),
+        Suspect(
             slug="rank0-gradient-for-all",
             values=same_everywhere(own[0], n),
             sentence="every rank has rank 0's gradient: the others' data is lost",
             rule="every rank's gradient counts: sum them, then divide",
         ),
-        Suspect(
-            slug="divided-twice",
-            values=[gradient / n for gradient in own],
-            sentence=f"every rank has its own gradient divided by {n}: divided, "
-            "but never summed",
-            rule="sum over the ranks first; then divide",
-        ),
     ]
-    for wrong in (2, 3, 4, 8):
-        if wrong != n:
-            found.append(
-                Suspect(
-                    slug="hard-coded-two" if wrong == 2 else "",
-                    values=everywhere(n / wrong),
-                    sentence=f"your gradient is {n}/{wrong} of the mean on {n} ranks: "
-                    f"right for {wrong} ranks only, a {wrong} is written in the code",
-                    rule="divide by comm.world_size, whatever it is",
-                )
-            )
-    return found
+    return found + [
+        Suspect(
+            slug="hard-coded-two" if wrong == 2 else "",
+            values=same_everywhere(mean * (n / wrong), n),
+            sentence=f"your gradient is {n}/{wrong} of the mean on {n} ranks: right "
+            f"for {wrong} ranks only, a {wrong} is written in the code",
+            rule="divide by comm.world_size, whatever it is",
+        )
+        for wrong in (2, 3, 4, 8)
+        if wrong != n
+    ]
 
 
 def _order_difference(run: Run) -> NotYetError | None:
-    """The first call at which two ranks do not do the same, if there is one."""
+    """The first call at which two ranks do not do the same, if there is one.
+
+    A call on a tensor that is no gradient of the model, such as a copy, has no name
+    and is told from others by its shape alone.
+    """
     sequences = [
         [
-            (call["op"], call["shape"], record.value["names"].get(str(call["ptr"]), ""))
+            (
+                (call["op"], call["root"], call["reduce"], call["shape"]),
+                record.value["names"].get(str(call["ptr"]), ""),
+            )
             for call in record.calls()
-            if call["op"] not in ("send", "recv", "isend", "irecv", "sendrecv")
+            if call["op"] in COLLECTIVES
         ]
         for record in run.ranks
     ]
-    for rank, sequence in enumerate(sequences[1:], 1):
-        if [s[:2] for s in sequence] == [s[:2] for s in sequences[0]] and not any(
-            a[2] and b[2] and a[2] != b[2]
-            for a, b in zip(sequence, sequences[0], strict=True)
+    first = sequences[0]
+    for rank, other in enumerate(sequences[1:], 1):
+        for index, ((act, name), (its_act, its_name)) in enumerate(
+            zip(first, other, strict=False)
         ):
-            continue
-        return _name_the_difference(run, sequences[0], sequence, rank)
+            if act != its_act or (name and its_name and name != its_name):
+                return _name_the_difference(run, first, other, rank, index)
     return None
 
 
 def _name_the_difference(
-    run: Run, first: list[Any], other: list[Any], rank: int
+    run: Run, first: list[Any], other: list[Any], rank: int, index: int
 ) -> NotYetError:
-    index = next(
-        (i for i, (a, b) in enumerate(zip(first, other, strict=False)) if a != b),
-        min(len(first), len(other)),
-    )
-
     def what(sequence: list[Any]) -> str:
-        if index >= len(sequence):
-            return "made no more calls"
-        op, shape, name = sequence[index]
-        return f"called {op} on {name or shape}"
+        (op, _root, reduce, shape), name = sequence[index]
+        return f"called {op}{f' ({reduce})' if reduce else ''} on {name or shape}"
 
+    acts = [sorted(map(repr, sequence)) for sequence in (first, other)]
     return NotYetError(
         f"in call #{index + 1} rank 0 {what(first)}, while rank {rank} {what(other)}",
-        slug="different-order",
+        slug="different-order" if acts[0] == acts[1] else "collective-mismatch",
         evidence=tuple(
             Evidence(
                 rank=record.rank,
                 state="calls",
                 text=", ".join(
-                    f"{describe(c)} {c['shape']}" for c in record.calls()[:3]
+                    f"{describe(c)} {record.value['names'].get(str(c['ptr']), '')}"
+                    for c in record.calls()[:3]
                 ),
             )
             for record in run.ranks
@@ -313,225 +356,9 @@ def _name_the_difference(
     )
 
 
-# ── 1.7 train_step ──────────────────────────────────────────────────────────────────
-
-
-def train_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
-    """Four steps from equal weights, each rank on its own share of each batch."""
-    model = make_model(seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    losses = []
-    for step in range(STEPS):
-        inputs, targets = make_batch(seed, step, context.rank)
-        loss = unit.train_step(
-            context.comm,
-            model,
-            optimizer,
-            nn.functional.cross_entropy,
-            inputs,
-            targets,
-        )
-        losses.append(_number(loss))
-    return {"weights": _weights(model), "losses": losses}
-
-
-@clause("trainer.train_step", "C1", worlds=WORLDS)
-def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
-    """V and X: after four steps the weights are one process's, on every rank."""
-    run = cluster.run(impl, train_steps)
-    n, seed = cluster.world_size, cluster.seed
-    weights = [value["weights"] for value in run.values]
-    expected, _ = simulate(seed, n, _mean_gradient)
-    if n == 1 or not all_close(weights, same_everywhere(expected[0], n)):
-        expect_values(
-            weights,
-            same_everywhere(expected[0], n),
-            what=f"the weights after {STEPS} steps",
-            suspects=_wrong_training(run, seed, n),
-            rule="zero the gradients, forward, backward, average, then step",
-        )
-    expect_equal_bits(
-        weights,
-        what=f"the weights after {STEPS} steps",
-        rule="every rank must apply the very same averaged gradient",
-    )
-    worst = max(float((w - expected[0]).abs().max()) for w in weights)
-    marks = sorted({digest(w) for w in weights})
-    return (
-        f"n = {n}: largest weight difference to one process {worst:.0e}, "
-        f"digest {marks[0]} on all {n}"
-    )
-
-
-@clause("trainer.train_step", "C2", worlds=WORLDS)
-def loss_of_the_whole_batch(impl: Implementation, cluster: Bench) -> str | None:
-    """V: the returned number is the mean loss over all ranks."""
-    run = cluster.run(impl, train_steps)
-    n = cluster.world_size
-    losses = [value["losses"] for value in run.values]
-    if any(loss is None for rank in losses for loss in rank):
-        raise NotYetError(
-            "train_step returned no number",
-            slug="returned-none",
-            rule="return the mean loss over all ranks as a float",
-        )
-    _, local = simulate(cluster.seed, n, _mean_gradient)
-    expected = local.mean(1)
-    expect_values(
-        [torch.tensor(rank, dtype=torch.float64) for rank in losses],
-        same_everywhere(expected, n),
-        what="the returned loss",
-        suspects=[
-            Suspect(
-                slug="local-loss-returned",
-                values=[local[:, rank] for rank in range(n)],
-                sentence="every rank returned the loss of its own share only",
-                rule="average the loss over the ranks, as you did the gradients",
-            ),
-            Suspect(
-                slug="sum-loss-returned",
-                values=same_everywhere(expected * n, n),
-                sentence=f"the returned loss is {n} × the mean: summed, never divided",
-                rule="divide the sum by comm.world_size",
-            ),
-        ],
-        rule="the mean loss over the whole batch, the same on every rank",
-    )
-    return None
-
-
-def simulate(
-    seed: int,
-    world_size: int,
-    combine: Callable[[list[Tensor], int], Tensor],
-    *,
-    zeroed: bool = True,
-) -> tuple[list[Tensor], Tensor]:
-    """All ranks' training in this one process: the reference, and its wrong twins.
-
-    `combine(gradients, rank)` is the gradient that `rank` applies. Returns each rank's
-    weights after the last step, and the local losses (STEPS, world_size).
-    """
-    models = [make_model(seed) for _ in range(world_size)]
-    kept = [torch.zeros_like(_weights(models[0])) for _ in range(world_size)]
-    losses = torch.zeros(STEPS, world_size, dtype=torch.float64)
-    for step in range(STEPS):
-        gradients = []
-        for rank, model in enumerate(models):
-            inputs, targets = make_batch(seed, step, rank)
-            loss = nn.functional.cross_entropy(model(inputs), targets)
-            parts = torch.autograd.grad(loss, list(model.parameters()))
-            gradients.append(
-                torch.cat([part.reshape(-1) for part in parts]) + kept[rank]
-            )
-            losses[step, rank] = loss.detach()
-        for rank, model in enumerate(models):
-            applied = combine(gradients, rank)
-            if not zeroed:
-                kept[rank] = applied
-            _apply(model, applied)
-    return [_weights(model) for model in models], losses
-
-
-def _mean_gradient(gradients: list[Tensor], rank: int) -> Tensor:
-    return torch.stack(gradients).mean(0)
-
-
-def _wrong_training(run: Run, seed: int, n: int) -> list[Suspect]:
-    def trained(
-        combine: Callable[[list[Tensor], int], Tensor], *, zeroed: bool = True
-    ) -> list[Tensor]:
-        return simulate(seed, n, combine, zeroed=zeroed)[0]
-
-    own = trained(lambda gradients, rank: gradients[rank])
-    own_over_n = trained(lambda gradients, rank: gradients[rank] / n)
-    only_scalars = _only_scalars_reduced(run)
-    suspects = [
-        Suspect(
-            slug="",
-            values=same_everywhere(_weights(make_model(seed)), n),
-            sentence="the weights are as they were: no step was taken",
-            rule="optimizer.step() applies the gradient",
-        ),
-        Suspect(
-            slug="sum-not-mean",
-            values=trained(lambda gradients, rank: torch.stack(gradients).sum(0)),
-            sentence=f"the weights moved by {n} × the mean gradient: summed and never "
-            "divided",
-            rule="the mean is the sum divided by comm.world_size",
-        ),
-        Suspect(
-            slug="gradients-not-zeroed",
-            values=trained(_mean_gradient, zeroed=False),
-            sentence="each step also applied the gradients of the steps before it",
-            rule="optimizer.zero_grad() before backward",
-        ),
-    ]
-    if only_scalars:
-        sentence = (
-            "the loss was averaged, but each rank stepped with its own gradient: "
-            "averaging a number does not average what autograd made of it"
-        )
-        rule = "call average_gradients between backward() and step()"
-        return [
-            Suspect(slug="loss-not-gradients", values=v, sentence=sentence, rule=rule)
-            for v in (own, own_over_n)
-        ] + suspects
-    stepped = Suspect(
-        slug="stepped-before-averaging"
-        if _gradients_reduced(run)
-        else ("own-gradient-only"),
-        values=own,
-        sentence="each rank stepped with its own gradient"
-        + (": the averaging came after the step" if _gradients_reduced(run) else ""),
-        rule="call average_gradients between backward() and step()",
-    )
-    return [stepped, *suspects]
-
-
-def _only_scalars_reduced(run: Run) -> bool:
-    """Whether numbers were reduced, and nothing larger: the loss, not the gradients."""
-    sizes = [_numel(call) for call in run.ranks[0].calls()]
-    return bool(sizes) and max(sizes) <= 1
-
-
-def _gradients_reduced(run: Run) -> bool:
-    return any(_numel(call) > 1 for call in run.ranks[0].calls())
-
-
-def _numel(call: dict[str, Any]) -> int:
-    count = 1
-    for size in call["shape"] or []:
-        count *= size
-    return count
-
-
 # ── shared ──────────────────────────────────────────────────────────────────────────
 
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _weights(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
-
-
-def _gradients(model: nn.Module) -> Tensor | None:
-    parts = [p.grad for p in model.parameters()]
-    if any(part is None for part in parts):
-        return None
-    return torch.cat([part.reshape(-1) for part in parts if part is not None]).clone()
-
-
-def _apply(model: nn.Module, gradient: Tensor) -> None:
-    offset = 0
-    for parameter in model.parameters():
-        part = gradient[offset : offset + parameter.numel()]
-        parameter.data -= LEARNING_RATE * part.reshape(parameter.shape)
-        offset += parameter.numel()
+FROZEN = "0.0.weight"
 
 
 def _fill_buffers(model: nn.Module, seed: int) -> None:
@@ -543,26 +370,25 @@ def _fill_buffers(model: nn.Module, seed: int) -> None:
             buffer.fill_(1 + seed % 1000)
 
 
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    def flat(tensors: Any) -> Tensor:
-        return torch.cat([t.detach().reshape(-1).double() for t in tensors])
-
+def _state(model: nn.Module) -> dict[str, State]:
     return {
-        "parameters": flat(model.parameters()),
-        "buffers": flat(model.buffers()),
+        "parameters": {n: p.detach().double() for n, p in _copied(model.named_parameters())},
+        "buffers": {n: b.double() for n, b in _copied(model.named_buffers())},
     }
 
 
-def _states(run: Run, which: int, part: str) -> tuple[list[Tensor], list[Tensor]]:
-    results = [value[which] for value in run.values]
-    return [r["before"][part] for r in results], [r["after"][part] for r in results]
+def _copied(named: Any) -> list[tuple[str, Tensor]]:
+    return [(name, tensor.detach().clone()) for name, tensor in named]
 
 
-def _digests(values: list[Tensor]) -> tuple[Evidence, ...]:
-    return tuple(
-        Evidence(rank=rank, state="digest", text=digest(value))
-        for rank, value in enumerate(values)
-    )
+def _states(run: Run, part: str) -> tuple[list[State], list[State]]:
+    values = run.values
+    return [v["before"][part] for v in values], [v["after"][part] for v in values]
 
 
-__all__ = ["close", "make_batch", "make_model", "simulate"]
+def _flat(state: State) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in state.values()])
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

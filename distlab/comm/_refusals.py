@@ -1,0 +1,99 @@
+"""What can be known to be wrong with a call before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from distlab.comm._protocol import CommRefusedError
+
+
+class Refusals:
+    """One rank's checks; each raises CommRefusedError with a sentence, or passes."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank = rank
+        self._world_size = world_size
+
+    def rank(self, peer: int, verb: str) -> None:
+        """The peer must exist."""
+        if not 0 <= peer < self._world_size:
+            count = "1 rank" if self._world_size == 1 else f"{self._world_size} ranks"
+            raise CommRefusedError(
+                f"rank {self._rank} {verb} rank {peer}, "
+                f"but there is only rank 0 … {self._world_size - 1} ({count})"
+            )
+
+    def peer(self, peer: int, verb: str) -> None:
+        """The peer must exist and be another rank."""
+        self.rank(peer, verb)
+        if peer == self._rank:
+            raise CommRefusedError(
+                f"rank {self._rank} {verb} rank {peer}: that is itself"
+            )
+
+    def group(self, members: Sequence[int]) -> None:
+        """A group has members, each once, and they all exist."""
+        if not members or len(set(members)) != len(members):
+            raise CommRefusedError(f"a group of ranks {members}: each once, at least 1")
+        for member in members:
+            self.rank(member, "makes a group with")
+
+    def tensor(self, tensor: Tensor, op: str) -> None:
+        """What travels is a contiguous tensor."""
+        if not isinstance(tensor, Tensor):
+            raise CommRefusedError(f"{op} takes a tensor, not {type(tensor).__name__}")
+        if not tensor.is_contiguous():
+            raise CommRefusedError(
+                f"{op} got a non-contiguous tensor (a column, a transpose): its "
+                "elements are not next to each other in memory; use .contiguous()"
+            )
+
+    def gathered(self, output: Tensor, input: Tensor, op: str) -> None:
+        """The output holds every rank's input."""
+        self.tensor(output, op)
+        self.tensor(input, op)
+        if output.numel() != input.numel() * self._world_size:
+            raise CommRefusedError(
+                f"{op} of {input.numel()} elements on {self._world_size} ranks "
+                f"needs an output of {input.numel() * self._world_size}, "
+                f"not {output.numel()}"
+            )
+
+    def chunks(self, output: Tensor, input: Tensor, op: str) -> None:
+        """The input holds one output for each rank."""
+        self.tensor(output, op)
+        self.tensor(input, op)
+        if input.numel() != output.numel() * self._world_size:
+            raise CommRefusedError(
+                f"{op} gives each of {self._world_size} ranks {output.numel()} "
+                f"elements, so it needs {output.numel() * self._world_size}, "
+                f"not {input.numel()}"
+            )
+
+    def exchanged(self, output: Tensor, input: Tensor, op: str) -> None:
+        """Input and output have one size, which falls into a chunk for each rank."""
+        self.tensor(output, op)
+        self.tensor(input, op)
+        if output.numel() != input.numel() or input.numel() % self._world_size:
+            raise CommRefusedError(
+                f"{op} needs input and output of one size that "
+                f"{self._world_size} divides, not {input.numel()} and {output.numel()}"
+            )
+
+    def unlike(self, sent: Tensor, received: Tensor) -> None:
+        """A copy to oneself needs the same size and dtype on both sides."""
+        if sent.numel() != received.numel() or sent.dtype != received.dtype:
+            raise CommRefusedError(
+                f"sendrecv with itself: {sent.numel()} {sent.dtype} do not fit into "
+                f"{received.numel()} {received.dtype}"
+            )
+
+    def whole_average(self, tensor: Tensor) -> None:
+        """Only numbers with a fraction can be averaged in place."""
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            raise CommRefusedError(
+                f"the average of {tensor.dtype} is not a whole number: reduce with SUM "
+                "and divide, or use a floating-point tensor"
+            )
