@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 PY := .venv/bin/python
-FIGURES := figures.phase1
+FIGURES := figures.phase1 figures.readme
 
 # The stamp holds the folder it was made in. One from elsewhere (a copied or moved
 # checkout), or an environment whose Python has gone, is as good as none.

@@ -1,5 +1,23 @@
-"""`python -m distlab` is the same as `distlab`."""
+"""`distlab`, and `python -m distlab`: the command line, and what Ctrl-C means to it."""
 
-from distlab.cli.app import main
+from __future__ import annotations
 
-main()
+import signal
+import sys
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C ends it at any moment, with one line and 130."""
+    try:
+        from distlab.cli.app import main as run
+
+        run()
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second one
+        from distlab.cli.screen import stopped
+
+        sys.exit(stopped())
+
+
+if __name__ == "__main__":
+    main()

@@ -7,11 +7,17 @@ wait for torch.
 from __future__ import annotations
 
 import functools
+import io
+import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Annotated, ParamSpec
 
 import typer
+
+from distlab.cli.screen import stopped
+from distlab.grading.verdict import HARNESS, USAGE
 
 P = ParamSpec("P")
 
@@ -36,10 +42,10 @@ TaskName = Annotated[
 
 def main() -> None:
     """Run the command line."""
-    try:
-        app(prog_name="distlab")
-    except KeyboardInterrupt:
-        sys.exit(_stopped())
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # "?" where the terminal has no "✓"
+    app(prog_name="distlab")
 
 
 def verb(
@@ -52,12 +58,20 @@ def verb(
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
             try:
                 code = function(*args, **kwargs)
+                if sys.stdout:
+                    sys.stdout.flush()
             except KeyboardInterrupt:
-                code = _stopped()
+                code = stopped()
+            except BrokenPipeError:
+                code = _unread()
             except (ValueError, ModuleNotFoundError) as error:
-                code = _complain(str(error), 2)
+                code = _complain(str(error), USAGE)
             except OSError as error:
-                code = _complain(str(error), 11)
+                code = _complain(_reason(error), HARNESS)
+            except Exception as error:
+                if os.environ.get("DISTLAB_TRACEBACK"):
+                    raise
+                code = _complain(_our_fault(error), HARNESS)
             raise typer.Exit(code)
 
         return app.command(*names, rich_help_panel=panel)(run)
@@ -65,9 +79,23 @@ def verb(
     return register
 
 
-def _stopped() -> int:
-    print("\nstopped; nothing is left running", file=sys.stderr)
-    return 130
+def _unread() -> int:
+    """Who reads our output has gone, as `head` does: the shell's code for that."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())  # or Python complains when it ends
+    return 128 + signal.SIGPIPE
+
+
+def _reason(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason
+
+
+def _our_fault(error: Exception) -> str:
+    return (
+        f"this is a mistake in distlab, not in your code: {type(error).__name__}: "
+        f"{error} (DISTLAB_TRACEBACK=1 shows where)"
+    )
 
 
 def _complain(sentence: str, code: int) -> int:
@@ -133,12 +161,13 @@ def status() -> int:
 def demo(
     n: Annotated[int, typer.Option("-n", help="Number of ranks.")] = 4,
     epochs: Annotated[int | None, typer.Option(help="Rounds over the data.")] = None,
+    code: Code = "reference",
     as_json: Json = False,
 ) -> int:
     """Four processes train on real digits and arrive at one process's weights."""
     from distlab.cli.demo import demo
 
-    return demo(world_size=n, epochs=epochs, as_json=as_json)
+    return demo(world_size=n, epochs=epochs, code=code, as_json=as_json)
 
 
 @verb(panel=MORE)

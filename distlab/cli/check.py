@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from distlab.cli.screen import command, show, show_json, warn
 from distlab.curriculum import (
@@ -14,7 +15,7 @@ from distlab.curriculum import (
 )
 from distlab.grading import Report, TaskVerdict
 from distlab.grading.preflight import look_at
-from distlab.grading.report import lines_of
+from distlab.grading.report import WIDTH, lines_of
 
 
 def check(
@@ -29,16 +30,18 @@ def check(
     """Judge tasks and return the exit code of the report.
 
     Raises:
-        ValueError: an unknown task or phase, or a number of ranks that cannot be.
+        ValueError: an unknown task or phase, a number of ranks that cannot be, or no
+            such file.
     """
     curriculum = load_curriculum()
     progress = Progress(curriculum.root)
-    tasks = chosen(curriculum, progress, names, phase)
     check_worlds(worlds)
+    check_code(code)
+    tasks = chosen(curriculum, progress, names, phase)
 
     def tell(verdict: TaskVerdict) -> None:
-        if code == "mine" and verdict.status in ("pass", "fail"):
-            remember(progress, verdict)
+        if code == "mine":
+            remember(progress, verdict, worlds)
         if not as_json:
             show(lines_of(verdict))
 
@@ -48,7 +51,7 @@ def check(
     if as_json:
         show_json(report.to_json())
     elif code == "mine":
-        show(_what_next(curriculum, progress, report))
+        show(_what_next(curriculum, report, worlds))
     return report.exit_code
 
 
@@ -92,6 +95,16 @@ def check_worlds(worlds: Sequence[int]) -> Sequence[int]:
     return worlds
 
 
+def check_code(code: str) -> None:
+    """Whose code is meant must be clear before anything is judged.
+
+    Raises:
+        ValueError: it is neither mine nor reference nor a file.
+    """
+    if code not in ("mine", "reference") and not Path(code).is_file():
+        raise ValueError(f"--code is mine, reference or a file; {code!r} is none")
+
+
 def chosen(
     curriculum: Curriculum,
     progress: Progress,
@@ -101,8 +114,10 @@ def chosen(
     """The tasks that were asked for; without any, the current one.
 
     Raises:
-        CurriculumError: an unknown name.
+        ValueError: an unknown name, or names as well as a phase.
     """
+    if names and phase is not None:
+        raise ValueError("a phase or tasks: not both")
     if phase is not None:
         units = {unit.name for unit in curriculum.phase(phase).units}
         return [task for task in curriculum.tasks if task.unit in units]
@@ -120,8 +135,16 @@ def current_task(curriculum: Curriculum, progress: Progress) -> Task:
     return curriculum.tasks[-1]
 
 
-def remember(progress: Progress, verdict: TaskVerdict) -> None:
-    """Note the verdict in the progress file, or say once that it cannot be kept."""
+def remember(
+    progress: Progress, verdict: TaskVerdict, worlds: Sequence[int] = ()
+) -> None:
+    """Note the verdict in the progress file, or say once that it cannot be kept.
+
+    With ranks of the learner's choosing it does not count: one rank alone, for
+    example, lets nearly everything pass.
+    """
+    if worlds or verdict.status not in ("pass", "fail"):
+        return
     try:
         progress.record_verdict(
             verdict.id, passed=verdict.status == "pass", digest=verdict.digest
@@ -130,15 +153,23 @@ def remember(progress: Progress, verdict: TaskVerdict) -> None:
         warn(str(error))
 
 
-def what_helps(curriculum: Curriculum, verdict: TaskVerdict) -> list[tuple[str, str]]:
-    """One dim line on what to type after a verdict."""
+def what_helps(
+    curriculum: Curriculum, verdict: TaskVerdict, worlds: Sequence[int] = ()
+) -> list[tuple[str, str]]:
+    """A dim line or two on what to type after a verdict."""
+    if verdict.status == "pass" and worlds:
+        counts = command(f"check {verdict.number}")
+        return [("dim", f"  it counts once it passes with all numbers: {counts}")]
     if verdict.status == "pass":
         return next_task(curriculum, verdict.id)
     if verdict.status == "fail":
-        helps = command(f"hint {verdict.number}")
+        helps = [command(f"hint {verdict.number}")]
         if verdict.slug:
-            helps += f"   {command(f'explain {verdict.slug}')}"
-        return [("dim", f"  {helps}")]
+            helps.append(command(f"explain {verdict.slug}"))
+        side_by_side = "   ".join(helps)
+        if len(side_by_side) + 2 <= WIDTH:
+            helps = [side_by_side]
+        return [("dim", f"  {line}") for line in helps]
     return []
 
 
@@ -156,15 +187,15 @@ def next_task(curriculum: Curriculum, task_id: str) -> list[tuple[str, str]]:
     lines.append(
         ("dim", f"  next: {task.number} {task.title}, about {task.minutes} min")
     )
-    lines.append(("dim", f"        {verdict.path}:{verdict.line}"))
+    lines.append(("dim", f"        {verdict.place}"))
     return lines
 
 
 def _what_next(
-    curriculum: Curriculum, progress: Progress, report: Report
+    curriculum: Curriculum, report: Report, worlds: Sequence[int]
 ) -> list[tuple[str, str]]:
     if len(report.tasks) == 1:
-        return what_helps(curriculum, report.tasks[0])
+        return what_helps(curriculum, report.tasks[0], worlds)
     counts = {"pass": 0, "fail": 0, "not_started": 0, "error": 0}
     for verdict in report.tasks:
         counts[verdict.status] += 1

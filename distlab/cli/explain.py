@@ -29,7 +29,8 @@ def explain(slug: str = "") -> int:
         )
         return 0
     if slug not in known:
-        near = difflib.get_close_matches(slug, known, 3, 0.5)
+        near = [name for name in known if slug in name][:3]
+        near = near or difflib.get_close_matches(slug, known, 3, 0.5)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise ValueError(f"no explanation is called {slug!r}{hint}")
     entry = known[slug]

@@ -55,7 +55,7 @@ def read_hints(curriculum: Curriculum, task: Task) -> dict[int, str]:
     """All hints of a task, by level."""
     path = curriculum.units[task.unit].hints(curriculum.root)
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError:
         return {}
     sections = re.split(r"^## (.+)$", text, flags=re.MULTILINE)

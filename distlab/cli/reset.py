@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 from datetime import datetime
 from pathlib import Path
 
@@ -22,13 +25,15 @@ def reset(unit_name: str) -> int:
         known = ", ".join(curriculum.units)
         raise CurriculumError(f"no unit is called {unit_name!r}; there are {known}")
     path = unit.template(curriculum.root)
-    fresh = make_template(unit.solution(curriculum.root).read_text())
-    if path.exists() and path.read_text(errors="replace") == fresh:
+    fresh = make_template(unit.solution(curriculum.root).read_text(encoding="utf-8"))
+    if path.is_file() and path.read_text("utf-8", errors="replace") == fresh:
         show([("plain", f"{shown(path)} is untouched; nothing to reset")])
         return 0
     try:
         kept = _keep(path) if path.exists() else None
-        path.write_text(fresh)
+        beside = path.with_name(f"{path.name}.new")
+        beside.write_text(fresh, encoding="utf-8")
+        os.replace(beside, path)  # whole, or not at all
     except OSError as error:
         raise CurriculumError(f"cannot reset {path}: {error.strerror}") from error
     if kept:
@@ -38,12 +43,13 @@ def reset(unit_name: str) -> int:
 
 
 def _keep(path: Path) -> Path:
-    """Rename the file to a name beside it that is not taken."""
+    """Copy the file to a name beside it that is not taken."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    kept = path.with_name(f"{path.stem}.kept-{stamp}.py")
-    number = 1
-    while kept.exists():
-        kept = path.with_name(f"{path.stem}.kept-{stamp}-{number}.py")
-        number += 1
-    path.rename(kept)
+    content = path.read_bytes()
+    for number in itertools.count():
+        name = f"{path.stem}.kept-{stamp}" + (f"-{number}" if number else "")
+        kept = path.with_name(f"{name}.py")
+        with contextlib.suppress(FileExistsError), kept.open("xb") as file:
+            file.write(content)
+            break
     return kept

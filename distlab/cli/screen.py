@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,23 +16,38 @@ _STYLES = {"pass": "bold green", "fail": "bold red", "dim": "dim", "rule": "cyan
 
 
 def show(lines: Iterable[tuple[str, str]]) -> None:
-    """Print (style, line) pairs."""
+    """Print (style, line) pairs.
+
+    Raises:
+        BrokenPipeError: nobody reads any more.
+    """
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False, soft_wrap=True)
+    class OurConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # rich would exit with 1, which is "not yet" here
+
+    console = OurConsole(highlight=False, soft_wrap=True)
     for style, line in lines:
         console.print(Text(line, style=_STYLES.get(style, "")))
 
 
 def show_json(value: Any) -> None:
     """Print one JSON object and nothing else."""
-    print(json.dumps(value, indent=1, ensure_ascii=False))
+    print(json.dumps(value, indent=1))  # ASCII, whatever the terminal can show
 
 
 def warn(sentence: str) -> None:
     """One sentence beside the result, where `--json` and pipes do not see it."""
     print(f"distlab: {sentence}", file=sys.stderr)
+
+
+def stopped() -> int:
+    """Say that Ctrl-C was heard, and give the exit code for it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second one
+    print("\nstopped; nothing is left running", file=sys.stderr)
+    return 130
 
 
 def command(verb: str) -> str:

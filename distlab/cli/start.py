@@ -219,14 +219,13 @@ class Tour:
             return 0
         task = current_task(self._curriculum, self._progress)
         verdict, _ = look_at(self._curriculum, task, "mine")
-        place = f"{verdict.path}:{verdict.line}" if verdict.line else verdict.path
         guide = self._curriculum.root / self._curriculum.units[task.unit].folder
         where = "your first task" if task.number == "1.1" else "your next task"
         title(f"5/5  {where}: {task.number} {task.id} · about {task.minutes} min")
         say(f"{task.title}:")
         say(*(f"  {name}  {text}" for name, text in task.clauses.items()), "")
         say(
-            f"Write it here:  {place}",
+            f"Write it here:  {verdict.place}",
             f"What and why:   {shown(guide / 'guidelines.md')}",
             "",
         )

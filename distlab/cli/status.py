@@ -35,7 +35,7 @@ def status() -> int:
         task = current_task(curriculum, progress)
         verdict, _ = look_at(curriculum, task, "mine")
         minutes = sum(task.minutes for task in left)
-        lines.append(("plain", f"next: {task.number} at {verdict.path}:{verdict.line}"))
+        lines.append(("plain", f"next: {task.number} at {verdict.place}"))
         lines.append(("dim", f"      {command('watch')}   about {minutes} min to go"))
     else:
         lines.append(("pass", "all there is so far: four equals one, on your own code"))

@@ -6,6 +6,7 @@ The ranks' zygote stays warm between saves, so a verdict costs a few forks.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ def watch(name: str = "", *, worlds: Sequence[int] = (), as_json: bool = False) 
     with Cluster() as cluster, _keys() as next_key:
         cluster.start(wait=False)
         session = _Session(name, cluster, worlds=worlds, as_json=as_json)
-        saves = _saves(session.folders())
+        saves = _saves(session.files())
         next(saves)  # watching has begun: no save after the first verdict is missed
         session.judge()
         for changes in saves:
@@ -65,10 +66,10 @@ class _Session:
         self._progress = Progress(self._curriculum.root)
         self.exit_code = 0
 
-    def folders(self) -> set[Path]:
-        """Where the learner's files are."""
+    def files(self) -> set[Path]:
+        """The learner's files."""
         units = self._curriculum.units.values()
-        return {unit.template(self._curriculum.root).parent for unit in units}
+        return {unit.template(self._curriculum.root) for unit in units}
 
     def judge(self) -> None:
         """Judge the task and print the verdict."""
@@ -79,32 +80,47 @@ class _Session:
             from distlab.grading.grade import Grader
 
             grader = Grader(self._curriculum, self._cluster, worlds=self._worlds)
-            report = grader.grade([task])
+            with self._under_way(task):
+                report = grader.grade([task])
         self.exit_code = report.exit_code
         self._tell(report.tasks[0])
+
+    @contextmanager
+    def _under_way(self, task: Task) -> Iterator[None]:
+        """A line for as long as it takes: a loop without end is given ten seconds."""
+        moves = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        if not moves or self._as_json:
+            yield
+            return
+        print(f"  checking {task.number} …", end="", flush=True)
+        try:
+            yield
+        finally:
+            print("\r\x1b[K", end="", flush=True)
 
     def _task(self) -> Task:
         names = [self._name] if self._name else []
         return chosen(self._curriculum, self._progress, names)[0]
 
     def _tell(self, verdict: TaskVerdict) -> None:
-        if verdict.status in ("pass", "fail"):
-            remember(self._progress, verdict)
+        remember(self._progress, verdict, self._worlds)
         if self._as_json:
             print(json.dumps(verdict.to_json()), flush=True)
             return
         show(lines_of(verdict))
-        show(what_helps(self._curriculum, verdict))
+        show(what_helps(self._curriculum, verdict, self._worlds))
         show([("dim", f"  watching your files   {KEYS}"), ("plain", "")])
 
 
-def _saves(folders: set[Path]) -> Iterator[set[Any]]:
+def _saves(files: set[Path]) -> Iterator[set[Any]]:
     """A set of changes at each save, and an empty one now and then for the keys."""
     from watchfiles import watch as watch_files
 
+    # The folders, because many an editor saves a new file and renames it.
+    names = {file.name for file in files}
     return watch_files(
-        *folders,
-        watch_filter=lambda _, path: Path(path).name.startswith("template_"),
+        *{file.parent for file in files},
+        watch_filter=lambda _, path: Path(path).name in names,
         debounce=_SETTLE_MS,
         step=_SETTLE_MS // 3,
         rust_timeout=_POLL_MS,
@@ -129,7 +145,8 @@ def _keys() -> Iterator[Any]:
 
     def pressed() -> str:
         ready, _, _ = select.select([descriptor], [], [], 0)
-        return sys.stdin.read(1) if ready else ""
+        # Not sys.stdin.read: it would keep a second key where select cannot see it.
+        return os.read(descriptor, 1).decode(errors="replace") if ready else ""
 
     try:
         tty.setcbreak(descriptor)

@@ -16,6 +16,7 @@ from distlab.curriculum.units import (
     UnitSource,
     load,
     load_graft,
+    path_of,
     read_source,
 )
 
@@ -35,5 +36,6 @@ __all__ = [
     "load_curriculum",
     "load_graft",
     "make_template",
+    "path_of",
     "read_source",
 ]

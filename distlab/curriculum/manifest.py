@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass
 from functools import cached_property
@@ -132,9 +133,14 @@ def find_root(start: Path | None = None) -> Path:
     Without `start` the working directory is tried first, then distlab's own checkout.
 
     Raises:
-        CurriculumError: neither is in a checkout of the course.
+        CurriculumError: neither is in a checkout of the course, or it was removed.
     """
-    places = [start] if start else [Path.cwd(), Path(__file__)]
+    try:
+        places = [start] if start else [Path.cwd(), Path(__file__)]
+    except FileNotFoundError:
+        raise CurriculumError(
+            "the folder you are in is gone; go to the course's folder"
+        ) from None
     for place in places:
         for folder in (place.resolve(), *place.resolve().parents):
             if (folder / MANIFEST).is_file():
@@ -151,51 +157,92 @@ def load_curriculum(root: Path | None = None) -> Curriculum:
     root = root or find_root()
     path = root / MANIFEST
     try:
-        data = tomllib.loads(path.read_text())
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        phases = tuple(map(_phase, _tables(data, "phase")))
+        curriculum = Curriculum(root=root, phases=phases)
+        _validate(curriculum)
     except OSError as error:
         raise CurriculumError(f"cannot read {path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CurriculumError(f"{path} is not valid TOML: {error}") from error
-    try:
-        curriculum = Curriculum(root=root, phases=tuple(map(_phase, data["phase"])))
-    except KeyError as error:
-        raise CurriculumError(f"{path}: an entry lacks {error}") from error
-    _validate(curriculum)
+    except CurriculumError as error:
+        raise CurriculumError(f"{path}: {error}") from None
     return curriculum
 
 
 def _phase(data: dict[str, Any]) -> Phase:
-    units = tuple(_unit(unit, data["folder"]) for unit in data.get("unit", []))
+    folder = _value(data, "folder", str)
     return Phase(
-        number=data["number"], title=data["title"], folder=data["folder"], units=units
+        number=_value(data, "number", int),
+        title=_value(data, "title", str),
+        folder=folder,
+        units=tuple(_unit(unit, folder) for unit in _tables(data, "unit")),
     )
 
 
 def _unit(data: dict[str, Any], folder: str) -> Unit:
     return Unit(
-        name=data["name"],
-        summary=data["summary"],
+        name=_value(data, "name", str),
+        summary=_value(data, "summary", str),
         folder=folder,
-        tasks=tuple(_task(task) for task in data.get("task", [])),
+        tasks=tuple(map(_task, _tables(data, "task"))),
     )
 
 
 def _task(data: dict[str, Any]) -> Task:
     return Task(
-        number=data["number"],
-        id=data["id"],
-        title=data["title"],
-        minutes=data["minutes"],
-        difficulty=data["difficulty"],
-        needs=tuple(data["needs"]),
-        points=data["points"],
-        clauses=data["clauses"],
-        milestone=data.get("milestone", ""),
-        time_limit_s=data.get("time_limit_s", 10.0),
+        number=_value(data, "number", str),
+        id=_value(data, "id", str),
+        title=_value(data, "title", str),
+        minutes=_value(data, "minutes", int),
+        difficulty=_value(data, "difficulty", int),
+        needs=tuple(_value(data, "needs", list)),
+        points=_value(data, "points", int),
+        clauses=_value(data, "clauses", dict),
+        milestone=_value(data, "milestone", str, ""),
+        time_limit_s=float(_value(data, "time_limit_s", int | float, 10)),
     )
 
 
+def _tables(data: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    found = data.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(t, dict) for t in found):
+        raise CurriculumError(f"[[{key}]] is not a list of tables")
+    return found
+
+
+def _value(data: dict[str, Any], key: str, kind: Any, default: Any = None) -> Any:
+    value = data.get(key, default)
+    names = (data.get(name) for name in ("id", "name", "title"))
+    entry = next((name for name in names if name), "an entry")
+    if value is None:
+        raise CurriculumError(f"{entry} lacks {key!r}")
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise CurriculumError(f"{key!r} of {entry} cannot be {value!r}")
+    return value
+
+
 def _validate(curriculum: Curriculum) -> None:
+    units = [unit for phase in curriculum.phases for unit in phase.units]
+    names = [f"unit {unit.name}" for unit in units]
+    names += [f"phase {phase.number}" for phase in curriculum.phases]
+    for name in names:
+        if names.count(name) > 1:
+            raise CurriculumError(f"there are two of {name}")
+    tasks = [task for unit in units for task in unit.tasks]
+    if not tasks:
+        raise CurriculumError("there is no task in it")
+    for task in tasks:
+        if not re.fullmatch(r"\d+\.\d+", task.number):
+            raise CurriculumError(f"{task.number!r} of {task.id} is not like 1.4")
+        if not re.fullmatch(r"\w+\.\w+", task.id):
+            raise CurriculumError(f"{task.id!r} is not like unit.task")
+        if task.minutes < 1 or task.time_limit_s <= 0:
+            raise CurriculumError(f"{task.id} has no time")
+    _validate_path(curriculum)
+
+
+def _validate_path(curriculum: Curriculum) -> None:
     seen: set[str] = set()
     for task in curriculum.tasks:
         unit = curriculum.units.get(task.unit)

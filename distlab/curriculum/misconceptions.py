@@ -11,4 +11,4 @@ from pathlib import Path
 def read_misconceptions() -> dict[str, dict[str, str]]:
     """Every slug with its title, happened, why, fix and torch."""
     path = Path(__file__).with_name("misconceptions.toml")
-    return tomllib.loads(path.read_text())
+    return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -35,7 +35,7 @@ def template_files(curriculum: Curriculum) -> list[TemplateFile]:
     known = _known(curriculum)
     files = []
     for unit in curriculum.units.values():
-        text = make_template(unit.solution(curriculum.root).read_text())
+        text = make_template(unit.solution(curriculum.root).read_text(encoding="utf-8"))
         path = unit.template(curriculum.root)
         files.append(
             TemplateFile(path=path, text=text, state=_state(path, text, known))
@@ -47,14 +47,14 @@ def write_templates(curriculum: Curriculum, files: list[TemplateFile]) -> None:
     """Write what is missing or outdated, and note the digests."""
     for file in files:
         if file.state in ("missing", "outdated"):
-            file.path.write_text(file.text)
+            file.path.write_text(file.text, encoding="utf-8")
     digests = _known(curriculum) | {_digest(file.text) for file in files}
     _list(curriculum).write_text("".join(f"{digest}\n" for digest in sorted(digests)))
 
 
 def _state(path: Path, text: str, known: set[str]) -> State:
     try:
-        found = path.read_text()
+        found = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return "missing"
     except UnicodeDecodeError:

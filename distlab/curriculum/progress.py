@@ -29,12 +29,19 @@ class Progress:
         self._path = self.folder / "progress.json"
 
     def read(self) -> dict[str, Any]:
-        """The state as it is now; an unreadable file counts as a fresh start."""
+        """The state as it is now; whatever cannot be used in it is left out."""
         try:
-            data = json.loads(self._path.read_text())
-        except (OSError, ValueError):
+            data = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
             return {}
-        return data if isinstance(data, dict) else {}
+        if not isinstance(data, dict):
+            return {}
+        tasks = _table(data.get("tasks"))
+        return {
+            **data,
+            "tasks": {name: _usable(_table(entry)) for name, entry in tasks.items()},
+            "predictions": _table(data.get("predictions")),
+        }
 
     def passed(self) -> set[str]:
         """The ids of the tasks that have passed."""
@@ -81,12 +88,19 @@ class Progress:
             with open(self.folder / "lock", "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 state = self.read()
+                if not state:
+                    self._put_aside()
                 yield state
                 self._write(state)
         except OSError as error:
             raise ProgressUnavailableError(
                 f"progress is not kept: cannot write {self.folder} ({error.strerror})"
             ) from error
+
+    def _put_aside(self) -> None:
+        """Keep a file that cannot be read: somebody may want to mend it."""
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(self._path, self.folder / "progress.unreadable.json")
 
     def _write(self, state: dict[str, Any]) -> None:
         # Beside, then renamed: a full disk or Ctrl-C leaves the old file whole.
@@ -98,6 +112,16 @@ class Progress:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _usable(entry: dict[str, Any]) -> dict[str, Any]:
+    """The entry without counts that are none."""
+    counts = ("checks", "hint")
+    return {k: v for k, v in entry.items() if k not in counts or type(v) is int}
 
 
 def _entry(state: dict[str, Any], task_id: str) -> dict[str, Any]:

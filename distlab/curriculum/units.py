@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,9 +26,11 @@ TaskState = Literal["started", "not_started", "missing"]
 class SourceError(ValueError):
     """A unit's file cannot be read or parsed. `line` is 0 when there is none."""
 
-    def __init__(self, message: str, path: Path, line: int = 0) -> None:
+    def __init__(
+        self, message: str, path: Path, line: int = 0, *, is_syntax: bool = False
+    ) -> None:
         super().__init__(message)
-        self.path, self.line = path, line
+        self.path, self.line, self.is_syntax = path, line, is_syntax
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,29 @@ class UnitSource:
             SourceError: it is not valid Python.
         """
         try:
-            return ast.parse(self.text, str(self.path))
-        except SyntaxError as error:
-            line = error.lineno or 0
-            raise SourceError(f"{error.msg} in line {line}", self.path, line) from error
-        except ValueError as error:  # a null byte
-            raise SourceError(str(error), self.path) from error
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # "\d" in a docstring is no error
+                tree = ast.parse(self.text, str(self.path))
+                compile(tree, str(self.path), "exec")  # `return` outside a function
+        except (SyntaxError, ValueError) as error:
+            raise self._not_python(error) from error
+        except (RecursionError, MemoryError) as error:
+            raise SourceError(
+                "an expression is nested too deeply for Python", self.path
+            ) from error
+        return tree
+
+    def _not_python(self, error: SyntaxError | ValueError) -> SourceError:
+        if "\0" in self.text:  # what Python says about it differs between versions
+            line = self.text[: self.text.index("\0")].count("\n") + 1
+            problem = "a null byte"
+        elif isinstance(error, SyntaxError):
+            line, problem = error.lineno or 0, error.msg
+        else:
+            line, problem = 0, str(error)
+        place = f"line {line}" if line else "the file"
+        message = f"{place} is not Python: {problem}"
+        return SourceError(message, self.path, line, is_syntax=True)
 
     def state_of(self, task_id: str, function: str) -> tuple[TaskState, int]:
         """Whether a task was started, and the line of what tells.
@@ -73,25 +93,31 @@ class UnitSource:
         return "started", node.lineno
 
 
+def path_of(curriculum: Curriculum, unit: Unit, code: str = "mine") -> Path:
+    """The file of a unit's text: `code` is "mine", "reference" or a path."""
+    if code == "mine":
+        return unit.template(curriculum.root)
+    if code == "reference":
+        return unit.solution(curriculum.root)
+    return Path(code).resolve()
+
+
 def read_source(curriculum: Curriculum, unit: Unit, code: str = "mine") -> UnitSource:
     """Read a unit's text: `code` is "mine", "reference" or a path.
 
     Raises:
         SourceError: the file cannot be read.
     """
-    if code == "mine":
-        side, path = "mine", unit.template(curriculum.root)
-    elif code == "reference":
-        side, path = "reference", unit.solution(curriculum.root)
-    else:
-        side, path = "file", Path(code).resolve()
+    side = code if code in ("mine", "reference") else "file"
+    path = path_of(curriculum, unit, code)
     try:
-        return UnitSource(unit.name, side, path, path.read_text())
+        # -sig: an editor's byte-order mark is no part of the program
+        return UnitSource(unit.name, side, path, path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise SourceError(f"cannot read {path}: {reason}", path) from error
+        raise SourceError(f"the file cannot be read: {reason}", path) from error
     except UnicodeDecodeError as error:
-        raise SourceError(f"{path} is not a UTF-8 text file", path) from error
+        raise SourceError("the file is not UTF-8 text", path) from error
 
 
 def load(unit: str, side: str = "reference") -> ModuleType:
@@ -157,7 +183,7 @@ def _implant(
 
 
 def _find(body: list[ast.stmt], names: list[str]) -> ast.FunctionDef | None:
-    for node in body:
+    for node in reversed(body):  # of two definitions the later one counts
         if isinstance(node, ast.ClassDef) and node.name == names[0] and names[1:]:
             return _find(node.body, names[1:])
         if isinstance(node, ast.FunctionDef) and [node.name] == names:

@@ -13,6 +13,7 @@ from distlab.curriculum import (
 )
 from distlab.grading.grade import Grader
 from distlab.grading.report import lines_of, plain
+from distlab.grading.verdict import INTERRUPTED, TaskVerdict
 from distlab.paths import shown
 from distlab.runner import Cluster
 
@@ -50,7 +51,7 @@ class PhaseFront:
             try:
                 source = read_source(self._curriculum, unit)
             except SourceError as error:  # each of its tasks says so, too
-                lines.append(str(error))
+                lines.append(f"{shown(error.path)}: {error}")
             else:
                 lines.append(f"grading {shown(source.path)}  digest {source.digest}")
         return lines
@@ -65,6 +66,13 @@ class PhaseFront:
         """Grade the whole phase, print, and return the exit code of `distlab check`."""
         print("\n".join(self.header))
         tasks = [self._curriculum.task(task_id) for task_id in self.task_ids]
-        with self:
-            report = self._grader.grade(tasks, lambda v: print(plain(lines_of(v))))
+        try:
+            with self:
+                report = self._grader.grade(tasks, _print)
+        except KeyboardInterrupt:
+            return INTERRUPTED
         return report.exit_code
+
+
+def _print(verdict: TaskVerdict) -> None:
+    print(plain(lines_of(verdict)), flush=True)

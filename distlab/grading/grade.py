@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from distlab.curriculum import Curriculum, Task
+from distlab.curriculum.regions import functions_of
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.clause import Check, checks_of
+from distlab.grading.parts import parts_used
 from distlab.grading.preflight import look_at
 from distlab.grading.verdict import (
     ClauseVerdict,
@@ -81,6 +83,10 @@ class Grader:
         except RunnerError as error:
             verdict.status, verdict.message = "error", str(error)
             return verdict
+        except Exception as error:  # a check that did not foresee what it got
+            verdict.status = "error"
+            verdict.message = f"a check failed with {type(error).__name__}: {error}"
+            return verdict
         verdict.world_sizes = tuple(sorted(benches))
         failure = verdict.first_failure()
         verdict.status = "fail" if failure else "pass"
@@ -135,16 +141,25 @@ class Grader:
 
         A task that uses a sibling must not be blamed for the sibling's mistake.
         """
-        own = [n for n in task.needs if n.startswith(f"{task.unit}.")]
-        siblings = tuple(name for name in own if name not in impl.grafts)
-        if not siblings:
+        functions = functions_of(impl.reference.text)
+        used = parts_used(impl.source.tree, task.id, functions)
+        siblings = tuple(name for name in used if name not in impl.grafts)
+        if not siblings or not _passes(check, impl.with_grafts(siblings), bench):
             return ""
-        try:
-            check.judge(impl.with_grafts(siblings), bench)
-        except (NotYetError, NotJudgedError):
-            return ""
+        if len(siblings) > 1:
+            alone = [(n,) for n in siblings]
+            enough = [n for n in alone if _passes(check, impl.with_grafts(n), bench)]
+            siblings = enough[0] if enough else siblings
         names = " and ".join(name.partition(".")[2] for name in siblings)
         return f"this part is right: it passes with the reference's {names}; fix yours"
+
+
+def _passes(check: Check, impl: Implementation, bench: Bench) -> bool:
+    try:
+        check.judge(impl, bench)
+    except (NotYetError, NotJudgedError):
+        return False
+    return True
 
 
 def _clause(task: Task, check: Check, status: str) -> ClauseVerdict:

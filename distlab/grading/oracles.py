@@ -11,9 +11,8 @@ from torch import Tensor
 from distlab.grading.verdict import NotYetError
 from distlab.runner.autopsy import Evidence
 
-
 SINGLE = 1e-5
-"""Relative error that a computation in float32 may leave; a wrong formula leaves more."""
+"""Relative error that float32 on the way may leave; a wrong formula leaves more."""
 
 
 @dataclass(frozen=True, kw_only=True)

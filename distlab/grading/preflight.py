@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distlab.curriculum import Curriculum, SourceError, Task, UnitSource, read_source
+from distlab.curriculum import (
+    Curriculum,
+    SourceError,
+    Task,
+    UnitSource,
+    path_of,
+    read_source,
+)
 from distlab.curriculum.regions import functions_of
 from distlab.grading.verdict import ClauseVerdict, TaskVerdict
 from distlab.paths import shown
@@ -33,22 +40,29 @@ def look_at(
         number=task.number,
         title=task.title,
         status="fail",
-        path=shown(unit.template(curriculum.root)),
+        path=shown(path_of(curriculum, unit, code)),
         digest="",
     )
     try:
         reference = read_source(curriculum, unit, "reference")
         functions = functions_of(reference.text)
-    except (SourceError, ValueError) as error:
+        for known in unit.tasks:
+            if known.id not in functions:
+                raise ValueError(f"it has no region {known.id}")
+    except (ValueError, SyntaxError) as error:
         verdict.status = "error"
         verdict.message = f"the reference of {unit.name} is unusable: {error}"
         return verdict, None
     try:
         source = read_source(curriculum, unit, code)
-        verdict.path, verdict.digest = shown(source.path), source.digest
+        verdict.digest = source.digest
         states = {t.id: source.state_of(t.id, functions[t.id]) for t in unit.tasks}
     except SourceError as error:
-        _fail_all(verdict, task, *_broken(error))
+        slug = "syntax-error" if error.is_syntax else ""
+        rule = ""
+        if code == "mine" and not error.path.exists():
+            rule = f"it comes back with: distlab reset {unit.name}"
+        _fail_all(verdict, task, str(error), slug, rule, error.line)
         return verdict, None
     state, verdict.line = states[task.id]
     if state == "not_started":
@@ -58,11 +72,12 @@ def look_at(
         )
         return verdict, None
     if state == "missing":
-        message = (
-            f"{verdict.path} has no function {functions[task.id]}: "
-            "it was renamed or removed"
-        )
-        _fail_all(verdict, task, message, "renamed")
+        why = "it was renamed or removed" if source.text.strip() else "it is empty"
+        message = f"the file has no function {functions[task.id]}: {why}"
+        rule = ""
+        if code == "mine":
+            rule = f"undo that; or distlab reset {unit.name}, which keeps this file"
+        _fail_all(verdict, task, message, "renamed", rule)
         return verdict, None
     unfinished = sorted(name for name, (how, _) in states.items() if how != "started")
     return verdict, Ready(
@@ -70,18 +85,19 @@ def look_at(
     )
 
 
-def _broken(error: SourceError) -> tuple[str, str, int]:
-    if error.line:
-        return f"{shown(error.path)}: {error}", "syntax-error", error.line
-    return str(error), "", 0
-
-
 def _fail_all(
-    verdict: TaskVerdict, task: Task, message: str, slug: str, line: int = 0
+    verdict: TaskVerdict,
+    task: Task,
+    message: str,
+    slug: str,
+    rule: str = "",
+    line: int = 0,
 ) -> None:
     verdict.status, verdict.message, verdict.slug = "fail", message, slug
     verdict.line = line or verdict.line
     verdict.clauses = [
-        ClauseVerdict(id=name, text=text, status="fail", message=message, slug=slug)
+        ClauseVerdict(
+            id=name, text=text, status="fail", message=message, slug=slug, rule=rule
+        )
         for name, text in task.clauses.items()
     ]

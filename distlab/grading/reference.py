@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
 SAMPLES_PER_RANK = 4
-STEPS = 4
+STEPS = 3
 LEARNING_RATE = 0.2
 
 Rule = Callable[[list[Tensor], int], Tensor]
@@ -106,6 +107,12 @@ def train(
             for model in models:
                 _set_weights(model, mean)
     return Training([weights_of(model) for model in models], losses)
+
+
+@lru_cache(maxsize=32)
+def right_training(seed: int, world_size: int, *, with_bend: bool = False) -> Training:
+    """What the ranks should arrive at. Each clause asks for it, at each world size."""
+    return train(seed, world_size, with_bend=with_bend)
 
 
 def _set_weights(model: nn.Module, flat: Tensor) -> None:

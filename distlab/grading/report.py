@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable
+from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from distlab.grading.verdict import ClauseVerdict, TaskVerdict
@@ -14,16 +17,30 @@ if TYPE_CHECKING:
 WIDTH = 80
 _INDENT = "  "
 _EVIDENCE_ROWS = 8
+_TRANSPORT = re.compile(r"throwing an instance of 'gloo::|what\(\):  \[enforce fail")
 
 
 def lines_of(verdict: TaskVerdict) -> list[tuple[str, str]]:
     """The verdict as (style, line) pairs; styles are pass, fail, dim, plain, rule."""
+    return [(style, visible(line)) for style, line in _lines(verdict)]
+
+
+def visible(text: str) -> str:
+    """`text` with what would move the cursor or colour the screen spelled out."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def _lines(verdict: TaskVerdict) -> list[tuple[str, str]]:
     if verdict.status == "pass":
         return _passed(verdict)
     if verdict.status == "not_started":
         return [
             ("dim", f"{verdict.number} not started   {verdict.title}"),
-            ("plain", f"{_INDENT}{verdict.path}:{verdict.line}"),
+            ("plain", f"{_INDENT}{verdict.place}"),
         ]
     if verdict.status == "error":
         head = f"{verdict.number} HARNESS ERROR, not your fault: {verdict.message}"
@@ -33,11 +50,15 @@ def lines_of(verdict: TaskVerdict) -> list[tuple[str, str]]:
 
 def one_line(verdict: TaskVerdict) -> str:
     """The verdict in one sentence, for a list of tasks or a test report."""
+    return visible(_one_line(verdict))
+
+
+def _one_line(verdict: TaskVerdict) -> str:
     head = f"{verdict.number} {verdict.id}"
     if verdict.status == "pass":
         return f"{head} PASS"
     if verdict.status == "not_started":
-        return f"{head} not started: {verdict.path}:{verdict.line}"
+        return f"{head} not started: {verdict.place}"
     failure = verdict.first_failure()
     clause = f" {failure.id}" if failure and failure.kind else ""
     kind = (failure.kind if failure else "") or "NOT YET"
@@ -60,17 +81,17 @@ def _failed(verdict: TaskVerdict) -> list[tuple[str, str]]:
     if (
         failure is None or not failure.kind
     ):  # nothing ran: the file itself is the matter
-        where = f"{verdict.path}:{verdict.line}" if verdict.line else verdict.path
         head = f"{verdict.number} NOT YET  {verdict.message}"
+        advice = failure.rule if failure else ""
         return [
             *_headline(head, verdict.slug),
-            ("plain", f"{_INDENT}{where}"),
+            ("plain", f"{_INDENT}{verdict.place}"),
+            *_rule(advice),
         ]
     head = f"{verdict.number} {failure.id} {failure.kind}  {failure.message}"
     lines = _headline(head, failure.slug)
     lines += [("plain", line) for line in _table(failure.evidence)]
-    if failure.rule:
-        lines += [("rule", line) for line in _wrap(f"→ {failure.rule}", _INDENT)]
+    lines += _rule(failure.rule)
     lines += _printed(failure)
     others = [c for c in verdict.clauses if c is not failure]
     tail = "   ".join(f"{clause.id} {_word(clause)}" for clause in others)
@@ -83,6 +104,10 @@ def _failed(verdict: TaskVerdict) -> list[tuple[str, str]]:
         lines.append(("plain", _INDENT + where))
     lines.append(("dim", _spread(tail.rstrip(), seconds)))
     return lines
+
+
+def _rule(text: str) -> list[tuple[str, str]]:
+    return [("rule", line) for line in _wrap(f"→ {text}", _INDENT)] if text else []
 
 
 def _headline(head: str, slug: str) -> list[tuple[str, str]]:
@@ -98,33 +123,61 @@ def _headline(head: str, slug: str) -> list[tuple[str, str]]:
 def _table(evidence: tuple[Evidence, ...]) -> list[str]:
     if not evidence:
         return []
-    shown = evidence[:_EVIDENCE_ROWS]
-    state = max(len(row.state) for row in shown)
-    text = max(len(row.text) for row in shown)
+    groups = _alike(replace(row, text=visible(row.text)) for row in evidence)
+    shown = groups[:_EVIDENCE_ROWS]
+    who = max(len(name) for name, _, _ in shown)
+    state = max(len(row.state) for _, _, row in shown)
+    text = max(len(row.text) for _, _, row in shown)
     lines = []
-    for row in shown:
+    for name, _, row in shown:
         where = row.where.rpartition("/")[2]  # the folder stands in the last line
-        head = f"{_INDENT}rank {row.rank}  {row.state:<{state}}  "
-        if len(head) + text + 2 + len(where) <= WIDTH:
+        head = f"{_INDENT}{name:<{who}}  {row.state:<{state}}  "
+        side_by_side = len(head) + 2 + len(where)
+        if side_by_side + text <= WIDTH:
             lines.append(f"{head}{row.text:<{text}}  {where}".rstrip())
+        elif side_by_side + len(row.text) <= WIDTH:
+            lines.append(f"{head}{row.text}  {where}".rstrip())
         else:
             lines += _wrap(row.text, head, len(head))
             if where:
                 lines.append(" " * len(head) + where)
-    if len(evidence) > len(shown):
-        lines.append(f"{_INDENT}… and {len(evidence) - len(shown)} ranks more")
+    left = sum(count for _, count, _ in groups[_EVIDENCE_ROWS:])
+    if left:
+        lines.append(f"{_INDENT}… and {left} ranks more")
     return lines
+
+
+def _alike(evidence: Iterable[Evidence]) -> list[tuple[str, int, Evidence]]:
+    """Three or more neighbours that did the same, as one: name, how many, what."""
+    groups: list[tuple[str, int, Evidence]] = []
+    for _, rows in groupby(evidence, lambda row: (row.state, row.text, row.where)):
+        same = list(rows)
+        if len(same) > 2:
+            name = f"ranks {same[0].rank}–{same[-1].rank}"
+            groups.append((name, len(same), same[0]))
+        else:
+            groups += [(f"rank {row.rank}", 1, row) for row in same]
+    return groups
 
 
 def _printed(failure: ClauseVerdict) -> list[tuple[str, str]]:
-    printed = failure.output.splitlines()
+    # What the transport says when it gives up is not the learner's, and no help.
+    printed = [
+        line for line in failure.output.splitlines() if not _TRANSPORT.search(line)
+    ]
     if not printed:
         return []
     lines = [("dim", f"{_INDENT}printed by your code:")]
-    lines += [("dim", f"{_INDENT}  {line[: WIDTH - 4]}") for line in printed[:6]]
+    lines += [("dim", f"{_INDENT}  {_cut(line)}") for line in printed[:6]]
     if len(printed) > 6:
         lines.append(("dim", f"{_INDENT}  … {len(printed) - 6} lines more"))
     return lines
+
+
+def _cut(line: str) -> str:
+    """What fits of a line that a program printed."""
+    line = visible(line.expandtabs(4))
+    return line if len(line) <= WIDTH - 4 else f"{line[: WIDTH - 5]}…"
 
 
 def _word(clause: ClauseVerdict) -> str:
@@ -136,7 +189,7 @@ def _wrap(text: str, first: str = "", hanging: int | None = None) -> list[str]:
     if hanging is None and not first:
         indent = "    "
     wrapped = textwrap.wrap(
-        text,
+        visible(text.replace("\n", " ")),
         WIDTH,
         initial_indent=first,
         subsequent_indent=indent,

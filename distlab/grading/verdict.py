@@ -86,6 +86,11 @@ class TaskVerdict:
     world_sizes: tuple[int, ...] = ()
     clauses: list[ClauseVerdict] = field(default_factory=list)
 
+    @property
+    def place(self) -> str:
+        """`file:line` to go to; without a line, the file."""
+        return f"{self.path}:{self.line}" if self.line else self.path
+
     def first_failure(self) -> ClauseVerdict | None:
         """The clause to look at first."""
         return next((c for c in self.clauses if c.status == "fail"), None)

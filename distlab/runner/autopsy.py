@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from distlab.comm import ANY, Event
 from distlab.paths import shown
 from distlab.runner.record import ErrorRecord, RankRecord, Run
 
+_FEW = 4  # ranks that are named one by one
+_OUR_COMM = re.compile(r"'(PointToPointOnly|Journal|ByteMeter|TorchComm)' object")
 SENDS = ("send", "isend")
 RECEIVES = ("recv", "irecv")
 
@@ -42,7 +45,7 @@ def explain_deadlock(run: Run) -> str:
     waiting = [r for r in run.ranks if r.status == "waiting" and r.waiting]
     ops = {r.waiting["op"] for r in waiting if r.waiting and r.rank in run.cycle}
     if run.cycle:
-        circle = "→".join(str(rank) for rank in (*run.cycle, run.cycle[0]))
+        circle = "→".join(_shortened([*run.cycle, run.cycle[0]]))
         if ops <= set(SENDS):
             return f"{circle} all wait in send, nobody is in recv"
         if ops <= set(RECEIVES):
@@ -63,7 +66,7 @@ def explain_timeout(run: Run) -> str:
     """Which rank was still busy when the time was up, and where."""
     busy = [r for r in run.ranks if r.status == "running"]
     named = busy or [r for r in run.ranks if r.status == "waiting"]
-    at = place(own_frame(named[0].stack))
+    at = _spot(own_frame(named[0].stack))
     return (
         f"{_names(r.rank for r in named)} had not finished after {run.limit_s:g} s"
         + (f"; rank {named[0].rank} was at {at}" if at else "")
@@ -85,7 +88,7 @@ def explain_failure(run: Run) -> str:
 def explain_end(record: RankRecord) -> str:
     """How one rank failed: what it raised and where, or how its process ended."""
     if record.error is not None:
-        at = place(own_frame(record.error.frames))
+        at = _spot(own_frame(record.error.frames))
         return f"raised {error_text(record.error)}" + (f" at {at}" if at else "")
     status = record.exit_status
     if status is None:
@@ -133,7 +136,7 @@ def describe_tensor(call: Event | None) -> str:
 
 def error_text(error: ErrorRecord) -> str:
     """`KeyError: 'x'`, on one line and not endless."""
-    message = " ".join(error.message.split())
+    message = _OUR_COMM.sub("comm", " ".join(error.message.split()))
     if "DefaultCPUAllocator" in message:
         message = message[message.index("you tried") :].replace("Error code 12 ", "")
         return f"out of memory: {message}"
@@ -157,6 +160,11 @@ def own_frame(frames: tuple[tuple[str, int], ...]) -> tuple[str, int] | None:
 def place(frame: tuple[str, int] | None) -> str:
     """`template_collectives.py:41`, as one would type it from here."""
     return f"{shown(frame[0])}:{frame[1]}" if frame and frame[0] else ""
+
+
+def _spot(frame: tuple[str, int] | None) -> str:
+    """`template_collectives.py:41`, for a sentence: the evidence has the folder."""
+    return place(frame).rpartition(os.sep)[2]
 
 
 def _line(record: RankRecord) -> Evidence:
@@ -190,7 +198,19 @@ def _names(ranks: Iterable[int]) -> str:
     numbers = list(ranks)
     if len(numbers) == 1:
         return f"rank {numbers[0]}"
+    if len(numbers) > _FEW and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"ranks {numbers[0]} to {numbers[-1]}"
+    if len(numbers) > 2 * _FEW:
+        return f"{len(numbers)} ranks, the first is rank {numbers[0]},"
     return "ranks " + ", ".join(map(str, numbers[:-1])) + f" and {numbers[-1]}"
+
+
+def _shortened(numbers: list[int]) -> list[str]:
+    """The numbers; of very many the first and the last ones."""
+    texts = [str(number) for number in numbers]
+    if len(texts) <= 3 * _FEW:
+        return texts
+    return [*texts[:_FEW], "…", *texts[-2:]]
 
 
 def _count(world_size: int) -> str:

@@ -113,6 +113,8 @@ class Supervisor:
     def _read(self, timeout_s: float) -> bool:
         ready = self._selector.select(timeout_s)
         for key, _ in ready:
+            if key.fileobj not in self._selector.get_map():
+                continue  # a handler before this one has heard it out
             if isinstance(key.data, int):
                 self._read_output(key.fd, key.data)
             else:

@@ -5,7 +5,15 @@ Source: the MPI standard for the names; torch.distributed for the in-place form.
 Symbols: n = comm.world_size; every function runs on all n ranks at the same time.
 Cost: counted in messages, because on one machine a message costs more than its bytes.
 
-`comm` here has no collectives of its own: send, recv, isend, irecv and sendrecv only.
+`comm` here has no collectives of its own, only these. None of them gives you a tensor:
+what arrives is in the tensor that you hand in.
+
+    comm.rank   comm.world_size
+    comm.send(tensor, dst)             comm.recv(tensor, src)
+    comm.sendrecv(send_tensor, dst, recv_tensor, src)         both at once
+    work = comm.isend(tensor, dst)     work = comm.irecv(tensor, src)
+    work.wait()                        the last two return at once; wait for them later
+
 `send` returns when the other side is receiving, not earlier: it is a handshake.
 """
 

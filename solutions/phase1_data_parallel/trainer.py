@@ -8,7 +8,9 @@ Cost: one all_reduce of all gradients per step; nothing else grows with the mode
     rank 0   same weights   other data   other gradient ─┐ mean ─▶ same step
     rank 1   same weights   other data   other gradient ─┘      ─▶ same step
 
-Here `comm` does have collectives: broadcast, all_reduce and the rest of the family.
+Here `comm` does have collectives. They work in place and return nothing:
+
+    comm.broadcast(tensor, src)        comm.all_reduce(tensor)        the sum
 """
 
 from __future__ import annotations

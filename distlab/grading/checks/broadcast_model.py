@@ -1,0 +1,169 @@
+"""Checks of task 1.5, `trainer.broadcast_model`: the model's state, all of it."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.named import State, flat, listed, some_of
+from distlab.grading.clause import clause
+from distlab.grading.oracles import Suspect, digest, expect_values, same_everywhere
+from distlab.grading.reference import make_model
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence
+
+WORLDS = (3, 2, 4, 1)
+FROZEN = "0.0.weight"  # the parameter that is not trained
+
+
+def broadcast_once(
+    context: RankContext, unit: ModuleType, seed: int, src: int | None = None
+) -> dict[str, Any]:
+    """A different model on each rank, a part of it frozen; broadcast from `src`."""
+    model = nn.Sequential(make_model(seed), nn.BatchNorm1d(3)).double()
+    dict(model.named_parameters())[FROZEN].requires_grad_(False)
+    _fill(model, seed + 31 * context.rank)
+    before = _state(model)
+    if src is None:
+        unit.broadcast_model(context.comm, model)
+    else:
+        unit.broadcast_model(context.comm, model, src)
+    return {"before": before, "after": _state(model)}
+
+
+def _broadcasts(impl: Implementation, cluster: Bench) -> list[tuple[int, Run]]:
+    """Runs with their source: from the default and the last rank, or one between."""
+    n = cluster.world_size
+    sources = (None, 2) if n == 3 else (n // 2,)
+    return [(s or 0, cluster.run(impl, broadcast_once, src=s)) for s in sources]
+
+
+@clause("trainer.broadcast_model", "C1", worlds=WORLDS)
+def parameters_agree(impl: Implementation, cluster: Bench) -> str | None:
+    """V: parameters equal those of src, in the caller's model."""
+    for src, run in _broadcasts(impl, cluster):
+        before, after = _states(run, "parameters")
+        n = cluster.world_size
+        expect_values(
+            [flat(state) for state in after],
+            same_everywhere(flat(before[src]), n),
+            what=some_of("the parameters", before[src], after),
+            verb="are",
+            suspects=_wrong_copies(before, src),
+            rule="every rank ends with what rank src had",
+        )
+    return None
+
+
+@clause("trainer.broadcast_model", "C2", worlds=WORLDS)
+def buffers_agree(impl: Implementation, cluster: Bench) -> str | None:
+    """V: buffers too: BatchNorm's running statistics and its integer counter."""
+    for src, run in _broadcasts(impl, cluster):
+        before, after = _states(run, "buffers")
+        n = cluster.world_size
+        kept = [
+            name
+            for name, value in before[src].items()
+            if any(not torch.equal(state[name], value) for state in before)
+            and all(
+                torch.equal(a[name], b[name])
+                for a, b in zip(after, before, strict=True)
+            )
+        ]
+        if kept:
+            raise NotYetError(
+                f"the parameters agree, but every rank kept its own {listed(kept)}",
+                slug="buffers-forgotten",
+                evidence=tuple(
+                    Evidence(rank=rank, state="digest", text=digest(flat(state)))
+                    for rank, state in enumerate(after)
+                ),
+                rule="a model's state is its parameters and all its buffers",
+            )
+        expect_values(
+            [flat(state) for state in after],
+            same_everywhere(flat(before[src]), n),
+            what=some_of("the buffers", before[src], after),
+            verb="are",
+            suspects=_wrong_copies(before, src),
+            rule="every rank ends with what rank src had",
+        )
+    return None
+
+
+def _wrong_copies(before: list[State], src: int) -> list[Suspect]:
+    n = len(before)
+    whole = [flat(state) for state in before]
+    frozen = {name for name in before[0] if name == FROZEN}
+    unfrozen = [
+        flat({k: own[k] if k in frozen else v for k, v in before[src].items()})
+        for own in before
+    ]
+    return [
+        Suspect(
+            slug="parameters-only-on-rank0",
+            values=whole,
+            sentence="every rank has what it had before: the caller's model was not "
+            "changed",
+            rule="write into the model's own tensors, on every rank",
+        ),
+        Suspect(
+            slug="source-ignored",
+            values=same_everywhere(whole[0], n),
+            sentence=f"src is {src}, but every rank has rank 0's values",
+            rule="the source is the argument src, not always rank 0",
+        ),
+        Suspect(
+            slug="",
+            values=unfrozen,
+            sentence=f"{FROZEN} was left out: it is frozen (requires_grad=False), "
+            "but part of the model",
+            rule="every parameter counts, whether it is trained or not",
+        ),
+        Suspect(
+            slug="",
+            values=same_everywhere(torch.stack(whole).mean(0), n),
+            sentence=f"every rank has the mean over the ranks, not rank {src}'s values",
+            rule="one rank's state is copied; nothing is averaged",
+        ),
+        Suspect(
+            slug="",
+            values=same_everywhere(torch.stack(whole).sum(0), n),
+            sentence=f"every rank has the sum over the ranks, not rank {src}'s values",
+            rule="one rank's state is copied; nothing is added",
+        ),
+    ]
+
+
+def _fill(model: nn.Module, seed: int) -> None:
+    """Numbers of its own for each parameter and buffer."""
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            numbers = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+            tensor.data.copy_(numbers)
+        else:
+            tensor.fill_(1 + seed % 1000)
+
+
+def _state(model: nn.Module) -> dict[str, State]:
+    return {
+        "parameters": {
+            n: p.detach().double() for n, p in _copied(model.named_parameters())
+        },
+        "buffers": {n: b.double() for n, b in _copied(model.named_buffers())},
+    }
+
+
+def _copied(named: Any) -> list[tuple[str, Tensor]]:
+    return [(name, tensor.detach().clone()) for name, tensor in named]
+
+
+def _states(run: Run, part: str) -> tuple[list[State], list[State]]:
+    values = run.values
+    return [v["before"][part] for v in values], [v["after"][part] for v in values]

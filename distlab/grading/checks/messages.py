@@ -1,0 +1,55 @@
+"""What the checks of `collectives` share: numbers to send, and who sent what."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from distlab.grading.misfits import printed
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankRecord, Run
+from distlab.runner.autopsy import Evidence, describe, place
+
+# The world size that tells most comes first: with 3 a cycle is a cycle, and nothing
+# that is right by luck for 2 gets through.
+WORLDS = (3, 2, 4, 7, 1)
+RECEIVING = frozenset({"recv", "irecv", "sendrecv"})
+
+
+def numbers(seed: int, rank: int, count: int, dtype: str = "float64") -> Tensor:
+    """`count` random numbers that depend on the seed and the rank."""
+    generator = torch.Generator().manual_seed(seed * 1009 + rank)
+    values = torch.randn(count, generator=generator, dtype=torch.float64)
+    return values.to(getattr(torch, dtype))
+
+
+def expect_messages(run: Run, state: str) -> None:
+    """With more than one rank nothing can be right if no rank made a call."""
+    if run.world_size > 1 and not any(record.calls() for record in run.ranks):
+        raise NotYetError(
+            f"{state}: no rank sent anything",
+            slug="no-messages",
+            evidence=calls_of_each(run),
+            rule="ranks are separate processes: only a message gets across",
+            output=printed(run),
+        )
+
+
+def received(record: RankRecord) -> bool:
+    """Whether any message came to this rank."""
+    return any(call["op"] in RECEIVING for call in record.calls())
+
+
+def calls_of_each(run: Run) -> tuple[Evidence, ...]:
+    """What each rank called, as evidence: its first calls, and the first one's line."""
+    lines = []
+    for record in run.ranks:
+        calls = record.calls()
+        text = ", ".join(describe(call) for call in calls[:4]) or "no call"
+        if len(calls) > 4:
+            text += f", … ({len(calls)} calls)"
+        where = place((calls[0]["file"], calls[0]["line"])) if calls else ""
+        lines.append(
+            Evidence(rank=record.rank, state="finished", text=text, where=where)
+        )
+    return tuple(lines)

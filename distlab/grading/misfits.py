@@ -1,0 +1,174 @@
+"""Calls of different ranks that do not fit together, as their journals tell.
+
+Some such runs hang, some fail, and some end as if nothing had been wrong: the transport
+delivers rubbish, or what nobody waited for has come in time by luck.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import Any
+
+from distlab.comm import ANY, COLLECTIVES, Event
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankRecord, Run
+from distlab.runner.autopsy import (
+    Evidence,
+    describe,
+    describe_tensor,
+    evidence,
+    explain,
+    place,
+)
+
+RULES = {
+    "ring-of-sends": (
+        "one side of every pair must receive: sendrecv, or isend before recv"
+    ),
+    "ring-of-recvs": (
+        "one side of every blocking pair must send: use sendrecv, or irecv before send"
+    ),
+    "nobody-receives": "every rank runs the same line: branch on comm.rank",
+    "nobody-sends": "every recv needs a send on the other side: branch on comm.rank",
+    "peer-finished": "every send needs its recv, on exactly the rank it names",
+    "send-to-self": "a rank does not send to itself: leave your own rank out",
+    "no-such-rank": "ranks are 0 … n - 1; the one after the last is 0: use % n",
+    "collective-not-here": "send and recv only: this unit builds the rest",
+    "mismatched-buffers": "both sides of a message need the same shape and dtype",
+    "never-waited": "keep what isend, irecv and async_op return, and call its wait()",
+    "collective-mismatch": "every rank calls the same collectives in the same order",
+    "spinning": "look for a loop whose end never comes",
+    "out-of-memory": "look at the size of the tensor you make on that line",
+    "rank-died": "a rank must return from its function, not end its process",
+}
+
+
+def not_yet(
+    run: Run, slug: str, message: str = "", *, kind: str = "NOT YET"
+) -> NotYetError:
+    """The verdict on a run after which no other clause can be judged."""
+    return NotYetError(
+        message or explain(run),
+        slug=slug,
+        rule=RULES.get(slug, ""),
+        evidence=evidence(run),
+        kind=kind,
+        fatal=True,
+        output=printed(run),
+    )
+
+
+def printed(run: Run) -> str:
+    """What the ranks printed, each line with its rank."""
+    return "\n".join(
+        f"[rank {record.rank}] {line}"
+        for record in run.ranks
+        for line in record.output.splitlines()
+    )
+
+
+def open_calls(record: RankRecord) -> list[Event]:
+    """The calls of a rank that have started and not ended."""
+    ended = {e["n"] for e in record.journal if e["k"] in ("exit", "error")}
+    return [call for call in record.calls() if call["n"] not in ended]
+
+
+def mismatched_ends(run: Run) -> NotYetError | None:
+    """A message whose two ends are tensors of different size or dtype."""
+    for (src, dst, _tag), sent, received in _pairs(run):
+        sent_facts = (_numel(sent["shape"]), sent["dtype"])
+        received_facts = (_numel(received["into_shape"]), received["into_dtype"])
+        if sent_facts != received_facts:
+            takes = {"shape": received["into_shape"], "dtype": received["into_dtype"]}
+            message = (
+                f"rank {src} sends {describe_tensor(sent)}, but rank {dst} "
+                f"receives into {describe_tensor(takes)}"
+            )
+            return not_yet(run, "mismatched-buffers", message)
+    return None
+
+
+def unlike_collectives(run: Run) -> NotYetError | None:
+    """The first collective in which two ranks do not take part alike.
+
+    The k-th calls of a group's members belong together, whatever they are.
+    """
+    groups: dict[str, dict[int, list[Event]]] = defaultdict(dict)
+    for record in run.ranks:
+        for call in record.calls():
+            if call["op"] in COLLECTIVES:
+                groups[call["group"]].setdefault(record.rank, []).append(call)
+    for members in groups.values():
+        for index in range(max(map(len, members.values()))):
+            calls = [(r, own[index]) for r, own in members.items() if index < len(own)]
+            (first, one), *rest = calls
+            for rank, other in rest:
+                if _act(one) != _act(other):
+                    message = (
+                        f"collective #{index + 1}: rank {first} calls "
+                        f"{_act_text(one)}, rank {rank} calls {_act_text(other)}"
+                    )
+                    return not_yet(run, "collective-mismatch", message)
+    return None
+
+
+def _act(call: Event) -> tuple[Any, ...]:
+    return call["op"], call["root"], _numel(call["shape"]), call["dtype"]
+
+
+def _act_text(call: Event) -> str:
+    root = "" if call["root"] is None else f" with rank {call['root']}"
+    of = describe_tensor(call)
+    return f"{call['op']}{root}" + (f" on {of}" if of else "")
+
+
+def never_waited(run: Run) -> NotYetError | None:
+    """A transfer that was started and whose end nobody waited for."""
+    lines = [
+        Evidence(
+            rank=record.rank,
+            state="under way",
+            text=f"call #{call['n']} {describe(call)}",
+            where=place((call["file"], call["line"])),
+        )
+        for record in run.ranks
+        for call in open_calls(record)
+    ]
+    if not lines:
+        return None
+    return NotYetError(
+        f"rank {lines[0].rank} started {lines[0].text.partition(' ')[2]} "
+        "and never waited for it",
+        slug="never-waited",
+        evidence=tuple({line.rank: line for line in reversed(lines)}.values())[::-1],
+        rule=RULES["never-waited"],
+        fatal=True,
+        output=printed(run),
+    )
+
+
+def _pairs(run: Run) -> list[tuple[tuple[int, int, int], Event, Event]]:
+    """Sends and receives that met, matched channel by channel in order."""
+    sends: dict[Any, deque[Event]] = defaultdict(deque)
+    receives: dict[Any, deque[Event]] = defaultdict(deque)
+    for record in run.ranks:
+        sources = {e["n"]: e["src"] for e in record.journal if "src" in e}
+        for call in record.calls():
+            if call["op"] in ("send", "isend", "sendrecv"):
+                sends[record.rank, call["dst"], call["tag"]].append(call)
+            if call["op"] in ("recv", "irecv", "sendrecv"):
+                src = call["src"]
+                src = sources.get(call["n"], ANY) if src == ANY else src
+                receives[src, record.rank, call["tag"]].append(call)
+    return [
+        (channel, sent, received)
+        for channel, queue in sends.items()
+        for sent, received in zip(queue, receives[channel], strict=False)
+    ]
+
+
+def _numel(shape: list[int] | None) -> int:
+    count = 1
+    for size in shape or []:
+        count *= size
+    return count

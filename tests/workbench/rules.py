@@ -1,0 +1,227 @@
+"""The rules that test_imports.py holds the repository to, as functions of its files.
+
+The table stands in the project's design as floors: a package imports from its own floor
+or from below, and never in a circle. Everything is read from the syntax tree, so an
+import inside a function counts as much as one at the top.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FLOORS = {
+    "comm": 1, "data": 1, "models": 1, "paths": 1, "install": 1,
+    "sim": 2, "runner": 2, "launch": 2, "curriculum": 2,
+    "grading": 3, "trace": 3, "experiments": 3, "distributed": 3, "engines": 3,
+    "tutor": 4,
+    "cli": 5,
+    "__main__": 6,
+}  # fmt: skip
+CAPSTONE = "solutions/phase4_production/imagenet_trainer.py"
+CAPSTONE_MAY = {"distlab.comm", "distlab.distributed", "distlab.data", "distlab.models"}
+MAX_LINES = 400
+FRONT_LINES = 40
+# Longer than they should be; whoever makes one shorter takes it off the list.
+LONG = {
+    "distlab/install.py",
+    "tests/workbench/conformance/programs.py",
+    "tests/workbench/test_board.py",
+    "tests/workbench/test_comm_conformance.py",
+    "tests/workbench/test_comm_wrappers.py",
+    "tests/workbench/test_runner.py",
+}
+
+Files = dict[str, str]
+"""The texts of Python files by their path in the repository."""
+
+
+def repository() -> Files:
+    folders = ("distlab", "solutions", "tests", "benchmarks", "figures")
+    return {
+        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    }
+
+
+def imports(files: Files, prefix: str) -> Iterator[tuple[str, str]]:
+    """(file, absolute name of what it imports) for all files below `prefix`."""
+    for path, text in files.items():
+        if path.startswith(prefix):
+            for node in ast.walk(ast.parse(text, path)):
+                for name in imported_names(path, node):
+                    yield path, name
+
+
+def imported_names(path: str, node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    parents = path.removesuffix(".py").split("/")[: -node.level or None]
+    base = [*parents, node.module] if node.level else [node.module]
+    module = ".".join(filter(None, base))
+    if module == "distlab":  # from distlab import comm
+        return [f"distlab.{alias.name}" for alias in node.names]
+    return [module]
+
+
+def package(module_or_path: str) -> str:
+    """`grading` for distlab.grading.grade and for distlab/grading/grade.py."""
+    parts = module_or_path.removesuffix(".py").replace("/", ".").split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def within(name: str, *packages: str) -> bool:
+    return any(name == known or name.startswith(f"{known}.") for known in packages)
+
+
+# ── the rules: each gives its complaints ────────────────────────────────────────────
+
+
+def comm_stands_alone(files: Files) -> list[str]:
+    return [
+        f"{path} imports {name}"
+        for path, name in imports(files, "distlab/comm/")
+        if within(name, "distlab", "solutions") and not within(name, "distlab.comm")
+    ]
+
+
+def no_import_upward(files: Files) -> list[str]:
+    found = []
+    for path, name in imports(files, "distlab/"):
+        own, other = package(path), package(name)
+        if not within(name, "distlab") or not other or own == "__init__":
+            continue
+        if own not in FLOORS or (other not in FLOORS and other != "__version__"):
+            found.append(f"{path}: {own} or {other} has no floor yet")
+        elif FLOORS.get(other, 0) > FLOORS[own]:
+            found.append(f"{path} (floor {FLOORS[own]}) imports {name} from above")
+    return found
+
+
+def no_circles_between_packages(files: Files) -> list[str]:
+    reached: dict[str, set[str]] = defaultdict(set)
+    for path, name in imports(files, "distlab/"):
+        own, other = package(path), package(name)
+        if within(name, "distlab") and other and own != other:
+            reached[own].add(other)
+    for _ in list(reached):  # further and further, until nothing new can be reached
+        for own in list(reached):
+            reached[own] |= {far for near in reached[own] for far in reached[near]}
+    return [
+        f"{own} imports itself by way of others"
+        for own in reached
+        if own in reached[own]
+    ]
+
+
+def nobody_imports_learners_code(files: Files) -> list[str]:
+    # The one door is curriculum.load, which reads files and imports none.
+    return [
+        f"{path} imports {name}"
+        for folder in ("distlab/", "solutions/")
+        for path, name in imports(files, folder)
+        if within(name, "solutions") or name.startswith("phase")
+    ]
+
+
+def solutions_see_comm_only(files: Files) -> list[str]:
+    found = []
+    for path, name in imports(files, "solutions/"):
+        may = CAPSTONE_MAY if path == CAPSTONE else {"distlab.comm"}
+        if within(name, "distlab") and not within(name, *may):
+            found.append(f"{path} imports {name}")
+    return found
+
+
+def checks_do_without_pytest(files: Files) -> list[str]:
+    return [
+        f"{path} imports {name}"
+        for path, name in imports(files, "distlab/")
+        if within(name, "pytest", "_pytest")
+    ]
+
+
+def fronts_are_thin(files: Files) -> list[str]:
+    found = [
+        f"{path} imports {name}"
+        for path, name in imports(files, "tests/test_phase")
+        if within(name, "distlab", "solutions") and not within(name, "distlab.grading")
+    ]
+    return found + [
+        f"{path} has more than {FRONT_LINES} lines"
+        for path, text in files.items()
+        if path.startswith("tests/test_phase") and text.count("\n") > FRONT_LINES
+    ]
+
+
+def files_are_short(files: Files) -> list[str]:
+    lines = {path: text.count("\n") for path, text in files.items()}
+    found = [
+        f"{path} has {count} lines"
+        for path, count in lines.items()
+        if count > MAX_LINES and path not in LONG
+    ]
+    return found + [
+        f"{path} is short enough now: take it off the list"
+        for path in LONG
+        if lines.get(path, MAX_LINES + 1) <= MAX_LINES
+    ]
+
+
+def exports_exist(files: Files) -> list[str]:
+    found = []
+    for path, text in files.items():
+        tree = ast.parse(text, path)
+        named = next(filter(None, map(exported, tree.body)), [])
+        defined = {name for node in tree.body for name in defined_by(node)}
+        if "__getattr__" in defined:  # it makes names up: ask it
+            module = path.removesuffix(".py").removesuffix("/__init__")
+            real = importlib.import_module(module.replace("/", "."))
+            defined |= {name for name in named if hasattr(real, name)}
+        found += [f"{path}: __all__ names {n}" for n in named if n not in defined]
+        found += [
+            f"{path}: __all__ names {n} twice" for n in named if named.count(n) > 1
+        ]
+    return found
+
+
+def exported(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.Assign) and any(
+        isinstance(target, ast.Name) and target.id == "__all__"
+        for target in node.targets
+    ):
+        return list(ast.literal_eval(node.value))
+    return []
+
+
+def defined_by(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    return {
+        inner.id
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+    }
+
+
+Rule = Callable[[Files], list[str]]
+RULES: list[Rule] = [
+    comm_stands_alone,
+    no_import_upward,
+    no_circles_between_packages,
+    nobody_imports_learners_code,
+    solutions_see_comm_only,
+    checks_do_without_pytest,
+    fronts_are_thin,
+    files_are_short,
+    exports_exist,
+]

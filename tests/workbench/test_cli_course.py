@@ -1,0 +1,179 @@
+"""The manifest, the progress file, and the verbs that only read and write them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from distlab.cli.explain import explain
+from distlab.cli.hint import hint
+from distlab.cli.reset import reset
+from distlab.cli.status import status
+from distlab.curriculum import CurriculumError, Progress, load_curriculum
+from distlab.curriculum.misconceptions import read_misconceptions
+from tests.workbench.course import FIRST, ROOT, SECOND, Course
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
+    """A course, with this process in it."""
+    course = Course(tmp_path)
+    monkeypatch.chdir(course.root)
+    monkeypatch.setenv("DISTLAB_STATE", str(course.state))
+    return course
+
+
+# ── the manifest and the progress file ──────────────────────────────────────────────
+
+GOOD = (ROOT / "curriculum.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("[[phase]]", "[[phase", "not valid TOML"),
+        ("[[phase]]", "[phase]", r"\[\[phase\]\] is not a list"),
+        ('folder = "phase1_data_parallel"', "", "Ranks that agree lacks 'folder'"),
+        ("number = 1\n", "number = true\n", "'number' of Ranks that agree cannot be"),
+        ('id = "collectives.exchange"', "", "rank 0 sends, .* lacks 'id'"),
+        ('number = "1.2"', 'number = "1.1"', "1.1 is used by two tasks"),
+        ('number = "1.2"', 'number = "one"', "'one' of .*pass_around is not like 1.4"),
+        ('number = "1.2"', "number = 1.2", "'number' of .*pass_around cannot be 1.2"),
+        ('id = "collectives.pass_around"', 'id = "round"', "'round' is not like unit"),
+        ('"collectives.pass_around"', '"trainer.round"', "stands under another unit"),
+        ('id = "collectives.broadcast"', f'id = "{SECOND}"', "is used by two tasks"),
+        ("needs = []", f'needs = ["{SECOND}"]', "exchange needs .*is not before it"),
+        ("needs = []", "needs = 3", "'needs' of .* cannot be 3"),
+        ("minutes = 5", "minutes = 0", "exchange has no time"),
+        ("minutes = 5", 'minutes = "5"', "'minutes' of .* cannot be '5'"),
+        ("points = 1", "points = 1\ntime_limit_s = 0", "exchange has no time"),
+        ('name = "trainer"', 'name = "collectives"', "two of unit collectives"),
+        (GOOD[GOOD.index("clauses =") :][:60], "clauses = {} #", "has no clauses"),
+        (GOOD, "", "there is no task in it"),
+        (GOOD, "phase = 3", r"\[\[phase\]\] is not a list"),
+    ],
+)
+def test_a_broken_manifest(here: Course, old: str, new: str, says: str) -> None:
+    assert old in GOOD
+    path = here.root / "curriculum.toml"
+    path.write_text(GOOD.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(CurriculumError, match=f"(?s)curriculum.toml.*{says}") as caught:
+        load_curriculum()
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_manifest_that_is_no_text(here: Course) -> None:
+    (here.root / "curriculum.toml").write_bytes(b"\xff")
+    done = here.distlab("status")
+    assert (done.code, done.out) == (2, "")
+    assert "is not valid TOML" in done.err
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "xx{",
+        "[]",
+        '{"tasks": []}',
+        '{"tasks": {"collectives.exchange": 3}, "predictions": 4}',
+        '{"tasks": {"collectives.exchange": {"checks": null, "hint": "b"}}}',
+    ],
+)
+def test_a_progress_file_that_is_broken(
+    here: Course, capsys: Capture, state: str
+) -> None:
+    here.state.mkdir()
+    (here.state / "progress.json").write_text(state)
+    assert status() == hint("1.1") == 0
+    assert "0 of 7" in capsys.readouterr().out
+    Progress(here.root).record_verdict(FIRST, passed=True, digest="")
+    assert here.progress()[FIRST]["checks"] == 1
+    kept = here.state / "progress.unreadable.json"
+    assert not kept.exists() or kept.read_text() == state
+    assert kept.exists() == (state in ("xx{", "[]"))
+
+
+# ── hint, explain, status ───────────────────────────────────────────────────────────
+
+
+def test_hints_deepen_and_stop(here: Course, capsys: Capture) -> None:
+    heads = []
+    for _ in range(6):
+        assert hint() == 0
+        heads.append(capsys.readouterr().out.splitlines()[0][-24:])
+    assert [re.findall(r"\d of 4", head)[0][0] for head in heads] == list("123444")
+    assert hint("exchange", level=2) == 0
+    assert "hint 2 of 4" in capsys.readouterr().out
+    for level in (0, 5, -1):
+        with pytest.raises(ValueError, match="levels are 1 to 4"):
+            hint("1.1", level=level)
+
+
+def test_explain(capsys: Capture) -> None:
+    explain("[ring-of-sends] ")
+    assert "Everyone sends first" in capsys.readouterr().out
+    explain()
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed] == list(read_misconceptions())
+    for near, meant in (("ring-of-send", "ring-of-sends"), ("sum", "sum-not-mean")):
+        with pytest.raises(ValueError, match=f"did you mean .*{meant}"):
+            explain(near)
+    for slug in read_misconceptions():
+        explain(slug)
+    said = capsys.readouterr().out
+    assert max(len(line) for line in [*listed, *said.splitlines()]) <= 80
+
+
+def test_status_fits_and_counts(here: Course, capsys: Capture) -> None:
+    tasks = load_curriculum().tasks
+    for number, task in enumerate(tasks):
+        status()
+        said = capsys.readouterr().out
+        assert f"{number} of 7" in said
+        assert f"next: {task.number} at phase1" in said
+        assert said.count("✓") == number
+        for _ in range(11):
+            Progress(here.root).record_verdict(task.id, passed=True, digest="")
+        lines = said.splitlines()
+        assert all(len(line) <= 80 or "-m distlab" in line for line in lines)
+    status()
+    assert "next" not in capsys.readouterr().out
+
+
+# ── reset ───────────────────────────────────────────────────────────────────────────
+
+
+def test_reset_keeps_every_file(here: Course, capsys: Capture) -> None:
+    template, fresh = here.template(), here.template().read_bytes()
+    assert reset("collectives") == 0
+    assert "untouched" in capsys.readouterr().out
+    for number in range(3):  # within one second, most likely
+        template.write_text(f"# {number}")
+        assert reset("collectives") == 0
+        assert template.read_bytes() == fresh
+    kept = sorted(template.parent.glob("template_collectives.kept-*.py"))
+    assert sorted(file.read_text() for file in kept) == ["# 0", "# 1", "# 2"]
+    said = capsys.readouterr().out
+    assert all(file.name in said for file in kept)
+    template.unlink()
+    assert reset("collectives") == 0
+    assert template.read_bytes() == fresh
+
+
+def test_a_reset_that_fails_changes_nothing(
+    here: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.template().write_text("# mine")
+
+    def full(*_: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr("distlab.cli.reset.os.replace", full)
+    with pytest.raises(CurriculumError, match=r"cannot reset .*No space left"):
+        reset("collectives")
+    assert here.template().read_text() == "# mine"

@@ -1,0 +1,178 @@
+"""`distlab watch` on a real terminal: a verdict at every save, whatever the editor."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.workbench.course import (
+    EXCHANGE,
+    FIRST,
+    FOREVER,
+    PATIENCE_S,
+    SECOND,
+    Course,
+    filled,
+)
+
+READY = "watching your files"
+
+
+class Terminal:
+    """`distlab watch` behind a pseudo-terminal of 80 columns."""
+
+    def __init__(self, course: Course, *arguments: str) -> None:
+        self.keyboard, theirs = pty.openpty()
+        termios.tcsetwinsize(self.keyboard, (24, 80))
+        self._theirs = theirs
+        self.before = termios.tcgetattr(theirs)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "distlab", "watch", *arguments],
+            cwd=course.root,
+            env=course.environment(TERM="xterm", NO_COLOR="1"),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        self.said = ""
+        self._seen = 0
+
+    def until(self, words: str) -> str:
+        """What is said from here to `words`, and these."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            found = re.search(words, self.said[self._seen :])
+            if found:
+                start, self._seen = self._seen, self._seen + found.end()
+                return self.said[start : self._seen]
+            assert time.monotonic() < deadline, self.said
+            assert self.process.poll() is None or self._read(0), self.said
+            self._read(0.5)
+
+    def _read(self, patience_s: float) -> bool:
+        ready, _, _ = select.select([self.keyboard], [], [], patience_s)
+        if ready:
+            self.said += os.read(self.keyboard, 1 << 16).decode(errors="replace")
+        return bool(ready)
+
+    def press(self, keys: str) -> None:
+        os.write(self.keyboard, keys.encode())
+
+    def end(self) -> int:
+        """Its exit code, once it has ended and left the terminal as it was."""
+        code = self.process.wait(timeout=PATIENCE_S)
+        while self._read(0.1):
+            pass
+        assert termios.tcgetattr(self._theirs) == self.before
+        assert "Traceback" not in self.said, self.said
+        return code
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.keyboard)
+        os.close(self._theirs)
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Course:
+    return Course(tmp_path)
+
+
+@pytest.fixture
+def terminal(course: Course) -> Iterator[Terminal]:
+    watching = Terminal(course)
+    yield watching
+    watching.close()
+    course.expect_nothing_left()
+
+
+def test_saves_keys_and_the_next_task(course: Course, terminal: Terminal) -> None:
+    assert "1.1 not started" in terminal.until(READY)
+    assert "checking" not in terminal.said
+
+    # a save that is no Python, then one that is wrong, then a right one
+    course.template().write_text("def exchange(\n")
+    said = terminal.until(READY)
+    assert "1.1 NOT YET  line 1 is not Python" in said
+    course.fill(FIRST, "comm.send(box, 1)")
+    assert "[nobody-receives]" in terminal.until(READY)
+
+    # gone, and back again
+    course.template().unlink()
+    assert "cannot be read" in terminal.until(READY)
+    course.fill(FIRST, "return None")
+    assert "[no-messages]" in terminal.until(READY)
+
+    # as vim and many others save: beside, then renamed, with a backup
+    beside = course.template().with_name("4913")
+    beside.write_text(filled(FIRST, EXCHANGE))
+    course.template().rename(course.template().with_suffix(".py~"))
+    beside.rename(course.template())
+    said = terminal.until("1.1 PASS(?s:.*)" + READY)
+    assert "checking 1.1 …\r\x1b[K1.1" in terminal.said.replace("\x1b[1m", "")
+    assert "next: 1.2 " in said
+
+    # the same file again: now the next task is judged; two keys at once are two
+    terminal.press("hc")
+    assert "hint 1 of 4" in terminal.until("1.2 not started(?s:.*)" + READY)
+    terminal.press("xq")
+    assert terminal.end() == 10
+    lines = re.sub(r"\x1b\[\d*[mK]", "", said).splitlines()
+    assert all(len(line) <= 80 or "-m distlab" in line for line in lines), lines
+    assert course.progress()[FIRST]["passed"]
+
+
+def test_ctrl_c_in_watch(course: Course, terminal: Terminal) -> None:
+    terminal.until(READY)
+    terminal.press("\x03\x03")
+    # Without a controlling terminal, the keys are no signal: send what a shell would.
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.end() == 130
+    assert terminal.said.endswith("\r\nstopped; nothing is left running\r\n")
+
+
+def test_ctrl_c_while_ranks_spin(course: Course) -> None:
+    course.fill(FIRST, FOREVER)
+    process = course.popen("-m", "distlab", "watch", "1.1")
+    while len(course.processes()) < 4:  # we, the zygote, two ranks
+        time.sleep(0.05)
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    done = course.ended(process)
+    assert (done.code, done.err) == (130, "\nstopped; nothing is left running\n")
+
+
+def test_watch_killed_leaves_nothing(course: Course) -> None:
+    course.fill(FIRST, FOREVER)
+    process = course.popen("-m", "distlab", "watch", "1.1", "--json")
+    while len(course.processes()) < 4:
+        time.sleep(0.05)
+        assert process.poll() is None
+    process.kill()
+    assert course.ended(process).code == -signal.SIGKILL
+
+
+def test_watch_one_task_with_ranks_of_ones_choice(course: Course) -> None:
+    course.fill(SECOND, "comm.sendrecv(outgoing, 0, incoming, 0)")
+    terminal = Terminal(course, "pass_around", "-n", "1")
+    try:
+        said = terminal.until(READY)
+        assert "1.2 PASS  n = 1" in said
+        assert "it counts once it passes with all numbers" in " ".join(said.split())
+        terminal.press("q")
+        assert terminal.end() == 0
+    finally:
+        terminal.close()
+    assert course.progress() == {}

@@ -1,0 +1,219 @@
+"""What must hold of the curriculum as a whole.
+
+Templates are generated here, into temporary folders: what stands in the phase folders
+is the learner's, and a learner's edits are never an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import re
+import shutil
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from distlab.cli.check import check
+from distlab.curriculum import (
+    Curriculum,
+    Task,
+    load_curriculum,
+    make_template,
+)
+from distlab.curriculum.misconceptions import read_misconceptions
+from distlab.curriculum.regions import find_regions, functions_of
+from distlab.grading import TaskVerdict
+from distlab.grading.clause import checks_of
+from distlab.grading.grade import Grader
+from distlab.grading.mutants import read_catalogue
+from distlab.runner import Cluster
+from tests.workbench.judging import (
+    CURRICULUM,
+    ROOT,
+    SEED,
+    UNITS,
+    solution_of,
+    verdict_on,
+    with_body,
+    with_hole,
+)
+
+TASKS = CURRICULUM.tasks
+
+each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
+
+Judged = Callable[..., TaskVerdict]
+
+
+@pytest.fixture
+def judged(tmp_path: Path, cluster: Cluster) -> Judged:
+    return functools.partial(verdict_on, cluster, tmp_path)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Curriculum:
+    """A fresh clone: manifest, solutions, and templates that nobody has touched."""
+    shutil.copy(ROOT / "curriculum.toml", tmp_path)
+    shutil.copytree(ROOT / "solutions", tmp_path / "solutions")
+    for unit in UNITS.values():
+        path = unit.template(tmp_path)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(make_template(solution_of(unit.name)), encoding="utf-8")
+    return load_curriculum(tmp_path)
+
+
+# ── solutions, templates, and what is in between ────────────────────────────────────
+
+
+@each_task
+def test_solutions_pass(task: Task, cluster: Cluster) -> None:
+    grader = Grader(
+        CURRICULUM, cluster, code="reference", seed=SEED, worlds=(1, 2, 3, 4, 7)
+    )
+    report = grader.grade([task])
+    assert report.tasks[0].status == "pass", report.tasks[0].message
+    assert report.exit_code == 0
+    assert {1, 2, 3, 4, 7} >= set(report.tasks[0].world_sizes) >= {2, 3, 4, 7}
+
+
+def test_a_pristine_template_is_not_started(
+    clone: Curriculum, cluster: Cluster
+) -> None:
+    report = Grader(clone, cluster, seed=SEED).grade(clone.tasks)
+    assert report.exit_code == 10
+    for verdict in report.tasks:
+        assert (verdict.status, verdict.slug) == ("not_started", "not-started")
+        path = clone.units[verdict.id.partition(".")[0]].template(clone.root)
+        line = path.read_text(encoding="utf-8").splitlines()[verdict.line - 1]
+        assert line.strip() == f'raise NotImplementedError("{verdict.id}")'
+
+
+def test_the_command_says_so_too_without_starting_a_rank(
+    clone: Curriculum,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("nothing here needs a rank")
+
+    monkeypatch.chdir(clone.root)
+    monkeypatch.setattr(Cluster, "_spawn", never)
+    assert check([], phase=1, as_json=True) == 10
+    report = json.loads(capsys.readouterr().out)
+    assert {task["status"] for task in report["tasks"]} == {"not_started"}
+    assert [task["id"] for task in report["tasks"]] == [task.id for task in TASKS]
+
+
+@each_task
+def test_a_hole_fails_its_own_task_only(task: Task, judged: Judged) -> None:
+    text = with_hole(solution_of(task.unit), task.id)
+    assert text.count("raise NotImplementedError") == 1
+    for other in UNITS[task.unit].tasks:
+        verdict = judged(other.id, text)
+        expected = "not_started" if other == task else "pass"
+        assert verdict.status == expected, (other.id, verdict.message)
+
+
+@each_task
+@pytest.mark.parametrize("body", ["pass", "return None"])
+def test_a_no_op_is_a_failure_not_a_crash(
+    task: Task, body: str, judged: Judged
+) -> None:
+    text = with_body(solution_of(task.unit), task.id, body)
+    verdict = judged(task.id, text, exit_code=1)
+    assert verdict.status == "fail"
+    assert verdict.first_failure() is not None
+    assert len(verdict.message.split()) > 4
+
+
+@each_task
+def test_a_task_passes_while_its_siblings_are_unfinished(
+    task: Task, judged: Judged
+) -> None:
+    text = make_template(solution_of(task.unit))
+    lines = solution_of(task.unit).splitlines(keepends=True)
+    region = next(r for r in find_regions("".join(lines)) if r.id == task.id)
+    body = "".join(lines[region.first : region.last - 1])
+    hole = re.compile(
+        rf'^ *# TODO\({re.escape(task.id)}\)\n(?: *#.*\n)* *raise .*"\)\n', re.M
+    )
+    filled, count = hole.subn(lambda _: body, text)
+    assert count == 1
+    assert filled.count("raise NotImplementedError") == len(UNITS[task.unit].tasks) - 1
+    assert judged(task.id, filled).status == "pass"
+
+
+# ── the manifest ────────────────────────────────────────────────────────────────────
+
+
+def test_regions_and_manifest_name_the_same_tasks() -> None:
+    for name, unit in UNITS.items():
+        regions = [region.id for region in find_regions(solution_of(name))]
+        assert regions == [task.id for task in unit.tasks]
+        assert all(region.prompts for region in find_regions(solution_of(name)))
+
+
+@each_task
+def test_every_task_has_what_a_learner_needs(task: Task) -> None:
+    assert 1 <= task.minutes <= 45
+    assert 1 <= task.difficulty <= 5
+    assert task.points >= 1
+    hints = UNITS[task.unit].hints(ROOT).read_text(encoding="utf-8")
+    section = re.split(r"^## (.+)\n", hints, flags=re.M)
+    own = section[section.index(task.name) + 1]
+    assert re.findall(r"^### ([1-4]) ", own, flags=re.M) == ["1", "2", "3", "4"]
+    guide = (ROOT / UNITS[task.unit].folder / "guidelines.md").read_text(
+        encoding="utf-8"
+    )
+    assert f"\n### {task.number} {task.id}\n" in guide
+
+
+@each_task
+def test_every_clause_is_checked_and_stands_in_the_docstring(task: Task) -> None:
+    assert {check.clause for check in checks_of(task.id)} == set(task.clauses)
+    text = solution_of(task.unit)
+    name = functions_of(text)[task.id]
+    function = next(
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    )
+    docstring = ast.get_docstring(function) or ""
+    for clause in task.clauses:
+        assert re.search(rf"\b{clause} \w", docstring), clause
+    assert f"distlab check {task.number}" in docstring
+    assert "In torch.distributed: " in docstring
+
+
+def test_needs_come_first_and_are_tasks() -> None:
+    seen: set[str] = set()
+    for task in TASKS:
+        assert set(task.needs) <= seen, task.id
+        seen.add(task.id)
+
+
+def test_every_diagnosis_is_explained_and_every_explanation_is_tried() -> None:
+    sources = [*(ROOT / "distlab" / "grading").rglob("*.py")]
+    named = {
+        value.value
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.keyword) and node.arg == "slug"
+        for value in ast.walk(node.value)
+        if isinstance(value, ast.Constant) and isinstance(value.value, str)
+    }
+    known = set(read_misconceptions())
+    assert named - {""} <= known
+    tried = {entry.slug for entry in read_catalogue(CURRICULUM)}
+    about_the_file = {"not-started", "renamed", "syntax-error"}
+    not_yet_to_be_had = {"wrong-shape"}
+    assert known - tried == about_the_file | not_yet_to_be_had
+
+
+def test_the_manifest_is_toml_that_any_reader_can_use() -> None:
+    data = tomllib.loads((ROOT / "curriculum.toml").read_text(encoding="utf-8"))
+    assert {phase["number"] for phase in data["phase"]} <= {1, 2, 3, 4}

@@ -1,0 +1,148 @@
+"""How a learner's file is judged: files that are none, and whose part a mistake is."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from distlab.grading import TaskVerdict
+from distlab.grading.parts import parts_used
+from distlab.grading.report import lines_of, plain
+from distlab.runner import Cluster
+from tests.workbench.judging import solution_of, verdict_on, with_body
+
+Judged = Callable[..., TaskVerdict]
+
+
+@pytest.fixture
+def judged(tmp_path: Path, cluster: Cluster) -> Judged:
+    return functools.partial(verdict_on, cluster, tmp_path)
+
+
+WHOLE = solution_of("collectives")
+
+
+@pytest.mark.parametrize(
+    ("text", "slug", "sentence"),
+    [
+        (WHOLE.replace("def broadcast(", "def brodcast("), "renamed", "no function"),
+        (WHOLE.replace("-> None:", "-> None", 1), "syntax-error", "is not Python"),
+        (WHOLE.replace("box, dst=1", "box, dst=", 1), "syntax-error", "is not Python"),
+        (WHOLE + "   x = 1\n", "syntax-error", "is not Python"),
+        (WHOLE + "return 1\n", "syntax-error", "is not Python"),
+        (WHOLE.encode() + b"# \xe9t\xe9\n", "", "not UTF-8 text"),
+        (WHOLE.encode("utf-16"), "", "not UTF-8 text"),
+        (WHOLE + "\0", "syntax-error", "a null byte"),
+        ("x = " + "(" * 5000, "syntax-error", "is not Python"),
+        ("x = " + "-" * 100_000 + "1", "", "nested too deeply"),
+        ("", "renamed", "it is empty"),
+        ("# nothing yet\n", "renamed", "no function"),
+        (None, "", "cannot be read: No such file"),
+    ],
+    ids=str.split(
+        "renamed colon-forgotten call-unfinished indent return-outside latin-1 "
+        "utf-16 null-byte brackets deep empty comment-only missing"
+    ),
+)
+def test_a_file_that_is_none_is_a_clear_failure(
+    text: str | bytes | None, slug: str, sentence: str, judged: Judged
+) -> None:
+    verdict = judged("collectives.broadcast", text, exit_code=1)
+    assert (verdict.status, verdict.slug) == ("fail", slug), verdict.message
+    assert sentence in verdict.message
+    shown = plain(lines_of(verdict))
+    assert "Traceback" not in shown
+    assert "collectives.py" in shown
+
+
+@pytest.mark.parametrize(
+    ("addition", "part"),
+    [
+        ("undefined_name\n", "NameError: name 'undefined_name' is not defined"),
+        ("import a_module_that_is_not_there\n", "ModuleNotFoundError"),
+        ("raise SystemExit(0)\n", "SystemExit"),
+        ("import os\nos._exit(0)\n", "ended its process"),
+        ("def broadcast(comm):\n    pass\n", "TypeError"),
+    ],
+    ids=["name", "import", "system-exit", "exit", "arguments"],
+)
+def test_a_file_that_fails_on_import_is_a_failure_too(
+    addition: str, part: str, judged: Judged
+) -> None:
+    verdict = judged("collectives.broadcast", WHOLE + addition, exit_code=1)
+    assert verdict.status == "fail"
+    assert part in verdict.message
+
+
+@pytest.mark.parametrize("encoded", ["utf-8-sig", "crlf"])
+def test_marks_and_line_ends_of_other_systems_are_no_mistake(
+    encoded: str, judged: Judged
+) -> None:
+    text = WHOLE.encode("utf-8-sig")
+    if encoded == "crlf":
+        text = WHOLE.replace("\n", "\r\n").encode()
+    assert judged("collectives.broadcast", text).status == "pass"
+
+
+# ── whose part it is ────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("broken", "body", "graded"),
+    [
+        ("collectives.broadcast", "pass", "collectives.all_reduce"),
+        (
+            "collectives.broadcast",
+            "comm.send(tensor, src)",
+            "collectives.all_reduce",
+        ),
+        (
+            "trainer.average_gradients",
+            "for p in model.parameters():\n    comm.all_reduce(p.grad)",
+            "trainer.train_step",
+        ),
+    ],
+    ids=["wrong", "refused", "sum"],
+)
+def test_a_mistake_in_a_part_is_laid_at_that_part(
+    broken: str, body: str, graded: str, judged: Judged
+) -> None:
+    unit, name = broken.split(".")
+    verdict = judged(graded, with_body(solution_of(unit), broken, body))
+    failure = verdict.first_failure()
+    assert failure is not None
+    assert failure.rule == (
+        f"this part is right: it passes with the reference's {name}; fix yours"
+    )
+
+
+def test_a_part_is_what_the_code_mentions_also_by_way_of_a_helper() -> None:
+    functions = {"u.a": "a", "u.b": "b", "u.c": "C.c", "u.d": "d"}
+    text = """
+def a(comm): pass
+def b(comm): comm.a()
+def helper(comm): C().go(); a(comm)
+class C:
+    def go(self): self.c()
+    def c(self): pass
+def d(comm):
+    helper(comm)
+"""
+    tree = ast.parse(text)
+    assert parts_used(tree, "u.b", functions) == ()
+    assert parts_used(tree, "u.d", functions) == ("u.a",)
+    assert (
+        parts_used(ast.parse(text.replace("self.c()", "a()")), "u.c", functions) == ()
+    )
+
+
+def test_a_mistake_of_ones_own_is_not_laid_at_a_part(judged: Judged) -> None:
+    text = with_body(WHOLE, "collectives.all_reduce", "broadcast(comm, tensor, 0)")
+    verdict = judged("collectives.all_reduce", text)
+    failure = verdict.first_failure()
+    assert failure is not None
+    assert "the reference's" not in failure.rule

@@ -1,0 +1,259 @@
+"""The autograder against wrong and right solutions; all of them: `make mutants`.
+
+Here a sample runs, so that `make test` stays short: one mutant per clause, one per
+diagnosis of each unit, and three accept-variants per task. `DISTLAB_ALL_MUTANTS=1`
+runs every one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distlab.cli import mutants as command
+from distlab.curriculum import load_curriculum
+from distlab.grading.mutants import (
+    CatalogueError,
+    Entry,
+    Result,
+    judge,
+    read_catalogue,
+)
+from distlab.runner import Cluster
+
+CURRICULUM = load_curriculum(Path(__file__).parents[2])
+ENTRIES = read_catalogue(CURRICULUM)
+BY_ID = {entry.id: entry for entry in ENTRIES}
+
+
+def sample() -> list[Entry]:
+    if os.environ.get("DISTLAB_ALL_MUTANTS"):
+        return ENTRIES
+    chosen: list[Entry] = []
+    seen: Counter[tuple[str, ...]] = Counter()
+    for entry in ENTRIES:
+        unit = entry.task.partition(".")[0]
+        if entry.is_mutant:
+            new = not seen[entry.task, entry.clause] or not seen[unit, entry.slug]
+            seen.update([(entry.task, entry.clause), (unit, entry.slug)])
+            new = new and not entry.limit_s  # what never ends costs its whole limit
+        else:
+            new = seen[entry.task, "accept"] < 3
+            seen[entry.task, "accept"] += 1
+        if new:
+            chosen.append(entry)
+    return chosen
+
+
+@pytest.mark.parametrize("entry", sample(), ids=lambda entry: entry.id)
+def test_the_grader_judges_as_the_catalogue_says(
+    cluster: Cluster, entry: Entry
+) -> None:
+    (result,) = judge(CURRICULUM, cluster, [entry])
+    expected = (entry.clause, entry.slug)
+    found = (result.clause, result.slug)
+    status = "fail" if entry.is_mutant else "pass"
+    assert (result.status, *found) == (status, *expected), result.message
+
+
+def test_an_endless_loop_is_ended_and_named(cluster: Cluster) -> None:
+    endless = next(e for e in ENTRIES if e.slug == "spinning")
+    (result,) = judge(CURRICULUM, cluster, [endless])
+    assert result.as_named
+
+
+# ── the catalogue itself ────────────────────────────────────────────────────────────
+
+
+def test_every_clause_has_at_least_two_mutants_and_every_task_an_accept_variant() -> (
+    None
+):
+    for task in CURRICULUM.tasks:
+        own = [entry for entry in ENTRIES if entry.task == task.id]
+        for clause in task.clauses:
+            assert sum(entry.clause == clause for entry in own) >= 2, (task.id, clause)
+        assert sum(entry.is_mutant for entry in own) >= 5
+        assert sum(not entry.is_mutant for entry in own) >= 3
+
+
+def test_titles_tell_the_entries_of_a_task_apart() -> None:
+    titles = [(entry.task, entry.title) for entry in ENTRIES]
+    assert len(set(titles)) == len(titles)
+
+
+Broken = Callable[..., str]
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Broken:
+    """What is said about a catalogue of one entry, or about two of the same id."""
+
+    def say(text: str = "", *, twice: bool = False, **changes: Any) -> str:
+        row = {
+            "id": "CO01",
+            "task": "collectives.exchange",
+            "title": "nothing",
+            "clause": "C1",
+            "slug": "",
+            "body": "pass",
+        } | changes
+        lines = "".join(
+            f"{k} = {json.dumps(v)}\n" for k, v in row.items() if v is not None
+        )
+        entry = f"[[mutant]]\n{lines}"
+        (tmp_path / "collectives.toml").write_text(text or entry * (1 + twice))
+        with pytest.raises(CatalogueError) as caught:
+            read_catalogue(CURRICULUM, tmp_path)
+        return str(caught.value)
+
+    return say
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"title": None}, "mutant CO01: title is missing"),
+        ({"colour": "red"}, "mutant CO01: colour means nothing here"),
+        ({"id": "X1"}, "mutant X1: the id must look like"),
+        ({"task": "trainer.train_step"}, "train_step is not a task of collectives"),
+        ({"task": "collectives.nothing"}, "there is no task collectives.nothing"),
+        ({"clause": "C9"}, "has no clause 'C9'"),
+        ({"slug": "bad-luck"}, "no misconception is called bad-luck"),
+        ({"body": "return ("}, "was never closed"),
+        ({"body": 3}, "body has the wrong type"),
+        ({"twice": True}, "CO01 is used by two entries"),
+        ({"text": "[[mutant]\n"}, "is not valid TOML"),
+        ({"text": "[[wrong]]\n"}, "[[wrong]] is not mutant or accept"),
+    ],
+)
+def test_a_broken_catalogue_is_refused_with_a_sentence(
+    broken: Broken, changes: dict[str, Any], complaint: str
+) -> None:
+    assert complaint in broken(**changes)
+
+
+def test_the_solution_itself_is_no_entry(broken: Broken) -> None:
+    body = """
+    if comm.rank == 0:
+        comm.send(box, dst=1)
+    elif comm.rank == 1:
+        comm.recv(box, src=0)
+    """
+    assert "that is the solution itself" in broken(body=body)
+
+
+def test_a_body_replaces_the_region_and_nothing_else() -> None:
+    unit = CURRICULUM.units["collectives"]
+    solution = unit.solution(CURRICULUM.root).read_text(encoding="utf-8")
+    entry = Entry(
+        id="CO01",
+        task="collectives.exchange",
+        title="",
+        clause="C1",
+        body="\n  pass\n  return None\n",
+        signature="def exchange(comm, box):",
+        helper="\nimport os\n",
+    )
+    begin, rest = solution.split("### BEGIN SOLUTION collectives.exchange", 1)
+    _, end = rest.split("### END SOLUTION\n", 1)
+    begin = begin.replace(
+        "def exchange(comm: Comm, box: Tensor) -> None:", "def exchange(comm, box):"
+    )
+    expected = f"{begin}pass\n    return None\n{end}\n\nimport os\n"
+    assert entry.applied_to(solution) == expected
+
+
+# ── the command ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def run_on(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> Callable[..., None]:
+    """Let the command see these entries, and the tests' warm cluster."""
+
+    class Lent:
+        def __enter__(self) -> Cluster:
+            return cluster
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    def use(*entries: Entry) -> None:
+        monkeypatch.setattr("distlab.runner.Cluster", Lent)
+        monkeypatch.setattr(
+            "distlab.grading.mutants.read_catalogue", lambda _: list(entries)
+        )
+
+    return use
+
+
+def test_command_says_all_is_well(
+    run_on: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_on(BY_ID["CO01"], BY_ID["A01"])
+    assert command.mutants() == 0
+    out = re.sub(r"  +", "  ", capsys.readouterr().out)
+    assert "CO01  killed" in out
+    assert "A01  accepted" in out
+    assert "1 of  1 100%" in out
+
+
+def test_command_names_survivors_and_wrong_names(
+    run_on: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    survivor = replace(BY_ID["A01"], id="CO98", clause="C1", slug="nobody-sends")
+    misnamed = replace(BY_ID["CO01"], slug="nobody-sends")
+    rejected = replace(BY_ID["CO02"], id="A99", clause="", slug="")
+    run_on(survivor, misnamed, rejected)
+    assert command.mutants() == 1
+    out = capsys.readouterr().out
+    for word in ("SURVIVED", "MISNAMED", "REJECTED", "expected: C1 [nobody-sends]"):
+        assert word in out
+
+
+def test_command_gives_the_json_of_the_figures(
+    run_on: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_on(BY_ID["CO01"], BY_ID["A01"])
+    assert command.mutants(as_json=True, phase=1) == 0
+    report = json.loads(capsys.readouterr().out)
+    (mutant,), (accept,) = report["mutants"], report["accepts"]
+    assert set(report) == {"mutants", "accepts"}
+    assert mutant.pop("seconds") > 0
+    assert mutant == {
+        "id": "CO01",
+        "task": "collectives.exchange",
+        "killed": True,
+        "as_named": True,
+        "clause": "C1",
+        "slug": "nobody-receives",
+    }
+    assert accept["accepted"] is True
+
+
+def test_command_refuses_what_matches_nothing(run_on: Callable[..., None]) -> None:
+    run_on(BY_ID["CO01"])
+    with pytest.raises(ValueError, match="matches 'TR99'"):
+        command.mutants(only="TR99")
+    with pytest.raises(ValueError, match="no phase 9"):
+        command.mutants(phase=9)
+
+
+def test_a_harness_error_is_neither_killed_nor_accepted() -> None:
+    seen = Result(
+        entry=BY_ID["CO01"],
+        status="error",
+        clause="",
+        slug="",
+        message="",
+        seconds=0.0,
+    )
+    assert not seen.killed
+    assert not replace(seen, entry=BY_ID["A01"]).is_right

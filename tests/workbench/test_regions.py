@@ -1,0 +1,88 @@
+"""From a solution to its template: what the markers may look like, and what remains."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from distlab.curriculum import RegionError, load_curriculum, make_template
+from distlab.curriculum.regions import find_regions, functions_of
+
+ROOT = Path(__file__).parents[2]
+UNITS = load_curriculum(ROOT).units
+
+BEGIN, END = "    ### BEGIN SOLUTION u.a\n", "    ### END SOLUTION\n"
+ONLY, END_ONLY = "### BEGIN SOLUTION-ONLY\n", "### END SOLUTION-ONLY\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (f"{BEGIN}{BEGIN}{END}{END}", "line 2: a region inside a region"),
+        (f"{BEGIN}x\n{END}{BEGIN}y\n{END}", "line 4: a second region u.a"),
+        (f"\n{BEGIN}x\n", "line 2: the region is never closed"),
+        (f"{BEGIN}x\n{END_ONLY}", "line 3: an end without its beginning"),
+        (f"x\n{END}", "line 2: an end without its beginning"),
+        (f"{ONLY}x\n{END}", "line 3: an end without its beginning"),
+        (f"{ONLY}x\n", "line 1: the region is never closed"),
+        (f"{ONLY}{BEGIN}{END}{END_ONLY}", "line 2: a region inside a region"),
+        ("    ### BEGIN SOLUTION\n", "line 1: looks like a marker, but is not one"),
+        ("    ### BEGIN SOLUTION a\n", "line 1: looks like a marker, but is not one"),
+        ("    ### BEGIN SOLUTION u.A\n", "line 1: looks like a marker, but is not"),
+        ("    # BEGIN SOLUTION u.a\n", "line 1: looks like a marker, but is not one"),
+        ("    ###BEGIN SOLUTION u.a\n", "line 1: looks like a marker, but is not one"),
+        ("x = 1  ### END SOLUTION\n", "line 1: looks like a marker, but is not one"),
+        (f"{BEGIN}x\n    ### end solution\n", "line 3: looks like a marker, but"),
+        (f"{BEGIN}x\n    ### END SOLUTION \n", "line 3: looks like a marker, but"),
+        ("\t### BEGIN SOLUTION u.a\n", "line 1: looks like a marker, but is not one"),
+    ],
+)
+def test_wrong_markers_are_refused_with_their_line(text: str, complaint: str) -> None:
+    with pytest.raises(RegionError, match=re.escape(complaint)):
+        make_template(text)
+
+
+def test_a_region_outside_every_function_is_refused() -> None:
+    with pytest.raises(RegionError, match=r"line 1: u\.a is not in a function"):
+        functions_of("### BEGIN SOLUTION u.a\nx = 1\n### END SOLUTION\n")
+
+
+def test_what_only_the_solution_needs_is_left_out_whole() -> None:
+    text = f"a = 1\n{ONLY}def helper():\n    return 2\n{END_ONLY}b = 3\n"
+    assert make_template(text) == "a = 1\nb = 3\n"
+    assert find_regions(text) == []
+
+
+def test_a_hole_has_the_prompts_and_the_indent_of_its_region() -> None:
+    text = (
+        "class A:\n    def f(self):\n        ### BEGIN SOLUTION u.a\n"
+        "        #| first this\n        #|\n        #| then that\n        return 1\n"
+        "        ### END SOLUTION\n"
+    )
+    assert make_template(text) == (
+        "class A:\n    def f(self):\n        # TODO(u.a)\n        # first this\n"
+        '        #\n        # then that\n        raise NotImplementedError("u.a")\n'
+    )
+    assert functions_of(text) == {"u.a": "A.f"}
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_template_and_solution_are_the_same_to_the_byte_outside_regions(
+    unit: str,
+) -> None:
+    solution = UNITS[unit].solution(ROOT).read_bytes().decode()
+    region = re.compile(
+        r"^ *### BEGIN SOLUTION [\w.]+\n.*?^ *### END SOLUTION\n", re.M | re.S
+    )
+    only = re.compile(
+        r"^ *### BEGIN SOLUTION-ONLY\n.*?^ *### END SOLUTION-ONLY\n", re.M | re.S
+    )
+    hole = re.compile(
+        r"^ *# TODO\([\w.]+\)\n(?: *#.*\n)* *raise NotImplementedError\(.*\)\n", re.M
+    )
+    template = make_template(solution)
+    assert hole.split(template) == region.split(only.sub("", solution))
+    assert len(hole.findall(template)) == len(UNITS[unit].tasks)
+    compile(template, "template", "exec")
