@@ -51,7 +51,7 @@ def check(
     if as_json:
         show_json(report.to_json())
     elif code == "mine":
-        show(_what_next(curriculum, report, worlds))
+        show(_what_next(curriculum, progress, report, worlds))
     return report.exit_code
 
 
@@ -147,21 +147,27 @@ def remember(
         return
     try:
         progress.record_verdict(
-            verdict.id, passed=verdict.status == "pass", digest=verdict.digest
+            verdict.id,
+            passed=verdict.status == "pass",
+            digest=verdict.function_digest,
+            ran=bool(verdict.world_sizes),
         )
     except ProgressUnavailableError as error:
         warn(str(error))
 
 
 def what_helps(
-    curriculum: Curriculum, verdict: TaskVerdict, worlds: Sequence[int] = ()
+    curriculum: Curriculum,
+    progress: Progress,
+    verdict: TaskVerdict,
+    worlds: Sequence[int] = (),
 ) -> list[tuple[str, str]]:
     """A dim line or two on what to type after a verdict."""
     if verdict.status == "pass" and worlds:
         counts = command(f"check {verdict.number}")
         return [("dim", f"  it counts once it passes with all numbers: {counts}")]
     if verdict.status == "pass":
-        return next_task(curriculum, verdict.id)
+        return next_task(curriculum, progress, verdict.id)
     if verdict.status == "fail":
         helps = [command(f"hint {verdict.number}")]
         if verdict.slug:
@@ -173,16 +179,18 @@ def what_helps(
     return []
 
 
-def next_task(curriculum: Curriculum, task_id: str) -> list[tuple[str, str]]:
-    """Where to go after a task has passed."""
-    ids = [task.id for task in curriculum.tasks]
-    done = curriculum.tasks[ids.index(task_id)]
+def next_task(
+    curriculum: Curriculum, progress: Progress, task_id: str
+) -> list[tuple[str, str]]:
+    """Where to go after a task has passed: to the first one that has not."""
     lines = []
-    if done.milestone:
-        lines.append(("pass", f"  ◆ {done.milestone}"))
-    if task_id == ids[-1]:
-        return [*lines, ("dim", "  that was the last task there is so far")]
-    task = curriculum.tasks[ids.index(task_id) + 1]
+    milestone = curriculum.task(task_id).milestone
+    if milestone:
+        lines.append(("pass", f"  ◆ {milestone}"))
+    passed = progress.passed() | {task_id}
+    if all(task.id in passed for task in curriculum.tasks):
+        return [*lines, ("dim", "  all tasks that there are so far have passed")]
+    task = next(task for task in curriculum.tasks if task.id not in passed)
     verdict, _ = look_at(curriculum, task, "mine")
     lines.append(
         ("dim", f"  next: {task.number} {task.title}, about {task.minutes} min")
@@ -192,10 +200,13 @@ def next_task(curriculum: Curriculum, task_id: str) -> list[tuple[str, str]]:
 
 
 def _what_next(
-    curriculum: Curriculum, report: Report, worlds: Sequence[int]
+    curriculum: Curriculum,
+    progress: Progress,
+    report: Report,
+    worlds: Sequence[int],
 ) -> list[tuple[str, str]]:
     if len(report.tasks) == 1:
-        return what_helps(curriculum, report.tasks[0], worlds)
+        return what_helps(curriculum, progress, report.tasks[0], worlds)
     counts = {"pass": 0, "fail": 0, "not_started": 0, "error": 0}
     for verdict in report.tasks:
         counts[verdict.status] += 1

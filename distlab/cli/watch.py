@@ -72,8 +72,29 @@ class _Session:
         return {unit.template(self._curriculum.root) for unit in units}
 
     def judge(self) -> None:
-        """Judge the task and print the verdict."""
-        task = self._task()
+        """Judge the task, after what passed before and has changed."""
+        for earlier in self._changed_since_passing():
+            again = self._verdict(earlier)
+            if again.status == "fail":
+                self._say("fail", f"{earlier.number} passed before, and fails now:")
+                self._tell(again)
+                return
+            remember(self._progress, again, self._worlds)
+        self._tell(self._verdict(self._task()))
+
+    def _changed_since_passing(self) -> list[Task]:
+        """Tasks that have passed and whose function is another one now."""
+        entries = self._progress.read().get("tasks", {})
+        changed = []
+        for task in self._curriculum.tasks:
+            if task.id in self._progress.passed():
+                verdict, ready = look_at(self._curriculum, task, "mine")
+                known = entries[task.id].get("digest")
+                if ready is not None and verdict.function_digest != known:
+                    changed.append(task)
+        return changed
+
+    def _verdict(self, task: Task) -> TaskVerdict:
         verdict, ready = look_at(self._curriculum, task, "mine")
         report = Report(code="mine", seed=0, tasks=[verdict])
         if ready is not None:
@@ -83,7 +104,7 @@ class _Session:
             with self._under_way(task):
                 report = grader.grade([task])
         self.exit_code = report.exit_code
-        self._tell(report.tasks[0])
+        return report.tasks[0]
 
     @contextmanager
     def _under_way(self, task: Task) -> Iterator[None]:
@@ -108,8 +129,13 @@ class _Session:
             print(json.dumps(verdict.to_json()), flush=True)
             return
         show(lines_of(verdict))
-        show(what_helps(self._curriculum, verdict, self._worlds))
-        show([("dim", f"  watching your files   {KEYS}"), ("plain", "")])
+        show(what_helps(self._curriculum, self._progress, verdict, self._worlds))
+        self._say("dim", f"  watching your files   {KEYS}")
+        self._say("plain", "")
+
+    def _say(self, style: str, line: str) -> None:
+        if not self._as_json:
+            show([(style, line)])
 
 
 def _saves(files: set[Path]) -> Iterator[set[Any]]:

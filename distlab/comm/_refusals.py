@@ -8,6 +8,18 @@ from torch import Tensor
 
 from distlab.comm._protocol import CommRefusedError
 
+_FORMS = {
+    "send": "(tensor, dst)",
+    "recv": "(tensor, src)",
+    "sendrecv": "(send_tensor, dst, recv_tensor, src)",
+    "broadcast": "(tensor, src)",
+    "all_reduce": "(tensor)",
+    "reduce": "(tensor, dst)",
+    "all_gather": "(output, input)",
+    "reduce_scatter": "(output, input)",
+    "all_to_all": "(output, input)",
+}
+
 
 class Refusals:
     """One rank's checks; each raises CommRefusedError with a sentence, or passes."""
@@ -18,6 +30,10 @@ class Refusals:
 
     def rank(self, peer: int, verb: str) -> None:
         """The peer must exist."""
+        if not isinstance(peer, int) or isinstance(peer, bool):
+            raise CommRefusedError(
+                f"rank {self._rank} {verb} {_kind(peer)}: a rank is a whole number"
+            )
         if not 0 <= peer < self._world_size:
             count = "1 rank" if self._world_size == 1 else f"{self._world_size} ranks"
             raise CommRefusedError(
@@ -43,7 +59,9 @@ class Refusals:
     def tensor(self, tensor: Tensor, op: str) -> None:
         """What travels is a contiguous tensor."""
         if not isinstance(tensor, Tensor):
-            raise CommRefusedError(f"{op} takes a tensor, not {type(tensor).__name__}")
+            raise CommRefusedError(
+                f"{op} takes a tensor, not {_kind(tensor)}: comm.{op}{_FORMS[op]}"
+            )
         if not tensor.is_contiguous():
             raise CommRefusedError(
                 f"{op} got a non-contiguous tensor (a column, a transpose): its "
@@ -97,3 +115,8 @@ class Refusals:
                 f"the average of {tensor.dtype} is not a whole number: reduce with SUM "
                 "and divide, or use a floating-point tensor"
             )
+
+
+def _kind(value: object) -> str:
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"

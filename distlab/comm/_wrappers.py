@@ -22,6 +22,7 @@ T = TypeVar("T")
 Event = dict[str, Any]
 """One line of a journal; its keys are described in `Journal`."""
 
+_NO_RANK = -2  # unlike ANY, which is -1
 _COMM_FOLDER = str(Path(__file__).parent)
 _DISTLAB_FOLDER = str(Path(__file__).parent.parent)
 _TORCH_FOLDER = str(Path(sys.modules["torch"].__file__ or "").parent)
@@ -37,7 +38,8 @@ class Journal(Wrapper):
     Events by their key `k` (`n` is the call's number, from 1, on this rank):
         enter  a blocking call starts; with op, dst, src, root, tag, group, members,
                shape, dtype, bytes (of what is sent), into_shape, into_dtype (of what
-               is received into), ptr, file, line, t (seconds), timeout_s (the call's
+               is received into), ptr, file, line, via (file and line that called
+               the function it is in, or None), t (seconds), timeout_s (the call's
                own limit), thread (which one calls), threads (how many the rank has)
         post   the same for a call that returns at once (isend, irecv, async_op)
         wait   the rank starts to wait for the posted call n; with file, line,
@@ -90,7 +92,6 @@ class Journal(Wrapper):
         )
 
     def _describe(self, call: Call) -> Event:
-        file, line = _call_site(sys._getframe(1))
         return {
             "op": call.op,
             "dst": self._outer(call.dst),
@@ -104,15 +105,18 @@ class Journal(Wrapper):
             **_facts(call.received, "into_shape", "into_dtype"),
             "bytes": _bytes(call.sent),
             "ptr": call.sent.data_ptr() if isinstance(call.sent, Tensor) else 0,
-            "file": file,
-            "line": line,
+            **_call_site(sys._getframe(1)),
             "t": time.monotonic(),
             "timeout_s": call.timeout_s,
             **_who_calls(),
         }
 
     def _outer(self, rank: int | None) -> int | None:
-        if rank is None or not 0 <= rank < len(self._members):
+        if rank is None:
+            return None
+        if not isinstance(rank, int):
+            return _NO_RANK  # a tensor, say: the transport will refuse it
+        if not 0 <= rank < len(self._members):
             return rank  # ANY, and ranks that do not exist, stay as they were written
         return self._members[rank]
 
@@ -136,13 +140,11 @@ class _JournalledWork:
 
     def wait(self, timeout_s: float | None = None) -> None:
         """See `Work.wait`."""
-        file, line = _call_site(sys._getframe(1))
         self._journal._sink(
             {
                 "k": "wait",
                 "n": self._number,
-                "file": file,
-                "line": line,
+                **_call_site(sys._getframe(1)),
                 "timeout_s": timeout_s,
                 **_who_calls(),
             }
@@ -266,14 +268,21 @@ def _facts(tensor: object, shape: str, dtype: str) -> Event:
     }
 
 
-def _call_site(frame: FrameType | None) -> tuple[str, int]:
-    """The innermost line outside distlab and torch, or else outside distlab.comm."""
-    fallback = ("", 0)
+def _call_site(frame: FrameType | None) -> Event:
+    """The innermost line outside distlab and torch, or else outside distlab.comm.
+
+    `via` is the file and line from which that function was called, if outside as well:
+    a collective of the learner's own may be right, and called in the wrong place.
+    """
+    site: Event = {"file": "", "line": 0, "via": None}
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith((_DISTLAB_FOLDER, _TORCH_FOLDER)):
-            return file, frame.f_lineno
-        if fallback == ("", 0) and not file.startswith((_COMM_FOLDER, _TORCH_FOLDER)):
-            fallback = (file, frame.f_lineno)
+            outer, via = frame.f_back, None
+            if outer and not outer.f_code.co_filename.startswith(_DISTLAB_FOLDER):
+                via = [outer.f_code.co_filename, outer.f_lineno]
+            return {"file": file, "line": frame.f_lineno, "via": via}
+        if not site["file"] and not file.startswith((_COMM_FOLDER, _TORCH_FOLDER)):
+            site = {"file": file, "line": frame.f_lineno, "via": None}
         frame = frame.f_back
-    return fallback
+    return site

@@ -44,12 +44,21 @@ class Progress:
         }
 
     def passed(self) -> set[str]:
-        """The ids of the tasks that have passed."""
+        """The ids of the tasks whose last verdict was a pass."""
         tasks = self.read().get("tasks", {})
-        return {name for name, entry in tasks.items() if entry.get("passed")}
+        return {
+            name
+            for name, entry in tasks.items()
+            if entry.get("passed") and not entry.get("fails_now")
+        }
 
-    def record_verdict(self, task_id: str, *, passed: bool, digest: str) -> None:
-        """Count a check of a task, and note when it first passed.
+    def record_verdict(
+        self, task_id: str, *, passed: bool, digest: str, ran: bool = True
+    ) -> None:
+        """Count a check of a task, and note when it first passed and if it still does.
+
+        `digest` is that of the task's function, to see later whether it has changed.
+        A check that could not run, for a syntax error say, takes no pass away.
 
         Raises:
             ProgressUnavailableError: the file cannot be written.
@@ -57,9 +66,11 @@ class Progress:
         with self._change() as state:
             entry = _entry(state, task_id)
             entry["checks"] = entry.get("checks", 0) + 1
+            if ran:
+                entry["digest"] = digest
+                entry["fails_now"] = not passed
             if passed and not entry.get("passed"):
                 entry["passed"] = datetime.now(UTC).isoformat(timespec="seconds")
-                entry["digest"] = digest
 
     def next_hint(self, task_id: str, levels: int) -> int:
         """The hint level to show now: one deeper each time, to the deepest.

@@ -92,6 +92,12 @@ class UnitSource:
                 return "not_started", getattr(inner, "lineno", node.lineno)
         return "started", node.lineno
 
+    def function_digest(self, function: str) -> str:
+        """A digest of one function's code: comments and layout do not change it."""
+        node = _find(self.tree.body, function.split("."))
+        code = ast.dump(node) if node else ""
+        return hashlib.sha256(code.encode()).hexdigest()[:12]
+
 
 def path_of(curriculum: Curriculum, unit: Unit, code: str = "mine") -> Path:
     """The file of a unit's text: `code` is "mine", "reference" or a path."""

@@ -11,6 +11,7 @@ from typing import Any
 from distlab.comm import PointToPointOnly
 from distlab.curriculum import UnitSource, load_graft
 from distlab.grading.diagnosis import diagnose, diagnose_finished
+from distlab.grading.misfits import printed
 from distlab.runner import Cluster, Limits, RankContext, Run
 
 Scenario = Callable[..., Any]
@@ -70,6 +71,12 @@ class Bench:
                 seed=self.seed,
             )
         return self._runs[key]
+
+
+    def printed(self) -> str:
+        """What the ranks of the latest run printed."""
+        runs = list(self._runs.values())
+        return printed(runs[-1]) if runs else ""
 
 
 def perform(

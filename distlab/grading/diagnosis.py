@@ -13,10 +13,7 @@ from distlab.grading.misfits import (
 )
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankRecord, Run
-from distlab.runner.autopsy import (
-    describe,
-    explain,
-)
+from distlab.runner.autopsy import describe, explain
 
 
 def diagnose(run: Run, source: UnitSource) -> NotYetError:
@@ -37,7 +34,10 @@ def diagnose(run: Run, source: UnitSource) -> NotYetError:
         "MemoryError"
     ):
         return not_yet(run, "out-of-memory", kind="MEMORY")
-    return not_yet(run, "raised")
+    verdict = not_yet(run, "raised")
+    if "NoneType" in first.error.message:
+        verdict.rule = "something is None: comm's calls, for one, return nothing"
+    return verdict
 
 
 def diagnose_finished(run: Run) -> None:
@@ -83,12 +83,13 @@ def _crossed(run: Run) -> str:
         if call is None or call["op"] not in ("recv", "irecv"):
             continue
         peer = call["src"]
-        aims = [c["dst"] for c in open_calls(run.ranks[peer]) if c["dst"] is not None]
-        if aims and record.rank not in aims:
-            return (
-                f"rank {record.rank} waits in {describe(call)}, "
-                f"but rank {peer} sends to rank {aims[0]}"
-            )
+        waits = f"rank {record.rank} waits in {describe(call)}"
+        sends = [c for c in open_calls(run.ranks[peer]) if c["dst"] is not None]
+        for_me = [c["tag"] for c in sends if c["dst"] == record.rank]
+        if sends and not for_me:
+            return f"{waits}, but rank {peer} sends to rank {sends[0]['dst']}"
+        if for_me and call["tag"] not in for_me:
+            return f"{waits}, but rank {peer} sends with tag {for_me[0]}"
     return ""
 
 

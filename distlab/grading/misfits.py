@@ -18,7 +18,7 @@ from distlab.runner.autopsy import (
     describe_tensor,
     evidence,
     explain,
-    place,
+    place_of,
 )
 
 RULES = {
@@ -30,7 +30,7 @@ RULES = {
     ),
     "nobody-receives": "every rank runs the same line: branch on comm.rank",
     "nobody-sends": "every recv needs a send on the other side: branch on comm.rank",
-    "peer-finished": "every send needs its recv, on exactly the rank it names",
+    "peer-finished": "each send needs its recv; a collective, yours too, every rank",
     "send-to-self": "a rank does not send to itself: leave your own rank out",
     "no-such-rank": "ranks are 0 … n - 1; the one after the last is 0: use % n",
     "collective-not-here": "send and recv only: this unit builds the rest",
@@ -73,6 +73,12 @@ def open_calls(record: RankRecord) -> list[Event]:
     return [call for call in record.calls() if call["n"] not in ended]
 
 
+def _made(record: RankRecord) -> list[Event]:
+    """The calls of a rank without those that were refused: these met nobody."""
+    refused = {e["n"] for e in record.journal if e["k"] == "error" and e["refused"]}
+    return [call for call in record.calls() if call["n"] not in refused]
+
+
 def mismatched_ends(run: Run) -> NotYetError | None:
     """A message whose two ends are tensors of different size or dtype."""
     for (src, dst, _tag), sent, received in _pairs(run):
@@ -95,7 +101,7 @@ def unlike_collectives(run: Run) -> NotYetError | None:
     """
     groups: dict[str, dict[int, list[Event]]] = defaultdict(dict)
     for record in run.ranks:
-        for call in record.calls():
+        for call in _made(record):
             if call["op"] in COLLECTIVES:
                 groups[call["group"]].setdefault(record.rank, []).append(call)
     for members in groups.values():
@@ -129,7 +135,7 @@ def never_waited(run: Run) -> NotYetError | None:
             rank=record.rank,
             state="under way",
             text=f"call #{call['n']} {describe(call)}",
-            where=place((call["file"], call["line"])),
+            where=place_of(call),
         )
         for record in run.ranks
         for call in open_calls(record)
@@ -153,7 +159,7 @@ def _pairs(run: Run) -> list[tuple[tuple[int, int, int], Event, Event]]:
     receives: dict[Any, deque[Event]] = defaultdict(deque)
     for record in run.ranks:
         sources = {e["n"]: e["src"] for e in record.journal if "src" in e}
-        for call in record.calls():
+        for call in _made(record):
             if call["op"] in ("send", "isend", "sendrecv"):
                 sends[record.rank, call["dst"], call["tag"]].append(call)
             if call["op"] in ("recv", "irecv", "sendrecv"):

@@ -56,6 +56,7 @@ def look_at(
     try:
         source = read_source(curriculum, unit, code)
         verdict.digest = source.digest
+        verdict.function_digest = source.function_digest(functions[task.id])
         states = {t.id: source.state_of(t.id, functions[t.id]) for t in unit.tasks}
     except SourceError as error:
         slug = "syntax-error" if error.is_syntax else ""

@@ -73,14 +73,15 @@ def _passed(verdict: TaskVerdict) -> list[tuple[str, str]]:
     head = f"{verdict.number} PASS  n = {sizes}"
     lines = [("pass", _spread(head, f"{verdict.seconds:.2f} s"))]
     notes = [clause.note for clause in verdict.clauses if clause.note]
+    if verdict.printed:
+        notes.append("(your code printed something; it is shown when a check fails)")
     return lines + [("dim", line) for note in notes for line in _wrap(note, _INDENT)]
 
 
 def _failed(verdict: TaskVerdict) -> list[tuple[str, str]]:
     failure = verdict.first_failure()
-    if (
-        failure is None or not failure.kind
-    ):  # nothing ran: the file itself is the matter
+    # Without a kind nothing ran: the file itself is the matter.
+    if failure is None or not failure.kind:
         head = f"{verdict.number} NOT YET  {verdict.message}"
         advice = failure.rule if failure else ""
         return [
@@ -97,13 +98,22 @@ def _failed(verdict: TaskVerdict) -> list[tuple[str, str]]:
     tail = "   ".join(f"{clause.id} {_word(clause)}" for clause in others)
     tail = f"{_INDENT}n = {failure.world_size}   {tail}"
     seconds = f"{verdict.seconds:.2f} s"
-    where = next((row.where for row in failure.evidence if row.where), "")
+    where = _guilty_line(failure.evidence)
     if where and len(tail) + len(where) + len(seconds) + 5 <= WIDTH:
         tail += f"   {where}"
     elif where:
         lines.append(("plain", _INDENT + where))
     lines.append(("dim", _spread(tail.rstrip(), seconds)))
     return lines
+
+
+def _guilty_line(evidence: tuple[Evidence, ...]) -> str:
+    """Where to look first: at the rank that failed, before those that wait for it."""
+    for states in (("refused", "raised", "died"), ("busy",), ("waiting",)):
+        for row in evidence:
+            if row.where and row.state in states:
+                return row.where.partition(" ")[0]
+    return next((row.where.partition(" ")[0] for row in evidence if row.where), "")
 
 
 def _rule(text: str) -> list[tuple[str, str]]:

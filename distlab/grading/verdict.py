@@ -79,11 +79,13 @@ class TaskVerdict:
     status: TaskStatus
     path: str
     digest: str
+    function_digest: str = ""
     line: int = 0
     seconds: float = 0.0
     message: str = ""
     slug: str = ""
     world_sizes: tuple[int, ...] = ()
+    printed: int = 0  # lines, in the latest run of each world size
     clauses: list[ClauseVerdict] = field(default_factory=list)
 
     @property

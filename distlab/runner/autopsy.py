@@ -14,7 +14,9 @@ from distlab.paths import shown
 from distlab.runner.record import ErrorRecord, RankRecord, Run
 
 _FEW = 4  # ranks that are named one by one
-_OUR_COMM = re.compile(r"'(PointToPointOnly|Journal|ByteMeter|TorchComm)' object")
+_OUR_COMM = re.compile(
+    r"'(PointToPointOnly|Journal|ByteMeter|TorchComm)' object|\bWrapper(?=\.\w+\(\))"
+)
 SENDS = ("send", "isend")
 RECEIVES = ("recv", "irecv")
 
@@ -162,6 +164,18 @@ def place(frame: tuple[str, int] | None) -> str:
     return f"{shown(frame[0])}:{frame[1]}" if frame and frame[0] else ""
 
 
+def place_of(call: Event) -> str:
+    """Where a call stands; with the line that called its function, if there is one.
+
+    In another file stands a part that is not under judgement: its caller counts.
+    """
+    where = place((call["file"], call["line"]))
+    if not call.get("via"):
+        return where
+    file, line = call["via"]
+    return f"{where} ← :{line}" if file == call["file"] else place((file, line))
+
+
 def _spot(frame: tuple[str, int] | None) -> str:
     """`template_collectives.py:41`, for a sentence: the evidence has the folder."""
     return place(frame).rpartition(os.sep)[2]
@@ -171,21 +185,39 @@ def _line(record: RankRecord) -> Evidence:
     if record.status == "waiting" and record.waiting:
         call = record.waiting
         text = f"call #{call['n']} {describe(call)}  {describe_tensor(call)}"
-        where = place((call["file"], call["line"]))
+        where = place_of(call)
         return Evidence(rank=record.rank, state="waiting", text=text, where=where)
-    if record.status in ("raised", "died"):
-        refused = record.error is not None and record.error.refused
-        state = "refused" if refused else record.status
-        text = error_text(record.error) if record.error else explain_end(record)
-        if refused and record.error:
-            text = record.error.message
-        frames = record.error.frames if record.error else ()
-        where = place(own_frame(frames))
-        return Evidence(rank=record.rank, state=state, text=text, where=where)
+    if record.error is not None:
+        return _line_of_error(record, record.error)
+    if record.status == "died":
+        return _line_of_death(record)
     if record.status == "running":
         where = place(own_frame(record.stack))
         return Evidence(rank=record.rank, state="busy", where=where)
     return Evidence(rank=record.rank, state="finished")
+
+
+def _line_of_error(record: RankRecord, error: ErrorRecord) -> Evidence:
+    where = place(own_frame(error.frames))
+    if error.type == "PeerLost":
+        text = "its peer was gone: a consequence, not the cause"
+        return Evidence(rank=record.rank, state="cut off", text=text, where=where)
+    state = "refused" if error.refused else record.status
+    text = error.message if error.refused else error_text(error)
+    return Evidence(rank=record.rank, state=state, text=text, where=where)
+
+
+def _line_of_death(record: RankRecord) -> Evidence:
+    """The call that a rank had begun and not ended when its process did."""
+    begun = {e["n"]: e for e in record.journal if e["k"] in ("enter", "post")}
+    for event in record.journal:
+        if event["k"] in ("exit", "error"):
+            begun.pop(event["n"], None)
+    if not begun:
+        return Evidence(rank=record.rank, state="died", text=explain_end(record))
+    call = begun[max(begun)]
+    text = f"call #{call['n']} {describe(call)}  {describe_tensor(call)}"
+    return Evidence(rank=record.rank, state="died", text=text, where=place_of(call))
 
 
 def _signature(record: RankRecord) -> tuple[object, ...]:

@@ -192,7 +192,7 @@ SENTENCES = {
     "broadcast column": "broadcast got a non-contiguous tensor",
     "all_reduce column": "all_reduce got a non-contiguous tensor",
     "all_gather into column": "all_gather got a non-contiguous tensor",
-    "not a tensor": "all_reduce takes a tensor, not list",
+    "not a tensor": "all_reduce takes a tensor, not a list",
     "gather size": "needs an output of {twice}, not {twice_and_1}",
     "scatter size": "it needs {twice}, not {twice_and_1}",
     "all_to_all sizes": "not {twice} and {n}",

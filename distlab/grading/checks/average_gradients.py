@@ -163,7 +163,7 @@ def _wrong_means(own: list[Tensor], mean: Tensor) -> list[Suspect]:
             slug="hard-coded-two" if wrong == 2 and n > 3 else "",
             values=same_everywhere(mean * (n / wrong), n),
             sentence=f"your gradient is {n}/{wrong} of the mean on {n} ranks: "
-            f"divided by {wrong}, not by {n}",
+            f"as if divided by {wrong}, not by {n}",
             rule="divide by comm.world_size, whatever it is",
         )
         for wrong in (2, 3, 4, 8)

@@ -36,6 +36,19 @@ def broadcast_once(
     return {"before": before, "after": _state(model)}
 
 
+def _states(run: Run, part: str) -> tuple[list[State], list[State]]:
+    before = [value["before"][part] for value in run.values]
+    after = [value["after"][part] for value in run.values]
+    for rank, (had, has) in enumerate(zip(before, after, strict=True)):
+        lost = [name for name in had if name not in has]
+        if lost:
+            raise NotYetError(
+                f"the model on rank {rank} has lost {listed(lost)}",
+                rule="copy values into the model; leave its modules as they are",
+            )
+    return before, after
+
+
 def _broadcasts(impl: Implementation, cluster: Bench) -> list[tuple[int, Run]]:
     """Runs with their source: from the default and the last rank, or one between."""
     n = cluster.world_size
@@ -162,8 +175,3 @@ def _state(model: nn.Module) -> dict[str, State]:
 
 def _copied(named: Any) -> list[tuple[str, Tensor]]:
     return [(name, tensor.detach().clone()) for name, tensor in named]
-
-
-def _states(run: Run, part: str) -> tuple[list[State], list[State]]:
-    values = run.values
-    return [v["before"][part] for v in values], [v["after"][part] for v in values]

@@ -53,12 +53,33 @@ def _sources(world_size: int) -> tuple[int, ...]:
     return (1, 0, 2) if world_size == 3 else (world_size // 2,)
 
 
+def _broadcast(impl: Implementation, cluster: Bench, src: int) -> Run:
+    """The finished run; if it did not finish, first of all: did the right rank send?"""
+    try:
+        return cluster.run(impl, broadcast_once, src=src)
+    except NotYetError as failure:
+        run = cluster.observe(impl, broadcast_once, src=src)
+        first = [record.calls()[:1] for record in run.ranks]
+        sends = [bool(c) and c[0]["op"] in ("send", "isend") for c in first]
+        if src == 0 or not sends[0] or sends[src]:
+            raise
+        raise NotYetError(
+            f"src is {src}, but rank 0 is the one that sends",
+            slug="source-ignored",
+            evidence=failure.evidence,
+            rule="the source is the argument src: branch on comm.rank == src",
+            kind=failure.kind,
+            fatal=True,
+            output=failure.output,
+        ) from failure
+
+
 @clause("collectives.broadcast", "C1", worlds=WORLDS)
 def everyone_has_it(impl: Implementation, cluster: Bench) -> str | None:
     """V: after a broadcast from src every rank has src's values, for every src."""
     n = cluster.world_size
     for src in _sources(n):
-        run = cluster.run(impl, broadcast_once, src=src)
+        run = _broadcast(impl, cluster, src)
         expect_messages(run, "every rank's tensor is as it was")
         before = [value["before"] for value in run.values]
         arrived = [received(record) for record in run.ranks if record.rank != src]

@@ -8,7 +8,7 @@ from torch import Tensor
 from distlab.grading.misfits import printed
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankRecord, Run
-from distlab.runner.autopsy import Evidence, describe, place
+from distlab.runner.autopsy import Evidence, describe, place_of
 
 # The world size that tells most comes first: with 3 a cycle is a cycle, and nothing
 # that is right by luck for 2 gets through.
@@ -48,7 +48,7 @@ def calls_of_each(run: Run) -> tuple[Evidence, ...]:
         text = ", ".join(describe(call) for call in calls[:4]) or "no call"
         if len(calls) > 4:
             text += f", … ({len(calls)} calls)"
-        where = place((calls[0]["file"], calls[0]["line"])) if calls else ""
+        where = place_of(calls[0]) if calls else ""
         lines.append(
             Evidence(rank=record.rank, state="finished", text=text, where=where)
         )

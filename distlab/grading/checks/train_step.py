@@ -74,7 +74,7 @@ class Watched(torch.optim.SGD):
                 if parameter.grad is not None:
                     gradient = parameter.grad
                     change = bent(gradient) if self._with_bend else gradient
-                    parameter -= LEARNING_RATE * change
+                    parameter -= group["lr"] * change
         return loss
 
 

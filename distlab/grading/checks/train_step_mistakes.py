@@ -84,7 +84,7 @@ def _misweighted(seed: int, n: int) -> list[Suspect]:
             slug="hard-coded-two" if wrong == 2 and n > 3 else "",
             values=times(1 / wrong),
             sentence=f"the weights moved by {n}/{wrong} of the mean gradient: "
-            f"divided by {wrong}, not by {n}",
+            f"as if divided by {wrong}, not by {n}",
             rule="divide by comm.world_size, whatever it is",
         )
         for wrong in (2, 3, 4, 8)
