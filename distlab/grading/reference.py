@@ -25,7 +25,7 @@ Rule = Callable[[list[Tensor], int], Tensor]
 def make_model(seed: int) -> nn.Sequential:
     """A small float64 network; the same seed gives the same weights."""
     generator = torch.Generator().manual_seed(seed)
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 3))
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     model.double()
     for parameter in model.parameters():
         values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)

@@ -17,7 +17,7 @@ from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
 
-WORLDS = (3, 2, 4, 1)
+WORLDS = (3, 2, 4, 7, 1)
 FROZEN = "0.0.weight"  # the parameter that is not trained
 
 

@@ -233,7 +233,7 @@ def in_place(impl: Implementation, cluster: Bench) -> str | None:
     halves = [len(record.calls()) for record in sums.run.ranks]
     return (
         f"n = {n}: rank 0 takes part in {halves[0]} messages, rank {n - 1} in "
-        f"{halves[-1]}. And with n = 1,000?"
+        f"{halves[-1]}; with n = 1,000: 1,998 and 2"
     )
 
 
