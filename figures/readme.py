@@ -1,4 +1,4 @@
-"""The two pictures of the README, drawn from runs made here; `python -m figures.readme`.
+"""The two pictures of the README, from runs made here; `python -m figures.readme`.
 
 Nothing in them is typed by hand: the autopsy is the grader's verdict on a wrong
 `pass_around`, the timeline is the journal of four ranks of which one leaves early.

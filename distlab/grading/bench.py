@@ -72,7 +72,6 @@ class Bench:
             )
         return self._runs[key]
 
-
     def printed(self) -> str:
         """What the ranks of the latest run printed."""
         runs = list(self._runs.values())
