@@ -379,7 +379,7 @@ def _start_twice() -> Start:
         warm = cluster.run(all_agree, NUM_RANKS)
     for run in (first, warm):
         if run.outcome != "finished":
-            return Start(problem=run.explain())
+            return Start(problem=run.explanation)
     return Start(first_s, warm.seconds, warm.values)
 
 

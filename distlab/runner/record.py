@@ -56,7 +56,7 @@ class Run:
     """How `world_size` ranks ended.
 
     `waits_for` maps each blocked rank to the ranks that would have to act; `cycle` is a
-    circle in it, such as (0, 1, 2), or empty.
+    circle in it, such as (0, 1, 2), or empty; `explanation` says it in a sentence.
     """
 
     world_size: int
@@ -66,6 +66,7 @@ class Run:
     limit_s: float
     waits_for: dict[int, tuple[int, ...]] = field(default_factory=dict)
     cycle: tuple[int, ...] = ()
+    explanation: str = ""
 
     @property
     def values(self) -> list[Any]:
@@ -86,11 +87,5 @@ class Run:
             RunnerError: it did not; with the explanation.
         """
         if self.outcome != "finished":
-            raise RunnerError(self.explain())
+            raise RunnerError(self.explanation)
         return self
-
-    def explain(self) -> str:
-        """One sentence on how the run ended."""
-        from distlab.runner.autopsy import explain
-
-        return explain(self)

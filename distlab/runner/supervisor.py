@@ -11,11 +11,12 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from distlab.runner.autopsy import explain
 from distlab.runner.board import Board, find_cycle
 from distlab.runner.limits import Limits
 from distlab.runner.processes import cpu_s, sleeps
@@ -283,7 +284,7 @@ class Supervisor:
         for _ in range(LAST_READS):  # what was printed just before the end
             if not self._read(0.0):
                 break
-        return Run(
+        run = Run(
             world_size=len(self._records),
             outcome=outcome,
             ranks=tuple(self._records),
@@ -292,6 +293,7 @@ class Supervisor:
             waits_for=waits_for,
             cycle=find_cycle(waits_for),
         )
+        return replace(run, explanation=explain(run))
 
     def _take_stacks(self, alive: list[int]) -> None:
         for rank in alive:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def _in_this_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_finished() -> None:
     assert explain(run("finished", done(0))) == "1 rank finished in 0.25 s"
     good = run("finished", done(0), done(1))
-    assert good.explain() == "2 ranks finished in 0.25 s"
+    assert explain(good) == "2 ranks finished in 0.25 s"
     assert good.require_finished() is good
     assert good.primary() is None
 
@@ -148,8 +149,9 @@ def test_raised_names_the_cause_and_who_waited() -> None:
         "rank 1 raised KeyError: 'momentum' at template_ring.py:7; "
         "ranks 0 and 2 waited for it"
     )
+    explained = replace(one, explanation=explain(one))
     with pytest.raises(RunnerError, match="rank 1 raised KeyError"):
-        one.require_finished()
+        explained.require_finished()
 
 
 def test_the_primary_failure_is_the_first_that_follows_from_no_other() -> None:

@@ -165,25 +165,25 @@ def test_the_rank_that_raised_is_named(cluster: Cluster) -> None:
     assert primary is not None
     assert (primary.rank, primary.error and primary.error.type) == (1, "KeyError")
     where = f"misbehaviour.py:{line_of('THE LINE OF ONE RAISES')}"
-    assert run.explain().startswith("rank 1 raised KeyError: 'momentum' at ")
-    assert run.explain().endswith(f"{where}; ranks 0 and 2 waited for it")
+    assert run.explanation.startswith("rank 1 raised KeyError: 'momentum' at ")
+    assert run.explanation.endswith(f"{where}; ranks 0 and 2 waited for it")
 
 
 def test_one_mistake_on_all_ranks_is_one_mistake(cluster: Cluster) -> None:
-    text = cluster.run(programs.all_raise, 3).explain()
+    text = cluster.run(programs.all_raise, 3).explanation
     assert text.startswith("ranks 0, 1 and 2 each raised ZeroDivisionError: all alike")
 
 
 def test_the_first_failure_in_time_is_the_primary_one(cluster: Cluster) -> None:
     run = cluster.run(programs.raises_after_its_peer, 2)
     assert run.outcome == "raised"
-    assert run.explain().startswith("rank 1 raised KeyError: 'first'")
+    assert run.explanation.startswith("rank 1 raised KeyError: 'first'")
 
 
 def test_an_error_that_follows_from_a_lost_peer_is_secondary(cluster: Cluster) -> None:
     run = cluster.run(programs.wraps_its_loss, 2)
     assert (run.outcome, statuses(run)) == ("died", ["raised", "died"])
-    assert run.explain().startswith("rank 1 ended its process (exit status 9)")
+    assert run.explanation.startswith("rank 1 ended its process (exit status 9)")
     assert run.ranks[0].error is not None
     assert run.ranks[0].error.peer_lost
 
@@ -192,13 +192,13 @@ def test_an_error_without_words_is_still_reported(cluster: Cluster) -> None:
     run = cluster.run(programs.cannot_say_why, 1)
     assert run.ranks[0].error is not None
     assert run.ranks[0].error.type == "Silent"
-    assert "its message cannot be had: ValueError" in run.explain()
+    assert "its message cannot be had: ValueError" in run.explanation
 
 
 def test_sys_exit_is_an_early_end(cluster: Cluster) -> None:
     run = cluster.run(programs.exits_politely, 2)
     assert (run.outcome, statuses(run)) == ("raised", ["finished", "raised"])
-    assert "SystemExit: 0" in run.explain()
+    assert "SystemExit: 0" in run.explanation
 
 
 @pytest.mark.parametrize(
@@ -216,8 +216,8 @@ def test_a_module_that_cannot_be_imported(
     (tmp_path / f"{name}.py").write_text(text)
     run = cluster.run(programs.imports, 2, str(tmp_path), name)
     assert run.outcome == "raised"
-    assert says in run.explain()
-    assert f"{name}.py:" in run.explain()
+    assert says in run.explanation
+    assert f"{name}.py:" in run.explanation
 
 
 def test_a_program_that_ranks_cannot_find(cluster: Cluster) -> None:
@@ -226,19 +226,19 @@ def test_a_program_that_ranks_cannot_find(cluster: Cluster) -> None:
     stray.__module__, stray.__qualname__ = "tests.no_such_module", "stray"
     run = cluster.run(stray, 2)
     assert run.outcome == "raised"
-    assert "ModuleNotFoundError" in run.explain()
+    assert "ModuleNotFoundError" in run.explanation
 
 
 def test_a_result_that_cannot_travel_is_the_ranks_mistake(cluster: Cluster) -> None:
     run = cluster.run(programs.result_that_cannot_travel, 2)
     assert (run.outcome, statuses(run)) == ("raised", ["raised", "raised"])
-    assert "TypeError: a set cannot travel between processes" in run.explain()
+    assert "TypeError: a set cannot travel between processes" in run.explanation
 
 
 def test_a_failure_while_the_group_forms(cluster: Cluster) -> None:
     run = cluster.run(programs.hello, 2, backend="carrier pigeon")
     assert run.outcome == "raised"
-    assert "TorchComm knows 'gloo' and 'nccl'" in run.explain()
+    assert "TorchComm knows 'gloo' and 'nccl'" in run.explanation
 
 
 # ── a rank dies ─────────────────────────────────────────────────────────────────────
@@ -248,27 +248,27 @@ def test_a_failure_while_the_group_forms(cluster: Cluster) -> None:
 def test_an_exit_is_no_success(cluster: Cluster, status: int) -> None:
     run = cluster.run(programs.leaves, 2, status)
     assert (run.outcome, run.ranks[1].status) == ("died", "died")
-    assert "rank 1 ended its process" in run.explain()
-    assert f"(exit status {status}) before it was done" in run.explain()
+    assert "rank 1 ended its process" in run.explanation
+    assert f"(exit status {status}) before it was done" in run.explanation
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "SIGABRT"])
 def test_a_killed_rank_is_named_with_its_signal(cluster: Cluster, how: str) -> None:
     run = cluster.run(programs.kills_itself, 2, how)
     assert (run.outcome, run.ranks[1].status) == ("died", "died")
-    assert f"rank 1 was killed by {how}" in run.explain()
+    assert f"rank 1 was killed by {how}" in run.explanation
 
 
 def test_a_message_too_large_for_its_tensor_is_explained(cluster: Cluster) -> None:
     run = cluster.run(programs.too_small_a_box, 2)
     assert (run.outcome, run.ranks[1].status) == ("died", "died")
-    assert "received more bytes than its tensor holds" in run.explain()
+    assert "received more bytes than its tensor holds" in run.explanation
 
 
 def test_a_dead_rank_is_dead_though_its_child_lives(cluster: Cluster) -> None:
     run = cluster.run(programs.leaves_a_child_and_dies, 2, limits=Limits(seconds=60))
     assert run.outcome == "died"
-    assert "rank 1 was killed by SIGKILL" in run.explain()
+    assert "rank 1 was killed by SIGKILL" in run.explanation
     assert ranks_left(cluster) == []
 
 
@@ -295,7 +295,7 @@ def test_a_rank_that_dies_before_it_is_ready(tmp_path: Path) -> None:
     controls[1][1].sendall(b'{"k":"rea')  # it died in the middle of a word
     run = supervisor.watch()
     assert (run.outcome, statuses(run)) == ("died", ["running", "died"])
-    assert run.explain() == "rank 1 was killed by SIGKILL"
+    assert run.explanation == "rank 1 was killed by SIGKILL"
     for pair in (zygote, *controls):
         pair[0].close()
         pair[1].close()
@@ -308,7 +308,7 @@ def test_memory_is_capped_per_rank(cluster: Cluster) -> None:
     run = cluster.run(programs.eats_memory, 3)
     assert run.outcome == "raised"
     assert statuses(run) == ["finished", "raised", "finished"]
-    assert "rank 1 raised out of memory: you tried to allocate" in run.explain()
+    assert "rank 1 raised out of memory: you tried to allocate" in run.explanation
 
 
 # ── hangs ───────────────────────────────────────────────────────────────────────────
@@ -318,9 +318,9 @@ def test_a_loop_meets_the_limit_and_is_shown(cluster: Cluster) -> None:
     run = cluster.run(programs.loops, 2, limits=Limits(seconds=0.5))
     assert (run.outcome, statuses(run)) == ("timeout", ["waiting", "running"])
     line = line_of("THE LINE OF THE LOOP")
-    shown = run.explain().rpartition("misbehaviour.py:")[2]
+    shown = run.explanation.rpartition("misbehaviour.py:")[2]
     assert int(shown) in (line - 1, line)  # the test of the loop or its body
-    assert "rank 1 had not finished after 0.5 s" in run.explain()
+    assert "rank 1 had not finished after 0.5 s" in run.explanation
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
@@ -338,7 +338,7 @@ def test_a_collective_that_a_finished_rank_skipped(cluster: Cluster) -> None:
     run = cluster.run(programs.skips_the_barrier, 3, limits=Limits(seconds=60))
     assert run.outcome == "deadlock"
     assert statuses(run) == ["waiting", "finished", "waiting"]
-    assert run.explain() == "rank 0 waits in barrier, but rank 1 has already finished"
+    assert run.explanation == "rank 0 waits in barrier, but rank 1 has already finished"
 
 
 @pytest.mark.parametrize(
