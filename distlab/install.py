@@ -106,7 +106,7 @@ def choose_torch(
         return Plan("pip", "pip's own choice was asked for")
     if sources:
         named = ", ".join(sources)
-        return Plan("pip", f"pip's own settings ({named}) say where wheels come from")
+        return Plan("pip", f"pip's own settings ({named}) say where to get it")
     if system != "Linux" or machine not in {"x86_64", "aarch64"}:
         return Plan("pip", f"pip's own choice is the right one on {system} {machine}")
     if has_gpu:

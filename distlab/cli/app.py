@@ -25,7 +25,6 @@ MORE, MAINTAINERS = "More", "Maintainers"
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Distributed training from scratch: build it, break it and see it.",
 )
@@ -38,6 +37,27 @@ Ranks = Annotated[
 TaskName = Annotated[
     str, typer.Argument(help="Number, id or name; else the current one.")
 ]
+
+
+OVERVIEW = """\
+Distributed training from scratch: build it, break it and see it.
+
+  distlab start     the first quarter of an hour: five screens, your first task
+  distlab watch     a verdict at every save
+  distlab check     a verdict now: on a task (1.4), a phase (--phase 1), the current one
+  distlab hint      a question, then a picture, then steps, then nearly the code
+  distlab status    where you are on the path
+
+  distlab --help    these and the rest: demo, explain, doctor, reset …\
+"""
+
+
+@app.callback(invoke_without_command=True)
+def overview(context: typer.Context) -> None:
+    """Distributed training from scratch: build it, break it and see it."""
+    if context.invoked_subcommand is None:
+        print(OVERVIEW)
+        raise typer.Exit(USAGE)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from distlab.curriculum import (
     load_curriculum,
 )
 from distlab.grading import Report, TaskVerdict
-from distlab.grading.preflight import look_at
+from distlab.grading.preflight import graded_files, look_at
 from distlab.grading.report import WIDTH, lines_of
 
 
@@ -45,8 +45,8 @@ def check(
         if not as_json:
             show(lines_of(verdict))
 
-    if not as_json and code != "mine":
-        show([("dim", f"grading {code}")])
+    if not as_json and (len(tasks) > 1 or code != "mine"):
+        show([("dim", line) for line in graded_files(curriculum, tasks, code)])
     report = judge(curriculum, tasks, code=code, worlds=worlds, seed=seed, tell=tell)
     if as_json:
         show_json(report.to_json())

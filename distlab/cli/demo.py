@@ -56,6 +56,7 @@ def demo(
     try:
         on_ranks = _on_ranks(config, say, quiet=as_json)
     except RunnerError as error:
+        _aloud("")  # the live line has no end of its own
         warn(f"the ranks did not finish: {error}; {_who_knows(code)}")
         return 11 if code == "reference" else 1
     alone = train_alone(config)
@@ -116,17 +117,15 @@ def _shard_table(shards: list[Shard]) -> list[str]:
 
 
 def _tell(on_ranks: DigitsResult, alone: DigitsResult, proof: Proof) -> None:
-    from distlab.cli.training import kilobytes, table, times
+    from distlab.cli.training import kilobytes, table
 
     rows = [("1 process", alone, None), (_ranks(on_ranks), on_ranks, proof.difference)]
-    show([("plain", line) for line in (*table(rows), "")])
+    show([("plain", line) for line in (*table(rows, timed=False), "")])
     if on_ranks.config.world_size > 1:
-        longer = times(on_ranks.epoch_s / alone.epoch_s)
         share = 100 * on_ranks.communication
         _aloud(
-            f"  An epoch took {longer} as long on "
-            f"{_ranks(on_ranks)}: {share:.0f} % of it went into",
-            f"  messages, {kilobytes(on_ranks.step_bytes)} from each rank per step.",
+            f"  {share:.0f} % of the ranks' time went into messages, "
+            f"{kilobytes(on_ranks.step_bytes)} from each rank per step.",
             "",
         )
     if proof.holds:
@@ -134,7 +133,10 @@ def _tell(on_ranks: DigitsResult, alone: DigitsResult, proof: Proof) -> None:
     else:
         show([("fail", "  It is not the same training:")])
         show([("fail", f"  {sentence}") for sentence in proof.failures()])
-    show([("", ""), ("", f"  Next: {command('start')}")])
+    if on_ranks.config.code == "reference":
+        show([("", ""), ("", f"  Next: {command('start')}")])
+    elif proof.holds:
+        show([("", ""), ("pass", "  ◆ The ranks ran your own code.")])
 
 
 def _proven(on_ranks: DigitsResult, proof: Proof) -> list[tuple[str, str]]:

@@ -8,8 +8,15 @@ import os
 from datetime import datetime
 from pathlib import Path
 
-from distlab.cli.screen import show
-from distlab.curriculum import CurriculumError, load_curriculum, make_template
+from distlab.cli.check import current_task
+from distlab.cli.screen import show, warn
+from distlab.curriculum import (
+    CurriculumError,
+    Progress,
+    ProgressUnavailableError,
+    load_curriculum,
+    make_template,
+)
 from distlab.paths import shown
 
 
@@ -39,6 +46,13 @@ def reset(unit_name: str) -> int:
     if kept:
         show([("plain", f"your file is kept as {shown(kept)}")])
     show([("plain", f"{shown(path)} is as it was in the beginning")])
+    progress = Progress(curriculum.root)
+    try:
+        progress.forget_passes(task.id for task in unit.tasks)
+    except ProgressUnavailableError as error:
+        warn(str(error))
+    task = current_task(curriculum, progress)
+    show([("dim", f"next: {task.number} {task.title}")])
     return 0
 
 

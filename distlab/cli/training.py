@@ -54,17 +54,23 @@ class LiveLine:
         sys.stdout.flush()
 
 
-def table(rows: list[tuple[str, DigitsResult, float | None]]) -> list[str]:
-    """Label, result and largest difference to the first row, side by side."""
+def table(
+    rows: list[tuple[str, DigitsResult, float | None]], *, timed: bool = True
+) -> list[str]:
+    """Label, result and largest difference to the first row, side by side.
+
+    Without the times where a prediction about them is still to come.
+    """
+    head = f"{'epoch time':<12}" if timed else ""
     lines = [
-        f"  {'':<10}{'epoch time':<12}{'held-out accuracy':<19}"
+        f"  {'':<10}{head}{'held-out accuracy':<19}"
         f"{'weights (digest)':<19}{'largest difference'}"
     ]
     for label, result, difference in rows:
         apart = "–" if difference is None else f"{difference:.1e}"
+        took = f"{duration(result.epoch_s):<12}" if timed else ""
         lines.append(
-            f"  {label:<10}{duration(result.epoch_s):<12}{accuracy(result):<19}"
-            f"{digests(result):<19}{apart}"
+            f"  {label:<10}{took}{accuracy(result):<19}{digests(result):<19}{apart}"
         )
     return [line.rstrip() for line in lines]
 

@@ -17,7 +17,7 @@ from distlab.cli.check import check_worlds, chosen, remember, what_helps
 from distlab.cli.hint import hint
 from distlab.cli.screen import show
 from distlab.curriculum import Progress, Task, load_curriculum
-from distlab.grading import Report, TaskVerdict
+from distlab.grading import FAILED, Report, TaskVerdict
 from distlab.grading.preflight import look_at
 from distlab.grading.report import lines_of
 from distlab.runner import Cluster
@@ -73,6 +73,11 @@ class _Session:
 
     def judge(self) -> None:
         """Judge the task, after what passed before and has changed."""
+        broken = self._broken_file()
+        if broken:
+            self.exit_code = FAILED
+            self._tell(broken)
+            return
         for earlier in self._changed_since_passing():
             again = self._verdict(earlier)
             if again.status == "fail":
@@ -81,6 +86,20 @@ class _Session:
                 return
             remember(self._progress, again, self._worlds)
         self._tell(self._verdict(self._task()))
+
+    def _broken_file(self) -> TaskVerdict | None:
+        """The verdict on a file that is no Python, or lacks a task that had passed."""
+        current, passed = self._task().id, self._progress.passed()
+        for task in self._curriculum.tasks:
+            verdict, ready = look_at(self._curriculum, task, "mine")
+            counts = task.id in passed or task.id == current
+            if (
+                ready is None
+                and verdict.status == "fail"
+                and (counts or verdict.slug != "renamed")
+            ):
+                return verdict
+        return None
 
     def _changed_since_passing(self) -> list[Task]:
         """Tasks that have passed and whose function is another one now."""

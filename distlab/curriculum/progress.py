@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,18 @@ class Progress:
                 entry["fails_now"] = not passed
             if passed and not entry.get("passed"):
                 entry["passed"] = datetime.now(UTC).isoformat(timespec="seconds")
+
+    def forget_passes(self, task_ids: Iterable[str]) -> None:
+        """Let these tasks count as not passed; checks and hints stay counted.
+
+        Raises:
+            ProgressUnavailableError: the file cannot be written.
+        """
+        with self._change() as state:
+            for task_id in task_ids:
+                entry = _entry(state, task_id)
+                for key in ("passed", "fails_now", "digest"):
+                    entry.pop(key, None)
 
     def next_hint(self, task_id: str, levels: int) -> int:
         """The hint level to show now: one deeper each time, to the deepest.

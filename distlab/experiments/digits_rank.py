@@ -80,7 +80,8 @@ def train_as_rank(
         started, step_losses = time.perf_counter(), []
         for batch in _my_batches(config, comm.rank, epoch, len(data.train_targets)):
             inputs, targets = data.train_inputs[batch], data.train_targets[batch]
-            loss = step(comm, model, optimizer, cross_entropy, inputs, targets)
+            # A learner may return the number as a tensor: that is accepted, too.
+            loss = float(step(comm, model, optimizer, cross_entropy, inputs, targets))
             step_losses.append(loss)
             if comm.rank == 0 and num_steps % _REPORT_EVERY == 0:
                 context.report({"epoch": epoch, "loss": loss, "accuracy": accuracy})

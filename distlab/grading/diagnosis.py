@@ -35,7 +35,11 @@ def diagnose(run: Run, source: UnitSource) -> NotYetError:
     ):
         return not_yet(run, "out-of-memory", kind="MEMORY")
     verdict = not_yet(run, "raised")
-    if "NoneType" in first.error.message:
+    if first.error.type in ("EOFError", "BdbQuit"):
+        verdict.rule = "ranks have no keyboard: use print, it is shown here"
+    elif "a leaf Variable" in first.error.message:
+        verdict.rule = "p is the weight, p.grad its gradient: p is not to be changed"
+    elif "NoneType" in first.error.message:
         verdict.rule = "something is None: comm's calls, for one, return nothing"
     return verdict
 
@@ -64,7 +68,10 @@ def _deadlock(run: Run) -> NotYetError:
         call["op"] for rank in run.cycle for call in open_calls(run.ranks[rank])
     }
     if under_way and under_way <= {"send", "isend"}:
-        return not_yet(run, "ring-of-sends", kind="DEADLOCK")
+        verdict = not_yet(run, "ring-of-sends", kind="DEADLOCK")
+        if "isend" in ops:
+            verdict.rule = "wait() for the isend last: isend, then recv, then wait()"
+        return verdict
     if under_way and under_way <= {"recv", "irecv"}:
         return not_yet(run, "ring-of-recvs", kind="DEADLOCK")
     if _never(run, "recv") and ops <= {"send", "isend"}:
@@ -72,8 +79,23 @@ def _deadlock(run: Run) -> NotYetError:
     if _never(run, "send") and ops <= {"recv", "irecv"}:
         return _one_sided(run, "nobody-sends", "recv", "send")
     if any(r.status == "finished" for r in run.ranks):
-        return not_yet(run, "peer-finished", kind="DEADLOCK")
+        verdict = not_yet(run, "peer-finished", kind="DEADLOCK")
+        verdict.rule = _own_collective(run) or verdict.rule
+        return verdict
     return not_yet(run, "", _crossed(run), kind="DEADLOCK")
+
+
+def _own_collective(run: Run) -> str:
+    """A function of the learner's that some ranks call and others, done, never did."""
+    done = [r for r in run.ranks if r.status == "finished"]
+    for record in run.ranks:
+        via = record.waiting and record.waiting.get("via")
+        if via and all(c.get("via") != via for r in done for c in r.calls()):
+            return (
+                f"line {via[1]} ran on rank {record.rank}, not on rank {done[0].rank}: "
+                "all ranks must call it"
+            )
+    return ""
 
 
 def _crossed(run: Run) -> str:
@@ -97,7 +119,11 @@ def _one_sided(run: Run, slug: str, called: str, missing: str) -> NotYetError:
     message = f"{_all(run)} called {called}; nobody called {missing}"
     if not all(r.waiting for r in run.ranks):
         message = f"{explain(run)}: nobody called {missing}"
-    return not_yet(run, slug, message, kind="DEADLOCK")
+    verdict = not_yet(run, slug, message, kind="DEADLOCK")
+    silent = [r.rank for r in run.ranks if not r.calls()]
+    if silent:
+        verdict.rule = f"rank {silent[0]} made no call: it lacks a {missing}"
+    return verdict
 
 
 def _stuck_collective(run: Run) -> NotYetError:

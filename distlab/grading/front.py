@@ -6,15 +6,13 @@ from pathlib import Path
 from types import TracebackType
 
 from distlab.curriculum import (
-    SourceError,
     find_root,
     load_curriculum,
-    read_source,
 )
 from distlab.grading.grade import Grader
+from distlab.grading.preflight import graded_files
 from distlab.grading.report import lines_of, plain
 from distlab.grading.verdict import INTERRUPTED, TaskVerdict
-from distlab.paths import shown
 from distlab.runner import Cluster
 
 
@@ -46,15 +44,8 @@ class PhaseFront:
     @property
     def header(self) -> list[str]:
         """The files that are graded, with their digests."""
-        lines = []
-        for unit in self._phase.units:
-            try:
-                source = read_source(self._curriculum, unit)
-            except SourceError as error:  # each of its tasks says so, too
-                lines.append(f"{shown(error.path)}: {error}")
-            else:
-                lines.append(f"grading {shown(source.path)}  digest {source.digest}")
-        return lines
+        tasks = [task for unit in self._phase.units for task in unit.tasks]
+        return graded_files(self._curriculum, tasks, "mine")
 
     def failure(self, task_id: str) -> str:
         """The verdict on a task that has not passed; empty if it has."""

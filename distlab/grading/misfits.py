@@ -30,7 +30,7 @@ RULES = {
     ),
     "nobody-receives": "every rank runs the same line: branch on comm.rank",
     "nobody-sends": "every recv needs a send on the other side: branch on comm.rank",
-    "peer-finished": "each send needs its recv; a collective, yours too, every rank",
+    "peer-finished": "each send needs its recv on the rank it names, and the other way",
     "send-to-self": "a rank does not send to itself: leave your own rank out",
     "no-such-rank": "ranks are 0 … n - 1; the one after the last is 0: use % n",
     "collective-not-here": "send and recv only: this unit builds the rest",

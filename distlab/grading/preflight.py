@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distlab.curriculum import (
@@ -84,6 +85,19 @@ def look_at(
     return verdict, Ready(
         source=source, reference=reference, unfinished=tuple(unfinished)
     )
+
+
+def graded_files(curriculum: Curriculum, tasks: Sequence[Task], code: str) -> list[str]:
+    """A line for each file under judgement, with the digest of what was read."""
+    lines = []
+    for name in dict.fromkeys(task.unit for task in tasks):
+        try:
+            source = read_source(curriculum, curriculum.units[name], code)
+        except SourceError as error:  # each of its tasks says so, too
+            lines.append(f"{shown(error.path)}: {error}")
+        else:
+            lines.append(f"grading {shown(source.path)}  digest {source.digest}")
+    return lines
 
 
 def _fail_all(

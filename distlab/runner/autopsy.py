@@ -118,9 +118,10 @@ def describe(call: Event | None) -> str:
         return "a call"
     text = str(call["op"])
     if call.get("dst") is not None:
-        text += f" → {call['dst']}"
+        text += f" → {'?' if call['dst'] < 0 else call['dst']}"
     if call.get("src") is not None:
-        text += " ← any rank" if call["src"] == ANY else f" ← {call['src']}"
+        source = "any rank" if call["src"] == ANY else call["src"]
+        text += f" ← {'?' if call['src'] < ANY else source}"
     if call.get("tag"):
         text += f" (tag {call['tag']})"
     return text

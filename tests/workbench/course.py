@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from distlab.curriculum import find_root
+from distlab.curriculum import find_root, make_template
 from distlab.runner import Cluster
 
 ROOT = find_root(Path(__file__))
@@ -64,12 +64,17 @@ def keep_warm(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def filled(task: str, body: str, unit: str = "collectives") -> str:
     """The template with one hole filled."""
-    path = ROOT / "phase1_data_parallel" / f"template_{unit}.py"
     hole = rf"    # TODO\({task}\)\n(    #.*\n)*    raise NotImplementedError\(.*\n"
     lines = textwrap.indent(textwrap.dedent(body).strip(), "    ") + "\n"
-    text, count = re.subn(hole, lambda _: lines, path.read_text(encoding="utf-8"))
+    text, count = re.subn(hole, lambda _: lines, pristine(unit))
     assert count == 1, task
     return text
+
+
+def pristine(unit: str) -> str:
+    """A unit's template as generated: the one in the checkout is the learner's."""
+    solution = ROOT / "solutions" / "phase1_data_parallel" / f"{unit}.py"
+    return make_template(solution.read_text(encoding="utf-8"))
 
 
 class Course:
@@ -84,6 +89,8 @@ class Course:
             shutil.copy(ROOT / name, self.root)
         for name in ("solutions", "phase1_data_parallel"):
             shutil.copytree(ROOT / name, self.root / name)
+        for unit in ("collectives", "trainer"):
+            self.template(unit).write_text(pristine(unit), encoding="utf-8")
         (self.root / "tests").mkdir()
         for name in ("test_phase1.py", "conftest.py"):
             shutil.copy(ROOT / "tests" / name, self.root / "tests")

@@ -146,3 +146,64 @@ def test_a_mistake_of_ones_own_is_not_laid_at_a_part(judged: Judged) -> None:
     failure = verdict.first_failure()
     assert failure is not None
     assert "the reference's" not in failure.rule
+
+
+IF_RANK_0 = """
+if comm.rank == 0:
+    spare = torch.zeros_like(tensor)
+    for src in range(1, comm.world_size):
+        comm.recv(spare, src)
+        tensor += spare
+    broadcast(comm, tensor, 0)
+else:
+    comm.send(tensor, 0)
+"""
+DOUBLED = """
+if comm.rank == 0:
+    for src in range(1, comm.world_size):
+        comm.recv(tensor, src)
+        tensor += tensor
+else:
+    comm.send(tensor, 0)
+broadcast(comm, tensor, 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("task", "body", "says"),
+    [
+        ("all_reduce", IF_RANK_0, "ran on rank 0, not on rank 1: all ranks must call"),
+        ("all_reduce", DOUBLED, "rank 0  wrong  had 1   got 200   expected 111"),
+        (
+            "exchange",
+            "if comm.rank == 0:\n    comm.send(box, 1)",
+            "rank 1 made no call",
+        ),
+        (
+            "exchange",
+            "comm.sendrecv(box, box, 0, 1)",
+            "comm.sendrecv(send_tensor, dst, recv_tensor, src)",
+        ),
+        ("exchange", "comm.send(box, box)", "a Tensor: a rank is a whole number"),
+        ("exchange", "input()", "ranks have no keyboard"),
+        ("exchange", "comm.send(comm.send(box, 1), 1) / 2", "called send to rank 1"),
+        ("exchange", "print('seen')\nbox += comm.rank", "[rank 0] seen"),
+    ],
+    ids=str.split("via doubled no-call order no-rank keyboard nested printed"),
+)
+def test_a_verdict_says_what_to_do(
+    task: str, body: str, says: str, judged: Judged
+) -> None:
+    text = with_body(WHOLE, f"collectives.{task}", body)
+    verdict = judged(f"collectives.{task}", text, exit_code=1)
+    assert says in " ".join(plain(lines_of(verdict)).split("\n  ")), says
+
+
+def test_the_line_named_is_that_of_the_rank_that_failed(judged: Judged) -> None:
+    body = "if comm.rank == 0:\n    comm.send(box, 1)\nelif comm.rank == 1:\n"
+    text = with_body(WHOLE, "collectives.exchange", f"{body}    comm.recv(box, 9)")
+    verdict = judged("collectives.exchange", text, worlds=(2,))
+    guilty = text.splitlines().index("        comm.recv(box, 9)") + 1
+    assert (
+        plain(lines_of(verdict)).splitlines()[-2].endswith(f"collectives.py:{guilty}")
+    )

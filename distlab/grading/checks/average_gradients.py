@@ -70,7 +70,14 @@ def average_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
         n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
     }
     names = {str(gradient.data_ptr()): name for name, gradient in given.items()}
-    return {"own": own, "after": after, "names": names, "shifted": len(shifted)}
+    weights = [p.data_ptr() for p in model.parameters()]
+    return {
+        "own": own,
+        "after": after,
+        "names": names,
+        "weights": weights,
+        "shifted": len(shifted),
+    }
 
 
 @clause("trainer.average_gradients", "C1", worlds=WORLDS)
@@ -94,7 +101,10 @@ def gradients_are_the_mean(impl: Implementation, cluster: Bench) -> str | None:
         [flat(state) for state in after],
         same_everywhere(flat(mean), n),
         what=some_of("the averaged gradient", mean, after),
-        suspects=_wrong_means([flat(state) for state in own], flat(mean)),
+        suspects=[
+            *_weights_instead(run, [flat(state) for state in own]),
+            *_wrong_means([flat(state) for state in own], flat(mean)),
+        ],
         rule="sum over the ranks, divided once by how many there are",
     )
     return None
@@ -118,6 +128,22 @@ def same_calls_same_order(impl: Implementation, cluster: Bench) -> str | None:
     calls = run.ranks[0].calls()
     moved = run.ranks[0].sent_bytes
     return f"n = {cluster.world_size}: {len(calls)} calls, {moved:.0f} bytes per rank"
+
+
+def _weights_instead(run: Run, own: list[Tensor]) -> list[Suspect]:
+    """Own gradients, divided or not, on ranks that reduced the parameters."""
+    weights = run.values[0]["weights"]
+    if not any(call["ptr"] in weights for call in run.ranks[0].calls()):
+        return []
+    return [
+        Suspect(
+            slug="own-gradient-only",
+            values=values,
+            sentence="the parameters were all-reduced, not their gradients",
+            rule="p is the weight, p.grad its gradient",
+        )
+        for values in (own, [gradient / run.world_size for gradient in own])
+    ]
 
 
 def _wrong_means(own: list[Tensor], mean: Tensor) -> list[Suspect]:
