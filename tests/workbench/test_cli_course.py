@@ -165,6 +165,16 @@ def test_reset_keeps_every_file(here: Course, capsys: Capture) -> None:
     assert template.read_bytes() == fresh
 
 
+def test_what_is_reset_has_not_passed(here: Course, capsys: Capture) -> None:
+    progress = Progress(here.root)
+    progress.record_verdict(FIRST, passed=True, digest="1")
+    progress.record_verdict("trainer.train_step", passed=True, digest="2")
+    here.template().write_text("# mine")
+    assert reset("collectives") == 0
+    assert "next: 1.1 " in capsys.readouterr().out
+    assert progress.passed() == {"trainer.train_step"}
+
+
 def test_a_reset_that_fails_changes_nothing(
     here: Course, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,30 +143,25 @@ def test_what_passed_before_is_looked_at_again(course: Course) -> None:
         # the current task is 1.2; breaking 1.1 must not go unnoticed
         assert "1.2 not started" in terminal.until(READY)
         course.fill(FIRST, "comm.send(box, 1)")
-        said = terminal.until(READY)
-        assert "1.1 passed before, and fails now:" in said
+        said = terminal.until("1.1 passed before, and fails now:(?s:.*)" + READY)
         assert "[nobody-receives]" in said
         assert course.progress()[FIRST]["fails_now"]
         course.fill(FIRST, EXCHANGE)
-        assert "1.1 PASS" in terminal.until(READY)
+        terminal.until("1.1 PASS(?s:.*)" + READY)
         assert not course.progress()[FIRST]["fails_now"]
 
         # a file that is not the current one, and that is no Python any more
         course.template("trainer").write_text("def (\n")
-        assert "line 1 is not Python" in terminal.until(READY)
+        terminal.until("line 1 is not Python(?s:.*)" + READY)
         course.template("trainer").write_text(pristine("trainer"))
         terminal.until(READY)
         course.fill(FIRST, "comm.send(box, 1)")
-        assert "passed before" in terminal.until(READY)
+        terminal.until("1.1 passed before(?s:.*)" + READY)
         terminal.press("q")
         assert terminal.end() == 1
     finally:
         terminal.close()
     assert "! 1.1" in course.distlab("status").out
-    done = course.distlab("reset", "collectives")
-    assert "next: 1.1 " in done.out
-    assert "· 1.1" in course.distlab("status").out
-    course.expect_nothing_left()
 
 
 def test_ctrl_c_in_watch(course: Course, terminal: Terminal) -> None:
