@@ -44,7 +44,7 @@ Distributed training from scratch: build it, break it and see it.
 
   distlab start     the first quarter of an hour: five screens, your first task
   distlab watch     a verdict at every save
-  distlab check     a verdict now: on a task (1.4), a phase (--phase 1), the current one
+  distlab check     a verdict now: on a task (1.4), a phase, the current one
   distlab hint      a question, then a picture, then steps, then nearly the code
   distlab status    where you are on the path
 

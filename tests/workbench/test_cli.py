@@ -192,7 +192,7 @@ def test_help_names_the_verbs(course: Course) -> None:
     assert (bare.code, asked.code) == (2, 0)
     for verb in ("start", "watch", "check", "hint", "status"):
         assert f"  distlab {verb} " in bare.out, verb
-    assert max(map(len, bare.out.splitlines())) <= 88
+    assert max(map(len, bare.out.splitlines())) <= 80
     for verb in ("start", "watch", "check", "hint", "status", "demo", "reset"):
         assert re.search(rf"│ {verb} ", asked.said), verb
     done = course.distlab("chekc")
