@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,18 +37,18 @@ def watch(name: str = "", *, worlds: Sequence[int] = (), as_json: bool = False) 
     chosen(curriculum, Progress(curriculum.root), [name] if name else [])
     with Cluster() as cluster, _keys() as next_key:
         cluster.start(wait=False)
-        session = _Session(name, cluster, worlds=worlds, as_json=as_json)
+        session = _Session(name, cluster, next_key, worlds=worlds, as_json=as_json)
         saves = _saves(session.files())
         next(saves)  # watching has begun: no save after the first verdict is missed
-        session.judge()
+        session.judge_if_wanted()
         for changes in saves:
-            key = next_key()
+            key = session.take_key()
             if key == "q":
                 break
             if key == "h":
                 hint(name)
             if changes or key == "c":
-                session.judge()
+                session.judge_if_wanted()
     return session.exit_code
 
 
@@ -56,7 +56,13 @@ class _Session:
     """What stays warm between two saves."""
 
     def __init__(
-        self, name: str, cluster: Cluster, *, worlds: Sequence[int], as_json: bool
+        self,
+        name: str,
+        cluster: Cluster,
+        next_key: Callable[[], str],
+        *,
+        worlds: Sequence[int],
+        as_json: bool,
     ) -> None:
         self._name = name
         self._worlds = check_worlds(worlds)
@@ -64,12 +70,39 @@ class _Session:
         self._as_json = as_json
         self._curriculum = load_curriculum()
         self._progress = Progress(self._curriculum.root)
+        self._under_judgement: list[float] = []
+        self._next_key, self._key = next_key, ""
         self.exit_code = 0
+        cluster.is_unwanted = self._is_unwanted
+
+    def take_key(self) -> str:
+        """The key that was pressed, during the judgement or since."""
+        key, self._key = self._key or self._next_key(), ""
+        return key
 
     def files(self) -> set[Path]:
         """The learner's files."""
         units = self._curriculum.units.values()
         return {unit.template(self._curriculum.root) for unit in units}
+
+    def judge_if_wanted(self) -> None:
+        """Judge; a newer save, or q, ends that: an endless loop takes long."""
+        from distlab.runner import RunCancelledError
+
+        self._under_judgement = self._save_times()
+        try:
+            self.judge()
+        except RunCancelledError:
+            if self._key != "q":
+                self._say("dim", "  saved again: starting over")
+
+    def _is_unwanted(self) -> bool:
+        self._key = self._key or self._next_key()
+        return self._key == "q" or self._save_times() != self._under_judgement
+
+    def _save_times(self) -> list[float]:
+        found = [file for file in sorted(self.files()) if file.exists()]
+        return [file.stat().st_mtime_ns for file in found]
 
     def judge(self) -> None:
         """Judge the task, after what passed before and has changed."""

@@ -19,7 +19,7 @@ from distlab.grading.verdict import (
     Report,
     TaskVerdict,
 )
-from distlab.runner import Cluster, Limits, RunnerError
+from distlab.runner import Cluster, Limits, RunCancelledError, RunnerError
 
 PRELOADS = {"trainer": ("torch._dynamo",)}
 """What each rank would import by itself: constructing an optimiser needs dynamo."""
@@ -83,6 +83,8 @@ class Grader:
         except RunnerError as error:
             verdict.status, verdict.message = "error", str(error)
             return verdict
+        except RunCancelledError:
+            raise
         except Exception as error:  # a check that did not foresee what it got
             verdict.status = "error"
             verdict.message = f"a check failed with {type(error).__name__}: {error}"

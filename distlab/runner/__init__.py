@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from distlab.runner.cluster import Cluster
     from distlab.runner.context import RankContext
     from distlab.runner.limits import Limits
-    from distlab.runner.record import ErrorRecord, RankRecord, Run, RunnerError
+    from distlab.runner.record import (
+        ErrorRecord,
+        RankRecord,
+        Run,
+        RunCancelledError,
+        RunnerError,
+    )
 
 _HOMES = {
     "Cluster": "cluster",
@@ -25,6 +31,7 @@ _HOMES = {
     "RankContext": "context",
     "RankRecord": "record",
     "Run": "record",
+    "RunCancelledError": "record",
     "RunnerError": "record",
 }
 
@@ -35,6 +42,7 @@ __all__ = [
     "RankContext",
     "RankRecord",
     "Run",
+    "RunCancelledError",
     "RunnerError",
 ]
 

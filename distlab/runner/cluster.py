@@ -28,10 +28,12 @@ class Cluster:
     """Ranks on this machine, as many runs as wanted, one at a time.
 
     The first run starts a zygote (about a second: it imports torch); every later one
-    only forks. Use it as a context manager, or call `close`.
+    only forks. Use it as a context manager, or call `close`. While a run goes on,
+    `is_unwanted` is asked now and then, if set; once it says yes, the run is given up.
     """
 
     def __init__(self, *, preload: tuple[str, ...] = ()) -> None:
+        self.is_unwanted: Callable[[], bool] | None = None
         self._preload = list(preload)
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -92,6 +94,7 @@ class Cluster:
                 processes cannot import.
             TypeError: an argument that cannot travel between processes.
             RunnerError: the ranks could not be started.
+            RunCancelledError: `is_unwanted` said so.
         """
         _check_world_size(world_size)
         self.start(wait=False)
@@ -126,6 +129,7 @@ class Cluster:
                         folder=Path(folder),
                         limits=limits,
                         on_report=on_report,
+                        is_unwanted=self.is_unwanted,
                     )
                     try:
                         return supervisor.watch()

@@ -16,6 +16,10 @@ class RunnerError(RuntimeError):
     """The harness itself could not do its work; never the learner's fault."""
 
 
+class RunCancelledError(Exception):
+    """Whoever asked for a run does not want it any more; its ranks are gone."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ErrorRecord:
     """An exception that a rank raised; `frames` are (file, line), outermost first."""

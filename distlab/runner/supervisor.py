@@ -20,9 +20,17 @@ from distlab.runner.autopsy import explain
 from distlab.runner.board import Board, find_cycle
 from distlab.runner.limits import Limits
 from distlab.runner.processes import cpu_s, sleeps
-from distlab.runner.record import ErrorRecord, Outcome, RankRecord, Run, RunnerError
+from distlab.runner.record import (
+    ErrorRecord,
+    Outcome,
+    RankRecord,
+    Run,
+    RunCancelledError,
+    RunnerError,
+)
 from distlab.runner.wire import decode
 
+ASK_S = 0.1  # between two looks at whether the outcome is still wanted
 CONFIRM_S = 0.1  # a deadlock is looked at twice, this far apart
 LAST_READS = 8  # of 64 KiB each: more than a pipe holds, and a flood has an end
 SETTLE_S = 0.3  # after a first failure, how long the others may take to show theirs
@@ -52,7 +60,9 @@ class Supervisor:
         folder: Path,
         limits: Limits,
         on_report: Callable[[int, Any], None] | None,
+        is_unwanted: Callable[[], bool] | None = None,
     ) -> None:
+        self._is_unwanted = is_unwanted
         self._limits = limits
         self._folder = folder
         self._on_report = on_report or (lambda rank, value: None)
@@ -81,11 +91,14 @@ class Supervisor:
 
         Raises:
             RunnerError: the zygote is gone.
+            RunCancelledError: nobody wants to know any more.
         """
         outcome = None
         try:
             while outcome is None:
                 self._read(self._patience())
+                if self._is_unwanted and self._is_unwanted():
+                    raise RunCancelledError
                 outcome = self._outcome()
             return self._conclude(outcome)
         finally:
@@ -109,6 +122,8 @@ class Supervisor:
             until = min(until, self._suspect.at + CONFIRM_S)
         if self._failed_at is not None:
             until = min(until, self._failed_at + SETTLE_S)
+        if self._is_unwanted:
+            until = min(until, now + ASK_S)
         return max(0.0, until - now)
 
     def _read(self, timeout_s: float) -> bool:

@@ -164,6 +164,21 @@ def test_what_passed_before_is_looked_at_again(course: Course) -> None:
     assert "! 1.1" in course.distlab("status").out
 
 
+def test_a_newer_save_and_q_end_a_judgement(course: Course, terminal: Terminal) -> None:
+    terminal.until(READY)
+    course.fill(FIRST, FOREVER)
+    terminal.until("checking 1.1")
+    course.fill(FIRST, EXCHANGE)
+    said = terminal.until("1.1 PASS(?s:.*)" + READY)
+    assert "saved again: starting over" in said
+    assert "TIME" not in said
+    course.fill(FIRST, FOREVER)
+    terminal.until("checking 1.1")
+    terminal.press("q")
+    terminal.end()
+    assert "TIME" not in terminal.said
+
+
 def test_ctrl_c_in_watch(course: Course, terminal: Terminal) -> None:
     terminal.until(READY)
     terminal.press("\x03\x03")

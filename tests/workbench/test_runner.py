@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from distlab.runner import Cluster, Limits, Run, RunnerError
+from distlab.runner import Cluster, Limits, Run, RunCancelledError, RunnerError
 from distlab.runner.processes import descendants
 from distlab.runner.supervisor import Supervisor
 from distlab.runner.wire import encode
@@ -321,6 +321,16 @@ def test_a_loop_meets_the_limit_and_is_shown(cluster: Cluster) -> None:
     shown = run.explanation.rpartition("misbehaviour.py:")[2]
     assert int(shown) in (line - 1, line)  # the test of the loop or its body
     assert "rank 1 had not finished after 0.5 s" in run.explanation
+
+
+def test_a_run_that_nobody_wants_is_given_up(cluster: Cluster) -> None:
+    cluster.is_unwanted = lambda: True
+    try:
+        with pytest.raises(RunCancelledError):
+            cluster.run(programs.loops, 2, limits=Limits(seconds=600))
+    finally:
+        cluster.is_unwanted = None
+    assert cluster.run(programs.ring_of_sends, 1).outcome == "raised"
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
