@@ -17,13 +17,13 @@ from tests.workbench.course import (
     EXCHANGE,
     FOREVER,
     RING_OF_SENDS,
-    ROOT,
     Course,
     filled,
     keep_warm,
+    pristine,
 )
 
-TEMPLATE = (ROOT / "phase1_data_parallel" / "template_collectives.py").read_text()
+TEMPLATE = pristine("collectives")
 NAMES = {
     "1.1": "collectives.exchange",
     "1.2": "collectives.pass_around",
