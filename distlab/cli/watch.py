@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +21,11 @@ from distlab.curriculum import Progress, Task, load_curriculum
 from distlab.grading import FAILED, Report, TaskVerdict
 from distlab.grading.preflight import look_at
 from distlab.grading.report import lines_of
-from distlab.runner import Cluster
+from distlab.runner import Cluster, RunCancelledError
 
 KEYS = "c check again   h hint   q quit"
 _POLL_MS = 100
+_HALF_WRITTEN_S = 0.05  # many an editor empties the file first, then writes it
 _SETTLE_MS = 30  # an editor's save is one or two events, this close together
 
 
@@ -87,8 +89,6 @@ class _Session:
 
     def judge_if_wanted(self) -> None:
         """Judge; a newer save, or q, ends that: an endless loop takes long."""
-        from distlab.runner import RunCancelledError
-
         self._under_judgement = self._save_times()
         try:
             self.judge()
@@ -176,6 +176,10 @@ class _Session:
         return chosen(self._curriculum, self._progress, names)[0]
 
     def _tell(self, verdict: TaskVerdict) -> None:
+        if verdict.status == "fail" and not verdict.world_sizes:
+            time.sleep(_HALF_WRITTEN_S)
+        if self._save_times() != self._under_judgement:
+            raise RunCancelledError
         remember(self._progress, verdict, self._worlds)
         if self._as_json:
             print(json.dumps(verdict.to_json()), flush=True)
