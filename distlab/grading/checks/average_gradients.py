@@ -14,6 +14,7 @@ from distlab.grading.checks.named import flat, listed, some_of, wrong_names
 from distlab.grading.clause import clause
 from distlab.grading.oracles import (
     Suspect,
+    all_close,
     expect_equal_bits,
     expect_values,
     same_everywhere,
@@ -24,6 +25,7 @@ from distlab.runner.autopsy import Evidence, describe
 
 # Four first: with three a hard-coded 2 could as well be n - 1.
 WORLDS = (4, 3, 2, 7, 1)
+AGAIN_WORLD = 3  # where the function is called twice as well
 
 
 class Alike(nn.Module):
@@ -53,8 +55,16 @@ class Alike(nn.Module):
         return (hidden * self.tail.reshape(-1)) @ self.head
 
 
-def average_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
-    """One backward on this rank's own data, then the averaging under test."""
+def average_once(
+    context: RankContext, unit: ModuleType, seed: int, again: bool = False
+) -> dict[str, Any]:
+    """One backward on this rank's own data, then the averaging under test.
+
+    On rank 0 one gradient is all zeros, as that of a part no sample has used: it takes
+    part like any other. With `again` another model was averaged before.
+    """
+    if again:
+        average_once(context, unit, seed + 1)
     # A set of tensors is ordered by their addresses. Real processes have different
     # ones; forked ranks would not, and a loop over a set would look harmless.
     shifted = [torch.empty(16 * (1 + i)) for i in range(17 * context.rank)]
@@ -62,6 +72,8 @@ def average_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     generator = torch.Generator().manual_seed(seed * 7919 + context.rank)
     inputs = torch.randn(4, 12, generator=generator, dtype=torch.float64)
     model(inputs * (1.0 + context.rank)).square().mean().backward()
+    if context.rank == 0 and model.skew.grad is not None:
+        model.skew.grad.zero_()
     # Kept, so that no other tensor can get their addresses while the names count.
     given = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     own = {name: gradient.clone() for name, gradient in given.items()}
@@ -107,7 +119,20 @@ def gradients_are_the_mean(impl: Implementation, cluster: Bench) -> str | None:
         ],
         rule="sum over the ranks, divided once by how many there are",
     )
+    if n == AGAIN_WORLD:
+        _expect_again(impl, cluster)
     return None
+
+
+def _expect_again(impl: Implementation, cluster: Bench) -> None:
+    run = cluster.run(impl, average_once, again=True)
+    own = [flat(value["own"]) for value in run.values]
+    expect_values(
+        [flat(value["after"]) for value in run.values],
+        same_everywhere(torch.stack(own).mean(0), cluster.world_size),
+        what="with a second model in the same process the averaged gradient",
+        rule="keep nothing from one call to the next",
+    )
 
 
 @clause("trainer.average_gradients", "C2", worlds=WORLDS)
@@ -119,6 +144,10 @@ def same_calls_same_order(impl: Implementation, cluster: Bench) -> str | None:
         raise order
     if any(set(value["after"]) != set(value["own"]) for value in run.values):
         raise NotJudgedError("some gradients are gone: see C1")
+    own = [flat(value["own"]) for value in run.values]
+    after = [flat(value["after"]) for value in run.values]
+    if not all_close(after, [torch.stack(own).mean(0)] * len(own)):
+        raise NotJudgedError("the gradients are not the mean: see C1")
     expect_equal_bits(
         [flat(value["after"]) for value in run.values],
         what="the averaged gradient",

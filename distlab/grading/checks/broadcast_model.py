@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from distlab.grading.bench import Bench, Implementation
-from distlab.grading.checks.named import State, flat, listed, some_of
+from distlab.grading.checks.named import State, flat, listed, some_of, wrong_names
 from distlab.grading.clause import clause
 from distlab.grading.oracles import Suspect, digest, expect_values, same_everywhere
 from distlab.grading.reference import make_model
-from distlab.grading.verdict import NotYetError
+from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
 
@@ -29,11 +29,13 @@ def broadcast_once(
     dict(model.named_parameters())[FROZEN].requires_grad_(False)
     _fill(model, seed + 31 * context.rank)
     before = _state(model)
+    given = {n: (id(p), p.requires_grad) for n, p in model.named_parameters()}
     if src is None:
         unit.broadcast_model(context.comm, model)
     else:
         unit.broadcast_model(context.comm, model, src)
-    return {"before": before, "after": _state(model)}
+    held = {n: (id(p), p.requires_grad) for n, p in model.named_parameters()}
+    return {"before": before, "after": _state(model), "kept": held == given}
 
 
 def _states(run: Run, part: str) -> tuple[list[State], list[State]]:
@@ -70,6 +72,12 @@ def parameters_agree(impl: Implementation, cluster: Bench) -> str | None:
             suspects=_wrong_copies(before, src),
             rule="every rank ends with what rank src had",
         )
+        if not all(value["kept"] for value in run.values):
+            raise NotYetError(
+                "the values are right, but the parameters are other ones than before, "
+                "or are trained otherwise: an optimizer still holds the old ones",
+                rule="copy values into the parameters that are there",
+            )
     return None
 
 
@@ -77,8 +85,11 @@ def parameters_agree(impl: Implementation, cluster: Bench) -> str | None:
 def buffers_agree(impl: Implementation, cluster: Bench) -> str | None:
     """V: buffers too: BatchNorm's running statistics and its integer counter."""
     for src, run in _broadcasts(impl, cluster):
-        before, after = _states(run, "buffers")
         n = cluster.world_size
+        before, after = _states(run, "parameters")
+        if wrong_names(before[src], after):
+            raise NotJudgedError("the parameters do not agree: see C1")
+        before, after = _states(run, "buffers")
         kept = [
             name
             for name, value in before[src].items()

@@ -105,7 +105,12 @@ def train_steps(
         )
         losses.append(_number(loss))
         note("returned")
-    return {"weights": weights_of(model), "losses": losses, "events": events}
+    return {
+        "weights": weights_of(model),
+        "losses": losses,
+        "events": events,
+        "training": model.training,
+    }
 
 
 @clause("trainer.train_step", "C1", worlds=WORLDS)
@@ -130,6 +135,11 @@ def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
         what=f"the weights after {STEPS} steps",
         rule="every rank must apply the very same averaged gradient",
     )
+    if not all(value["training"] for value in run.values):
+        raise NotYetError(
+            "train_step left the model in evaluation mode",
+            rule="a step of training: leave model.train() and model.eval() alone",
+        )
     if n == BEND_WORLD:
         _expect_with_bend(impl, cluster)
     worst = max(float((w - expected[0]).abs().max()) for w in weights)
