@@ -136,10 +136,13 @@ class _Session:
 
     def _changed_since_passing(self) -> list[Task]:
         """Tasks that have passed and whose function is another one now."""
-        entries = self._progress.read().get("tasks", {})
+        entries, passed = (
+            self._progress.read().get("tasks", {}),
+            self._progress.passed(),
+        )
         changed = []
         for task in self._curriculum.tasks:
-            if task.id in self._progress.passed():
+            if task.id in passed:
                 verdict, ready = look_at(self._curriculum, task, "mine")
                 known = entries[task.id].get("digest")
                 if ready is not None and verdict.function_digest != known:

@@ -51,7 +51,7 @@ class Bench:
         """
         run = self.observe(impl, scenario, **values)
         if run.outcome != "finished":
-            raise diagnose(run, impl.source)
+            raise diagnose(run)
         diagnose_finished(run)
         return run
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from distlab.comm import COLLECTIVES
-from distlab.curriculum import UnitSource
 from distlab.grading.misfits import (
     mismatched_ends,
     never_waited,
     not_yet,
-    open_calls,
     unlike_collectives,
 )
 from distlab.grading.verdict import NotYetError
@@ -16,7 +14,7 @@ from distlab.runner import RankRecord, Run
 from distlab.runner.autopsy import describe, explain
 
 
-def diagnose(run: Run, source: UnitSource) -> NotYetError:
+def diagnose(run: Run) -> NotYetError:
     """The verdict on a run that did not finish."""
     mismatch = mismatched_ends(run) or unlike_collectives(run)
     if mismatch:
@@ -65,7 +63,7 @@ def _deadlock(run: Run) -> NotYetError:
     if ops & COLLECTIVES:
         return _stuck_collective(run)
     under_way = {
-        call["op"] for rank in run.cycle for call in open_calls(run.ranks[rank])
+        call["op"] for rank in run.cycle for call in run.ranks[rank].open_calls()
     }
     if under_way and under_way <= {"send", "isend"}:
         verdict = not_yet(run, "ring-of-sends", kind="DEADLOCK")
@@ -106,7 +104,7 @@ def _crossed(run: Run) -> str:
             continue
         peer = call["src"]
         waits = f"rank {record.rank} waits in {describe(call)}"
-        sends = [c for c in open_calls(run.ranks[peer]) if c["dst"] is not None]
+        sends = [c for c in run.ranks[peer].open_calls() if c["dst"] is not None]
         for_me = [c["tag"] for c in sends if c["dst"] == record.rank]
         if sends and not for_me:
             return f"{waits}, but rank {peer} sends to rank {sends[0]['dst']}"

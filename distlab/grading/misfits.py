@@ -6,6 +6,7 @@ delivers rubbish, or what nobody waited for has come in time by luck.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from typing import Any
 
@@ -67,12 +68,6 @@ def printed(run: Run) -> str:
     )
 
 
-def open_calls(record: RankRecord) -> list[Event]:
-    """The calls of a rank that have started and not ended."""
-    ended = {e["n"] for e in record.journal if e["k"] in ("exit", "error")}
-    return [call for call in record.calls() if call["n"] not in ended]
-
-
 def _made(record: RankRecord) -> list[Event]:
     """The calls of a rank without those that were refused: these met nobody."""
     refused = {e["n"] for e in record.journal if e["k"] == "error" and e["refused"]}
@@ -82,8 +77,11 @@ def _made(record: RankRecord) -> list[Event]:
 def mismatched_ends(run: Run) -> NotYetError | None:
     """A message whose two ends are tensors of different size or dtype."""
     for (src, dst, _tag), sent, received in _pairs(run):
-        sent_facts = (_numel(sent["shape"]), sent["dtype"])
-        received_facts = (_numel(received["into_shape"]), received["into_dtype"])
+        sent_facts = (math.prod(sent["shape"] or []), sent["dtype"])
+        received_facts = (
+            math.prod(received["into_shape"] or []),
+            received["into_dtype"],
+        )
         if sent_facts != received_facts:
             takes = {"shape": received["into_shape"], "dtype": received["into_dtype"]}
             message = (
@@ -119,7 +117,7 @@ def unlike_collectives(run: Run) -> NotYetError | None:
 
 
 def _act(call: Event) -> tuple[Any, ...]:
-    return call["op"], call["root"], _numel(call["shape"]), call["dtype"]
+    return call["op"], call["root"], math.prod(call["shape"] or []), call["dtype"]
 
 
 def _act_text(call: Event) -> str:
@@ -138,7 +136,7 @@ def never_waited(run: Run) -> NotYetError | None:
             where=place_of(call),
         )
         for record in run.ranks
-        for call in open_calls(record)
+        for call in record.open_calls()
     ]
     if not lines:
         return None
@@ -171,10 +169,3 @@ def _pairs(run: Run) -> list[tuple[tuple[int, int, int], Event, Event]]:
         for channel, queue in sends.items()
         for sent, received in zip(queue, receives[channel], strict=False)
     ]
-
-
-def _numel(shape: list[int] | None) -> int:
-    count = 1
-    for size in shape or []:
-        count *= size
-    return count

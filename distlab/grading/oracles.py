@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -146,10 +146,3 @@ def digest(*tensors: Tensor) -> str:
 def same_everywhere(value: Tensor, world_size: int) -> list[Tensor]:
     """The same expected value on each of the ranks."""
     return [value] * world_size
-
-
-def per_rank(
-    values: Sequence[Tensor], function: Callable[[int], Tensor]
-) -> list[Tensor]:
-    """`function(rank)` for each rank of `values`."""
-    return [function(rank) for rank in range(len(values))]

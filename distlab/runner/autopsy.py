@@ -210,13 +210,10 @@ def _line_of_error(record: RankRecord, error: ErrorRecord) -> Evidence:
 
 def _line_of_death(record: RankRecord) -> Evidence:
     """The call that a rank had begun and not ended when its process did."""
-    begun = {e["n"]: e for e in record.journal if e["k"] in ("enter", "post")}
-    for event in record.journal:
-        if event["k"] in ("exit", "error"):
-            begun.pop(event["n"], None)
+    begun = record.open_calls()
     if not begun:
         return Evidence(rank=record.rank, state="died", text=explain_end(record))
-    call = begun[max(begun)]
+    call = begun[-1]
     text = f"call #{call['n']} {describe(call)}  {describe_tensor(call)}"
     return Evidence(rank=record.rank, state="died", text=text, where=place_of(call))
 

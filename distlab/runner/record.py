@@ -54,6 +54,11 @@ class RankRecord:
         """The calls this rank started, in order, without their ends."""
         return [event for event in self.journal if event["k"] in ("enter", "post")]
 
+    def open_calls(self) -> list[Event]:
+        """The calls that have started and not ended, in order."""
+        ended = {e["n"] for e in self.journal if e["k"] in ("exit", "error")}
+        return [call for call in self.calls() if call["n"] not in ended]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:

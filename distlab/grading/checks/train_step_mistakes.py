@@ -6,6 +6,7 @@ Several mistakes lead to the same weights. What the ranks did in which order
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -151,15 +152,8 @@ def _first_step(record: RankRecord) -> list[str]:
     events = [(when, what) for what, when in record.value["events"]]
     end = next(when for when, what in events if what == "returned")
     events += [
-        (call["t"], "gradients" if _numel(call) > 1 else "number")
+        (call["t"], "gradients" if math.prod(call["shape"] or []) > 1 else "number")
         for call in record.calls()
         if call["op"] in COLLECTIVES - {"barrier"}
     ]
     return [what for when, what in sorted(events) if when < end]
-
-
-def _numel(call: dict[str, Any]) -> int:
-    count = 1
-    for size in call["shape"] or []:
-        count *= size
-    return count
