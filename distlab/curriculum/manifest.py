@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "curriculum.toml"
+KINDS = ("plan", "move", "hide", "use")
 
 
 class CurriculumError(ValueError):
@@ -18,7 +19,10 @@ class CurriculumError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One hole to fill. `number` is its place on the path, `id` never changes."""
+    """One step to take. `number` is its place on the path, `id` never changes.
+
+    `kind` is "plan" (a pure function), "move" (messages), "hide" (cost) or "use".
+    """
 
     number: str
     id: str
@@ -29,6 +33,8 @@ class Task:
     points: int
     clauses: dict[str, str]
     milestone: str = ""
+    kind: str = "move"
+    stretch: bool = False  # off the path: for whoever wants more
     time_limit_s: float = 10.0
 
     @property
@@ -200,6 +206,8 @@ def _task(data: dict[str, Any]) -> Task:
         points=_value(data, "points", int),
         clauses=_value(data, "clauses", dict),
         milestone=_value(data, "milestone", str, ""),
+        kind=_value(data, "kind", str, "move"),
+        stretch=_flag(data, "stretch"),
         time_limit_s=float(_value(data, "time_limit_s", int | float, 10)),
     )
 
@@ -222,6 +230,13 @@ def _value(data: dict[str, Any], key: str, kind: Any, default: Any = None) -> An
     return value
 
 
+def _flag(data: dict[str, Any], key: str) -> bool:
+    value = data.get(key, False)
+    if not isinstance(value, bool):
+        raise CurriculumError(f"{key!r} of {data.get('id')} is not true or false")
+    return value
+
+
 def _validate(curriculum: Curriculum) -> None:
     units = [unit for phase in curriculum.phases for unit in phase.units]
     names = [f"unit {unit.name}" for unit in units]
@@ -237,6 +252,8 @@ def _validate(curriculum: Curriculum) -> None:
             raise CurriculumError(f"{task.number!r} of {task.id} is not like 1.4")
         if not re.fullmatch(r"\w+\.\w+", task.id):
             raise CurriculumError(f"{task.id!r} is not like unit.task")
+        if task.kind not in KINDS:
+            raise CurriculumError(f"{task.kind!r} of {task.id} is no kind of task")
         if task.minutes < 1 or task.time_limit_s <= 0:
             raise CurriculumError(f"{task.id} has no time")
     _validate_path(curriculum)

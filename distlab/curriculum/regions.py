@@ -1,6 +1,6 @@
 """From a solution to its template: marked regions become holes to fill.
 
-A region lies inside a function body:
+A region lies inside a function body; a task may have one in each of several functions:
 
     ### BEGIN SOLUTION unit.task          # TODO(unit.task)
     #| what to do, never how         →    # what to do, never how
@@ -47,19 +47,16 @@ def find_regions(text: str) -> list[Region]:
     """The regions of a solution, in order.
 
     Raises:
-        RegionError: nested, repeated, unclosed, id-less or look-alike markers.
+        RegionError: nested, unclosed, id-less or look-alike markers.
     """
     regions: list[Region] = []
     for kind, first, last, match, lines in _blocks(text):
         if kind == "only":
             continue
-        region_id = match["id"]
-        if region_id in {region.id for region in regions}:
-            raise RegionError(f"line {first}: a second region {region_id}")
         prompts = [m["text"] for m in map(_PROMPT.match, lines) if m]
         regions.append(
             Region(
-                id=region_id,
+                id=match["id"],
                 indent=match["indent"],
                 first=first,
                 last=last,
@@ -94,19 +91,22 @@ def make_template(text: str) -> str:
     return "".join(out)
 
 
-def functions_of(text: str) -> dict[str, str]:
-    """For each region's id the qualified name of the function it lies in.
+def functions_of(text: str) -> dict[str, tuple[str, ...]]:
+    """For each task's id the qualified names of the functions its regions lie in.
 
     Raises:
-        RegionError: a region lies outside every function.
+        RegionError: a region lies outside every function, or two lie in one.
     """
     spans = list(_functions(ast.parse(text).body, ""))
-    found = {}
+    found: dict[str, tuple[str, ...]] = {}
     for region in find_regions(text):
         around = [s for s in spans if s[1] <= region.first and region.last <= s[2] + 1]
         if not around:
             raise RegionError(f"line {region.first}: {region.id} is not in a function")
-        found[region.id] = max(around, key=lambda span: span[1])[0]
+        name = max(around, key=lambda span: span[1])[0]
+        if any(name in names for names in found.values()):
+            raise RegionError(f"line {region.first}: a second region in {name}")
+        found[region.id] = (*found.get(region.id, ()), name)
     return found
 
 

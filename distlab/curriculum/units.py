@@ -10,7 +10,7 @@ import ast
 import hashlib
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -79,23 +79,30 @@ class UnitSource:
         message = f"{place} is not Python: {problem}"
         return SourceError(message, self.path, line, is_syntax=True)
 
-    def state_of(self, task_id: str, function: str) -> tuple[TaskState, int]:
+    def state_of(self, task_id: str, functions: Sequence[str]) -> tuple[TaskState, int]:
         """Whether a task was started, and the line of what tells.
 
-        Not started means that the hole's own `raise` is still there.
+        Not started means that one of its holes' own `raise` is still there.
         """
-        node = _find(self.tree.body, function.split("."))
-        if node is None:
+        nodes = [_find(self.tree.body, name.split(".")) for name in functions]
+        if None in nodes:
             return "missing", 0
-        for inner in ast.walk(node):
-            if _is_hole(inner, task_id):
-                return "not_started", getattr(inner, "lineno", node.lineno)
-        return "started", node.lineno
+        found = [node for node in nodes if node]
+        for node in found:
+            for inner in ast.walk(node):
+                if _is_hole(inner, task_id):
+                    return "not_started", getattr(inner, "lineno", node.lineno)
+        return "started", found[0].lineno
 
-    def function_digest(self, function: str) -> str:
-        """A digest of one function's code: comments and layout do not change it."""
-        node = _find(self.tree.body, function.split("."))
-        code = ast.dump(node) if node else ""
+    def missing(self, functions: Sequence[str]) -> str:
+        """The first of these functions that the file does not have; or nothing."""
+        absent = (f for f in functions if not _find(self.tree.body, f.split(".")))
+        return next(absent, "")
+
+    def function_digest(self, functions: Sequence[str]) -> str:
+        """A digest of these functions' code: comments and layout do not change it."""
+        nodes = [_find(self.tree.body, name.split(".")) for name in functions]
+        code = "".join(ast.dump(node) if node else "" for node in nodes)
         return hashlib.sha256(code.encode()).hexdigest()[:12]
 
 
@@ -147,12 +154,12 @@ def load_graft(
         return module
     functions = functions_of(reference.text)
     donor = reference.tree
-    names = {functions[task] for task in wanted}
+    names = {name for task in wanted for name in functions[task]}
     helpers = [
         node
         for node in donor.body
         if isinstance(node, ast.FunctionDef)
-        and node.name not in functions.values()
+        and node.name not in sum(functions.values(), ())
         and not hasattr(module, node.name)
     ]
     grafts = [n for name in sorted(names) if (n := _find(donor.body, name.split(".")))]

@@ -13,8 +13,9 @@ accept-variant is right but written differently; it must pass. Both stand in
     slug = "nobody-receives"
     body = '''...'''
 
-Also possible: `signature` (the def line anew), `helper` (code for the end of the file)
-and `limit_s` (how long a run may take, for what never ends).
+Also possible: `function` (which one, where the task has holes in several), `signature`
+(the def line anew), `helper` (code for the end of the file) and `limit_s` (how long a
+run may take, for what never ends).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _REQUIRED = {
     "mutant": {"id", "task", "title", "clause", "slug", "body"},
     "accept": {"id", "task", "title", "body"},
 }
-_OPTIONAL = {"signature", "helper", "limit_s"}
+_OPTIONAL = {"function", "signature", "helper", "limit_s"}
 
 
 class CatalogueError(ValueError):
@@ -60,6 +61,7 @@ class Entry:
     body: str
     clause: str = ""
     slug: str = ""
+    function: str = ""
     signature: str = ""
     helper: str = ""
     limit_s: float = 0.0
@@ -71,13 +73,15 @@ class Entry:
 
     def applied_to(self, solution: str) -> str:
         """The solution's text with this entry's body in place of the task's own."""
-        region = next(r for r in find_regions(solution) if r.id == self.task)
+        names = functions_of(solution)[self.task]
+        regions = [r for r in find_regions(solution) if r.id == self.task]
+        place = names.index(self.function) if self.function else 0
+        region = regions[place]
         lines = solution.splitlines(keepends=True)
         body = textwrap.indent(_dedented(self.body), region.indent)
         lines[region.first - 1 : region.last] = [body]
         if self.signature:
-            name = functions_of(solution)[self.task]
-            first, last = _signature_lines(solution, name)
+            first, last = _signature_lines(solution, names[place])
             lines[first - 1 : last] = [_dedented(self.signature)]
         text = "".join(lines)
         return f"{text}\n\n{_dedented(self.helper)}" if self.helper else text
@@ -230,8 +234,11 @@ def _check_text(curriculum: Curriculum, entry: Entry, where: str) -> None:
     try:
         solution = unit.solution(curriculum.root).read_text(encoding="utf-8")
         mutated = entry.applied_to(solution)
-    except (OSError, StopIteration) as error:
+    except (OSError, KeyError) as error:
         raise CurriculumError(f"{entry.task} has no region in its solution") from error
+    except ValueError as error:
+        wrong = f"{where}: {entry.task} has no hole in {entry.function!r}"
+        raise CatalogueError(wrong) from error
     try:
         tree = ast.parse(mutated)
     except SyntaxError as error:

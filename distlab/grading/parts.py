@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 
 def parts_used(
-    tree: ast.Module, task: str, functions: Mapping[str, str]
+    tree: ast.Module, task: str, functions: Mapping[str, tuple[str, ...]]
 ) -> tuple[str, ...]:
-    """The other tasks whose functions `task`'s function mentions, directly or not.
+    """The other tasks whose functions those of `task` mention, directly or not.
 
-    `functions` maps each task of the unit to its function. Names are followed through
+    `functions` maps each task of the unit to its own. Names are followed through
     every function of the file, so a helper of the learner's own hides nothing.
     """
     bodies: dict[str, ast.AST] = {}
@@ -19,7 +19,7 @@ def parts_used(
         if isinstance(node, ast.FunctionDef):
             bodies[node.name] = node
     reached: set[str] = set()
-    open_names = [_last(functions[task])]
+    open_names = [_last(name) for name in functions[task]]
     while open_names:
         name = open_names.pop()
         if name in bodies and name not in reached:
@@ -27,8 +27,8 @@ def parts_used(
             open_names += _mentioned(bodies[name])
     return tuple(
         other
-        for other, function in functions.items()
-        if other != task and _last(function) in reached
+        for other, names in functions.items()
+        if other != task and any(_last(name) in reached for name in names)
     )
 
 

@@ -75,7 +75,8 @@ def look_at(
         return verdict, None
     if state == "missing":
         why = "it was renamed or removed" if source.text.strip() else "it is empty"
-        message = f"the file has no function {functions[task.id]}: {why}"
+        lost = source.missing(functions[task.id])
+        message = f"the file has no function {lost}: {why}"
         rule = ""
         if code == "mine":
             rule = f"undo that; or distlab reset {unit.name}, which keeps this file"

@@ -34,8 +34,9 @@ def with_hole(text: str, task_id: str) -> str:
     return make_template("".join(lines))
 
 
-def with_body(text: str, task_id: str, body: str) -> str:
-    return Entry(id="", task=task_id, title="", body=body).applied_to(text)
+def with_body(text: str, task_id: str, body: str, function: str = "") -> str:
+    entry = Entry(id="", task=task_id, title="", body=body, function=function)
+    return entry.applied_to(text)
 
 
 def verdict_on(

@@ -66,6 +66,10 @@ def clone(tmp_path: Path) -> Curriculum:
     return load_curriculum(tmp_path)
 
 
+def functions_of_task(task: Task) -> tuple[str, ...]:
+    return functions_of(solution_of(task.unit))[task.id]
+
+
 # ── solutions, templates, and what is in between ────────────────────────────────────
 
 
@@ -77,7 +81,9 @@ def test_solutions_pass(task: Task, cluster: Cluster) -> None:
     report = grader.grade([task])
     assert report.tasks[0].status == "pass", report.tasks[0].message
     assert report.exit_code == 0
-    assert {1, 2, 3, 4, 7} >= set(report.tasks[0].world_sizes) >= {2, 3, 4, 7}
+    sizes = set(report.tasks[0].world_sizes)
+    assert {1, 2, 3, 4, 7} >= sizes
+    assert sizes >= {2, 3, 4, 7} or task.kind == "plan"  # a plan needs no ranks
 
 
 def test_a_pristine_template_is_not_started(
@@ -111,7 +117,7 @@ def test_the_command_says_so_too_without_starting_a_rank(
 @each_task
 def test_a_hole_fails_its_own_task_only(task: Task, judged: Judged) -> None:
     text = with_hole(solution_of(task.unit), task.id)
-    assert text.count("raise NotImplementedError") == 1
+    assert text.count("raise NotImplementedError") == len(functions_of_task(task))
     for other in UNITS[task.unit].tasks:
         verdict = judged(other.id, text)
         expected = "not_started" if other == task else "pass"
@@ -123,11 +129,12 @@ def test_a_hole_fails_its_own_task_only(task: Task, judged: Judged) -> None:
 def test_a_no_op_is_a_failure_not_a_crash(
     task: Task, body: str, judged: Judged
 ) -> None:
-    text = with_body(solution_of(task.unit), task.id, body)
-    verdict = judged(task.id, text, exit_code=1)
-    assert verdict.status == "fail"
-    assert verdict.first_failure() is not None
-    assert len(verdict.message.split()) > 4
+    for function in functions_of_task(task):
+        text = with_body(solution_of(task.unit), task.id, body, function)
+        verdict = judged(task.id, text, exit_code=1)
+        assert verdict.status == "fail", function
+        assert verdict.first_failure() is not None
+        assert len(verdict.message.split()) > 4
 
 
 @each_task
@@ -135,15 +142,17 @@ def test_a_task_passes_while_its_siblings_are_unfinished(
     task: Task, judged: Judged
 ) -> None:
     text = make_template(solution_of(task.unit))
-    lines = solution_of(task.unit).splitlines(keepends=True)
-    region = next(r for r in find_regions("".join(lines)) if r.id == task.id)
-    body = "".join(lines[region.first : region.last - 1])
+    solution = solution_of(task.unit)
+    lines = solution.splitlines(keepends=True)
+    regions = [r for r in find_regions(solution) if r.id == task.id]
+    bodies = iter("".join(lines[r.first : r.last - 1]) for r in regions)
     hole = re.compile(
         rf'^ *# TODO\({re.escape(task.id)}\)\n(?: *#.*\n)* *raise .*"\)\n', re.M
     )
-    filled, count = hole.subn(lambda _: body, text)
-    assert count == 1
-    assert filled.count("raise NotImplementedError") == len(UNITS[task.unit].tasks) - 1
+    filled, count = hole.subn(lambda _: next(bodies), text)
+    assert count == len(regions)
+    left = len(find_regions(solution)) - len(regions)
+    assert filled.count("raise NotImplementedError") == left
     assert judged(task.id, filled).status == "pass"
 
 
@@ -153,7 +162,7 @@ def test_a_task_passes_while_its_siblings_are_unfinished(
 def test_regions_and_manifest_name_the_same_tasks() -> None:
     for name, unit in UNITS.items():
         regions = [region.id for region in find_regions(solution_of(name))]
-        assert regions == [task.id for task in unit.tasks]
+        assert list(dict.fromkeys(regions)) == [task.id for task in unit.tasks]
         assert all(region.prompts for region in find_regions(solution_of(name)))
 
 
@@ -175,14 +184,12 @@ def test_every_task_has_what_a_learner_needs(task: Task) -> None:
 @each_task
 def test_every_clause_is_checked_and_stands_in_the_docstring(task: Task) -> None:
     assert {check.clause for check in checks_of(task.id)} == set(task.clauses)
-    text = solution_of(task.unit)
-    name = functions_of(text)[task.id]
-    function = next(
-        node
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef) and node.name == name
+    names = {part for name in functions_of_task(task) for part in name.split(".")}
+    docstring = "\n".join(
+        ast.get_docstring(node) or ""
+        for node in ast.walk(ast.parse(solution_of(task.unit)))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in names
     )
-    docstring = ast.get_docstring(function) or ""
     for clause in task.clauses:
         assert re.search(rf"\b{clause} \w", docstring), clause
     assert f"distlab check {task.number}" in docstring

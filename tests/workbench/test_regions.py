@@ -21,7 +21,6 @@ ONLY, END_ONLY = "### BEGIN SOLUTION-ONLY\n", "### END SOLUTION-ONLY\n"
     ("text", "complaint"),
     [
         (f"{BEGIN}{BEGIN}{END}{END}", "line 2: a region inside a region"),
-        (f"{BEGIN}x\n{END}{BEGIN}y\n{END}", "line 4: a second region u.a"),
         (f"\n{BEGIN}x\n", "line 2: the region is never closed"),
         (f"{BEGIN}x\n{END_ONLY}", "line 3: an end without its beginning"),
         (f"x\n{END}", "line 2: an end without its beginning"),
@@ -49,6 +48,20 @@ def test_a_region_outside_every_function_is_refused() -> None:
         functions_of("### BEGIN SOLUTION u.a\nx = 1\n### END SOLUTION\n")
 
 
+def test_a_task_may_have_a_hole_in_each_of_several_functions() -> None:
+    text = f"def f():\n{BEGIN}    x\n{END}def g():\n{BEGIN}    y\n{END}"
+    assert functions_of(text) == {"u.a": ("f", "g")}
+    assert make_template(text).count('raise NotImplementedError("u.a")') == 2
+
+
+@pytest.mark.parametrize("second", ["a", "b"])
+def test_two_holes_in_one_function_are_refused(second: str) -> None:
+    another = BEGIN.replace("u.a", f"u.{second}")
+    text = f"def f():\n{BEGIN}    x\n{END}{another}    y\n{END}"
+    with pytest.raises(RegionError, match="line 5: a second region in f"):
+        functions_of(text)
+
+
 def test_what_only_the_solution_needs_is_left_out_whole() -> None:
     text = f"a = 1\n{ONLY}def helper():\n    return 2\n{END_ONLY}b = 3\n"
     assert make_template(text) == "a = 1\nb = 3\n"
@@ -65,7 +78,7 @@ def test_a_hole_has_the_prompts_and_the_indent_of_its_region() -> None:
         "class A:\n    def f(self):\n        # TODO(u.a)\n        # first this\n"
         '        #\n        # then that\n        raise NotImplementedError("u.a")\n'
     )
-    assert functions_of(text) == {"u.a": "A.f"}
+    assert functions_of(text) == {"u.a": ("A.f",)}
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -84,5 +97,5 @@ def test_template_and_solution_are_the_same_to_the_byte_outside_regions(
     )
     template = make_template(solution)
     assert hole.split(template) == region.split(only.sub("", solution))
-    assert len(hole.findall(template)) == len(UNITS[unit].tasks)
+    assert len(hole.findall(template)) == len(find_regions(solution))
     compile(template, "template", "exec")
