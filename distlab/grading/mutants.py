@@ -39,7 +39,7 @@ from distlab.runner import Cluster
 
 FOLDER = Path("tests") / "mutants"
 SEED = 20  # every run sees the same numbers, so that a survivor can be looked at
-_ID = {"mutant": r"[A-Z]{2}\d{2}", "accept": r"A\d{2}"}
+_ID = {"mutant": r"[A-Z]{2}\d{2,3}", "accept": r"A\d{2,3}"}
 _REQUIRED = {
     "mutant": {"id", "task", "title", "clause", "slug", "body"},
     "accept": {"id", "task", "title", "body"},

@@ -1,6 +1,7 @@
 """Collectives by hand: what broadcast and all_reduce do, from send and recv alone.
 
-Guide: phase1_data_parallel/guidelines.md, "Build it, task by task", 1.1 to 1.4.
+Guide: phase1_data_parallel/guidelines.md, "Build it, task by task", 1.1 to 1.4, 1.14
+and 1.17.
 Source: the MPI standard for the names; torch.distributed for the in-place form.
 Symbols: n = comm.world_size; every function runs on all n ranks at the same time.
 Cost: counted in messages, because on one machine a message costs more than its bytes.
@@ -100,4 +101,69 @@ def all_reduce(comm: Comm, tensor: Tensor) -> None:
     else:
         comm.send(tensor, dst=0)
     broadcast(comm, tensor, src=0)
+    ### END SOLUTION
+
+
+def all_gather(comm: Comm, output: Tensor, input: Tensor) -> None:
+    """Collect every rank's `input` on every rank, in `output`, in place.
+
+    Given: `input` has S elements, `output` n · S; both have one dimension.
+
+    all_gather      C1 output is the inputs of rank 0, 1, … n - 1, one after another
+    reduce_scatter  C2 output is chunk number `rank` of the sum of all inputs
+    both            C3 the caller's input is as it was
+    In torch.distributed: dist.all_gather_into_tensor(output, input)
+    Example: n = 3, inputs 5, 6, 7 → 5 6 7 on every rank
+    Cost: n (n - 1) messages of S elements. Check: distlab check 1.14
+    """
+    ### BEGIN SOLUTION collectives.gather_scatter
+    #| chunk number r of output is rank r's input (output.chunk(n) gives views)
+    for src, chunk in enumerate(output.chunk(comm.world_size)):
+        if src == comm.rank:
+            chunk.copy_(input)
+        broadcast(comm, chunk, src)
+    ### END SOLUTION
+
+
+def reduce_scatter(comm: Comm, output: Tensor, input: Tensor) -> None:
+    """Sum all ranks' `input` and give each rank one chunk of it, in `output`.
+
+    Given: `output` has S elements, `input` n · S; both have one dimension.
+
+    In torch.distributed: dist.reduce_scatter_tensor(output, input)
+    Example: n = 2, inputs 1 2 and 10 20 → 11 on rank 0, 22 on rank 1
+    Cost: n (n - 1) messages of S elements. Check: distlab check 1.14
+    """
+    ### BEGIN SOLUTION collectives.gather_scatter
+    #| chunk number r of the sum is for rank r: who needs which chunk from whom?
+    chunks = input.chunk(comm.world_size)
+    received = torch.empty_like(output)
+    output.copy_(chunks[comm.rank])
+    for step in range(1, comm.world_size):
+        dst = (comm.rank + step) % comm.world_size
+        src = (comm.rank - step) % comm.world_size
+        comm.sendrecv(chunks[dst], dst, received, src)
+        output += received
+    ### END SOLUTION
+
+
+def tree_broadcast(comm: Comm, tensor: Tensor, src: int) -> None:
+    """Make every rank's `tensor` that of rank `src`, in place; all who have it help.
+
+    C1 the value of rank src is on all ranks, for any src   C2 n - 1 messages in all
+    C3 after ⌈log2 n⌉ rounds; in a round each rank sends or receives one message
+    In torch.distributed: dist.broadcast(tensor, src), which has a tree inside, too
+    Example: n = 4, src = 0: 0 → 1 in round one; 0 → 2 and 1 → 3 in round two
+    Cost: n - 1 messages, ⌈log2 n⌉ of them one after another. Check: distlab check 1.17
+    """
+    ### BEGIN SOLUTION collectives.tree_broadcast
+    #| in every round all who have the tensor pass it on to one who does not
+    place = (comm.rank - src) % comm.world_size  # as if rank src were rank 0
+    reach = 1  # places below it have the tensor
+    while reach < comm.world_size:
+        if place < reach and place + reach < comm.world_size:
+            comm.send(tensor, (comm.rank + reach) % comm.world_size)
+        elif reach <= place < 2 * reach:
+            comm.recv(tensor, (comm.rank - reach) % comm.world_size)
+        reach *= 2
     ### END SOLUTION

@@ -1,6 +1,7 @@
 """Data-parallel training: every rank has the whole model and its own share of the data.
 
-Guide: phase1_data_parallel/guidelines.md, "Build it, task by task", 1.5 to 1.7.
+Guide: phase1_data_parallel/guidelines.md, "Build it, task by task", 1.5 to 1.7, 1.11
+to 1.13 and 1.16.
 Source: Li et al., PyTorch Distributed (arXiv 2006.15704), section 3.1.
 Symbols: n = comm.world_size.
 Cost: one all_reduce of all gradients per step; nothing else grows with the model.
@@ -15,12 +16,35 @@ Here `comm` does have collectives. They work in place and return nothing:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from distlab.comm import Comm
+if TYPE_CHECKING:  # nothing of distlab is needed to run this file: see main()
+    from distlab.comm import Comm
+
+LossFn = Callable[[Tensor, Tensor], Tensor]
+
+
+class Metrics(NamedTuple):
+    """How good a model is on some samples, counted over all ranks."""
+
+    loss: float
+    accuracy: float
+
+
+class Loader(Protocol):
+    """What `fit` reads from: this rank's part of each global batch, as in 1.10."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """From here on, the order of `epoch`."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        """Inputs and targets, as often on every rank; some may have no sample."""
 
 
 def broadcast_model(comm: Comm, model: nn.Module, src: int = 0) -> None:
@@ -62,7 +86,7 @@ def train_step(
     comm: Comm,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    loss_fn: LossFn,
     inputs: Tensor,
     targets: Tensor,
 ) -> float:
@@ -88,3 +112,197 @@ def train_step(
     comm.all_reduce(mean_loss)
     return float(mean_loss / comm.world_size)
     ### END SOLUTION
+
+
+def gradient_weight(comm: Comm, num_samples: int) -> float:
+    """This rank's share of all samples of this step: its `num_samples` by their sum.
+
+    The sum over all ranks; with no sample on any of them the share is 0.0.
+
+    In torch.distributed: nothing does it; DistributedDataParallel weighs ranks equally
+    Example: n = 2 with 1 and 3 samples → 0.25 and 0.75
+    Cost: one all_reduce of one number. Check: distlab check 1.11
+    """
+    ### BEGIN SOLUTION trainer.gradient_weight
+    #| how many samples do all ranks have together?
+    total = torch.tensor([num_samples], device=comm.device)
+    comm.all_reduce(total)
+    return num_samples / int(total) if total else 0.0
+    ### END SOLUTION
+
+
+def average_weighted(comm: Comm, model: nn.Module, num_samples: int) -> None:
+    """Replace every `.grad` by the mean gradient over all samples of all ranks.
+
+    Given: `num_samples` samples on this rank, and `.grad` is the mean over them. A rank
+    without samples has not called backward(): its `.grad` are None, or of an old step.
+
+    C1 gradient_weight is this rank's share
+    C2 every .grad is the mean over all samples of all ranks
+    C3 a rank without samples, or without some gradient, takes part all the same;
+    parameters that need no gradient get none
+    In torch.distributed: the join() of DistributedDataParallel, for ranks without data
+    Example: n = 2, 1 and 3 samples, gradients 2 and 6 → 5 and 5
+    Cost: one all_reduce per parameter, and one number. Check: distlab check 1.11
+    """
+    ### BEGIN SOLUTION trainer.gradient_weight
+    #| what must a rank without samples put into the sum?
+    weight = gradient_weight(comm, num_samples)
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.grad is None or num_samples == 0:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad *= weight
+        comm.all_reduce(parameter.grad)
+    ### END SOLUTION
+
+
+def evaluate(
+    comm: Comm,
+    model: nn.Module,
+    loss_fn: LossFn,
+    batches: Iterable[tuple[Tensor, ...]],
+) -> Metrics:
+    """Loss and accuracy over all samples of all ranks; the same numbers on every rank.
+
+    Given: `batches` are this rank's (inputs, targets), as many and as large as they
+    happen to be, or none; `loss_fn` averages over its samples. The model's outputs are
+    scores: its answer is the class with the highest one. There is a sample somewhere.
+
+    C1 the loss and the accuracy over all samples, on every rank
+    C2 ranks with more, fewer or no batches end together
+    C3 the model is in the mode it was in, and no gradient is computed
+    In torch.distributed: nothing does it; torchmetrics sums counts in the same way
+    Example: n = 2, 1 of 1 and 0 of 3 right → accuracy 0.25
+    Cost: one all_reduce of three numbers. Check: distlab check 1.12
+    """
+    ### BEGIN SOLUTION trainer.evaluate
+    #| what can be added up over samples, batches and ranks? (an average cannot)
+    was_training = model.training
+    model.eval()
+    sums = torch.zeros(3, dtype=torch.float64, device=comm.device)
+    with torch.no_grad():
+        for inputs, targets in batches:
+            if len(inputs) == 0:
+                continue
+            outputs = model(inputs)
+            sums[0] += loss_fn(outputs, targets) * len(inputs)
+            sums[1] += (outputs.argmax(dim=1) == targets).sum()
+            sums[2] += len(inputs)
+    model.train(was_training)
+    comm.all_reduce(sums)
+    return Metrics(loss=float(sums[0] / sums[2]), accuracy=float(sums[1] / sums[2]))
+    ### END SOLUTION
+
+
+def fit(
+    comm: Comm,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: LossFn,
+    train_loader: Loader,
+    held_out: Iterable[tuple[Tensor, ...]],
+    num_epochs: int,
+    log: Callable[[str], None] = print,
+) -> list[Metrics]:
+    """Train for `num_epochs`; the metrics on `held_out` after each epoch.
+
+    Given: the ranks' models need not be equal yet; `train_loader` and `held_out` give
+    this rank's part, as 1.10 and 1.12 know it.
+
+    C1 the weights become what one process would get from the same global batches
+    C2 the metrics after each epoch, the same on every rank
+    C3 one rank, and no other, calls log: once per epoch, with one line
+    In torch.distributed: the main() of any training script
+    Cost: a step costs what average_weighted costs. Check: distlab check 1.13
+    """
+    ### BEGIN SOLUTION trainer.fit
+    #| you have all the parts. What comes before the first step? What before each epoch?
+    #| A rank whose part of a batch has no sample still takes part in the step.
+    broadcast_model(comm, model)
+    history = []
+    for epoch in range(num_epochs):
+        train_loader.set_epoch(epoch)
+        model.train()
+        for inputs, targets in train_loader:
+            optimizer.zero_grad()
+            if len(inputs):
+                loss_fn(model(inputs), targets).backward()
+            average_weighted(comm, model, len(inputs))
+            optimizer.step()
+        history.append(evaluate(comm, model, loss_fn, held_out))
+        if comm.rank == 0:
+            loss, accuracy = history[-1]
+            log(f"epoch {epoch + 1}  loss {loss:.4f}  accuracy {accuracy:.4f}")
+    return history
+    ### END SOLUTION
+
+
+def main(num_epochs: int = 3, path: str = "weights.pt") -> nn.Module:
+    """Train on the digits, with torch.distributed alone; what torchrun starts.
+
+    torchrun starts this file once per rank and sets RANK, WORLD_SIZE, MASTER_ADDR and
+    MASTER_PORT for it. The global batches are those of global_batches(); how the ranks
+    share them out is free.
+
+    C1 on every rank the weights of one process: SGD, learning rate LEARNING_RATE,
+    cross-entropy, from make_model(seed=0)
+    C2 rank 0, and no other, saves the model's state_dict() to `path` with torch.save
+    C3 the process group is destroyed at the end; and nothing of distlab is imported
+    In torch.distributed: that is what this is
+    Cost: one all_reduce per parameter and step. Check: distlab check 1.16
+    """
+    ### BEGIN SOLUTION trainer.main
+    #| dist.init_process_group("gloo") reads what torchrun has set;
+    #| dist.get_rank(), dist.get_world_size(), dist.all_reduce(tensor) you know
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    model = make_model(seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    for epoch in range(num_epochs):
+        for inputs, targets in global_batches(epoch):
+            mine = slice(rank, None, world_size)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(
+                model(inputs[mine]), targets[mine], reduction="sum"
+            )
+            (loss / len(inputs)).backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            optimizer.step()
+    if rank == 0:
+        torch.save(model.state_dict(), path)
+    dist.destroy_process_group()
+    return model
+    ### END SOLUTION
+
+
+LEARNING_RATE = 0.2
+
+
+def make_model(seed: int) -> nn.Module:
+    """The network that main() trains: 8×8 pixels in, ten scores out."""
+    torch.manual_seed(seed)
+    layers = nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)
+    return nn.Sequential(*layers).double()
+
+
+def global_batches(epoch: int, size: int = 100) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of one epoch, the same on every rank: the last one is smaller."""
+    inputs, targets = _digits()
+    generator = torch.Generator().manual_seed(epoch)
+    for places in torch.randperm(len(inputs), generator=generator).split(size):
+        yield inputs[places], targets[places]
+
+
+@functools.cache
+def _digits() -> tuple[Tensor, Tensor]:
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+    digits = load_digits()
+    return torch.tensor(digits.data / 16), torch.tensor(digits.target)
+
+
+if __name__ == "__main__":
+    main()
