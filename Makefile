@@ -3,7 +3,8 @@
 
 PYTHON ?= python3
 PY := .venv/bin/python
-FIGURES := figures.phase1 figures.readme
+FIGURES := figures.phase1 figures.phase1_data figures.phase1_family \
+  figures.phase1_means figures.readme
 
 # The stamp holds the folder it was made in. One from elsewhere (a copied or moved
 # checkout), or an environment whose Python has gone, is as good as none.
@@ -11,16 +12,19 @@ ifneq ($(shell test -x $(PY) && cat .venv/.ready 2>/dev/null),$(CURDIR))
 .PHONY: .venv/.ready
 endif
 
-.PHONY: help demo test check templates figures mutants notebooks bench soak
+.PHONY: help demo test test-tracking check templates figures mutants notebooks bench soak
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/.ready  ## four processes train together and arrive at the same weights
 	@$(PY) -m distlab demo
 
 test: .venv/.ready  ## the tests of the workbench and of the solutions
 	@$(PY) -m pytest
+
+test-tracking: .venv/.ready-tracking  ## `distlab ddp --track mlflow` with a real MLflow
+	@DISTLAB_TEST_TRACKING=1 $(PY) -m pytest tests/workbench/test_ddp_tracking.py
 
 check: .venv/.ready-dev  ## style, types, and whether generated files are up to date
 	$(PY) -m ruff check
@@ -38,13 +42,18 @@ figures: .venv/.ready  ## draw the pictures of the guidelines
 	@for module in $(FIGURES); do $(PY) -m $$module || exit 1; done
 
 mutants: .venv/.ready  ## every wrong solution must be rejected, every right one accepted
-	@$(PY) -m distlab mutants
+	@$(PY) -m distlab mutants --generated
 
-notebooks:  ## run the walkthrough notebooks
-	@echo "No notebooks yet: they arrive with the walkthrough."
+ablation: .venv/.ready  ## take out each assertion of the checks; a verdict must change
+	@$(PY) benchmarks/ablation.py
 
-bench: .venv/.ready  ## how long a verdict takes on this machine
+notebooks: .venv/.ready  ## run the walkthroughs; what they print must be as it was
+	@DISTLAB_IMPL=reference $(PY) -m pytest --nbval --nbval-cell-timeout 300 \
+	  phase*/walkthrough.ipynb
+
+bench: .venv/.ready  ## how long a verdict takes here, and whether hangs are named
 	@$(PY) -m distlab bench verdict
+	@$(PY) -m distlab bench hang
 
 soak: .venv/.ready  ## the reference passes 20 times in a row under CPU load
 	@$(PY) benchmarks/soak.py --times 20
@@ -74,6 +83,10 @@ soak: .venv/.ready  ## the reference passes 20 times in a row under CPU load
 
 .venv/.ready-dev: .venv/.ready
 	@$(PY) distlab/install.py --extras dev
+	@touch $@
+
+.venv/.ready-tracking: .venv/.ready
+	@$(PY) distlab/install.py --extras tracking
 	@touch $@
 
 define FIGURES_CHECK

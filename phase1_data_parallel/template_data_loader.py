@@ -23,6 +23,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -33,11 +34,11 @@ def shard_indices(
 ) -> list[int]:
     """The numbers of the samples that are rank `rank`'s: some of 0 … num_samples - 1.
 
-    Where the samples cannot be shared out equally, some are given out twice, or, with
-    `drop_last`, the fewest possible are given to nobody.
+    Where the samples cannot be shared out equally, some are given out again (padding)
+    or, with `drop_last`, some are given to nobody (dropping): as few as possible.
 
     C1 equally many on every rank
-    C2 padding: every sample, none twice more often than another; dropping: none twice
+    C2 padding: every sample, the repeats spread evenly; dropping: no sample twice
     In torch.distributed: torch.utils.data.distributed.DistributedSampler, inside
     Example: 5 samples, 2 ranks → 0 2 4 and 1 3 0; with drop_last 0 2 and 1 3
     Cost: none. Check: distlab check 1.8
@@ -52,8 +53,8 @@ class DistributedSampler(Sampler[int]):
 
     All ranks construct it with the same arguments, except `rank`.
 
-    C1 the ranks share one shuffle as in 1.8; another epoch, another shuffle
-    C2 len() tells what iterating gives; torch's own random numbers are left alone
+    C1 the ranks share one shuffle as in 1.8; another epoch or seed, another shuffle
+    C2 len() tells what iterating gives; everybody else's random numbers stay the same
     In torch.distributed: torch.utils.data.distributed.DistributedSampler
     Cost: none. Check: distlab check 1.9
     """
@@ -104,8 +105,10 @@ class DistributedDataLoader:
     global batch of `global_batch_size` samples; the last of an epoch may be smaller. A
     rank for which nothing is left of it gets a batch without samples.
 
-    1.10 C1 in every step the ranks together have one process's batch, shared equally
-         C2 no two data workers draw the same random numbers, on any rank, in any epoch
+    1.10 C1 in every step the ranks together have one process's batch, in parts that
+            differ by one sample at most
+         C2 no two data workers draw the same random numbers, on any rank, in any epoch;
+            the same run again draws the same ones again, another seed does not
     1.15 C1 a loader that takes over the state goes on with the very next sample
          C2 the state is a snapshot of plain numbers; that of another run is refused
          C3 it also fits another number of ranks
@@ -131,6 +134,7 @@ class DistributedDataLoader:
         self.shuffle, self.seed, self.num_workers = shuffle, seed, num_workers
         self.epoch = 0
         self.num_delivered = 0  # batches of this epoch that iterating has given out
+        self._is_over = False  # whether iterating has come to the end of the epoch
 
     def set_epoch(self, epoch: int) -> None:
         """From here on, the order of `epoch`; a new one begins at its beginning."""
@@ -142,7 +146,10 @@ class DistributedDataLoader:
         return math.ceil(self.num_samples / self.global_batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        """The batches of this epoch that have not been delivered yet."""
+        """The batches of this epoch still to come; once it is over, all anew."""
+        if self._is_over and self.num_delivered == len(self):
+            self.num_delivered = 0
+        self._is_over = False
         batches = self.batches()[self.num_delivered :]
         loader = DataLoader(
             self.dataset,
@@ -157,7 +164,8 @@ class DistributedDataLoader:
             # Counted when it is handed out: the workers read ahead.
             self.num_delivered += 1
             yield batch
-        self.num_delivered = 0
+        # Not yet back to 0: a state that is taken now says that nothing is left.
+        self._is_over = True
 
     def batches(self) -> list[list[int]]:
         """The numbers of this rank's samples in this epoch, one list for each step."""
@@ -183,7 +191,7 @@ class DistributedDataLoader:
         """Go on where the loader that gave `state` was.
 
         Raises:
-            ValueError: its order was another: other data, batch size or shuffle.
+            ValueError: its order was another: other data, batch size, shuffle or seed.
         """
         # TODO(data_loader.resume)
         # take over what tells how far it is; refuse what does not fit
@@ -208,7 +216,8 @@ class DistributedDataLoader:
         return tuple(column[:0] if is_empty else column for column in columns)
 
     def _start_worker(self, worker: int) -> None:
-        """In a new data worker: its own random numbers, torch's and Python's."""
+        """In a new data worker: its own random numbers, whoever draws them."""
         seed = self.worker_seed(worker)
         torch.manual_seed(seed)
         random.seed(seed)
+        np.random.seed(seed % 2**32)  # as large as numpy takes them

@@ -17,9 +17,11 @@ Here `comm` does have collectives. They work in place and return nothing:
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -224,10 +226,11 @@ def global_batches(epoch: int, size: int = 100) -> Iterator[tuple[Tensor, Tensor
 
 @functools.cache
 def _digits() -> tuple[Tensor, Tensor]:
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-
-    digits = load_digits()
-    return torch.tensor(digits.data / 16), torch.tensor(digits.target)
+    # Out of scikit-learn's wheel: importing all of it takes a second on every rank.
+    wheel = importlib.metadata.distribution("scikit-learn")
+    path = wheel.locate_file("sklearn/datasets/data/digits.csv.gz")
+    table = torch.tensor(np.loadtxt(str(path), delimiter=","))
+    return table[:, :-1] / 16, table[:, -1].long()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Annotated, ParamSpec
 
 import typer
 
+from distlab.cli.ddp_verb import ddp
 from distlab.cli.screen import stopped
 from distlab.grading.verdict import HARNESS, USAGE
 
@@ -46,9 +47,10 @@ Distributed training from scratch: build it, break it and see it.
   distlab watch     a verdict at every save
   distlab check     a verdict now: on a task (1.4), a phase, the current one
   distlab hint      a question, then a picture, then steps, then nearly the code
+  distlab trace     the last failing run as a picture
   distlab status    where you are on the path
 
-  distlab --help    these and the rest: demo, explain, doctor, reset …\
+  distlab --help    these and the rest: demo, ddp, explain, quiz, hunt, diff …\
 """
 
 
@@ -170,6 +172,14 @@ def hint(
 
 
 @verb()
+def trace() -> int:
+    """The last failing run as a picture: who sent what, who waits for whom."""
+    from distlab.cli.trace import trace
+
+    return trace()
+
+
+@verb()
 def status() -> int:
     """Where you are on the path."""
     from distlab.cli.status import status
@@ -190,14 +200,84 @@ def demo(
     return demo(world_size=n, epochs=epochs, code=code, as_json=as_json)
 
 
+verb(panel=MORE)(ddp)
+
+
 @verb(panel=MORE)
 def explain(
-    slug: Annotated[str, typer.Argument(help="As in the brackets of a verdict.")] = "",
+    asked: Annotated[
+        str, typer.Argument(help="A verdict's name in brackets, or a pasted error.")
+    ] = "",
 ) -> int:
-    """What a verdict's name in brackets means, and what to do about it."""
-    from distlab.cli.explain import explain
+    """What a verdict's name, or an error of torch.distributed, means."""
+    from distlab.cli.explain import explain, piped
 
-    return explain(slug)
+    return explain(asked or piped())
+
+
+@verb(panel=MORE)
+def quiz(
+    phase: Annotated[int, typer.Argument(help="The number of a phase.")],
+    answers: Annotated[
+        str | None, typer.Option(help="All answers, with semicolons; else one by one.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="The same numbers again.")] = None,
+) -> int:
+    """The checked questions of a phase; your answers stay here, ungraded."""
+    from distlab.cli.quiz import quiz
+
+    return quiz(phase, answers=answers, seed=seed)
+
+
+@verb(panel=MORE)
+def hunt(
+    milestone: Annotated[str, typer.Argument(help="A milestone, as 1.7.")] = "",
+    line: Annotated[int | None, typer.Option(help="The line that is wrong.")] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Before the milestone has passed.")
+    ] = False,
+    new: Annotated[bool, typer.Option("--new", help="Another one.")] = False,
+) -> int:
+    """Find the one wrong line in a finished solution."""
+    from distlab.cli.hunt import hunt
+
+    return hunt(milestone, line=line, anyway=anyway, new=new)
+
+
+@verb(panel=MORE)
+def use(
+    side: Annotated[str, typer.Argument(help="mine, reference or auto.")] = "",
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Units or tasks; else all.")
+    ] = None,
+) -> int:
+    """Whose code is used where several units work together."""
+    from distlab.cli.use import use
+
+    return use(side, names or [])
+
+
+@verb(panel=MORE)
+def diff(
+    task: Annotated[str, typer.Argument(help="Number, id or name.")],
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Before it has passed.")
+    ] = False,
+) -> int:
+    """Your function beside the reference's, once it has passed."""
+    from distlab.cli.diff import diff
+
+    return diff(task, anyway=anyway)
+
+
+@verb(panel=MORE)
+def update(
+    unit: Annotated[str, typer.Argument(help="A unit; else all.")] = "",
+) -> int:
+    """Carry your code into newer templates; the old files are kept beside them."""
+    from distlab.cli.update import update
+
+    return update(unit)
 
 
 @verb(panel=MORE)
@@ -233,13 +313,23 @@ def templates(
 @verb(panel=MAINTAINERS)
 def mutants(
     phase: Annotated[int | None, typer.Option(help="One phase only.")] = None,
-    only: Annotated[str, typer.Option(help="Ids or tasks that contain this.")] = "",
+    only: Annotated[
+        str, typer.Option("--only", "--task", help="Ids or tasks that contain this.")
+    ] = "",
+    generated: Annotated[
+        bool, typer.Option("--generated", help="Also small slips made by machine.")
+    ] = False,
+    readme: Annotated[
+        bool, typer.Option("--readme", help="Only write README.md's table of counts.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Grade wrong solutions that must be rejected and right ones that must pass."""
-    from distlab.cli.mutants import mutants
+    from distlab.cli.mutants import mutants, write_readme
 
-    return mutants(phase=phase, only=only, as_json=as_json)
+    if readme:
+        return write_readme()
+    return mutants(phase=phase, only=only, as_json=as_json, generated=generated)
 
 
 @verb(panel=MAINTAINERS)

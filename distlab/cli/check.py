@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from distlab.cli.screen import command, show, show_json, warn
+from distlab.cli.trace import keep_timeline
 from distlab.curriculum import (
     Curriculum,
     Progress,
@@ -44,6 +45,9 @@ def check(
             remember(progress, verdict, worlds)
         if not as_json:
             show(lines_of(verdict))
+        if code == "mine":
+            drawn = keep_timeline(progress, verdict)
+            show([] if as_json else drawn)
 
     if not as_json and (len(tasks) > 1 or code != "mine"):
         show([("dim", line) for line in graded_files(curriculum, tasks, code)])
@@ -128,11 +132,14 @@ def chosen(
 
 def current_task(curriculum: Curriculum, progress: Progress) -> Task:
     """The first task on the path that has not passed; the last one when all have."""
-    passed = progress.passed()
-    for task in curriculum.tasks:
-        if task.id not in passed:
-            return task
-    return curriculum.tasks[-1]
+    left = remaining(curriculum, progress.passed())
+    return left[0] if left else curriculum.tasks[-1]
+
+
+def remaining(curriculum: Curriculum, passed: Collection[str]) -> list[Task]:
+    """The tasks of the path that have not passed; once all have, the stretch ones."""
+    left = [task for task in curriculum.tasks if task.id not in passed]
+    return [task for task in left if not task.stretch] or left
 
 
 def remember(
@@ -151,6 +158,7 @@ def remember(
             passed=verdict.status == "pass",
             digest=verdict.function_digest,
             ran=bool(verdict.world_sizes),
+            slug=verdict.slug,
         )
     except ProgressUnavailableError as error:
         warn(str(error))
@@ -187,10 +195,10 @@ def next_task(
     milestone = curriculum.task(task_id).milestone
     if milestone:
         lines.append(("pass", f"  ◆ {milestone}"))
-    passed = progress.passed() | {task_id}
-    if all(task.id in passed for task in curriculum.tasks):
+    left = remaining(curriculum, progress.passed() | {task_id})
+    if not left:
         return [*lines, ("dim", "  all tasks that there are so far have passed")]
-    task = next(task for task in curriculum.tasks if task.id not in passed)
+    task = left[0]
     verdict, _ = look_at(curriculum, task, "mine")
     lines.append(
         ("dim", f"  next: {task.number} {task.title}, about {task.minutes} min")

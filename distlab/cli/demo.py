@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from distlab.cli.screen import command, show, show_json, warn
+from distlab.cli.screen import command, processes, show, show_json, warn
 
 if TYPE_CHECKING:  # both import torch, and the first line should not wait for it
     from distlab.experiments.digits import DigitsConfig, DigitsResult, Proof, Shard
@@ -16,7 +16,6 @@ if TYPE_CHECKING:  # both import torch, and the first line should not wait for i
 MAX_RANKS = 64
 _BATCH = 64  # of all ranks together, or the next smaller number that they can share
 _EPOCHS = 20
-_ROWS = 8  # of the table of ranks
 
 
 def demo(
@@ -40,7 +39,7 @@ def demo(
         raise ValueError(f"{epochs} epochs: choose at least 1")
     say = _silent if as_json else _aloud
     say(
-        f"{_processes(world_size)} learn to read handwritten digits together; then one "
+        f"{processes(world_size)} learn to read handwritten digits together; then one "
         "process does\nthe same alone. Do they end with the same weights?\n"
     )
     from distlab.experiments.digits import DigitsConfig, compare, train_alone
@@ -78,7 +77,7 @@ def _who_knows(code: str) -> str:
 def _on_ranks(
     config: DigitsConfig, say: Callable[..., None], *, quiet: bool
 ) -> DigitsResult:
-    from distlab.cli.training import LiveLine
+    from distlab.cli.training import LiveLine, shard_table
     from distlab.data.digits import load_digits_split
     from distlab.experiments.digits import PRELOADS, Moment, train_on_ranks
     from distlab.runner import Cluster
@@ -91,29 +90,18 @@ def _on_ranks(
         shards.append(shard)
         if len(shards) == config.world_size:
             line.clear()
-            say(*_shard_table(sorted(shards, key=lambda shard: shard.rank)))
+            ordered = sorted(shards, key=lambda shard: shard.rank)
+            say(*shard_table(ordered, head="its places in the shuffled order"))
 
     def on_moment(moment: Moment) -> None:
         if len(shards) == config.world_size:
             line.show(moment)
 
-    line.say(f"  starting {_processes(config.world_size)} …")
+    line.say(f"  starting {processes(config.world_size)} …")
     with Cluster(preload=PRELOADS) as cluster:
         result = train_on_ranks(cluster, config, on_shard=on_shard, on_moment=on_moment)
     line.clear()
     return result
-
-
-def _shard_table(shards: list[Shard]) -> list[str]:
-    rows = [
-        f"  {shard.rank:>4} {shard.pid:>9}    "
-        f"{', '.join(map(str, shard.first))}, …".ljust(40)
-        + f"{shard.count:>5} an epoch"
-        for shard in shards
-    ]
-    if len(rows) > _ROWS:
-        rows = [*rows[: _ROWS - 2], "     …", rows[-1]]
-    return ["  rank       pid    its places in the shuffled order", *rows, ""]
 
 
 def _tell(on_ranks: DigitsResult, alone: DigitsResult, proof: Proof) -> None:
@@ -181,10 +169,6 @@ def _as_data(
         "pids": [shard.pid for shard in on_ranks.shards],
         "exit": 0 if proof.holds else 1,
     }
-
-
-def _processes(count: int) -> str:
-    return "1 process" if count == 1 else f"{count} processes"
 
 
 def _ranks(result: DigitsResult) -> str:

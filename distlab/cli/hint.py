@@ -1,4 +1,4 @@
-"""`distlab hint`: one level deeper each time it is asked."""
+"""`distlab hint`: one level deeper each time it is asked; the last verdict opens it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from distlab.curriculum import (
     Task,
     load_curriculum,
 )
+from distlab.curriculum.misconceptions import fitting_hint
 
 LEVELS = ("question", "principle", "steps", "near-code")
 
@@ -28,14 +29,17 @@ def hint(name: str = "", *, level: int | None = None) -> int:
     task = chosen(curriculum, progress, [name] if name else [])[0]
     if level is not None and not 1 <= level <= len(LEVELS):
         raise ValueError(f"hint levels are 1 to {len(LEVELS)}, not {level}")
-    show(lines_of_hint(curriculum, task, level or _next_level(progress, task)))
+    slug = ""
+    if level is None:
+        level, slug = _next_level(progress, task)
+    show(lines_of_hint(curriculum, task, level, because=slug))
     return 0
 
 
 def lines_of_hint(
-    curriculum: Curriculum, task: Task, level: int
+    curriculum: Curriculum, task: Task, level: int, *, because: str = ""
 ) -> list[tuple[str, str]]:
-    """The hint as (style, line) pairs.
+    """The hint as (style, line) pairs; `because` of the last verdict's slug, if it was.
 
     Raises:
         ValueError: there is none for this task.
@@ -45,6 +49,8 @@ def lines_of_hint(
         raise ValueError(f"no hint of level {level} for {task.id}")
     head = f"{task.number} {task.id}   hint {level} of {len(LEVELS)}: "
     lines = [("plain", head + LEVELS[level - 1])]
+    if because:
+        lines.append(("dim", f"  opened because of {because}"))
     lines += [("plain", f"  {line}".rstrip()) for line in text.splitlines()]
     if level < len(LEVELS):
         lines.append(("dim", f"  deeper: {command(f'hint {task.number}')}"))
@@ -67,9 +73,9 @@ def read_hints(curriculum: Curriculum, task: Task) -> dict[int, str]:
     return {}
 
 
-def _next_level(progress: Progress, task: Task) -> int:
+def _next_level(progress: Progress, task: Task) -> tuple[int, str]:
     try:
-        return progress.next_hint(task.id, len(LEVELS))
+        return progress.next_hint(task.id, len(LEVELS), fitting_hint)
     except ProgressUnavailableError as error:
         warn(str(error))
-        return 1
+        return 1, ""

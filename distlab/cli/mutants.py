@@ -6,34 +6,67 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distlab.cli.screen import show, show_json
-from distlab.curriculum import Curriculum, load_curriculum
+from distlab.curriculum import Curriculum, Task, load_curriculum
 
 if TYPE_CHECKING:
+    from distlab.grading.generated import Outcome
     from distlab.grading.mutants import Entry, Result
+    from distlab.grading.slips import Mutation
 
 HARNESS, NOT_ALL, ALL = 11, 1, 0
 
 
-def mutants(*, phase: int | None = None, as_json: bool = False, only: str = "") -> int:
+def mutants(
+    *,
+    phase: int | None = None,
+    as_json: bool = False,
+    only: str = "",
+    generated: bool = False,
+) -> int:
     """Grade the catalogue; 0 when each entry was judged as it says itself, else 1.
+
+    With `generated` also the slips made by machine: each is rejected, or survives for
+    a reason that is written down.
 
     Raises:
         ValueError: an unknown phase, nothing to grade, or a catalogue that is broken.
     """
+    from distlab.grading.generated import judge_generated, read_reasons
     from distlab.grading.mutants import judge, read_catalogue
     from distlab.runner import Cluster
 
     curriculum = load_curriculum()
     entries = _chosen(curriculum, read_catalogue(curriculum), phase, only)
+    reasons = read_reasons(curriculum) if generated else {}
+    slips = _slips(curriculum, phase, only) if generated else []
+    outcomes: list[Outcome] = []
     with Cluster() as cluster:
         results = judge(curriculum, cluster, entries, None if as_json else _tell_about)
+        if generated:
+            tell = None if as_json else _tell_about_slip
+            outcomes = judge_generated(curriculum, cluster, slips, reasons, tell)
     if as_json:
-        show_json(_as_json(results))
+        show_json(_as_json(results, outcomes if generated else None))
     else:
-        show(_summary(curriculum, results))
-    if any(result.status == "error" for result in results):
+        show(_summary(curriculum, results, outcomes))
+    both: list[Result | Outcome] = [*results, *outcomes]
+    if any(result.status == "error" for result in both):
         return HARNESS
-    return ALL if all(result.is_right for result in results) else NOT_ALL
+    return ALL if all(result.is_right for result in both) else NOT_ALL
+
+
+def _tasks(curriculum: Curriculum, phase: int | None, only: str) -> list[Task]:
+    units = [*curriculum.units.values()]
+    if phase is not None:
+        units = [*curriculum.phase(phase).units]
+    names = {unit.name for unit in units}
+    return [t for t in curriculum.tasks if t.unit in names and only in t.id]
+
+
+def _slips(curriculum: Curriculum, phase: int | None, only: str) -> list[Mutation]:
+    from distlab.grading.generated import generate
+
+    return generate(curriculum, _tasks(curriculum, phase, only))
 
 
 def _chosen(
@@ -59,6 +92,19 @@ def _tell_about(result: Result) -> None:
         show([("plain", f"      {line}") for line in _what_is_off(result)])
 
 
+def _tell_about_slip(outcome: Outcome) -> None:
+    if outcome.is_right and outcome.killed:
+        return
+    word = "alive" if outcome.is_right else "SURVIVED"
+    word = "KILLED" if outcome.killed else word
+    slip = outcome.mutation
+    lines = [f"{slip.id} {word:9} {slip.task}, line {slip.line}: {slip.what}"]
+    if outcome.killed or outcome.status == "error":
+        lines.append(f"      {outcome.message}")
+    lines.append(f"      {outcome.why or 'no reason is given why it may survive'}")
+    show([("dim" if outcome.is_right else "fail", line) for line in lines])
+
+
 def _line(result: Result) -> tuple[str, str]:
     entry = result.entry
     if entry.is_mutant:
@@ -80,38 +126,91 @@ def _what_is_off(result: Result) -> list[str]:
 
 
 def _summary(
-    curriculum: Curriculum, results: Sequence[Result]
+    curriculum: Curriculum, results: Sequence[Result], outcomes: Sequence[Outcome]
 ) -> list[tuple[str, str]]:
     lines = [("plain", "")]
     for task in curriculum.tasks:
         own = [result for result in results if result.entry.task == task.id]
-        if own:
-            lines.append(_rates(f"{task.number:4} {task.id:28}", own))
-    return [*lines, _rates(f"{'all':33}", results)]
+        slips = [outcome for outcome in outcomes if outcome.mutation.task == task.id]
+        if own or slips:
+            clauses = f"{len(task.clauses)} clauses"
+            lines.append(_rates(f"{task.number:4} {task.id:28} {clauses}", own, slips))
+    return [*lines, _rates(f"{'all':43}", results, outcomes)]
 
 
-def _rates(head: str, results: Sequence[Result]) -> tuple[str, str]:
+def _rates(
+    head: str, results: Sequence[Result], outcomes: Sequence[Outcome]
+) -> tuple[str, str]:
     wrong = [result for result in results if result.entry.is_mutant]
     right = [result for result in results if not result.entry.is_mutant]
     killed = sum(result.killed for result in wrong)
     named = sum(result.as_named for result in wrong)
     accepted = sum(result.is_right for result in right)
     text = (
-        f"{head} killed {_of(killed, wrong)}   as named {_of(named, wrong)}   "
+        f"{head}   killed {_of(killed, wrong)}   as named {_of(named, wrong)}   "
         f"accepted {_of(accepted, right)}"
     )
-    good = all(result.is_right for result in results)
+    if outcomes:
+        dead = sum(outcome.killed for outcome in outcomes)
+        text += f"   slips killed {_of(dead, outcomes)}"
+    both: list[Result | Outcome] = [*results, *outcomes]
+    good = all(result.is_right for result in both)
     return ("pass" if good else "fail", text)
 
 
-def _of(count: int, results: Sequence[Result]) -> str:
+def _of(count: int, results: Sequence[Result | Outcome]) -> str:
     if not results:
         return f"{'–':>13}"
     return f"{count:3} of {len(results):3} {count / len(results):4.0%}"
 
 
-def _as_json(results: Sequence[Result]) -> dict[str, object]:
-    return {
+def _as_json(
+    results: Sequence[Result], outcomes: Sequence[Outcome] | None
+) -> dict[str, object]:
+    report: dict[str, object] = {
         "mutants": [r.to_json() for r in results if r.entry.is_mutant],
         "accepts": [r.to_json() for r in results if not r.entry.is_mutant],
     }
+    if outcomes is not None:
+        report["generated"] = [outcome.to_json() for outcome in outcomes]
+    return report
+
+
+# ── the table of the readme ─────────────────────────────────────────────────────────
+
+BEGIN, END = "<!-- distlab mutants --readme -->\n", "<!-- end -->\n"
+
+
+def write_readme() -> int:
+    """Put the counts of today's catalogue between the marks of README.md."""
+    curriculum = load_curriculum()
+    path = curriculum.root / "README.md"
+    head, rest = path.read_text(encoding="utf-8").split(BEGIN)
+    table = readme_table(curriculum)
+    tail = rest.split(END)[1]
+    path.write_text(f"{head}{BEGIN}{table}{END}{tail}", encoding="utf-8")
+    return ALL
+
+
+def readme_table(curriculum: Curriculum) -> str:
+    """How many solutions the autograder is tried on, task by task."""
+    from distlab.grading.generated import generate, read_reasons
+    from distlab.grading.mutants import read_catalogue
+
+    entries, reasons = read_catalogue(curriculum), read_reasons(curriculum)
+    lines, sums = [], [0] * 5
+    for task in curriculum.tasks:
+        own = [entry for entry in entries if entry.task == task.id]
+        wrong = sum(entry.is_mutant for entry in own)
+        alive = sum(task.id == name for name, _ in reasons)
+        slips = len(generate(curriculum, [task]))
+        row = [len(task.clauses), wrong, len(own) - wrong, slips - alive, alive]
+        sums = [total + count for total, count in zip(sums, row, strict=True)]
+        cells = " | ".join(map(str, row))
+        lines.append(f"| {task.number} `{task.id}` | {cells} |\n")
+    cells = " | ".join(map(str, sums))
+    head = (
+        "| task | clauses | wrong, rejected as named | right, accepted | "
+        "slips rejected | slips as right |\n|---|---|---|---|---|---|\n"
+    )
+    return f"{head}{''.join(lines)}| all | {cells} |\n"

@@ -51,6 +51,18 @@ def ask(question: str, letters: str = "", *, enter: bool = True) -> str:
     return ""
 
 
+def ask_line(question: str) -> str:
+    """The line that was typed, in lower case.
+
+    Raises:
+        QuitError: q, or the end of the input.
+    """
+    answer = _line(question)
+    if answer in ("q", "quit"):
+        raise QuitError
+    return answer
+
+
 def _choices(letters: str, *, enter: bool) -> str:
     choices = [*letters, *(["Enter"] if enter else [])]
     return ", ".join([*choices, "or q to quit"])

@@ -37,7 +37,7 @@ def reset(unit_name: str) -> int:
         show([("plain", f"{shown(path)} is untouched; nothing to reset")])
         return 0
     try:
-        kept = _keep(path) if path.exists() else None
+        kept = keep_beside(path) if path.exists() else None
         beside = path.with_name(f"{path.name}.new")
         beside.write_text(fresh, encoding="utf-8")
         os.replace(beside, path)  # whole, or not at all
@@ -56,7 +56,7 @@ def reset(unit_name: str) -> int:
     return 0
 
 
-def _keep(path: Path) -> Path:
+def keep_beside(path: Path) -> Path:
     """Copy the file to a name beside it that is not taken."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     content = path.read_bytes()

@@ -58,3 +58,8 @@ def command(verb: str) -> str:
     if not program.exists():
         return f"{shown(sys.executable)} -m distlab {verb}".rstrip()
     return f"{shown(program)} {verb}".rstrip()
+
+
+def processes(count: int) -> str:
+    """How many, in words."""
+    return "1 process" if count == 1 else f"{count} processes"

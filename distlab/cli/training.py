@@ -5,12 +5,31 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
+from typing import Protocol
 
-from distlab.experiments.digits import DigitsResult, Moment
+from distlab.experiments.digits import Moment, Shard
 
 _PLAIN_EVERY = 5  # epochs between two lines where a line cannot move
 _WIDTH = 79
+_ROWS = 8  # of the table of ranks
 _ERASE_REST = "\x1b[K"  # of the line, to the right of the cursor
+
+
+class Trained(Protocol):
+    """What a training gave, as far as it is shown here: an entry for each rank."""
+
+    @property
+    def accuracies(self) -> tuple[float, ...]:
+        """On the held-out samples."""
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Of the weights."""
+
+    @property
+    def epoch_s(self) -> float:
+        """How long an epoch took."""
 
 
 class LiveLine:
@@ -55,7 +74,7 @@ class LiveLine:
 
 
 def table(
-    rows: list[tuple[str, DigitsResult, float | None]], *, timed: bool = True
+    rows: Sequence[tuple[str, Trained, float | None]], *, timed: bool = True
 ) -> list[str]:
     """Label, result and largest difference to the first row, side by side.
 
@@ -75,7 +94,20 @@ def table(
     return [line.rstrip() for line in lines]
 
 
-def accuracy(result: DigitsResult) -> str:
+def shard_table(shards: Sequence[Shard], *, head: str) -> list[str]:
+    """Who each rank is and what it owns; `head` stands above its first samples."""
+    rows = [
+        f"  {shard.rank:>4} {shard.pid:>9}    "
+        f"{', '.join(map(str, shard.first))}, …".ljust(48)
+        + f"{shard.count:>7,} an epoch"
+        for shard in shards
+    ]
+    if len(rows) > _ROWS:
+        rows = [*rows[: _ROWS - 2], "     …", rows[-1]]
+    return [f"  rank       pid    {head}", *rows, ""]
+
+
+def accuracy(result: Trained) -> str:
     """The held-out accuracy; a range where the ranks have different models."""
     lowest, highest = min(result.accuracies), max(result.accuracies)
     if lowest == highest:
@@ -83,7 +115,7 @@ def accuracy(result: DigitsResult) -> str:
     return f"{lowest:.3f}–{highest:.3f}"
 
 
-def digests(result: DigitsResult) -> str:
+def digests(result: Trained) -> str:
     """The ranks' digests: one if it is the same on all."""
     distinct = set(result.digests)
     num_ranks = len(result.digests)

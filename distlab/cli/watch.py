@@ -14,16 +14,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from distlab.cli.check import check_worlds, chosen, remember, what_helps
+from distlab.cli.changes import Changes
+from distlab.cli.check import check_worlds, chosen, remaining, remember, what_helps
 from distlab.cli.hint import hint
 from distlab.cli.screen import show
+from distlab.cli.trace import keep_timeline, open_page, timeline_path
 from distlab.curriculum import Progress, Task, load_curriculum
 from distlab.grading import FAILED, Report, TaskVerdict
 from distlab.grading.preflight import look_at
 from distlab.grading.report import lines_of
+from distlab.paths import shown
 from distlab.runner import Cluster, RunCancelledError
 
-KEYS = "c check again   h hint   q quit"
+KEYS = "c check again   n next   h hint   t timeline   q quit"
 _POLL_MS = 100
 _HALF_WRITTEN_S = 0.05  # many an editor empties the file first, then writes it
 _SETTLE_MS = 30  # an editor's save is one or two events, this close together
@@ -47,8 +50,7 @@ def watch(name: str = "", *, worlds: Sequence[int] = (), as_json: bool = False) 
             key = session.take_key()
             if key == "q":
                 break
-            if key == "h":
-                hint(name)
+            session.press(key)
             if changes or key == "c":
                 session.judge_if_wanted()
     return session.exit_code
@@ -72,6 +74,10 @@ class _Session:
         self._as_json = as_json
         self._curriculum = load_curriculum()
         self._progress = Progress(self._curriculum.root)
+        self._task = chosen(self._curriculum, self._progress, [name] if name else [])[0]
+        self._changes = Changes()
+        self._passed_here: set[str] = set()
+        self._skip_asked = False
         self._under_judgement: list[float] = []
         self._next_key, self._key = next_key, ""
         self.exit_code = 0
@@ -82,6 +88,46 @@ class _Session:
         key, self._key = self._key or self._next_key(), ""
         return key
 
+    def press(self, key: str) -> None:
+        """What the keys do, except c and q."""
+        if key == "n":
+            self._go_on()
+        elif key:
+            self._skip_asked = False
+        if key == "h":
+            hint(self._task.number)
+        if key == "t":
+            self._open_timeline()
+
+    def _go_on(self) -> None:
+        """To the next task; if the current one has not passed, at the second time."""
+        task, following = self._task, self._following()
+        passed = self._progress.passed() | self._passed_here
+        if following is None:
+            self._say("dim", "  there is no other task left")
+        elif task.id not in passed and not self._skip_asked:
+            self._skip_asked = True
+            self._say("dim", f"  {task.number} has not passed yet; n again skips it")
+        else:
+            self._task, self._skip_asked = following, False
+            self.judge_if_wanted()
+
+    def _following(self) -> Task | None:
+        """The next task of the path that has not passed; then those before this one."""
+        passed = self._progress.passed() | self._passed_here | {self._task.id}
+        left = remaining(self._curriculum, passed)
+        place = self._curriculum.tasks.index(self._task)
+        later = [t for t in left if self._curriculum.tasks.index(t) > place]
+        return next(iter(later or left), None)
+
+    def _open_timeline(self) -> None:
+        path = timeline_path(self._progress)
+        if path.exists():
+            self._say("dim", f"  timeline: {shown(path)}")
+            open_page(path)
+        else:
+            self._say("dim", "  no timeline yet: a run that fails draws one")
+
     def files(self) -> set[Path]:
         """The learner's files."""
         units = self._curriculum.units.values()
@@ -90,6 +136,7 @@ class _Session:
     def judge_if_wanted(self) -> None:
         """Judge; a newer save, or q, ends that: an endless loop takes long."""
         self._under_judgement = self._save_times()
+        self._skip_asked = False
         try:
             self.judge()
         except RunCancelledError:
@@ -114,15 +161,26 @@ class _Session:
         for earlier in self._changed_since_passing():
             again = self._verdict(earlier)
             if again.status == "fail":
-                self._say("fail", f"{earlier.number} passed before, and fails now:")
+                if not self._name:
+                    self._task = earlier  # until it passes again
                 self._tell(again)
                 return
             remember(self._progress, again, self._worlds)
-        self._tell(self._verdict(self._task()))
+        self._move_on_if_begun()
+        self._tell(self._verdict(self._task))
+
+    def _move_on_if_begun(self) -> None:
+        """To the next task without n, if what was saved is a beginning of that."""
+        following = self._following()
+        if self._name or following is None or self._task.id not in self._passed_here:
+            return
+        verdict, _ = look_at(self._curriculum, following, "mine")
+        if verdict.status != "not_started" and not self._has_changed(self._task):
+            self._task = following
 
     def _broken_file(self) -> TaskVerdict | None:
         """The verdict on a file that is no Python, or lacks a task that had passed."""
-        current, passed = self._task().id, self._progress.passed()
+        current, passed = self._task.id, self._progress.passed()
         for task in self._curriculum.tasks:
             verdict, ready = look_at(self._curriculum, task, "mine")
             counts = task.id in passed or task.id == current
@@ -135,19 +193,15 @@ class _Session:
         return None
 
     def _changed_since_passing(self) -> list[Task]:
-        """Tasks that have passed and whose function is another one now."""
-        entries, passed = (
-            self._progress.read().get("tasks", {}),
-            self._progress.passed(),
-        )
-        changed = []
-        for task in self._curriculum.tasks:
-            if task.id in passed:
-                verdict, ready = look_at(self._curriculum, task, "mine")
-                known = entries[task.id].get("digest")
-                if ready is not None and verdict.function_digest != known:
-                    changed.append(task)
-        return changed
+        """Other tasks that have passed and whose function is another one now."""
+        passed = self._progress.passed() - {self._task.id}
+        tasks = self._curriculum.tasks
+        return [task for task in tasks if task.id in passed and self._has_changed(task)]
+
+    def _has_changed(self, task: Task) -> bool:
+        entry = self._progress.read().get("tasks", {}).get(task.id, {})
+        verdict, ready = look_at(self._curriculum, task, "mine")
+        return ready is not None and verdict.function_digest != entry.get("digest")
 
     def _verdict(self, task: Task) -> TaskVerdict:
         verdict, ready = look_at(self._curriculum, task, "mine")
@@ -174,20 +228,28 @@ class _Session:
         finally:
             print("\r\x1b[K", end="", flush=True)
 
-    def _task(self) -> Task:
-        names = [self._name] if self._name else []
-        return chosen(self._curriculum, self._progress, names)[0]
-
     def _tell(self, verdict: TaskVerdict) -> None:
         if verdict.status == "fail" and not verdict.world_sizes:
             time.sleep(_HALF_WRITTEN_S)
         if self._save_times() != self._under_judgement:
             raise RunCancelledError
+        lost = verdict.status == "fail" and verdict.id in self._progress.passed()
         remember(self._progress, verdict, self._worlds)
+        if verdict.status == "pass":
+            self._passed_here.add(verdict.id)
+        else:
+            self._passed_here.discard(verdict.id)
+        drawn = keep_timeline(self._progress, verdict)
         if self._as_json:
             print(json.dumps(verdict.to_json()), flush=True)
             return
+        if lost and verdict.world_sizes:
+            self._say("fail", f"{verdict.number} passed before, and fails now:")
         show(lines_of(verdict))
+        changed = self._changes.since_last(verdict)
+        if changed and verdict.status == "fail":
+            self._say("plain", f"  {changed}")
+        show(drawn)
         show(what_helps(self._curriculum, self._progress, verdict, self._worlds))
         self._say("dim", f"  watching your files   {KEYS}")
         self._say("plain", "")

@@ -10,10 +10,13 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+_KEPT = ("predictions", "use", "quiz", "hunts")
+"""Tables of what the learner answered or chose; none of it is ever graded."""
 
 
 class ProgressUnavailableError(OSError):
@@ -40,7 +43,8 @@ class Progress:
         return {
             **data,
             "tasks": {name: _usable(_table(entry)) for name, entry in tasks.items()},
-            "predictions": _table(data.get("predictions")),
+            **{name: _table(data.get(name)) for name in _KEPT},
+            "last": _table(data.get("last")),
         }
 
     def passed(self) -> set[str]:
@@ -53,11 +57,18 @@ class Progress:
         }
 
     def record_verdict(
-        self, task_id: str, *, passed: bool, digest: str, ran: bool = True
+        self,
+        task_id: str,
+        *,
+        passed: bool,
+        digest: str,
+        ran: bool = True,
+        slug: str = "",
     ) -> None:
         """Count a check of a task, and note when it first passed and if it still does.
 
-        `digest` is that of the task's function, to see later whether it has changed.
+        `digest` is that of the task's function, to see later whether it has changed;
+        `slug` names the misconception, for the hint that fits it.
         A check that could not run, for a syntax error say, takes no pass away.
 
         Raises:
@@ -66,11 +77,14 @@ class Progress:
         with self._change() as state:
             entry = _entry(state, task_id)
             entry["checks"] = entry.get("checks", 0) + 1
+            entry["slug"] = slug
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            state["last"] = {"task": task_id, "passed": passed, "at": now}
             if ran:
                 entry["digest"] = digest
                 entry["fails_now"] = not passed
             if passed and not entry.get("passed"):
-                entry["passed"] = datetime.now(UTC).isoformat(timespec="seconds")
+                entry["passed"] = now
 
     def forget_passes(self, task_ids: Iterable[str]) -> None:
         """Let these tasks count as not passed; checks and hints stay counted.
@@ -84,16 +98,40 @@ class Progress:
                 for key in ("passed", "fails_now", "digest"):
                     entry.pop(key, None)
 
-    def next_hint(self, task_id: str, levels: int) -> int:
+    def next_hint(
+        self, task_id: str, levels: int, opens: Callable[[str], int] = lambda _: 0
+    ) -> tuple[int, str]:
         """The hint level to show now: one deeper each time, to the deepest.
+
+        `opens` gives the level that fits a verdict's slug, or 0. Where that is deeper
+        than what was shown so far, it is opened at once, and the slug comes with it.
 
         Raises:
             ProgressUnavailableError: the file cannot be written.
         """
         with self._change() as state:
             entry = _entry(state, task_id)
-            entry["hint"] = min(levels, entry.get("hint", 0) + 1)
-            return int(entry["hint"])
+            shown = entry.get("hint", 0)
+            slug = str(entry.get("slug", ""))
+            fitting = opens(slug) if slug != entry.get("hinted") else 0
+            if fitting > shown:
+                entry["hint"], entry["hinted"] = min(levels, fitting), slug
+                return entry["hint"], slug
+            entry["hint"] = min(levels, shown + 1)
+            return entry["hint"], ""
+
+    def keep(self, table: str, entries: dict[str, Any]) -> None:
+        """Keep answers or choices under `table`; what is None there is taken out.
+
+        Raises:
+            ProgressUnavailableError: the file cannot be written.
+        """
+        assert table in _KEPT, table
+        with self._change() as state:
+            kept = state.setdefault(table, {})
+            kept |= entries
+            for name in [name for name, value in entries.items() if value is None]:
+                del kept[name]
 
     def record_prediction(self, question: str, answer: str) -> None:
         """Keep what was predicted. It is never graded.

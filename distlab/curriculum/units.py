@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import stat
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
@@ -20,6 +21,7 @@ from typing import Literal
 from distlab.curriculum.manifest import Curriculum, Unit, load_curriculum
 from distlab.curriculum.regions import functions_of
 
+MAX_BYTES = 1_000_000  # a unit has some ten thousand; Python parses 1 MB in seconds
 TaskState = Literal["started", "not_started", "missing"]
 
 
@@ -124,6 +126,7 @@ def read_source(curriculum: Curriculum, unit: Unit, code: str = "mine") -> UnitS
     side = code if code in ("mine", "reference") else "file"
     path = path_of(curriculum, unit, code)
     try:
+        _expect_a_text_file(path)
         # -sig: an editor's byte-order mark is no part of the program
         return UnitSource(unit.name, side, path, path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -131,6 +134,16 @@ def read_source(curriculum: Curriculum, unit: Unit, code: str = "mine") -> UnitS
         raise SourceError(f"the file cannot be read: {reason}", path) from error
     except UnicodeDecodeError as error:
         raise SourceError("the file is not UTF-8 text", path) from error
+
+
+def _expect_a_text_file(path: Path) -> None:
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        # Reading a FIFO or a device may never end.
+        raise SourceError("it is not a regular file", path)
+    if status.st_size > MAX_BYTES:
+        size = f"{status.st_size / 1e6:.1f} MB"
+        raise SourceError(f"it is {size} large; 1 MB is the most", path)
 
 
 def load(unit: str, side: str = "reference") -> ModuleType:

@@ -10,14 +10,16 @@ from typing import Any
 
 from distlab.comm import PointToPointOnly
 from distlab.curriculum import UnitSource, load_graft
-from distlab.grading.diagnosis import diagnose, diagnose_finished
+from distlab.grading.diagnosis import diagnose, diagnose_finished, only_messages
+from distlab.grading.guard import install
 from distlab.grading.misfits import printed
 from distlab.runner import Cluster, Limits, RankContext, Run
 
 Scenario = Callable[..., Any]
 """A function `(context, unit, **values) -> record` that runs on every rank."""
 
-_POINT_TO_POINT_UNITS = {"collectives": "the collectives"}
+_SECRETS = ("solutions", "tests/mutants")
+POINT_TO_POINT_UNITS = {"collectives": "the collectives"}
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Bench:
     world_size: int
     seed: int
     limits: Limits
+    latest: Run | None = None  # what the check asked for last
     _runs: dict[tuple[Any, ...], Run] = field(default_factory=dict)
 
     def run(self, impl: Implementation, scenario: Scenario, **values: Any) -> Run:
@@ -53,6 +56,8 @@ class Bench:
         if run.outcome != "finished":
             raise diagnose(run)
         diagnose_finished(run)
+        if impl.source.unit in POINT_TO_POINT_UNITS:
+            only_messages(run)
         return run
 
     def observe(self, impl: Implementation, scenario: Scenario, **values: Any) -> Run:
@@ -62,15 +67,17 @@ class Bench:
             self._runs[key] = self.cluster.run(
                 perform,
                 self.world_size,
-                _travelling(impl.source),
-                _travelling(impl.reference),
+                travelling(impl.source),
+                needed_reference(impl),
                 list(impl.grafts),
                 f"{scenario.__module__}:{scenario.__qualname__}",
                 {"seed": self.seed, **values},
+                off_limits(impl),
                 limits=self.limits,
                 seed=self.seed,
             )
-        return self._runs[key]
+        self.latest = self._runs[key]
+        return self.latest
 
     def printed(self) -> str:
         """What the ranks of the latest run printed."""
@@ -85,19 +92,37 @@ def perform(
     grafts: list[str],
     scenario: str,
     values: dict[str, Any],
+    off_limits: dict[str, list[str]],
 ) -> Any:
     """In each rank: load the unit, hand it its communicator, play the scenario."""
     from distlab.runner.rank import resolve
 
+    install(**off_limits)
     unit = _load(source, reference, grafts)
-    if source["unit"] in _POINT_TO_POINT_UNITS:
-        building = _POINT_TO_POINT_UNITS[source["unit"]]
+    if source["unit"] in POINT_TO_POINT_UNITS:
+        building = POINT_TO_POINT_UNITS[source["unit"]]
         guarded = PointToPointOnly(context.comm, building=building)
         context = replace(context, comm=guarded)
     return resolve(scenario)(context, unit, **values)
 
 
-def _travelling(source: UnitSource) -> dict[str, str]:
+def off_limits(impl: Implementation) -> dict[str, list[str]]:
+    """The folders that are not the submission's to change, and not to look into."""
+    # A course may lie apart from the distlab that judges it: both are kept.
+    roots = {impl.reference.path.parents[2], Path(__file__).parents[2]}
+    course = [str(path) for path in sorted({*roots, impl.source.path})]
+    secrets = [str(root / name) for root in sorted(roots) for name in _SECRETS]
+    return {"course": course, "secrets": secrets}
+
+
+def needed_reference(impl: Implementation) -> dict[str, str]:
+    """What travels of the reference: no text that is not needed, lest it be read."""
+    reference = impl.reference
+    return travelling(reference if impl.grafts else replace(reference, text=""))
+
+
+def travelling(source: UnitSource) -> dict[str, str]:
+    """A unit's text as it travels to the ranks."""
     return {
         "unit": source.unit,
         "side": source.side,
@@ -109,8 +134,9 @@ def _travelling(source: UnitSource) -> dict[str, str]:
 def _load(
     source: dict[str, str], reference: dict[str, str], grafts: list[str]
 ) -> ModuleType:
-    return load_graft(_arrived(source), _arrived(reference), grafts)
+    return load_graft(arrived(source), arrived(reference), grafts)
 
 
-def _arrived(parts: dict[str, str]) -> UnitSource:
+def arrived(parts: dict[str, str]) -> UnitSource:
+    """What `travelling` was given."""
     return UnitSource(parts["unit"], parts["side"], Path(parts["path"]), parts["text"])

@@ -8,6 +8,7 @@ from distlab.grading.misfits import (
     never_waited,
     not_yet,
     unlike_collectives,
+    unlike_counts,
 )
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankRecord, Run
@@ -22,7 +23,8 @@ def diagnose(run: Run) -> NotYetError:
     if run.outcome == "deadlock":
         return _deadlock(run)
     if run.outcome == "timeout":
-        return not_yet(run, "spinning", kind="TIME")
+        stopped = any(record.stopped for record in run.ranks)
+        return not_yet(run, "" if stopped else "spinning", kind="TIME")
     first = run.primary()
     if run.outcome == "died" or first is None or first.error is None:
         return not_yet(run, "rank-died")
@@ -52,9 +54,25 @@ def diagnose_finished(run: Run) -> None:
     Raises:
         NotYetError: there is one.
     """
-    wrong = mismatched_ends(run) or unlike_collectives(run) or never_waited(run)
+    looks = (unlike_counts, mismatched_ends, unlike_collectives, never_waited)
+    wrong = next(filter(None, (look(run) for look in looks)), None)
     if wrong:
         raise wrong
+
+
+def only_messages(run: Run) -> None:
+    """Look at a finished run for collectives where these are what is to be built.
+
+    `comm` refuses them; who got at one all the same went behind it.
+
+    Raises:
+        NotYetError: there is one.
+    """
+    for record in run.ranks:
+        for call in record.calls():
+            if call["op"] in COLLECTIVES:
+                message = f"rank {record.rank} calls {describe(call)}, which comm lacks"
+                raise not_yet(run, "collective-not-here", message)
 
 
 def _deadlock(run: Run) -> NotYetError:

@@ -10,6 +10,7 @@ from distlab.curriculum import Curriculum, Task
 from distlab.curriculum.regions import functions_of
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.clause import Check, checks_of
+from distlab.grading.liveness import in_order, suspects
 from distlab.grading.parts import parts_used
 from distlab.grading.preflight import look_at
 from distlab.grading.verdict import (
@@ -73,12 +74,18 @@ class Grader:
         ended = False
         try:
             checks = f"distlab.grading.checks.{task.unit}"
-            self._cluster.warm(checks, *PRELOADS.get(task.unit, ()))
-            for check in checks_of(task.id):
+            judges = (checks, "distlab.grading.liveness")
+            self._cluster.warm(*judges, *PRELOADS.get(task.unit, ()))
+            suspected = {}
+            if not self._worlds:  # sizes that were asked for are all tried for real
+                alone = self._bench(task, 1)
+                suspected = suspects(self._cluster, task.id, impl, alone)
+            for index, check in enumerate(checks_of(task.id)):
                 if ended:
                     verdict.clauses.append(_clause(task, check, "skip"))
                     continue
-                clause, ended = self._clause(task, check, impl, benches)
+                worlds = in_order(self._world_sizes(check), suspected.get(index, ()))
+                clause, ended = self._clause(task, check, impl, benches, worlds)
                 verdict.clauses.append(clause)
         except RunnerError as error:
             verdict.status, verdict.message = "error", str(error)
@@ -106,13 +113,15 @@ class Grader:
         check: Check,
         impl: Implementation,
         benches: dict[int, Bench],
+        worlds: tuple[int, ...],
     ) -> tuple[ClauseVerdict, bool]:
         """One clause at its world sizes; and whether nothing more can be judged."""
         passed = _clause(task, check, "pass")
-        for world_size in self._world_sizes(check):
+        for world_size in worlds:
             if world_size not in benches:
                 benches[world_size] = self._bench(task, world_size)
             bench = benches[world_size]
+            bench.latest = None
             try:
                 note = check.judge(impl, bench)
                 if note and world_size > (passed.world_size or 0):
@@ -120,9 +129,12 @@ class Grader:
             except NotJudgedError:
                 return _clause(task, check, "skip"), False
             except NotYetError as failure:
+                if not failure.fatal and world_size not in self._world_sizes(check):
+                    continue  # only a hang was suspected there, and it is none
                 failed = _clause(task, check, "fail")
                 _take_over(failed, failure, world_size)
                 failed.output = failure.output or bench.printed()
+                failed.run = bench.latest
                 if failure.kind != "TIME":  # a second wait as long would teach nothing
                     part = self._whose_part(task, check, impl, bench)
                     failed.rule = part or failed.rule

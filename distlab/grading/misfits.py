@@ -14,6 +14,7 @@ from distlab.comm import ANY, COLLECTIVES, Event
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankRecord, Run
 from distlab.runner.autopsy import (
+    SENDS,
     Evidence,
     describe,
     describe_tensor,
@@ -124,6 +125,22 @@ def _act_text(call: Event) -> str:
     root = "" if call["root"] is None else f" with rank {call['root']}"
     of = describe_tensor(call)
     return f"{call['op']}{root}" + (f" on {of}" if of else "")
+
+
+def unlike_counts(run: Run) -> NotYetError | None:
+    """A rank whose calls and whose count of messages cannot both be right."""
+    for record in run.ranks:
+        failed = {e["n"] for e in record.journal if e["k"] == "error"}
+        sends = [c for c in record.calls() if c["op"] in SENDS and c["n"] not in failed]
+        if bool(record.messages) > bool(record.calls()) or (
+            sends and not record.messages
+        ):
+            message = (
+                f"rank {record.rank} sent {record.messages} messages by one count and "
+                f"{len(sends)} by another: comm was changed"
+            )
+            return not_yet(run, "", message)
+    return None
 
 
 def never_waited(run: Run) -> NotYetError | None:

@@ -3,7 +3,8 @@
 A mutant is a plausible wrong solution of one task; it must be rejected through the
 clause that teaches the point, with the diagnosis that fits, or with none. An
 accept-variant is right but written differently; it must pass. Both stand in
-`tests/mutants/<unit>.toml` as the body that replaces the solution's own:
+`tests/mutants/<unit>.toml`, or `<unit>_<part>.toml`, as the body that replaces the
+solution's own:
 
     [[mutant]]                            [[accept]]
     id = "CO01"                           id = "A01"
@@ -14,8 +15,9 @@ accept-variant is right but written differently; it must pass. Both stand in
     body = '''...'''
 
 Also possible: `function` (which one, where the task has holes in several), `signature`
-(the def line anew), `helper` (code for the end of the file) and `limit_s` (how long a
-run may take, for what never ends).
+(the def line anew), `helper` (code for the end of the file), `limit_s` (how long a
+run may take, for what never ends) and `hunt` (the number of the milestone after which
+`distlab hunt` may hide this mistake in a solution).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import textwrap
 import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +47,7 @@ _REQUIRED = {
     "mutant": {"id", "task", "title", "clause", "slug", "body"},
     "accept": {"id", "task", "title", "body"},
 }
-_OPTIONAL = {"function", "signature", "helper", "limit_s"}
+_OPTIONAL = {"function", "signature", "helper", "limit_s", "hunt"}
 
 
 class CatalogueError(ValueError):
@@ -65,6 +68,7 @@ class Entry:
     signature: str = ""
     helper: str = ""
     limit_s: float = 0.0
+    hunt: str = ""
 
     @property
     def is_mutant(self) -> bool:
@@ -128,14 +132,18 @@ class Result:
         }
 
 
-def read_catalogue(curriculum: Curriculum, folder: Path | None = None) -> list[Entry]:
-    """Every entry of every unit, in the order of the files.
+def read_catalogue(
+    curriculum: Curriculum, folder: Path | None = None, *, hunts_only: bool = False
+) -> list[Entry]:
+    """Every entry of every unit, in the order of the files; or those for hunts.
 
     Raises:
         CatalogueError: an entry is not usable; one sentence that names it.
     """
     entries: list[Entry] = []
     for path in sorted((folder or curriculum.root / FOLDER).glob("*.toml")):
+        if path.name == "survivors.toml":  # generated ones, see generated.py
+            continue
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -145,6 +153,8 @@ def read_catalogue(curriculum: Curriculum, folder: Path | None = None) -> list[E
             raise CatalogueError(f"{path}: [[{unknown[0]}]] is not mutant or accept")
         for kind in _ID:
             for number, row in enumerate(data.get(kind, []), 1):
+                if hunts_only and not row.get("hunt"):
+                    continue
                 where = f"{path.name}: {kind} {row.get('id', f'no. {number}')}"
                 entries.append(_entry(curriculum, path.stem, kind, row, where))
     seen: set[str] = set()
@@ -203,7 +213,8 @@ def _entry(
         raise CatalogueError(f"{where}: the id must look like {_ID[kind]}")
     known = {field.name for field in fields(Entry)}
     entry = Entry(**{key: value for key, value in row.items() if key in known})
-    if entry.task.partition(".")[0] != unit:
+    own = entry.task.partition(".")[0]
+    if unit != own and not unit.startswith(f"{own}_"):
         raise CatalogueError(f"{where}: {entry.task} is not a task of {unit}")
     try:
         task = next(t for t in curriculum.tasks if t.id == entry.task)
@@ -243,8 +254,13 @@ def _check_text(curriculum: Curriculum, entry: Entry, where: str) -> None:
         tree = ast.parse(mutated)
     except SyntaxError as error:
         raise CatalogueError(f"{where}: {error.msg}: {error.text}") from error
-    if ast.dump(tree) == ast.dump(ast.parse(solution)):
+    if ast.dump(tree) == _dump(solution):
         raise CatalogueError(f"{where}: that is the solution itself")
+
+
+@cache
+def _dump(solution: str) -> str:
+    return ast.dump(ast.parse(solution))
 
 
 def _signature_lines(text: str, name: str) -> tuple[int, int]:

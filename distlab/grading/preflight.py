@@ -14,6 +14,7 @@ from distlab.curriculum import (
     read_source,
 )
 from distlab.curriculum.regions import functions_of
+from distlab.grading.forms import flaw_in, not_a_def
 from distlab.grading.verdict import ClauseVerdict, TaskVerdict
 from distlab.paths import shown
 
@@ -76,11 +77,16 @@ def look_at(
     if state == "missing":
         why = "it was renamed or removed" if source.text.strip() else "it is empty"
         lost = source.missing(functions[task.id])
-        message = f"the file has no function {lost}: {why}"
+        form = not_a_def(source.tree, lost)
+        message = form or f"the file has no function {lost}: {why}"
         rule = ""
         if code == "mine":
             rule = f"undo that; or distlab reset {unit.name}, which keeps this file"
         _fail_all(verdict, task, message, "renamed", rule)
+        return verdict, None
+    flaw = flaw_in(source.tree, reference.tree, functions[task.id])
+    if flaw:
+        _fail_all(verdict, task, flaw, "")
         return verdict, None
     unfinished = sorted(name for name, (how, _) in states.items() if how != "started")
     return verdict, Ready(

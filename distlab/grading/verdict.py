@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # the words alone must not cost the import of torch
+    from distlab.runner import Run
     from distlab.runner.autopsy import Evidence
 
 ClauseStatus = Literal["pass", "fail", "skip"]
@@ -57,6 +58,7 @@ class ClauseVerdict:
     rule: str = ""
     note: str = ""
     output: str = ""
+    run: Run | None = field(default=None, repr=False)  # the one that failed
 
     def to_json(self) -> dict[str, Any]:
         """The clause as MEASURES.md of the design lists it."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from distlab.comm import ANY, Event
 from distlab.paths import shown
+from distlab.runner.abort import misfit_of
 from distlab.runner.record import ErrorRecord, RankRecord, Run
 
 _FEW = 4  # ranks that are named one by one
@@ -34,12 +35,17 @@ class Evidence:
 def explain(run: Run) -> str:
     """One sentence on how `run` ended, naming the rank and the line that matter."""
     if run.outcome == "finished":
-        return f"{_count(run.world_size)} finished in {run.seconds:.2f} s"
+        return f"{_count(run.world_size)} finished in {_duration(run.seconds)}"
     if run.outcome == "deadlock":
         return explain_deadlock(run)
     if run.outcome == "timeout":
         return explain_timeout(run)
     return explain_failure(run)
+
+
+def _duration(seconds: float) -> str:
+    """In microseconds where it is a simulated run's: real ones take longer."""
+    return f"{seconds:.2f} s" if seconds >= 0.005 else f"{1e6 * seconds:.2f} µs"
 
 
 def explain_deadlock(run: Run) -> str:
@@ -66,6 +72,10 @@ def explain_deadlock(run: Run) -> str:
 
 def explain_timeout(run: Run) -> str:
     """Which rank was still busy when the time was up, and where."""
+    stopped = [r.rank for r in run.ranks if r.stopped]
+    if stopped:
+        were = "was" if len(stopped) == 1 else "were"
+        return f"{_names(stopped)} {were} stopped by a signal and never went on"
     busy = [r for r in run.ranks if r.status == "running"]
     named = busy or [r for r in run.ranks if r.status == "waiting"]
     at = _spot(own_frame(named[0].stack))
@@ -83,6 +93,9 @@ def explain_failure(run: Run) -> str:
     same = [r.rank for r in run.ranks if _signature(r) == _signature(first)]
     each = "each " if len(same) > 1 else ""
     head = f"{_names(same)} {each}{explain_end(first)}"
+    if _ended_by_transport(first):
+        misfit = misfit_of(run, first)
+        head += f"; {misfit}" if misfit else ""
     left = [r.rank for r in run.ranks if r.status == "waiting"]
     return head + (f"; {_names(left)} waited for it" if left else "")
 
@@ -97,7 +110,7 @@ def explain_end(record: RankRecord) -> str:
         return "ended without a result"
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
-        if name == "SIGABRT" and "gloo::" in record.output:
+        if _ended_by_transport(record):
             return (
                 "was ended by the transport (SIGABRT): it received more bytes than "
                 "its tensor holds"
@@ -105,6 +118,16 @@ def explain_end(record: RankRecord) -> str:
         return f"was killed by {name}"
     code = os.waitstatus_to_exitcode(status)
     return f"ended its process (exit status {code}) before it was done"
+
+
+def _ended_by_transport(record: RankRecord) -> bool:
+    status = record.exit_status
+    aborted = status is not None and os.WIFSIGNALED(status)
+    return (
+        aborted
+        and os.WTERMSIG(status or 0) == signal.SIGABRT
+        and "gloo::" in record.output
+    )
 
 
 def evidence(run: Run) -> tuple[Evidence, ...]:

@@ -75,6 +75,21 @@ def end_descendants(
     return len(ended)
 
 
+def end_sessions(leaders: set[int]) -> None:
+    """SIGKILL and collect every process in the sessions that `leaders` opened.
+
+    For ranks whose zygote is gone: they have been handed on to us.
+    """
+    for _ in range(200):
+        alive = [pid for pid in descendants(os.getpid()) if _session(pid) in leaders]
+        for victim in alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(victim, signal.SIGKILL)
+        reap([*leaders, *alive])
+        if not alive:
+            break
+
+
 def cpu_s(pid: int) -> float:
     """Seconds of processor time that process `pid` has used; 0 where unknown."""
     try:
@@ -93,6 +108,11 @@ def sleeps(pid: int) -> bool:
     return True
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether `pid` was stopped by a signal, as SIGSTOP does; False where unknown."""
+    return _state_and_parent(Path(f"/proc/{pid}"))[0] == "T"
+
+
 def reap(pids: list[int]) -> None:
     """Collect those of `pids` that are dead children of this process."""
     for pid in pids:
@@ -101,6 +121,13 @@ def reap(pids: list[int]) -> None:
                 if os.waitpid(pid, os.WNOHANG)[0]:
                     break
                 time.sleep(0.001)
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
 
 
 def _state_and_parent(entry: Path) -> tuple[str, int]:

@@ -51,7 +51,7 @@ def live(
             _settle_in(folder, rank, output)
             line = encode(_work(job, rank, folder, control))
         except BaseException as error:
-            line = encode(_raised(error))
+            line = encode(raised(error))
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the program may have closed it
                 stream.flush()
@@ -124,7 +124,8 @@ def _work(
     }
 
 
-def _raised(error: BaseException) -> dict[str, Any]:
+def raised(error: BaseException) -> dict[str, Any]:
+    """What is told to the parent of an exception that ended the program."""
     frames = [
         (frame.filename, frame.lineno or 0)
         for frame in traceback.extract_tb(error.__traceback__)
@@ -144,7 +145,7 @@ def _raised(error: BaseException) -> dict[str, Any]:
 def _text(error: BaseException) -> str:
     try:
         return str(error) or type(error).__name__
-    except Exception as second:
+    except BaseException as second:  # even an exit: that must not be the rank's end
         return f"its message cannot be had: {type(second).__name__}"
 
 

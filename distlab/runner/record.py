@@ -45,6 +45,7 @@ class RankRecord:
     journal: list[Event] = field(default_factory=list)
     waiting: Event | None = None  # the call it is blocked in
     stack: tuple[tuple[str, int], ...] = ()  # where it was when time ran out
+    stopped: bool = False  # by SIGSTOP or its like, when time ran out
     output: str = ""
     sent_bytes: float = 0.0
     messages: int = 0

@@ -18,8 +18,9 @@ from typing import Any
 
 from distlab.runner.autopsy import explain
 from distlab.runner.board import Board, find_cycle
+from distlab.runner.incoming import record_in
 from distlab.runner.limits import Limits
-from distlab.runner.processes import cpu_s, sleeps
+from distlab.runner.processes import cpu_s, end_sessions, is_stopped, sleeps
 from distlab.runner.record import (
     ErrorRecord,
     Outcome,
@@ -28,13 +29,22 @@ from distlab.runner.record import (
     RunCancelledError,
     RunnerError,
 )
-from distlab.runner.wire import decode
+from distlab.runner.wire import decode, encode
 
 ASK_S = 0.1  # between two looks at whether the outcome is still wanted
 CONFIRM_S = 0.1  # a deadlock is looked at twice, this far apart
+MAX_LINE_BYTES = 1 << 28  # of one record; kept in memory until its end has come
 LAST_READS = 8  # of 64 KiB each: more than a pipe holds, and a flood has an end
 SETTLE_S = 0.3  # after a first failure, how long the others may take to show theirs
 BUSY = 0.2  # of the time between the looks on a processor: then a rank is not stuck
+_FLOOD: dict[str, Any] = {
+    "k": "raised",
+    "type": "ValueError",
+    "message": "more than 256 MiB are too much for one result",
+    "frames": [],
+    "refused": False,
+    "peer_lost": False,
+}
 _FRAME = re.compile(r'File "(.+)", line (\d+)')
 
 
@@ -75,7 +85,7 @@ class Supervisor:
         self._lost: set[int] = set()  # control closed, exit status not yet known
         self._statuses: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
-        self._buffers: dict[object, bytes] = {}
+        self._buffers: dict[object, bytearray] = {}
         self._listen(zygote, self._from_zygote)
         for rank, control in enumerate(controls):
             self._listen(control, partial(self._from_rank, rank))
@@ -106,13 +116,13 @@ class Supervisor:
 
     def unread(self) -> bytes:
         """What the zygote has begun to say and not finished."""
-        return self._buffers[self._zygote]
+        return bytes(self._buffers[self._zygote])
 
     # ── reading ─────────────────────────────────────────────────────────────────────
 
     def _listen(self, source: socket.socket, handle: Callable[[bytes], None]) -> None:
         source.setblocking(False)
-        self._buffers[source] = b""
+        self._buffers[source] = bytearray()
         self._selector.register(source, selectors.EVENT_READ, handle)
 
     def _patience(self) -> float:
@@ -150,9 +160,16 @@ class Supervisor:
             self._selector.unregister(source)
             handle(b"")
             return False
-        *lines, self._buffers[source] = (self._buffers[source] + piece).split(b"\n")
-        for line in lines:
-            handle(line)
+        buffer = self._buffers[source]
+        buffer += piece
+        if b"\n" in piece:
+            *lines, rest = bytes(buffer).split(b"\n")
+            buffer[:] = rest
+            for line in lines:
+                handle(line)
+        elif len(buffer) > MAX_LINE_BYTES:
+            buffer.clear()
+            handle(encode(_FLOOD))
         return True
 
     def _read_output(self, descriptor: int, rank: int) -> None:
@@ -166,6 +183,7 @@ class Supervisor:
 
     def _from_zygote(self, line: bytes) -> None:
         if not line:
+            end_sessions({record.pid for record in self._records} - {0})
             raise RunnerError("the process that starts ranks has died; run it again")
         message = decode(line)
         if message["k"] == "started":
@@ -196,11 +214,10 @@ class Supervisor:
             self._lost.add(rank)
             self._note_deaths()
             return
-        try:
-            message = decode(line)
-            kind = message.get("k")
-        except (ValueError, AttributeError):
-            return  # the program itself wrote to our socket; that is no record
+        message = record_in(line)
+        if message is None:
+            return
+        kind = message["k"]
         if kind == "result":
             record.status = "finished"
             record.value = message["value"]
@@ -209,7 +226,7 @@ class Supervisor:
             record.in_calls_s = message["in_calls_s"]
         elif kind == "raised":
             record.status = "raised"
-            record.error = _error(message)
+            record.error = error_record(message)
             self._note_failure(record)
         elif kind == "report":
             self._on_report(rank, message["value"])
@@ -313,6 +330,7 @@ class Supervisor:
     def _take_stacks(self, alive: list[int]) -> None:
         for rank in alive:
             if self._records[rank].pid:
+                self._records[rank].stopped = is_stopped(self._records[rank].pid)
                 with contextlib.suppress(ProcessLookupError):  # it died just now
                     os.kill(self._records[rank].pid, signal.SIGUSR1)
         time.sleep(CONFIRM_S)
@@ -323,7 +341,8 @@ class Supervisor:
             self._records[rank].stack = tuple(reversed(frames))
 
 
-def _error(message: dict[str, Any]) -> ErrorRecord:
+def error_record(message: dict[str, Any]) -> ErrorRecord:
+    """What `rank.raised` told."""
     return ErrorRecord(
         type=message["type"],
         message=message["message"],

@@ -324,3 +324,56 @@ def test_a_real_failure_in_words(cluster: Cluster) -> None:
     assert [line.state for line in lines] == ["waiting", "raised"]
     assert lines[0].text == "call #1 recv ← 1  [1] float32"
     assert lines[1].text == "KeyError: 'momentum'"
+
+
+ENDED = (
+    "was ended by the transport (SIGABRT): it received more bytes than its tensor holds"
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "guilty", "cause"),
+    [
+        (
+            programs.second_box_too_small,
+            1,
+            "rank 1 called recv into [4] float32, rank 0 called send of [2, 4] float32",
+        ),
+        (
+            programs.reduces_unlike_dtypes,
+            0,
+            "rank 0 called all_reduce on [4] float32, "
+            "rank 1 called all_reduce on [4] float64",
+        ),
+        (
+            programs.broadcasts_unlike_sizes,
+            1,
+            "rank 1 called broadcast with rank 0 on [4] float32, "
+            "rank 0 called broadcast with rank 0 on [8] float32",
+        ),
+    ],
+)
+def test_what_the_transport_aborts_for_is_named_from_the_journals(
+    cluster: Cluster, program: Any, guilty: int, cause: str
+) -> None:
+    ended = cluster.run(program, 2, limits=Limits(seconds=60))
+    assert ended.outcome == "died"
+    assert ended.explanation == f"rank {guilty} {ENDED}; {cause}"
+    # Who lost the dead rank failed because of it, and is never named first.
+    first = ended.primary()
+    assert first is not None
+    assert first.rank == guilty
+
+
+def test_an_abort_of_the_programs_own_is_not_the_transports(cluster: Cluster) -> None:
+    ended = cluster.run(programs.kills_itself, 2, "SIGABRT")
+    assert ended.explanation == "rank 1 was killed by SIGABRT"
+
+
+def test_where_all_calls_fit_no_cause_is_made_up() -> None:
+    facts = {"root": None, "group": "world", "into_shape": None, "into_dtype": None}
+    same = {"k": "enter", **call("all_reduce", **facts)}
+    dead = died(0, int(signal.SIGABRT), "gloo::EnforceNotMet")
+    other = done(1)
+    dead.journal, other.journal = [same], [same]
+    assert explain(run("died", dead, other)) == f"rank 0 {ENDED}"

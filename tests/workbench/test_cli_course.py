@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -90,7 +92,7 @@ def test_a_progress_file_that_is_broken(
     here.state.mkdir()
     (here.state / "progress.json").write_text(state)
     assert status() == hint("1.1") == 0
-    assert "0 of 7" in capsys.readouterr().out
+    assert "0 of 1" in capsys.readouterr().out
     Progress(here.root).record_verdict(FIRST, passed=True, digest="")
     assert here.progress()[FIRST]["checks"] == 1
     kept = here.state / "progress.unreadable.json"
@@ -114,6 +116,27 @@ def test_hints_deepen_and_stop(here: Course, capsys: Capture) -> None:
             hint("1.1", level=level)
 
 
+def test_the_verdict_opens_the_hint(here: Course, capsys: Capture) -> None:
+    def level(task: str) -> str:
+        assert hint(task) == 0
+        head, because, *_ = capsys.readouterr().out.splitlines()
+        number = re.findall(r"hint (\d) of 4", head)[0]
+        opened = re.findall(r"^  opened because of (\S+)$", because)
+        return " ".join([number, *opened])
+
+    progress = Progress(here.root)
+    progress.record_verdict(SECOND, passed=False, digest="", slug="ring-of-sends")
+    assert [level("1.2"), level("1.2")] == ["2 ring-of-sends", "3"]
+    # the same again: it goes on deeper, and nothing is shown twice
+    progress.record_verdict(SECOND, passed=False, digest="", slug="ring-of-sends")
+    assert level("1.2") == "4"
+    # a verdict that no hint fits opens none; the next one opens the one that fits
+    progress.record_verdict(FIRST, passed=False, digest="", slug="raised")
+    assert level("1.1") == "1"
+    progress.record_verdict(FIRST, passed=False, digest="", slug="send-to-self")
+    assert level("1.1") == "3 send-to-self"
+
+
 def test_explain(capsys: Capture) -> None:
     explain("[ring-of-sends] ")
     assert "Everyone sends first" in capsys.readouterr().out
@@ -130,11 +153,11 @@ def test_explain(capsys: Capture) -> None:
 
 
 def test_status_fits_and_counts(here: Course, capsys: Capture) -> None:
-    tasks = load_curriculum().tasks
-    for number, task in enumerate(tasks):
+    core = [task for task in load_curriculum().tasks if not task.stretch]
+    for number, task in enumerate(core):
         status()
         said = capsys.readouterr().out
-        assert f"{number} of 7" in said
+        assert f"{number} of {len(core)}" in said
         assert f"next: {task.number} at phase1" in said
         assert said.count("✓") == number
         for _ in range(11):
@@ -142,7 +165,30 @@ def test_status_fits_and_counts(here: Course, capsys: Capture) -> None:
         lines = said.splitlines()
         assert all(len(line) <= 80 or "-m distlab" in line for line in lines)
     status()
-    assert "next" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "next:" not in said
+    path, more = said.split("for whoever wants more")
+    assert "tree_broadcast" in more
+    assert "tree_broadcast" not in path
+
+
+def test_status_recalls_what_was_a_fortnight_ago(here: Course, capsys: Capture) -> None:
+    progress = Progress(here.root)
+    progress.record_verdict(FIRST, passed=True, digest="")
+    today = datetime.now(UTC)
+    status(now=today + timedelta(days=13, hours=23))
+    assert "days ago" not in capsys.readouterr().out
+    status(now=today + timedelta(days=20, hours=1))
+    recap = capsys.readouterr().out.splitlines()[:3]
+    assert recap[0].startswith("20 days ago you checked 1.1 rank 0 sends")
+    assert recap[0].endswith("and it passed.")
+    assert recap[1] == "Next is 1.2: send right, receive left."
+    assert recap[2].startswith("The idea of collectives: what broadcast and all_reduce")
+    for broken in ({"at": 3}, {"at": "then", "task": FIRST}, [], {"task": "gone"}):
+        path = here.state / "progress.json"
+        path.write_text(json.dumps({"last": broken}))
+        assert status(now=today) == 0
+        assert "days ago" not in capsys.readouterr().out
 
 
 # ── reset ───────────────────────────────────────────────────────────────────────────

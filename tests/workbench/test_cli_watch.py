@@ -21,6 +21,7 @@ from tests.workbench.course import (
     FIRST,
     FOREVER,
     PATIENCE_S,
+    RING_OF_SENDS,
     SECOND,
     Course,
     filled,
@@ -125,14 +126,58 @@ def test_saves_keys_and_the_next_task(course: Course, terminal: Terminal) -> Non
     assert "checking 1.1 …\r\x1b[K1.1" in terminal.said.replace("\x1b[1m", "")
     assert "next: 1.2 " in said
 
-    # the same file again: now the next task is judged; two keys at once are two
-    terminal.press("hc")
-    assert "hint 1 of 4" in terminal.until("1.2 not started(?s:.*)" + READY)
+    # the same task until n is pressed; two keys at once are two
+    terminal.press("c")
+    terminal.until("1.1 PASS(?s:.*)" + READY)
+    terminal.press("nh")
+    terminal.until("1.2 not started(?s:.*)" + READY)
+    terminal.until("1.2 collectives.pass_around   hint 1 of 4")
     terminal.press("xq")
     assert terminal.end() == 10
     lines = re.sub(r"\x1b\[\d*[mK]", "", said).splitlines()
     assert all(len(line) <= 80 or "-m distlab" in line for line in lines), lines
     assert course.progress()[FIRST]["passed"]
+
+
+def test_what_changed_the_timeline_and_going_on(
+    course: Course, terminal: Terminal
+) -> None:
+    terminal.until(READY)
+    terminal.press("t")
+    terminal.until("no timeline yet")
+    course.fill(FIRST, "comm.send(box, 1)")
+    page = course.state / "last" / "trace.html"
+    terminal.until("timeline: ../state/last/trace.html(?s:.*)" + READY)
+    assert re.search(r"1.1 collectives.exchange C1: \d ranks", page.read_text())
+    terminal.press("t")
+    terminal.until("timeline: ../state/last/trace.html")
+
+    # the message arrives, and one more is sent
+    back = "if comm.rank == 1:\n    comm.send(box, 0)\nelif comm.rank == 0:"
+    course.fill(FIRST, f"{EXCHANGE}{back}\n    comm.recv(box, 1)")
+    assert "  C1 now passes, C2 does not yet" in terminal.until("C2 NOT(?s:.*)" + READY)
+
+    # n, before it has passed: asked twice, and any other key takes it back
+    terminal.press("n")
+    terminal.until("1.1 has not passed yet; n again skips it")
+    terminal.press("tn")
+    terminal.until("1.1 has not passed yet; n again skips it")
+    terminal.press("n")
+    terminal.until("1.2 not started(?s:.*)" + READY)
+
+
+def test_a_save_that_begins_the_next_task_goes_on_by_itself(
+    course: Course, terminal: Terminal
+) -> None:
+    terminal.until(READY)
+    course.fill(FIRST, EXCHANGE)
+    terminal.until("1.1 PASS(?s:.*)" + READY)
+    both = filled(SECOND, RING_OF_SENDS).split("def pass_around")
+    first = course.template().read_text().split("def pass_around")
+    course.template().write_text(f"{first[0]}def pass_around{both[1]}")
+    terminal.until("1.2 C1 DEADLOCK(?s:.*)ring-of-sends(?s:.*)" + READY)
+    terminal.press("q")
+    assert terminal.end() == 1
 
 
 def test_what_passed_before_is_looked_at_again(course: Course) -> None:

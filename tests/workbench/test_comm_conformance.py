@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from distlab.runner import Cluster, Limits, Run
+from distlab.sim import run_apart
 from tests.workbench.conformance import programs
 
 WORLDS = (1, 2, 3, 4)
@@ -26,10 +27,18 @@ class Transport:
     name: str
     why_not: Callable[[], str]  # empty where it can be used
 
-    def run(self, cluster: Cluster, program: Any, world_size: int, *args: Any) -> Run:
-        return cluster.run(
-            program, world_size, *args, backend=self.name, limits=Limits(seconds=20)
-        )
+    def run(
+        self,
+        cluster: Cluster,
+        program: Any,
+        world_size: int,
+        *args: Any,
+        on_report: Callable[[int, Any], None] | None = None,
+    ) -> Run:
+        how: dict[str, Any] = {"limits": Limits(seconds=20), "on_report": on_report}
+        if self.name == "sim":
+            return run_apart(cluster, program, world_size, *args, **how)
+        return cluster.run(program, world_size, *args, backend=self.name, **how)
 
 
 def _no_gpus() -> str:
@@ -40,9 +49,12 @@ def _no_gpus() -> str:
 TRANSPORTS = (
     Transport("gloo", lambda: ""),
     Transport("nccl", _no_gpus),
+    Transport("sim", lambda: ""),
 )
 
 HERE = [transport for transport in TRANSPORTS if not transport.why_not()]
+# Simulated ranks have no processes of their own that could die.
+PROCESSES = [transport for transport in HERE if transport.name != "sim"]
 
 Start = Callable[..., list[Any]]
 
@@ -360,15 +372,16 @@ def test_no_time_at_all_is_not_for_ever(start: Start) -> None:
     [("recv", 1), ("send", 1), ("irecv", 1), ("barrier", None), ("all_reduce", None)],
 )
 @pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("transport", PROCESSES, ids=lambda transport: transport.name)
 def test_a_peer_that_dies_is_a_lost_peer(
     cluster: Cluster, transport: Transport, n: int, how: str, peer: int | None
 ) -> None:
     told: list[dict[str, Any]] = []
-    run = cluster.run(
+    run = transport.run(
+        cluster,
         programs.a_peer_dies,
         n,
         how,
-        backend=transport.name,
         on_report=lambda rank, value: told.append({"by": rank, **value}),
     )
     assert run.outcome == "died"
@@ -379,11 +392,8 @@ def test_a_peer_that_dies_is_a_lost_peer(
 
 def test_abort_wakes_who_waits(cluster: Cluster, transport: Transport) -> None:
     told: dict[int, dict[str, Any]] = {}
-    run = cluster.run(
-        programs.rank_zero_aborts,
-        2,
-        backend=transport.name,
-        on_report=told.__setitem__,
+    run = transport.run(
+        cluster, programs.rank_zero_aborts, 2, on_report=told.__setitem__
     )
     run.require_finished()
     assert told[0] == {"rank": 0, "peer": 1}

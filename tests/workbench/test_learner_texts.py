@@ -5,17 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from distlab.curriculum import load_curriculum
+
 ROOT = Path(__file__).resolve().parents[2]
 PHASE = ROOT / "phase1_data_parallel"
-TASKS = {
-    "1.1": "collectives.exchange",
-    "1.2": "collectives.pass_around",
-    "1.3": "collectives.broadcast",
-    "1.4": "collectives.all_reduce",
-    "1.5": "trainer.broadcast_model",
-    "1.6": "trainer.average_gradients",
-    "1.7": "trainer.train_step",
-}
+TASKS = {task.number: task.id for task in load_curriculum(ROOT).tasks}
 HEADINGS = [
     "Why",
     "Ideas, with pictures",
@@ -26,7 +20,7 @@ HEADINGS = [
 LEVELS = ["1 question", "2 principle", "3 steps", "4 near-code"]
 KEYS = {"title", "happened", "why", "fix", "torch"}
 VERBS = {"start", "watch", "check", "hint", "status", "demo", "doctor", "reset"}
-VERBS |= {"explain"}
+VERBS |= {"explain", "trace", "quiz", "hunt", "use", "diff", "update", "ddp"}
 MISCONCEPTIONS = tomllib.loads(
     (ROOT / "distlab/curriculum/misconceptions.toml").read_text(encoding="utf-8")
 )
@@ -51,7 +45,9 @@ def task_names(unit: str) -> list[str]:
 @pytest.fixture
 def generated(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.syspath_prepend(str(ROOT))
-    pictures: dict[str, str] = importlib.import_module("figures.phase1").figures()
+    pictures: dict[str, str] = {}
+    for path in sorted((ROOT / "figures").glob("phase1*.py")):
+        pictures |= importlib.import_module(f"figures.{path.stem}").figures()
     return pictures
 
 
@@ -62,7 +58,7 @@ def test_figures_on_disk_are_those_of_the_generator(generated: dict[str, str]) -
     }
     assert sorted(on_disk) == sorted(generated)
     for name, svg in generated.items():
-        assert on_disk[name] == svg, f"{name}: run python -m figures.phase1"
+        assert on_disk[name] == svg, f"{name}: run make figures"
 
 
 def test_every_figure_describes_itself(generated: dict[str, str]) -> None:
@@ -106,7 +102,7 @@ def test_every_unit_has_a_hint_file() -> None:
     assert set(HINTS) == {task.split(".")[0] for task in TASKS.values()}
 
 
-@pytest.mark.parametrize("unit", ["collectives", "trainer"])
+@pytest.mark.parametrize("unit", ["collectives", "data_loader", "trainer"])
 def test_hints_have_four_levels_for_each_task(unit: str) -> None:
     text = HINTS[unit].read_text(encoding="utf-8")
     assert text.startswith(f"# {unit}\n")
@@ -124,6 +120,9 @@ def test_hints_have_four_levels_for_each_task(unit: str) -> None:
 def test_misconceptions_are_complete_and_fit_the_screen(slug: str) -> None:
     entry = MISCONCEPTIONS[slug]
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", slug)
+    opens = entry.get("opens", 1)
+    assert opens in range(1, len(LEVELS) + 1)
+    entry = {key: text for key, text in entry.items() if key != "opens"}
     assert set(entry) == KEYS
     assert all(text.strip() for text in entry.values())
     assert len(entry["title"]) <= 60

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from distlab.comm import COLLECTIVES
 from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.messages import expect_messages
 from distlab.grading.checks.named import flat, listed, some_of, wrong_names
 from distlab.grading.clause import clause
 from distlab.grading.oracles import (
@@ -119,6 +120,7 @@ def gradients_are_the_mean(impl: Implementation, cluster: Bench) -> str | None:
         ],
         rule="sum over the ranks, divided once by how many there are",
     )
+    expect_messages(run, "the gradients are right, but not by way of comm")
     if n == AGAIN_WORLD:
         _expect_again(impl, cluster)
     return None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.gather_scatter import gather_once, scatter_once
 from distlab.grading.checks.messages import (
     WORLDS,
     calls_of_each,
@@ -20,9 +21,11 @@ from distlab.grading.checks.messages import (
     received,
 )
 from distlab.grading.checks.pairs import exchange_once, pass_once
+from distlab.grading.checks.tree_broadcast import tree_once
 from distlab.grading.clause import clause
 from distlab.grading.oracles import (
     Suspect,
+    all_close,
     close,
     expect_equal_bits,
     expect_values,
@@ -32,7 +35,15 @@ from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
 
-__all__ = ["broadcast_once", "exchange_once", "pass_once", "reduce_once"]
+__all__ = [
+    "broadcast_once",
+    "exchange_once",
+    "gather_once",
+    "pass_once",
+    "reduce_once",
+    "scatter_once",
+    "tree_once",
+]
 
 # ── 1.3 broadcast ───────────────────────────────────────────────────────────────────
 
@@ -126,6 +137,14 @@ def messages_of_broadcast(impl: Implementation, cluster: Bench) -> str | None:
         run = cluster.run(impl, broadcast_once, src=src)
         total = sum(record.messages for record in run.ranks)
         if total < n - 1:
+            sent = same_everywhere(run.values[src]["before"], n)
+            if all_close([value["after"] for value in run.values], sent):
+                raise NotYetError(
+                    f"every rank has it after {total} messages; {n - 1} are needed: "
+                    "it came by another way",
+                    evidence=calls_of_each(run),
+                    rule="only a message of comm counts",
+                )
             raise NotJudgedError("some ranks were not reached: see C1")
         if total > n - 1:
             raise NotYetError(

@@ -123,6 +123,26 @@ def too_small_a_box(ctx: RankContext) -> None:
         ctx.comm.recv(torch.zeros(4), 0)
 
 
+def second_box_too_small(ctx: RankContext) -> None:
+    """The first message fits: which one did not is known by counting."""
+    if ctx.rank == 0:
+        ctx.comm.send(torch.zeros(4), 1)
+        ctx.comm.send(torch.zeros(2, 4), 1)
+    else:
+        ctx.comm.recv(torch.zeros(4), 0)
+        ctx.comm.recv(torch.zeros(4), 0)
+
+
+def reduces_unlike_dtypes(ctx: RankContext) -> None:
+    dtype = torch.float32 if ctx.rank == 0 else torch.float64
+    ctx.comm.all_reduce(torch.zeros(4))
+    ctx.comm.all_reduce(torch.zeros(4, dtype=dtype))
+
+
+def broadcasts_unlike_sizes(ctx: RankContext) -> None:
+    ctx.comm.broadcast(torch.zeros(8 if ctx.rank == 0 else 4), 0)
+
+
 def eats_memory(ctx: RankContext) -> float:
     if ctx.rank == HAS_A_DUTY:
         return float(torch.ones(20_000_000_000 // 4)[0])

@@ -1,0 +1,56 @@
+"""What is different from the verdict before, in a few words."""
+
+from __future__ import annotations
+
+from distlab.grading import TaskVerdict
+
+
+class Changes:
+    """Remembers the last verdict on each task, and which clauses passed before."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, dict[str, tuple[str, str]]] = {}
+        self._ever: set[tuple[str, str]] = set()
+
+    def since_last(self, verdict: TaskVerdict) -> str:
+        """`C1 passes again, C2 does not yet`; nothing where nothing is different.
+
+        A verdict on a file that could not be run says nothing about its clauses.
+        """
+        if not verdict.world_sizes:
+            return ""
+        now = {clause.id: (clause.status, clause.slug) for clause in verdict.clauses}
+        before = self._last.get(verdict.id, {})
+        self._last[verdict.id] = dict(now)
+        words = {
+            clause: text
+            for clause, (status, slug) in now.items()
+            if (text := self._one(verdict.id, clause, status, slug, before))
+        }
+        passing = {clause for clause, (status, _) in now.items() if status == "pass"}
+        self._ever |= {(verdict.id, clause) for clause in passing}
+        if passing & words.keys():
+            for clause, (status, _) in now.items():
+                if status == "fail" and clause not in words:
+                    words[clause] = f"{clause} does not yet"
+        return ", ".join(words.values())
+
+    def _one(
+        self,
+        task: str,
+        clause: str,
+        status: str,
+        slug: str,
+        before: dict[str, tuple[str, str]],
+    ) -> str:
+        if clause not in before:
+            return ""
+        was, old_slug = before[clause]
+        if status == "pass" and was != "pass":
+            again = (task, clause) in self._ever
+            return f"{clause} passes again" if again else f"{clause} now passes"
+        if status == "fail" and was == "pass":
+            return f"{clause} no longer passes"
+        if status == was == "fail" and slug != old_slug and old_slug:
+            return f"{clause} is not {old_slug} any more"
+        return ""

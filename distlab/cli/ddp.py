@@ -1,0 +1,213 @@
+"""`distlab ddp`: a whole data-parallel training, on the course's own loader and `fit`.
+
+Before it a look at the cost, during it a bar for each rank, after it what the ranks
+agree on. Every figure is measured while you watch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distlab.cli.screen import command, processes, show_json, warn
+
+if TYPE_CHECKING:  # these import torch, and a mistyped flag should not wait for it
+    from distlab.curriculum import UnitSource
+    from distlab.experiments.ddp import Beside, DdpResult
+    from distlab.experiments.ddp_config import DdpConfig, Wishes
+    from distlab.experiments.ddp_data import Origin
+    from distlab.experiments.ddp_tracking import Tracked
+    from distlab.runner import Cluster
+
+_TRACKERS = ("", "mlflow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is to be done round the training; `rate` is what one rank costs an hour."""
+
+    data_dir: Path | None = None
+    may_download: bool = False
+    track: str = ""
+    rate: float = 1.0
+    compare: bool = False
+    as_json: bool = False
+
+
+def ddp(wishes: Wishes, order: Order) -> int:
+    """Train: 0, or 1 where the ranks do not agree or the learner's code does not end.
+
+    Raises:
+        ValueError: a wish that cannot be; nothing has been started.
+        ModuleNotFoundError: MLflow was wished for and is not installed.
+        OSError: the data could not be downloaded.
+    """
+    _check(order)
+    import torch
+
+    from distlab.experiments.ddp_code import choose_units
+    from distlab.experiments.ddp_config import make_config
+    from distlab.experiments.ddp_data import locate
+
+    config = make_config(wishes, num_gpus=torch.cuda.device_count())
+    units = choose_units(config.code)
+    tracker = _tracker(config) if order.track else None
+    origin = locate(
+        config.dataset,
+        folder=order.data_dir,
+        may_download=order.may_download,
+        say=_quiet if order.as_json else _say,
+    )
+    return _Training(config, order, units, origin, tracker).lead()
+
+
+def _check(order: Order) -> None:
+    if order.track not in _TRACKERS:
+        raise ValueError(f"--track {order.track}: there is mlflow")
+    if not 0 <= order.rate < math.inf:
+        raise ValueError(
+            f"--cost-per-worker-hour {order.rate:g}: choose a number from 0 on"
+        )
+
+
+def _tracker(config: DdpConfig) -> Any:
+    from distlab.curriculum import Progress, find_root
+    from distlab.experiments.ddp_tracking import prepare, require_mlflow, store_uri
+
+    require_mlflow()  # before a folder is made for it
+    return prepare(config.dataset, store_uri(Progress(find_root()).folder))
+
+
+class _Training:
+    """One run of the command, once it is known that it can be."""
+
+    def __init__(
+        self,
+        config: DdpConfig,
+        order: Order,
+        units: dict[str, UnitSource],
+        origin: Origin,
+        tracker: Any,
+    ) -> None:
+        self._config, self._order, self._units = config, order, units
+        self._origin, self._tracker = origin, tracker
+
+    def lead(self) -> int:
+        """Before, during, after; the exit code."""
+        from distlab.experiments.ddp import PRELOADS
+        from distlab.runner import Cluster, RunnerError
+
+        with Cluster(preload=PRELOADS) as cluster:
+            cluster.start(wait=False)  # while the files are checked, it imports torch
+            self._before()
+            try:
+                result = self._on_ranks(cluster)
+                alone = self._alone(cluster) if self._order.compare else None
+            except RunnerError as error:
+                return self._broken(error)
+        return self._after(result, alone)
+
+    def _before(self) -> None:
+        from distlab.cli.ddp_report import plan
+        from distlab.experiments.ddp_data import read_split
+        from distlab.experiments.ddp_estimate import estimate
+
+        data = read_split(self._origin.files, self._origin.known)
+        if self._order.as_json:
+            return
+        expected = estimate(self._config, data)
+        _say(*plan(self._config, self._origin.note, expected, self._order.rate), "")
+
+    def _on_ranks(self, cluster: Cluster) -> DdpResult:
+        from distlab.cli.ddp_bars import Bars
+        from distlab.cli.training import shard_table
+        from distlab.experiments.ddp import train
+        from distlab.experiments.digits import Shard
+
+        config, quiet = self._config, self._order.as_json
+        label = processes(config.world_size)
+        with Bars(label, config.world_size, config.epochs, quiet=quiet) as bars:
+
+            def on_shards(shards: list[Shard], steps: int) -> None:
+                head = "the first of its samples, of the shuffle of epoch 1"
+                bars.say("", *shard_table(shards, head=head))
+                bars.begin(steps)
+
+            return train(
+                cluster,
+                config,
+                self._origin.files,
+                self._units,
+                on_shards=on_shards,
+                on_moment=bars.moment,
+                on_epoch=bars.epoch,
+                on_log=bars.log,
+            )
+
+    def _alone(self, cluster: Cluster) -> DdpResult:
+        from distlab.cli.ddp_bars import Bars
+        from distlab.experiments.ddp import train_alone
+
+        config, quiet = self._config, self._order.as_json
+        with Bars("1 process", 1, config.epochs, quiet=quiet) as bars:
+            return train_alone(
+                cluster,
+                config,
+                self._origin.files,
+                self._units,
+                on_shards=lambda _, steps: bars.begin(steps),
+                on_moment=bars.moment,
+                on_epoch=bars.epoch,
+            )
+
+    def _broken(self, error: Exception) -> int:
+        from distlab.experiments.ddp_code import is_reference
+
+        if is_reference(self._config.code):
+            warn(
+                f"the ranks did not finish: {error}; `{command('doctor')}` may know why"
+            )
+            return 11
+        warn(
+            f"the ranks did not finish: {error}; "
+            f"`{command('check 1.13')}` looks at it closely"
+        )
+        return 1
+
+    def _after(self, result: DdpResult, alone: DdpResult | None) -> int:
+        from distlab.cli.ddp_report import as_data, tell
+        from distlab.experiments.ddp import compare
+
+        beside: Beside | None = compare(result, alone) if alone else None
+        tracked = self._track(result, beside) if self._tracker else None
+        failures = result.failures() + (beside.failures() if beside else [])
+        rate = self._order.rate
+        if self._order.as_json:
+            show_json(as_data(result, alone, beside, tracked, rate, failures))
+        else:
+            tell(result, alone, beside, tracked, rate, failures)
+        if failures:
+            return 1
+        return 11 if self._tracker and not tracked else 0
+
+    def _track(self, result: DdpResult, beside: Beside | None) -> Tracked | None:
+        from distlab.experiments.ddp_tracking import track
+
+        try:
+            return track(self._tracker, result, rate=self._order.rate, beside=beside)
+        except Exception as error:  # MLflow's, SQLAlchemy's or the network's
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            warn(f"the training is done, but MLflow did not take it: {first}")
+            return None
+
+
+def _say(*lines: str) -> None:
+    from distlab.cli.screen import show
+
+    show([("plain", line) for line in lines])
+
+
+def _quiet(*lines: str) -> None:
+    pass

@@ -1,0 +1,260 @@
+"""What `distlab ddp` says before and after the training, and as JSON."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from distlab.cli.screen import command, processes, show
+from distlab.cli.training import duration, kilobytes, table, times
+from distlab.curriculum.misconceptions import read_misconceptions
+from distlab.experiments.ddp import SECONDS_AN_HOUR, Beside, DdpResult
+from distlab.experiments.ddp_code import is_reference
+from distlab.experiments.ddp_config import DdpConfig
+from distlab.experiments.ddp_estimate import Estimate
+from distlab.experiments.ddp_tracking import Tracked
+
+_MOST_EPOCHS = 12  # rows of the table
+
+CONCEPTS = (
+    ("each rank read samples of its own", ("same-shard", "own-shuffle")),
+    ("all ranks began with rank 0's weights", ("parameters-only-on-rank0",)),
+    ("every step used the mean gradient of all", ("sum-not-mean",)),
+    ("so their weights are equal, bit for bit", ("own-gradient-only",)),
+    ("all made the same calls, in one order", ("different-order",)),
+)
+"""What a training shows, and what `distlab explain` says about it: the first slug that
+there is."""
+
+
+def plan(config: DdpConfig, note: str, expected: Estimate, rate: float) -> list[str]:
+    """What is going to happen, how long it will take and what it will cost."""
+    count = config.world_size
+    share = "" if count == 1 else f", {_share(config)} on each rank"
+    took = _about(expected.seconds)
+    momentum = f", momentum {config.momentum:g}" if config.momentum else ""
+    epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
+    return [
+        f"  data      {config.dataset}: {note}",
+        f"  training  {processes(count)} on {config.device} ({config.backend}), "
+        f"{epochs}, {expected.num_steps:,} steps",
+        f"  batch     {config.global_batch_size} samples a step{share}",
+        f"  step      {config.optimizer}, learning rate {config.learning_rate:.4g}"
+        f"{momentum}",
+        f"  time      about {took}: {expected.num_steps:,} steps of "
+        f"{duration(expected.step_s)}; messages come on top",
+        f"  cost      about {_money(expected.cost(rate))}: {count} × {took} at "
+        f"{rate:g} an hour",
+    ]
+
+
+def _share(config: DdpConfig) -> str:
+    least = config.global_batch_size // config.world_size
+    most = config.samples_per_rank
+    return str(most) if least == most else f"{least} or {most}"
+
+
+def tell(
+    result: DdpResult,
+    alone: DdpResult | None,
+    beside: Beside | None,
+    tracked: Tracked | None,
+    rate: float,
+    failures: Sequence[str],
+) -> None:
+    """The whole report, on the terminal."""
+    lines = ["", *_epoch_table(result), "", *_figures(result, rate)]
+    if alone and beside:
+        lines += ["", *_side_by_side(result, alone, beside)]
+    show([("plain", line) for line in lines])
+    show([("fail", f"  {sentence}") for sentence in failures])
+    if not failures:
+        show([("plain", line) for line in ["", *_concepts(result)]])
+        if not is_reference(result.config.code):
+            show([("", ""), ("pass", "  ◆ The ranks ran your own code.")])
+    if tracked:
+        show([("plain", line) for line in ["", *_tracked(tracked)]])
+
+
+def _epoch_table(result: DdpResult) -> list[str]:
+    lines = [
+        f"  {'epoch':<8}{'training loss':<16}{'held-out loss':<16}{'accuracy':<11}"
+        f"{'time':<10}samples a second"
+    ]
+    for number, row in enumerate(result.epochs, start=1):
+        lines.append(
+            f"  {number:<8}{row.train_loss:<16.4f}{row.loss:<16.4f}"
+            f"{row.accuracy:<11.4f}{duration(row.seconds):<10}{row.throughput:,.0f}"
+        )
+    if len(lines) > _MOST_EPOCHS + 1:
+        lines = [*lines[:_MOST_EPOCHS], "  …", lines[-1]]
+    return lines
+
+
+def _figures(result: DdpResult, rate: float) -> list[str]:
+    config, count = result.config, result.config.world_size
+    trained = sum(row.seconds for row in result.epochs)
+    hours = result.seconds / SECONDS_AN_HOUR
+    same = len(set(result.digests)) == 1
+    weights = result.digests[0] if same else ", ".join(result.digests[:8])
+    if same and count > 1:
+        weights += f" on all {count} ranks: the same bits"
+    lines = [
+        f"  accuracy    {result.accuracy:.4f} on held-out samples",
+        f"  duration    {duration(result.seconds)}, {duration(trained)} of it in "
+        f"{result.num_steps:,} steps",
+        f"  cost        {_money(result.cost(rate))} = {count} × {hours:.5f} h × "
+        f"{rate:g} an hour (--cost-per-worker-hour)",
+        f"  throughput  {result.throughput:,.0f} samples a second, all ranks together",
+        f"  weights     {weights}",
+        f"  data        {100 * result.data_wait:.0f} % of the ranks' time went into "
+        "waiting for it",
+    ]
+    if config.world_size > 1:
+        lines.append(
+            f"  messages    {100 * result.communication:.0f} % of the ranks' time, "
+            f"{kilobytes(result.step_bytes)} from each rank per step"
+        )
+    return lines
+
+
+def _side_by_side(result: DdpResult, alone: DdpResult, beside: Beside) -> list[str]:
+    label = processes(result.config.world_size).replace("processes", "ranks")
+    rows = [("1 process", alone, None), (label, result, beside.difference)]
+    lines = [*table(rows), "", *_pace(beside)]
+    return lines if beside.failures() else [*lines, *_rounding(result, beside)]
+
+
+def _pace(beside: Beside) -> list[str]:
+    if beside.speedup >= 1.05:
+        return [f"  The ranks were {times(beside.speedup)} as fast as one process."]
+    if beside.speedup > 0.95:
+        return ["  The ranks were about as fast as one process."]
+    return [
+        f"  The ranks took {times(1 / beside.speedup)} as long as one process: on one "
+        "machine they",
+        "  share its cores, and messages come on top. It pays where each has its own.",
+    ]
+
+
+def _rounding(result: DdpResult, beside: Beside) -> list[str]:
+    differ = [
+        "  A weight differs from one process's by "
+        f"{beside.first_difference:.1e} at most after",
+        f"  the first step, and by {beside.difference:.1e} at the end.",
+    ]
+    if beside.tolerance is None:
+        return [
+            *differ,
+            f"  {result.config.optimizer} divides a gradient by its own size: where it "
+            "is nearly zero,",
+            "  rounding turns the step round. So nothing is concluded from this.",
+        ]
+    digits = "16" if result.weights[0].element_size() > 4 else "7"
+    return [
+        *differ,
+        f"  That is rounding: up to {beside.tolerance:.0e} in the first step, because "
+        "a batch in parts",
+        f"  is added up in another order and numbers have {digits} digits here. Each "
+        "step hands",
+        "  it on to the next, so it grows.",
+    ]
+
+
+def _concepts(result: DdpResult) -> list[str]:
+    if result.config.world_size == 1:
+        return [
+            "  One process has nobody to agree with: "
+            f"{command('ddp -n 2')} shows what this is about."
+        ]
+    rows = [f"    {seen:<44}{slug}" for seen, slug in concepts()]
+    return [
+        "  What you have just seen. What it is like without, says",
+        f"  {command('explain NAME')}",
+        *rows,
+    ]
+
+
+def concepts() -> list[tuple[str, str]]:
+    """What a training shows, each with the name that `distlab explain` knows it by."""
+    known = read_misconceptions()
+    found = []
+    for seen, slugs in CONCEPTS:
+        slug = next((slug for slug in slugs if slug in known), "")
+        found += [(seen, slug)] if slug else []
+    return found
+
+
+def _tracked(tracked: Tracked) -> list[str]:
+    return [
+        f"  MLflow has it: experiment {tracked.experiment}, run {tracked.run_id}",
+        f"  mlflow ui --backend-store-uri {shlex.quote(tracked.uri)}",
+    ]
+
+
+def _about(seconds: float) -> str:
+    if seconds >= 120:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s" if seconds >= 2 else f"{seconds:.1f} s"
+
+
+def _money(amount: float) -> str:
+    return f"{amount:.4f}" if amount < 1 else f"{amount:,.2f}"
+
+
+def as_data(
+    result: DdpResult,
+    alone: DdpResult | None,
+    beside: Beside | None,
+    tracked: Tracked | None,
+    rate: float,
+    failures: Sequence[str],
+) -> dict[str, Any]:
+    """Everything, for `--json`; a number that is none, or infinite, is null."""
+    data = {
+        **asdict(result.config),
+        "backend": result.config.backend,
+        "accuracy": result.accuracy,
+        "accuracies": list(result.accuracies),
+        "digests": list(result.digests),
+        "seconds": result.seconds,
+        "cost": result.cost(rate),
+        "cost_per_worker_hour": rate,
+        "throughput": result.throughput,
+        "communication": result.communication,
+        "data_wait": result.data_wait,
+        "step_bytes": result.step_bytes,
+        "num_steps": result.num_steps,
+        "epoch_rows": [asdict(row) for row in result.epochs],
+        "shards": [asdict(shard) for shard in result.shards],
+        "alone": _alone_data(alone, rate) if alone else None,
+        "compare": asdict(beside) if beside else None,
+        "concepts": [slug for _, slug in concepts()],
+        "mlflow": asdict(tracked) if tracked else None,
+        "failures": list(failures),
+        "exit": 1 if failures else 0,
+    }
+    cleaned = _finite(data)
+    assert isinstance(cleaned, dict)
+    return cleaned
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _alone_data(alone: DdpResult, rate: float) -> dict[str, Any]:
+    return {
+        "accuracy": alone.accuracy,
+        "digest": alone.digests[0],
+        "seconds": alone.seconds,
+        "epoch_s": alone.epoch_s,
+        "cost": alone.cost(rate),
+    }

@@ -1,0 +1,106 @@
+"""`distlab diff`: the learner's function beside the reference's, once it has passed."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import sys
+from itertools import zip_longest
+
+from distlab.cli.screen import command, show, warn
+from distlab.curriculum import (
+    Curriculum,
+    Progress,
+    SourceError,
+    Task,
+    UnitSource,
+    load_curriculum,
+    read_source,
+)
+from distlab.curriculum.functions import find_function, span_of, without_markers
+from distlab.curriculum.regions import functions_of
+from distlab.grading import FAILED
+from distlab.paths import shown
+
+_SIDE = 60  # columns that each side must have at least
+_STYLES = {"+": "pass", "-": "fail", "@": "rule"}
+
+
+def diff(name: str, *, anyway: bool = False, width: int | None = None) -> int:
+    """Print both functions; exit code 1 while the task has not passed.
+
+    Raises:
+        CurriculumError: an unknown task.
+        SourceError: a file cannot be read or parsed.
+    """
+    curriculum = load_curriculum()
+    task = curriculum.task(name)
+    if not anyway and task.id not in Progress(curriculum.root).passed():
+        look = command(f"diff {task.number} --anyway")
+        warn(f"{task.number} has not passed yet; to look all the same: {look}")
+        return FAILED
+    mine, reference = _both(curriculum, task)
+    if mine == reference:
+        show([("plain", f"{task.number} {task.id}: yours is the reference's")])
+        return 0
+    width = width or shutil.get_terminal_size().columns
+    is_wide = width >= 2 * _SIDE + 3
+    wide = sys.stdout.isatty() and is_wide
+    show(side_by_side(mine, reference, width) if wide else unified(mine, reference))
+    return 0
+
+
+def unified(mine: list[str], reference: list[str]) -> list[tuple[str, str]]:
+    """One above the other: what only one of the two has is marked - and +."""
+    rows = difflib.unified_diff(
+        mine, reference, "yours", "the reference", n=1000, lineterm=""
+    )
+    return [(_STYLES.get(row[:1], "plain"), row) for row in rows]
+
+
+def side_by_side(
+    mine: list[str], reference: list[str], width: int
+) -> list[tuple[str, str]]:
+    """Yours on the left, the reference's on the right, equal lines in one row."""
+    room = (width - 3) // 2
+    rows = [("rule", f"{'yours':<{room}} │ the reference")]
+    matcher = difflib.SequenceMatcher(a=mine, b=reference, autojunk=False)
+    for tag, a1, a2, b1, b2 in matcher.get_opcodes():
+        style = "plain" if tag == "equal" else "fail"
+        for left, right in zip_longest(mine[a1:a2], reference[b1:b2], fillvalue=""):
+            rows.append((style, f"{_cut(left, room):<{room}} │ {_cut(right, room)}"))
+    return rows
+
+
+def _cut(line: str, room: int) -> str:
+    return line if len(line) <= room else f"{line[: room - 1]}…"
+
+
+def _both(curriculum: Curriculum, task: Task) -> tuple[list[str], list[str]]:
+    unit = curriculum.units[task.unit]
+    reference = read_source(curriculum, unit, "reference")
+    names = functions_of(reference.text)[task.id]
+    clean = UnitSource(
+        unit.name, "reference", reference.path, without_markers(reference.text)
+    )
+    mine = read_source(curriculum, unit, "mine")
+    return _functions(mine, names), _functions(clean, names)
+
+
+def _functions(source: UnitSource, names: tuple[str, ...]) -> list[str]:
+    lines: list[str] = []
+    try:
+        tree = source.tree
+    except SourceError as error:
+        message = f"{shown(source.path)}: {error}"
+        raise SourceError(message, source.path, error.line) from error
+    for name in names:
+        node = find_function(tree, name)
+        if node is None:
+            raise SourceError(
+                f"{shown(source.path)} has no function {name}", source.path
+            )
+        first, last = span_of(node)
+        own = [line.rstrip() for line in source.text.splitlines()[first - 1 : last]]
+        lines += [*([""] if lines else []), *own]
+    return lines

@@ -1,0 +1,255 @@
+"""`distlab hunt`: a finished solution with one mistake in it; find the line.
+
+The mistakes are those of the catalogue the grader is tested with. What is wrong is not
+told before the line is found, only what the grader saw.
+"""
+
+from __future__ import annotations
+
+import difflib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from distlab.cli.prompt import QuitError, ask_line
+from distlab.cli.screen import command, show, warn
+from distlab.curriculum import (
+    Curriculum,
+    CurriculumError,
+    Progress,
+    Task,
+    load_curriculum,
+)
+from distlab.curriculum.functions import without_markers
+from distlab.curriculum.misconceptions import read_misconceptions
+from distlab.grading import FAILED, TaskVerdict
+from distlab.grading.mutants import Entry, read_catalogue
+from distlab.grading.verdict import ClauseVerdict
+from distlab.paths import shown
+
+_TRIES = 3  # on a terminal, before the answer may be asked for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prey:
+    """A broken unit: where it lies, and which of its lines count as the mistake."""
+
+    entry: Entry
+    milestone: Task
+    path: Path
+    text: str
+    guilty: frozenset[int]
+
+
+def hunt(
+    milestone: str = "",
+    *,
+    line: int | None = None,
+    anyway: bool = False,
+    new: bool = False,
+    seed: int = 0,
+) -> int:
+    """Show a broken unit, or judge the line that was named; 0 if it was found.
+
+    Raises:
+        CurriculumError: no such milestone, none that has passed, or nothing to hunt.
+    """
+    curriculum = load_curriculum()
+    progress = Progress(curriculum.root)
+    entries = _entries(curriculum)
+    task = _milestone(curriculum, progress, entries, milestone, anyway=anyway)
+    entry = _entry_to_hunt(progress, task, entries, new=new, seed=seed)
+    prey = _prepare(curriculum, progress, task, entry)
+    if line is not None:
+        return _judge(progress, prey, line)
+    _tell(curriculum, prey)
+    return _ask(progress, prey)
+
+
+# ── which one ───────────────────────────────────────────────────────────────────────
+
+
+def _entries(curriculum: Curriculum) -> list[Entry]:
+    found = read_catalogue(curriculum, hunts_only=True)
+    if not found:
+        raise CurriculumError("there is nothing to hunt in this copy of the course")
+    return found
+
+
+def _milestone(
+    curriculum: Curriculum,
+    progress: Progress,
+    entries: list[Entry],
+    name: str,
+    *,
+    anyway: bool,
+) -> Task:
+    """The milestone that was named, else the last one that has passed."""
+    numbers = {entry.hunt for entry in entries}
+    known = [task for task in curriculum.tasks if task.number in numbers]
+    passed = progress.passed()
+    if name:
+        task = curriculum.task(name)
+        if task not in known:
+            places = ", ".join(task.number for task in known)
+            raise CurriculumError(f"no hunt at {task.number}; there is one at {places}")
+        if task.id in passed or anyway:
+            return task
+        raise CurriculumError(
+            f"the hunt at {task.number} is for after {task.number} has passed; to hunt "
+            f"all the same: {command(f'hunt {task.number} --anyway')}"
+        )
+    open_ = known if anyway else [task for task in known if task.id in passed]
+    if not open_:
+        raise CurriculumError(
+            f"the first hunt opens when {known[0].number} has passed; to hunt all the "
+            f"same: {command('hunt --anyway')}"
+        )
+    return open_[-1]
+
+
+def _entry_to_hunt(
+    progress: Progress, task: Task, entries: list[Entry], *, new: bool, seed: int
+) -> Entry:
+    """The one that is open, else one that was not found yet, drawn from a seed."""
+    here = sorted((e for e in entries if e.hunt == task.number), key=lambda e: e.id)
+    current, found = _kept(progress, task)
+    for entry in here:
+        if entry.id == current and not new:
+            return entry
+    left = [e for e in here if e.id not in found and e.id != current]
+    left = left or [e for e in here if e.id != current] or here
+    entry = random.Random(f"{seed} {task.number} {len(found)}").choice(left)
+    _keep(progress, task, entry.id, found)
+    return entry
+
+
+def _kept(progress: Progress, task: Task) -> tuple[str, list[str]]:
+    """The hunt that is open at a milestone, and those that are over."""
+    kept = progress.read().get("hunts", {}).get(task.number)
+    kept = kept if isinstance(kept, dict) else {}
+    found = kept.get("found")
+    return str(kept.get("open", "")), found if isinstance(found, list) else []
+
+
+def _keep(progress: Progress, task: Task, current: str, found: Sequence[str]) -> None:
+    try:
+        kept = {"open": current, "found": sorted({*found})}
+        progress.keep("hunts", {task.number: kept})
+    except OSError as error:
+        warn(str(error))
+
+
+def _prepare(
+    curriculum: Curriculum, progress: Progress, task: Task, entry: Entry
+) -> Prey:
+    """Write the broken unit, and know its lines.
+
+    Raises:
+        CurriculumError: it cannot be written.
+    """
+    unit = curriculum.units[entry.task.partition(".")[0]]
+    solution = unit.solution(curriculum.root).read_text(encoding="utf-8")
+    broken = without_markers(entry.applied_to(solution))
+    path = progress.folder / "hunt" / f"{unit.name}.py"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(broken, encoding="utf-8")
+    except OSError as error:
+        raise CurriculumError(f"cannot write {path}: {error.strerror}") from error
+    return Prey(
+        entry=entry,
+        milestone=task,
+        path=path,
+        text=broken,
+        guilty=guilty_lines(without_markers(solution), broken),
+    )
+
+
+def guilty_lines(right: str, broken: str) -> frozenset[int]:
+    """The lines of `broken` that are not in `right`, from 1.
+
+    Where a line is missing, the two between which it should stand.
+    """
+    before, after = right.splitlines(), broken.splitlines()
+    lines: set[int] = set()
+    matcher = difflib.SequenceMatcher(a=before, b=after, autojunk=False)
+    for tag, _, _, first, last in matcher.get_opcodes():
+        if tag == "delete":
+            lines |= {first, first + 1}
+        elif tag != "equal":
+            lines |= set(range(first + 1, last + 1))
+    return frozenset(n for n in lines if 1 <= n <= len(after) and after[n - 1].strip())
+
+
+# ── asking and answering ────────────────────────────────────────────────────────────
+
+
+def _tell(curriculum: Curriculum, prey: Prey) -> None:
+    lines = [
+        ("plain", f"A hunt at {prey.milestone.number}: one mistake is hidden in"),
+        ("plain", f"  {shown(prey.path)}"),
+        ("plain", "This is what the grader saw:"),
+        ("plain", ""),
+    ]
+    show([*lines, *_symptoms(curriculum, prey), ("plain", "")])
+
+
+def _symptoms(curriculum: Curriculum, prey: Prey) -> list[tuple[str, str]]:
+    """The verdict on the broken unit, without the name of the mistake or the rule."""
+    from distlab.grading.grade import Grader
+    from distlab.grading.report import lines_of
+    from distlab.runner import Cluster
+
+    task = curriculum.task(prey.entry.task)
+    with Cluster() as cluster:
+        grader = Grader(curriculum, cluster, code=str(prey.path), seed=1)
+        verdict = grader.grade([task]).tasks[0]
+    return lines_of(bare(verdict))
+
+
+def bare(verdict: TaskVerdict) -> TaskVerdict:
+    """What was seen, without what it means: a diagnosis would give it away."""
+    return replace(verdict, slug="", clauses=[*map(_bare, verdict.clauses)])
+
+
+def _bare(clause: ClauseVerdict) -> ClauseVerdict:
+    message = clause.message
+    if clause.run is None or clause.run.outcome == "finished":
+        message = f"this does not hold: {clause.text}"
+    return replace(clause, slug="", rule="", message=message)
+
+
+def _ask(progress: Progress, prey: Prey) -> int:
+    for _ in range(_TRIES):
+        try:
+            answer = ask_line("Which line is wrong? (its number, or q) > ")
+        except QuitError:
+            break
+        if not answer.isdecimal():
+            show([("plain", "A line number, such as 31; or q for later.")])
+            continue
+        if _judge(progress, prey, int(answer)) == 0:
+            return 0
+    again = command(f"hunt {prey.milestone.number} --line N")
+    show([("dim", f"it stays where it is; later: {again}")])
+    return FAILED
+
+
+def _judge(progress: Progress, prey: Prey, line: int) -> int:
+    lines = prey.text.splitlines()
+    if not 1 <= line <= len(lines):
+        raise CurriculumError(f"{shown(prey.path)} has the lines 1 to {len(lines)}")
+    if line not in prey.guilty:
+        show([("fail", f"line {line} is as it should be: {lines[line - 1].strip()}")])
+        return FAILED
+    _, already = _kept(progress, prey.milestone)
+    _keep(progress, prey.milestone, "", [*already, prey.entry.id])
+    show([("pass", f"Found: line {line}. {prey.entry.title}")])
+    entry = read_misconceptions().get(prey.entry.slug)
+    if entry:
+        show([("plain", ""), ("rule", entry["title"])])
+        text = entry["why"].strip().splitlines() + entry["fix"].strip().splitlines()
+        show([("plain", f"  {row}") for row in text])
+    return 0

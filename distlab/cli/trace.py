@@ -1,0 +1,72 @@
+"""`distlab trace`: the last failing run as a timeline in the browser."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import webbrowser
+from pathlib import Path
+
+from distlab.cli.screen import command, show, warn
+from distlab.curriculum import Progress, load_curriculum
+from distlab.grading import FAILED, TaskVerdict
+from distlab.paths import shown
+
+_TITLE = re.compile(r"<title>(.*?)</title>")
+
+
+def trace() -> int:
+    """Print where the last timeline is, and open it where there is a screen for it."""
+    path = timeline_path(Progress(load_curriculum().root))
+    try:
+        title = _TITLE.search(path.read_text(encoding="utf-8"))
+    except OSError:
+        check = command("check")
+        show([("plain", f"no timeline yet: a failing `{check}` draws one")])
+        return FAILED
+    if title:
+        show([("plain", title[1])])
+    show([("plain", shown(path))])
+    open_page(path)
+    return 0
+
+
+def timeline_path(progress: Progress) -> Path:
+    """Where the timeline of the last failing run is kept."""
+    return progress.folder / "last" / "trace.html"
+
+
+def keep_timeline(progress: Progress, verdict: TaskVerdict) -> list[tuple[str, str]]:
+    """Draw the run that failed, if one did, and say in a dim line where it is.
+
+    A timeline that cannot be drawn or written changes no verdict.
+    """
+    failure = verdict.first_failure()
+    if failure is None or failure.run is None:
+        return []
+    from distlab.trace import page
+
+    title = f"{verdict.number} {verdict.id} {failure.id}: {failure.world_size} ranks"
+    path = timeline_path(progress)
+    try:
+        text = page(failure.run, title=title, verdict=failure.message)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="replace")
+    except OSError:
+        return []  # that nothing can be kept is said elsewhere, once
+    except Exception as error:
+        if os.environ.get("DISTLAB_TRACEBACK"):
+            raise
+        warn(f"the timeline could not be drawn: {type(error).__name__}: {error}")
+        return []
+    return [("dim", f"  timeline: {shown(path)}")]
+
+
+def open_page(path: Path) -> None:
+    """Open the page in a browser with windows; never one in this terminal."""
+    has_screen = sys.platform == "darwin" or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+    )
+    if has_screen and sys.stdout.isatty():
+        webbrowser.open(path.resolve().as_uri())

@@ -1,0 +1,88 @@
+"""`distlab update`: the learner's code in newer templates; the old files are kept."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from distlab.cli.reset import keep_beside
+from distlab.cli.screen import show
+from distlab.curriculum import (
+    Curriculum,
+    CurriculumError,
+    SourceError,
+    Unit,
+    load_curriculum,
+    make_template,
+    read_source,
+)
+from distlab.curriculum.carry import Carried, carry, is_current
+from distlab.paths import shown
+
+
+def update(unit_name: str = "") -> int:
+    """Renew the template of one unit, or of all, around the learner's own code.
+
+    Raises:
+        CurriculumError: there is no such unit, or a file cannot be written.
+        SourceError: a file is no Python; nothing has been changed then.
+    """
+    curriculum = load_curriculum()
+    if unit_name and unit_name not in curriculum.units:
+        known = ", ".join(curriculum.units)
+        raise CurriculumError(f"no unit is called {unit_name!r}; there are {known}")
+    units = [u for u in curriculum.units.values() if unit_name in ("", u.name)]
+    work = [(unit, _renewed(curriculum, unit)) for unit in units]  # all, or none
+    changed = [(unit, carried) for unit, carried in work if carried]
+    for unit, carried in changed:
+        _write(curriculum, unit, carried)
+    if not changed:
+        show([("plain", "nothing to do: your files have the newest templates")])
+    return 0
+
+
+def _renewed(curriculum: Curriculum, unit: Unit) -> Carried | None:
+    """The unit's new text; nothing where the old one is current."""
+    solution = read_source(curriculum, unit, "reference").text
+    path = unit.template(curriculum.root)
+    if not path.exists():
+        return Carried(text=make_template(solution))
+    source = read_source(curriculum, unit, "mine")
+    try:
+        source.tree  # noqa: B018 - says in one sentence where it is no Python
+    except SourceError as error:
+        message = f"{shown(path)}: {error}; nothing was changed"
+        raise SourceError(message, path, error.line) from error
+    if is_current(source.text, solution):
+        return None
+    return carry(source.text, solution)
+
+
+def _write(curriculum: Curriculum, unit: Unit, carried: Carried) -> None:
+    path = unit.template(curriculum.root)
+    try:
+        kept = keep_beside(path) if path.exists() else None
+        _replace(path, carried.text)
+    except OSError as error:
+        raise CurriculumError(f"cannot update {path}: {error.strerror}") from error
+    numbers = {task.id: task.number for task in unit.tasks}
+    show([("plain", f"{shown(path)} is new")])
+    if carried.carried:
+        names = ", ".join(numbers.get(task, task) for task in carried.carried)
+        show([("plain", f"  your code is in it: {names}")])
+    if carried.added:
+        show([("plain", f"  so is what you added: {', '.join(carried.added)}")])
+    for task in carried.heads:
+        number = numbers.get(task, task)
+        show([("rule", f"  {number}: its head is another one now, read it again")])
+    if carried.lost:
+        show([("fail", "  other in the new template; yours is only in the old file:")])
+        show([("fail", f"    {', '.join(carried.lost)}")])
+    if kept:
+        show([("dim", f"  the old file is kept as {shown(kept)}")])
+
+
+def _replace(path: Path, text: str) -> None:
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)  # whole, or not at all

@@ -1,0 +1,157 @@
+"""Image sets of four IDX files, such as MNIST: found, checked, made into tensors."""
+
+from __future__ import annotations
+
+import functools
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from distlab.data.idx import IdxError, read_idx
+
+NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+"""The four files, images and labels in turn; the second pair is held out."""
+
+SIDE = 28  # pixels
+NUM_CLASSES = 10
+_LAYOUTS = ("", "raw", "MNIST/raw", "FashionMNIST/raw")  # the last three: torchvision's
+_NUM_DIMS = {name: 3 if "images" in name else 1 for name in NAMES}
+
+Files = dict[str, Path]
+"""Where each of the four NAMES lies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownSet:
+    """A set whose files are known to the bit. `places` are folders to look in."""
+
+    name: str
+    title: str
+    mirrors: tuple[str, ...]
+    places: tuple[Path, ...]
+    sha256: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    """Inputs are (N, 1, 28, 28) float32 in [0, 1], targets (N,) int64 in 0 … 9."""
+
+    train_inputs: Tensor
+    train_targets: Tensor
+    held_out_inputs: Tensor
+    held_out_targets: Tensor
+
+
+@functools.cache
+def known_sets() -> dict[str, KnownSet]:
+    """The sets of idx_sets.toml by their names."""
+    path = Path(__file__).with_suffix(".toml")
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    return {
+        name: KnownSet(
+            name=name,
+            title=entry["title"],
+            mirrors=tuple(entry["mirrors"]),
+            places=tuple(Path(place) for place in entry["places"]),
+            sha256=entry["sha256"],
+        )
+        for name, entry in table.items()
+    }
+
+
+def cache_folder(name: str) -> Path:
+    """Where a downloaded set is kept: in DISTLAB_DATA, or else in ~/.cache/distlab."""
+    home = os.environ.get("DISTLAB_DATA")
+    return (Path(home) if home else Path.home() / ".cache" / "distlab") / name
+
+
+def find_files(folder: Path) -> Files:
+    """The four files in `folder`, under their usual names, plain or packed.
+
+    Raises:
+        IdxError: the folder cannot be read, or one of the files is not in it.
+    """
+    try:
+        present = [path for path in _candidates(folder) if path.is_file()]
+        if not folder.is_dir():
+            what = "is not a folder" if folder.exists() else "is not there"
+            raise IdxError(f"{folder} {what}")
+        if not present:
+            os.listdir(folder)  # says why, if it is that we may not look inside
+    except OSError as error:
+        raise IdxError(f"{folder} cannot be read: {error.strerror or error}") from error
+    files: Files = {}
+    for path in present:
+        files.setdefault(_canonical(path), path)
+    missing = [name for name in NAMES if name not in files]
+    if len(missing) == len(NAMES):
+        raise IdxError(f"none of the four files is in {folder}: {NAMES[0]}[.gz], …")
+    if missing:
+        raise IdxError(f"there is no {' and no '.join(missing)}[.gz] in {folder}")
+    return files
+
+
+def read_images(files: Files, known: KnownSet | None = None) -> Images:
+    """The four files as tensors; those of a known set must be it, to the bit.
+
+    Raises:
+        IdxError: one of the files is damaged, or does not fit the others.
+    """
+    values = {
+        name: read_idx(
+            files[name], _NUM_DIMS[name], sha256=known.sha256[name] if known else ""
+        )
+        for name in NAMES
+    }
+    for images, labels in (NAMES[:2], NAMES[2:]):
+        if values[images].shape[1:] != (SIDE, SIDE):
+            height, width = values[images].shape[1:]
+            raise IdxError(
+                f"{files[images]} holds images of {height} × {width} pixels, not "
+                f"{SIDE} × {SIDE}"
+            )
+        if len(values[images]) != len(values[labels]):
+            raise IdxError(
+                f"{files[labels]} has {len(values[labels]):,} labels for the "
+                f"{len(values[images]):,} images of {files[images]}"
+            )
+        if values[labels].max() >= NUM_CLASSES:
+            place = int((values[labels] >= NUM_CLASSES).argmax())
+            raise IdxError(
+                f"{files[labels]} has the label {values[labels][place]} at place "
+                f"{place:,}; classes are 0 … {NUM_CLASSES - 1}"
+            )
+    pixels = {n: torch.from_numpy(v) for n, v in values.items()}
+    return Images(
+        train_inputs=_scaled(pixels[NAMES[0]]),
+        train_targets=pixels[NAMES[1]].long(),
+        held_out_inputs=_scaled(pixels[NAMES[2]]),
+        held_out_targets=pixels[NAMES[3]].long(),
+    )
+
+
+def _scaled(pixels: Tensor) -> Tensor:
+    return pixels.unsqueeze(1).float().div_(255)  # (N, 1, 28, 28)
+
+
+def _candidates(folder: Path) -> list[Path]:
+    return [
+        folder / layout / f"{spelling}{packed}"
+        for layout in _LAYOUTS
+        for packed in ("", ".gz")
+        for name in NAMES
+        for spelling in (name, name.replace("-idx", ".idx"))
+    ]
+
+
+def _canonical(path: Path) -> str:
+    return path.name.removesuffix(".gz").replace(".idx", "-idx")

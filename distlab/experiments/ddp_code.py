@@ -1,0 +1,106 @@
+"""Whose loader and trainer the ranks run, and whether their tasks are finished."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from distlab.curriculum import (
+    Curriculum,
+    SourceError,
+    Task,
+    Unit,
+    UnitSource,
+    load_curriculum,
+    read_source,
+)
+from distlab.curriculum.regions import functions_of
+from distlab.grading.parts import parts_used
+
+_ENTRIES = {
+    "trainer": ("fit", ("trainer.fit",)),
+    "data_loader": (
+        "DistributedDataLoader.__init__",
+        ("data_loader.shard_indices", "data_loader.sampler", "data_loader.loader"),
+    ),
+}
+"""What each unit is entered by, and the tasks that needs in any case."""
+
+
+def choose_units(code: tuple[str, ...]) -> dict[str, UnitSource]:
+    """The text of both units: `code` is reference, mine, or files that hold one each.
+
+    Raises:
+        ValueError: a file cannot be read or holds neither unit, or some task that the
+            training needs is not finished.
+    """
+    curriculum = load_curriculum()
+    sides = [side for side in code if side in ("mine", "reference")]
+    if len(sides) > 1:
+        raise ValueError(f"--code {sides[0]} and --code {sides[1]}: choose one of them")
+    side = sides[0] if sides else "reference"
+    sources = {
+        name: _read(curriculum, curriculum.units[name], side) for name in _ENTRIES
+    }
+    for path in code:
+        if path not in sides:
+            source = _of_file(curriculum, path)
+            sources[source.unit] = source
+    _require_finished(curriculum, sources)
+    return sources
+
+
+def is_reference(code: tuple[str, ...]) -> bool:
+    """Whether nothing of the learner's runs."""
+    return set(code) <= {"reference"}
+
+
+def _read(curriculum: Curriculum, unit: Unit, code: str) -> UnitSource:
+    try:
+        source = read_source(curriculum, unit, code)
+        _ = source.tree
+    except SourceError as error:
+        raise ValueError(f"{error.path}: {error}") from error
+    return source
+
+
+def _of_file(curriculum: Curriculum, path: str) -> UnitSource:
+    for name, (entry, _tasks) in _ENTRIES.items():
+        source = _read(curriculum, curriculum.units[name], path)
+        if not source.missing((entry,)):
+            return source
+    names = " nor ".join(entry.partition(".")[0] for entry, _ in _ENTRIES.values())
+    raise ValueError(f"--code {path}: the file has neither {names}")
+
+
+def _require_finished(
+    curriculum: Curriculum, sources: Mapping[str, UnitSource]
+) -> None:
+    unfinished: list[Task] = []
+    for source in sources.values():
+        if source.side != "reference":
+            unfinished += _unfinished(curriculum, source)
+    if unfinished:
+        names = ", ".join(f"{task.number} {task.id}" for task in unfinished)
+        raise ValueError(f"the training needs what is not written yet: {names}")
+
+
+def _unfinished(curriculum: Curriculum, source: UnitSource) -> list[Task]:
+    unit = curriculum.units[source.unit]
+    functions = functions_of(read_source(curriculum, unit, "reference").text)
+
+    def is_open(task: str) -> bool:
+        return source.state_of(task, functions[task])[0] != "started"
+
+    needed = set(_ENTRIES[source.unit][1])
+    for task in tuple(needed):
+        # What an unwritten function will build on is the manifest's guess.
+        if is_open(task):
+            needed |= _all_needs(curriculum, task)
+        else:
+            needed |= set(parts_used(source.tree, task, functions))
+    return [task for task in unit.tasks if task.id in needed and is_open(task.id)]
+
+
+def _all_needs(curriculum: Curriculum, name: str) -> set[str]:
+    found = set(curriculum.task(name).needs)
+    return found.union(*(_all_needs(curriculum, need) for need in found))

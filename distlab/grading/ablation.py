@@ -1,0 +1,265 @@
+"""Is every assertion of the checks needed? Each is taken out; a verdict must change.
+
+An assertion is a statement of `distlab/grading/checks/` that may end a check: a raise,
+an `expect_…` or `judge` call, a run whose end is all that counts. First every wrong
+solution of the catalogue is graded, and it is written down which assertions spoke. Then
+each of them is replaced by `pass`, and wrong solutions on which it spoke are graded
+again: if no verdict changes (passed, clause, name or sentence), the assertion is idle.
+
+So "needed" is proved by a changed verdict. "Silent" only says that no wrong solution of
+the catalogue has made it speak.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType, TracebackType
+from typing import Any, Literal
+
+from distlab.curriculum import Curriculum
+from distlab.grading import checks
+from distlab.grading.clause import Check, Judge
+from distlab.grading.grade import Grader
+from distlab.grading.mutants import SEED, Entry
+from distlab.grading.verdict import ClauseVerdict, NotJudgedError, NotYetError
+from distlab.runner import Cluster
+
+FOLDER = Path(checks.__file__).parent
+TRIES = 4  # wrong solutions that are graded again for one assertion
+_RAISES = ("NotYetError", "NotJudgedError")
+Verdict = tuple[tuple[str, str, str, str], ...]
+State = Literal["needed", "idle", "silent"]
+
+
+@dataclass(frozen=True, order=True)
+class Site:
+    """One assertion, in lines `first` to `last` of a file of checks."""
+
+    file: str
+    first: int
+    last: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of one assertion; `entry` is a wrong solution that shows it."""
+
+    site: Site
+    state: State
+    entry: str = ""
+
+
+def sites_of(path: Path) -> list[Site]:
+    """The assertions of one file, in order."""
+    tree = ast.parse(_text(path))
+    return sorted(
+        Site(
+            path.name,
+            node.lineno,
+            node.end_lineno or node.lineno,
+            " ".join(ast.unparse(node).split())[:60],
+        )
+        for node in ast.walk(tree)
+        if isinstance(node, ast.stmt) and _is_assertion(node)
+    )
+
+
+@functools.cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _is_assertion(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Raise):
+        return isinstance(node.exc, ast.Call) and _name(node.exc) in _RAISES
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        name = _name(node.value)
+        return name.lstrip("_").startswith("expect_") or name in ("run", "judge")
+    return False
+
+
+def _name(call: ast.Call) -> str:
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+# ── what a grader hears ─────────────────────────────────────────────────────────────
+
+
+class _Listening(Grader):
+    """Writes down through which lines of the checks each failure came."""
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        super().__init__(*values, **named)
+        self.heard: set[tuple[str, int]] = set()
+
+    def _clause(
+        self, task: Any, check: Check, *values: Any
+    ) -> tuple[ClauseVerdict, bool]:
+        listening = replace(check, judge=self._listen(check.judge))
+        return super()._clause(task, listening, *values)
+
+    def _whose_part(self, *_values: Any) -> str:
+        return ""  # another judgement, of other code
+
+    def _listen(self, judge: Judge) -> Judge:
+        @functools.wraps(judge)
+        def listen(*values: Any) -> str | None:
+            try:
+                return judge(*values)
+            except (NotYetError, NotJudgedError) as failure:
+                self.heard |= {*_lines(failure.__traceback__)}
+                raise
+
+        return listen
+
+
+def _lines(trace: TracebackType | None) -> Iterator[tuple[str, int]]:
+    while trace is not None:
+        path = Path(trace.tb_frame.f_code.co_filename)
+        if path.parent == FOLDER:
+            yield path.name, trace.tb_lineno
+        trace = trace.tb_next
+
+
+class Ablation:
+    """Grades wrong solutions with all assertions, and again without one of them."""
+
+    def __init__(self, curriculum: Curriculum, cluster: Cluster, folder: Path) -> None:
+        self._curriculum, self._cluster, self._folder = curriculum, cluster, folder
+
+    def verdict(self, entry: Entry) -> tuple[Verdict, set[tuple[str, int]]]:
+        """Each clause's status, name and sentence; and the lines that spoke."""
+        unit = self._curriculum.units[entry.task.partition(".")[0]]
+        path = self._folder / f"{entry.id}_{unit.name}.py"
+        solution = unit.solution(self._curriculum.root).read_text(encoding="utf-8")
+        path.write_text(entry.applied_to(solution), encoding="utf-8")
+        task = self._curriculum.task(entry.task)
+        grader = _Listening(self._curriculum, self._cluster, code=str(path), seed=SEED)
+        verdict = grader.grade([task]).tasks[0]
+        said = [(c.id, str(c.status), c.slug, c.message) for c in verdict.clauses]
+        return (*said, ("", verdict.status, "", "")), grader.heard
+
+    def find(
+        self, entries: Sequence[Entry], on_finding: Callable[[Finding], None]
+    ) -> list[Finding]:
+        """One finding for each assertion in the files that these entries reach."""
+        before, spoke = {}, defaultdict(list)
+        for entry in entries:
+            before[entry.id], heard = self.verdict(entry)
+            for place in heard:
+                spoke[place].append(entry)
+        findings = []
+        for site in _sites({file for file, _ in spoke}):
+            loud = [
+                entry
+                for (file, line), entries_there in sorted(spoke.items())
+                if file == site.file and site.first <= line <= site.last
+                for entry in entries_there
+            ]
+            findings.append(self._finding(site, loud, before))
+            on_finding(findings[-1])
+        return findings
+
+    def _finding(
+        self, site: Site, loud: list[Entry], before: dict[str, Verdict]
+    ) -> Finding:
+        if not loud:
+            return Finding(site, "silent")
+        with _without(site):
+            for entry in loud[:: max(1, len(loud) // TRIES)]:
+                if self.verdict(entry)[0] != before[entry.id]:
+                    return Finding(site, "needed", entry.id)
+        return Finding(site, "idle", loud[0].id)
+
+
+def ablate(
+    curriculum: Curriculum,
+    cluster: Cluster,
+    entries: Iterable[Entry],
+    on_finding: Callable[[Finding], None],
+) -> list[Finding]:
+    """Take out each assertion that the entries' checks have, one at a time."""
+    for path in FOLDER.glob("*.py"):
+        _text(path)  # as it is imported below: it may be edited while this runs
+    wrong = [entry for entry in entries if entry.is_mutant and not entry.limit_s]
+    with tempfile.TemporaryDirectory(prefix="distlab-ablation-") as folder:
+        return Ablation(curriculum, cluster, Path(folder)).find(wrong, on_finding)
+
+
+def _sites(files: Iterable[str]) -> list[Site]:
+    return [site for file in sorted(files) for site in sites_of(FOLDER / file)]
+
+
+# ── taking one out ──────────────────────────────────────────────────────────────────
+
+
+class _TakeOut(ast.NodeTransformer):
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        """Replace the statement at the site by pass."""
+        at = (getattr(node, "lineno", 0), getattr(node, "end_lineno", 0))
+        is_here = at == (self._site.first, self._site.last)
+        if is_here and isinstance(node, ast.stmt) and _is_assertion(node):
+            return ast.copy_location(ast.Pass(), node)
+        return self.generic_visit(node)
+
+
+@contextmanager
+def _without(site: Site) -> Iterator[None]:
+    """Within the block the checks run as if this assertion were not there.
+
+    Only the functions' code is exchanged: the checks stay registered as they are.
+    """
+    import importlib
+
+    module = importlib.import_module(f"{checks.__name__}.{Path(site.file).stem}")
+    path = FOLDER / site.file
+    tree = ast.parse(_text(path))
+    _TakeOut(site).visit(tree)
+    changed = _codes(compile(ast.fix_missing_locations(tree), str(path), "exec"))
+    functions = {_key(f.__code__): f for f in _functions(module)}
+    old = {key: function.__code__ for key, function in functions.items()}
+    try:
+        for key, function in functions.items():
+            function.__code__ = changed[key]
+        yield
+    finally:
+        for key, function in functions.items():
+            function.__code__ = old[key]
+
+
+def _functions(module: ModuleType) -> Iterator[FunctionType]:
+    """The functions and methods that a module defines itself."""
+    for value in vars(module).values():
+        if getattr(value, "__module__", "") != module.__name__:
+            continue
+        members = vars(value).values() if isinstance(value, type) else [value]
+        for member in members:
+            function = getattr(member, "fget", member)
+            is_own = isinstance(function, FunctionType)
+            if is_own and function.__code__.co_filename == module.__file__:
+                yield function
+
+
+def _codes(code: CodeType) -> dict[tuple[str, int], CodeType]:
+    found = {_key(code): code}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= _codes(constant)
+    return found
+
+
+def _key(code: CodeType) -> tuple[str, int]:
+    return code.co_qualname, code.co_firstlineno

@@ -1,0 +1,307 @@
+"""Check of task 1.10 C1, `data_loader.loader`: the ranks' batches, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.data_loader_plans import (
+    Plan,
+    disturb,
+    listed,
+    named,
+    numbers,
+    on,
+)
+from distlab.grading.checks.data_loader_siblings import SAMPLER, SHARDS, builds_on
+from distlab.grading.clause import clause
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import Evidence
+
+# Samples and global batch size; then ranks. The first tell most and fit a table.
+SAMPLES = ((10, 4), (24, 8), (37, 8), (10, 3), (5, 8), (41, 16), (20, 7))
+RANKS = (2, 3, 4, 7, 8)
+EPOCHS = 2
+
+Batches = list[list[int]]
+"""One rank's: for each step the numbers of its samples."""
+
+
+class Numbered(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """Sample k is (k, k / 2), so that a batch tells what it was made of."""
+
+    def __init__(self, num_samples: int) -> None:
+        self._num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, place: int) -> tuple[Tensor, Tensor]:
+        return torch.tensor(place), torch.tensor(place / 2)
+
+
+def work_out_batches(
+    context: RankContext, unit: ModuleType, seed: int
+) -> list[dict[str, Any]]:
+    """The batches of one process, and those of all ranks."""
+    if context.rank:
+        return []
+    cases = []
+    for num_samples, size in (*SAMPLES, (20 + seed % 17, 6)):
+        for epoch in range(EPOCHS):
+            plans = {
+                n: [
+                    _batches(unit, num_samples, size, r, n, seed, epoch)
+                    for r in range(n)
+                ]
+                for n in (1, *RANKS)
+            }
+            cases.append({"samples": num_samples, "size": size, "plans": plans})
+    return cases
+
+
+def _batches(
+    unit: ModuleType, num_samples: int, size: int, *where: int
+) -> Batches | str:
+    rank, n, seed, epoch = where
+    disturb(unit, rank + 50 * epoch)
+    data = Numbered(num_samples)
+    loader = unit.DistributedDataLoader(data, size, rank, n, seed=seed)
+    loader.set_epoch(epoch)
+    batches = loader.batches()
+    if batches is None:
+        return "gives None: is a return missing?"
+    if not isinstance(batches, list | tuple):
+        return f"gives a {type(batches).__name__}; make it a list of lists"
+    found = []
+    for batch in batches:
+        plain = numbers(batch, 4 * num_samples + 64)
+        if isinstance(plain, str):
+            return f"has a batch that {plain}"
+        found.append(plain)
+    if n <= 2:
+        # What is delivered is what is planned: the lists are usable as they are.
+        delivered = [batch[0].tolist() for batch in loader]
+        if delivered != found:
+            return "is one thing, and what iterating delivers is another"
+    return found
+
+
+@clause("data_loader.loader", "C1", worlds=(1,))
+@builds_on(SAMPLER, SHARDS)
+def steps_are_those_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+    """V: together one process's batch in every step, in parts of equal size."""
+    cases = cluster.run(impl, work_out_batches).values[0]
+    for case in cases:
+        (alone,) = _readable(case, 1)
+        failure = _one_process(case["samples"], case["size"], alone)
+        if failure:
+            raise failure
+    for case in cases:
+        (alone,) = _readable(case, 1)
+        for n in RANKS:
+            failure = _together(case, alone, _readable(case, n))
+            if failure:
+                raise failure
+    if cases[0]["plans"][1] == cases[1]["plans"][1]:
+        raise NotYetError(
+            "epoch 1 has the batches of epoch 0",
+            slug="epoch-ignored",
+            rule="self._order() is the shuffle of this epoch",
+        )
+    return f"{len(cases)} epochs, each on 1, {', '.join(map(str, RANKS))} ranks"
+
+
+def _readable(case: dict[str, Any], n: int) -> list[Batches]:
+    for rank, batches in enumerate(case["plans"][n]):
+        if isinstance(batches, str):
+            raise NotYetError(
+                f"{on(case['samples'], n)}: on rank {rank} batches() {batches}",
+                rule="return one list of sample numbers for each step",
+                fatal=True,
+            )
+    return case["plans"][n]  # type: ignore[no-any-return]
+
+
+def _one_process(num_samples: int, size: int, alone: Batches) -> NotYetError | None:
+    """Of a single rank: full batches, the rest in the last one, every sample once."""
+    setting = f"{on(num_samples, 1)}, global batch {size}"
+    sizes = list(map(len, alone))
+    full, rest = divmod(num_samples, size)
+    evidence = _steps([alone])
+    if rest and sizes == [size] * full:
+        return NotYetError(
+            f"{setting}: {full} steps, and {rest} left over; the last, smaller batch "
+            "is missing",
+            slug="last-batch-dropped",
+            evidence=evidence,
+            rule="the last batch of an epoch may be smaller; it is not left out",
+        )
+    everything = sorted(number for batch in alone for number in batch)
+    if everything != list(range(num_samples)):
+        wrong = _odd_one(everything, num_samples)
+        return NotYetError(
+            f"{setting}: {wrong}",
+            evidence=evidence,
+            rule="an epoch is every sample once",
+        )
+    if sizes != [size] * full + [rest] * bool(rest):
+        return NotYetError(
+            f"{setting}: the batches have {listed(sizes)} samples",
+            evidence=evidence,
+            rule=f"steps of {size} samples, and what is left in the last one",
+        )
+    return None
+
+
+def _odd_one(everything: list[int], num_samples: int) -> str:
+    for number in range(num_samples):
+        times = everything.count(number)
+        if times != 1:
+            return f"sample {number} is in {times or 'none'} of the batches"
+    return f"there is no sample {max(everything)}"
+
+
+# ── several ranks against one process ───────────────────────────────────────────────
+
+
+def _together(
+    case: dict[str, Any], alone: Batches, plans: list[Batches]
+) -> NotYetError | None:
+    num_samples, size, n = case["samples"], case["size"], len(plans)
+    setting = f"{on(num_samples, n)}, global batch {size}"
+    first = [len(plan[0]) if plan else 0 for plan in plans]
+    if first == [size] * n and size < num_samples:
+        return _too_large(plans, alone, setting, size)
+    failure = _loops_end_together(plans, alone, setting)
+    if failure:
+        return failure
+    for step, batch in enumerate(alone):
+        parts = [plan[step] for plan in plans]
+        failure = _unlike(parts, batch, f"{setting}, step {step}", plans, alone)
+        if failure:
+            return failure
+    return None
+
+
+def _too_large(
+    plans: list[Batches], alone: Batches, setting: str, size: int
+) -> NotYetError:
+    together = {number for plan in plans for number in plan[0]}
+    if len(together) == size:
+        return NotYetError(
+            f"{setting}: every rank has the whole global batch",
+            slug="not-sharded",
+            evidence=_steps(plans),
+            rule="the ranks share out each global batch: every rank has a part of it",
+        )
+    return NotYetError(
+        f"{setting}: each rank takes {size} samples in a step, so the ranks together "
+        f"take {size * len(plans)}",
+        slug="batch-grows-with-ranks",
+        evidence=_steps(plans),
+        rule="global_batch_size counts the samples of all ranks together",
+    )
+
+
+def _loops_end_together(
+    plans: list[Batches], alone: Batches, setting: str
+) -> NotYetError | None:
+    steps = list(map(len, plans))
+    if len(set(steps)) > 1:
+        most, least = steps.index(max(steps)), steps.index(min(steps))
+        return NotYetError(
+            f"{setting}: rank {most} has {steps[most]} steps, rank {least} only "
+            f"{steps[least]}: it would leave the others waiting",
+            slug="uneven-shards",
+            evidence=_steps(plans),
+            rule="a rank for which nothing is left gets an empty batch, not none",
+        )
+    if steps[0] != len(alone):
+        in_first = sum(len(plan[0]) for plan in plans if plan)
+        return NotYetError(
+            f"{setting}: {steps[0]} steps, where one process has {len(alone)}",
+            slug="cut-after-sharding" if in_first == len(alone[0]) else "",
+            evidence=_steps(plans),
+            rule="as many steps as len(loader) says, on every rank",
+        )
+    return None
+
+
+def _unlike(
+    parts: Plan, batch: list[int], setting: str, plans: list[Batches], alone: Batches
+) -> NotYetError | None:
+    together = sorted(number for part in parts for number in part)
+    if together != sorted(batch):
+        slug, difference = _difference(together, batch, plans, alone)
+        return NotYetError(
+            f"{setting}: {difference}",
+            slug=slug,
+            evidence=_step(parts),
+            rule=f"one process has {listed(batch)} in this step",
+        )
+    sizes = list(map(len, parts))
+    if max(sizes) - min(sizes) > 1:
+        return NotYetError(
+            f"{setting}: the parts have {listed(sizes)} samples; no two need differ by "
+            "more than one",
+            slug="lopsided-parts",
+            evidence=_step(parts),
+            rule="the slowest rank sets the pace: no part larger than it must be",
+        )
+    return None
+
+
+def _difference(
+    together: list[int], batch: list[int], plans: list[Batches], alone: Batches
+) -> tuple[str, str]:
+    """The misconception, where it can be told, and what is wrong in this step."""
+    extra = sorted(set(together) - set(batch))
+    missing = sorted(set(batch) - set(together))
+    if extra:
+        everything = {number for plan in plans for part in plan for number in part}
+        is_all = everything == set(range(sum(map(len, alone))))
+        others = f"the ranks have {named(extra)} of another step"
+        without = f", and not {named(missing)}" if missing else ""
+        return "cut-after-sharding" if is_all else "", others + without
+    twice = [number for number in together if together.count(number) > 1]
+    if not missing:
+        return (
+            "batch-padded",
+            f"sample {twice[0]} counts {together.count(twice[0])} times",
+        )
+    nobody = f"nobody has {named(missing)}"
+    if twice:
+        return "", f"{nobody}, while {twice[0]} is on several ranks"
+    return "remainder-lost" if len(missing) < len(plans) else "", nobody
+
+
+def _steps(plans: list[Batches]) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(rank=rank, state=f"{len(plan)} steps", text=_cut(plan))
+        for rank, plan in enumerate(plans)
+    )
+
+
+def _step(parts: Plan) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(rank=rank, state=f"{len(part)} of the batch", text=listed(part) or "–")
+        for rank, part in enumerate(parts)
+    )
+
+
+def _cut(plan: Batches) -> str:
+    return " | ".join(_few(plan))
+
+
+def _few(plan: Batches) -> Iterator[str]:
+    for batch in plan[:4]:
+        yield " ".join(map(str, batch[:8])) + (" …" if len(batch) > 8 else "") or "–"
+    if len(plan) > 4:
+        yield "…"

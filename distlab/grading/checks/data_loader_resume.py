@@ -1,0 +1,216 @@
+"""Checks of task 1.15, `data_loader.resume`: stop, keep the state, go on elsewhere."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.data_loader_batches import Batches
+from distlab.grading.checks.data_loader_plans import listed, named
+from distlab.grading.checks.data_loader_siblings import (
+    LOADER,
+    SAMPLER,
+    SHARDS,
+    builds_on,
+)
+from distlab.grading.checks.data_loader_stops import (
+    EPOCH,
+    MOVES,
+    RANKS,
+    STEPS,
+    Record,
+    stop_and_go_on,
+)
+from distlab.grading.clause import clause
+from distlab.grading.verdict import NotYetError
+from distlab.runner.autopsy import Evidence
+
+
+def _run(impl: Implementation, cluster: Bench) -> Record:
+    found: Record = cluster.run(impl, stop_and_go_on).values[0]
+    if found["state"] is not None:
+        raise NotYetError(
+            f"state_dict gives {found['state']}: a dictionary is asked for",
+            rule="return what a new loader has to know, by name",
+            fatal=True,
+        )
+    return found
+
+
+@clause("data_loader.resume", "C1", worlds=(1,))
+@builds_on(LOADER, SAMPLER, SHARDS)
+def goes_on_with_the_next(impl: Implementation, cluster: Bench) -> str | None:
+    """R: the stream of samples is the one without the stop."""
+    found = _run(impl, cluster)
+    for case in (*found["same"], *found["over"], *found["used"]):
+        stop = STEPS if case["stop"] is None else case["stop"]
+        for rank, (rest, whole) in enumerate(
+            zip(case["rest"], case["whole"], strict=True)
+        ):
+            if rest != whole[stop:]:
+                raise _not_next(case, rank, rest, whole, stop)
+        if case["later"] != case["others"][EPOCH + 1]:
+            raise NotYetError(
+                f"{_setting(case)}: what is left is right, but the epoch after it is "
+                "not complete",
+                evidence=_rows(0, case["later"], case["others"][EPOCH + 1]),
+                rule="load_state_dict says where to begin, once",
+            )
+    sizes = ", ".join(map(str, sorted(RANKS)))
+    return f"stopped after 0 to {STEPS} of {STEPS} steps, on {sizes} ranks"
+
+
+def _setting(case: Record) -> str:
+    if case["stop"] is None:
+        return "stopped when the epoch was over"
+    return f"stopped after {case['stop']} of {STEPS} steps"
+
+
+def _not_next(
+    case: Record, rank: int, rest: Batches, whole: Batches, stop: int
+) -> NotYetError:
+    slug, sentence, rule = _named(case, rank, rest, whole, stop)
+    return NotYetError(
+        f"{_setting(case)} of epoch {EPOCH}: {sentence}",
+        slug=slug,
+        evidence=_rows(rank, rest, whole[stop:]),
+        rule=rule,
+    )
+
+
+def _named(
+    case: Record, rank: int, rest: Batches, whole: Batches, stop: int
+) -> tuple[str, str, str]:
+    start = case["others"][0]
+    if rank == 0 and rest == start[stop:] and stop and rest:
+        return (
+            "state-without-epoch",
+            "the new loader goes on in epoch 0",
+            "the order depends on the epoch: the state must tell it",
+        )
+    if rank == 0 and rest == start:
+        return (
+            "resume-restarts-epoch",
+            "the new loader begins with epoch 0, as if nothing had been loaded",
+            "loading takes over what the state tells",
+        )
+    if stop and rest == whole:
+        return (
+            "resume-restarts-epoch",
+            "the new loader begins the epoch anew",
+            "the state must tell how far the epoch is, and loading must take it over",
+        )
+    if stop and rest == whole[stop - 1 :]:
+        return (
+            "resume-off-by-one",
+            "the last batch before the stop comes once more",
+            "num_delivered counts the batches that were handed out, this one included",
+        )
+    if rest == whole[stop + 1 :] and stop < STEPS:
+        return (
+            "resume-off-by-one",
+            "one batch is left out",
+            "num_delivered counts what was handed out: the next one has that number",
+        )
+    return "", f"rank {rank} does not go on with its next sample", ""
+
+
+def _rows(rank: int, rest: Batches, expected: Batches) -> tuple[Evidence, ...]:
+    return (
+        Evidence(rank=rank, state="goes on", text=_flat(rest)),
+        Evidence(rank=rank, state="expected", text=_flat(expected)),
+    )
+
+
+def _flat(batches: Batches) -> str:
+    return listed([number for batch in batches for number in batch]) or "–"
+
+
+@clause("data_loader.resume", "C2", worlds=(1,))
+@builds_on(LOADER, SAMPLER, SHARDS)
+def state_is_a_snapshot(impl: Implementation, cluster: Bench) -> str | None:
+    """V: plain, its own, and refused where the order is another."""
+    found = _run(impl, cluster)
+    if found["json"]:
+        raise NotYetError(
+            f"json cannot write the state: {found['json']}",
+            slug="state-not-plain",
+            rule="numbers, texts, lists and dictionaries of them; no objects",
+        )
+    if found["snapshot"]:
+        raise NotYetError(
+            found["snapshot"],
+            slug="state-not-a-snapshot",
+            rule="a new dictionary each time, with the values of this moment",
+        )
+    for name, error in found["refused"].items():
+        if name == "num_workers":
+            if error:
+                raise NotYetError(
+                    f"a loader with other num_workers raises {error}, although its "
+                    "order is the same",
+                    rule="refuse only what changes the order of the samples",
+                )
+        elif not error:
+            raise NotYetError(
+                f"the state of a loader with another {name} is taken over, and means "
+                "other samples here",
+                slug="foreign-state-accepted",
+                rule="compare what the order depends on, and raise ValueError",
+            )
+        elif error != "ValueError":
+            raise NotYetError(
+                f"the state of a loader with another {name} ends in {error}; a "
+                "ValueError is asked for",
+                rule="raise ValueError with one sentence: what differs",
+            )
+    return None
+
+
+@clause("data_loader.resume", "C3", worlds=(1,))
+@builds_on(LOADER, SAMPLER, SHARDS)
+def fits_another_number_of_ranks(impl: Implementation, cluster: Bench) -> str | None:
+    """R: the steps after the stop are those of the new ranks without a stop."""
+    for case in _run(impl, cluster)["moved"]:
+        n, m = case["before"], case["after"]
+        if case["refused"]:
+            raise NotYetError(
+                f"the state of {n} ranks is refused on {m}: {case['refused']:.60}",
+                slug="position-per-rank",
+                rule="the order does not depend on the number of ranks",
+            )
+        stop = case["stop"]
+        rest, expected = _by_step(case["rest"]), _by_step(case["whole"])[stop:]
+        if rest != expected:
+            raise NotYetError(
+                f"{_setting(case)} on {n} ranks, continued on {m}: "
+                f"{_what_differs(rest, expected)}",
+                slug="position-per-rank",
+                evidence=tuple(
+                    Evidence(rank=rank, state="goes on", text=_flat(batches))
+                    for rank, batches in enumerate(case["rest"])
+                ),
+                rule="count what all ranks have done together: that fits any number",
+            )
+    moves = ", ".join(f"{n} → {m}" for n, m in MOVES)
+    return f"ranks before and after: {moves}"
+
+
+def _by_step(ranks: list[Batches]) -> Batches:
+    """The samples of each step on all ranks together."""
+    return [
+        sorted(number for part in parts for number in part)
+        for parts in zip_longest(*ranks, fillvalue=[])
+    ]
+
+
+def _what_differs(rest: Batches, expected: Batches) -> str:
+    got = [number for batch in rest for number in batch]
+    wanted = [number for batch in expected for number in batch]
+    again = sorted(set(got) - set(wanted))
+    lost = sorted(set(wanted) - set(got))
+    if again:
+        return f"given out a second time: {named(again)}"
+    if lost:
+        return f"never given out: {named(lost)}"
+    return "the steps are not those that were left"

@@ -1,0 +1,205 @@
+"""Checks of task 1.9, `data_loader.sampler`: all ranks' orders, epoch by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.data_loader_orders import EPOCHS, Case, work_out_orders
+from distlab.grading.checks.data_loader_plans import (
+    Plan,
+    expect_even,
+    expect_shared,
+    is_readable,
+    on,
+    table,
+)
+from distlab.grading.checks.data_loader_siblings import SHARDS, builds_on
+from distlab.grading.clause import clause
+from distlab.grading.verdict import NotYetError
+from distlab.runner.autopsy import Evidence
+
+ENOUGH = 10  # samples of a rank that a shuffle does not leave in order by chance
+
+
+# ── C1 ──────────────────────────────────────────────────────────────────────────────
+
+
+@clause("data_loader.sampler", "C1", worlds=(1,))
+@builds_on(SHARDS)
+def ranks_share_one_shuffle(impl: Implementation, cluster: Bench) -> str | None:
+    """V: as in 1.8, of one order; another one in another epoch."""
+    cases = list(_readable(impl, cluster))
+    for judge in (_same_again, _shared_out, _in_order, _follows_epochs):
+        for case in cases:
+            failure = judge(case)
+            if failure:
+                raise failure
+    sizes = sorted({len(case["orders"][0]) for case in cases})
+    return f"{EPOCHS} epochs each, on {', '.join(map(str, sizes))} ranks"
+
+
+def _readable(impl: Implementation, cluster: Bench) -> Iterator[Case]:
+    for case in cluster.run(impl, work_out_orders).values[0]:
+        for plans in (*case["orders"], case["again"], case["other"]):
+            if not is_readable(plans):
+                rank = next(r for r, plan in enumerate(plans) if isinstance(plan, str))
+                raise NotYetError(
+                    f"{_setting(case)}: on rank {rank} __iter__ {plans[rank]}",
+                    rule="give the numbers of this rank's samples, one after another",
+                    fatal=True,
+                )
+        yield case
+
+
+def _setting(case: Case) -> str:
+    return on(case["num_samples"], len(case["orders"][0]))
+
+
+def _same_again(case: Case) -> NotYetError | None:
+    first, again = case["orders"][0], case["again"]
+    if first == again:
+        return None
+    rank = next(r for r, plan in enumerate(first) if plan != again[r])
+    return NotYetError(
+        f"{_setting(case)}: with the same seed and epoch rank {rank} gets other "
+        "samples the next time, so the ranks cannot share one shuffle",
+        slug="not-reproducible",
+        evidence=(
+            Evidence(rank=rank, state="first", text=_start(first[rank])),
+            Evidence(rank=rank, state="second", text=_start(again[rank])),
+        ),
+        rule="the order may depend on seed and epoch, on nothing else",
+    )
+
+
+def _shared_out(case: Case) -> NotYetError | None:
+    count, drop_last = case["num_samples"], case["drop_last"]
+    for epoch, plans in enumerate(case["orders"]):
+        failure = expect_even(plans, count) or expect_shared(
+            plans, count, drop_last, f", epoch {epoch}"
+        )
+        if failure is None:
+            continue
+        if case["shuffle"] and len(plans) > 1 and not failure.slug:
+            # Neither the parts nor the shuffle alone can be the matter: both were
+            # judged before, without a shuffle and on one rank.
+            failure.slug = "own-shuffle-per-rank"
+            failure.rule = "one shuffle on all ranks alike; then each takes its part"
+        return failure
+    return None
+
+
+def _follows_epochs(case: Case) -> NotYetError | None:
+    if not case["shuffle"] or case["num_samples"] < 12:
+        return None
+    orders = case["orders"]
+    if any(later == orders[0] for later in orders[1:]):
+        epoch = orders.index(orders[0], 1)
+        return _told_by_rank_0(
+            f"{_setting(case)}: epoch {epoch} has the order of epoch 0, after "
+            f"set_epoch({epoch})",
+            orders,
+            "epoch-ignored",
+            "self.epoch belongs to what the shuffle depends on",
+        )
+    if len(orders[0]) > 1 and _never_mixed(orders):
+        return _told_by_rank_0(
+            f"{_setting(case)}: in every epoch rank 0 has the same samples, in another "
+            "order",
+            orders,
+            "shuffle-inside-shards",
+            "shuffle all samples first; then take this rank's part",
+        )
+    if case["other"] == orders[0]:
+        return NotYetError(
+            f"{_setting(case)}: another seed gives the very same order",
+            evidence=table(orders[0]),
+            rule="self.seed belongs to what the shuffle depends on",
+        )
+    return None
+
+
+def _told_by_rank_0(
+    message: str, orders: list[Plan], slug: str, rule: str
+) -> NotYetError:
+    evidence = tuple(
+        Evidence(rank=0, state=f"epoch {epoch}", text=_start(plans[0]))
+        for epoch, plans in enumerate(orders[:3])
+    )
+    return NotYetError(message, slug=slug, evidence=evidence, rule=rule)
+
+
+def _never_mixed(orders: list[Plan]) -> bool:
+    sets = [[set(plan) for plan in plans] for plans in orders]
+    return all(later == sets[0] for later in sets[1:])
+
+
+def _in_order(case: Case) -> NotYetError | None:
+    """Shuffled where it was asked for, and not where it was not."""
+    if len(case["orders"][0][0]) < ENOUGH:
+        return None
+    for epoch, plans in enumerate(case["orders"]):
+        ordered = all(_falls(plan) <= 1 for plan in plans)
+        if ordered == case["shuffle"]:
+            how = "are not shuffled" if ordered else "are shuffled, with shuffle=False"
+            return NotYetError(
+                f"{_setting(case)}: the samples of epoch {epoch} {how}",
+                evidence=table(plans),
+                rule="self.shuffle says whether the samples are shuffled",
+            )
+    return None
+
+
+def _falls(plan: list[int]) -> int:
+    """How often a smaller number follows a larger one: padding does it once."""
+    return sum(later < earlier for earlier, later in pairwise(plan))
+
+
+def _start(plan: list[int]) -> str:
+    return table([plan])[0].text
+
+
+# ── C2 ──────────────────────────────────────────────────────────────────────────────
+
+
+@clause("data_loader.sampler", "C2", worlds=(1,))
+@builds_on(SHARDS)
+def len_and_random_numbers(impl: Implementation, cluster: Bench) -> str | None:
+    """V: len() is what iterating gives; nobody else's random numbers change."""
+    judges: tuple[Callable[[Case], NotYetError | None], ...] = (_length, _left_alone)
+    for case in _readable(impl, cluster):
+        for judge in judges:
+            failure = judge(case)
+            if failure:
+                raise failure
+    return None
+
+
+def _length(case: Case) -> NotYetError | None:
+    plans = [plan for plans in case["orders"] for plan in plans]
+    n = len(case["orders"][0])
+    for place, (plan, length) in enumerate(zip(plans, case["lengths"], strict=True)):
+        if length == len(plan):
+            continue
+        drop = ", drop_last" if case["drop_last"] else ""
+        of_all = length == case["num_samples"]
+        return NotYetError(
+            f"{_setting(case)}{drop}: len() says {length}, iterating gives "
+            f"{len(plan)} on rank {place % n}",
+            slug="len-of-the-whole" if of_all else "",
+            rule="len() counts what this rank gets, padding included",
+        )
+    return None
+
+
+def _left_alone(case: Case) -> NotYetError | None:
+    if not case["changed"]:
+        return None
+    return NotYetError(
+        f"iterating changes {case['changed']}'s global random numbers, which dropout "
+        "and augmentation draw from",
+        slug="global-rng-changed",
+        rule="shuffle with a generator of your own",
+    )

@@ -1,0 +1,103 @@
+"""Checks of task 1.8, `data_loader.shard_indices`: all ranks' shares side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.data_loader_plans import (
+    Plan,
+    disturb,
+    expect_even,
+    expect_shared,
+    is_readable,
+    numbers,
+    on,
+    table,
+)
+from distlab.grading.clause import clause
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+
+# Ten on four is small enough for a table and tells nearly everything.
+SETTINGS = (
+    *((10, 4), (5, 2), (12, 4), (10, 3), (7, 7), (6, 1), (23, 7), (37, 8), (64, 8)),
+    *((5, 8), (3, 8), (1, 3), (2, 7)),  # fewer samples than ranks
+)
+
+
+def work_out_shards(
+    context: RankContext, unit: ModuleType, seed: int
+) -> list[dict[str, Any]]:
+    """The shares of all ranks, with padding and with dropping."""
+    if context.rank:
+        return []
+    cases = []
+    for num_samples, n in (*SETTINGS, (20 + seed % 19, 4), (30 + seed % 23, 7)):
+        for drop_last in (False, True):
+            shares = []
+            for rank in range(n):
+                disturb(unit, rank)
+                given = (num_samples, rank, n, *([True] if drop_last else []))
+                share = unit.shard_indices(*given)
+                shares.append(numbers(share, 4 * num_samples + 64))
+            case = {"num_samples": num_samples, "drop_last": drop_last}
+            cases.append({**case, "shares": shares})
+    return cases
+
+
+def _cases(impl: Implementation, cluster: Bench) -> Iterator[tuple[Plan, int, bool]]:
+    """All shares, their number of samples, and whether dropping was asked for."""
+    for case in cluster.run(impl, work_out_shards).values[0]:
+        num_samples, shares = case["num_samples"], case["shares"]
+        if not is_readable(shares):
+            rank = next(r for r, share in enumerate(shares) if isinstance(share, str))
+            raise NotYetError(
+                f"{on(num_samples, len(shares))}: on rank {rank} shard_indices "
+                f"{shares[rank]}",
+                rule="return the numbers of the samples as a list",
+                fatal=True,
+            )
+        yield shares, num_samples, case["drop_last"]
+
+
+@clause("data_loader.shard_indices", "C1", worlds=(1,))
+def shares_are_even(impl: Implementation, cluster: Bench) -> str | None:
+    """V: equally many on every rank."""
+    failures = []
+    for shares, num_samples, drop_last in _cases(impl, cluster):
+        failure = expect_even(shares, num_samples)
+        if failure:
+            failures.append((failure, shares, num_samples, drop_last))
+    if not failures:
+        return None
+    first, shares, num_samples, _ = failures[0]
+    if all(_takes_two_rounds(s, count, drop) for _, s, count, drop in failures):
+        raise NotYetError(
+            f"{on(num_samples, len(shares))}: repeating every sample once is not "
+            "enough here, and the last ranks get less",
+            slug="padding-wraps-once",
+            evidence=table(shares),
+            rule="go round as often as it takes",
+        )
+    raise first
+
+
+def _takes_two_rounds(shares: Plan, num_samples: int, drop_last: bool) -> bool:
+    return not drop_last and len(shares) > 2 * num_samples
+
+
+@clause("data_loader.shard_indices", "C2", worlds=(1,))
+def shares_are_complete(impl: Implementation, cluster: Bench) -> str | None:
+    """V: every sample, as few repeats as it takes; or none twice, as few left out."""
+    sizes, settings = set(), 0
+    for shares, num_samples, drop_last in _cases(impl, cluster):
+        failure = expect_shared(shares, num_samples, drop_last)
+        if failure:
+            raise failure
+        sizes.add(len(shares))
+        settings += 1
+    tried = ", ".join(map(str, sorted(sizes)))
+    return f"{settings} plans, for {tried} ranks: padded and dropped"

@@ -1,0 +1,241 @@
+"""Checks of task 1.12, `trainer.evaluate`: exact over all samples, and harmless."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.evaluate_mistakes import (
+    Counted,
+    wrong_accuracies,
+    wrong_losses,
+)
+from distlab.grading.checks.shares import left_early, on_one_rank_only, run_or_name
+from distlab.grading.clause import clause
+from distlab.grading.oracles import expect_values, same_everywhere
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext, Run
+
+WORLDS = (3, 2, 4, 7, 1)
+CLASSES = 3
+NEAR = 1e-5  # a loss in float32 is good enough for a report
+# Samples in each batch of each rank: as many batches everywhere; and as it comes.
+EVEN = ((4, 1), (2, 3), (1, 6), (5, 5), (3, 1), (1, 1), (2, 7))
+MIXED = ((3, 0, 1), (5,), (), (0,), (2, 2, 2, 2), (1,), (4, 0))
+
+
+class Scorer(nn.Module):
+    """Scores that depend on the mode, as with dropout, but the same in every run."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        weights = torch.randn(4, CLASSES, generator=generator, dtype=torch.float64)
+        self.weights = nn.Parameter(weights)
+        self.seen: list[tuple[bool, bool]] = []  # training?, gradients on?
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Scores (B, CLASSES) of `inputs` (B, 4)."""
+        self.seen.append((self.training, torch.is_grad_enabled()))
+        scores = inputs @ self.weights
+        return -3.0 * scores if self.training else scores
+
+
+@dataclass(frozen=True)
+class _Once:
+    """Batches that can be gone through once and have no length, as from a file."""
+
+    batches: list[tuple[Tensor, Tensor]]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        while self.batches:
+            yield self.batches.pop(0)
+
+
+def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy, as a function of nothing but these two."""
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+def batches_of(
+    seed: int, rank: int, sizes: tuple[int, ...]
+) -> list[tuple[Tensor, Tensor]]:
+    """One rank's batches; ranks' data differ much, so that means differ too."""
+    generator = torch.Generator().manual_seed(seed * 7919 + rank)
+    batches = []
+    for size in sizes:
+        inputs = torch.randn(size, 4, generator=generator, dtype=torch.float64)
+        targets = torch.randint(0, CLASSES, (size,), generator=generator)
+        batches.append((inputs * (1.0 + rank), targets))
+    return batches
+
+
+def evaluate_once(
+    context: RankContext, unit: ModuleType, seed: int, mixed: bool, training: bool
+) -> dict[str, Any]:
+    """One evaluation; what the model saw of it, and what is left behind."""
+    model = Scorer(seed)
+    model.train(training)
+    sizes = (MIXED if mixed else EVEN)[context.rank]
+    once = _Once(batches_of(seed, context.rank, sizes))
+    result = unit.evaluate(context.comm, model, mean_loss, iter(once))
+    return {
+        "metrics": numbers_of(result),
+        "seen": model.seen,
+        "training": model.training,
+        "gradients": torch.is_grad_enabled(),
+    }
+
+
+@clause("trainer.evaluate", "C1", worlds=WORLDS)
+def over_all_samples(impl: Implementation, cluster: Bench) -> str | None:
+    """V: batches and ranks of unequal size count by their samples."""
+    run = _evaluated(impl, cluster, mixed=False, training=False)
+    expect_metrics(
+        [value["metrics"] for value in run.values],
+        counted(cluster.seed, cluster.world_size, mixed=False),
+        "evaluate",
+    )
+    return None
+
+
+@clause("trainer.evaluate", "C2", worlds=WORLDS)
+def whatever_comes(impl: Implementation, cluster: Bench) -> str | None:
+    """L and V: ranks with more or fewer batches, with empty ones, and with none."""
+    run = _evaluated(impl, cluster, mixed=True, training=False)
+    expect_metrics(
+        [value["metrics"] for value in run.values],
+        counted(cluster.seed, cluster.world_size, mixed=True),
+        "with unlike batches evaluate",
+    )
+    return None
+
+
+@clause("trainer.evaluate", "C3", worlds=WORLDS)
+def nothing_is_left(impl: Implementation, cluster: Bench) -> str | None:
+    """The mode: evaluation during the call, the former after it. No gradients."""
+    for training in (True, False):
+        run = _evaluated(impl, cluster, mixed=False, training=training)
+        for rank, value in enumerate(run.values):
+            _expect_harmless(rank, value, training)
+    return None
+
+
+def _expect_harmless(rank: int, value: dict[str, Any], training: bool) -> None:
+    was = "training" if training else "evaluation"
+    is_now = "training" if value["training"] else "evaluation"
+    if not value["seen"]:
+        raise NotJudgedError("the model was never called: see C1")
+    if any(mode for mode, _ in value["seen"]):
+        raise NotYetError(
+            f"rank {rank} evaluated the model in training mode",
+            slug="wrong-mode",
+            rule="dropout and BatchNorm behave differently then: model.eval() first",
+        )
+    if any(on for _, on in value["seen"]):
+        raise NotYetError(
+            f"rank {rank} computed gradients: torch.is_grad_enabled() was True in the "
+            "model",
+            slug="gradients-in-evaluation",
+            rule="nothing is learned here: torch.no_grad() round the loop",
+        )
+    if value["training"] != training:
+        raise NotYetError(
+            f"the model was in {was} mode before and is in {is_now} mode after the "
+            f"call on rank {rank}",
+            slug="wrong-mode",
+            rule="note model.training first, and set it again at the end",
+        )
+    if not value["gradients"]:
+        raise NotYetError(
+            f"after the call gradients are switched off for good on rank {rank}: the "
+            "next backward() will fail",
+            rule="with torch.no_grad(): switches them on again at its end",
+        )
+
+
+def _evaluated(impl: Implementation, cluster: Bench, **how: bool) -> Run:
+    sizes = MIXED if how["mixed"] else EVEN
+    fewest = min(map(len, sizes[: cluster.world_size]))
+    fewer = [r for r in range(cluster.world_size) if len(sizes[r]) == fewest]
+
+    def name(run: Run) -> NotYetError | None:
+        why = "has no batch" if fewest == 0 else "has fewer batches"
+        early = left_early(run, fewer, why) if how["mixed"] else None
+        return early or on_one_rank_only(run)
+
+    return run_or_name(impl, cluster, evaluate_once, name, **how)
+
+
+# ── the right numbers ───────────────────────────────────────────────────────────────
+
+
+@lru_cache(maxsize=64)
+def counted(seed: int, world_size: int, *, mixed: bool) -> Counted:
+    """Loss and number of right answers of every batch of every rank."""
+    model = Scorer(seed).eval()
+    rows = []
+    for rank, sizes in enumerate((MIXED if mixed else EVEN)[:world_size]):
+        for inputs, targets in batches_of(seed, rank, sizes):
+            with torch.no_grad():
+                outputs = model(inputs)
+            loss = float(mean_loss(outputs, targets)) if len(inputs) else 0.0
+            right = int((outputs.argmax(1) == targets).sum())
+            rows.append((rank, loss, right, len(inputs)))
+    return Counted(world_size, tuple(rows))
+
+
+def expect_metrics(found: list[Any], right: Counted, who: str) -> None:
+    """On every rank the loss and the accuracy are those of all samples together.
+
+    Raises:
+        NotYetError: they are not.
+    """
+    if any(pair is None for pair in found):
+        raise NotYetError(
+            f"{who} returned no two numbers",
+            slug="returned-none",
+            rule="return Metrics(loss=…, accuracy=…) on every rank",
+        )
+    pairs = torch.tensor(found, dtype=torch.float64)
+    if pairs.isnan().any():
+        raise NotYetError(
+            f"{who} returned nan: the mean over a batch without samples is nan, also "
+            "times 0",
+            slug="mean-of-nothing",
+            rule="pass over a batch without samples",
+        )
+    n = right.world_size
+    for column, what, suspects in (
+        (0, "loss", wrong_losses),
+        (1, "accuracy", wrong_accuracies),
+    ):
+        expect_values(
+            list(pairs[:, column]),
+            same_everywhere(torch.tensor(right.metrics()[column]).double(), n),
+            what=f"the {what}",
+            suspects=suspects(right),
+            tolerance=NEAR,
+            rule="add up over samples, batches and ranks; divide once, at the end",
+        )
+
+
+def numbers_of(result: Any) -> tuple[float, float] | None:
+    """Loss and accuracy as plain numbers, however they were returned."""
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        return None
+    numbers = []
+    for value in result:
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = value.item()
+        if not isinstance(value, int | float):
+            return None
+        numbers.append(float(value))
+    return numbers[0], numbers[1]

@@ -1,0 +1,286 @@
+"""Checks of task 1.16, `trainer.main`: torch.distributed alone.
+
+Most of it is seen in warm ranks, which find in their environment what torchrun would
+have put there; at the end once under a real torchrun, see main_torchrun.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch import nn
+from torch.distributed import TCPStore
+
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.main_reference import right_weights, suspects_of
+from distlab.grading.checks.main_stuck import name_of_stuck
+from distlab.grading.checks.main_torchrun import expect_clean_end
+from distlab.grading.clause import clause
+from distlab.grading.oracles import expect_equal_bits, expect_values, same_everywhere
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence
+
+WORLDS = (3, 2, 4, 7, 1)
+TORCHRUN_WORLD = 2
+PATIENCE_S = 4.0  # a rank waits this long in one call; torch would wait 30 minutes
+FILE = "trained.pt"  # not the default: a path typed in would be seen
+
+
+def main_once(
+    context: RankContext, unit: ModuleType, seed: int, num_epochs: int
+) -> dict[str, Any]:
+    """One call of main in surroundings like torchrun's."""
+    store = _like_torchrun(context)
+    seen: dict[str, Any] = {"groups": [], "samples": 0}
+    _watch_groups(seen)
+    _watch_samples(unit, seen)
+    before = set(os.listdir("."))
+    model = unit.main(num_epochs=num_epochs, path=FILE)
+    left = dist.is_initialized()
+    files = sorted(set(os.listdir(".")) - before)
+    del store
+    return {
+        "weights": _flat(model),
+        "files": files,
+        "saved": _saved() if FILE in files else {"problem": "", "state": None},
+        "left": left,
+        **seen,
+    }
+
+
+def _like_torchrun(context: RankContext) -> Any:
+    """Set what torchrun sets; the store that it would run is rank 0's, on any port."""
+    port, store = torch.zeros(1, dtype=torch.int64), None
+    if context.rank == 0:
+        store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+        port[0] = store.port
+    context.comm.broadcast(port, 0)
+    os.environ.update(
+        RANK=str(context.rank),
+        LOCAL_RANK=str(context.rank),
+        WORLD_SIZE=str(context.world_size),
+        LOCAL_WORLD_SIZE=str(context.world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(int(port)),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
+    # By number: a laptop's host name may resolve to an interface that is down.
+    loopback = {"Linux": "lo", "Darwin": "lo0"}.get(os.uname().sysname)
+    if loopback:
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback
+    c10d.default_pg_timeout = timedelta(seconds=PATIENCE_S)
+    return store
+
+
+def _watch_groups(seen: dict[str, Any]) -> None:
+    """Note as which rank of how many main joins its group."""
+    join = dist.init_process_group
+
+    @wraps(join)
+    def joined(*args: Any, **named: Any) -> None:
+        join(*args, **named)
+        seen["groups"].append((dist.get_rank(), dist.get_world_size()))
+
+    dist.init_process_group = joined
+
+
+def _watch_samples(unit: ModuleType, seen: dict[str, Any]) -> None:
+    """Count the samples that go through the model in training."""
+    make: Callable[[int], nn.Module] = unit.make_model
+
+    def made(seed: int) -> nn.Module:
+        model = make(seed)
+
+        def count(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            seen["samples"] += len(inputs[0]) * torch.is_grad_enabled()
+
+        model.register_forward_pre_hook(count)
+        return model
+
+    unit.make_model = made  # type: ignore[attr-defined]
+
+
+def _flat(model: Any) -> Any:
+    if not isinstance(model, nn.Module):
+        return None
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def _saved() -> dict[str, Any]:
+    try:
+        state = torch.load(FILE, weights_only=True)
+    except Exception as error:
+        return {"problem": type(error).__name__, "state": None}
+    if not isinstance(state, dict):
+        return {"problem": f"a {type(state).__name__}", "state": None}
+    plain = {str(name): t for name, t in state.items() if isinstance(t, torch.Tensor)}
+    return {"problem": "", "state": plain}
+
+
+@clause("trainer.main", "C1", worlds=WORLDS)
+def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+    """V and X: the ranks share the work, and arrive where one process does."""
+    run = _finished(impl, cluster)
+    n, epochs = cluster.world_size, _epochs(cluster)
+    _expect_own_place(run)
+    weights = [value["weights"] for value in run.values]
+    if any(flat is None for flat in weights):
+        raise NotYetError(
+            "main returned no model",
+            slug="returned-none",
+            rule="return the trained model, on every rank",
+        )
+    expected = same_everywhere(right_weights(epochs), n)
+    expect_values(
+        weights,
+        expected,
+        what=f"the weights after {epochs} epochs",
+        verb="are",
+        suspects=_Lazy(epochs, n),
+        rule="each rank's sum over its samples, by the samples of the whole batch",
+    )
+    expect_equal_bits(
+        weights,
+        what=f"the weights after {epochs} epochs",
+        rule="every rank must apply the very same gradient",
+    )
+    _expect_shared_work(run, epochs)
+    return None
+
+
+@clause("trainer.main", "C2", worlds=WORLDS)
+def one_rank_saves(impl: Implementation, cluster: Bench) -> str | None:
+    """V: rank 0's folder has the file, with what the model holds; no other has one."""
+    run = _finished(impl, cluster)
+    files = [value["files"] for value in run.values]
+    evidence = tuple(
+        Evidence(rank=r, state="wrote", text=", ".join(own) or "no file")
+        for r, own in enumerate(files)
+    )
+    savers = [rank for rank, own in enumerate(files) if own]
+    if len(savers) > 1:
+        raise NotYetError(
+            f"ranks {', '.join(map(str, savers))} each wrote a file",
+            slug="every-rank-writes",
+            evidence=evidence,
+            rule="on a real machine they write the same file at the same time: one "
+            "rank saves",
+        )
+    if savers != [0] or FILE not in files[0]:
+        wrote = f"rank {savers[0]} wrote {files[savers[0]][0]}" if savers else "nobody"
+        raise NotYetError(
+            f"rank 0 should save to path, here {FILE!r}; {wrote}"
+            + (" wrote a file" if not savers else ""),
+            evidence=evidence,
+            rule="rank 0: torch.save(model.state_dict(), path)",
+        )
+    _expect_saved_state(run.values[0])
+    return None
+
+
+@clause("trainer.main", "C3", worlds=WORLDS)
+def ends_cleanly(impl: Implementation, cluster: Bench) -> str | None:
+    """No group is left; and the file runs under torchrun where there is no distlab."""
+    run = _finished(impl, cluster)
+    left = [rank for rank, value in enumerate(run.values) if value["left"]]
+    if left:
+        raise NotYetError(
+            f"main returned with its process group still there on rank {left[0]}",
+            slug="group-not-destroyed",
+            rule="dist.destroy_process_group() at the end, on every rank",
+        )
+    if cluster.world_size != TORCHRUN_WORLD:
+        return None
+    try:
+        weights_of_one_process(impl, cluster)
+        one_rank_saves(impl, cluster)
+    except NotYetError:
+        raise NotJudgedError("torchrun takes seconds: C1 and C2 first") from None
+    seconds = expect_clean_end(impl.source, TORCHRUN_WORLD)
+    return f"under torchrun, with 2 ranks and without distlab: {seconds:.1f} s"
+
+
+def _epochs(cluster: Bench) -> int:
+    """Two where the order of epochs is looked at, else one: many ranks take long."""
+    return 2 if cluster.world_size == 3 else 1
+
+
+def _finished(impl: Implementation, cluster: Bench) -> Run:
+    """Main's run; how it got stuck is told from torch's errors and from its lines."""
+    try:
+        return cluster.run(impl, main_once, num_epochs=_epochs(cluster))
+    except NotYetError as error:
+        run = cluster.latest
+        named = name_of_stuck(run, impl.source, PATIENCE_S) if run else None
+        raise named or error from error
+
+
+class _Lazy(list[Any]):
+    """Suspects that take a second to reckon: only if somebody asks."""
+
+    def __init__(self, num_epochs: int, world_size: int) -> None:
+        super().__init__()
+        self._how = num_epochs, world_size
+
+    def __iter__(self) -> Any:
+        return iter(suspects_of(*self._how))
+
+
+def _expect_own_place(run: Run) -> None:
+    for record in run.ranks:
+        for place in record.value["groups"]:
+            if tuple(place) != (record.rank, run.world_size):
+                raise NotYetError(
+                    f"rank {record.rank} of {run.world_size} joined as rank {place[0]} "
+                    f"of {place[1]}",
+                    slug="typed-in-rank",
+                    rule="leave rank and world size to what torchrun has set",
+                )
+
+
+def _expect_shared_work(run: Run, epochs: int) -> None:
+    samples = [value["samples"] for value in run.values]
+    whole = max(samples)
+    if run.world_size > 1 and min(samples) == whole > 0:
+        raise NotYetError(
+            f"every rank went through all {whole} samples of {epochs} epochs: "
+            "nothing was shared out",
+            slug="nothing-shared",
+            evidence=tuple(
+                Evidence(rank=rank, state="read", text=f"{count} samples")
+                for rank, count in enumerate(samples)
+            ),
+            rule="of each global batch every rank takes its own part",
+        )
+
+
+def _expect_saved_state(value: dict[str, Any]) -> None:
+    problem, state = value["saved"]["problem"], value["saved"]["state"]
+    names = ["0.weight", "0.bias", "2.weight", "2.bias"]
+    if problem or state is None:
+        raise NotYetError(
+            f"the file is no state_dict: torch.load(path, weights_only=True) gave "
+            f"{problem or 'nothing'}",
+            rule="save model.state_dict(), tensors by name, not the model itself",
+        )
+    if list(state) != names:
+        raise NotYetError(
+            f"the file has {', '.join(map(str, list(state)[:4]))}; make_model's own "
+            f"state_dict has {', '.join(names)}",
+            rule="of a wrapped model save model.module.state_dict()",
+        )
+    flat = torch.cat([state[name].reshape(-1) for name in names])
+    if value["weights"] is not None and not torch.equal(flat, value["weights"]):
+        raise NotYetError(
+            "the saved weights are not those of the returned model",
+            rule="save once, after the last step",
+        )

@@ -1,0 +1,134 @@
+"""The learner's file under a real torchrun, where `import distlab` fails.
+
+The processes get a folder of their own, a session of their own, and a time limit at
+whose end every one of them is ended.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from distlab.curriculum import UnitSource
+from distlab.grading.checks.main_reference import right_weights
+from distlab.grading.oracles import close
+from distlab.grading.verdict import NotYetError
+from distlab.runner.processes import descendants, end_descendants
+
+LIMIT_S = 60.0  # of a slow machine; 2 cores take about 5 s
+EPOCHS = 3  # main's default
+NO_DISTLAB = (
+    'raise ImportError("here is no distlab: this file must run with torch alone")\n'
+)
+
+
+def expect_clean_end(source: UnitSource, world_size: int) -> float:
+    """Have torchrun start the file and end with 0; how many seconds that took.
+
+    Raises:
+        NotYetError: it did not, or the weights it saved are wrong.
+    """
+    with tempfile.TemporaryDirectory(prefix="distlab-torchrun-") as name:
+        folder = Path(name)
+        script = folder / source.path.name
+        script.write_text(source.text, encoding="utf-8")
+        package = folder / "no_distlab" / "distlab"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(NO_DISTLAB, encoding="utf-8")
+        started = time.monotonic()
+        status, said = _run(folder, script, world_size)
+        seconds = time.monotonic() - started
+        if status != 0:
+            raise _failed(status, said)
+        _expect_weights(folder / "weights.pt")
+    return seconds
+
+
+def _run(folder: Path, script: Path, world_size: int) -> tuple[int | None, str]:
+    """Exit status (None when time ran out) and everything that was printed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1"]
+    # Port 0: any that is free, as with --standalone, but by number and not by name.
+    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
+    command += ["--local-addr=127.0.0.1", f"--nproc-per-node={world_size}"]
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [*command, str(script)],
+            cwd=folder,
+            env=_environment(folder / "no_distlab"),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status: int | None = process.wait(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            _end(process)
+        output.seek(0)
+        return status, output.read().decode(errors="replace")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End torchrun and what it started, which has sessions of its own."""
+    if process.poll() is None:
+        below = descendants(process.pid)
+        process.kill()
+        process.wait()
+        for pid in below:
+            end_descendants(pid)
+
+
+def _environment(first: Path) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(first), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def _failed(status: int | None, said: str) -> NotYetError:
+    how = f"failed with exit status {status}"
+    if status is None:
+        how = f"had not ended after {LIMIT_S:g} s"
+    reason = _reason(said)
+    no_distlab = "here is no distlab" in reason
+    return NotYetError(
+        f"torchrun {how}" + (f": {reason}" if reason else ""),
+        slug="still-needs-distlab" if no_distlab else "",
+        rule="main uses torch.distributed in place of comm" if no_distlab else "",
+        output="\n".join(said.splitlines()[-30:]),
+        fatal=True,
+    )
+
+
+def _reason(said: str) -> str:
+    """The last line of the first traceback: torchrun's own come after it."""
+    lines = said.splitlines()
+    for number, line in enumerate(lines):
+        if "Traceback (most recent call last)" in line:
+            prefix = line[: line.index("Traceback")]
+            for following in lines[number + 1 :]:
+                text = following.removeprefix(prefix)
+                if text and not text.startswith(" "):
+                    return text[:200]
+    return ""
+
+
+def _expect_weights(path: Path) -> None:
+    if not path.exists():
+        raise NotYetError(
+            f"under torchrun no file {path.name} was written, the default of path",
+            rule="the line at the end of the file calls main() as it is",
+        )
+    state = torch.load(path, weights_only=True)
+    flat = torch.cat([tensor.reshape(-1) for tensor in state.values()])
+    if not close(flat, right_weights(EPOCHS)):
+        raise NotYetError(
+            "the weights are right in the grader's ranks, and others under torchrun",
+            rule="nothing may depend on anything but rank, world size and epoch",
+        )

@@ -1,0 +1,198 @@
+"""Checks of task 1.17, a broadcast in ⌈log2 n⌉ rounds: values, messages, rounds.
+
+A rank's messages take a round each, in the order of its calls. That holds for isend as
+well: it does not wait, but the message still takes its turn on the rank's one link. So
+a star is a star, however it is written, and every tree is judged by its shape alone.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.messages import (
+    calls_of_each,
+    expect_messages,
+    numbers,
+    received,
+)
+from distlab.grading.clause import clause
+from distlab.grading.oracles import (
+    Suspect,
+    all_close,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext, RankRecord, Run
+from distlab.runner.autopsy import Evidence
+
+SENDS = ("send", "isend", "sendrecv")
+
+
+def tree_once(
+    context: RankContext, unit: ModuleType, seed: int, src: int, again: bool = False
+) -> dict[str, Any]:
+    """One broadcast of a 2 × 3 tensor; with `again`, after one of another dtype."""
+    if again:
+        other = numbers(seed + 1, context.rank, 6, "float32").reshape(2, 3)
+        unit.tree_broadcast(context.comm, other, src)
+    tensor = numbers(seed, context.rank, 6).reshape(2, 3)
+    before = tensor.clone()
+    unit.tree_broadcast(context.comm, tensor, src)
+    return {"before": before, "after": tensor}
+
+
+def _sources(world_size: int) -> tuple[int, ...]:
+    return (1, 0, 2) if world_size == 3 else (world_size // 2,)
+
+
+@clause("collectives.tree_broadcast", "C1", worlds=(3, 2, 4, 7, 5, 1))
+def everyone_has_it(impl: Implementation, cluster: Bench) -> str | None:
+    """V: every rank has src's values, for every src and any number of ranks."""
+    n = cluster.world_size
+    for src in _sources(n):
+        run = _finished(impl, cluster, src)
+        expect_messages(run, "every rank's tensor is as it was")
+        before = [value["before"] for value in run.values]
+        arrived = [received(record) for record in run.ranks if record.rank != src]
+        expect_values(
+            [value["after"] for value in run.values],
+            same_everywhere(before[src], n),
+            what=f"the tensor after a broadcast from rank {src}",
+            suspects=[
+                Suspect(
+                    slug="not-in-place" if all(arrived) else "",
+                    values=before,
+                    sentence="every rank's tensor is as it was before",
+                    rule="receive into the tensor you were given",
+                ),
+                Suspect(
+                    slug="source-ignored",
+                    values=same_everywhere(before[0], n),
+                    sentence=f"src is {src}, but every rank has rank 0's values",
+                    rule="count places from src: (rank - src) % n is 0 at the source",
+                ),
+            ],
+            rule="only a rank that has the tensor passes it on",
+        )
+    if n == 3:
+        run = cluster.run(impl, tree_once, src=1, again=True)
+        expect_values(
+            [value["after"] for value in run.values],
+            same_everywhere(run.values[1]["before"], n),
+            what="after a second call in the same process the tensor",
+            rule="keep nothing from one call to the next",
+        )
+    return None
+
+
+def _finished(impl: Implementation, cluster: Bench, src: int) -> Run:
+    """The finished run; if it did not finish, first of all: did the right rank send?"""
+    try:
+        return cluster.run(impl, tree_once, src=src)
+    except NotYetError as failure:
+        run = cluster.observe(impl, tree_once, src=src)
+        first = [record.calls()[:1] for record in run.ranks]
+        sends = [bool(calls) and calls[0]["op"] in SENDS[:2] for calls in first]
+        if src == 0 or not sends[0] or sends[src]:
+            raise
+        raise NotYetError(
+            f"src is {src}, but rank 0 is the one that sends first",
+            slug="source-ignored",
+            evidence=failure.evidence,
+            rule="count places from src: (rank - src) % n is 0 at the source",
+            kind=failure.kind,
+            fatal=True,
+            output=failure.output,
+        ) from failure
+
+
+@clause("collectives.tree_broadcast", "C2", worlds=(3, 2, 4, 7, 5))
+def one_message_per_rank(impl: Implementation, cluster: Bench) -> str | None:
+    """B: n - 1 messages, since each rank but src receives once."""
+    n = cluster.world_size
+    for src in _sources(n):
+        run = cluster.run(impl, tree_once, src=src)
+        total = sum(record.messages for record in run.ranks)
+        if total < n - 1:
+            sent = same_everywhere(run.values[src]["before"], n)
+            if all_close([value["after"] for value in run.values], sent):
+                raise NotYetError(
+                    f"every rank has it after {total} messages; {n - 1} are needed: "
+                    "it came by another way",
+                    evidence=calls_of_each(run),
+                    rule="only a message of comm counts",
+                )
+            raise NotJudgedError("some ranks were not reached: see C1")
+        if total > n - 1:
+            raise NotYetError(
+                f"{total} messages for a broadcast on {n} ranks; {n - 1} are enough",
+                slug="extra-messages",
+                evidence=calls_of_each(run),
+                rule="every rank but src receives once, and src never",
+            )
+    return None
+
+
+@clause("collectives.tree_broadcast", "C3", worlds=(4, 7, 8))
+def in_few_rounds(impl: Implementation, cluster: Bench) -> str | None:
+    """J: the last rank is reached in round ⌈log2 n⌉, however the tree is drawn."""
+    n, src = cluster.world_size, cluster.world_size // 2
+    run = cluster.run(impl, tree_once, src=src)
+    sends = [_sends(record) for record in run.ranks]
+    rounds = _rounds(sends, src)
+    if len(rounds) < n or sum(map(len, sends)) != n - 1:
+        raise NotJudgedError("it is not a tree that reaches all ranks: see C1 and C2")
+    enough, needed = (n - 1).bit_length(), max(rounds.values())
+    if needed > enough:
+        raise NotYetError(
+            f"{needed} rounds on {n} ranks, where {enough} are enough"
+            f"{_shape(sends, src)}",
+            slug="too-many-rounds",
+            evidence=_timetable(sends, rounds, src),
+            rule="in each round every rank that has the tensor sends it once",
+        )
+    return f"n = {n}: {needed} rounds; a star takes {n - 1}. n = 1,000: 10 against 999"
+
+
+def _sends(record: RankRecord) -> list[int]:
+    return [call["dst"] for call in record.calls() if call["op"] in SENDS]
+
+
+def _rounds(sends: list[list[int]], src: int) -> dict[int, int]:
+    """For each rank that the tensor reaches, in which round; src has it in round 0."""
+    reached = {src: 0}
+    waiting = [src]
+    while waiting:
+        rank = waiting.pop()
+        for turn, dst in enumerate(sends[rank], 1):
+            if dst not in reached:
+                reached[dst] = reached[rank] + turn
+                waiting.append(dst)
+    return reached
+
+
+def _shape(sends: list[list[int]], src: int) -> str:
+    if len(sends[src]) == len(sends) - 1:
+        return f": rank {src} sends every copy itself"
+    if max(map(len, sends)) == 1:
+        return ": a chain, each rank passes it on to one other"
+    return ""
+
+
+def _timetable(
+    sends: list[list[int]], rounds: dict[int, int], src: int
+) -> tuple[Evidence, ...]:
+    lines = []
+    for rank, own in enumerate(sends):
+        has = (
+            "has it from the start"
+            if rank == src
+            else f"has it in round {rounds[rank]}"
+        )
+        turns = [f"→ {dst} in {rounds[dst]}" for dst in own]
+        text = f"{has}; sends {', '.join(turns)}" if own else f"{has}; sends nothing"
+        lines.append(Evidence(rank=rank, state="finished", text=text))
+    return tuple(lines)

@@ -1,0 +1,174 @@
+"""What code under judgement may not do to the machine it is judged on.
+
+`install` holds this process, and what it forks, to a few rules by an audit hook, which
+Python offers no way to take off again: the course's files are not changed, the
+solutions are not read, no foreign process is ended, no program started, no socket
+opened, no limit lifted, and forks are counted. Against mistakes and casual cheating.
+Code that calls C through ctypes walks around it: see tests/hostile/README.md for what
+is not contained.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+MAX_FORKS = 32  # by one rank and everything it forked
+MAX_SHARED_BYTES = 2 << 30  # RLIMIT_DATA does not count memory that is shared
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_PROGRAMS = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen")
+_SOCKETS = ("socket.bind", "socket.connect", "socket.sendto", "socket.sendmsg")
+_LIMITS = ("resource.setrlimit", "resource.prlimit")
+# What changes a file: event → where its paths are, and the folders they count from.
+_CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
+    "os.remove": ((0, 1),),
+    "os.rmdir": ((0, 1),),
+    "os.mkdir": ((0, 2),),
+    "os.chmod": ((0, 2),),
+    "os.chown": ((0, 3),),
+    "os.utime": ((0, 3),),
+    "os.truncate": ((0, None),),
+    "os.rename": ((0, 2), (1, 3)),
+    "os.link": ((0, 2), (1, 3)),
+    "os.symlink": ((1, 2),),
+    "shutil.rmtree": ((0, 1),),
+    "shutil.move": ((0, None), (1, None)),
+}
+
+
+class ForbiddenError(PermissionError):
+    """The code under judgement tried what it may not.
+
+    It is an OSError, so that libraries take it as they take a file system's refusal.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(errno.EPERM, message)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+def install(course: Sequence[str], secrets: Sequence[str]) -> None:
+    """From now on: no change below the folders `course`, no look below `secrets`."""
+    # Imported before the hook is on, because the hook is called for imports too.
+    guard = _Guard([*map(os.path.realpath, course)], [*map(os.path.realpath, secrets)])
+    sys.addaudithook(guard.hook)
+
+
+class _Guard:
+    def __init__(self, course: list[str], secrets: list[str]) -> None:
+        self._course, self._secrets = course, secrets
+        # A rank may do in its own folder as it likes, wherever that was made.
+        self._own = [os.path.realpath(os.getcwd())]
+        # A pipe of tokens: every fork takes one, whichever process it is made by.
+        self._tokens, give = os.pipe()
+        os.write(give, bytes(MAX_FORKS))
+        os.close(give)
+        self._rules: dict[str, Callable[[str, tuple[Any, ...]], None]] = {
+            "open": self._open,
+            "os.fork": self._fork,
+            "os.forkpty": self._fork,
+            "os.kill": self._kill,
+            "os.killpg": self._kill_group,
+            "mmap.__new__": _map,
+            **dict.fromkeys(_CHANGES, self._change),
+            **dict.fromkeys(_PROGRAMS, _program),
+            **dict.fromkeys(_SOCKETS, _talk),
+            **dict.fromkeys(_LIMITS, _limit),
+        }
+
+    def hook(self, event: str, values: tuple[Any, ...]) -> None:
+        """Called by Python for every event, before it happens."""
+        rule = self._rules.get(event)
+        if rule is not None:
+            rule(event, values)
+
+    def _open(self, _event: str, values: tuple[Any, ...]) -> None:
+        path, mode, flags = values
+        if isinstance(path, int):
+            return  # it was judged when it was opened
+        writes = bool(set(mode or "") & set("wax+")) or bool((flags or 0) & _WRITING)
+        if writes:
+            self._refuse_change(path, None)
+        else:
+            at = _resolved(path, None)
+            if _inside(at, self._secrets):
+                at = _inside(at, self._course) or at
+                raise ForbiddenError(f"{at}: a rank may not read the solutions")
+
+    def _change(self, event: str, values: tuple[Any, ...]) -> None:
+        for place, base in _CHANGES[event]:
+            self._refuse_change(values[place], None if base is None else values[base])
+
+    def _refuse_change(self, path: Any, folder: int | None) -> None:
+        at = None if isinstance(path, int) else _resolved(path, folder)
+        name = _inside(at, self._course)
+        if name and not _inside(at, self._own):
+            raise ForbiddenError(f"{name}: a rank may not change the course's files")
+
+    def _fork(self, _event: str, _values: tuple[Any, ...]) -> None:
+        try:
+            token = os.read(self._tokens, 1)
+        except OSError:  # it was closed
+            token = b""
+        if not token:
+            raise ForbiddenError(f"{MAX_FORKS} forks are enough for one rank")
+
+    def _kill(self, event: str, values: tuple[Any, ...]) -> None:
+        pid = values[0]
+        if pid < 0:
+            self._kill_group(event, (-pid,))
+        elif pid not in (0, os.getpid()) and _group_of(pid) != os.getpgrp():
+            raise ForbiddenError(f"a rank may not send a signal to process {pid}")
+
+    def _kill_group(self, _event: str, values: tuple[Any, ...]) -> None:
+        # Group 1, as kill(-1) has it, is every process there is.
+        if values[0] not in (0, os.getpgrp()):
+            raise ForbiddenError("a rank may not send a signal to other processes")
+
+
+def _map(_event: str, values: tuple[Any, ...]) -> None:
+    if values[1] > MAX_SHARED_BYTES:
+        gib = values[1] / (1 << 30)
+        raise ForbiddenError(f"out of memory: a rank may not map {gib:.0f} GiB")
+
+
+def _program(_event: str, values: tuple[Any, ...]) -> None:
+    raise ForbiddenError(f"a rank may not start another program: {values[0]!r}")
+
+
+def _talk(event: str, _values: tuple[Any, ...]) -> None:
+    raise ForbiddenError(f"ranks talk through comm, not through a socket ({event})")
+
+
+def _limit(_event: str, _values: tuple[Any, ...]) -> None:
+    raise ForbiddenError("a rank may not change its own limits")
+
+
+def _group_of(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return -1
+
+
+def _resolved(path: Any, folder: int | None) -> str | None:
+    try:
+        text = os.fsdecode(path)
+        if folder is not None and folder >= 0 and not os.path.isabs(text):
+            text = f"/proc/self/fd/{folder}/{text}"
+        return os.path.realpath(text)
+    except (OSError, TypeError, ValueError):  # no folder to count from, or no path
+        return None
+
+
+def _inside(path: str | None, folders: Sequence[str]) -> str:
+    """The path as seen from the first folder that it is, or is below of; or nothing."""
+    for folder in folders:
+        if path is not None and (path == folder or path.startswith(folder + os.sep)):
+            return os.path.relpath(path, folder) if path != folder else path
+    return ""

@@ -1,0 +1,192 @@
+"""Collectives of the simulated cluster, carried out by the kernel itself.
+
+The k-th collective of each member of a group belongs together. It starts when the last
+member has come, takes the time of a bandwidth-optimal algorithm, and then all have the
+result. Members that do not ask for the same thing never meet, as on a real transport.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from distlab.comm import ReduceOp
+from distlab.sim.kernel import Flight, Kernel, Lost
+from distlab.sim.links import Wires
+
+Act = tuple[str, int | None]  # which collective, and its root
+
+
+class Part(NamedTuple):
+    """What one member puts in, and where its result goes."""
+
+    act: Act
+    op: ReduceOp
+    sent: Tensor | None
+    received: Tensor | None
+
+
+class Meeting(Flight):
+    """One member's part in the group's k-th collective."""
+
+    __slots__ = ("act", "collectives", "index", "owner")
+
+    def __init__(
+        self, collectives: Collectives, act: Act, owner: int, index: int
+    ) -> None:
+        super().__init__()
+        self.collectives, self.act = collectives, act
+        self.owner, self.index = owner, index
+
+    def awaited(self) -> tuple[int, ...]:
+        """See `Flight.awaited`."""
+        return self.collectives.awaited(self.owner, self.index)
+
+    def call(self) -> dict[str, Any]:
+        """See `Flight.call`."""
+        return {"n": self.index + 1, "op": self.act[0], "root": self.act[1]}
+
+
+class Collectives:
+    """The meetings of one group; `gone` has those who have given it up."""
+
+    def __init__(
+        self, kernel: Kernel, wires: Wires, members: tuple[int, ...], gone: set[int]
+    ) -> None:
+        self._kernel, self._wires = kernel, wires
+        self._members, self._gone = members, gone
+        self._num_joined: defaultdict[int, int] = defaultdict(int)
+        self._open: dict[int, dict[int, tuple[Part, Meeting]]] = {}
+
+    def join(self, owner: int, part: Part) -> Meeting:
+        """Take part in this member's next collective."""
+        index = self._num_joined[owner]
+        self._num_joined[owner] += 1
+        meeting = Meeting(self, part.act, owner, index)
+        members = self._open.setdefault(index, {})
+        members[owner] = (part, meeting)
+        kernel = self._kernel
+        if self._gone:
+            kernel.end(meeting, Lost())
+        elif len(members) == len(self._members) and self._acts(index) == 1:
+            num_bytes = part.sent.nbytes if part.sent is not None else 0
+            op, n = part.act[0], len(members)
+            took = self._wires.collective(op, n, num_bytes)
+            kernel.at(kernel.now_ps + took, partial(self._finish, index))
+        return meeting
+
+    def leave(self) -> None:
+        """A member is gone: no open collective can end any more."""
+        for members in self._open.values():
+            for _, meeting in members.values():
+                if not meeting.done:
+                    self._kernel.end(meeting, Lost())
+
+    def awaited(self, owner: int, index: int) -> tuple[int, ...]:
+        """The members that have not come to this collective, or to another one."""
+        parts = {i: part.act for i, (part, _) in self._open.get(index, {}).items()}
+        return tuple(
+            r for i, r in enumerate(self._members) if parts.get(i) != parts[owner]
+        )
+
+    def _acts(self, index: int) -> int:
+        return len({part.act for part, _ in self._open[index].values()})
+
+    def _finish(self, index: int) -> None:
+        members = self._open.pop(index)
+        parts = [members[i][0] for i in range(len(members))]
+        if _alike(parts):  # or else nothing happens, and the journals show why
+            _RESULTS[parts[0].act[0]](parts)
+        for _, meeting in members.values():
+            if not meeting.done:
+                self._kernel.end(meeting)
+
+
+def _alike(parts: list[Part]) -> bool:
+    """Whether all put in the same number of elements of one dtype."""
+    sent = [part.sent for part in parts if part.sent is not None]
+    return len({(tensor.numel(), tensor.dtype) for tensor in sent}) <= 1
+
+
+def _nothing(parts: list[Part]) -> None:
+    """A barrier has no result."""
+
+
+def _broadcast(parts: list[Part]) -> None:
+    sent = _sent(parts)
+    root = parts[0].act[1] or 0
+    for into in _received(parts):
+        if into is not sent[root]:
+            into.copy_(sent[root])
+
+
+def _all_reduce(parts: list[Part]) -> None:
+    total = _combined(parts)
+    for into in _received(parts):
+        into.copy_(total)
+
+
+def _reduce(parts: list[Part]) -> None:
+    _received(parts)[parts[0].act[1] or 0].copy_(_combined(parts))
+
+
+def _all_gather(parts: list[Part]) -> None:
+    gathered = torch.cat(_sent(parts))
+    for into in _received(parts):
+        into.copy_(gathered)
+
+
+def _reduce_scatter(parts: list[Part]) -> None:
+    chunks = _combined(parts).chunk(len(parts)) if _sent(parts)[0].numel() else ()
+    for into, chunk in zip(_received(parts), chunks, strict=False):
+        into.copy_(chunk)
+
+
+def _all_to_all(parts: list[Part]) -> None:
+    n = len(parts)
+    rows = [sent.clone().view(n, -1) for sent in _sent(parts) if sent.numel()]
+    for rank, into in enumerate(_received(parts)):
+        if rows:
+            into.copy_(torch.cat([row[rank] for row in rows]))
+
+
+_RESULTS = {
+    "barrier": _nothing,
+    "new_group": _nothing,
+    "broadcast": _broadcast,
+    "all_reduce": _all_reduce,
+    "reduce": _reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+}
+
+
+def _sent(parts: list[Part]) -> list[Tensor]:
+    return [part.sent for part in parts if part.sent is not None]
+
+
+def _received(parts: list[Part]) -> list[Tensor]:
+    return [part.received for part in parts if part.received is not None]
+
+
+def _combined(parts: list[Part]) -> Tensor:
+    """The reduction, rank by rank from 0 on, in a tensor of its own."""
+    first, *rest = _sent(parts)
+    op, total = parts[0].op, first.clone()
+    for tensor in rest:
+        if op is ReduceOp.MIN:
+            torch.minimum(total, tensor, out=total)
+        elif op is ReduceOp.MAX:
+            torch.maximum(total, tensor, out=total)
+        elif op is ReduceOp.PRODUCT:
+            total *= tensor
+        else:
+            total += tensor
+    if op is ReduceOp.AVG:
+        total /= len(parts)
+    return total

@@ -1,0 +1,100 @@
+"""The picture of 1.8 and 1.9: ten samples on four ranks, epoch by epoch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from figures.draw import GREY, INK, PAPER, RED, Canvas, write
+from figures.phase1 import FOLDER, RANK_COLOURS
+
+SAMPLES, RANKS = 10, 4
+LEFT, SIDE, STEP = 250, 38, 43
+
+
+def _cell(c: Canvas, place: int, y: float, text: str, *, repeated: bool) -> None:
+    x = LEFT + STEP * place
+    dash = "4 3" if repeated else ""
+    c.rect(
+        x,
+        y,
+        SIDE,
+        SIDE,
+        fill=RANK_COLOURS[place % RANKS],
+        round_=4,
+        thick=2.5 if repeated else 1,
+        dash=dash,
+    )
+    c.text(x + SIDE / 2, y + 16, text, size=14, bold=True)
+    c.text(x + SIDE / 2, y + 31, f"rank {place % RANKS}", size=9.5)
+
+
+def _row(
+    c: Canvas, y: float, title: str, below: str, order: Sequence[int], total: int
+) -> None:
+    c.text(20, y + 17, title, size=14, bold=True, anchor="start")
+    c.text(20, y + 34, below, size=11.5, anchor="start")
+    for place in range(total):
+        again = place >= len(order)
+        _cell(c, place, y, str(order[place % len(order)]), repeated=again)
+    for place in range(total, len(order)):
+        x = LEFT + STEP * place
+        c.rect(x, y, SIDE, SIDE, fill=PAPER, stroke=GREY, round_=4)
+        c.text(x + SIDE / 2, y + 24, str(order[place]), size=14, colour=GREY)
+        c.line(x + 4, y + 4, x + SIDE - 4, y + SIDE - 4, colour=RED, thick=2)
+
+
+def _shuffled(epoch: int) -> list[int]:
+    return random.Random(epoch).sample(range(SAMPLES), SAMPLES)
+
+
+def samples() -> str:
+    """Ten samples on four ranks: padded, dropped, shuffled in two epochs."""
+    orders = [_shuffled(epoch) for epoch in range(2)]
+    in_words = [", ".join(map(str, order)) for order in orders]
+    c = Canvas(
+        "samples",
+        800,
+        456,
+        title="Ten samples on four ranks: padding, dropping, and two shuffled epochs",
+        desc=(
+            "Places go to ranks 0, 1, 2, 3, 0, 1 and so on. Padding: twelve places, "
+            "the last two hold samples 0 and 1 again, with a dashed border. Dropping: "
+            "eight places, samples 8 and 9 are crossed out. With set_epoch the order "
+            f"of epoch 0 is {in_words[0]} and that of epoch 1 is {in_words[1]}: the "
+            f"samples change ranks. Without set_epoch epoch 1 is {in_words[0]} again: "
+            "every rank meets the samples it had before."
+        ),
+    )
+    plain = list(range(SAMPLES))
+    _row(c, 20, "padding", "3 each: two are given out again", plain, 12)
+    _row(c, 78, "dropping", "2 each: two are nobody's", plain, 8)
+    c.line(20, 136, 780, 136, colour=GREY)
+    c.text(20, 160, "with set_epoch", size=13, bold=True, anchor="start", colour=INK)
+    for epoch, order in enumerate(orders):
+        what = f"set_epoch({epoch})"
+        _row(c, 172 + 52 * epoch, f"epoch {epoch}", what, order, 12)
+    c.line(20, 290, 780, 290, colour=GREY)
+    c.text(20, 314, "without set_epoch", size=13, bold=True, anchor="start")
+    for epoch in range(2):
+        what = "the same again" if epoch else "an order like any other"
+        _row(c, 326 + 52 * epoch, f"epoch {epoch}", what, orders[0], 12)
+    c.text(
+        20,
+        446,
+        "dashed border: given out again; the shuffle is the same on every rank, and "
+        "each takes every fourth place of it",
+        size=11,
+        anchor="start",
+    )
+    return c.svg()
+
+
+def figures() -> dict[str, str]:
+    """Map each file name to its picture."""
+    return {"samples.svg": samples()}
+
+
+if __name__ == "__main__":
+    for path in write(figures(), FOLDER):
+        print(path.relative_to(FOLDER.parent.parent))

@@ -1,0 +1,175 @@
+"""The pictures of 1.14 and 1.17: six collectives, and a star beside a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from figures.draw import GREEN, GREY, INK, PALE, PAPER, Canvas, write
+from figures.phase1 import FOLDER, RANK_COLOURS
+
+Cell = tuple[str, str] | None
+"""What stands in one place of a rank's memory, and its colour; None is nothing."""
+Memory = Callable[[int, int], Cell]
+"""The cell of (rank, chunk)."""
+
+NAMES = "abcd"
+SIDE, HIGH, STEP = 38, 17, 43
+
+
+def _own(rank: int, chunk: int) -> Cell:
+    return f"{NAMES[rank]}{chunk}", RANK_COLOURS[rank]
+
+
+def _sum(_rank: int, chunk: int) -> Cell:
+    return f"Σ{chunk}", GREEN
+
+
+def _only(memory: Memory, when: Callable[[int, int], bool]) -> Memory:
+    return lambda rank, chunk: memory(rank, chunk) if when(rank, chunk) else None
+
+
+def _as_rank(one: int, memory: Memory) -> Memory:
+    return lambda _rank, chunk: memory(one, chunk)
+
+
+def _mine(rank: int, chunk: int) -> bool:
+    return rank == chunk
+
+
+def _of_chunk(_rank: int, chunk: int) -> Cell:
+    return NAMES[chunk], RANK_COLOURS[chunk]
+
+
+PANELS: list[tuple[str, str, Memory, Memory]] = [
+    (
+        "broadcast",
+        "from rank 1 to all",
+        _only(_own, lambda rank, _: rank == 1),
+        _as_rank(1, _own),
+    ),
+    (
+        "scatter",
+        "rank 1 gives each its chunk",
+        _only(_own, lambda rank, _: rank == 1),
+        _only(_as_rank(1, _own), _mine),
+    ),
+    (
+        "gather",
+        "rank 1 takes one from each",
+        _only(_of_chunk, _mine),
+        _only(_of_chunk, lambda rank, _: rank == 1),
+    ),
+    ("reduce_scatter", "of the sum, each its chunk", _own, _only(_sum, _mine)),
+    ("all_gather", "one from each, for all", _only(_of_chunk, _mine), _of_chunk),
+    ("all_reduce", "the two above in turn", _own, _sum),
+]
+
+
+def _squares(c: Canvas, x: float, y: float, memory: Memory) -> None:
+    """Draw four ranks side by side, each with its four chunks from top to bottom."""
+    for rank in range(4):
+        for chunk in range(4):
+            cell = memory(rank, chunk)
+            left, top = x + STEP * rank, y + HIGH * chunk
+            fill = cell[1] if cell else PAPER
+            c.rect(left, top, SIDE, HIGH, fill=fill, stroke=INK if cell else PALE)
+            if cell:
+                c.text(left + SIDE / 2, top + 13, cell[0], size=11, bold=True)
+        c.rect(x + STEP * rank, y, SIDE, 4 * HIGH, thick=1.5)
+
+
+def family_of_six() -> str:
+    """Six collectives, before and after, four coloured squares each."""
+    c = Canvas(
+        "collectives",
+        800,
+        440,
+        title="Six collectives on four ranks, before and after",
+        desc=(
+            "Each rank is a square with four places, one per chunk. Left column, with "
+            "one special rank, 1: broadcast copies its four chunks to all; scatter "
+            "gives chunk r to rank r; gather collects one chunk of each rank on rank "
+            "1. Right column, all ranks alike: reduce_scatter leaves chunk r of the "
+            "sum on rank r; all_gather gives all ranks everybody's chunk; all_reduce "
+            "leaves the whole sum on all ranks, which is what the two above do in "
+            "turn."
+        ),
+    )
+    c.text(200, 30, "one rank is special", size=14, bold=True)
+    c.text(600, 30, "all ranks alike", size=14, bold=True)
+    c.line(400, 18, 400, 400, colour=PALE)
+    for number, (name, what, before, after) in enumerate(PANELS):
+        x, y = 14 + 400 * (number // 3), 78 + 122 * (number % 3)
+        c.text(x, y - 22, name, size=14, bold=True, mono=True, anchor="start")
+        c.text(x + 372, y - 22, what, size=12, anchor="end")
+        for rank in range(4):
+            for start in (x, x + 204):
+                c.text(start + STEP * rank + 19, y - 5, str(rank), colour=GREY, size=10)
+        _squares(c, x, y, before)
+        c.arrow(x + 174, y + 2 * HIGH, x + 199, y + 2 * HIGH)
+        _squares(c, x + 204, y, after)
+    c.text(
+        400,
+        426,
+        "a2: chunk 2 of rank 0 (a to d are ranks 0 to 3) · "
+        "Σ2: chunk 2 of the sum · empty: anything",
+        size=11.5,
+    )
+    return c.svg()
+
+
+def _lanes(
+    c: Canvas, left: float, title: str, rounds: list[list[tuple[int, int]]]
+) -> None:
+    """Draw eight lanes; a lane is filled from the round in which its rank has it."""
+    c.text(left + 175, 34, title, size=15, bold=True)
+    reached = {0: 0}
+    for number, messages in enumerate(rounds, 1):
+        reached |= {dst: number for _, dst in messages}
+        c.text(left + 20 + 46 * number, 60, str(number), size=11, colour=GREY)
+    c.text(left + 20, 60, "round", size=11, colour=GREY)
+    for rank in range(8):
+        y = 82 + 34 * rank
+        c.text(left + 8, y + 4, str(rank), size=12, bold=True)
+        begin = left + 43 + 46 * reached[rank]
+        c.line(left + 24, y, begin, y, colour=GREY, thick=1, dash="3 3")
+        c.line(begin, y, left + 373, y, colour=GREEN, thick=5)
+    for number, messages in enumerate(rounds, 1):
+        x = left + 20 + 46 * number
+        for src, dst in messages:
+            c.arrow(x - 12, 82 + 34 * src, x + 18, 82 + 34 * dst - 3, thick=1.5)
+
+
+def star_and_tree() -> str:
+    """A broadcast to eight ranks: seven rounds, or three."""
+    c = Canvas(
+        "tree",
+        800,
+        390,
+        title="A broadcast to eight ranks as a star and as a tree",
+        desc=(
+            "Two diagrams with a lane per rank, 0 to 7, and rounds from left to "
+            "right. Left, a star: rank 0 sends one message in each of seven rounds. "
+            "Right, a tree: 0 to 1 in round one; 0 to 2 and 1 to 3 in round two; 0 "
+            "to 4, 1 to 5, 2 to 6 and 3 to 7 in round three, and all have it. Both "
+            "take seven messages."
+        ),
+    )
+    star = [[(0, dst)] for dst in range(1, 8)]
+    tree = [[(r, r + reach) for r in range(reach)] for reach in (1, 2, 4)]
+    _lanes(c, 12, "star: rank 0 sends every copy", star)
+    _lanes(c, 412, "tree: all who have it help", tree)
+    c.line(400, 20, 400, 345, colour=PALE)
+    c.text(200, 368, "7 messages, 7 rounds", size=13)
+    c.text(600, 368, "7 messages, 3 rounds", size=13)
+    return c.svg()
+
+
+def figures() -> dict[str, str]:
+    """Map each file name to its picture."""
+    return {"collectives.svg": family_of_six(), "tree.svg": star_and_tree()}
+
+
+if __name__ == "__main__":
+    for path in write(figures(), FOLDER):
+        print(path.relative_to(FOLDER.parent.parent))

@@ -1,0 +1,148 @@
+"""`distlab use` and `distlab diff`: whose part it is, and both parts side by side."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from distlab.cli.diff import diff, side_by_side
+from distlab.cli.use import use
+from distlab.curriculum import CurriculumError, Progress, SourceError, load_curriculum
+from distlab.curriculum.choose import Choice, Side, chosen_unit
+from tests.workbench.course import EXCHANGE, FIRST, SECOND, Course, filled
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
+    course = Course(tmp_path)
+    monkeypatch.chdir(course.root)
+    monkeypatch.setenv("DISTLAB_STATE", str(course.state))
+    monkeypatch.delenv("DISTLAB_IMPL", raising=False)
+    return course
+
+
+def choose(default: Side = "auto") -> Choice:
+    return chosen_unit(load_curriculum(), "collectives", default)
+
+
+def whose(choice: Choice) -> dict[str, str]:
+    return {part.task: part.whose for part in choice.parts}
+
+
+# ── use ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_auto_is_mine_once_it_has_passed(here: Course) -> None:
+    here.fill(FIRST, "return 'mine'")
+    assert set(whose(choose()).values()) == {"reference"}
+    assert choose().parts[0].why == "yours has not passed"
+    Progress(here.root).record_verdict(FIRST, passed=True, digest="")
+    choice = choose()
+    assert whose(choice)[FIRST] == "mine"
+    assert whose(choice)[SECOND] == "reference"
+    assert choice.parts[1].why == "not started"
+    module = choice.load()
+    assert module.exchange(None, None) == "mine"
+    assert "NotImplementedError" not in module.pass_around.__code__.co_names
+    Progress(here.root).record_verdict(FIRST, passed=False, digest="")
+    assert set(whose(choose()).values()) == {"reference"}
+
+
+def test_settings_of_units_and_tasks(
+    here: Course, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.fill(FIRST, "return 'mine'")
+    assert use("mine", ["collectives"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(rf"1\.1 +{FIRST} +yours +[0-9a-f]{{12}}$", said, re.MULTILINE)
+    assert choose().load().exchange(None, None) == "mine"
+    use("reference", ["1.1"])
+    assert whose(choose())[FIRST] == "reference"
+    use("mine", ["collectives"])  # the whole unit again: its tasks' settings go
+    assert whose(choose())[FIRST] == "mine"
+    monkeypatch.setenv("DISTLAB_IMPL", "reference")
+    assert set(whose(choose()).values()) == {"reference"}
+    capsys.readouterr()
+    use()
+    assert "DISTLAB_IMPL=reference is set" in capsys.readouterr().err
+    monkeypatch.setenv("DISTLAB_IMPL", "yours")
+    with pytest.raises(CurriculumError, match="DISTLAB_IMPL is mine, reference or"):
+        use()
+
+
+def test_a_file_that_is_no_python(here: Course) -> None:
+    here.template().write_text("def (")
+    choice = choose()
+    assert set(whose(choice).values()) == {"reference"}
+    assert "is not Python" in choice.parts[0].why
+    assert choice.load().exchange
+    with pytest.raises(SourceError, match="line 1 is not Python"):
+        choose("mine")
+
+
+@pytest.mark.parametrize(
+    ("side", "names", "says"),
+    [
+        ("yours", [], "mine, reference or auto; 'yours' is none"),
+        ("mine", ["9.9"], "no task is called '9.9'.* units are collectives"),
+        ("mine", [""], "no task is called ''"),
+    ],
+)
+def test_what_cannot_be_used(
+    here: Course, side: str, names: list[str], says: str
+) -> None:
+    with pytest.raises(CurriculumError, match=says):
+        use(side, names)
+    assert not (here.state / "progress.json").exists()
+
+
+def test_an_unknown_unit(here: Course) -> None:
+    with pytest.raises(CurriculumError, match="no unit is called 'x'"):
+        chosen_unit(load_curriculum(), "x")
+
+
+# ── diff ────────────────────────────────────────────────────────────────────────────
+
+
+def test_diff_waits_for_the_pass(here: Course, capsys: Capture) -> None:
+    here.fill(FIRST, EXCHANGE)
+    assert diff("1.1") == 1
+    out, err = capsys.readouterr()
+    assert not out
+    assert re.fullmatch(r"distlab: 1\.1 has not passed yet.*--anyway\n", err)
+    assert diff("1.1", anyway=True) == 0
+    Progress(here.root).record_verdict(FIRST, passed=True, digest="")
+    capsys.readouterr()
+    assert diff("1.1", width=200) == 0
+    said = capsys.readouterr().out
+    assert "-        comm.send(box, 1)" in said
+    assert "+        comm.send(box, dst=1)" in said
+    assert "SOLUTION" not in said
+    assert "#|" not in said
+
+
+def test_diff_of_the_same_and_of_what_is_missing(here: Course, capsys: Capture) -> None:
+    Progress(here.root).record_verdict(FIRST, passed=True, digest="")
+    same = "if comm.rank == 0:\n    comm.send(box, dst=1)\nelif comm.rank == 1:"
+    here.template().write_text(filled(FIRST, f"{same}\n    comm.recv(box, src=0)"))
+    assert diff("1.1") == 0
+    assert "yours is the reference's" in capsys.readouterr().out
+    here.template().write_text("x = 1\n")
+    with pytest.raises(SourceError, match="has no function exchange"):
+        diff("1.1")
+    here.template().write_text("def (")
+    with pytest.raises(SourceError, match=r"template_collectives\.py: line 1 is not"):
+        diff("1.1")
+    with pytest.raises(CurriculumError, match=r"no task is called '9\.9'"):
+        diff("9.9")
+
+
+def test_side_by_side_keeps_its_columns() -> None:
+    rows = [row for _, row in side_by_side(["a", "b" * 90], ["a", "c", "d"], 123)]
+    assert [row.index("│") for row in rows] == [61] * 4
+    assert rows[2].endswith("│ c")
+    assert max(map(len, rows)) <= 123

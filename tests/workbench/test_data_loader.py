@@ -1,0 +1,156 @@
+"""The loader with real data workers, at the ends of an epoch, and whose mistake it is.
+
+In the grader data workers cannot be started: they hand tensors over through sockets,
+which code under judgement may not open. So their random numbers are tried here.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from distlab.curriculum.units import load
+from distlab.grading.mutants import Entry, read_catalogue
+from distlab.runner import Cluster
+from tests.workbench.judging import CURRICULUM, solution_of, verdict_on
+
+Row = tuple[Tensor, Tensor]
+
+
+class Drawn(Dataset[Row]):
+    """Sample k is (k, three random numbers: torch's, Python's and numpy's)."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, place: int) -> Row:
+        drawn = [torch.rand(()).item(), random.random(), np.random.random()]
+        return torch.tensor(place), torch.tensor(drawn, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def unit() -> ModuleType:
+    return load("data_loader", "reference")
+
+
+@pytest.fixture(scope="module")
+def wrong_ones() -> dict[str, Entry]:
+    return {entry.id: entry for entry in read_catalogue(CURRICULUM)}
+
+
+def delivered(loader: Any) -> list[list[int]]:
+    return [numbers.tolist() for numbers, _ in loader]
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_no_two_data_workers_draw_the_same_and_a_second_run_does(
+    unit: ModuleType,
+) -> None:
+    def draws() -> list[Tensor]:
+        found = []
+        for rank in range(2):
+            torch.manual_seed(0)  # alike on all ranks, as for equal models
+            loader = unit.DistributedDataLoader(Drawn(8), 4, rank, 2, num_workers=2)
+            for epoch in range(2):
+                loader.set_epoch(epoch)
+                found += [drawn for _, drawn in loader]
+        return found
+
+    first, second = torch.cat(draws()), torch.cat(draws())
+    assert first.shape == (16, 3)
+    assert torch.equal(first, second)
+    for of_one_library in first.T.tolist():
+        assert len(set(of_one_library)) == 16
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_the_position_is_what_was_handed_out_not_what_workers_read_ahead(
+    unit: ModuleType,
+) -> None:
+    loader = unit.DistributedDataLoader(Drawn(24), 4, 0, 1, num_workers=2)
+    whole = loader.batches()
+    numbers, _ = next(iter(loader))
+    state = loader.state_dict()
+    assert numbers.tolist() == whole[0]
+    assert state["num_delivered"] == 1
+    later = unit.DistributedDataLoader(Drawn(24), 4, 0, 1)
+    later.load_state_dict(state)
+    assert delivered(later) == whole[1:]
+
+
+def test_a_batch_without_samples_has_the_shapes_of_the_others(
+    unit: ModuleType,
+) -> None:
+    batches = [
+        list(unit.DistributedDataLoader(Drawn(5), 4, rank, 3)) for rank in range(3)
+    ]
+    assert [len(of_rank) for of_rank in batches] == [2, 2, 2]
+    numbers, drawn = batches[2][1]
+    assert numbers.shape == (0,)
+    assert drawn.shape == (0, 3)
+    assert (numbers.dtype, drawn.dtype) == (torch.int64, torch.float64)
+
+
+def test_an_epoch_that_is_over_begins_anew_here_and_is_over_elsewhere(
+    unit: ModuleType,
+) -> None:
+    loader = unit.DistributedDataLoader(Drawn(10), 4, 0, 2)
+    loader.set_epoch(3)
+    whole = delivered(loader)
+    state = loader.state_dict()
+    assert delivered(loader) == whole
+    fresh = unit.DistributedDataLoader(Drawn(10), 4, 0, 2)
+    fresh.load_state_dict(state)
+    assert delivered(fresh) == []
+    assert delivered(fresh) == whole
+    fresh.set_epoch(4)
+    assert len(delivered(fresh)) == len(fresh)
+
+
+def test_a_state_of_mid_epoch_fits_a_loader_that_was_at_its_end(
+    unit: ModuleType,
+) -> None:
+    loader = unit.DistributedDataLoader(Drawn(10), 4, 0, 2)
+    state = {**loader.state_dict(), "num_delivered": 2}
+    whole = delivered(loader)
+    loader.load_state_dict(state)
+    assert delivered(loader) == whole[2:]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "task", "guilty"),
+    [
+        ("DL02", "sampler", "shard_indices"),
+        ("DL40", "loader", "sampler"),
+        ("DL55", "loader", "sampler"),
+        ("DL53", "loader", "sampler"),
+        ("DL40", "resume", "sampler"),
+        ("DL76", "resume", "loader"),
+    ],
+)
+def test_the_mistake_of_another_task_is_laid_at_its_door(
+    wrong: str,
+    task: str,
+    guilty: str,
+    tmp_path: Path,
+    cluster: Cluster,
+    wrong_ones: dict[str, Entry],
+) -> None:
+    text = wrong_ones[wrong].applied_to(solution_of("data_loader"))
+    verdict = verdict_on(cluster, tmp_path, f"data_loader.{task}", text, worlds=(1,))
+    failure = verdict.first_failure()
+    assert failure is not None
+    assert failure.message.endswith(f"not so with the reference's {guilty}")
+    assert failure.rule.endswith(f"look at your {guilty}")
+    assert not failure.slug

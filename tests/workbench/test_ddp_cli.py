@@ -1,0 +1,169 @@
+"""`distlab ddp` as a person meets it: codes, sentences, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from distlab.cli.app import app
+from distlab.runner import Cluster
+from tests.workbench.course import Course, pristine
+from tests.workbench.images import write_set
+from tests.workbench.test_ddp import changed
+
+STOPPED = "\nstopped; nothing is left running\n"
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Course:
+    course = Course(tmp_path)
+    for unit in ("trainer", "data_loader"):
+        course.template(unit).write_text(pristine(unit), encoding="utf-8")
+    return course
+
+
+@pytest.fixture
+def run(course: Course, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+    """The command in this process, with ranks that are warm."""
+
+    class Warm:
+        def __init__(self, **_: object) -> None:
+            pass
+
+        def __enter__(self) -> Cluster:
+            return cluster
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr("distlab.runner.Cluster", Warm)
+    monkeypatch.chdir(course.root)
+    monkeypatch.setenv("DISTLAB_STATE", str(course.state))
+    monkeypatch.setenv("DISTLAB_DATA", str(course.state / "data"))
+    return CliRunner()
+
+
+def test_plain_lines(run: CliRunner) -> None:
+    done = run.invoke(app, ["ddp", "--epochs", "2", "--compare"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert not set(done.stdout) & {"\r", "\x1b"}
+    assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
+    for part in (
+        "2 epochs, 46 steps",
+        "  cost      about 0.",
+        "rank       pid",
+        "rank 0 logs: epoch 1  loss",
+        "2 processes: epoch 2 of 2",
+        "on all 2 ranks: the same bits",
+        "% of the ranks' time",
+        "1 process ",
+        "That is rounding",
+        "sum-not-mean",
+    ):
+        assert part in done.stdout
+    assert "rank 1 logs" not in done.stdout
+
+
+def test_json_is_one_object(run: CliRunner) -> None:
+    flags = ["--epochs", "1", "-n", "3", "--batch-size", "20", "--lr", "0.1"]
+    more = ["--lr-scaling", "linear", "--cost-per-worker-hour", "2", "--seed", "5"]
+    done = run.invoke(app, ["ddp", "--json", *flags, *more])
+    assert (done.exit_code, done.stderr) == (0, "")
+    data = json.loads(done.stdout)
+    assert (data["world_size"], data["global_batch_size"]) == (3, 60)
+    assert data["learning_rate"] == pytest.approx(0.3)
+    assert data["seed"] == 5
+    assert len(set(data["digests"])) == 1
+    assert data["cost"] == pytest.approx(3 * data["seconds"] / 3600 * 2)
+    assert len(data["shards"]) == 3
+    assert (data["exit"], data["failures"], data["mlflow"]) == (0, [], None)
+
+
+def test_numbers_that_are_none_are_null(run: CliRunner) -> None:
+    done = run.invoke(app, ["ddp", "--json", "--epochs", "1", "--lr", "1e300"])
+    data = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert data["epoch_rows"][0]["loss"] is None
+
+
+def test_ones_own_files(run: CliRunner, tmp_path: Path) -> None:
+    folder = write_set(tmp_path / "images")
+    flags = ["--dataset", "idx", "--data-dir", str(folder), "--global-batch-size", "8"]
+    done = run.invoke(app, ["ddp", *flags])
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "files of your own" in done.stdout
+    done = run.invoke(app, ["ddp", "--dataset", "mnist", "--data-dir", str(folder)])
+    assert done.exit_code == 2
+    assert "train-images-idx3-ubyte has not the content" in done.stderr
+
+
+def test_ones_own_code(run: CliRunner, course: Course, tmp_path: Path) -> None:
+    done = run.invoke(app, ["ddp", "--code", "mine"])
+    assert done.exit_code == 2
+    assert "not written yet: 1.5 trainer.broadcast_model, 1.6 " in done.stderr
+    assert "1.10 data_loader.loader" in done.stderr
+    assert "1.15" not in done.stderr  # nothing is resumed
+
+    solutions = course.root / "solutions" / "phase1_data_parallel"
+    for unit in ("trainer", "data_loader"):
+        text = (solutions / f"{unit}.py").read_text(encoding="utf-8")
+        course.template(unit).write_text(text, encoding="utf-8")
+    done = run.invoke(app, ["ddp", "--code", "mine", "--epochs", "1"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "◆ The ranks ran your own code." in done.stdout
+
+    own = changed(tmp_path, "average_weighted(comm, model, len(inputs))", "pass")
+    done = run.invoke(app, ["ddp", "--code", own, "--epochs", "1"])
+    assert done.exit_code == 1
+    assert "REPLICAS DIFFER" in done.stdout
+    assert "What you have just seen" not in done.stdout
+    stuck = changed(
+        tmp_path,
+        "            optimizer.step()",
+        "            if comm.rank:\n                comm.barrier()",
+    )
+    done = run.invoke(app, ["ddp", "--code", stuck, "--epochs", "1"])
+    assert done.exit_code == 1
+    assert "the ranks did not finish: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--batch-size 8 --global-batch-size 16", "give one of them"),
+        ("--global-batch-size 1", "has not one for each of 2 ranks"),
+        ("--epochs 0", "0 epochs: choose at least 1"),
+        ("--dataset cifar", "choose digits, mnist, fashion-mnist or idx"),
+        ("--dataset mnist", "get it with --download"),
+        ("--track wandb", "there is mlflow"),
+        ("--cost-per-worker-hour -1", "choose a number from 0 on"),
+        ("--cost-per-worker-hour nan", "choose a number from 0 on"),
+        ("--code mine --code reference", "choose one of them"),
+        ("--code pyproject.toml", "pyproject.toml: line "),
+        ("--code nowhere.py", "the file cannot be read"),
+        ("--code solutions/phase1_data_parallel/collectives.py", "has neither fit nor"),
+    ],
+)
+def test_contradictions_are_one_sentence(
+    run: CliRunner, flags: str, sentence: str
+) -> None:
+    done = run.invoke(app, ["ddp", *flags.split()])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("distlab: ")
+    assert done.stderr.count("\n") == 1
+    assert sentence in done.stderr
+
+
+def test_ctrl_c_in_the_middle(course: Course) -> None:
+    flags = ("--epochs", "100000")
+    process = course.popen("-m", "distlab", "ddp", *flags, PYTHONUNBUFFERED="1")
+    assert process.stdout
+    for line in process.stdout:
+        if "rank 0 logs: epoch 2" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    done = course.ended(process)
+    assert (done.code, done.err) == (130, STOPPED)

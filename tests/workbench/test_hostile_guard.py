@@ -1,0 +1,209 @@
+"""The rules a rank is held to, one event at a time; and forms that are no solution.
+
+The hook itself cannot be taken off again, so it is put on in ranks only: see
+test_hostile.py for the whole of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distlab.grading.forms import flaw_in, not_a_def
+from distlab.grading.guard import MAX_FORKS, MAX_SHARED_BYTES, ForbiddenError, _Guard
+from distlab.runner.incoming import record_in
+from distlab.runner.processes import is_stopped
+from distlab.runner.wire import encode
+
+Hook = Callable[..., None]
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Path:
+    (tmp_path / "course" / "solutions").mkdir(parents=True)
+    (tmp_path / "course" / "rank0").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    return tmp_path / "course"
+
+
+@pytest.fixture
+def hook(course: Path, monkeypatch: pytest.MonkeyPatch) -> Hook:
+    monkeypatch.chdir(course / "rank0")
+    guard = _Guard([str(course)], [str(course / "solutions")])
+    return lambda event, *values: guard.hook(event, values)
+
+
+W = os.O_WRONLY
+REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
+    ("open", ("{course}/x", "w", 0), "x: a rank may not change the course's files"),
+    ("open", ("{course}/x", "r+", 0), "x: a rank may not change"),
+    ("open", ("{course}/x", None, W), "x: a rank may not change"),
+    ("open", ("../x", "a", 0), "x: a rank may not change"),
+    ("open", (b"../x", "a", 0), "x: a rank may not change"),
+    (
+        "open",
+        ("{course}/solutions/a.py", "r", 0),
+        "solutions/a.py: a rank may not read",
+    ),
+    ("open", ("../solutions/a.py", "rb", 0), "solutions/a.py: a rank may not read"),
+    ("os.remove", ("{course}/x", -1), "x: a rank may not change"),
+    ("os.rename", ("here", "{course}/x", -1, -1), "x: a rank may not change"),
+    ("os.rename", ("{course}/x", "here", -1, -1), "x: a rank may not change"),
+    ("os.symlink", ("here", "{course}/x", -1), "x: a rank may not change"),
+    ("os.mkdir", ("{course}/new", 0o777, -1), "new: a rank may not change"),
+    ("shutil.rmtree", ("{course}", None), "a rank may not change the course's files"),
+    ("os.kill", (1, 9), "may not send a signal to process 1"),
+    ("os.kill", (-1, 9), "may not send a signal to other processes"),
+    ("os.killpg", (1, 9), "may not send a signal to other processes"),
+    ("os.system", (b"ls",), "may not start another program: b'ls'"),
+    ("subprocess.Popen", ("ls", [], None, None), "may not start another program: 'ls'"),
+    ("socket.connect", (None, ("localhost", 1)), "ranks talk through comm"),
+    ("socket.bind", (None, ("localhost", 1)), "ranks talk through comm"),
+    ("resource.setrlimit", (2, (1, 1)), "may not change its own limits"),
+    ("mmap.__new__", (-1, 20 << 30, 0, 0), "out of memory: a rank may not map 20 GiB"),
+]
+ALLOWED: list[tuple[str, tuple[Any, ...]]] = [
+    ("open", ("{course}/x", "r", 0)),
+    ("open", ("notes.txt", "w", W)),
+    ("open", ("{course}/../elsewhere/x", "w", W)),
+    ("open", ("/dev/null", "w", W)),
+    ("open", (7, "w", W)),
+    ("os.remove", ("notes.txt", -1)),
+    ("os.symlink", ("{course}", "here", -1)),
+    ("os.kill", (os.getpid(), 0)),
+    ("os.kill", (0, 0)),
+    ("mmap.__new__", (-1, MAX_SHARED_BYTES, 0, 0)),
+    ("import", ("torch", None, None, None, None)),
+    ("socket.connect_nothing", ()),
+]
+
+
+def placed(course: Path, values: tuple[Any, ...]) -> list[Any]:
+    return [
+        v.replace("{course}", str(course)) if isinstance(v, str) else v for v in values
+    ]
+
+
+@pytest.mark.parametrize(("event", "values", "sentence"), REFUSED)
+def test_what_a_rank_may_not_do_is_refused_with_a_sentence(
+    hook: Hook, course: Path, event: str, values: tuple[Any, ...], sentence: str
+) -> None:
+    with pytest.raises(ForbiddenError) as caught:
+        hook(event, *placed(course, values))
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(("event", "values"), ALLOWED)
+def test_what_a_rank_may_do_is_let_through(
+    hook: Hook, course: Path, event: str, values: tuple[Any, ...]
+) -> None:
+    hook(event, *placed(course, values))
+
+
+def test_a_folder_that_is_open_gives_no_way_round(hook: Hook, course: Path) -> None:
+    folder = os.open(course, os.O_RDONLY)
+    try:
+        with pytest.raises(ForbiddenError):
+            hook("os.remove", "x", folder)
+    finally:
+        os.close(folder)
+
+
+def test_forks_are_counted_and_come_to_an_end(hook: Hook) -> None:
+    for _ in range(MAX_FORKS):
+        hook("os.fork")
+    with pytest.raises(ForbiddenError, match=f"{MAX_FORKS} forks are enough"):
+        hook("os.fork")
+
+
+def test_a_process_is_stopped_or_it_is_not() -> None:
+    assert not is_stopped(os.getpid())
+    assert not is_stopped(1 << 30)
+
+
+# ── lines from ranks ────────────────────────────────────────────────────────────────
+
+EXIT = {"k": "exit", "n": 3, "t": 0.5}
+RAISED = {
+    "k": "raised",
+    "type": "KeyError",
+    "message": "'x'",
+    "refused": False,
+    "peer_lost": False,
+    "frames": [("a.py", 3)],
+}
+
+
+@pytest.mark.parametrize("record", [EXIT, RAISED, {"k": "report", "value": None}])
+def test_a_whole_record_is_taken(record: dict[str, Any]) -> None:
+    assert record_in(encode(record)) == record
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"7",
+        b"\xff\xfe",
+        b'{"k": 7}',
+        b'{"k": "unheard of"}',
+        b'{"k": "exit"}',
+        b'{"k": "exit", "n": []}',
+        b'{"k": "result", "value": 1}',
+        b'{"k": "enter", "n": 1, "op": "send"}',
+        b'{"~tensor": [1]}',
+        encode({**RAISED, "frames": [7]}),
+        encode({**RAISED, "frames": [("a.py", "3")]}),
+        encode({**RAISED, "message": None}),
+    ],
+)
+def test_anything_less_is_no_record(line: bytes) -> None:
+    assert record_in(line) is None
+
+
+# ── forms that are no solution ──────────────────────────────────────────────────────
+
+REFERENCE = "def f(comm):\n    return 1\nclass T:\n    def g(self):\n        yield 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "sentence"),
+    [
+        ("async def f(): pass", "f", "f is an async def: calling it runs nothing"),
+        ("class f: pass", "f", "f is a class"),
+        ("f = lambda: 1", "f", "f is assigned, not defined"),
+        ("f: object = print", "f", "f is assigned, not defined"),
+        ("class T:\n    g = print", "T.g", "g is assigned, not defined"),
+        ("def h(): pass", "f", ""),
+        ("", "T.g", ""),
+    ],
+)
+def test_what_stands_in_place_of_a_function(
+    text: str, name: str, sentence: str
+) -> None:
+    said = not_a_def(ast.parse(text), name)
+    assert said.startswith(sentence)
+    assert bool(said) == bool(sentence)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("def f(comm):\n    yield", "line 2: yield makes f a generator"),
+        ("def f(comm):\n    if 1:\n        yield from ()", "line 3: yield makes f"),
+        ("def f(comm):\n    def inner():\n        yield\n    inner()", ""),
+        ("def f(comm):\n    comm._inner.send()", "line 2: comm._inner is not part of"),
+        ("def f(self):\n    self.comm._x", "line 2: comm._x is not part of comm"),
+        ("def f(comm):\n    comm.rank, comm.__class__, self._x", ""),
+        ("class T:\n    def g(self):\n        yield 2", ""),
+    ],
+)
+def test_flaws_that_the_file_shows(text: str, sentence: str) -> None:
+    said = flaw_in(ast.parse(text), ast.parse(REFERENCE), ["f", "T.g"])
+    assert said.startswith(sentence)
+    assert bool(said) == bool(sentence)

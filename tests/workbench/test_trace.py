@@ -1,0 +1,259 @@
+"""A run as a picture: where calls stand, what is red, and that the page is whole."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distlab.cli.check import check
+from distlab.cli.trace import keep_timeline, timeline_path, trace
+from distlab.curriculum import Progress
+from distlab.grading.verdict import ClauseVerdict, TaskVerdict
+from distlab.runner import RankContext, RankRecord, Run
+from distlab.runner.cluster import Cluster
+from distlab.trace import draw_timeline, page, schedule
+from distlab.trace.canvas import RED
+from tests.workbench.course import RING_OF_SENDS, SECOND, Course, keep_warm
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def event(kind: str, number: int, op: str, **more: Any) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "k": kind, "n": number, "op": op, "dst": None, "src": None, "tag": 0,
+        "group": "world", "members": [0, 1, 2], "shape": [1], "dtype": "float32",
+        "file": "template_collectives.py", "line": 40 + number,
+    }  # fmt: skip
+    return {**facts, **more}
+
+
+def ended(number: int, **more: Any) -> dict[str, Any]:
+    return {"k": "exit", "n": number, "t": float(number), **more}
+
+
+def run_of(*journals: list[dict[str, Any]], **more: Any) -> Run:
+    ranks = []
+    for rank, journal in enumerate(journals):
+        record = RankRecord(rank=rank, journal=journal, status="finished")
+        waiting = [call for call in record.open_calls() if call["k"] == "enter"]
+        if waiting:
+            record.status, record.waiting = "waiting", waiting[0]
+        ranks.append(record)
+    facts: dict[str, Any] = {"outcome": "finished", "seconds": 0.1, "limit_s": 10}
+    return Run(world_size=len(ranks), ranks=tuple(ranks), **{**facts, **more})
+
+
+def ring() -> Run:
+    """Everyone sends to the right, nobody receives."""
+    journals = [[event("enter", 1, "send", dst=(r + 1) % 3)] for r in range(3)]
+    waits = {rank: ((rank + 1) % 3,) for rank in range(3)}
+    return run_of(*journals, outcome="deadlock", waits_for=waits, cycle=(0, 1, 2))
+
+
+def shapes(svg: str, colour: str) -> int:
+    return len(re.findall(rf'<polygon [^>]*fill="{colour}"', svg))
+
+
+# ── where calls stand ───────────────────────────────────────────────────────────────
+
+
+def test_a_message_happens_once_both_its_ends_have_begun() -> None:
+    run = run_of(
+        [event("enter", 1, "recv", src=1), ended(1), event("enter", 2, "recv", src=2),
+         ended(2)],
+        [event("enter", 1, "send", dst=0), ended(1)],
+        [event("enter", 1, "send", dst=0), ended(1)],
+    )  # fmt: skip
+    plan = schedule(run)
+    assert [(a.src, a.dst, a.start) for a in plan.arrows] == [(1, 0, 0), (2, 0, 1)]
+    spans = {(b.rank, b.start, b.end) for b in plan.bars}
+    assert spans == {(0, 0, 1), (0, 1, 2), (1, 0, 1), (2, 0, 2)}
+    assert {bar.state for bar in plan.bars} == {"done"}
+
+
+def test_any_source_posts_and_collectives() -> None:
+    everyone = [event("enter", 3, "all_reduce"), ended(3)]
+    run = run_of(
+        [event("enter", 1, "recv", src=-1), ended(1, src=2),
+         event("enter", 2, "recv", src=1), ended(2), *everyone],
+        [event("post", 1, "isend", dst=0), {"k": "wait", "n": 1}, ended(1), *everyone],
+        [event("enter", 1, "send", dst=0), ended(1), *everyone],
+    )  # fmt: skip
+    plan = schedule(run)
+    assert {(a.src, a.dst) for a in plan.arrows} == {(2, 0), (1, 0)}
+    met = {bar.end for bar in plan.bars if bar.call["op"] == "all_reduce"}
+    assert met == {plan.length}
+    assert {b.state for b in plan.bars if b.call["op"] == "isend"} == {"posted"}
+
+
+def test_what_waits_reaches_the_edge_and_what_was_refused_met_nobody() -> None:
+    refused = {"k": "error", "n": 1, "type": "X", "message": "", "refused": True}
+    run = run_of(
+        [event("enter", 1, "send", dst=0), refused],
+        [event("enter", 1, "recv", src=0)],
+        [],
+        outcome="deadlock",
+        waits_for={1: (0,)},
+    )
+    plan = schedule(run)
+    states = {bar.rank: (bar.state, bar.end) for bar in plan.bars}
+    assert states == {0: ("failed", 1), 1: ("waiting", plan.length)}
+    assert not plan.arrows
+
+
+def test_the_journal_is_believed_where_no_partner_is_known() -> None:
+    run = run_of(
+        [event("enter", 1, "broadcast", root=0), ended(1),
+         event("enter", 2, "barrier"), ended(2)],
+        [],
+        [],
+    )  # fmt: skip
+    assert [(b.start, b.end, b.state) for b in schedule(run).bars] == [
+        (0, 1, "done"),
+        (1, 2, "done"),
+    ]
+
+
+def test_a_long_run_is_cut_and_ends() -> None:
+    journal = [
+        e
+        for n in range(1, 9001)
+        for e in (event("enter", n, "barrier", members=[0]), ended(n))
+    ]
+    plan = schedule(run_of(journal))
+    assert len(plan.bars) + plan.left_out == 9000
+    assert len(page(run_of(journal))) < 500_000
+
+
+# ── the picture and the page ────────────────────────────────────────────────────────
+
+
+def test_a_cycle_is_red_and_says_so() -> None:
+    svg = draw_timeline(ring())
+    assert shapes(svg, RED) == 3
+    assert "stroke-dasharray" not in svg
+    assert "0→1→2→0 all wait in send, nobody is in recv" in svg
+    titles = [t.text for t in ET.fromstring(svg).iter(f"{SVG}title")]
+    assert "rank 0: call #1 send → 1  [1] float32  template_collectives.py:41" in titles
+    assert "rank 2 waits: a message from 2 to 0 that never gets on" in titles
+
+
+def test_nothing_is_red_where_all_went_well() -> None:
+    run = run_of([event("enter", 1, "barrier", members=[0]), ended(1)])
+    assert RED not in draw_timeline(run)
+
+
+def test_the_page_is_one_whole_file() -> None:
+    text = page(ring(), title="1.2 <b>", verdict="a & b")
+    body = text.replace("<!DOCTYPE html>\n", "")
+    body = re.sub(r"<meta [^>]*>", "", body)
+    ET.fromstring(body)  # everything is closed and escaped
+    assert "<h1>1.2 &lt;b&gt;</h1>" in text
+    assert "<p>a &amp; b</p>" in text
+    links = re.findall(r"https?://[^\"' ]+", text)
+    assert set(links) <= {"http://www.w3.org/2000/svg"}
+    assert "<script" not in text
+    assert re.search(r'role="img" aria-labelledby="(\S+) (\S+)"', text)
+    assert "<desc " in text
+
+
+def test_who_waits_for_a_late_partner_is_hatched_until_then() -> None:
+    late = [event("enter", 1, "barrier", members=[0]), ended(1)]
+    late += [event("enter", 2, "send", dst=1), ended(2)]
+    early = [event("enter", 1, "recv", src=0), ended(1)]
+    title = "<title>rank 1: call #1 recv"
+    for first, hatched in ((late, True), (late[2:], False)):
+        svg = draw_timeline(run_of(first, early))
+        bar = svg[svg.index(title) :].split("</g>")[0]
+        assert ("<line" in bar) == hatched
+
+
+@pytest.mark.parametrize("world_size", [1, 8, 64])
+def test_every_rank_has_its_lane(world_size: int) -> None:
+    svg = draw_timeline(run_of(*[[] for _ in range(world_size)]))
+    assert len(re.findall(r">rank \d+<", svg)) == world_size
+    ET.fromstring(svg)
+
+
+def pass_on(context: RankContext) -> None:
+    import torch
+
+    box = torch.zeros(2)
+    if context.rank > 0:
+        context.comm.recv(box, context.rank - 1)
+    if context.rank < context.world_size - 1:
+        context.comm.send(box, context.rank + 1)
+
+
+def test_a_real_run(cluster: Cluster) -> None:
+    run = cluster.run(pass_on, 3)
+    assert [(a.src, a.dst) for a in schedule(run).arrows] == [(0, 1), (1, 2)]
+    assert "test_trace.py:" in page(run)
+
+
+# ── where it is kept ────────────────────────────────────────────────────────────────
+
+
+def test_a_check_draws_for_mine_and_says_so_unless_it_is_json(
+    tmp_path: Path,
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    course = Course(tmp_path)
+    monkeypatch.chdir(course.root)
+    monkeypatch.setenv("DISTLAB_STATE", str(course.state))
+    keep_warm(cluster, monkeypatch)
+    course.fill(SECOND, RING_OF_SENDS)
+    drawn = course.state / "last" / "trace.html"
+    assert check(["1.2"], code=str(course.template())) == 1
+    assert not drawn.exists()
+    capsys.readouterr()
+    assert check(["1.2"], as_json=True) == 1
+    assert json.loads(capsys.readouterr().out)["exit"] == 1
+    assert "0→1→2→0 all wait in send" in drawn.read_text()
+    assert check(["1.2"]) == 1
+    assert "  timeline: ../state/last/trace.html\n" in capsys.readouterr().out
+
+
+def verdict_with(run: Run | None) -> TaskVerdict:
+    clause = ClauseVerdict(
+        id="C1", text="", status="fail", world_size=3, message="stuck", run=run
+    )
+    return TaskVerdict(
+        id="a.b", number="1.2", title="", status="fail", path="", digest="",
+        clauses=[clause],
+    )  # fmt: skip
+
+
+def test_the_last_timeline(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    course = Course(tmp_path)
+    monkeypatch.chdir(course.root)
+    monkeypatch.delenv("DISTLAB_STATE", raising=False)
+    progress = Progress(course.root)
+    assert trace() == 1
+    assert "no timeline yet" in capsys.readouterr().out
+    assert keep_timeline(progress, verdict_with(None)) == []
+    said = keep_timeline(progress, verdict_with(ring()))
+    assert said == [("dim", "  timeline: .distlab/last/trace.html")]
+    assert trace() == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out == ["1.2 a.b C1: 3 ranks", ".distlab/last/trace.html"]
+
+    # what cannot be written, or drawn, changes nothing else
+    timeline_path(progress).unlink()
+    timeline_path(progress).mkdir()
+    assert keep_timeline(progress, verdict_with(ring())) == []
+    assert not capsys.readouterr().err
+    broken = run_of([{"k": "enter", "n": 1}])
+    assert keep_timeline(progress, verdict_with(broken)) == []
+    assert "could not be drawn" in capsys.readouterr().err
