@@ -18,10 +18,16 @@ from distlab.grading.mutants import read_catalogue
 from distlab.runner import Cluster
 
 # An assertion that the catalogue cannot make speak, by file and how its text begins.
-_CHEATED = "only for what came by another way than comm: see tests/hostile/cheats.toml"
+_CHEATED = "speaks of what came by another way than comm: tests/hostile/cheats.toml"
+_SIBLING = "speaks of a mistake in another task: tests/workbench/test_data_loader.py"
 EXCUSED: dict[tuple[str, str], str] = {
-    ("pairs.py", "expect_messages(run, \"rank 1's box is right"): _CHEATED,
+    ("average_gradients.py", "expect_messages(run, 'the gradients are right"): _CHEATED,
+    ("broadcast_model.py", "expect_messages(run, 'the weights are right"): _CHEATED,
+    ("train_step.py", "expect_messages(run, 'the weights are right"): _CHEATED,
     ("collectives.py", "raise NotYetError(f'every rank has it after"): _CHEATED,
+    ("pairs.py", "expect_messages(run, \"rank 1's box is right"): _CHEATED,
+    ("data_loader_siblings.py", "return NotYetError("): _SIBLING,
+    ("data_loader_siblings.py", "judge(impl, cluster)"): _SIBLING,
 }
 
 

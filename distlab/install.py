@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# PyTorch's own documented index of CPU-only wheels; the only address in this project.
+# PyTorch's own documented index of CPU-only wheels; the only address given to pip.
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -172,7 +172,7 @@ def fit(
     """Train for `num_epochs`; the metrics on `held_out` after each epoch.
 
     Given: the ranks' models need not be equal yet; `train_loader` and `held_out` give
-    this rank's part, as 1.10 and 1.12 know it.
+    this rank's part, as 1.10 and 1.12 know it. Epochs are numbered from 0.
 
     C1 the weights become what one process would get from the same global batches
     C2 the metrics after each epoch, the same on every rank
@@ -194,7 +194,7 @@ def main(num_epochs: int = 3, path: str = "weights.pt") -> nn.Module:
     share them out is free.
 
     C1 on every rank the weights of one process: SGD, learning rate LEARNING_RATE,
-    cross-entropy, from make_model(seed=0)
+    cross-entropy, from make_model(seed=0); each sample is read by one rank alone
     C2 rank 0, and no other, saves the model's state_dict() to `path` with torch.save
     C3 the process group is destroyed at the end; and nothing of distlab is imported
     In torch.distributed: that is what this is

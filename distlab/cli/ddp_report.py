@@ -10,7 +10,6 @@ from typing import Any
 
 from distlab.cli.screen import command, processes, show
 from distlab.cli.training import duration, kilobytes, table, times
-from distlab.curriculum.misconceptions import read_misconceptions
 from distlab.experiments.ddp import SECONDS_AN_HOUR, Beside, DdpResult
 from distlab.experiments.ddp_code import is_reference
 from distlab.experiments.ddp_config import DdpConfig
@@ -20,14 +19,14 @@ from distlab.experiments.ddp_tracking import Tracked
 _MOST_EPOCHS = 12  # rows of the table
 
 CONCEPTS = (
-    ("each rank read samples of its own", ("same-shard", "own-shuffle")),
-    ("all ranks began with rank 0's weights", ("parameters-only-on-rank0",)),
-    ("every step used the mean gradient of all", ("sum-not-mean",)),
-    ("so their weights are equal, bit for bit", ("own-gradient-only",)),
-    ("all made the same calls, in one order", ("different-order",)),
+    ("each rank read samples of its own", "not-sharded"),
+    ("of one shuffle that all ranks share", "own-shuffle-per-rank"),
+    ("all began with rank 0's weights", "unequal-start"),
+    ("every step used the mean gradient of all", "sum-not-mean"),
+    ("so the weights are equal, bit for bit", "own-gradient-only"),
+    ("one accuracy, counted over all ranks", "local-metrics"),
 )
-"""What a training shows, and what `distlab explain` says about it: the first slug that
-there is."""
+"""What a training shows, and the name under which `distlab explain` says more."""
 
 
 def plan(config: DdpConfig, note: str, expected: Estimate, rate: float) -> list[str]:
@@ -170,22 +169,12 @@ def _concepts(result: DdpResult) -> list[str]:
             "  One process has nobody to agree with: "
             f"{command('ddp -n 2')} shows what this is about."
         ]
-    rows = [f"    {seen:<44}{slug}" for seen, slug in concepts()]
+    rows = [f"    {seen:<44}{slug}" for seen, slug in CONCEPTS]
     return [
         "  What you have just seen. What it is like without, says",
         f"  {command('explain NAME')}",
         *rows,
     ]
-
-
-def concepts() -> list[tuple[str, str]]:
-    """What a training shows, each with the name that `distlab explain` knows it by."""
-    known = read_misconceptions()
-    found = []
-    for seen, slugs in CONCEPTS:
-        slug = next((slug for slug in slugs if slug in known), "")
-        found += [(seen, slug)] if slug else []
-    return found
 
 
 def _tracked(tracked: Tracked) -> list[str]:
@@ -232,7 +221,7 @@ def as_data(
         "shards": [asdict(shard) for shard in result.shards],
         "alone": _alone_data(alone, rate) if alone else None,
         "compare": asdict(beside) if beside else None,
-        "concepts": [slug for _, slug in concepts()],
+        "concepts": [slug for _, slug in CONCEPTS],
         "mlflow": asdict(tracked) if tracked else None,
         "failures": list(failures),
         "exit": 1 if failures else 0,

@@ -28,7 +28,10 @@ _IMAGES = Preset(epochs=1, global_batch_size=64, learning_rate=0.03, momentum=0.
 PRESETS = {
     "digits": Preset(epochs=10, global_batch_size=64, learning_rate=0.2, momentum=0.0),
     "mnist": _IMAGES,
-    "fashion-mnist": _IMAGES,
+    # A larger batch, and so quieter steps: what rounding starts stays small longer.
+    "fashion-mnist": Preset(
+        epochs=3, global_batch_size=256, learning_rate=0.05, momentum=0.9
+    ),
     IDX: _IMAGES,
 }
 _ADAPTIVE_RATE = 1e-3  # of Adam and AdamW, whatever the data

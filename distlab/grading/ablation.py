@@ -1,10 +1,11 @@
 """Is every assertion of the checks needed? Each is taken out; a verdict must change.
 
-An assertion is a statement of `distlab/grading/checks/` that may end a check: a raise,
-an `expect_…` or `judge` call, a run whose end is all that counts. First every wrong
-solution of the catalogue is graded, and it is written down which assertions spoke. Then
-each of them is replaced by `pass`, and wrong solutions on which it spoke are graded
-again: if no verdict changes (passed, clause, name or sentence), the assertion is idle.
+An assertion is a statement of `distlab/grading/checks/` that may end a check: a failure
+that is raised or returned, an `expect_…` or `judge` call, a run of which only the end
+counts. First every wrong solution of the catalogue is graded, and it is written down
+which assertions spoke. Then each of them is replaced by `pass`, and wrong solutions on
+which it spoke are graded again: if no verdict changes (passed, clause, name or
+sentence), the assertion is idle.
 
 So "needed" is proved by a changed verdict. "Silent" only says that no wrong solution of
 the catalogue has made it speak.
@@ -14,14 +15,17 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType, TracebackType
+from types import CodeType, FunctionType, TracebackType
 from typing import Any, Literal
+from unittest import mock
 
 from distlab.curriculum import Curriculum
 from distlab.grading import checks
@@ -33,7 +37,7 @@ from distlab.runner import Cluster
 
 FOLDER = Path(checks.__file__).parent
 TRIES = 4  # wrong solutions that are graded again for one assertion
-_RAISES = ("NotYetError", "NotJudgedError")
+_FAILURES = ("NotYetError", "NotJudgedError")
 Verdict = tuple[tuple[str, str, str, str], ...]
 State = Literal["needed", "idle", "silent"]
 
@@ -78,8 +82,11 @@ def _text(path: Path) -> str:
 
 
 def _is_assertion(node: ast.stmt) -> bool:
-    if isinstance(node, ast.Raise):
-        return isinstance(node.exc, ast.Call) and _name(node.exc) in _RAISES
+    failure = None
+    if isinstance(node, ast.Raise | ast.Return):
+        failure = node.exc if isinstance(node, ast.Raise) else node.value
+    if isinstance(failure, ast.Call):
+        return _name(failure) in _FAILURES
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         name = _name(node.value)
         return name.lstrip("_").startswith("expect_") or name in ("run", "judge")
@@ -118,6 +125,7 @@ class _Listening(Grader):
                 return judge(*values)
             except (NotYetError, NotJudgedError) as failure:
                 self.heard |= {*_lines(failure.__traceback__)}
+                self.heard |= {*getattr(failure, "made_at", ())}
                 raise
 
         return listen
@@ -129,6 +137,24 @@ def _lines(trace: TracebackType | None) -> Iterator[tuple[str, int]]:
         if path.parent == FOLDER:
             yield path.name, trace.tb_lineno
         trace = trace.tb_next
+
+
+@contextmanager
+def _origins() -> Iterator[None]:
+    """Within the block each failure knows where it was made, not only where raised."""
+    init = NotYetError.__init__
+
+    def noting(self: Any, *values: Any, **named: Any) -> None:
+        init(self, *values, **named)
+        frame, self.made_at = sys._getframe(1), []
+        while frame.f_back is not None:
+            path = Path(frame.f_code.co_filename)
+            if path.parent == FOLDER:
+                self.made_at.append((path.name, frame.f_lineno))
+            frame = frame.f_back
+
+    with mock.patch.object(NotYetError, "__init__", noting):
+        yield
 
 
 class Ablation:
@@ -154,10 +180,11 @@ class Ablation:
     ) -> list[Finding]:
         """One finding for each assertion in the files that these entries reach."""
         before, spoke = {}, defaultdict(list)
-        for entry in entries:
-            before[entry.id], heard = self.verdict(entry)
-            for place in heard:
-                spoke[place].append(entry)
+        with _origins():
+            for entry in entries:
+                before[entry.id], heard = self.verdict(entry)
+                for place in heard:
+                    spoke[place].append(entry)
         findings = []
         for site in _sites({file for file, _ in spoke}):
             loud = [
@@ -222,35 +249,27 @@ def _without(site: Site) -> Iterator[None]:
 
     Only the functions' code is exchanged: the checks stay registered as they are.
     """
-    import importlib
-
-    module = importlib.import_module(f"{checks.__name__}.{Path(site.file).stem}")
     path = FOLDER / site.file
     tree = ast.parse(_text(path))
     _TakeOut(site).visit(tree)
     changed = _codes(compile(ast.fix_missing_locations(tree), str(path), "exec"))
-    functions = {_key(f.__code__): f for f in _functions(module)}
-    old = {key: function.__code__ for key, function in functions.items()}
+    old = [(function, function.__code__) for function in _functions(path)]
     try:
-        for key, function in functions.items():
-            function.__code__ = changed[key]
+        for function, code in old:
+            function.__code__ = changed[_key(code)]
         yield
     finally:
-        for key, function in functions.items():
-            function.__code__ = old[key]
+        for function, code in old:
+            function.__code__ = code
 
 
-def _functions(module: ModuleType) -> Iterator[FunctionType]:
-    """The functions and methods that a module defines itself."""
-    for value in vars(module).values():
-        if getattr(value, "__module__", "") != module.__name__:
-            continue
-        members = vars(value).values() if isinstance(value, type) else [value]
-        for member in members:
-            function = getattr(member, "fget", member)
-            is_own = isinstance(function, FunctionType)
-            if is_own and function.__code__.co_filename == module.__file__:
-                yield function
+def _functions(path: Path) -> list[FunctionType]:
+    """All functions of a file, those inside a decorator's wrapper among them."""
+    return [
+        found
+        for found in gc.get_objects()
+        if type(found) is FunctionType and found.__code__.co_filename == str(path)
+    ]
 
 
 def _codes(code: CodeType) -> dict[tuple[str, int], CodeType]:

@@ -53,10 +53,19 @@ class ForbiddenError(PermissionError):
 
 
 def install(course: Sequence[str], secrets: Sequence[str]) -> None:
-    """From now on: no change below the folders `course`, no look below `secrets`."""
+    """From now on: no change below the folders `course`, no look below `secrets`.
+
+    The first call in a process counts: simulated ranks share one.
+    """
+    if _INSTALLED:
+        return
     # Imported before the hook is on, because the hook is called for imports too.
     guard = _Guard([*map(os.path.realpath, course)], [*map(os.path.realpath, secrets)])
     sys.addaudithook(guard.hook)
+    _INSTALLED.append(guard)
+
+
+_INSTALLED: list[object] = []
 
 
 class _Guard:

@@ -104,6 +104,7 @@ class Course:
     def set_time_limit(self, seconds: float) -> None:
         manifest = self.root / "curriculum.toml"
         text = manifest.read_text(encoding="utf-8")
+        text = re.sub(r"^time_limit_s = .*\n", "", text, flags=re.MULTILINE)
         limit = f"time_limit_s = {seconds}\npoints ="
         manifest.write_text(text.replace("points =", limit), encoding="utf-8")
 

@@ -155,7 +155,7 @@ def test_a_state_that_cannot_be_kept_changes_no_verdict(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"names": ["9.9"]}, "no task is called '9.9'; there are 1.1 … 1.7"),
+        ({"names": ["9.9"]}, "no task is called '9.9'; there are 1.1 … 1.17"),
         ({"names": ["broadcas"]}, "'broadcas' could be any of: 1.3 .*, 1.5 "),
         ({"names": [""]}, "no task is called ''"),
         ({"names": [], "phase": 7}, "no phase 7; there is 1"),

@@ -203,10 +203,14 @@ CASES = {
         code=0,
     ),
     "a process left running": Case(
-        "import subprocess as s\n"
-        "s.Popen(['sleep', '999'], start_new_session=True)" + EXCHANGE,
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(999)"
+        + EXCHANGE,
         ("1.1 PASS",),
         code=0,
+    ),
+    "a program started": Case(
+        "import subprocess as s\ns.Popen(['sleep', '999'])" + EXCHANGE,
+        ("1.1 ", "NOT YET", "may not"),
     ),
     "closes its output": Case(
         "import sys\nsys.stdout.close()" + EXCHANGE, ("1.1 PASS",), code=0
@@ -260,9 +264,9 @@ def test_a_file_that_breaks_when_imported(judged: Check, top: str, says: str) ->
     assert re.search(r"template_collectives\.py:\d+", out)
 
 
-def test_a_file_that_deletes_itself(course: Course, judged: Check) -> None:
+def test_a_file_that_deletes_itself_stays(course: Course, judged: Check) -> None:
     body = "import os\nif os.path.exists(__file__):\n    os.remove(__file__)"
-    code, out = judged(filled(NAMES["1.1"], EXCHANGE + body), untouched=False)
-    assert code == 0
-    assert not course.template().exists()
-    assert "template_collectives.py:0" not in out
+    code, out = judged(filled(NAMES["1.1"], EXCHANGE + body))
+    assert code == 1
+    assert "a rank may not change the course's files" in out
+    assert course.template().exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import zip_longest
 
 from distlab.grading.bench import Bench, Implementation
-from distlab.grading.checks.data_loader_batches import Batches
 from distlab.grading.checks.data_loader_plans import listed, named
 from distlab.grading.checks.data_loader_siblings import (
     LOADER,
@@ -13,6 +12,7 @@ from distlab.grading.checks.data_loader_siblings import (
     SHARDS,
     builds_on,
 )
+from distlab.grading.checks.data_loader_steps import Batches
 from distlab.grading.checks.data_loader_stops import (
     EPOCH,
     MOVES,

@@ -7,6 +7,7 @@ shares are unequal, some are empty, and the optimizer has momentum.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,6 +28,8 @@ Rule = Callable[[Gradients, Sequence[int], int], Tensor | None]
 
 class Net(nn.Module):
     """Two layers, a buffer that counts, and a behaviour that depends on the mode."""
+
+    shift: Tensor
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -122,6 +125,21 @@ def held_out_of(seed: int, rank: int, world_size: int) -> list[tuple[Tensor, Ten
     )
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Reckon with one thread.
+
+    On models as small as these a second one only waits; on a busy machine, for
+    minutes.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 # ── all ranks, played in this process ───────────────────────────────────────────────
 
 
@@ -144,6 +162,7 @@ class Fitted:
     metrics: list[tuple[float, float]]
 
 
+@one_thread()
 def fit_alone(
     seed: int,
     world_size: int,

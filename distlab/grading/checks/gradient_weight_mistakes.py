@@ -13,7 +13,7 @@ from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
 from distlab.runner.autopsy import evidence
 
-PLAIN_MEAN = "the mean of the ranks' means: weigh each rank by its sample count"
+PLAIN_MEAN = "rank means averaged: weigh each rank by its sample count"
 
 
 def wrong_weights(counts: Tensor) -> list[Suspect]:
@@ -64,8 +64,8 @@ def wrong_means(own: list[Tensor], counts: list[int]) -> list[Suspect]:
     with_samples = sum(count > 0 for count in counts)
     everywhere = {
         "mean-of-means": [
-            (plain / n, f"rank means averaged: {PLAIN_MEAN}"),
-            (plain / with_samples, f"rank means averaged: {PLAIN_MEAN}"),
+            (plain / n, PLAIN_MEAN),
+            (plain / with_samples, PLAIN_MEAN),
         ],
         "sum-not-mean": [
             (plain, "the ranks' gradients were summed, and none was weighted"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import wraps
 from types import ModuleType
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import nn
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.main_reference import right_weights, suspects_of
@@ -29,6 +30,10 @@ from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
 
+_KEPT: list[Any] = []
+"""What main returned, and the store. Freeing a DistributedDataParallel after its group
+was destroyed can block a process for ever (torch 2.13, gloo); ranks just end."""
+
 WORLDS = (3, 2, 4, 7, 1)
 TORCHRUN_WORLD = 2
 PATIENCE_S = 4.0  # a rank waits this long in one call; torch would wait 30 minutes
@@ -39,15 +44,15 @@ def main_once(
     context: RankContext, unit: ModuleType, seed: int, num_epochs: int
 ) -> dict[str, Any]:
     """One call of main in surroundings like torchrun's."""
-    store = _like_torchrun(context)
+    _KEPT.append(_like_torchrun(context))
     seen: dict[str, Any] = {"groups": [], "samples": 0}
     _watch_groups(seen)
     _watch_samples(unit, seen)
     before = set(os.listdir("."))
     model = unit.main(num_epochs=num_epochs, path=FILE)
+    _KEPT.append(model)
     left = dist.is_initialized()
     files = sorted(set(os.listdir(".")) - before)
-    del store
     return {
         "weights": _flat(model),
         "files": files,
@@ -93,17 +98,23 @@ def _watch_groups(seen: dict[str, Any]) -> None:
     dist.init_process_group = joined
 
 
+@dataclass(frozen=True)
+class _Counter:
+    """A hook that counts samples; a class, so that a model with it can be pickled."""
+
+    seen: dict[str, Any]
+
+    def __call__(self, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.seen["samples"] += len(inputs[0]) * torch.is_grad_enabled()
+
+
 def _watch_samples(unit: ModuleType, seen: dict[str, Any]) -> None:
     """Count the samples that go through the model in training."""
     make: Callable[[int], nn.Module] = unit.make_model
 
     def made(seed: int) -> nn.Module:
         model = make(seed)
-
-        def count(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            seen["samples"] += len(inputs[0]) * torch.is_grad_enabled()
-
-        model.register_forward_pre_hook(count)
+        model.register_forward_pre_hook(_Counter(seen))
         return model
 
     unit.make_model = made  # type: ignore[attr-defined]
@@ -130,7 +141,16 @@ def _saved() -> dict[str, Any]:
 def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
     """V and X: the ranks share the work, and arrive where one process does."""
     run = _finished(impl, cluster)
-    n, epochs = cluster.world_size, _epochs(cluster)
+    try:
+        _expect_right_weights(run, _epochs(cluster))
+    except NotYetError as error:
+        error.fatal = True  # the other clauses take seconds, and can wait
+        raise
+    return None
+
+
+def _expect_right_weights(run: Run, epochs: int) -> None:
+    n = run.world_size
     _expect_own_place(run)
     weights = [value["weights"] for value in run.values]
     if any(flat is None for flat in weights):
@@ -154,7 +174,6 @@ def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
         rule="every rank must apply the very same gradient",
     )
     _expect_shared_work(run, epochs)
-    return None
 
 
 @clause("trainer.main", "C2", worlds=WORLDS)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.curriculum import load
+from distlab.grading.checks.fit_reference import one_thread
 from distlab.grading.checks.gradient_weight_mistakes import PLAIN_MEAN
 from distlab.grading.oracles import Suspect, same_everywhere
 from distlab.grading.reference import weights_of
@@ -39,6 +40,7 @@ def first_weights() -> Tensor:
     return weights_of(given().make_model(seed=0))
 
 
+@one_thread()
 def trained(
     num_epochs: int, world_size: int, rule: Rule, *, in_chunks: bool = False
 ) -> list[Tensor]:
@@ -62,7 +64,7 @@ def suspects_of(num_epochs: int, world_size: int) -> list[Suspect]:
     """What known mistakes lead to, for either way of sharing a batch."""
     n = world_size
     rules: list[tuple[str, str, Rule]] = [
-        ("mean-of-means", f"rank means averaged: {PLAIN_MEAN}", _plain),
+        ("mean-of-means", PLAIN_MEAN, _plain),
         ("sum-not-mean", "the ranks' mean gradients were summed, never weighted", _sum),
         (
             "divided-twice",
@@ -114,6 +116,7 @@ def suspects_of(num_epochs: int, world_size: int) -> list[Suspect]:
     ]
 
 
+@one_thread()
 def _always_epoch(epoch: int, times: int) -> Tensor:
     unit = given()
     model = unit.make_model(seed=0)

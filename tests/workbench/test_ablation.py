@@ -1,0 +1,89 @@
+"""Assertions of the checks: found, taken out, put back. All of them: make ablation."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from distlab.curriculum import load_curriculum
+from distlab.grading.ablation import FOLDER, Finding, Site, ablate, sites_of
+from distlab.grading.mutants import Entry, judge, read_catalogue
+from distlab.runner import Cluster
+
+ROOT = Path(__file__).parents[2]
+CURRICULUM = load_curriculum(ROOT)
+BY_ID = {entry.id: entry for entry in read_catalogue(CURRICULUM)}
+CHECK = """
+def check(run, cluster):
+    expect_values(run)
+    if run:
+        raise NotYetError("wrong")
+    cluster.run(run)
+    helper(run)
+    values = expect_values(run)
+    raise ValueError("our own mistake")
+    raise NotJudgedError(
+        "see C1"
+    )
+"""
+
+
+def test_assertions_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "checks.py"
+    path.write_text(CHECK, encoding="utf-8")
+    found = [(site.first, site.last, site.text) for site in sites_of(path)]
+    assert found == [
+        (3, 3, "expect_values(run)"),
+        (5, 5, "raise NotYetError('wrong')"),
+        (6, 6, "cluster.run(run)"),
+        (10, 12, "raise NotJudgedError('see C1')"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def findings(cluster: Cluster) -> dict[str, Finding]:
+    """What two wrong solutions of 1.1 tell: one is silent, one changes a value."""
+    entries = [BY_ID["CO05"], BY_ID["CO04"]]
+    found = ablate(CURRICULUM, cluster, entries, lambda _: None)
+    return {finding.site.text: finding for finding in found}
+
+
+def test_an_assertion_without_which_a_verdict_changes_is_needed(
+    findings: dict[str, Finding],
+) -> None:
+    (spoken,) = [t for t in findings if t.startswith('expect_messages(run, "rank 1\'s')
+                 and "as it was" in t]  # fmt: skip
+    assert (findings[spoken].state, findings[spoken].entry) == ("needed", "CO05")
+    (other,) = [t for t in findings if "the other way round" in t]
+    assert (findings[other].state, findings[other].entry) == ("needed", "CO04")
+
+
+def test_an_assertion_that_no_wrong_solution_makes_speak_is_silent(
+    findings: dict[str, Finding],
+) -> None:
+    silent = [text for text, finding in findings.items() if finding.state == "silent"]
+    assert any("a message arrived, but not in" in text for text in silent)
+    assert all(findings[text].entry == "" for text in silent)
+
+
+def test_everything_is_in_its_place_again(
+    cluster: Cluster, findings: dict[str, Finding]
+) -> None:
+    assert findings
+    entries: list[Entry] = [BY_ID["CO05"], BY_ID["CO04"]]
+    assert all(result.as_named for result in judge(CURRICULUM, cluster, entries))
+
+
+def test_every_excuse_is_for_an_assertion_that_is_there() -> None:
+    spec = importlib.util.spec_from_file_location(
+        "ablation", ROOT / "benchmarks" / "ablation.py"
+    )
+    assert spec
+    assert spec.loader
+    command = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(command)
+    for file, start in command.EXCUSED:
+        sites: list[Site] = sites_of(FOLDER / file)
+        assert any(site.text.startswith(start) for site in sites), (file, start)
