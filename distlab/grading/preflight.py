@@ -44,6 +44,7 @@ def look_at(
         status="fail",
         path=shown(path_of(curriculum, unit, code)),
         digest="",
+        is_plan=task.kind == "plan",
     )
     try:
         reference = read_source(curriculum, unit, "reference")

@@ -70,7 +70,8 @@ def _one_line(verdict: TaskVerdict) -> str:
 
 def _passed(verdict: TaskVerdict) -> list[tuple[str, str]]:
     sizes = ", ".join(map(str, verdict.world_sizes))
-    head = f"{verdict.number} PASS  n = {sizes}"
+    # A plan is worked out for many sizes by one process: its note says for which.
+    head = f"{verdict.number} PASS" + ("" if verdict.is_plan else f"  n = {sizes}")
     lines = [("pass", _spread(head, f"{verdict.seconds:.2f} s"))]
     notes = [clause.note for clause in verdict.clauses if clause.note]
     if verdict.printed:
@@ -96,7 +97,8 @@ def _failed(verdict: TaskVerdict) -> list[tuple[str, str]]:
     lines += _printed(failure)
     others = [c for c in verdict.clauses if c is not failure]
     tail = "   ".join(f"{clause.id} {_word(clause)}" for clause in others)
-    tail = f"{_INDENT}n = {failure.world_size}   {tail}"
+    size = "" if verdict.is_plan else f"n = {failure.world_size}   "
+    tail = f"{_INDENT}{size}{tail}"
     seconds = f"{verdict.seconds:.2f} s"
     where = _guilty_line(failure.evidence)
     if where and len(tail) + len(where) + len(seconds) + 5 <= WIDTH:

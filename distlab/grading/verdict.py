@@ -87,6 +87,7 @@ class TaskVerdict:
     message: str = ""
     slug: str = ""
     world_sizes: tuple[int, ...] = ()
+    is_plan: bool = False  # pure functions: no rank sends anything
     printed: int = 0  # lines, in the latest run of each world size
     clauses: list[ClauseVerdict] = field(default_factory=list)
 

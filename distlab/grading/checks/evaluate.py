@@ -198,9 +198,9 @@ def expect_metrics(found: list[Any], right: Counted, who: str) -> None:
     Raises:
         NotYetError: they are not.
     """
-    if any(pair is None for pair in found):
+    if None in found:
         raise NotYetError(
-            f"{who} returned no two numbers",
+            f"{who} returned no two numbers on rank {found.index(None)}",
             slug="returned-none",
             rule="return Metrics(loss=…, accuracy=…) on every rank",
         )

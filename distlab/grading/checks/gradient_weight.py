@@ -118,9 +118,10 @@ def the_share_of_all_samples(impl: Implementation, cluster: Bench) -> str | None
         if "ZeroDivisionError" in error.message:
             error.rule = "with no sample on any rank the share is 0.0"
         raise
-    if any(weight is None for value in run.values for weight in value):
+    silent = [rank for rank, value in enumerate(run.values) if None in value]
+    if silent:
         raise NotYetError(
-            "gradient_weight returned no number",
+            f"gradient_weight returned no number on rank {silent[0]}",
             slug="returned-none",
             rule="return this rank's share of all samples, a float",
         )

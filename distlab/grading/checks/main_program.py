@@ -153,9 +153,10 @@ def _expect_right_weights(run: Run, epochs: int) -> None:
     n = run.world_size
     _expect_own_place(run)
     weights = [value["weights"] for value in run.values]
-    if any(flat is None for flat in weights):
+    silent = [rank for rank, flat in enumerate(weights) if flat is None]
+    if silent:
         raise NotYetError(
-            "main returned no model",
+            f"main returned no model on rank {silent[0]}",
             slug="returned-none",
             rule="return the trained model, on every rank",
         )

@@ -19,7 +19,7 @@ from distlab.curriculum import UnitSource
 from distlab.grading.checks.main_reference import right_weights
 from distlab.grading.oracles import close
 from distlab.grading.verdict import NotYetError
-from distlab.runner.processes import descendants, end_descendants
+from distlab.runner.processes import descendants, end_descendants, reap
 
 LIMIT_S = 60.0  # of a slow machine; 2 cores take about 5 s
 EPOCHS = 3  # main's default
@@ -80,13 +80,13 @@ def _run(folder: Path, script: Path, world_size: int) -> tuple[int | None, str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End torchrun and what it started, which has sessions of its own."""
+    """End torchrun, after what it started: that has sessions of its own."""
     if process.poll() is None:
         below = descendants(process.pid)
+        end_descendants(process.pid)
         process.kill()
         process.wait()
-        for pid in below:
-            end_descendants(pid)
+        reap(below)  # orphans come to whoever has a cluster
 
 
 def _environment(first: Path) -> dict[str, str]:
