@@ -7,32 +7,28 @@ have put there; at the end once under a real torchrun, see main_torchrun.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
-from functools import wraps
 from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 from torch import nn
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.main_reference import right_weights, suspects_of
 from distlab.grading.checks.main_stuck import name_of_stuck
+from distlab.grading.checks.main_surroundings import (
+    keep_wrappers,
+    like_torchrun,
+    watch_groups,
+    watch_samples,
+)
 from distlab.grading.checks.main_torchrun import expect_clean_end
 from distlab.grading.clause import clause
 from distlab.grading.oracles import expect_equal_bits, expect_values, same_everywhere
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
-
-_KEPT: list[Any] = []
-"""What main returned, and the store. Freeing a DistributedDataParallel after its group
-was destroyed can block a process for ever (torch 2.13, gloo); ranks just end."""
 
 WORLDS = (3, 2, 4, 7, 1)
 TORCHRUN_WORLD = 2
@@ -44,13 +40,13 @@ def main_once(
     context: RankContext, unit: ModuleType, seed: int, num_epochs: int
 ) -> dict[str, Any]:
     """One call of main in surroundings like torchrun's."""
-    _KEPT.append(_like_torchrun(context))
+    like_torchrun(context, PATIENCE_S)
     seen: dict[str, Any] = {"groups": [], "samples": 0}
-    _watch_groups(seen)
-    _watch_samples(unit, seen)
+    keep_wrappers()
+    watch_groups(seen)
+    watch_samples(unit, seen)
     before = set(os.listdir("."))
     model = unit.main(num_epochs=num_epochs, path=FILE)
-    _KEPT.append(model)
     left = dist.is_initialized()
     files = sorted(set(os.listdir(".")) - before)
     return {
@@ -60,64 +56,6 @@ def main_once(
         "left": left,
         **seen,
     }
-
-
-def _like_torchrun(context: RankContext) -> Any:
-    """Set what torchrun sets; the store that it would run is rank 0's, on any port."""
-    port, store = torch.zeros(1, dtype=torch.int64), None
-    if context.rank == 0:
-        store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
-        port[0] = store.port
-    context.comm.broadcast(port, 0)
-    os.environ.update(
-        RANK=str(context.rank),
-        LOCAL_RANK=str(context.rank),
-        WORLD_SIZE=str(context.world_size),
-        LOCAL_WORLD_SIZE=str(context.world_size),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(int(port)),
-        TORCHELASTIC_USE_AGENT_STORE="True",
-    )
-    # By number: a laptop's host name may resolve to an interface that is down.
-    loopback = {"Linux": "lo", "Darwin": "lo0"}.get(os.uname().sysname)
-    if loopback:
-        os.environ["GLOO_SOCKET_IFNAME"] = loopback
-    c10d.default_pg_timeout = timedelta(seconds=PATIENCE_S)
-    return store
-
-
-def _watch_groups(seen: dict[str, Any]) -> None:
-    """Note as which rank of how many main joins its group."""
-    join = dist.init_process_group
-
-    @wraps(join)
-    def joined(*args: Any, **named: Any) -> None:
-        join(*args, **named)
-        seen["groups"].append((dist.get_rank(), dist.get_world_size()))
-
-    dist.init_process_group = joined
-
-
-@dataclass(frozen=True)
-class _Counter:
-    """A hook that counts samples; a class, so that a model with it can be pickled."""
-
-    seen: dict[str, Any]
-
-    def __call__(self, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self.seen["samples"] += len(inputs[0]) * torch.is_grad_enabled()
-
-
-def _watch_samples(unit: ModuleType, seen: dict[str, Any]) -> None:
-    """Count the samples that go through the model in training."""
-    make: Callable[[int], nn.Module] = unit.make_model
-
-    def made(seed: int) -> nn.Module:
-        model = make(seed)
-        model.register_forward_pre_hook(_Counter(seen))
-        return model
-
-    unit.make_model = made  # type: ignore[attr-defined]
 
 
 def _flat(model: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from distlab.curriculum import UnitSource
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankRecord, Run
-from distlab.runner.autopsy import Evidence, own_frame, place
+from distlab.runner.autopsy import Evidence, explain_end, own_frame, place
 
 _WAITED = ("Timed out", "timed out", "timeout", "Timeout")
 _FOLLOWS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
@@ -19,31 +19,24 @@ def name_of_stuck(
     run: Run, source: UnitSource, patience_s: float
 ) -> NotYetError | None:
     """The verdict on ranks that waited for each other in vain, if they did."""
-    stuck = [record for record in run.ranks if _waited(record)]
+    stuck = sorted(filter(_waited, run.ranks), key=_only_follows)
     if not stuck:
         return None
     first = stuck[0]
-    done = [r.rank for r in run.ranks if r.status == "finished"]
-    elsewhere = [
-        r for r in run.ranks if r.rank != first.rank and _line(r) != _line(first)
-    ]
-    waited = f"rank {first.rank} waited {patience_s:g} s in line {_line(first)}"
     slug, rule = (
         "collective-mismatch",
         "every rank calls the same collectives in the same order",
     )
+    message = f"rank {first.rank} waited {patience_s:g} s in line {_line(first)}"
     if "init_process_group" in _text(source, _line(first)):
         slug = "typed-in-rank"
-        message = f"{waited}, init_process_group: not all ranks met there"
+        message += ", init_process_group: not all ranks met there"
         rule = "give it the backend only: torchrun has set the rest"
-    elif done:
-        message = f"{waited}, but rank {done[0]} had already finished"
-    elif elsewhere:
-        other = elsewhere[0]
-        doing = "waited" if _waited(other) else "was"
-        message = f"{waited}, while rank {other.rank} {doing} in line {_line(other)}"
+    elif _only_follows(first):
+        message = f"rank {first.rank} lost its connection in line {_line(first)}"
+        message += _elsewhere(run, first)
     else:
-        message = f"all ranks waited {patience_s:g} s in line {_line(first)} in vain"
+        message += _elsewhere(run, first)
     return NotYetError(
         message,
         slug=slug,
@@ -54,10 +47,29 @@ def name_of_stuck(
     )
 
 
+def _elsewhere(run: Run, first: RankRecord) -> str:
+    """What another rank did meanwhile, as the end of a sentence."""
+    for record in run.ranks:
+        if record.status == "finished":
+            return f", but rank {record.rank} had already finished"
+        if record.status == "died":
+            return f"; rank {record.rank} {explain_end(record)}"
+    for record in run.ranks:
+        if _line(record) not in (0, _line(first)):
+            return f", while rank {record.rank} was in line {_line(record)}"
+    return " in vain"
+
+
 def _waited(record: RankRecord) -> bool:
     if record.error is None:
         return False
     return any(word in record.error.message for word in (*_WAITED, *_FOLLOWS))
+
+
+def _only_follows(record: RankRecord) -> bool:
+    """Whether this rank's error only tells that another one is gone."""
+    message = record.error.message if record.error else ""
+    return not any(word in message for word in _WAITED)
 
 
 def _line(record: RankRecord) -> int:
@@ -73,5 +85,6 @@ def _text(source: UnitSource, line: int) -> str:
 
 def _evidence(record: RankRecord) -> Evidence:
     frame = own_frame(record.error.frames if record.error else record.stack)
-    state = "waiting" if _waited(record) else record.status
+    state: str = "waiting" if _waited(record) else record.status
+    state = "busy" if state == "running" else state
     return Evidence(rank=record.rank, state=state, where=place(frame))
