@@ -2,8 +2,12 @@
 
 A copy of the course is made in a temporary folder, `distlab watch --json` runs in it,
 the reference's code is saved into its template again and again, and the time from the
-save to the line with the verdict is taken. The peer runs the same scenario of the same
-task at the same world sizes through torch.multiprocessing.spawn, pair by pair.
+save to the line with the verdict is taken: 40 times for one task, 10 times for each of
+the others. The peer runs the same scenario of the first task at the same world sizes
+through torch.multiprocessing.spawn, pair by pair.
+
+A task with a time limit of its own starts programs (1.16 a real torchrun): its seconds
+are shown and have no bar.
 
     distlab bench verdict [--json]
 """
@@ -25,24 +29,26 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 TASK = "collectives.all_reduce"
 WORLDS = (2, 3, 4)
-SAVES = 40
+SAVES, SAVES_OF_OTHERS = 40, 10
 PAIRS = 3
+BAR_P50_S, BAR_P95_S = 0.4, 0.8
 
 
 class Watcher:
-    """`distlab watch` on a copy of the course, and the clock beside it."""
+    """`distlab watch TASK` on a copy of the course, and the clock beside it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, task: str) -> None:
         for name in ("curriculum.toml", "solutions", "phase1_data_parallel"):
             source = ROOT / name
             copy = shutil.copytree if source.is_dir() else shutil.copy
             copy(source, folder / name)
-        self._template = folder / "phase1_data_parallel" / "template_collectives.py"
-        solution = folder / "solutions" / "phase1_data_parallel" / "collectives.py"
+        unit = task.partition(".")[0]
+        self._template = folder / "phase1_data_parallel" / f"template_{unit}.py"
+        solution = folder / "solutions" / "phase1_data_parallel" / f"{unit}.py"
         self._code = solution.read_text()
         worlds = [part for n in WORLDS for part in ("-n", str(n))]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "distlab", "watch", TASK, "--json", *worlds],
+            [sys.executable, "-m", "distlab", "watch", task, "--json", *worlds],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.DEVNULL,
@@ -61,7 +67,7 @@ class Watcher:
         beside.replace(self._template)
         verdict = self._verdict()
         seconds = time.perf_counter() - started
-        if verdict["status"] != "pass" or verdict["world_sizes"] != list(WORLDS):
+        if verdict["status"] != "pass":
             raise SystemExit(f"unexpected verdict: {verdict}")
         return seconds
 
@@ -117,22 +123,52 @@ def cold_phase() -> float:
     return time.perf_counter() - started
 
 
+def saves(task: str, count: int, pairs: int = 0) -> tuple[list[float], list[Any]]:
+    """Seconds from save to verdict, `count` times; and beside the peer's, in pairs."""
+    with tempfile.TemporaryDirectory() as folder:
+        watcher = Watcher(Path(folder), task)
+        try:
+            seconds = [watcher.save(number + 1) for number in range(count)]
+            beside = [
+                (watcher.save(count + number + 1), spawn_all_worlds())
+                for number in range(pairs)
+            ]
+        finally:
+            watcher.close()
+    return seconds, beside
+
+
+def quantiles(seconds: list[float]) -> tuple[float, float]:
+    """The median, and the 95th percentile (of few values, the largest)."""
+    return statistics.median(seconds), sorted(seconds)[int(0.95 * len(seconds))]
+
+
+def each_task() -> list[dict[str, Any]]:
+    """Two results for every other task of the phase."""
+    from distlab.curriculum import load_curriculum
+
+    results: list[dict[str, Any]] = []
+    for task in load_curriculum(ROOT).tasks:
+        if task.id == TASK:
+            continue
+        has_bar = task.time_limit_s == type(task).time_limit_s
+        values = quantiles(saves(task.id, SAVES_OF_OTHERS if has_bar else 3)[0])
+        for name, value, bar in zip(
+            ("p50", "p95"), values, (BAR_P50_S, BAR_P95_S), strict=True
+        ):
+            row = {"name": f"{task.number}_{name}_s", "value": round(value, 3)}
+            row |= {"unit": "s", "task": task.id, "bar": bar if has_bar else None}
+            results.append(row)
+    return results
+
+
 def measure() -> dict[str, Any]:
     """All results, in the schema of every benchmark here."""
     import torch
 
-    with tempfile.TemporaryDirectory() as folder:
-        watcher = Watcher(Path(folder))
-        try:
-            seconds = [watcher.save(number + 1) for number in range(SAVES)]
-            pairs = []
-            for number in range(PAIRS):
-                ours = watcher.save(SAVES + number + 1)
-                pairs.append((ours, spawn_all_worlds()))
-        finally:
-            watcher.close()
+    seconds, pairs = saves(TASK, SAVES, PAIRS)
     ratio = statistics.median(peer / ours for ours, peer in pairs)
-    p50, p95 = statistics.median(seconds), sorted(seconds)[int(0.95 * SAVES)]
+    p50, p95 = quantiles(seconds)
     results = [
         {"name": "warm_p50_s", "value": round(p50, 3), "unit": "s", "n": SAVES},
         {"name": "warm_p95_s", "value": round(p95, 3), "unit": "s", "n": SAVES},
@@ -146,6 +182,7 @@ def measure() -> dict[str, Any]:
             "n": PAIRS,
         },
         {"name": "cold_phase1_s", "value": round(cold_phase(), 2), "unit": "s", "n": 1},
+        *each_task(),
     ]
     machine = {"cores": os.cpu_count(), "torch": torch.__version__}
     return {

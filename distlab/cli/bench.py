@@ -8,6 +8,9 @@ import sys
 from distlab.curriculum import find_root
 
 
+_NO_FIGURES = {"ablation", "soak"}  # make targets: they pass or fail
+
+
 def bench(name: str, *, as_json: bool = False) -> int:
     """Run `benchmarks/NAME.py` of the checkout and return its exit code.
 
@@ -15,8 +18,9 @@ def bench(name: str, *, as_json: bool = False) -> int:
         ValueError: there is no such benchmark.
     """
     folder = find_root() / "benchmarks"
-    # soak measures nothing; what begins with _ belongs to a benchmark beside it.
-    known = sorted(p.stem for p in folder.glob("[!_]*.py") if p.stem != "soak")
+    # What begins with _ belongs to a benchmark beside it.
+    found = {path.stem for path in folder.glob("[!_]*.py")}
+    known = sorted(found - _NO_FIGURES)
     if name not in known:
         raise ValueError(
             f"no benchmark is called {name!r}; there is {', '.join(known)}"

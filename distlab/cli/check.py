@@ -131,9 +131,25 @@ def chosen(
 
 
 def current_task(curriculum: Curriculum, progress: Progress) -> Task:
-    """The first task on the path that has not passed; the last one when all have."""
-    left = remaining(curriculum, progress.passed())
-    return left[0] if left else curriculum.tasks[-1]
+    """The one that follows the latest to pass; the last of all when all have passed."""
+    passed = progress.passed()
+    entries = progress.read().get("tasks", {})
+    done = [task for task in curriculum.tasks if task.id in passed]
+    # Of those that passed in the same second, the last one of the path.
+    done.sort(key=lambda task: str(entries[task.id]["passed"]))
+    left = remaining(curriculum, passed)
+    task = following(curriculum, passed, done[-1]) if done else next(iter(left), None)
+    return task or curriculum.tasks[-1]
+
+
+def following(
+    curriculum: Curriculum, passed: Collection[str], task: Task
+) -> Task | None:
+    """The next after `task` that has not passed; else the first one before it."""
+    left = remaining(curriculum, {*passed, task.id})
+    place = curriculum.tasks.index(task)
+    later = [other for other in left if curriculum.tasks.index(other) > place]
+    return next(iter(later or left), None)
 
 
 def remaining(curriculum: Curriculum, passed: Collection[str]) -> list[Task]:
@@ -190,15 +206,14 @@ def what_helps(
 def next_task(
     curriculum: Curriculum, progress: Progress, task_id: str
 ) -> list[tuple[str, str]]:
-    """Where to go after a task has passed: to the first one that has not."""
+    """Where to go after a task has passed: further on the path."""
     lines = []
-    milestone = curriculum.task(task_id).milestone
-    if milestone:
-        lines.append(("pass", f"  ◆ {milestone}"))
-    left = remaining(curriculum, progress.passed() | {task_id})
-    if not left:
+    done = curriculum.task(task_id)
+    if done.milestone:
+        lines.append(("pass", f"  ◆ {done.milestone}"))
+    task = following(curriculum, progress.passed(), done)
+    if task is None:
         return [*lines, ("dim", "  all tasks that there are so far have passed")]
-    task = left[0]
     verdict, _ = look_at(curriculum, task, "mine")
     lines.append(
         ("dim", f"  next: {task.number} {task.title}, about {task.minutes} min")

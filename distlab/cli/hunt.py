@@ -242,7 +242,8 @@ def _judge(progress: Progress, prey: Prey, line: int) -> int:
     if not 1 <= line <= len(lines):
         raise CurriculumError(f"{shown(prey.path)} has the lines 1 to {len(lines)}")
     if line not in prey.guilty:
-        show([("fail", f"line {line} is as it should be: {lines[line - 1].strip()}")])
+        text = lines[line - 1].strip() or "(empty)"
+        show([("fail", f"line {line} is as it should be: {text}")])
         return FAILED
     _, already = _kept(progress, prey.milestone)
     _keep(progress, prey.milestone, "", [*already, prey.entry.id])

@@ -8,7 +8,6 @@ import os
 from datetime import datetime
 from pathlib import Path
 
-from distlab.cli.check import current_task
 from distlab.cli.screen import show, warn
 from distlab.curriculum import (
     CurriculumError,
@@ -51,7 +50,7 @@ def reset(unit_name: str) -> int:
         progress.forget_passes(task.id for task in unit.tasks)
     except ProgressUnavailableError as error:
         warn(str(error))
-    task = current_task(curriculum, progress)
+    task = unit.tasks[0]
     show([("dim", f"next: {task.number} {task.title}")])
     return 0
 

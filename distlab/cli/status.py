@@ -54,10 +54,11 @@ def _next(
             ("pass", "all there is so far: four equals one, on your own code"),
             ("dim", f"      {see}"),
         ]
-    verdict, _ = look_at(curriculum, left[0], "mine")
+    task = current_task(curriculum, progress)
+    verdict, _ = look_at(curriculum, task, "mine")
     minutes = sum(task.minutes for task in left)
     return [
-        ("plain", f"next: {left[0].number} at {verdict.place}"),
+        ("plain", f"next: {task.number} at {verdict.place}"),
         ("dim", f"      {command('watch')}   about {minutes} min to go"),
     ]
 

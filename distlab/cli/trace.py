@@ -43,8 +43,8 @@ def keep_timeline(progress: Progress, verdict: TaskVerdict) -> list[tuple[str, s
     A timeline that cannot be drawn or written changes no verdict.
     """
     failure = verdict.first_failure()
-    if failure is None or failure.run is None:
-        return []
+    if failure is None or failure.run is None or verdict.is_plan:
+        return []  # in a plan no rank sends anything: there is nothing to draw
     from distlab.trace import page
 
     title = f"{verdict.number} {verdict.id} {failure.id}: {failure.world_size} ranks"

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from distlab.cli.changes import Changes
-from distlab.cli.check import check_worlds, chosen, remaining, remember, what_helps
-from distlab.cli.hint import hint
-from distlab.cli.screen import show
+from distlab.cli.check import check_worlds, chosen, following, remember, what_helps
+from distlab.cli.hint import LEVELS, hint
+from distlab.cli.screen import command, show
 from distlab.cli.trace import keep_timeline, open_page, timeline_path
 from distlab.curriculum import Progress, Task, load_curriculum
 from distlab.grading import FAILED, Report, TaskVerdict
@@ -77,6 +77,7 @@ class _Session:
         self._task = chosen(self._curriculum, self._progress, [name] if name else [])[0]
         self._changes = Changes()
         self._passed_here: set[str] = set()
+        self._hinted: set[str] = set()  # tasks whose last hint has been said
         self._skip_asked = False
         self._under_judgement: list[float] = []
         self._next_key, self._key = next_key, ""
@@ -95,9 +96,23 @@ class _Session:
         elif key:
             self._skip_asked = False
         if key == "h":
-            hint(self._task.number)
+            self._hint()
         if key == "t":
             self._open_timeline()
+        if key in ("h", "t"):
+            self._say_keys()
+
+    def _hint(self) -> None:
+        """One level deeper; the deepest is not said a second time."""
+        number, deepest = self._task.number, len(LEVELS)
+        if self._task.id in self._hinted:
+            again = command(f"hint {number} --level {deepest}")
+            self._say("dim", f"  that was the last hint; once more: {again}")
+            return
+        hint(number)
+        entry = self._progress.read().get("tasks", {}).get(self._task.id, {})
+        if entry.get("hint", 0) >= deepest:
+            self._hinted.add(self._task.id)
 
     def _go_on(self) -> None:
         """To the next task; if the current one has not passed, at the second time."""
@@ -105,24 +120,25 @@ class _Session:
         passed = self._progress.passed() | self._passed_here
         if following is None:
             self._say("dim", "  there is no other task left")
+            self._say_keys()
         elif task.id not in passed and not self._skip_asked:
             self._skip_asked = True
             self._say("dim", f"  {task.number} has not passed yet; n again skips it")
+            self._say_keys()
         else:
             self._task, self._skip_asked = following, False
             self.judge_if_wanted()
 
     def _following(self) -> Task | None:
         """The next task of the path that has not passed; then those before this one."""
-        passed = self._progress.passed() | self._passed_here | {self._task.id}
-        left = remaining(self._curriculum, passed)
-        place = self._curriculum.tasks.index(self._task)
-        later = [t for t in left if self._curriculum.tasks.index(t) > place]
-        return next(iter(later or left), None)
+        passed = self._progress.passed() | self._passed_here
+        return following(self._curriculum, passed, self._task)
 
     def _open_timeline(self) -> None:
         path = timeline_path(self._progress)
-        if path.exists():
+        if self._task.kind == "plan":
+            self._say("dim", "  no timeline: in this task no rank sends anything")
+        elif path.exists():
             self._say("dim", f"  timeline: {shown(path)}")
             open_page(path)
         else:
@@ -251,6 +267,9 @@ class _Session:
             self._say("plain", f"  {changed}")
         show(drawn)
         show(what_helps(self._curriculum, self._progress, verdict, self._worlds))
+        self._say_keys()
+
+    def _say_keys(self) -> None:
         self._say("dim", f"  watching your files   {KEYS}")
         self._say("plain", "")
 

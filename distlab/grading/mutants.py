@@ -243,24 +243,38 @@ def _check_keys(kind: str, row: dict[str, Any], where: str) -> None:
 def _check_text(curriculum: Curriculum, entry: Entry, where: str) -> None:
     unit = curriculum.units[entry.task.partition(".")[0]]
     try:
-        solution = unit.solution(curriculum.root).read_text(encoding="utf-8")
-        mutated = entry.applied_to(solution)
+        bodies = _bodies(unit.solution(curriculum.root))[entry.task]
     except (OSError, KeyError) as error:
         raise CurriculumError(f"{entry.task} has no region in its solution") from error
-    except ValueError as error:
-        wrong = f"{where}: {entry.task} has no hole in {entry.function!r}"
-        raise CatalogueError(wrong) from error
+    if entry.function and entry.function not in bodies:
+        raise CatalogueError(f"{where}: {entry.task} has no hole in {entry.function!r}")
+    own = bodies[entry.function or next(iter(bodies))]
     try:
-        tree = ast.parse(mutated)
+        parts = [ast.dump(_as_function(entry.body))]
+        parts += [ast.dump(ast.parse(_dedented(entry.helper)))]
+        parts += [ast.dump(_as_function("pass", entry.signature or "def f():"))]
     except SyntaxError as error:
         raise CatalogueError(f"{where}: {error.msg}: {error.text}") from error
-    if ast.dump(tree) == _dump(solution):
+    if parts[0] == own and not entry.helper and not entry.signature:
         raise CatalogueError(f"{where}: that is the solution itself")
 
 
 @cache
-def _dump(solution: str) -> str:
-    return ast.dump(ast.parse(solution))
+def _bodies(path: Path) -> dict[str, dict[str, str]]:
+    """The solution's code of each task, by function: parsed, to be compared."""
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines(keepends=True)
+    found: dict[str, dict[str, str]] = {}
+    for task, names in functions_of(text).items():
+        regions = [region for region in find_regions(text) if region.id == task]
+        codes = ["".join(lines[r.first : r.last - 1]) for r in regions]
+        dumps = [ast.dump(_as_function(code)) for code in codes]
+        found[task] = dict(zip(names, dumps, strict=True))
+    return found
+
+
+def _as_function(body: str, head: str = "def f():") -> ast.Module:
+    return ast.parse(_dedented(head) + textwrap.indent(_dedented(body), "    "))
 
 
 def _signature_lines(text: str, name: str) -> tuple[int, int]:

@@ -75,7 +75,7 @@ def _passed(verdict: TaskVerdict) -> list[tuple[str, str]]:
     lines = [("pass", _spread(head, f"{verdict.seconds:.2f} s"))]
     notes = [clause.note for clause in verdict.clauses if clause.note]
     if verdict.printed:
-        notes.append("(your code printed something; it is shown when a check fails)")
+        notes.append("(something was printed meanwhile: shown when a check fails)")
     return lines + [("dim", line) for note in notes for line in _wrap(note, _INDENT)]
 
 
@@ -92,7 +92,10 @@ def _failed(verdict: TaskVerdict) -> list[tuple[str, str]]:
         ]
     head = f"{verdict.number} {failure.id} {failure.kind}  {failure.message}"
     lines = _headline(head, failure.slug)
-    lines += [("plain", line) for line in _table(failure.evidence)]
+    rows = failure.evidence
+    if verdict.is_plan:  # one process plays all ranks: the headline says for which
+        rows = tuple(row for row in rows if not row.where)
+    lines += [("plain", line) for line in _table(rows)]
     lines += _rule(failure.rule)
     lines += _printed(failure)
     others = [c for c in verdict.clauses if c is not failure]
@@ -179,7 +182,7 @@ def _printed(failure: ClauseVerdict) -> list[tuple[str, str]]:
     ]
     if not printed:
         return []
-    lines = [("dim", f"{_INDENT}printed by your code:")]
+    lines = [("dim", f"{_INDENT}printed meanwhile:")]
     lines += [("dim", f"{_INDENT}  {_cut(line)}") for line in printed[:6]]
     if len(printed) > 6:
         lines.append(("dim", f"{_INDENT}  … {len(printed) - 6} lines more"))
@@ -193,7 +196,8 @@ def _cut(line: str) -> str:
 
 
 def _word(clause: ClauseVerdict) -> str:
-    return {"pass": "ok", "fail": "not yet", "skip": "not judged"}[clause.status]
+    words = {"pass": "passes", "fail": "fails too", "skip": "not judged"}
+    return words[clause.status]
 
 
 def _wrap(text: str, first: str = "", hanging: int | None = None) -> list[str]:

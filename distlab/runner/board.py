@@ -18,6 +18,7 @@ data needs nobody. The supervisor therefore also asks whether the ranks sleep.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from distlab.comm import ANY, COLLECTIVES, Event
 
 Channel = tuple[str, int, int, int]  # group, source, destination, tag
-Act = tuple[str, int | None]  # which collective, and its root
+Act = tuple[str, int | None, object]  # which collective, its root, what it moves
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,9 @@ class Board:
     def _start_collective(self, rank: int, event: Event) -> _Need:
         group = event["group"]
         calls = self._collectives[group].setdefault(rank, [])
-        calls.append((event["op"], event["root"]))
+        # Of tensors that do not fit, a transport may still deliver something: then the
+        # ranks go on, and are not found stuck here.
+        calls.append((event["op"], event["root"], _moved(event)))
         return _Need("collective", group=group, index=len(calls) - 1)
 
     def _end(self, rank: int, event: Event) -> None:
@@ -201,6 +204,12 @@ class Board:
     def _collective(self, need: _Need, member: int) -> Act | None:
         calls = self._collectives[need.group].get(member, [])
         return calls[need.index] if need.index < len(calls) else None
+
+
+def _moved(event: Event) -> object:
+    """What must be the same on all ranks of a collective, as far as it is known."""
+    shape, dtype = event.get("shape"), event.get("dtype")
+    return None if shape is None else (math.prod(shape), dtype)
 
 
 def find_cycle(waits_for: dict[int, tuple[int, ...]]) -> tuple[int, ...]:

@@ -142,7 +142,7 @@ def average_weighted(comm: Comm, model: nn.Module, num_samples: int) -> None:
     C1 gradient_weight is this rank's share
     C2 every .grad is the mean over all samples of all ranks
     C3 a rank without samples, or without some gradient, takes part all the same;
-    parameters that need no gradient get none
+    parameters that need no gradient get none; one that no rank has: None or zeros
     In torch.distributed: the join() of DistributedDataParallel, for ranks without data
     Example: n = 2, 1 and 3 samples, gradients 2 and 6 → 5 and 5
     Cost: one all_reduce per parameter, and one number. Check: distlab check 1.11
@@ -174,7 +174,7 @@ def evaluate(
 
     C1 the loss and the accuracy over all samples, on every rank
     C2 ranks with more, fewer or no batches end together
-    C3 the model is in the mode it was in, and no gradient is computed
+    C3 in eval mode, then back in the mode it was in (model.training); no gradients
     In torch.distributed: nothing does it; torchmetrics sums counts in the same way
     Example: n = 2, 1 of 1 and 0 of 3 right → accuracy 0.25
     Cost: one all_reduce of three numbers. Check: distlab check 1.12
@@ -211,7 +211,7 @@ def fit(
     """Train for `num_epochs`; the metrics on `held_out` after each epoch.
 
     Given: the ranks' models need not be equal yet; `train_loader` and `held_out` give
-    this rank's part, as 1.10 and 1.12 know it. Epochs are numbered from 0.
+    this rank's part, as 1.10 and 1.12 know it. The first epoch is set_epoch(0).
 
     C1 the weights become what one process would get from the same global batches
     C2 the metrics after each epoch, the same on every rank
@@ -249,7 +249,7 @@ def main(num_epochs: int = 3, path: str = "weights.pt") -> nn.Module:
     share them out is free.
 
     C1 on every rank the weights of one process: SGD, learning rate LEARNING_RATE,
-    cross-entropy, from make_model(seed=0); each sample is read by one rank alone
+    cross-entropy, from make_model(seed=0); each sample goes through one rank's model
     C2 rank 0, and no other, saves the model's state_dict() to `path` with torch.save
     C3 the process group is destroyed at the end; and nothing of distlab is imported
     In torch.distributed: that is what this is

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from distlab.cli.check import current_task, following
 from distlab.cli.explain import explain
 from distlab.cli.hint import hint
 from distlab.cli.reset import reset
@@ -209,6 +210,25 @@ def test_reset_keeps_every_file(here: Course, capsys: Capture) -> None:
     template.unlink()
     assert reset("collectives") == 0
     assert template.read_bytes() == fresh
+
+
+def test_the_path_goes_on_behind_what_passed_last(here: Course) -> None:
+    curriculum, progress = load_curriculum(), Progress(here.root)
+    core = [task for task in curriculum.tasks if not task.stretch]
+    by_number = {task.number: task for task in curriculum.tasks}
+    assert current_task(curriculum, progress) is core[0]
+    progress.record_verdict(by_number["1.8"].id, passed=True, digest="")
+    assert current_task(curriculum, progress).number == "1.9"
+    progress.record_verdict(by_number["1.9"].id, passed=False, digest="")
+    assert current_task(curriculum, progress).number == "1.9"
+    passed = {task.id for task in core[3:]}
+    assert following(curriculum, passed, core[-1]) is core[0]
+    assert following(curriculum, passed, core[0]) is core[1]
+    everything = {task.id for task in core}
+    stretch = [task for task in curriculum.tasks if task.stretch]
+    assert following(curriculum, everything, core[0]) in stretch
+    everything |= {task.id for task in stretch}
+    assert following(curriculum, everything, core[0]) is None
 
 
 def test_what_is_reset_has_not_passed(here: Course, capsys: Capture) -> None:

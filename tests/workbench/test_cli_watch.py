@@ -129,9 +129,14 @@ def test_saves_keys_and_the_next_task(course: Course, terminal: Terminal) -> Non
     # the same task until n is pressed; two keys at once are two
     terminal.press("c")
     terminal.until("1.1 PASS(?s:.*)" + READY)
-    terminal.press("nh")
+    terminal.press("nhhhhh")
     terminal.until("1.2 not started(?s:.*)" + READY)
-    terminal.until("1.2 collectives.pass_around   hint 1 of 4")
+    for level in range(1, 5):
+        terminal.until(f"1.2 collectives.pass_around   hint {level} of 4")
+        terminal.until(READY)
+    last = terminal.until("that was the last hint(?s:.*)" + READY)
+    assert "hint 1.2 --level 4" in last
+    assert "near-code" not in last
     terminal.press("xq")
     assert terminal.end() == 10
     lines = re.sub(r"\x1b\[\d*[mK]", "", said).splitlines()

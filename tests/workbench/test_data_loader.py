@@ -102,6 +102,43 @@ def test_a_batch_without_samples_has_the_shapes_of_the_others(
     assert (numbers.dtype, drawn.dtype) == (torch.int64, torch.float64)
 
 
+class Alone(Dataset[Tensor]):
+    """An item is a tensor, not a tuple."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, place: int) -> Tensor:
+        return torch.full((2,), place)
+
+
+def test_an_item_may_be_a_tensor_alone(unit: ModuleType) -> None:
+    batches = [list(unit.DistributedDataLoader(Alone(), 4, rank, 3)) for rank in (0, 2)]
+    assert [[len(batch) for batch in of_rank] for of_rank in batches] == [[1, 1]] * 2
+    assert [[*batch[0].shape] for batch in batches[0]] == [[2, 2], [1, 2]]
+    assert [[*batch[0].shape] for batch in batches[1]] == [[1, 2], [0, 2]]
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**31])
+def test_torch_keeps_the_lowest_32_bits_of_a_seed(seed: int) -> None:
+    def drawn(seed: int) -> Tensor:
+        return torch.rand(4, generator=torch.Generator().manual_seed(seed))
+
+    assert torch.equal(drawn(seed), drawn(seed + 2**32))
+    assert not torch.equal(drawn(seed), drawn(seed + 2**31))
+
+
+def test_a_refused_state_changes_nothing(unit: ModuleType) -> None:
+    other = unit.DistributedDataLoader(Drawn(10), 4, 0, 2, seed=1)
+    other.set_epoch(2)
+    next(iter(other))
+    loader = unit.DistributedDataLoader(Drawn(10), 4, 0, 2)
+    before = dict(vars(loader))
+    with pytest.raises(ValueError, match="seed is 0 here, but 1 in the state"):
+        loader.load_state_dict(other.state_dict())
+    assert vars(loader) == before
+
+
 def test_an_epoch_that_is_over_begins_anew_here_and_is_over_elsewhere(
     unit: ModuleType,
 ) -> None:

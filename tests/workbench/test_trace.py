@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,8 @@ def test_the_last_timeline(
     assert trace() == 1
     assert "no timeline yet" in capsys.readouterr().out
     assert keep_timeline(progress, verdict_with(None)) == []
+    assert keep_timeline(progress, replace(verdict_with(ring()), is_plan=True)) == []
+    assert not timeline_path(progress).exists()
     said = keep_timeline(progress, verdict_with(ring()))
     assert said == [("dim", "  timeline: .distlab/last/trace.html")]
     assert trace() == 0

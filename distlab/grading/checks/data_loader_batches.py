@@ -11,11 +11,14 @@ from distlab.grading.checks.data_loader_plans import (
     listed,
     named,
     on,
+    worked_out,
 )
 from distlab.grading.checks.data_loader_siblings import SAMPLER, SHARDS, builds_on
 from distlab.grading.checks.data_loader_steps import (
     CHANGES,
+    EPOCHS,
     RANKS,
+    SAMPLES,
     Batches,
     work_out_batches,
 )
@@ -28,7 +31,7 @@ from distlab.runner.autopsy import Evidence
 @builds_on(SAMPLER, SHARDS)
 def steps_are_those_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
     """V: together one process's batch in every step, in parts of equal size."""
-    cases = cluster.run(impl, work_out_batches).values[0]
+    cases = worked_out(impl, cluster, work_out_batches).values[0]
     for case in cases:
         (alone,) = _readable(case, 1)
         failure = _one_process(case["samples"], case["size"], alone)
@@ -40,13 +43,22 @@ def steps_are_those_of_one_process(impl: Implementation, cluster: Bench) -> str 
             failure = _together(case, alone, _readable(case, n))
             if failure:
                 raise failure
+    (alone,) = cases[0]["plans"][1]
+    if [number for batch in alone for number in batch] == list(range(SAMPLES[0][0])):
+        raise NotYetError(
+            "the batches have the samples in their own order, 0 1 2 …: not shuffled",
+            evidence=_steps([alone]),
+            rule="self._order() is the shuffle of this epoch",
+        )
     if cases[0]["plans"][1] == cases[1]["plans"][1]:
         raise NotYetError(
             "epoch 1 has the batches of epoch 0",
             slug="epoch-ignored",
             rule="self._order() is the shuffle of this epoch",
         )
-    return f"{len(cases)} epochs, each on 1, {', '.join(map(str, RANKS))} ranks"
+    sizes = ", ".join(map(str, RANKS))
+    data = len(cases) // EPOCHS
+    return f"{data} data sets in {EPOCHS} epochs, on 1, {sizes} ranks"
 
 
 def _readable(case: dict[str, Any], n: int) -> list[Batches]:
@@ -111,7 +123,8 @@ def _together(
     first = [len(plan[0]) if plan else 0 for plan in plans]
     if first == [size] * n and size < num_samples:
         return _too_large(plans, alone, setting, size)
-    failure = _loops_end_together(plans, alone, setting)
+    failure = _shared_out_first(plans, alone, setting, size)
+    failure = failure or _loops_end_together(plans, alone, setting)
     if failure:
         return failure
     for step, batch in enumerate(alone):
@@ -139,6 +152,34 @@ def _too_large(
         slug="batch-grows-with-ranks",
         evidence=_steps(plans),
         rule="global_batch_size counts the samples of all ranks together",
+    )
+
+
+def _shared_out_first(
+    plans: list[Batches], alone: Batches, setting: str, size: int
+) -> NotYetError | None:
+    """Each rank has a part of the whole order, which it cut afterwards."""
+    n = len(plans)
+    if size % n == 0 or len(alone) == 1:
+        return None  # every n-th of the order is then every n-th of each batch
+    order = [number for batch in alone for number in batch]
+    own = [[number for batch in plan for number in batch] for plan in plans]
+    total = -(-len(order) // n) * n
+    padded = [order[place % len(order)] for place in range(total)]
+    ways = (
+        [order[r::n] for r in range(n)],
+        [padded[r::n] for r in range(n)],
+        [padded[r * total // n : (r + 1) * total // n] for r in range(n)],
+    )
+    if own not in ways:
+        return None
+    steps = [len(plan[0]) for plan in plans if plan]
+    return NotYetError(
+        f"{setting}: each rank has its part of the whole epoch, and cuts that into "
+        f"batches of {max(steps, default=0)}; so no step is one global batch",
+        slug="cut-after-sharding",
+        evidence=_steps(plans),
+        rule="cut the order into global batches first; then share out each of them",
     )
 
 

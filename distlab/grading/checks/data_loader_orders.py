@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from distlab.grading.checks.data_loader_plans import disturb, taken
+from distlab.grading.checks.data_loader_plans import disturb, in_call, taken
 from distlab.runner import RankContext
 
 # Number of samples and ranks; with shuffling, with dropping as well, and with neither.
@@ -47,20 +47,24 @@ def _work_out(
         )
 
     samplers = [made(rank, seed) for rank in range(n)]
-    lengths, changed, orders = [], "", []
+    lengths, changed, moved_to, orders = [], "", None, []
     for epoch in range(EPOCHS):
         order = []
         for rank, sampler in enumerate(samplers):
             disturb(unit, rank + 100 * epoch)
             if epoch:
                 sampler.set_epoch(epoch)
-            length = sampler.__len__()
+            which = f"rank={rank}, world_size={n}, shuffle={shuffle}, drop_last={drop}"
+            with in_call(f"DistributedSampler({num_samples}, {which}), epoch {epoch}"):
+                length = sampler.__len__()
+                plan, touched = _iterated(sampler, 4 * num_samples + 64)
             lengths.append(length if isinstance(length, int) else repr(length)[:40])
-            plan, touched = _iterated(sampler, 4 * num_samples + 64)
             order.append(plan)
             changed = changed or touched
+            if sampler.epoch != epoch and moved_to is None:
+                moved_to = f"{sampler.epoch!r:.20}"
         orders.append(order)
-    again = [_again(made(rank, seed, 5000)) for rank in range(n)]
+    twice = [_twice(made(rank, seed, 5000)) for rank in range(n)]
     other = [_iterated(made(rank, seed + 1237), 999)[0] for rank in range(n)]
     return {
         "num_samples": num_samples,
@@ -69,15 +73,16 @@ def _work_out(
         "orders": orders,
         "lengths": lengths,
         "changed": changed,
-        "again": again,
+        "moved_to": moved_to,  # self.epoch after epoch 0, if iterating changed it
+        "fresh": [first for first, _ in twice],
+        "again": [second for _, second in twice],
         "other": other,
     }
 
 
-def _again(sampler: Any) -> list[int] | str:
-    """What a sampler gives that was iterated once before."""
-    _iterated(sampler, 999)
-    return _iterated(sampler, 999)[0]
+def _twice(sampler: Any) -> tuple[list[int] | str, list[int] | str]:
+    """What a new sampler gives, and what it gives when it is iterated once more."""
+    return _iterated(sampler, 999)[0], _iterated(sampler, 999)[0]
 
 
 def _iterated(sampler: Any, limit: int) -> tuple[list[int] | str, str]:

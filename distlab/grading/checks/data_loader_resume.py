@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import zip_longest
 
 from distlab.grading.bench import Bench, Implementation
-from distlab.grading.checks.data_loader_plans import listed, named
+from distlab.grading.checks.data_loader_plans import listed, named, worked_out
 from distlab.grading.checks.data_loader_siblings import (
     LOADER,
     SAMPLER,
@@ -22,12 +22,14 @@ from distlab.grading.checks.data_loader_stops import (
     stop_and_go_on,
 )
 from distlab.grading.clause import clause
-from distlab.grading.verdict import NotYetError
+from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner.autopsy import Evidence
+
+COUNTS_STEPS = "num_delivered counts steps, which all ranks take together"
 
 
 def _run(impl: Implementation, cluster: Bench) -> Record:
-    found: Record = cluster.run(impl, stop_and_go_on).values[0]
+    found: Record = worked_out(impl, cluster, stop_and_go_on).values[0]
     if found["state"] is not None:
         raise NotYetError(
             f"state_dict gives {found['state']}: a dictionary is asked for",
@@ -41,13 +43,23 @@ def _run(impl: Implementation, cluster: Bench) -> Record:
 @builds_on(LOADER, SAMPLER, SHARDS)
 def goes_on_with_the_next(impl: Implementation, cluster: Bench) -> str | None:
     """R: the stream of samples is the one without the stop."""
-    found = _run(impl, cluster)
+    found = _gone_on(impl, cluster)
     for case in (*found["same"], *found["over"], *found["used"]):
+        if case["refused"]:
+            raise NotYetError(
+                f"{_setting(case)}, on {case['after']} ranks: a new loader of the same "
+                f"run raises ValueError: {case['refused']:.60}",
+                rule="refuse only what changes the order: other data, batch size, "
+                "shuffle or seed",
+                fatal=True,
+            )
         stop = STEPS if case["stop"] is None else case["stop"]
         for rank, (rest, whole) in enumerate(
             zip(case["rest"], case["whole"], strict=True)
         ):
             if rest != whole[stop:]:
+                if found["carries_end"] and rest == whole and stop == STEPS:
+                    raise _end_carried_over(case, rank, rest)
                 raise _not_next(case, rank, rest, whole, stop)
         if case["later"] != case["others"][EPOCH + 1]:
             raise NotYetError(
@@ -58,6 +70,22 @@ def goes_on_with_the_next(impl: Implementation, cluster: Bench) -> str | None:
             )
     sizes = ", ".join(map(str, sorted(RANKS)))
     return f"stopped after 0 to {STEPS} of {STEPS} steps, on {sizes} ranks"
+
+
+def _end_carried_over(case: Record, rank: int, rest: Batches) -> NotYetError:
+    return NotYetError(
+        f"{_setting(case)}: the state carries `_is_over` over, and so the new loader "
+        "begins the epoch anew",
+        evidence=_rows(rank, rest, []),
+        rule="_is_over is about the old loader's own loop: leave it out of the state",
+    )
+
+
+def _gone_on(impl: Implementation, cluster: Bench) -> Record:
+    found = _run(impl, cluster)
+    if found["same"] is None:
+        raise NotJudgedError("the state is not plain, and nothing goes on from it")
+    return found
 
 
 def _setting(case: Record) -> str:
@@ -112,6 +140,16 @@ def _named(
             "one batch is left out",
             "num_delivered counts what was handed out: the next one has that number",
         )
+    if stop == STEPS:
+        sentence = f"nothing is left of it, but {len(rest)} more batches come"
+        return "", sentence, "a state taken after the last batch says just that"
+    ahead = len(whole) - len(rest)
+    if not rest:
+        sentence = f"nothing is left on rank {rank}; {STEPS - stop} steps should be"
+        return "", sentence, COUNTS_STEPS
+    if rest == whole[ahead:]:
+        sentence = f"the new loader goes on with step {ahead}, not with step {stop}"
+        return "", sentence, COUNTS_STEPS
     return "", f"rank {rank} does not go on with its next sample", ""
 
 
@@ -123,7 +161,7 @@ def _rows(rank: int, rest: Batches, expected: Batches) -> tuple[Evidence, ...]:
 
 
 def _flat(batches: Batches) -> str:
-    return listed([number for batch in batches for number in batch]) or "–"
+    return listed([number for batch in batches for number in batch]) or "nothing"
 
 
 @clause("data_loader.resume", "C2", worlds=(1,))
@@ -143,7 +181,8 @@ def state_is_a_snapshot(impl: Implementation, cluster: Bench) -> str | None:
             slug="state-not-a-snapshot",
             rule="a new dictionary each time, with the values of this moment",
         )
-    for name, error in found["refused"].items():
+    for name, met in found["refused"].items():
+        error = met["error"]
         if name == "num_workers":
             if error:
                 raise NotYetError(
@@ -164,6 +203,13 @@ def state_is_a_snapshot(impl: Implementation, cluster: Bench) -> str | None:
                 "ValueError is asked for",
                 rule="raise ValueError with one sentence: what differs",
             )
+        elif met["got"] != met["wanted"]:
+            raise NotYetError(
+                f"the state of a loader with another {name} is refused, but this "
+                "loader has changed: it gives other batches than before",
+                evidence=_rows(0, met["got"], met["wanted"]),
+                rule="compare everything first, and only then take over",
+            )
     return None
 
 
@@ -171,7 +217,7 @@ def state_is_a_snapshot(impl: Implementation, cluster: Bench) -> str | None:
 @builds_on(LOADER, SAMPLER, SHARDS)
 def fits_another_number_of_ranks(impl: Implementation, cluster: Bench) -> str | None:
     """R: the steps after the stop are those of the new ranks without a stop."""
-    for case in _run(impl, cluster)["moved"]:
+    for case in _gone_on(impl, cluster)["moved"]:
         n, m = case["before"], case["after"]
         if case["refused"]:
             raise NotYetError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
+import torch
+
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.data_loader_orders import EPOCHS, Case, work_out_orders
 from distlab.grading.checks.data_loader_plans import (
@@ -14,6 +16,7 @@ from distlab.grading.checks.data_loader_plans import (
     is_readable,
     on,
     table,
+    worked_out,
 )
 from distlab.grading.checks.data_loader_siblings import SHARDS, builds_on
 from distlab.grading.clause import clause
@@ -37,12 +40,16 @@ def ranks_share_one_shuffle(impl: Implementation, cluster: Bench) -> str | None:
             if failure:
                 raise failure
     sizes = sorted({len(case["orders"][0]) for case in cases})
-    return f"{EPOCHS} epochs each, on {', '.join(map(str, sizes))} ranks"
+    return f"{len(cases)} data sets in {EPOCHS} epochs, on {_listed(sizes)} ranks"
+
+
+def _listed(sizes: list[int]) -> str:
+    return ", ".join(map(str, sizes))
 
 
 def _readable(impl: Implementation, cluster: Bench) -> Iterator[Case]:
-    for case in cluster.run(impl, work_out_orders).values[0]:
-        for plans in (*case["orders"], case["again"], case["other"]):
+    for case in worked_out(impl, cluster, work_out_orders).values[0]:
+        for plans in (*case["orders"], case["fresh"], case["again"], case["other"]):
             if not is_readable(plans):
                 rank = next(r for r, plan in enumerate(plans) if isinstance(plan, str))
                 raise NotYetError(
@@ -58,26 +65,41 @@ def _setting(case: Case) -> str:
 
 
 def _same_again(case: Case) -> NotYetError | None:
-    first, again = case["orders"][0], case["again"]
-    if first == again:
+    first, fresh, again = case["orders"][0], case["fresh"], case["again"]
+    if first == fresh == again:
         return None
+    if case["moved_to"] is not None:
+        return NotYetError(
+            f"{_setting(case)}: iterating changes self.epoch, in epoch 0 to "
+            f"{case['moved_to']}",
+            evidence=table(first),
+            rule="only set_epoch says which epoch it is; iterating leaves that alone",
+        )
+    is_used = first == fresh  # a new sampler agrees, one that was iterated does not
+    again = again if is_used else fresh
     rank = next(r for r, plan in enumerate(first) if plan != again[r])
+    sentence = (
+        f"iterated a second time, without set_epoch, rank {rank} gets another order"
+        if is_used
+        else f"with the same seed and epoch rank {rank} gets other samples the next "
+        "time, so the ranks cannot share one shuffle"
+    )
     return NotYetError(
-        f"{_setting(case)}: with the same seed and epoch rank {rank} gets other "
-        "samples the next time, so the ranks cannot share one shuffle",
-        slug="not-reproducible",
+        f"{_setting(case)}: {sentence}",
+        slug="" if is_used else "not-reproducible",
         evidence=(
             Evidence(rank=rank, state="first", text=_start(first[rank])),
             Evidence(rank=rank, state="second", text=_start(again[rank])),
         ),
-        rule="the order may depend on seed and epoch, on nothing else",
+        rule="the order may depend on seed and epoch, on nothing else"
+        + "; iterating changes neither" * is_used,
     )
 
 
 def _shared_out(case: Case) -> NotYetError | None:
     count, drop_last = case["num_samples"], case["drop_last"]
     for epoch, plans in enumerate(case["orders"]):
-        failure = expect_even(plans, count) or expect_shared(
+        failure = expect_even(plans, count, drop_last) or expect_shared(
             plans, count, drop_last, f", epoch {epoch}"
         )
         if failure is None:
@@ -95,6 +117,14 @@ def _follows_epochs(case: Case) -> NotYetError | None:
     if not case["shuffle"] or case["num_samples"] < 12:
         return None
     orders = case["orders"]
+    if all(plans == [_unseeded(case["num_samples"])] for plans in orders):
+        return _told_by_rank_0(
+            f"{_setting(case)}: the order is that of a generator without a seed, in "
+            "every epoch and for every self.seed",
+            orders,
+            "",
+            "torch.Generator() begins with a fixed number: give it one, by manual_seed",
+        )
     if any(later == orders[0] for later in orders[1:]):
         epoch = orders.index(orders[0], 1)
         return _told_by_rank_0(
@@ -114,11 +144,17 @@ def _follows_epochs(case: Case) -> NotYetError | None:
         )
     if case["other"] == orders[0]:
         return NotYetError(
-            f"{_setting(case)}: another seed gives the very same order",
+            f"{_setting(case)}, epoch 0: another seed gives the very same order",
             evidence=table(orders[0]),
-            rule="self.seed belongs to what the shuffle depends on",
+            rule="self.seed belongs to what the shuffle depends on, in every epoch; "
+            "torch keeps only the lowest 32 bits of a seed",
         )
     return None
+
+
+def _unseeded(num_samples: int) -> list[int]:
+    order: list[int] = torch.randperm(num_samples, generator=torch.Generator()).tolist()
+    return order
 
 
 def _told_by_rank_0(
@@ -189,7 +225,10 @@ def _length(case: Case) -> NotYetError | None:
             f"{_setting(case)}{drop}: len() says {length}, iterating gives "
             f"{len(plan)} on rank {place % n}",
             slug="len-of-the-whole" if of_all else "",
-            rule="len() counts what this rank gets, padding included",
+            rule="len() counts what this rank gets: rounded down, since what is left "
+            "over is dropped"
+            if case["drop_last"]
+            else "len() counts what this rank gets, padding included",
         )
     return None
 

@@ -4,128 +4,164 @@ from __future__ import annotations
 
 import itertools
 import operator
-import random
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from distlab.grading.bench import Bench, Implementation
-from distlab.grading.checks.data_loader_plans import disturb
+from distlab.grading.checks.data_loader_plans import disturb, in_call, worked_out
 from distlab.grading.clause import clause
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
 
-SETTINGS = ((2, 2), (1, 2), (3, 3), (4, 1), (8, 4), (64, 2))  # ranks, workers of each
-EPOCHS = 3
+# Ranks, data workers of each, epochs. The small ones are made again, and with other
+# seeds; each of the large ones goes far in one direction, as long runs do.
+SMALL = ((2, 2, 3), (1, 2, 3), (3, 3, 3), (4, 1, 3))
+LARGE = ((8, 4, 12), (2, 40, 3), (2, 2, 200), (11, 12, 12), (128, 12, 2))
+SHIFTS = (1, 2, 4, 8, 16, 64, 256, 1024, 1237)  # to other seeds
+KEPT = 1 << 32  # torch and numpy keep a seed modulo this
 
-Draws = dict[tuple[int, int, int], tuple[Any, ...]]
-"""(epoch, rank, worker) → its seed and the first numbers that it draws."""
+Place = tuple[int, int, int]
+"""Epoch, rank, worker."""
+Seeds = dict[Place, int]
 
 
 def work_out_seeds(
     context: RankContext, unit: ModuleType, seed: int
 ) -> list[dict[str, Any]]:
-    """What each data worker of each rank would draw: by torch, and by Python."""
-    return [
-        {
-            "ranks": n,
-            "workers": workers,
-            "draws": _draws(unit, n, workers, own, context.rank),
-            "again": _draws(unit, n, workers, own, 5000),
-            "other": _draws(unit, n, workers, own + 1237, 0),
-        }
-        for n, workers, own in (*((*s, seed) for s in SETTINGS), (3, 2, 0))
-    ]
+    """The seed of each data worker of each rank, in small settings and large ones."""
+    place = context.rank
+    cases = []
+    for *size, own in (*((*size, seed) for size in SMALL), (3, 2, 3, 0)):
+        others = {shift: _seeds(unit, size, own + shift, 0) for shift in SHIFTS}
+        again = _seeds(unit, size, own, 5000)
+        seeds = _seeds(unit, size, own, place)
+        cases.append({"size": size, "seeds": seeds, "again": again, "others": others})
+    is_usable = all(_usable(case["seeds"]) is None for case in cases)
+    if place == 0 and is_usable:
+        for fixed in LARGE:
+            cases.append({"size": fixed, "seeds": _seeds(unit, list(fixed), 5, 0)})
+    return cases
 
 
-def _draws(unit: ModuleType, n: int, workers: int, seed: int, place: int) -> Draws:
+def _seeds(
+    unit: ModuleType, size: list[int], seed: int, place: int
+) -> dict[Place, int | str]:
+    n, workers, epochs = size
     disturb(unit, place)
-    found: Draws = {}
+    found: dict[Place, int | str] = {}
     for rank in range(n):
         loader = unit.DistributedDataLoader(
             range(10), 4, rank, n, seed=seed, num_workers=workers
         )
-        for epoch in range(EPOCHS):
+        for epoch in range(epochs):
             loader.set_epoch(epoch)
             for worker in range(workers):
-                found[epoch, rank, worker] = _drawn(loader.worker_seed(worker))
+                where = f"rank={rank}, world_size={n}, epoch={epoch}"
+                with in_call(f"worker_seed({worker}), {where}"):
+                    given = loader.worker_seed(worker)
+                found[epoch, rank, worker] = number = _as_seed(given)
+                if isinstance(number, str):
+                    return found  # one is enough
     return found
 
 
-def _drawn(seed: Any) -> tuple[Any, ...]:
+def _as_seed(given: Any) -> int | str:
+    """The seed, or what is wrong with it."""
     try:
-        number = operator.index(seed)
-        generator = torch.Generator().manual_seed(number)
-    except (TypeError, RuntimeError, ValueError, OverflowError):
-        return (f"{seed!r:.40}",)
-    drawn = torch.randint(1 << 62, (), generator=generator).item()
-    return number, drawn, random.Random(number).getrandbits(62)
+        number = operator.index(given)
+    except TypeError:
+        return f"gives {given!r:.40}, which is no int"
+    if isinstance(given, Tensor):
+        return f"gives {given!r:.40}, which is no int"
+    if not -(1 << 63) <= number < 1 << 64:
+        return (
+            f"gives a number of {number.bit_length()} bits; torch.manual_seed takes "
+            "one of 64 at most"
+        )
+    return number
 
 
 @clause("data_loader.loader", "C2", worlds=(2, 1))
 def workers_draw_their_own(impl: Implementation, cluster: Bench) -> str | None:
     """P: no two workers' streams start alike; the same run again has the same ones."""
-    run = cluster.run(impl, work_out_seeds)
-    for case, others in zip(run.values[0], run.values[-1], strict=True):
-        failure = _usable(case) or _shared(case) or _fixed(case, others)
+    run = worked_out(impl, cluster, work_out_seeds)
+    cases, elsewhere = run.values[0], run.values[-1]
+    for case in cases:
+        failure = _usable(case["seeds"]) or _shared(case)
         if failure:
             raise failure
-    workers = sum(case["ranks"] * case["workers"] for case in run.values[0])
-    return f"{workers} data workers in {EPOCHS} epochs, no two alike"
+    for case, again in zip(cases, elsewhere, strict=False):  # the small ones
+        failure = _fixed(case, again) if "again" in case else None
+        if failure:
+            raise failure
+    most = [max(column) for column in zip(*LARGE, strict=True)]
+    return (
+        f"up to {most[0]} ranks, {most[1]} data workers each, {most[2]} epochs: all "
+        "draw other numbers"
+    )
 
 
-def _usable(case: dict[str, Any]) -> NotYetError | None:
-    for drawn in case["draws"].values():
-        if len(drawn) == 1:
+def _usable(seeds: dict[Place, int | str]) -> NotYetError | None:
+    for found in seeds.values():
+        if isinstance(found, str):
             return NotYetError(
-                f"worker_seed gives {drawn[0]}: torch.manual_seed takes a whole number "
-                "of at most 64 bits",
-                rule="return the seed as an int",
+                f"worker_seed {found}",
+                rule="make it smaller: torch keeps only the lowest 32 bits of it"
+                if " bits;" in found
+                else "return the seed as an int",
                 fatal=True,
             )
     return None
 
 
+def _low(seed: int) -> int:
+    return seed % KEPT  # what is left of it in torch and numpy
+
+
+_KINDS: tuple[Callable[[int], int], ...] = (_low, abs)  # abs: in Python's random
+
+
 def _shared(case: dict[str, Any]) -> NotYetError | None:
-    draws: Draws = case["draws"]
-    alike = [
-        kind for kind in (1, 2) if len({d[kind] for d in draws.values()}) < len(draws)
-    ]
+    seeds: Seeds = case["seeds"]
+    alike = [kind for kind in _KINDS if len({*map(kind, seeds.values())}) < len(seeds)]
     if not alike:
         return None
-    one, other = _nearest(draws, alike[0])
+    one, other = _nearest(seeds, alike[0])
     where = [_place(*key) for key in (one, other)]
+    though = "" if seeds[one] == seeds[other] else ", though their seeds differ"
     rule = "what tells these two apart has to tell their seeds apart"
-    if draws[one][0] == -draws[other][0] != 0:
+    if seeds[one] == -seeds[other] != 0:
         rule = "to Python's random a seed and its negative are the same"
-    elif draws[one][0] != draws[other][0]:
+    elif seeds[one] != seeds[other]:
         rule = "torch keeps only the lowest 32 bits of a seed: they must differ there"
+    ranks, workers, _ = case["size"]
     return NotYetError(
-        f"{case['ranks']} ranks, {case['workers']} data workers each: {where[0]} and "
-        f"{where[1]} draw the same random numbers",
+        f"{ranks} ranks, {workers} data workers each: {where[0]} and {where[1]} draw "
+        f"the same random numbers{though}",
         slug="worker-seeds-shared",
         evidence=tuple(
             Evidence(rank=key[1], state=f"worker {key[2]}, epoch {key[0]}", text=text)
-            for key, text in ((k, f"seed {draws[k][0]}") for k in (one, other))
+            for key, text in ((k, f"seed {seeds[k]}") for k in (one, other))
         ),
         rule=rule,
     )
 
 
-def _nearest(
-    draws: Draws, kind: int
-) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+def _nearest(seeds: Seeds, kind: Callable[[int], int]) -> tuple[Place, Place]:
     """The two that draw the same and differ in least: of one epoch, if there are."""
-    alike: dict[Any, list[tuple[int, int, int]]] = {}
-    for key, drawn in draws.items():
-        alike.setdefault(drawn[kind], []).append(key)
+    alike: dict[int, list[Place]] = {}
+    for key, seed in seeds.items():
+        alike.setdefault(kind(seed), []).append(key)
+    # Of many that are alike, the first ones tell as much as all.
     pairs = (
-        pair for keys in alike.values() for pair in itertools.combinations(keys, 2)
+        pair for keys in alike.values() for pair in itertools.combinations(keys[:40], 2)
     )
 
-    def apart(pair: tuple[tuple[int, int, int], ...]) -> tuple[int, bool]:
+    def apart(pair: tuple[Place, Place]) -> tuple[int, bool]:
         return sum(map(operator.ne, *pair)), pair[0][0] != pair[1][0]
 
     return min(pairs, key=apart)
@@ -136,18 +172,28 @@ def _place(epoch: int, rank: int, worker: int) -> str:
 
 
 def _fixed(case: dict[str, Any], elsewhere: dict[str, Any]) -> NotYetError | None:
-    draws: Draws = case["draws"]
-    for key, drawn in draws.items():
-        if not drawn == case["again"][key] == elsewhere["draws"][key]:
+    seeds: Seeds = case["seeds"]
+    for key, seed in seeds.items():
+        if not seed == case["again"].get(key) == elsewhere["seeds"].get(key):
             return NotYetError(
                 f"{_place(*key)} gets another seed when the same run is made again",
                 slug="not-reproducible",
                 rule="a seed may depend on what is the same next time, on nothing else",
             )
-        if drawn == case["other"][key]:
-            return NotYetError(
-                f"{_place(*key)} draws the same random numbers in a run with another "
-                "seed",
-                rule="self.seed belongs into it, too",
-            )
+    for shift, others in case["others"].items():
+        failure = _usable(others)
+        if failure:
+            return failure
+        for key, seed in seeds.items():
+            if _low(seed) == _low(others[key]):
+                return _same_in_another_run(key, shift, seed == others[key])
     return None
+
+
+def _same_in_another_run(key: Place, shift: int, is_equal: bool) -> NotYetError:
+    rule = "torch keeps only the lowest 32 bits of a seed: self.seed must change those"
+    return NotYetError(
+        f"{_place(*key)} draws the same random numbers in a run whose seed is {shift} "
+        "larger",
+        rule="self.seed belongs into it, too" if is_equal else rule,
+    )

@@ -12,14 +12,18 @@ from distlab.grading.checks.data_loader_plans import (
     disturb,
     expect_even,
     expect_shared,
+    in_call,
     is_readable,
+    listed,
     numbers,
     on,
     table,
+    worked_out,
 )
 from distlab.grading.clause import clause
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
+from distlab.runner.autopsy import Evidence
 
 # Ten on four is small enough for a table and tells nearly everything.
 SETTINGS = (
@@ -40,17 +44,30 @@ def work_out_shards(
             shares = []
             for rank in range(n):
                 disturb(unit, rank)
-                given = (num_samples, rank, n, *([True] if drop_last else []))
-                share = unit.shard_indices(*given)
-                shares.append(numbers(share, 4 * num_samples + 64))
-            case = {"num_samples": num_samples, "drop_last": drop_last}
-            cases.append({**case, "shares": shares})
+                shares.append(_share(unit, num_samples, rank, n, drop_last))
+            disturb(unit, 5000)
+            case = {
+                "num_samples": num_samples,
+                "drop_last": drop_last,
+                "shares": shares,
+                "again": _share(unit, num_samples, n - 1, n, drop_last),
+            }
+            cases.append(case)
     return cases
+
+
+def _share(
+    unit: ModuleType, num_samples: int, rank: int, n: int, drop_last: bool
+) -> list[int] | str:
+    drop = ", drop_last=True" if drop_last else ""
+    with in_call(f"shard_indices({num_samples}, rank={rank}, world_size={n}{drop})"):
+        given = (num_samples, rank, n, *([True] if drop_last else []))
+        return numbers(unit.shard_indices(*given), 4 * num_samples + 64)
 
 
 def _cases(impl: Implementation, cluster: Bench) -> Iterator[tuple[Plan, int, bool]]:
     """All shares, their number of samples, and whether dropping was asked for."""
-    for case in cluster.run(impl, work_out_shards).values[0]:
+    for case in worked_out(impl, cluster, work_out_shards).values[0]:
         num_samples, shares = case["num_samples"], case["shares"]
         if not is_readable(shares):
             rank = next(r for r, share in enumerate(shares) if isinstance(share, str))
@@ -68,7 +85,7 @@ def shares_are_even(impl: Implementation, cluster: Bench) -> str | None:
     """V: equally many on every rank."""
     failures = []
     for shares, num_samples, drop_last in _cases(impl, cluster):
-        failure = expect_even(shares, num_samples)
+        failure = expect_even(shares, num_samples, drop_last)
         if failure:
             failures.append((failure, shares, num_samples, drop_last))
     if not failures:
@@ -89,11 +106,30 @@ def _takes_two_rounds(shares: Plan, num_samples: int, drop_last: bool) -> bool:
     return not drop_last and len(shares) > 2 * num_samples
 
 
+def _expect_same_again(impl: Implementation, cluster: Bench, place: int) -> None:
+    case = worked_out(impl, cluster, work_out_shards).values[0][place]
+    shares, again = case["shares"], case["again"]
+    if again == shares[-1]:
+        return
+    rank = len(shares) - 1
+    raise NotYetError(
+        f"{on(case['num_samples'], len(shares))}: called twice for rank {rank}, "
+        "shard_indices gives other samples, so each rank shares out another order",
+        slug="not-reproducible",
+        evidence=(
+            Evidence(rank=rank, state="first", text=listed(shares[-1])),
+            Evidence(rank=rank, state="second", text=listed(again)),
+        ),
+        rule="all ranks follow one rule; no random numbers are needed here",
+    )
+
+
 @clause("data_loader.shard_indices", "C2", worlds=(1,))
 def shares_are_complete(impl: Implementation, cluster: Bench) -> str | None:
     """V: every sample, as few repeats as it takes; or none twice, as few left out."""
     sizes, settings = set(), 0
     for shares, num_samples, drop_last in _cases(impl, cluster):
+        _expect_same_again(impl, cluster, settings)
         failure = expect_shared(shares, num_samples, drop_last)
         if failure:
             raise failure

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.grading.checks.data_loader_plans import disturb, numbers
+from distlab.grading.checks.data_loader_plans import disturb, in_call, numbers
 from distlab.runner import RankContext
 
 # Samples and global batch size; then ranks. The first tell most and fit a table.
@@ -63,7 +63,9 @@ def _batches(
     data = Numbered(num_samples)
     loader = unit.DistributedDataLoader(data, size, rank, n, seed=seed)
     loader.set_epoch(epoch)
-    batches = loader.batches()
+    which = f"{num_samples} samples, global_batch_size={size}, rank={rank}"
+    with in_call(f"batches(): {which}, world_size={n}, epoch={epoch}"):
+        batches = loader.batches()
     if batches is None:
         return "gives None: is a return missing?"
     if not isinstance(batches, list | tuple):

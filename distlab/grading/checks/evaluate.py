@@ -206,12 +206,7 @@ def expect_metrics(found: list[Any], right: Counted, who: str) -> None:
         )
     pairs = torch.tensor(found, dtype=torch.float64)
     if pairs.isnan().any():
-        raise NotYetError(
-            f"{who} returned nan: the mean over a batch without samples is nan, also "
-            "times 0",
-            slug="mean-of-nothing",
-            rule="pass over a batch without samples",
-        )
+        raise _not_a_number(pairs.isnan().any(1).tolist(), right, who)
     n = right.world_size
     for column, what, suspects in (
         (0, "loss", wrong_losses),
@@ -225,6 +220,27 @@ def expect_metrics(found: list[Any], right: Counted, who: str) -> None:
             tolerance=NEAR,
             rule="add up over samples, batches and ranks; divide once, at the end",
         )
+
+
+def _not_a_number(is_nan: list[bool], right: Counted, who: str) -> NotYetError:
+    """A rank without samples in some batch, or in none, may make nan; or it was put."""
+    without = [
+        not right.of_rank(r) or any(row[3] == 0 for row in right.of_rank(r))
+        for r in range(right.world_size)
+    ]
+    ranks = [rank for rank, nan in enumerate(is_nan) if nan]
+    if any(without) and (all(is_nan) or all(without[rank] for rank in ranks)):
+        return NotYetError(
+            f"{who} returned nan: the mean over a batch without samples is nan, also "
+            "times 0",
+            slug="mean-of-nothing",
+            rule="pass over a batch without samples",
+        )
+    on = "every rank" if all(is_nan) else f"rank {ranks[0]}"
+    return NotYetError(
+        f"{who} returned nan on {on}" + (", but not on all" * (not all(is_nan))),
+        rule="after all_reduce every rank has the sums: each divides, and returns both",
+    )
 
 
 def numbers_of(result: Any) -> tuple[float, float] | None:

@@ -43,6 +43,13 @@ def wrong_losses(right: Counted) -> list[Suspect]:
         _everywhere(
             right,
             "",
+            0.0,
+            "the loss is 0: no batch was added up",
+            "every batch of every rank counts; batches can be gone through once only",
+        ),
+        _everywhere(
+            right,
+            "",
             of_batches / samples,
             "the loss is the sum of the batches' means by the number of samples: a "
             "batch's mean was not multiplied by its size",
@@ -134,13 +141,16 @@ def _common(right: Counted, column: int, what: str) -> list[Suspect]:
     ]
 
 
-def _everywhere(right: Counted, slug: str, value: float, sentence: str) -> Suspect:
+def _everywhere(
+    right: Counted, slug: str, value: float, sentence: str, rule: str = ""
+) -> Suspect:
     return Suspect(
         slug=slug,
         values=same_everywhere(
             torch.tensor(value, dtype=torch.float64), right.world_size
         ),
         sentence=sentence,
+        rule=rule,
     )
 
 

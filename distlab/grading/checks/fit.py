@@ -15,6 +15,7 @@ from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.evaluate import numbers_of
 from distlab.grading.checks.fit_mistakes import (
     expect_as_many_steps,
+    expect_averaging,
     expect_epochs,
     suspects_of,
 )
@@ -45,6 +46,7 @@ from distlab.runner.autopsy import Evidence, evidence
 
 WORLDS = (3, 2, 4, 7, 1)
 NEAR = 1e-5  # the metrics are for reading
+AT_THE_END = "evaluate at the end of each epoch"
 
 
 class Noted(torch.optim.SGD):
@@ -107,6 +109,7 @@ def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
     weights = [value["weights"] for value in run.values]
     expected = right_fit(seed, n).weights
     if not all_close(weights, expected):
+        expect_averaging(run)
         expect_as_many_steps(run)
         expect_values(
             weights,
@@ -152,7 +155,6 @@ def metrics_of_each_epoch(impl: Implementation, cluster: Bench) -> str | None:
             )
     found = [torch.tensor(value["history"]).double() for value in run.values]
     expected = torch.tensor(right.metrics, dtype=torch.float64)
-    before = expected[[-1] * NUM_EPOCHS]
     expect_values(
         found,
         same_everywhere(expected, n),
@@ -160,9 +162,14 @@ def metrics_of_each_epoch(impl: Implementation, cluster: Bench) -> str | None:
         suspects=[
             Suspect(
                 slug="",
-                values=same_everywhere(before, n),
-                sentence="the metrics of every epoch are those of the last one",
-                rule="evaluate at the end of each epoch",
+                values=same_everywhere(torch.tensor(wrong).double(), n),
+                sentence=f"the metrics of each epoch are those {whose}",
+                rule=rule,
+            )
+            for wrong, whose, rule in (
+                ([right.metrics[-1]] * NUM_EPOCHS, "of the last one", AT_THE_END),
+                (right.before, "of the model before it", AT_THE_END),
+                (right.training, "on the training data", "evaluate on held_out"),
             )
         ],
         tolerance=NEAR,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -81,6 +82,28 @@ def expect_as_many_steps(run: Run) -> None:
                 for r, c in enumerate(steps)
             ),
             rule="every rank takes every step, with the same gradient",
+        )
+
+
+def expect_averaging(run: Run) -> None:
+    """Where the ranks average at all they do so in each step.
+
+    Raises:
+        NotYetError: what went through all_reduce is not enough for that.
+    """
+    batches, numel = NUM_EPOCHS * 4, sum(p.numel() for p in Net(0).parameters())
+    sizes = [
+        math.prod(call["shape"] or [])
+        for call in run.ranks[0].calls()
+        if call["op"] == "all_reduce"
+    ]
+    # Three numbers may be the last bias, or the sums of an evaluation.
+    averages = sum(size for size in sizes if size > 3) // (numel - 3)
+    if 0 < averages < batches:
+        raise NotYetError(
+            f"the ranks averaged {averages} times in {batches} steps: in between each "
+            "went its own way",
+            rule="average the gradients in every step, before optimizer.step()",
         )
 
 

@@ -156,10 +156,13 @@ class Fitted:
     """Each rank's weights at the end, and (loss, accuracy) after each epoch.
 
     The metrics are those of rank 0's model; where all is right they are everyone's.
+    `before` are those before each epoch, `training` those on what was trained on.
     """
 
     weights: list[Tensor]
     metrics: list[tuple[float, float]]
+    before: list[tuple[float, float]]
+    training: list[tuple[float, float]]
 
 
 @one_thread()
@@ -180,7 +183,8 @@ def fit_alone(
     models = [Net(seed if equal_start else seed + 31 * r) for r in range(world_size)]
     pace = [torch.zeros_like(weights_of(model)) for model in models]
     kept = [torch.zeros_like(weights_of(model)) for model in models]
-    metrics = []
+    held_out = _all_held_out(seed, world_size)
+    metrics, training = [_measure(models[0], *held_out)], []
     for epoch in epochs:
         for step, (inputs, targets) in enumerate(global_batches(seed, epoch)):
             shares = [
@@ -200,8 +204,10 @@ def fit_alone(
                     kept[rank] = applied = kept[rank] + applied
                 pace[rank] = MOMENTUM * pace[rank] + applied
                 _move(model, -LEARNING_RATE * pace[rank])
-        metrics.append(_measure(models[0], seed, world_size))
-    return Fitted([weights_of(model) for model in models], metrics)
+        metrics.append(_measure(models[0], *held_out))
+        training.append(_measure(models[0], *data_of(seed)))
+    weights = [weights_of(model) for model in models]
+    return Fitted(weights, metrics[1:], metrics[:-1], training)
 
 
 @lru_cache(maxsize=32)
@@ -224,12 +230,15 @@ def _move(model: Net, change: Tensor) -> None:
         parameter.data += part.reshape(parameter.shape)
 
 
-def _measure(model: Net, seed: int, world_size: int) -> tuple[float, float]:
+def _all_held_out(seed: int, world_size: int) -> tuple[Tensor, Tensor]:
     batches = [
         batch for r in range(world_size) for batch in held_out_of(seed, r, world_size)
     ]
     inputs = torch.cat([inputs for inputs, _ in batches])
-    targets = torch.cat([targets for _, targets in batches])
+    return inputs, torch.cat([targets for _, targets in batches])
+
+
+def _measure(model: Net, inputs: Tensor, targets: Tensor) -> tuple[float, float]:
     with torch.no_grad():
         outputs = model.eval()(inputs)
     right = float((outputs.argmax(1) == targets).double().mean())

@@ -126,7 +126,7 @@ def _outside(seen: Outputs, expected: Sequence[Tensor], name: str) -> Guess | No
 # ── all_gather ──────────────────────────────────────────────────────────────────────
 
 
-def wrong_gather(seen: Outputs, _expected: Sequence[Tensor]) -> Guess | None:
+def wrong_gather(seen: Outputs, expected: Sequence[Tensor]) -> Guess | None:
     """What is wrong with the outputs of an all_gather, if it has a name."""
     n, ranks = seen.n, range(seen.n)
     holds = [_whose(seen, output) for output in seen.outputs]
@@ -147,8 +147,38 @@ def wrong_gather(seen: Outputs, _expected: Sequence[Tensor]) -> Guess | None:
             f"every input is there, but not in the order of the ranks: rank {odd[0]} "
             f"has those of ranks {order}",
         )
-    if len(odd) == n - 1 and 0 not in odd:
+    alone = all(set(holds[rank]) <= {None, rank} for rank in odd)
+    if len(odd) == n - 1 and 0 not in odd and alone:
         return Guess("", "only rank 0 has all inputs", FILL)
+    return _old_in_it(seen, expected) or _odd_chunk(seen, holds, odd[0])
+
+
+def _old_in_it(seen: Outputs, expected: Sequence[Tensor]) -> Guess | None:
+    for times in (1, seen.n - 1, seen.n):
+        if seen.are([right + times * BEFORE for right in expected]):
+            sentence = f"what was in output before, {BEFORE:g}, is in it on every rank"
+            rule = "output may hold anything: set it to zero before you add to it"
+            return Guess("output-not-empty", sentence, rule)
+    return None
+
+
+def _odd_chunk(
+    seen: Outputs, holds: Sequence[Sequence[int | None]], odd: int
+) -> Guess | None:
+    """The first chunk that is not as it should be, on rank `odd`."""
+    if len({*map(tuple, holds)}) == 1 and len({*holds[0]}) == 1 and holds[0][0] == 0:
+        now = [value["input"] for value in seen.run.values]
+        is_lost = not all(map(seen.same, now, seen.inputs))
+        and_so = ", and so is everybody's input now" if is_lost else ""
+        sentence = f"every chunk is rank 0's input{and_so}"
+        return Guess("", sentence)
+    chunk = next(k for k, held in enumerate(holds[odd]) if held != k)
+    held = holds[odd][chunk]
+    if held is None:
+        sentence = f"rank {odd} lacks rank {chunk}'s input: chunk {chunk} is as it was"
+        return Guess("", sentence, "n - 1 inputs have to reach every rank")
+    if held >= 0:
+        return Guess("", f"on rank {odd} chunk {chunk} is rank {held}'s input")
     return None
 
 
@@ -177,6 +207,9 @@ def wrong_scatter(seen: Outputs, expected: Sequence[Tensor]) -> Guess | None:
     if seen.are([right / n for right in expected]):
         sentence = f"each rank has the mean, not the sum: divided by {n}"
         return Guess("mean-not-sum", sentence, "reduce_scatter sums")
+    guess = _misdirected(seen)
+    if guess:
+        return guess
     found = [_parts_of(seen, output) for output in seen.outputs]
     parts = [part for part in found if part]
     if len(parts) < n:
@@ -185,6 +218,28 @@ def wrong_scatter(seen: Outputs, expected: Sequence[Tensor]) -> Guess | None:
     if all(len(ranks) == n for ranks in whose):
         return _misplaced(chunks)
     return _incomplete(whose) if chunks == [*range(n)] else None
+
+
+def _misdirected(seen: Outputs) -> Guess | None:
+    """A rank has sent the wrong chunk, or one that arrived was added for all."""
+    n, cut = seen.n, [given.chunk(seen.n) for given in seen.inputs]
+    own = [cut[rank][rank] for rank in range(n)]
+    if n > 1 and seen.are([torch.stack(own).sum(0)] * n):
+        return Guess(
+            "",
+            f"every rank has the sum of rank 0's chunk 0, rank 1's chunk 1"
+            f"{', …' * (n > 2)}: each sent its own chunk to all",
+            "to rank r goes chunk r of the input",
+        )
+    for other in range(1, n) if n > 2 else ():
+        if seen.same(seen.outputs[0], own[0] + (n - 1) * cut[other][0]):
+            return Guess(
+                "",
+                f"in rank 0's sum rank {other}'s chunk is {n - 1} times, the others' "
+                "not at all",
+                "each receive that is under way needs a tensor of its own",
+            )
+    return None
 
 
 def _misplaced(chunks: list[int]) -> Guess:

@@ -19,7 +19,7 @@ from distlab.grading.checks.gradient_weight_mistakes import (
 from distlab.grading.checks.named import State, flat, listed, some_of
 from distlab.grading.checks.shares import left_early, run_or_name
 from distlab.grading.clause import clause
-from distlab.grading.oracles import expect_values, same_everywhere
+from distlab.grading.oracles import Suspect, expect_values, same_everywhere
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
 
@@ -96,9 +96,10 @@ def average_with_gaps(
     if count or rank in STALE.get(n, ()):
         with_right = uses_right(n, rank)
         model(inputs, with_right=with_right).square().mean().backward()
-    own = _gradients(model) if count else {}
+    there = _gradients(model)
+    own, old = (there, {}) if count else ({}, there)
     unit.average_weighted(context.comm, model, count)
-    return {"own": own, "after": _gradients(model)}
+    return {"own": own, "old": old, "after": _gradients(model)}
 
 
 def uses_right(world_size: int, rank: int) -> bool:
@@ -167,7 +168,12 @@ def everyone_takes_part(impl: Implementation, cluster: Bench) -> str | None:
         all_ = _averaged(n, cluster.seed, counts, empty_too=True)
         return left or skipped_none(run, own) or skipped_none(run, all_)
 
-    run = run_or_name(impl, cluster, average_with_gaps, name)
+    try:
+        run = run_or_name(impl, cluster, average_with_gaps, name)
+    except NotYetError as error:
+        if "NoneType" in error.message:
+            error.rule = "a rank without samples, or without a layer's, has .grad None"
+        raise
     for rank, value in enumerate(run.values):
         if FROZEN in value["after"]:
             raise NotYetError(
@@ -207,9 +213,33 @@ def _expect_mean(run: Run, counts: list[int]) -> None:
         [flat(state) for state in after],
         same_everywhere(flat(mean), run.world_size),
         what=some_of("the averaged gradient", mean, after),
-        suspects=wrong_means([flat(state) for state in own], counts),
+        suspects=[
+            *wrong_means([flat(state) for state in own], counts),
+            *_with_old(run, mean),
+        ],
         rule="each rank's gradient times its share of the samples; then the sum",
     )
+
+
+def _with_old(run: Run, mean: State) -> list[Suspect]:
+    """Gradients of an old step are in the sum."""
+    old = [value.get("old", {}) for value in run.values]
+    stale = next((rank for rank, state in enumerate(old) if state), None)
+    if stale is None:
+        return []
+    wrong = {
+        name: sum((state.get(name, 0.0) for state in old), tensor)
+        for name, tensor in mean.items()
+    }
+    return [
+        Suspect(
+            slug="",
+            values=same_everywhere(flat(wrong), run.world_size),
+            sentence=f"rank {stale} has no samples, and its .grad of an old step is in "
+            "the sum",
+            rule="a rank without samples adds zeros, whatever its .grad holds",
+        )
+    ]
 
 
 def _averaged(

@@ -28,7 +28,7 @@ def wrong_weights(counts: Tensor) -> list[Suspect]:
         (
             "mean-of-means",
             (counts > 0).to(counts.dtype) / n,
-            f"every rank's weight is 1/{n}, however many samples it has",
+            f"the weight of each rank with samples is 1/{n}, however many it has",
         ),
         ("", counts, "the weight is the number of samples, not its share of all"),
         (
@@ -36,7 +36,17 @@ def wrong_weights(counts: Tensor) -> list[Suspect]:
             (counts > 0).to(counts.dtype),
             "every rank's weight is 1: its samples by its own samples",
         ),
-        ("", counts.floor_divide(total), "the weight was rounded down to a whole one"),
+        (
+            "",
+            counts.floor_divide(total),
+            "the weight is 0, also where a rank has samples: the share was rounded "
+            "down, or never reckoned",
+        ),
+        (
+            "",
+            torch.where(counts > 0, total / counts, counts),
+            "the weight is upside down: all samples by this rank's",
+        ),
         ("", counts / counts.amax(0), "divided by the largest count, not by the sum"),
         (
             "",
@@ -60,6 +70,7 @@ def wrong_means(own: list[Tensor], counts: list[int]) -> list[Suspect]:
     n, total = len(own), sum(counts)
     weights = [count / total for count in counts]
     plain = torch.stack(own).sum(0)
+    per_sample = "a rank's .grad is a mean: times its samples it is the sum over them"
     mean = sum((w * g for w, g in zip(weights, own, strict=True)), torch.zeros(()))
     with_samples = sum(count > 0 for count in counts)
     everywhere = {
@@ -94,6 +105,13 @@ def wrong_means(own: list[Tensor], counts: list[int]) -> list[Suspect]:
     found += [
         Suspect(
             slug="",
+            values=same_everywhere(plain / total, n),
+            sentence="the ranks' means were added up as they are, and divided by the "
+            f"{total} samples of all ranks",
+            rule=per_sample,
+        ),
+        Suspect(
+            slug="",
             values=[w * plain for w in weights],
             sentence="the sum of all ranks was weighted, by each rank with its own "
             "weight",
@@ -121,6 +139,14 @@ def skipped_none(run: Run, present: list[dict[str, int]]) -> NotYetError | None:
 
     `present` has, for each rank, those parameters with their number of elements.
     """
+    dtypes = {
+        str(call["dtype"])
+        for record in run.ranks
+        for call in record.calls()
+        if call["op"] in COLLECTIVES and math.prod(call["shape"] or []) > 1
+    }
+    if len(dtypes) > 1:
+        return None  # the misfit is another one
     for record, sizes in zip(run.ranks, present, strict=True):
         called = [
             math.prod(call["shape"] or [])

@@ -19,8 +19,24 @@ from distlab.grading.checks.gradient_weight_mistakes import PLAIN_MEAN
 from distlab.grading.oracles import Suspect, same_everywhere
 from distlab.grading.reference import weights_of
 
+Share = Callable[[Tensor, int], Sequence[Tensor]]
+"""`(places in a batch, ranks)` → each rank's places."""
+
 Rule = Callable[[list[Tensor], list[int], int], Tensor]
 """`(each rank's mean gradient, its samples, rank)` → with what the rank steps."""
+
+
+def _every_nth(places: Tensor, world_size: int) -> Sequence[Tensor]:
+    return [places[rank::world_size] for rank in range(world_size)]
+
+
+def _chunks(places: Tensor, world_size: int) -> Sequence[Tensor]:
+    return places.tensor_split(world_size)
+
+
+def _rounded_down(places: Tensor, world_size: int) -> Sequence[Tensor]:
+    size = len(places) // world_size
+    return [places[rank * size :][:size] for rank in range(world_size)]
 
 
 @lru_cache(maxsize=1)
@@ -42,14 +58,19 @@ def first_weights() -> Tensor:
 
 @one_thread()
 def trained(
-    num_epochs: int, world_size: int, rule: Rule, *, in_chunks: bool = False
+    num_epochs: int,
+    world_size: int,
+    rule: Rule,
+    *,
+    share: Share = _every_nth,
+    own_models: bool = False,
 ) -> list[Tensor]:
-    """Each rank's weights at the end; shares are every n-th sample, or chunks."""
+    """Each rank's weights at the end; with `own_models` the rank is the seed."""
     unit = given()
-    models = [unit.make_model(seed=0) for _ in range(world_size)]
+    models = [unit.make_model(seed=own_models * r) for r in range(world_size)]
     for epoch in range(num_epochs):
         for inputs, targets in unit.global_batches(epoch):
-            shares = _shares(len(inputs), world_size, in_chunks)
+            shares = share(torch.arange(len(inputs)), world_size)
             counts = [len(share) for share in shares]
             gradients = [
                 _gradient(model, inputs[share], targets[share])
@@ -91,12 +112,38 @@ def suspects_of(num_epochs: int, world_size: int) -> list[Suspect]:
     found = [
         Suspect(
             slug=slug,
-            values=trained(num_epochs, n, rule, in_chunks=in_chunks),
+            values=trained(num_epochs, n, rule, share=share),
             sentence=sentence,
             rule="each rank's sum over its samples, by the samples of the whole batch",
         )
         for slug, sentence, rule in rules
-        for in_chunks in (False, True)
+        for share in (_every_nth, _chunks)
+    ]
+    found += [
+        Suspect(
+            slug="remainder-lost",
+            values=trained(num_epochs, n, rule, share=_rounded_down),
+            sentence=f"each batch was cut into {n} blocks of a size rounded down: "
+            "what is left over of it was nobody's",
+            rule="every sample of a batch is some rank's: 100 samples on 3 ranks",
+        )
+        for rule in (_plain, lambda g, c, rank: _weighted(g, c))
+    ]
+    found += [
+        Suspect(
+            slug="unequal-start",
+            values=trained(
+                num_epochs,
+                n,
+                lambda g, c, rank: _weighted(g, c),
+                share=share,
+                own_models=True,
+            ),
+            sentence="every rank made a model of its own, with its rank as the seed: "
+            "equal steps keep them apart",
+            rule="make_model(seed=0) on every rank",
+        )
+        for share in (_every_nth, _chunks)
     ]
     same_order = _always_epoch(0, num_epochs)
     return [
@@ -124,13 +171,6 @@ def _always_epoch(epoch: int, times: int) -> Tensor:
         for inputs, targets in unit.global_batches(epoch):
             _step(model, _gradient(model, inputs, targets) * unit.LEARNING_RATE)
     return weights_of(model)
-
-
-def _shares(size: int, world_size: int, in_chunks: bool) -> Sequence[Tensor]:
-    places = torch.arange(size)
-    if in_chunks:
-        return places.tensor_split(world_size)
-    return [places[rank::world_size] for rank in range(world_size)]
 
 
 def _gradient(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:

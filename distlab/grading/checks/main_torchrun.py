@@ -23,6 +23,9 @@ from distlab.runner.processes import descendants, end_descendants, reap
 
 LIMIT_S = 120.0  # for a very busy machine; 2 free cores take about 6 s
 EPOCHS = 3  # main's default
+# When no line of the file failed: about one time in twenty, torch 2.13's gloo aborts a
+# process that has done everything rightly, at its exit (seen on a busy machine).
+_ATTEMPTS = 3
 NO_DISTLAB = (
     'raise ImportError("here is no distlab: this file must run with torch alone")\n'
 )
@@ -42,10 +45,10 @@ def expect_clean_end(source: UnitSource, world_size: int) -> float:
         package.mkdir(parents=True)
         (package / "__init__.py").write_text(NO_DISTLAB, encoding="utf-8")
         started = time.monotonic()
-        status, said = _run(folder, script, world_size)
-        if status and not _own_traceback(said, script.name):
-            # No line of the file failed: now and then gloo aborts at a process's exit.
+        for _attempt in range(_ATTEMPTS):
             status, said = _run(folder, script, world_size)
+            if not status or _own_traceback(said, script.name):
+                break
         seconds = time.monotonic() - started
         if status != 0:
             raise _failed(status, said, script.name)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.messages import (
     calls_of_each,
@@ -57,6 +59,9 @@ def everyone_has_it(impl: Implementation, cluster: Bench) -> str | None:
         expect_messages(run, "every rank's tensor is as it was")
         before = [value["before"] for value in run.values]
         arrived = [received(record) for record in run.ranks if record.rank != src]
+        from_0 = all(torch.equal(value["after"], before[0]) for value in run.values)
+        if any(arrived) and not from_0:
+            _expect_reached(run, src)
         expect_values(
             [value["after"] for value in run.values],
             same_everywhere(before[src], n),
@@ -86,6 +91,18 @@ def everyone_has_it(impl: Implementation, cluster: Bench) -> str | None:
             rule="keep nothing from one call to the next",
         )
     return None
+
+
+def _expect_reached(run: Run, src: int) -> None:
+    sent = run.values[src]["before"]
+    for record in run.ranks:
+        has_it = torch.equal(record.value["after"], sent)
+        if record.rank != src and not has_it and not received(record):
+            raise NotYetError(
+                f"src is {src}; no message came to rank {record.rank}",
+                evidence=calls_of_each(run),
+                rule="every rank but src receives once, for any number of ranks",
+            )
 
 
 def _finished(impl: Implementation, cluster: Bench, src: int) -> Run:
