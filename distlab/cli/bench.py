@@ -7,7 +7,6 @@ import sys
 
 from distlab.curriculum import find_root
 
-
 _NO_FIGURES = {"ablation", "soak"}  # make targets: they pass or fail
 
 

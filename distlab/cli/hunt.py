@@ -242,8 +242,8 @@ def _judge(progress: Progress, prey: Prey, line: int) -> int:
     if not 1 <= line <= len(lines):
         raise CurriculumError(f"{shown(prey.path)} has the lines 1 to {len(lines)}")
     if line not in prey.guilty:
-        text = lines[line - 1].strip() or "(empty)"
-        show([("fail", f"line {line} is as it should be: {text}")])
+        here = lines[line - 1].strip() or "(empty)"
+        show([("fail", f"line {line} is as it should be: {here}")])
         return FAILED
     _, already = _kept(progress, prey.milestone)
     _keep(progress, prey.milestone, "", [*already, prey.entry.id])

@@ -34,7 +34,7 @@ def work_out_seeds(
 ) -> list[dict[str, Any]]:
     """The seed of each data worker of each rank, in small settings and large ones."""
     place = context.rank
-    cases = []
+    cases: list[dict[str, Any]] = []
     for *size, own in (*((*size, seed) for size in SMALL), (3, 2, 3, 0)):
         others = {shift: _seeds(unit, size, own + shift, 0) for shift in SHIFTS}
         again = _seeds(unit, size, own, 5000)
