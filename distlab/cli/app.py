@@ -17,7 +17,7 @@ from typing import Annotated, ParamSpec
 import typer
 
 from distlab.cli.ddp_verb import ddp
-from distlab.cli.screen import stopped
+from distlab.cli.screen import stopped, warn
 from distlab.grading.verdict import HARNESS, USAGE
 
 P = ParamSpec("P")
@@ -121,7 +121,7 @@ def _our_fault(error: Exception) -> str:
 
 
 def _complain(sentence: str, code: int) -> int:
-    print(f"distlab: {sentence}", file=sys.stderr)
+    warn(sentence)
     return code
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from distlab.cli.screen import command, show, show_json, warn
+from distlab.cli.screen import command, moves, show, show_json, warn, wrapped
 from distlab.cli.trace import keep_timeline
 from distlab.curriculum import (
     Curriculum,
@@ -51,7 +52,16 @@ def check(
 
     if not as_json and (len(tasks) > 1 or code != "mine"):
         show([("dim", line) for line in graded_files(curriculum, tasks, code)])
-    report = judge(curriculum, tasks, code=code, worlds=worlds, seed=seed, tell=tell)
+    with under_way(quiet=as_json) as sign:
+        report = judge(
+            curriculum,
+            tasks,
+            code=code,
+            worlds=worlds,
+            seed=seed,
+            tell=tell,
+            on_task=sign,
+        )
     if as_json:
         show_json(report.to_json())
     elif code == "mine":
@@ -67,8 +77,13 @@ def judge(
     worlds: Sequence[int] = (),
     seed: int | None = None,
     tell: object = None,
+    on_task: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Judge `tasks`; torch and ranks are started only if something can be run."""
+    """Judge `tasks`; torch and ranks are started only if something can be run.
+
+    `on_task` hears the number of a task when it begins to be judged, and an empty text
+    once it is.
+    """
     on_verdict = tell if callable(tell) else None
     looked = [look_at(curriculum, task, code) for task in tasks]
     if all(ready is None for _, ready in looked):
@@ -77,14 +92,44 @@ def judge(
             if on_verdict:
                 on_verdict(verdict)
         return Report(code=code, seed=0, tasks=verdicts)
+    on_task(tasks[0].number)  # torch alone takes a second
     from distlab.runner import Cluster
 
     with Cluster() as cluster:
         cluster.start(wait=False)  # it imports torch while we do
         from distlab.grading.grade import Grader
 
+        waiting = [task.number for task in tasks]
+
+        def told(verdict: TaskVerdict) -> None:
+            on_task("")
+            waiting.remove(verdict.number)
+            if on_verdict:
+                on_verdict(verdict)
+            on_task(waiting[0] if waiting else "")
+
         grader = Grader(curriculum, cluster, code=code, seed=seed, worlds=worlds)
-        return grader.grade(tasks, on_verdict)
+        return grader.grade(tasks, told)
+
+
+@contextmanager
+def under_way(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """A function that shows `checking 1.16 …` on a screen, and takes it away again.
+
+    An empty text takes it away, and so does the end of the block.
+    """
+    if quiet or not moves():
+        yield lambda _: None
+        return
+
+    def sign(number: str) -> None:
+        line = f"  checking {number} …" if number else ""
+        print(f"\r\x1b[K{line}", end="", flush=True)
+
+    try:
+        yield sign
+    finally:
+        sign("")
 
 
 def check_worlds(worlds: Sequence[int]) -> Sequence[int]:
@@ -166,9 +211,13 @@ def remember(
     With ranks of the learner's choosing it does not count: one rank alone, for
     example, lets nearly everything pass.
     """
-    if worlds or verdict.status not in ("pass", "fail"):
+    emptied = verdict.status == "not_started" and verdict.id in progress.passed()
+    if not emptied and (worlds or verdict.status not in ("pass", "fail")):
         return
     try:
+        if emptied:  # the pass was of code that is not there any more
+            progress.forget_passes([verdict.id])
+            return
         progress.record_verdict(
             verdict.id,
             passed=verdict.status == "pass",
@@ -210,14 +259,14 @@ def next_task(
     lines = []
     done = curriculum.task(task_id)
     if done.milestone:
-        lines.append(("pass", f"  ◆ {done.milestone}"))
+        milestone = wrapped(f"◆ {done.milestone}", "  ")
+        lines += [("pass", line) for line in milestone]
     task = following(curriculum, progress.passed(), done)
     if task is None:
         return [*lines, ("dim", "  all tasks that there are so far have passed")]
     verdict, _ = look_at(curriculum, task, "mine")
-    lines.append(
-        ("dim", f"  next: {task.number} {task.title}, about {task.minutes} min")
-    )
+    head = f"next: {task.number} {task.title}, about {task.minutes} min"
+    lines += [("dim", line) for line in wrapped(head, "  ", "      ")]
     lines.append(("dim", f"        {verdict.place}"))
     return lines
 

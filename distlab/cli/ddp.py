@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # these import torch, and a mistyped flag should not wait for
     from distlab.experiments.ddp import Beside, DdpResult
     from distlab.experiments.ddp_config import DdpConfig, Wishes
     from distlab.experiments.ddp_data import Origin
+    from distlab.experiments.ddp_estimate import Probe
     from distlab.experiments.ddp_tracking import Tracked
     from distlab.runner import Cluster
 
@@ -101,7 +102,7 @@ class _Training:
 
         with Cluster(preload=PRELOADS) as cluster:
             cluster.start(wait=False)  # while the files are checked, it imports torch
-            self._before()
+            self._before(cluster)
             try:
                 result = self._on_ranks(cluster)
                 alone = self._alone(cluster) if self._order.compare else None
@@ -109,7 +110,7 @@ class _Training:
                 return self._broken(error)
         return self._after(result, alone)
 
-    def _before(self) -> None:
+    def _before(self, cluster: Cluster) -> None:
         from distlab.cli.ddp_report import plan
         from distlab.experiments.ddp_data import read_split
         from distlab.experiments.ddp_estimate import estimate
@@ -117,8 +118,23 @@ class _Training:
         data = read_split(self._origin.files, self._origin.known)
         if self._order.as_json:
             return
-        expected = estimate(self._config, data)
+        probed = self._probe(cluster)
+        expected = estimate(self._config, data, probed)
         _say(*plan(self._config, self._origin.note, expected, self._order.rate), "")
+
+    def _probe(self, cluster: Cluster) -> Probe | None:
+        """What start and messages take; nothing where the ranks cannot say it."""
+        from distlab.experiments.ddp import PRELOADS
+        from distlab.experiments.ddp_code import is_reference
+        from distlab.experiments.ddp_estimate import probe
+        from distlab.runner import RunnerError
+
+        cluster.warm(*PRELOADS)
+        own = not is_reference(self._config.code)
+        try:
+            return probe(cluster, self._config, journal=own)
+        except RunnerError:  # the training meets it, too, and says why
+            return None
 
     def _on_ranks(self, cluster: Cluster) -> DdpResult:
         from distlab.cli.ddp_bars import Bars

@@ -10,7 +10,9 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from distlab.cli.screen import WIDTH, cut
 from distlab.experiments.ddp import Moment
+from distlab.grading.report import visible
 
 _MOST_BARS = 8
 
@@ -83,7 +85,8 @@ class Bars:
 
     def log(self, rank: int, line: str) -> None:
         """What a rank's `fit` logs."""
-        self._line(f"rank {rank} logs: {line}")
+        text = " ".join(visible(line).split())
+        self._line(cut(f"rank {rank} logs: {text}", WIDTH - 2))
 
     def say(self, *lines: str) -> None:
         """Plain lines, above the bars."""

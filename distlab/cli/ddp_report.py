@@ -34,6 +34,7 @@ def plan(config: DdpConfig, note: str, expected: Estimate, rate: float) -> list[
     count = config.world_size
     share = "" if count == 1 else f", {_share(config)} on each rank"
     took = _about(expected.seconds)
+    sure = "about" if expected.messages_s is not None else "at least"
     momentum = f", momentum {config.momentum:g}" if config.momentum else ""
     epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
     return [
@@ -43,11 +44,20 @@ def plan(config: DdpConfig, note: str, expected: Estimate, rate: float) -> list[
         f"  batch     {config.global_batch_size} samples a step{share}",
         f"  step      {config.optimizer}, learning rate {config.learning_rate:.4g}"
         f"{momentum}",
-        f"  time      about {took}: {expected.num_steps:,} steps of "
-        f"{duration(expected.step_s)}; messages come on top",
-        f"  cost      about {_money(expected.cost(rate))}: {count} × {took} at "
-        f"{rate:g} an hour",
+        f"  time      {sure} {took}: {duration(expected.start_s)} to start, then "
+        f"{expected.num_steps:,} steps of",
+        f"            {_step(expected)}",
+        f"  cost      {sure} {_money(expected.cost(rate))}: {count} × {took}",
+        f"            at {_rate(rate)}",
     ]
+
+
+def _step(expected: Estimate) -> str:
+    own = duration(expected.step_s)
+    if expected.messages_s is None:
+        return f"{own} for the step itself; messages come on top"
+    messages = duration(expected.messages_s)
+    return f"{own} for the step itself and {messages} for its messages"
 
 
 def _share(config: DdpConfig) -> str:
@@ -105,8 +115,8 @@ def _figures(result: DdpResult, rate: float) -> list[str]:
         f"  accuracy    {result.accuracy:.4f} on held-out samples",
         f"  duration    {duration(result.seconds)}, {duration(trained)} of it in "
         f"{result.num_steps:,} steps",
-        f"  cost        {_money(result.cost(rate))} = {count} × {hours:.5f} h × "
-        f"{rate:g} an hour (--cost-per-worker-hour)",
+        f"  cost        {_money(result.cost(rate))} = {count} × {hours:.5f} h",
+        f"              at {_rate(rate)}",
         f"  throughput  {result.throughput:,.0f} samples a second, all ranks together",
         f"  weights     {weights}",
         f"  data        {100 * result.data_wait:.0f} % of the ranks' time went into "
@@ -188,6 +198,10 @@ def _about(seconds: float) -> str:
     if seconds >= 120:
         return f"{seconds / 60:.0f} min"
     return f"{seconds:.0f} s" if seconds >= 2 else f"{seconds:.1f} s"
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:.2f} per worker and hour (--cost-per-worker-hour)"
 
 
 def _money(amount: float) -> str:

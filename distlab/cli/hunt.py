@@ -1,19 +1,20 @@
 """`distlab hunt`: a finished solution with one mistake in it; find the line.
 
 The mistakes are those of the catalogue the grader is tested with. What is wrong is not
-told before the line is found, only what the grader saw.
+told before the line is found, only what the grader saw. Tasks that have not passed stay
+holes in the file that is written: a hunt gives nothing else away.
 """
 
 from __future__ import annotations
 
-import difflib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from distlab.cli.hunt_text import guilty_lines, hunted_text
 from distlab.cli.prompt import QuitError, ask_line
-from distlab.cli.screen import command, show, warn
+from distlab.cli.screen import command, show, warn, wrapped
 from distlab.curriculum import (
     Curriculum,
     CurriculumError,
@@ -21,7 +22,6 @@ from distlab.curriculum import (
     Task,
     load_curriculum,
 )
-from distlab.curriculum.functions import without_markers
 from distlab.curriculum.misconceptions import read_misconceptions
 from distlab.grading import FAILED, TaskVerdict
 from distlab.grading.mutants import Entry, read_catalogue
@@ -58,11 +58,12 @@ def hunt(
     curriculum = load_curriculum()
     progress = Progress(curriculum.root)
     entries = _entries(curriculum)
+    if line is not None:
+        task, entry = _open_hunt(curriculum, progress, entries, milestone)
+        return _judge(progress, _prepare(curriculum, progress, task, entry), line)
     task = _milestone(curriculum, progress, entries, milestone, anyway=anyway)
     entry = _entry_to_hunt(progress, task, entries, new=new, seed=seed)
     prey = _prepare(curriculum, progress, task, entry)
-    if line is not None:
-        return _judge(progress, prey, line)
     _tell(curriculum, prey)
     return _ask(progress, prey)
 
@@ -109,34 +110,74 @@ def _milestone(
     return open_[-1]
 
 
+def _open_hunt(
+    curriculum: Curriculum, progress: Progress, entries: list[Entry], name: str
+) -> tuple[Task, Entry]:
+    """The hunt that a line is the answer to: an answer begins no other one."""
+    asked = curriculum.task(name).number if name else ""
+    by_id = {entry.id: entry for entry in entries}
+    for task in reversed(curriculum.tasks):
+        current = _kept(progress, task).current
+        if asked in ("", task.number) and current in by_id:
+            return task, by_id[current]
+    at = f" at {asked}" if asked else ""
+    raise CurriculumError(
+        f"no hunt is open{at}, so there is no line to judge; one begins with: "
+        f"{command(f'hunt {asked}')}"
+    )
+
+
 def _entry_to_hunt(
     progress: Progress, task: Task, entries: list[Entry], *, new: bool, seed: int
 ) -> Entry:
     """The one that is open, else one that was not found yet, drawn from a seed."""
     here = sorted((e for e in entries if e.hunt == task.number), key=lambda e: e.id)
-    current, found = _kept(progress, task)
+    kept = _kept(progress, task)
+    current, found = kept.current, kept.found
     for entry in here:
         if entry.id == current and not new:
             return entry
     left = [e for e in here if e.id not in found and e.id != current]
     left = left or [e for e in here if e.id != current] or here
     entry = random.Random(f"{seed} {task.number} {len(found)}").choice(left)
-    _keep(progress, task, entry.id, found)
+    filled = progress.passed() | {entry.task}
+    _keep(progress, task, Kept(current=entry.id, found=found, filled=[*filled]))
     return entry
 
 
-def _kept(progress: Progress, task: Task) -> tuple[str, list[str]]:
-    """The hunt that is open at a milestone, and those that are over."""
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What is remembered of a milestone: the open hunt, those that are over, and what
+    the open one's file shows, for its line numbers must stay."""
+
+    current: str
+    found: list[str]
+    filled: list[str]
+
+
+def _kept(progress: Progress, task: Task) -> Kept:
     kept = progress.read().get("hunts", {}).get(task.number)
     kept = kept if isinstance(kept, dict) else {}
-    found = kept.get("found")
-    return str(kept.get("open", "")), found if isinstance(found, list) else []
+    return Kept(
+        current=str(kept.get("open", "")),
+        found=_names(kept.get("found")),
+        filled=_names(kept.get("filled")),
+    )
 
 
-def _keep(progress: Progress, task: Task, current: str, found: Sequence[str]) -> None:
+def _names(value: object) -> list[str]:
+    names = value if isinstance(value, list) else []
+    return [name for name in names if isinstance(name, str)]
+
+
+def _keep(progress: Progress, task: Task, kept: Kept) -> None:
+    table = {
+        "open": kept.current,
+        "found": sorted({*kept.found}),
+        "filled": sorted({*kept.filled}),
+    }
     try:
-        kept = {"open": current, "found": sorted({*found})}
-        progress.keep("hunts", {task.number: kept})
+        progress.keep("hunts", {task.number: table})
     except OSError as error:
         warn(str(error))
 
@@ -151,7 +192,8 @@ def _prepare(
     """
     unit = curriculum.units[entry.task.partition(".")[0]]
     solution = unit.solution(curriculum.root).read_text(encoding="utf-8")
-    broken = without_markers(entry.applied_to(solution))
+    filled = {entry.task, *_kept(progress, task).filled}
+    broken = hunted_text(entry.applied_to(solution), filled)
     path = progress.folder / "hunt" / f"{unit.name}.py"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,24 +205,8 @@ def _prepare(
         milestone=task,
         path=path,
         text=broken,
-        guilty=guilty_lines(without_markers(solution), broken),
+        guilty=guilty_lines(hunted_text(solution, filled), broken),
     )
-
-
-def guilty_lines(right: str, broken: str) -> frozenset[int]:
-    """The lines of `broken` that are not in `right`, from 1.
-
-    Where a line is missing, the two between which it should stand.
-    """
-    before, after = right.splitlines(), broken.splitlines()
-    lines: set[int] = set()
-    matcher = difflib.SequenceMatcher(a=before, b=after, autojunk=False)
-    for tag, _, _, first, last in matcher.get_opcodes():
-        if tag == "delete":
-            lines |= {first, first + 1}
-        elif tag != "equal":
-            lines |= set(range(first + 1, last + 1))
-    return frozenset(n for n in lines if 1 <= n <= len(after) and after[n - 1].strip())
 
 
 # ── asking and answering ────────────────────────────────────────────────────────────
@@ -217,8 +243,20 @@ def bare(verdict: TaskVerdict) -> TaskVerdict:
 def _bare(clause: ClauseVerdict) -> ClauseVerdict:
     message = clause.message
     if clause.run is None or clause.run.outcome == "finished":
-        message = f"this does not hold: {clause.text}"
+        ranks = f" on {clause.world_size} ranks" if clause.world_size else ""
+        message = f"this does not hold{ranks}: {clause.text}{_spread_of(clause)}"
     return replace(clause, slug="", rule="", message=message)
+
+
+def _spread_of(clause: ClauseVerdict) -> str:
+    """Whether the ranks are wrong alike: a figure of the table, in words."""
+    wrong = [row for row in clause.evidence if row.state == "wrong"]
+    got = {row.text.partition("expected")[0] for row in wrong}
+    if len(wrong) < 2:
+        return ""
+    if len(got) == 1:
+        return f"; {len(wrong)} ranks have the same wrong numbers"
+    return f"; {len(wrong)} ranks have {len(got)} different results"
 
 
 def _ask(progress: Progress, prey: Prey) -> int:
@@ -245,9 +283,11 @@ def _judge(progress: Progress, prey: Prey, line: int) -> int:
         here = lines[line - 1].strip() or "(empty)"
         show([("fail", f"line {line} is as it should be: {here}")])
         return FAILED
-    _, already = _kept(progress, prey.milestone)
-    _keep(progress, prey.milestone, "", [*already, prey.entry.id])
-    show([("pass", f"Found: line {line}. {prey.entry.title}")])
+    over = [*_kept(progress, prey.milestone).found, prey.entry.id]
+    _keep(progress, prey.milestone, Kept(current="", found=over, filled=[]))
+    found = wrapped(f"Found: line {line}. {prey.entry.title}")
+    show([("pass", row) for row in found])
+    show([("plain", f"  {n:>4}  {lines[n - 1]}") for n in sorted(prey.guilty)])
     entry = read_misconceptions().get(prey.entry.slug)
     if entry:
         show([("plain", ""), ("rule", entry["title"])])

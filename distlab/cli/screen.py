@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from distlab.paths import shown
 
+WIDTH = 80
 _STYLES = {"pass": "bold green", "fail": "bold red", "dim": "dim", "rule": "cyan"}
 
 
@@ -40,7 +43,33 @@ def show_json(value: Any) -> None:
 
 def warn(sentence: str) -> None:
     """One sentence beside the result, where `--json` and pipes do not see it."""
-    print(f"distlab: {sentence}", file=sys.stderr)
+    text = f"distlab: {sentence}"
+    # A file or a program that reads it gets one line, unless a width is asked for.
+    if sys.stderr and (sys.stderr.isatty() or os.environ.get("COLUMNS")):
+        text = "\n".join(wrapped(text))
+    print(text, file=sys.stderr)
+
+
+def wrapped(text: str, indent: str = "", hanging: str = "  ") -> list[str]:
+    """The lines of a sentence, as wide as the screen and no wider than a verdict."""
+    return textwrap.wrap(
+        text,
+        max(20, min(WIDTH, shutil.get_terminal_size().columns)),
+        initial_indent=indent,
+        subsequent_indent=indent + hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def cut(line: str, width: int = WIDTH) -> str:
+    """What fits of a line that a program printed."""
+    return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
+def moves() -> bool:
+    """Whether standard output is a screen on which a line can be taken back."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def stopped() -> int:

@@ -21,7 +21,10 @@ def status(*, now: datetime | None = None) -> int:
     progress = Progress(curriculum.root)
     kept = progress.read()
     state = kept.get("tasks", {})
-    passed = progress.passed()
+    emptied = _emptied(curriculum, progress)
+    for task in emptied:
+        state[task.id] = {**state[task.id], "emptied": True}
+    passed = progress.passed() - {task.id for task in emptied}
     core = [task for task in curriculum.tasks if not task.stretch]
     done = sum(task.id in passed for task in core)
     filled = _BAR * done // len(core) if core else 0
@@ -44,6 +47,14 @@ def status(*, now: datetime | None = None) -> int:
     return 0
 
 
+def _emptied(curriculum: Curriculum, progress: Progress) -> list[Task]:
+    """Tasks that had passed and whose function is a hole again."""
+    passed, state = progress.passed(), progress.read().get("tasks", {})
+    judged = [t for t in curriculum.tasks if t.id in passed and state[t.id].get("digest")]
+    looks = ((task, look_at(curriculum, task, "mine")[0]) for task in judged)
+    return [task for task, verdict in looks if verdict.status == "not_started"]
+
+
 def _next(
     curriculum: Curriculum, progress: Progress, passed: set[str]
 ) -> list[tuple[str, str]]:
@@ -55,6 +66,8 @@ def _next(
             ("dim", f"      {see}"),
         ]
     task = current_task(curriculum, progress)
+    if task not in left:  # it passed once, and what follows has passed, too
+        task = left[0]
     verdict, _ = look_at(curriculum, task, "mine")
     minutes = sum(task.minutes for task in left)
     return [
@@ -94,6 +107,8 @@ def _row(task: Task, entry: dict[str, Any]) -> tuple[str, str]:
         mark, style = "✓", "pass"
         if entry.get("fails_now"):
             mark, style, used = "!", "fail", "fails now"
+        elif entry.get("emptied"):
+            mark, style, used = "·", "plain", "passed before, open again"
     text = f"  {mark} {task.number:<4} {task.id:<26} "
     room = _WIDTH - len(text) - (len(used) + 2 if used else 0)
     short = len(task.title) <= room

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from distlab.cli.changes import Changes
-from distlab.cli.check import check_worlds, chosen, following, remember, what_helps
+from distlab.cli.check import (
+    check_worlds,
+    chosen,
+    following,
+    remember,
+    under_way,
+    what_helps,
+)
 from distlab.cli.hint import LEVELS, hint
 from distlab.cli.screen import command, show
 from distlab.cli.trace import keep_timeline, open_page, timeline_path
@@ -226,23 +233,11 @@ class _Session:
             from distlab.grading.grade import Grader
 
             grader = Grader(self._curriculum, self._cluster, worlds=self._worlds)
-            with self._under_way(task):
+            with under_way(quiet=self._as_json) as sign:
+                sign(task.number)
                 report = grader.grade([task])
         self.exit_code = report.exit_code
         return report.tasks[0]
-
-    @contextmanager
-    def _under_way(self, task: Task) -> Iterator[None]:
-        """A line for as long as it takes: a loop without end is given ten seconds."""
-        moves = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-        if not moves or self._as_json:
-            yield
-            return
-        print(f"  checking {task.number} …", end="", flush=True)
-        try:
-            yield
-        finally:
-            print("\r\x1b[K", end="", flush=True)
 
     def _tell(self, verdict: TaskVerdict) -> None:
         if verdict.status == "fail" and not verdict.world_sizes:

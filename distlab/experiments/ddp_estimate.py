@@ -1,9 +1,11 @@
-"""How long a training will take, from a few steps of it in this process."""
+"""How long a training will take: a few steps of it, and a few of its messages."""
 
 from __future__ import annotations
 
 import os
+import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,17 +14,34 @@ from torch.nn.functional import cross_entropy
 from distlab.experiments.ddp import SECONDS_AN_HOUR
 from distlab.experiments.ddp_config import DdpConfig
 from distlab.experiments.ddp_data import Split, make_model, make_optimizer
+from distlab.runner import Cluster, Limits, RankContext
 
+_PATIENCE_S = 60.0
+_MEMORY_BYTES = 4096 << 30  # CUDA reserves addresses
 _TRIES = 5  # steps; the first one is not counted
-START_S = 0.5  # until the ranks have read the data
+_ROUNDS = 12  # of messages
+START_S = 0.5  # until the ranks have read the data, where nothing was measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What the ranks needed to start, and for the messages of one step."""
+
+    start_s: float
+    messages_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """`step_s` was measured without messages; more ranks than cores take turns."""
+    """`step_s` was measured without messages; more ranks than cores take turns.
+
+    Without a probe `messages_s` is None, and `seconds` a lower bound.
+    """
 
     num_steps: int
     step_s: float
+    messages_s: float | None
+    start_s: float
     seconds: float
     world_size: int
 
@@ -31,7 +50,47 @@ class Estimate:
         return self.world_size * self.seconds / SECONDS_AN_HOUR * rate
 
 
-def estimate(config: DdpConfig, data: Split) -> Estimate:
+def probe(cluster: Cluster, config: DdpConfig, *, journal: bool = False) -> Probe:
+    """Start the ranks once and let them average something as large as the gradients.
+
+    Raises:
+        RunnerError: they did not come to the end of it.
+    """
+    sizes = [parameter.numel() for parameter in make_model(config).parameters()]
+    run = cluster.run(
+        messages_as_rank,
+        config.world_size,
+        sizes,
+        backend=config.backend,
+        journal=journal,
+        limits=Limits(seconds=_PATIENCE_S, memory_bytes=_MEMORY_BYTES),
+    ).require_finished()
+    started = run.seconds - max(value["seconds"] for value in run.values)
+    return Probe(
+        start_s=max(0.0, started),
+        messages_s=max(value["round_s"] for value in run.values),
+    )
+
+
+def messages_as_rank(context: RankContext, sizes: Sequence[int]) -> dict[str, float]:
+    """The messages of a step, a few times: a sum for each parameter, and one number."""
+    comm = context.comm
+    tensors = [torch.zeros(size, device=comm.device) for size in (1, *sizes)]
+    began, took = time.perf_counter(), []
+    for _ in range(_ROUNDS):
+        started = time.perf_counter()
+        for tensor in tensors:
+            comm.all_reduce(tensor)
+        took.append(time.perf_counter() - started)
+    return {
+        "round_s": statistics.mean(took[1:]),
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def estimate(
+    config: DdpConfig, data: Split, probed: Probe | None = None
+) -> Estimate:
     """Time a few steps on one rank's share of a batch, on one thread as a rank has."""
     num_samples = len(data.train_targets)
     per_epoch = -(-num_samples // config.global_batch_size)
@@ -40,10 +99,14 @@ def estimate(config: DdpConfig, data: Split) -> Estimate:
     rounds = max(1.0, config.world_size / (os.cpu_count() or 1))
     if config.device == "cuda":
         rounds = 1.0
+    start_s = probed.start_s if probed else START_S
+    messages_s = probed.messages_s if probed else None
     return Estimate(
         num_steps=num_steps,
         step_s=step_s,
-        seconds=START_S + num_steps * step_s * rounds,
+        messages_s=messages_s,
+        start_s=start_s,
+        seconds=start_s + num_steps * (step_s * rounds + (messages_s or 0.0)),
         world_size=config.world_size,
     )
 

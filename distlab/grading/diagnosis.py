@@ -90,6 +90,8 @@ def _deadlock(run: Run) -> NotYetError:
         return verdict
     if under_way and under_way <= {"recv", "irecv"}:
         return not_yet(run, "ring-of-recvs", kind="DEADLOCK")
+    if _same_peer_round(run):
+        return not_yet(run, "sendrecv-with-one-peer", kind="DEADLOCK")
     if _never(run, "recv") and ops <= {"send", "isend"}:
         return _one_sided(run, "nobody-receives", "send", "recv")
     if _never(run, "send") and ops <= {"recv", "irecv"}:
@@ -99,6 +101,15 @@ def _deadlock(run: Run) -> NotYetError:
         verdict.rule = _own_collective(run) or verdict.rule
         return verdict
     return not_yet(run, "", _crossed(run), kind="DEADLOCK")
+
+
+def _same_peer_round(run: Run) -> bool:
+    """A circle of ranks, each of which gives to and takes from the next one at once."""
+    calls = [run.ranks[rank].waiting for rank in run.cycle]
+    return len(calls) > 2 and all(
+        call and call["op"] == "sendrecv" and call["src"] == call["dst"]
+        for call in calls
+    )
 
 
 def _own_collective(run: Run) -> str:

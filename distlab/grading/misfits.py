@@ -30,6 +30,9 @@ RULES = {
     "ring-of-recvs": (
         "one side of every blocking pair must send: use sendrecv, or irecv before send"
     ),
+    "sendrecv-with-one-peer": (
+        "send to the right and receive from the left: (rank + i) % n and (rank - i) % n"
+    ),
     "nobody-receives": "every rank runs the same line: branch on comm.rank",
     "nobody-sends": "every recv needs a send on the other side: branch on comm.rank",
     "peer-finished": "each send needs its recv on the rank it names, and the other way",

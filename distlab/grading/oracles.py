@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -87,11 +87,15 @@ def expect_values(
                 rule=suspect.rule or rule,
             )
     if tolerance < SINGLE and all_close(actual, expected, SINGLE):
+        digits = 10  # fewer would look alike
         raise NotYetError(
             f"{what} {verb} right to about 7 digits only: float64 became float32 on "
             "the way",
             slug="wrong-dtype",
-            evidence=evidence,
+            evidence=tuple(
+                replace(line, text=f"got {brief(a, digits)}   expected {brief(e, digits)}")
+                for line, a, e in zip(evidence, actual, expected, strict=True)
+            ),
             rule="take the dtype from what you are given: torch.empty_like(t), "
             "dtype=t.dtype",
         )
@@ -123,12 +127,12 @@ def expect_equal_bits(
     )
 
 
-def brief(value: object) -> str:
+def brief(value: object, digits: int = 4) -> str:
     """A tensor in a few characters: its first three numbers."""
     if not isinstance(value, Tensor):
         return repr(value)
     flat = value.detach().reshape(-1)
-    numbers = ", ".join(f"{number:.4g}" for number in flat[:3].tolist())
+    numbers = ", ".join(f"{number:.{digits}g}" for number in flat[:3].tolist())
     return f"[{numbers}{', …' if flat.numel() > 3 else ''}]"
 
 

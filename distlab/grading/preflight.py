@@ -15,7 +15,7 @@ from distlab.curriculum import (
 )
 from distlab.curriculum.regions import functions_of
 from distlab.grading.forms import flaw_in, not_a_def
-from distlab.grading.verdict import ClauseVerdict, TaskVerdict
+from distlab.grading.verdict import HALF_DONE, ClauseVerdict, TaskVerdict
 from distlab.paths import shown
 
 
@@ -71,9 +71,7 @@ def look_at(
     state, verdict.line = states[task.id]
     if state == "not_started":
         verdict.status, verdict.slug = "not_started", "not-started"
-        verdict.message = (
-            f"{verdict.path}:{verdict.line} still raises NotImplementedError"
-        )
+        verdict.message = _what_is_missing(source, task, functions[task.id], verdict)
         return verdict, None
     if state == "missing":
         why = "it was renamed or removed" if source.text.strip() else "it is empty"
@@ -106,6 +104,16 @@ def graded_files(curriculum: Curriculum, tasks: Sequence[Task], code: str) -> li
         else:
             lines.append(f"grading {shown(source.path)}  digest {source.digest}")
     return lines
+
+
+def _what_is_missing(
+    source: UnitSource, task: Task, functions: Sequence[str], verdict: TaskVerdict
+) -> str:
+    """Which line has nothing yet; with the function's name if others are written."""
+    todo = [f for f in functions if source.state_of(task.id, [f])[0] == "not_started"]
+    if len(todo) < len(functions):
+        return f"{HALF_DONE}: {todo[0]} still raises NotImplementedError"
+    return f"{verdict.path}:{verdict.line} still raises NotImplementedError"
 
 
 def _fail_all(

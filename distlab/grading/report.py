@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from distlab.grading.verdict import ClauseVerdict, TaskVerdict
+from distlab.grading.verdict import HALF_DONE, ClauseVerdict, TaskVerdict
 
 if TYPE_CHECKING:
     from distlab.runner.autopsy import Evidence
@@ -39,13 +39,18 @@ def _lines(verdict: TaskVerdict) -> list[tuple[str, str]]:
         return _passed(verdict)
     if verdict.status == "not_started":
         return [
-            ("dim", f"{verdict.number} not started   {verdict.title}"),
+            ("dim", f"{verdict.number} {_state_of(verdict)}   {verdict.title}"),
             ("plain", f"{_INDENT}{verdict.place}"),
         ]
     if verdict.status == "error":
         head = f"{verdict.number} HARNESS ERROR, not your fault: {verdict.message}"
         return [("fail", line) for line in _wrap(head)]
     return _failed(verdict)
+
+
+def _state_of(verdict: TaskVerdict) -> str:
+    half = verdict.message.startswith(HALF_DONE)
+    return verdict.message if half else "not started"
 
 
 def one_line(verdict: TaskVerdict) -> str:
@@ -58,7 +63,7 @@ def _one_line(verdict: TaskVerdict) -> str:
     if verdict.status == "pass":
         return f"{head} PASS"
     if verdict.status == "not_started":
-        return f"{head} not started: {verdict.place}"
+        return f"{head} {_state_of(verdict)}: {verdict.place}"
     failure = verdict.first_failure()
     clause = f" {failure.id}" if failure and failure.kind else ""
     kind = (failure.kind if failure else "") or "NOT YET"

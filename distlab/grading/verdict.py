@@ -15,6 +15,9 @@ TaskStatus = Literal["pass", "fail", "not_started", "error"]
 PASS, FAILED, USAGE, NOT_STARTED, HARNESS, INTERRUPTED = 0, 1, 2, 10, 11, 130
 """Exit codes; of several tasks the gravest counts: 11 before 1 before 10 before 0."""
 
+HALF_DONE = "half done"
+"""How the message of a task begins that has more functions than were written."""
+
 
 class NotYetError(Exception):
     """A clause is not fulfilled yet.

@@ -12,6 +12,15 @@ import torch
 from torch import Tensor
 
 from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.broadcasts import (
+    Broadcast,
+    broadcast_with,
+    expect_everywhere,
+    expect_few_messages,
+    expect_it_again,
+    finished,
+    sources,
+)
 from distlab.grading.checks.gather_scatter import gather_once, scatter_once
 from distlab.grading.checks.messages import (
     WORLDS,
@@ -25,7 +34,6 @@ from distlab.grading.checks.tree_broadcast import tree_once
 from distlab.grading.clause import clause
 from distlab.grading.oracles import (
     Suspect,
-    all_close,
     close,
     expect_equal_bits,
     expect_values,
@@ -51,109 +59,33 @@ __all__ = [
 def broadcast_once(
     context: RankContext, unit: ModuleType, seed: int, src: int, again: bool = False
 ) -> dict[str, Any]:
-    """One broadcast of a 2 × 3 tensor; with `again`, after one of another dtype."""
-    if again:
-        other = numbers(seed + 1, context.rank, 6, "float32").reshape(2, 3)
-        unit.broadcast(context.comm, other, src)
-    tensor = numbers(seed, context.rank, 6).reshape(2, 3)
-    before = tensor.clone()
-    unit.broadcast(context.comm, tensor, src)
-    return {"before": before, "after": tensor}
+    """One broadcast from `src`."""
+    return broadcast_with(unit.broadcast, context, seed, src, again)
 
 
-def _sources(world_size: int) -> tuple[int, ...]:
-    """All with three ranks, one that is neither 0 nor obvious with other numbers."""
-    # A run each: two broadcasts in one run would make a hang of the first one hard to
-    # read, because some ranks would wait in the second already.
-    return (1, 0, 2) if world_size == 3 else (world_size // 2,)
-
-
-def _broadcast(impl: Implementation, cluster: Bench, src: int) -> Run:
-    """The finished run; if it did not finish, first of all: did the right rank send?"""
-    try:
-        return cluster.run(impl, broadcast_once, src=src)
-    except NotYetError as failure:
-        run = cluster.observe(impl, broadcast_once, src=src)
-        first = [record.calls()[:1] for record in run.ranks]
-        sends = [bool(c) and c[0]["op"] in ("send", "isend") for c in first]
-        if src == 0 or not sends[0] or sends[src]:
-            raise
-        raise NotYetError(
-            f"src is {src}, but rank 0 is the one that sends",
-            slug="source-ignored",
-            evidence=failure.evidence,
-            rule="the source is the argument src: branch on comm.rank == src",
-            kind=failure.kind,
-            fatal=True,
-            output=failure.output,
-        ) from failure
+BROADCAST = Broadcast(
+    scenario=broadcast_once,
+    rule="src sends to everyone else; everyone else receives from src",
+    rule_of_source="the source is the argument src: branch on comm.rank == src",
+    rule_of_messages="every rank but src receives once",
+)
 
 
 @clause("collectives.broadcast", "C1", worlds=WORLDS)
 def everyone_has_it(impl: Implementation, cluster: Bench) -> str | None:
     """V: after a broadcast from src every rank has src's values, for every src."""
-    n = cluster.world_size
-    for src in _sources(n):
-        run = _broadcast(impl, cluster, src)
-        expect_messages(run, "every rank's tensor is as it was")
-        before = [value["before"] for value in run.values]
-        arrived = [received(record) for record in run.ranks if record.rank != src]
-        expect_values(
-            [value["after"] for value in run.values],
-            same_everywhere(before[src], n),
-            what=f"the tensor after a broadcast from rank {src}",
-            suspects=[
-                Suspect(
-                    slug="not-in-place" if all(arrived) else "",
-                    values=before,
-                    sentence="every rank's tensor is as it was before",
-                    rule="receive into the tensor you were given",
-                ),
-                Suspect(
-                    slug="source-ignored",
-                    values=same_everywhere(before[0], n),
-                    sentence=f"src is {src}, but every rank has rank 0's values",
-                    rule="the source is the argument src, not always rank 0",
-                ),
-            ],
-            rule="src sends to everyone else; everyone else receives from src",
-        )
-    if n == 3:
-        run = cluster.run(impl, broadcast_once, src=1, again=True)
-        expect_values(
-            [value["after"] for value in run.values],
-            same_everywhere(run.values[1]["before"], n),
-            what="after a second call in the same process the tensor",
-            rule="keep nothing from one call to the next",
-        )
+    for src in sources(cluster.world_size):
+        expect_everywhere(BROADCAST, finished(BROADCAST, impl, cluster, src), src)
+    if cluster.world_size == 3:
+        expect_it_again(BROADCAST, impl, cluster)
     return None
 
 
 @clause("collectives.broadcast", "C2", worlds=(3, 2, 4, 7))
 def messages_of_broadcast(impl: Implementation, cluster: Bench) -> str | None:
-    """B: n - 1 messages, since each rank but src receives once."""
-    n = cluster.world_size
-    for src in _sources(n):
-        run = cluster.run(impl, broadcast_once, src=src)
-        total = sum(record.messages for record in run.ranks)
-        if total < n - 1:
-            sent = same_everywhere(run.values[src]["before"], n)
-            if all_close([value["after"] for value in run.values], sent):
-                raise NotYetError(
-                    f"every rank has it after {total} messages; {n - 1} are needed: "
-                    "it came by another way",
-                    evidence=calls_of_each(run),
-                    rule="only a message of comm counts",
-                )
-            raise NotJudgedError("some ranks were not reached: see C1")
-        if total > n - 1:
-            raise NotYetError(
-                f"{total} messages for a broadcast on {n} ranks; {n - 1} are enough",
-                slug="extra-messages",
-                evidence=calls_of_each(run),
-                rule="every rank but src receives once",
-            )
-    return f"n = {n}: {n - 1} messages"
+    """B: each rank but src receives once."""
+    expect_few_messages(BROADCAST, impl, cluster)
+    return f"n = {cluster.world_size}: {cluster.world_size - 1} messages"
 
 
 # ── 1.4 all_reduce ──────────────────────────────────────────────────────────────────

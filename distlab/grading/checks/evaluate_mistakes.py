@@ -11,6 +11,7 @@ from torch import Tensor
 from distlab.grading.oracles import Suspect, same_everywhere
 
 Row = tuple[int, float, int, int]
+MIXED_UP = "batches-not-samples"
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,13 @@ def wrong_losses(right: Counted) -> list[Suspect]:
         ),
         _everywhere(
             right,
-            "",
+            MIXED_UP,
             of_batches / samples,
             "the loss is the sum of the batches' means by the number of samples: a "
             "batch's mean was not multiplied by its size",
+            "loss_fn gives a mean: times len(inputs) it is the sum over the batch",
         ),
+        *_by_batches(right, 0, "loss"),
         _everywhere(
             right, "", total, "the loss is the sum over all samples: never divided"
         ),
@@ -66,12 +69,29 @@ def wrong_accuracies(right: Counted) -> list[Suspect]:
     accuracy = right.metrics()[1]
     return [
         *_common(right, 1, "accuracy"),
+        *_by_batches(right, 1, "accuracy"),
         _everywhere(
             right, "", 100 * accuracy, "the accuracy is in percent: 1 is all right"
         ),
         _everywhere(
             right, "", count, "the accuracy is the number of right answers: undivided"
         ),
+    ]
+
+
+def _by_batches(right: Counted, column: int, what: str) -> list[Suspect]:
+    """The sum over all samples, divided by how many batches there are."""
+    total = right.metrics()[column] * sum(row[3] for row in right.rows)
+    return [
+        _everywhere(
+            right,
+            MIXED_UP,
+            total / count,
+            f"the {what} is the sum over all samples by the number of batches: "
+            "batches were counted, not samples",
+            "a batch counts with its size: add len(inputs), not 1",
+        )
+        for count in {len(right.rows), sum(row[3] > 0 for row in right.rows)}
     ]
 
 

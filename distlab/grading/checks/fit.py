@@ -151,7 +151,8 @@ def metrics_of_each_epoch(impl: Implementation, cluster: Bench) -> str | None:
             raise NotYetError(
                 f"fit returned {len(history)} metrics on rank {rank} after "
                 f"{NUM_EPOCHS} epochs",
-                rule="one pair for each epoch, in a list",
+                rule="evaluate after each epoch and append the result, on every rank: "
+                "outside of `if comm.rank == 0`",
             )
     found = [torch.tensor(value["history"]).double() for value in run.values]
     expected = torch.tensor(right.metrics, dtype=torch.float64)
@@ -190,7 +191,7 @@ def one_rank_logs(impl: Implementation, cluster: Bench) -> str | None:
         but = "; something was printed, but log is what the caller hands in"
         raise NotYetError(
             f"no rank called log{but * printed}",
-            rule="one rank calls log(line) after each epoch",
+            rule="one rank calls log(line) after each epoch, in place of print(line)",
         )
     if len(callers) > 1:
         raise NotYetError(

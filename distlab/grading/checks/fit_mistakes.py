@@ -50,8 +50,8 @@ def expect_epochs(run: Run) -> None:
                     Evidence(rank=r.rank, state="read", text=f"{r.value['used']}")
                     for r in run.ranks
                 ),
-                rule="epochs are counted from 0; set_epoch comes before the loop over "
-                "the batches",
+                rule="for epoch in range(num_epochs): set_epoch(epoch) comes first, then "
+                "the loop over the batches",
             )
 
 
@@ -81,7 +81,8 @@ def expect_as_many_steps(run: Run) -> None:
                 Evidence(rank=r, state="took", text=f"{c} steps")
                 for r, c in enumerate(steps)
             ),
-            rule="every rank takes every step, with the same gradient",
+            rule="average_weighted and optimizer.step() stand outside of any if: only "
+            "forward and backward need samples",
         )
 
 

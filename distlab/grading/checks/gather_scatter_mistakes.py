@@ -18,6 +18,8 @@ from distlab.runner.autopsy import Evidence
 BEFORE = -7.0
 """What is in every output before the call: it may hold anything."""
 PLACE = "chunk number r belongs to rank r, on every rank: output.chunk(n)[r]"
+FOR_THE_OTHER = "chunk r of every input is for rank r: what is sent to rank dst is "\
+    "input.chunk(n)[dst]"
 IN_PLACE = "write into output: its chunks are views; output = … only moves the name"
 FILL = "everybody's output is filled, not one rank's alone"
 
@@ -99,7 +101,7 @@ def judge(
             expected,
             what=f"{name}'s output",
             tolerance=seen.tolerance,
-            rule=PLACE,
+            rule=PLACE if name == "all_gather" else FOR_THE_OTHER,
         )
     except NotYetError as failure:
         failure.evidence = seen.evidence(expected)
@@ -229,7 +231,7 @@ def _misdirected(seen: Outputs) -> Guess | None:
             "",
             f"every rank has the sum of rank 0's chunk 0, rank 1's chunk 1"
             f"{', …' * (n > 2)}: each sent its own chunk to all",
-            "to rank r goes chunk r of the input",
+            FOR_THE_OTHER,
         )
     for other in range(1, n) if n > 2 else ():
         if seen.same(seen.outputs[0], own[0] + (n - 1) * cut[other][0]):
@@ -246,10 +248,10 @@ def _misplaced(chunks: list[int]) -> Guess:
     """The sums are complete, but not on the ranks that they are for."""
     if len({*chunks}) == 1:
         sentence = f"every rank has chunk {chunks[0]} of the sum"
-        return Guess("wrong-chunk-order", sentence)
+        return Guess("wrong-chunk-order", sentence, FOR_THE_OTHER)
     odd = next(r for r, chunk in enumerate(chunks) if chunk != r)
     sentence = f"rank {odd} has chunk {chunks[odd]} of the sum, not its own"
-    return Guess("wrong-chunk-order", sentence)
+    return Guess("wrong-chunk-order", sentence, FOR_THE_OTHER)
 
 
 def _incomplete(whose: list[set[int]]) -> Guess:

@@ -111,7 +111,7 @@ def wrong_means(own: list[Tensor], counts: list[int]) -> list[Suspect]:
             rule=per_sample,
         ),
         Suspect(
-            slug="",
+            slug="weighted-after-sum",
             values=[w * plain for w in weights],
             sentence="the sum of all ranks was weighted, by each rank with its own "
             "weight",

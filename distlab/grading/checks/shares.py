@@ -45,13 +45,18 @@ def run_or_name(
         raise
 
 
-def left_early(run: Run, empty: Sequence[int], why: str) -> NotYetError | None:
-    """A rank of `empty` that made fewer calls than a rank that waits for it."""
+def left_early(
+    run: Run, empty: Sequence[int], why: str, ended: str = "finished"
+) -> NotYetError | None:
+    """A rank of `empty` that made fewer calls than a rank that waits for it.
+
+    `ended` says how it left: finished or raised.
+    """
     waiting = [record for record in run.ranks if record.waiting]
     for rank in empty:
         record = run.ranks[rank]
         longer = [w for w in waiting if made(w) > made(record)]
-        if record.status != "finished" or not longer:
+        if record.status != ended or not longer:
             continue
         count = made(record)
         calls = "no call" if not count else f"only {count} call{'s' * (count > 1)}"

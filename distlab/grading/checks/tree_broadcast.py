@@ -13,19 +13,17 @@ from typing import Any
 import torch
 
 from distlab.grading.bench import Bench, Implementation
-from distlab.grading.checks.messages import (
-    calls_of_each,
-    expect_messages,
-    numbers,
-    received,
+from distlab.grading.checks.broadcasts import (
+    Broadcast,
+    broadcast_with,
+    expect_everywhere,
+    expect_few_messages,
+    expect_it_again,
+    finished,
+    sources,
 )
+from distlab.grading.checks.messages import calls_of_each, received
 from distlab.grading.clause import clause
-from distlab.grading.oracles import (
-    Suspect,
-    all_close,
-    expect_values,
-    same_everywhere,
-)
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, RankRecord, Run
 from distlab.runner.autopsy import Evidence
@@ -36,60 +34,30 @@ SENDS = ("send", "isend", "sendrecv")
 def tree_once(
     context: RankContext, unit: ModuleType, seed: int, src: int, again: bool = False
 ) -> dict[str, Any]:
-    """One broadcast of a 2 × 3 tensor; with `again`, after one of another dtype."""
-    if again:
-        other = numbers(seed + 1, context.rank, 6, "float32").reshape(2, 3)
-        unit.tree_broadcast(context.comm, other, src)
-    tensor = numbers(seed, context.rank, 6).reshape(2, 3)
-    before = tensor.clone()
-    unit.tree_broadcast(context.comm, tensor, src)
-    return {"before": before, "after": tensor}
+    """One broadcast from `src`."""
+    return broadcast_with(unit.tree_broadcast, context, seed, src, again)
 
 
-def _sources(world_size: int) -> tuple[int, ...]:
-    return (1, 0, 2) if world_size == 3 else (world_size // 2,)
+TREE = Broadcast(
+    scenario=tree_once,
+    rule="only a rank that has the tensor passes it on",
+    rule_of_source="count places from src: (rank - src) % n is 0 at the source",
+    rule_of_messages="every rank but src receives once, and src never",
+)
 
 
 @clause("collectives.tree_broadcast", "C1", worlds=(3, 2, 4, 7, 5, 1))
 def everyone_has_it(impl: Implementation, cluster: Bench) -> str | None:
     """V: every rank has src's values, for every src and any number of ranks."""
-    n = cluster.world_size
-    for src in _sources(n):
-        run = _finished(impl, cluster, src)
-        expect_messages(run, "every rank's tensor is as it was")
-        before = [value["before"] for value in run.values]
-        arrived = [received(record) for record in run.ranks if record.rank != src]
-        from_0 = all(torch.equal(value["after"], before[0]) for value in run.values)
-        if any(arrived) and not from_0:
+    for src in sources(cluster.world_size):
+        run = finished(TREE, impl, cluster, src)
+        first = run.values[0]["before"]
+        from_0 = all(torch.equal(value["after"], first) for value in run.values)
+        if any(map(received, run.ranks)) and not from_0:
             _expect_reached(run, src)
-        expect_values(
-            [value["after"] for value in run.values],
-            same_everywhere(before[src], n),
-            what=f"the tensor after a broadcast from rank {src}",
-            suspects=[
-                Suspect(
-                    slug="not-in-place" if all(arrived) else "",
-                    values=before,
-                    sentence="every rank's tensor is as it was before",
-                    rule="receive into the tensor you were given",
-                ),
-                Suspect(
-                    slug="source-ignored",
-                    values=same_everywhere(before[0], n),
-                    sentence=f"src is {src}, but every rank has rank 0's values",
-                    rule="count places from src: (rank - src) % n is 0 at the source",
-                ),
-            ],
-            rule="only a rank that has the tensor passes it on",
-        )
-    if n == 3:
-        run = cluster.run(impl, tree_once, src=1, again=True)
-        expect_values(
-            [value["after"] for value in run.values],
-            same_everywhere(run.values[1]["before"], n),
-            what="after a second call in the same process the tensor",
-            rule="keep nothing from one call to the next",
-        )
+        expect_everywhere(TREE, run, src)
+    if cluster.world_size == 3:
+        expect_it_again(TREE, impl, cluster)
     return None
 
 
@@ -105,51 +73,10 @@ def _expect_reached(run: Run, src: int) -> None:
             )
 
 
-def _finished(impl: Implementation, cluster: Bench, src: int) -> Run:
-    """The finished run; if it did not finish, first of all: did the right rank send?"""
-    try:
-        return cluster.run(impl, tree_once, src=src)
-    except NotYetError as failure:
-        run = cluster.observe(impl, tree_once, src=src)
-        first = [record.calls()[:1] for record in run.ranks]
-        sends = [bool(calls) and calls[0]["op"] in SENDS[:2] for calls in first]
-        if src == 0 or not sends[0] or sends[src]:
-            raise
-        raise NotYetError(
-            f"src is {src}, but rank 0 is the one that sends first",
-            slug="source-ignored",
-            evidence=failure.evidence,
-            rule="count places from src: (rank - src) % n is 0 at the source",
-            kind=failure.kind,
-            fatal=True,
-            output=failure.output,
-        ) from failure
-
-
 @clause("collectives.tree_broadcast", "C2", worlds=(3, 2, 4, 7, 5))
 def one_message_per_rank(impl: Implementation, cluster: Bench) -> str | None:
-    """B: n - 1 messages, since each rank but src receives once."""
-    n = cluster.world_size
-    for src in _sources(n):
-        run = cluster.run(impl, tree_once, src=src)
-        total = sum(record.messages for record in run.ranks)
-        if total < n - 1:
-            sent = same_everywhere(run.values[src]["before"], n)
-            if all_close([value["after"] for value in run.values], sent):
-                raise NotYetError(
-                    f"every rank has it after {total} messages; {n - 1} are needed: "
-                    "it came by another way",
-                    evidence=calls_of_each(run),
-                    rule="only a message of comm counts",
-                )
-            raise NotJudgedError("some ranks were not reached: see C1")
-        if total > n - 1:
-            raise NotYetError(
-                f"{total} messages for a broadcast on {n} ranks; {n - 1} are enough",
-                slug="extra-messages",
-                evidence=calls_of_each(run),
-                rule="every rank but src receives once, and src never",
-            )
+    """B: each rank but src receives once."""
+    expect_few_messages(TREE, impl, cluster)
     return None
 
 
