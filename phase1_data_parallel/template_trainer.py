@@ -144,9 +144,9 @@ def evaluate(
 ) -> Metrics:
     """Loss and accuracy over all samples of all ranks; the same numbers on every rank.
 
-    Given: `batches` are this rank's (inputs, targets): any number of them, each of any
-    size, also of no sample; `loss_fn` averages over its samples. The model's outputs are
-    scores: its answer is the class with the highest one. There is a sample somewhere.
+    Given: `batches` are this rank's (inputs, targets). There may be no batch, and a
+    batch may be empty, but somewhere there is a sample. `loss_fn` averages over its
+    samples. The model's answer is the class with the highest output.
 
     C1 the loss (added up in float64) and the accuracy over all samples, on every rank
     C2 ranks with more, fewer or no batches end together

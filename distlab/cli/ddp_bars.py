@@ -85,7 +85,7 @@ class Bars:
 
     def log(self, rank: int, line: str) -> None:
         """What a rank's `fit` logs."""
-        text = " ".join(visible(line).split())
+        text = visible(line.expandtabs(4))
         self._line(cut(f"rank {rank} logs: {text}", WIDTH - 2))
 
     def say(self, *lines: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from distlab.cli.screen import command, processes, show
+from distlab.cli.screen import command, processes, show, wrapped
 from distlab.cli.training import duration, kilobytes, table, times
 from distlab.experiments.ddp import SECONDS_AN_HOUR, Beside, DdpResult
 from distlab.experiments.ddp_code import is_reference
@@ -38,7 +38,7 @@ def plan(config: DdpConfig, note: str, expected: Estimate, rate: float) -> list[
     momentum = f", momentum {config.momentum:g}" if config.momentum else ""
     epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
     return [
-        f"  data      {config.dataset}: {note}",
+        *wrapped(f"data      {config.dataset}: {note}", "  ", " " * 10),
         f"  training  {processes(count)} on {config.device} ({config.backend}), "
         f"{epochs}, {expected.num_steps:,} steps",
         f"  batch     {config.global_batch_size} samples a step{share}",
@@ -79,7 +79,8 @@ def tell(
     if alone and beside:
         lines += ["", *_side_by_side(result, alone, beside)]
     show([("plain", line) for line in lines])
-    show([("fail", f"  {sentence}") for sentence in failures])
+    for sentence in failures:
+        show([("fail", line) for line in wrapped(sentence, "  ")])
     if not failures:
         show([("plain", line) for line in ["", *_concepts(result)]])
         if not is_reference(result.config.code):
@@ -118,7 +119,7 @@ def _figures(result: DdpResult, rate: float) -> list[str]:
         f"  cost        {_money(result.cost(rate))} = {count} × {hours:.5f} h",
         f"              at {_rate(rate)}",
         f"  throughput  {result.throughput:,.0f} samples a second, all ranks together",
-        f"  weights     {weights}",
+        *wrapped(f"weights     {weights}", "  ", " " * 12),
         f"  data        {100 * result.data_wait:.0f} % of the ranks' time went into "
         "waiting for it",
     ]

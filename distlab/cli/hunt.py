@@ -8,13 +8,12 @@ holes in the file that is written: a hunt gives nothing else away.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distlab.cli.hunt_text import guilty_lines, hunted_text
 from distlab.cli.prompt import QuitError, ask_line
-from distlab.cli.screen import command, show, warn, wrapped
+from distlab.cli.screen import command, cut, show, warn, wrapped
 from distlab.curriculum import (
     Curriculum,
     CurriculumError,
@@ -147,8 +146,10 @@ def _entry_to_hunt(
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """What is remembered of a milestone: the open hunt, those that are over, and what
-    the open one's file shows, for its line numbers must stay."""
+    """What is remembered of a milestone: the open hunt, and those that are over.
+
+    `filled` are the tasks that the open one's file shows: its line numbers must stay.
+    """
 
     current: str
     found: list[str]
@@ -281,7 +282,7 @@ def _judge(progress: Progress, prey: Prey, line: int) -> int:
         raise CurriculumError(f"{shown(prey.path)} has the lines 1 to {len(lines)}")
     if line not in prey.guilty:
         here = lines[line - 1].strip() or "(empty)"
-        show([("fail", f"line {line} is as it should be: {here}")])
+        show([("fail", cut(f"line {line} is as it should be: {here}"))])
         return FAILED
     over = [*_kept(progress, prey.milestone).found, prey.entry.id]
     _keep(progress, prey.milestone, Kept(current="", found=over, filled=[]))

@@ -50,7 +50,9 @@ def status(*, now: datetime | None = None) -> int:
 def _emptied(curriculum: Curriculum, progress: Progress) -> list[Task]:
     """Tasks that had passed and whose function is a hole again."""
     passed, state = progress.passed(), progress.read().get("tasks", {})
-    judged = [t for t in curriculum.tasks if t.id in passed and state[t.id].get("digest")]
+    judged = [
+        t for t in curriculum.tasks if t.id in passed and state[t.id].get("digest")
+    ]
     looks = ((task, look_at(curriculum, task, "mine")[0]) for task in judged)
     return [task for task, verdict in looks if verdict.status == "not_started"]
 

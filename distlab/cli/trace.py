@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import sys
 import webbrowser
 from pathlib import Path
 
-from distlab.cli.screen import command, show, warn
+from distlab.cli.screen import command, show, warn, wrapped
 from distlab.curriculum import Progress, load_curriculum
 from distlab.grading import FAILED, TaskVerdict
 from distlab.paths import shown
@@ -17,7 +18,7 @@ _TITLE = re.compile(r"<title>(.*?)</title>")
 
 
 def trace() -> int:
-    """Print where the last timeline is, and open it where there is a screen for it."""
+    """Open the last timeline where there is a screen for it; else draw it as text."""
     path = timeline_path(Progress(load_curriculum().root))
     try:
         title = _TITLE.search(path.read_text(encoding="utf-8"))
@@ -26,10 +27,20 @@ def trace() -> int:
         show([("plain", f"no timeline yet: a failing `{check}` draws one")])
         return FAILED
     if title:
-        show([("plain", title[1])])
+        show([("plain", line) for line in wrapped(html.unescape(title[1]))])
     show([("plain", shown(path))])
-    open_page(path)
+    if has_screen():
+        open_page(path)
+    else:
+        show([("plain", line) for line in ["", *_as_text(path)]])
     return 0
+
+
+def _as_text(path: Path) -> list[str]:
+    try:
+        return path.with_suffix(".txt").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
 
 
 def timeline_path(progress: Progress) -> Path:
@@ -45,7 +56,7 @@ def keep_timeline(progress: Progress, verdict: TaskVerdict) -> list[tuple[str, s
     failure = verdict.first_failure()
     if failure is None or failure.run is None or verdict.is_plan:
         return []  # in a plan no rank sends anything: there is nothing to draw
-    from distlab.trace import page
+    from distlab.trace import draw_text, page
 
     title = f"{verdict.number} {verdict.id} {failure.id}: {failure.world_size} ranks"
     path = timeline_path(progress)
@@ -53,6 +64,8 @@ def keep_timeline(progress: Progress, verdict: TaskVerdict) -> list[tuple[str, s
         text = page(failure.run, title=title, verdict=failure.message)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="replace")
+        rows = "\n".join(draw_text(failure.run))
+        path.with_suffix(".txt").write_text(rows, encoding="utf-8", errors="replace")
     except OSError:
         return []  # that nothing can be kept is said elsewhere, once
     except Exception as error:
@@ -65,8 +78,13 @@ def keep_timeline(progress: Progress, verdict: TaskVerdict) -> list[tuple[str, s
 
 def open_page(path: Path) -> None:
     """Open the page in a browser with windows; never one in this terminal."""
-    has_screen = sys.platform == "darwin" or any(
+    if has_screen():
+        webbrowser.open(path.resolve().as_uri())
+
+
+def has_screen() -> bool:
+    """Whether this is a terminal beside which a browser can open a window."""
+    windows = sys.platform == "darwin" or any(
         os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
     )
-    if has_screen and sys.stdout.isatty():
-        webbrowser.open(path.resolve().as_uri())
+    return windows and sys.stdout.isatty()

@@ -88,9 +88,7 @@ def messages_as_rank(context: RankContext, sizes: Sequence[int]) -> dict[str, fl
     }
 
 
-def estimate(
-    config: DdpConfig, data: Split, probed: Probe | None = None
-) -> Estimate:
+def estimate(config: DdpConfig, data: Split, probed: Probe | None = None) -> Estimate:
     """Time a few steps on one rank's share of a batch, on one thread as a rank has."""
     num_samples = len(data.train_targets)
     per_epoch = -(-num_samples // config.global_batch_size)

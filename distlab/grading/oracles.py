@@ -93,7 +93,9 @@ def expect_values(
             "the way",
             slug="wrong-dtype",
             evidence=tuple(
-                replace(line, text=f"got {brief(a, digits)}   expected {brief(e, digits)}")
+                replace(
+                    line, text=f"got {brief(a, digits)}   expected {brief(e, digits)}"
+                )
                 for line, a, e in zip(evidence, actual, expected, strict=True)
             ),
             rule="take the dtype from what you are given: torch.empty_like(t), "

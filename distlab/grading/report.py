@@ -39,7 +39,7 @@ def _lines(verdict: TaskVerdict) -> list[tuple[str, str]]:
         return _passed(verdict)
     if verdict.status == "not_started":
         return [
-            ("dim", f"{verdict.number} {_state_of(verdict)}   {verdict.title}"),
+            ("dim", f"{verdict.number} {_state_of(verdict)}"),
             ("plain", f"{_INDENT}{verdict.place}"),
         ]
     if verdict.status == "error":
@@ -50,7 +50,7 @@ def _lines(verdict: TaskVerdict) -> list[tuple[str, str]]:
 
 def _state_of(verdict: TaskVerdict) -> str:
     half = verdict.message.startswith(HALF_DONE)
-    return verdict.message if half else "not started"
+    return verdict.message if half else f"not started   {verdict.title}"
 
 
 def one_line(verdict: TaskVerdict) -> str:
@@ -63,7 +63,9 @@ def _one_line(verdict: TaskVerdict) -> str:
     if verdict.status == "pass":
         return f"{head} PASS"
     if verdict.status == "not_started":
-        return f"{head} {_state_of(verdict)}: {verdict.place}"
+        half = verdict.message.startswith(HALF_DONE)
+        state = verdict.message if half else "not started"
+        return f"{head} {state}: {verdict.place}"
     failure = verdict.first_failure()
     clause = f" {failure.id}" if failure and failure.kind else ""
     kind = (failure.kind if failure else "") or "NOT YET"

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from distlab.cli.check import current_task, following
+from distlab.cli.check import check, current_task, following, next_task, under_way
 from distlab.cli.explain import explain
 from distlab.cli.hint import hint
 from distlab.cli.reset import reset
+from distlab.cli.screen import warn
 from distlab.cli.status import status
 from distlab.curriculum import CurriculumError, Progress, load_curriculum
 from distlab.curriculum.misconceptions import read_misconceptions
-from tests.workbench.course import FIRST, ROOT, SECOND, Course
+from tests.workbench.course import EXCHANGE, FIRST, ROOT, SECOND, Course, pristine
 
 Capture = pytest.CaptureFixture[str]
 
@@ -171,6 +172,61 @@ def test_status_fits_and_counts(here: Course, capsys: Capture) -> None:
     path, more = said.split("for whoever wants more")
     assert "tree_broadcast" in more
     assert "tree_broadcast" not in path
+
+
+def test_status_sees_a_function_that_was_emptied(here: Course, capsys: Capture) -> None:
+    here.fill(FIRST, EXCHANGE)
+    progress = Progress(here.root)
+    progress.record_verdict(FIRST, passed=True, digest="of what passed")
+    progress.record_verdict(SECOND, passed=True, digest="")
+    assert status() == 0
+    assert "✓ 1.1 " in capsys.readouterr().out
+    here.template().write_text(pristine("collectives"), encoding="utf-8")
+    assert status() == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^  · 1\.1 .* open again$", said, re.MULTILINE)
+    assert said.count("✓") == 1
+    # and a check writes it down
+    assert check(["1.1"]) == 10
+    assert progress.passed() == {SECOND}
+    assert check(["1.3"]) == 10
+    assert progress.passed() == {SECOND}
+
+
+def test_a_milestone_is_wrapped(here: Course, capsys: Capture) -> None:
+    curriculum, progress = load_curriculum(), Progress(here.root)
+    for task in curriculum.tasks:
+        lines = next_task(curriculum, progress, task.id)
+        assert max(len(line) for _, line in lines) <= 80
+        assert bool(task.milestone) == any("◆" in line for _, line in lines)
+
+
+def test_a_sentence_is_as_wide_as_the_screen(
+    here: Course, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for width, most in (("60", 60), ("200", 80)):
+        done = here.distlab("explain", "a text that nobody knows", COLUMNS=width)
+        assert done.code == 2
+        assert max(map(len, done.err.splitlines())) <= most
+        assert " ".join(done.err.split()).endswith("paste its last line")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    warn("one " * 40)
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_sign_of_life_on_a_screen_only(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with under_way() as sign:
+        sign("1.16")
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr("distlab.cli.check.moves", lambda: True)
+    with under_way() as sign:
+        sign("1.16")
+    assert capsys.readouterr().out == "\r\x1b[K  checking 1.16 …\r\x1b[K"
+    with under_way(quiet=True) as sign:
+        sign("1.16")
+    assert capsys.readouterr().out == ""
 
 
 def test_status_recalls_what_was_a_fortnight_ago(here: Course, capsys: Capture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -75,10 +76,18 @@ def test_a_log_can_be_piped(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"\xff\x00 " + ERRORS[0].example.encode())
 
+    environment = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
+
     def run(text: bytes) -> subprocess.CompletedProcess[bytes]:
         command = [sys.executable, "-m", "distlab", "explain"]
         return subprocess.run(
-            command, input=text, cwd=ROOT, capture_output=True, timeout=60, check=False
+            command,
+            input=text,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            timeout=60,
+            check=False,
         )
 
     done = run(log.read_bytes())

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from distlab.cli.hunt import guilty_lines, hunt
+from distlab.cli.hunt import bare, hunt
+from distlab.cli.hunt_text import guilty_lines, hunted_text
 from distlab.curriculum import CurriculumError, Progress, load_curriculum
-from distlab.curriculum.functions import without_markers
 from distlab.curriculum.misconceptions import read_misconceptions
-from distlab.grading.mutants import read_catalogue
+from distlab.curriculum.regions import find_regions
+from distlab.grading.mutants import Entry, read_catalogue
+from distlab.grading.verdict import ClauseVerdict, TaskVerdict
 from distlab.runner import Cluster
+from distlab.runner.autopsy import Evidence
 from tests.workbench.course import ROOT, Course, keep_warm
 
 Capture = pytest.CaptureFixture[str]
@@ -35,16 +38,44 @@ def type_in(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 
 @pytest.mark.parametrize("entry", HUNTS, ids=[entry.id for entry in HUNTS])
-def test_each_hunt_has_a_place_a_line_and_an_explanation(entry: object) -> None:
+def test_each_hunt_has_a_place_a_line_and_an_explanation(entry: Entry) -> None:
     curriculum = load_curriculum(ROOT)
-    (hunted,) = [e for e in HUNTS if e is entry]
-    assert curriculum.task(hunted.hunt).milestone
-    assert hunted.slug in read_misconceptions()
-    unit = curriculum.units[hunted.task.partition(".")[0]]
-    solution = unit.solution(ROOT).read_text(encoding="utf-8")
-    broken = without_markers(hunted.applied_to(solution))
-    assert 1 <= len(guilty_lines(without_markers(solution), broken)) <= 4
+    assert curriculum.task(entry.hunt).milestone
+    assert entry.slug in read_misconceptions()
+    solution = solution_of(entry)
+    broken = hunted_text(entry.applied_to(solution), {entry.task})
+    right = hunted_text(solution, {entry.task})
+    assert 1 <= len(guilty_lines(right, broken)) <= 4
     assert "SOLUTION" not in broken
+    # every other task is a hole still
+    others = {region.id for region in find_regions(solution)} - {entry.task}
+    for task in others:
+        assert f'raise NotImplementedError("{task}")' in broken
+    assert f'NotImplementedError("{entry.task}")' not in broken
+
+
+def solution_of(entry: Entry) -> str:
+    unit = load_curriculum(ROOT).units[entry.task.partition(".")[0]]
+    return unit.solution(ROOT).read_text(encoding="utf-8")
+
+
+def test_what_has_passed_is_filled_and_nothing_else() -> None:
+    (entry,) = [e for e in HUNTS if e.id == "TR65"]
+    passed = {entry.task, "trainer.average_gradients"}
+    text = hunted_text(entry.applied_to(solution_of(entry)), passed)
+    assert "parameter.grad /= comm.world_size" in text
+    assert 'NotImplementedError("trainer.average_gradients")' not in text
+    assert 'NotImplementedError("trainer.fit")' in text
+
+
+def test_a_moved_line_is_guilty_where_it_stands() -> None:
+    (entry,) = [e for e in HUNTS if e.id == "TR65"]
+    solution = solution_of(entry)
+    broken = hunted_text(entry.applied_to(solution), {entry.task})
+    (line,) = guilty_lines(hunted_text(solution, {entry.task}), broken)
+    assert broken.splitlines()[line - 1].strip() == "optimizer.zero_grad()"
+    assert guilty_lines("z\nl\nb\na\n", "l\nb\nz\na\n") == {3}
+    assert guilty_lines("a\nb\n", "b\na\n") == {1, 2}  # either of them was moved
 
 
 def test_guilty_lines_of_a_change_an_addition_and_a_gap() -> None:
@@ -72,7 +103,7 @@ def test_a_hunt_from_symptoms_to_the_explanation(
     assert path.name in said
     text = path.read_text()
     solution = load_curriculum(here.root).units[path.stem].solution(here.root)
-    right = without_markers(solution.read_text())
+    right = hunted_text(solution.read_text(), {entry.task, "trainer.train_step"})
     (first, *_) = sorted(guilty_lines(right, text))
 
     # a line that is right, no number, and then the one
@@ -86,8 +117,70 @@ def test_a_hunt_from_symptoms_to_the_explanation(
 
     # the next one is another one
     assert Progress(here.root).read()["hunts"]["1.7"]["found"] == [entry.id]
+    # an answer begins none: it is not about the file that was looked at
+    for name in ("", "1.7"):
+        with pytest.raises(CurriculumError, match="no hunt is open"):
+            hunt(name, line=first)
+    assert path.read_text() == text
+    assert hunt("1.7") == 1
+    assert Progress(here.root).read()["hunts"]["1.7"]["open"] not in ("", entry.id)
+
+
+def test_the_line_numbers_stay_while_a_hunt_is_open(
+    here: Course, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    keep_warm(cluster, monkeypatch)
+    assert hunt("1.7", anyway=True) == 1
+    (path,) = (here.state / "hunt").iterdir()
+    before = path.read_text()
+    for task in load_curriculum(here.root).tasks:
+        Progress(here.root).record_verdict(task.id, passed=True, digest="")
     assert hunt("1.7", line=1) == 1
-    assert Progress(here.root).read()["hunts"]["1.7"]["open"] != entry.id
+    assert path.read_text() == before
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("milestone", ["1.13", "1.16"])
+def test_hunts_of_later_milestones(
+    here: Course,
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    milestone: str,
+) -> None:
+    keep_warm(cluster, monkeypatch)
+    assert hunt(milestone, anyway=True) == 1
+    said = capsys.readouterr().out
+    assert f"A hunt at {milestone}" in said
+    assert re.search(rf"^{milestone} C\d ", said, re.MULTILINE)
+    assert "HARNESS" not in said
+    path = here.state / "hunt" / "trainer.py"
+    kept = Progress(here.root).read()["hunts"][milestone]["open"]
+    (entry,) = [e for e in HUNTS if e.id == kept]
+    right = hunted_text(solution_of(entry), {entry.task})
+    assert hunt(line=min(guilty_lines(right, path.read_text()))) == 0
+    assert "Found: line" in capsys.readouterr().out
+
+
+def test_figures_are_shown_and_what_they_mean_is_not() -> None:
+    rows = tuple(
+        Evidence(rank=r, state="wrong", text="got 4   expected 1") for r in range(2)
+    )
+    clause = ClauseVerdict(
+        id="C1", text="it is the mean", status="fail", world_size=2, evidence=rows,
+        message="summed and never divided", slug="sum-not-mean", rule="divide",
+    )  # fmt: skip
+    verdict = TaskVerdict(
+        id="t.a", number="1.1", title="", status="fail", path="", digest="",
+        slug="sum-not-mean", clauses=[clause],
+    )  # fmt: skip
+    (told,) = bare(verdict).clauses
+    assert told.evidence == rows
+    assert told.message == (
+        "this does not hold on 2 ranks: it is the mean; 2 ranks have the same wrong "
+        "numbers"
+    )
+    assert (told.slug, told.rule) == ("", "")
 
 
 def test_what_cannot_be_hunted(here: Course, capsys: Capture) -> None:
@@ -99,13 +192,17 @@ def test_what_cannot_be_hunted(here: Course, capsys: Capture) -> None:
         hunt("1.1", anyway=True)
     with pytest.raises(CurriculumError, match=r"no task is called '9\.9'"):
         hunt("9.9")
-    for line in (0, 10_000):
-        with pytest.raises(CurriculumError, match=r"has the lines 1 to \d+"):
-            hunt(anyway=True, line=line)
     kept = here.state / "progress.json"
+    kept.parent.mkdir()
     for broken in ('{"hunts": 3}', '{"hunts": {"1.7": {"found": 3, "open": []}}}'):
         kept.write_text(broken)
-        assert hunt(anyway=True, line=1) == 1
+        with pytest.raises(CurriculumError, match=r"no hunt is open.*distlab hunt$"):
+            hunt(anyway=True, line=1)
+    kept.write_text('{"hunts": {"1.7": {"filled": 3, "open": "TR65"}}}')
+    for line in (0, 10_000):
+        with pytest.raises(CurriculumError, match=r"has the lines 1 to \d+"):
+            hunt(line=line)
+    assert hunt(line=1) == 1
     (here.root / "tests" / "mutants").unlink()
     with pytest.raises(CurriculumError, match="nothing to hunt in this copy") as caught:
         hunt(anyway=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from distlab.cli.ddp_report import CONCEPTS
+from distlab.cli.ddp_report import CONCEPTS, plan
 from distlab.curriculum import find_root
 from distlab.curriculum.misconceptions import read_misconceptions
 from distlab.data.idx import IdxError
@@ -18,7 +18,7 @@ from distlab.experiments.ddp import DdpResult, Moment, compare, train, train_alo
 from distlab.experiments.ddp_code import choose_units
 from distlab.experiments.ddp_config import PRESETS, DdpConfig, Wishes, make_config
 from distlab.experiments.ddp_data import locate, make_optimizer, read_split
-from distlab.experiments.ddp_estimate import estimate
+from distlab.experiments.ddp_estimate import estimate, probe
 from distlab.experiments.digits import Shard
 from distlab.models.convnet import make_convnet
 from distlab.runner import Cluster, RunnerError
@@ -291,6 +291,21 @@ def test_the_estimate_counts_steps() -> None:
     assert found.num_steps == 4 * 23
     assert found.seconds > found.num_steps * found.step_s > 0
     assert found.cost(3600.0) == pytest.approx(2 * found.seconds)
+    assert "at least" in "".join(plan(config, "", found, 1.0))
+
+
+def test_the_estimate_counts_start_and_messages(cluster: Cluster) -> None:
+    config = config_of(epochs=4, world_size=2)
+    probed = probe(cluster, config)
+    assert probed.messages_s > 0
+    assert probed.start_s > 0
+    found = estimate(config, read_split(None), probed)
+    least = probed.start_s + found.num_steps * (found.step_s + probed.messages_s)
+    assert found.seconds == pytest.approx(least) or found.seconds > least
+    note = "60,000 images of 28×28 pixels, 10,000 held out; plain, as they came"
+    lines = plan(replace(config, dataset="fashion-mnist"), note, found, 1.0)
+    assert "about" in "".join(lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_every_concept_can_be_explained() -> None:

@@ -54,7 +54,10 @@ def test_plain_lines(run: CliRunner) -> None:
     assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
     for part in (
         "2 epochs, 46 steps",
+        "  time      about ",
+        " for its messages",
         "  cost      about 0.",
+        "at 1.00 per worker and hour (--cost-per-worker-hour)",
         "rank       pid",
         "rank 0 logs: epoch 1  loss",
         "2 processes: epoch 2 of 2",
@@ -115,10 +118,17 @@ def test_ones_own_code(run: CliRunner, course: Course, tmp_path: Path) -> None:
     assert (done.exit_code, done.stderr) == (0, "")
     assert "◆ The ranks ran your own code." in done.stdout
 
+    long = changed(tmp_path, 'log(f"epoch', 'log("ab " * 40 + "\\x1b" + f"epoch')
+    done = run.invoke(app, ["ddp", "--code", long, "--epochs", "1"])
+    (logged,) = [x for x in done.stdout.splitlines() if "rank 0 logs" in x]
+    assert len(logged) == 80
+    assert logged.endswith("…")
+
     own = changed(tmp_path, "average_weighted(comm, model, len(inputs))", "pass")
     done = run.invoke(app, ["ddp", "--code", own, "--epochs", "1"])
     assert done.exit_code == 1
     assert "REPLICAS DIFFER" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
     assert "What you have just seen" not in done.stdout
     stuck = changed(
         tmp_path,

@@ -17,7 +17,7 @@ from distlab.curriculum import Progress
 from distlab.grading.verdict import ClauseVerdict, TaskVerdict
 from distlab.runner import RankContext, RankRecord, Run
 from distlab.runner.cluster import Cluster
-from distlab.trace import draw_timeline, page, schedule
+from distlab.trace import draw_text, draw_timeline, page, schedule
 from distlab.trace.canvas import RED
 from tests.workbench.course import RING_OF_SENDS, SECOND, Course, keep_warm
 
@@ -129,6 +129,33 @@ def test_a_long_run_is_cut_and_ends() -> None:
     plan = schedule(run_of(journal))
     assert len(plan.bars) + plan.left_out == 9000
     assert len(page(run_of(journal))) < 500_000
+
+
+def test_a_run_as_text_fits_and_shows_who_waits() -> None:
+    rows = draw_text(ring())
+    assert [row[:14] for row in rows[:3]] == [
+        f"rank {r}  send→{(r + 1) % 3}" for r in range(3)
+    ]
+    assert all("~~~" in row for row in rows[:3])
+    run = run_of(
+        [event("enter", 1, "recv", src=1), ended(1), event("enter", 2, "recv", src=2),
+         ended(2)],
+        [event("enter", 1, "send", dst=0), ended(1)],
+        [event("enter", 1, "send", dst=0), ended(1)],
+    )  # fmt: skip
+    first, _, third, _ = draw_text(run)
+    assert first.index("recv←2") == third.index("send→0")
+    assert "·" in third.partition("send")[0]
+    assert "~" not in first + third
+    journal = [
+        e
+        for n in range(1, 99)
+        for e in (event("enter", n, "barrier", members=[0]), ended(n))
+    ]
+    many = draw_text(run_of(*[journal] * 40))
+    assert max(map(len, many)) <= 80
+    assert "left out" in many[0]
+    assert many[-2] == "… and 24 ranks more"
 
 
 # ── the picture and the page ────────────────────────────────────────────────────────
@@ -250,7 +277,8 @@ def test_the_last_timeline(
     assert said == [("dim", "  timeline: .distlab/last/trace.html")]
     assert trace() == 0
     out = capsys.readouterr().out.splitlines()
-    assert out == ["1.2 a.b C1: 3 ranks", ".distlab/last/trace.html"]
+    assert out[:3] == ["1.2 a.b C1: 3 ranks", ".distlab/last/trace.html", ""]
+    assert out[3:] == draw_text(ring())  # no browser here
 
     # what cannot be written, or drawn, changes nothing else
     timeline_path(progress).unlink()

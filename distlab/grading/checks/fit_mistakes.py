@@ -50,7 +50,7 @@ def expect_epochs(run: Run) -> None:
                     Evidence(rank=r.rank, state="read", text=f"{r.value['used']}")
                     for r in run.ranks
                 ),
-                rule="for epoch in range(num_epochs): set_epoch(epoch) comes first, then "
+                rule="for epoch in range(num_epochs): first set_epoch(epoch), then "
                 "the loop over the batches",
             )
 

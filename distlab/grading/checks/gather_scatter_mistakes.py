@@ -18,8 +18,10 @@ from distlab.runner.autopsy import Evidence
 BEFORE = -7.0
 """What is in every output before the call: it may hold anything."""
 PLACE = "chunk number r belongs to rank r, on every rank: output.chunk(n)[r]"
-FOR_THE_OTHER = "chunk r of every input is for rank r: what is sent to rank dst is "\
+FOR_THE_OTHER = (
+    "chunk r of every input is for rank r: what is sent to rank dst is "
     "input.chunk(n)[dst]"
+)
 IN_PLACE = "write into output: its chunks are views; output = … only moves the name"
 FILL = "everybody's output is filled, not one rank's alone"
 

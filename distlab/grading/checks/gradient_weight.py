@@ -240,8 +240,8 @@ def _expect_finite(run: Run) -> None:
     old = [rank for n, rank in OVERFLOWN if n == run.world_size]
     if old and any(not gradient.isfinite().all() for gradient in after):
         raise NotYetError(
-            f"rank {old[0]} has no samples, and its .grad of an old step, which is inf, "
-            "is in the sum: inf times 0 is nan",
+            f"rank {old[0]} has no samples, and its .grad of an old step is in the "
+            "sum: it is inf, and inf times 0 is nan",
             slug="stale-gradient",
             rule=ZEROS,
         )
