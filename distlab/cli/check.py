@@ -16,7 +16,7 @@ from distlab.curriculum import (
     load_curriculum,
 )
 from distlab.grading import Report, TaskVerdict
-from distlab.grading.preflight import graded_files, look_at
+from distlab.grading.preflight import PRELOADS, graded_files, look_at
 from distlab.grading.report import WIDTH, lines_of
 
 
@@ -95,7 +95,9 @@ def judge(
     on_task(tasks[0].number)  # torch alone takes a second
     from distlab.runner import Cluster
 
-    with Cluster() as cluster:
+    units = {task.unit for task in tasks}
+    preload = [name for unit in sorted(units) for name in PRELOADS.get(unit, ())]
+    with Cluster(preload=tuple(preload)) as cluster:
         cluster.start(wait=False)  # it imports torch while we do
         from distlab.grading.grade import Grader
 

@@ -12,7 +12,7 @@ from distlab.grading.bench import Bench, Implementation
 from distlab.grading.clause import Check, checks_of
 from distlab.grading.liveness import in_order, suspects
 from distlab.grading.parts import parts_used
-from distlab.grading.preflight import look_at
+from distlab.grading.preflight import PRELOADS, look_at
 from distlab.grading.verdict import (
     ClauseVerdict,
     NotJudgedError,
@@ -21,10 +21,6 @@ from distlab.grading.verdict import (
     TaskVerdict,
 )
 from distlab.runner import Cluster, Limits, RunCancelledError, RunnerError
-
-PRELOADS = {"trainer": ("torch._dynamo",)}
-"""What each rank would import by itself: constructing an optimiser needs dynamo."""
-
 
 class Grader:
     """Judges tasks on one warm cluster, one after another."""

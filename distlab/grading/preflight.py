@@ -18,6 +18,9 @@ from distlab.grading.forms import flaw_in, not_a_def
 from distlab.grading.verdict import HALF_DONE, ClauseVerdict, TaskVerdict
 from distlab.paths import shown
 
+PRELOADS = {"trainer": ("torch._dynamo",)}
+"""What each rank would import by itself: constructing an optimiser needs dynamo."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
