@@ -22,6 +22,7 @@ from distlab.grading.verdict import (
 )
 from distlab.runner import Cluster, Limits, RunCancelledError, RunnerError
 
+
 class Grader:
     """Judges tasks on one warm cluster, one after another."""
 
