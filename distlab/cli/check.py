@@ -97,8 +97,9 @@ def judge(
 
     units = {task.unit for task in tasks}
     preload = [name for unit in sorted(units) for name in PRELOADS.get(unit, ())]
-    with Cluster(preload=tuple(preload)) as cluster:
-        cluster.start(wait=False)  # it imports torch while we do
+    with Cluster() as cluster:
+        cluster.warm(*preload)
+        cluster.start(wait=False)  # it imports all that while we import torch
         from distlab.grading.grade import Grader
 
         waiting = [task.number for task in tasks]
