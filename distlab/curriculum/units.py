@@ -108,6 +108,21 @@ class UnitSource:
         return hashlib.sha256(code.encode()).hexdigest()[:12]
 
 
+def travelling(source: UnitSource) -> dict[str, str]:
+    """A unit's text as it travels to the ranks."""
+    return {
+        "unit": source.unit,
+        "side": source.side,
+        "path": str(source.path),
+        "text": source.text,
+    }
+
+
+def arrived(parts: dict[str, str]) -> UnitSource:
+    """What `travelling` was given."""
+    return UnitSource(parts["unit"], parts["side"], Path(parts["path"]), parts["text"])
+
+
 def path_of(curriculum: Curriculum, unit: Unit, code: str = "mine") -> Path:
     """The file of a unit's text: `code` is "mine", "reference" or a path."""
     if code == "mine":

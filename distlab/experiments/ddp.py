@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from distlab.curriculum import UnitSource
+from distlab.curriculum.units import travelling
 from distlab.data.idx_sets import Files
 from distlab.experiments.ddp_config import DdpConfig
 from distlab.experiments.ddp_data import make_model
@@ -169,7 +170,7 @@ def train(
         config.world_size,
         asdict(config),
         {name: str(path.resolve()) for name, path in (files or {}).items()},
-        {n: [u.unit, u.side, str(u.path), u.text] for n, u in units.items()},
+        {name: travelling(unit) for name, unit in units.items()},
         limits=_GPU_LIMITS if config.device == "cuda" else _LIMITS,
         on_report=ear.hear,
         seed=config.seed,

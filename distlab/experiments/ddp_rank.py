@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from distlab.curriculum import UnitSource, load_graft
+from distlab.curriculum import load_graft
+from distlab.curriculum.units import arrived
 from distlab.experiments.ddp_config import DdpConfig
 from distlab.experiments.ddp_data import (
     Split,
@@ -51,7 +52,7 @@ def train_as_rank(
     context: RankContext,
     settings: dict[str, Any],
     files: dict[str, str],
-    units: dict[str, list[str]],
+    units: dict[str, dict[str, str]],
 ) -> dict[str, Any]:
     """The whole training, as one rank lives it; `files` and `units` as text."""
     config, comm = DdpConfig(**settings), context.comm
@@ -168,9 +169,8 @@ class _WatchedLoader:
         return batch
 
 
-def _unit(parts: list[str]) -> Any:
-    unit, side, path, text = parts
-    source = UnitSource(unit, side, Path(path), text)
+def _unit(parts: dict[str, str]) -> Any:
+    source = arrived(parts)
     return load_graft(source, source, ())
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from distlab.curriculum import load_curriculum, read_source
+from distlab.curriculum.units import travelling
 from distlab.data.digits import load_digits_split
 from distlab.experiments.digits_rank import (
     DigitsConfig,
@@ -215,8 +216,7 @@ def compare(
     )
 
 
-def _trainer_parts(code: str) -> list[str]:
+def _trainer_parts(code: str) -> dict[str, str]:
     """The trainer's text, read once: every rank runs the very same."""
     curriculum = load_curriculum()
-    source = read_source(curriculum, curriculum.units["trainer"], code)
-    return [source.unit, source.side, str(source.path), source.text]
+    return travelling(read_source(curriculum, curriculum.units["trainer"], code))

@@ -10,7 +10,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -18,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from distlab.comm import Comm
-from distlab.curriculum import UnitSource, load_graft
+from distlab.curriculum import load_graft
+from distlab.curriculum.units import arrived
 from distlab.data.digits import Digits, load_digits_split
 from distlab.models.mlp import make_mlp
 from distlab.runner import RankContext
@@ -57,13 +57,12 @@ class DigitsConfig:
 
 
 def train_as_rank(
-    context: RankContext, settings: dict[str, Any], trainer_parts: list[str]
+    context: RankContext, settings: dict[str, Any], trainer_parts: dict[str, str]
 ) -> dict[str, Any]:
     """The whole training, as one rank lives it."""
     config, comm, traffic = DigitsConfig(**settings), context.comm, context.traffic
     data = load_digits_split()
-    unit, side, path, text = trainer_parts
-    source = UnitSource(unit, side, Path(path), text)
+    source = arrived(trainer_parts)
     trainer = load_graft(source, source, ())
     controls = {"alone": step_alone, "summed": step_summed}
     step = controls.get(config.mode, trainer.train_step)

@@ -11,6 +11,7 @@ from typing import Any
 
 from distlab.curriculum import load_curriculum
 from distlab.curriculum.choose import chosen_unit
+from distlab.curriculum.units import travelling
 from distlab.experiments import phase1_rank as rank
 from distlab.experiments.digits import (
     PRELOADS,
@@ -25,7 +26,6 @@ from distlab.grading.bench import (
     needed_reference,
     off_limits,
     perform,
-    travelling,
 )
 from distlab.runner import Cluster, Limits, Run
 from distlab.sim import AlphaBeta, SimRun, run_apart

@@ -10,6 +10,7 @@ from typing import Any
 
 from distlab.comm import PointToPointOnly
 from distlab.curriculum import UnitSource, load_graft
+from distlab.curriculum.units import arrived, travelling
 from distlab.grading.diagnosis import diagnose, diagnose_finished, only_messages
 from distlab.grading.guard import install
 from distlab.grading.misfits import printed
@@ -121,22 +122,7 @@ def needed_reference(impl: Implementation) -> dict[str, str]:
     return travelling(reference if impl.grafts else replace(reference, text=""))
 
 
-def travelling(source: UnitSource) -> dict[str, str]:
-    """A unit's text as it travels to the ranks."""
-    return {
-        "unit": source.unit,
-        "side": source.side,
-        "path": str(source.path),
-        "text": source.text,
-    }
-
-
 def _load(
     source: dict[str, str], reference: dict[str, str], grafts: list[str]
 ) -> ModuleType:
     return load_graft(arrived(source), arrived(reference), grafts)
-
-
-def arrived(parts: dict[str, str]) -> UnitSource:
-    """What `travelling` was given."""
-    return UnitSource(parts["unit"], parts["side"], Path(parts["path"]), parts["text"])

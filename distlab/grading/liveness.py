@@ -27,15 +27,14 @@ from torch import Tensor
 
 from distlab.comm import PointToPointOnly
 from distlab.curriculum import load_graft
+from distlab.curriculum.units import arrived, travelling
 from distlab.grading.bench import (
     POINT_TO_POINT_UNITS,
     Bench,
     Implementation,
     Scenario,
-    arrived,
     needed_reference,
     off_limits,
-    travelling,
 )
 from distlab.grading.clause import Check, checks_of
 from distlab.grading.guard import install
