@@ -17,6 +17,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 _BEGIN = re.compile(
     r"^(?P<indent> *)### BEGIN SOLUTION (?P<id>[a-z_0-9]+\.[a-z_0-9]+)$"
@@ -91,6 +92,7 @@ def make_template(text: str) -> str:
     return "".join(out)
 
 
+@lru_cache(maxsize=32)
 def functions_of(text: str) -> dict[str, tuple[str, ...]]:
     """For each task's id the qualified names of the functions its regions lie in.
 

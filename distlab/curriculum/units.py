@@ -13,9 +13,9 @@ import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Literal
 
 from distlab.curriculum.manifest import Curriculum, Unit, load_curriculum
@@ -51,7 +51,19 @@ class UnitSource:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """The parsed text.
+        """The parsed text; not to be changed, every reader gets the same one.
+
+        Raises:
+            SourceError: it is not valid Python.
+        """
+        _ = self.code  # a `return` outside a function parses, but does not compile
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those that compiling has passed over
+            return ast.parse(self.text, str(self.path))
+
+    @cached_property
+    def code(self) -> CodeType:
+        """The compiled text.
 
         Raises:
             SourceError: it is not valid Python.
@@ -59,15 +71,13 @@ class UnitSource:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # "\d" in a docstring is no error
-                tree = ast.parse(self.text, str(self.path))
-                compile(tree, str(self.path), "exec")  # `return` outside a function
+                return compile(self.text, str(self.path), "exec")
         except (SyntaxError, ValueError) as error:
             raise self._not_python(error) from error
         except (RecursionError, MemoryError) as error:
             raise SourceError(
                 "an expression is nested too deeply for Python", self.path
             ) from error
-        return tree
 
     def _not_python(self, error: SyntaxError | ValueError) -> SourceError:
         if "\0" in self.text:  # what Python says about it differs between versions
@@ -103,9 +113,14 @@ class UnitSource:
 
     def function_digest(self, functions: Sequence[str]) -> str:
         """A digest of these functions' code: comments and layout do not change it."""
-        nodes = [_find(self.tree.body, name.split(".")) for name in functions]
-        code = "".join(ast.dump(node) if node else "" for node in nodes)
-        return hashlib.sha256(code.encode()).hexdigest()[:12]
+        return _function_digest(self, tuple(functions))
+
+
+@lru_cache(maxsize=256)
+def _function_digest(source: UnitSource, functions: tuple[str, ...]) -> str:
+    nodes = [_find(source.tree.body, name.split(".")) for name in functions]
+    code = "".join(ast.dump(node) if node else "" for node in nodes)
+    return hashlib.sha256(code.encode()).hexdigest()[:12]
 
 
 def travelling(source: UnitSource) -> dict[str, str]:
@@ -143,12 +158,16 @@ def read_source(curriculum: Curriculum, unit: Unit, code: str = "mine") -> UnitS
     try:
         _expect_a_text_file(path)
         # -sig: an editor's byte-order mark is no part of the program
-        return UnitSource(unit.name, side, path, path.read_text(encoding="utf-8-sig"))
+        return _remembered(unit.name, side, path, path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise SourceError(f"the file cannot be read: {reason}", path) from error
     except UnicodeDecodeError as error:
         raise SourceError("the file is not UTF-8 text", path) from error
+
+
+# A text is looked at once for each of its tasks: parse and compile it only once.
+_remembered = lru_cache(maxsize=32)(UnitSource)
 
 
 def _expect_a_text_file(path: Path) -> None:
@@ -205,7 +224,7 @@ def _execute(source: UnitSource) -> ModuleType:
     module = ModuleType(name)
     module.__file__ = str(source.path)
     sys.modules[name] = module
-    exec(compile(source.tree, str(source.path), "exec"), module.__dict__)
+    exec(source.code, module.__dict__)
     return module
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from distlab.comm import PointToPointOnly
@@ -14,11 +12,11 @@ from distlab.curriculum.units import arrived, travelling
 from distlab.grading.diagnosis import diagnose, diagnose_finished, only_messages
 from distlab.grading.guard import install
 from distlab.grading.misfits import printed
+from distlab.grading.together import Play, asked, play_all, play_of, taken_apart
+from distlab.grading.together import Scenario as Scenario
 from distlab.runner import Cluster, Limits, RankContext, Run
 
-Scenario = Callable[..., Any]
-"""A function `(context, unit, **values) -> record` that runs on every rank."""
-
+_Key = tuple[Play, tuple[str, ...]]
 _SECRETS = ("solutions", "tests/mutants")
 POINT_TO_POINT_UNITS = {"collectives": "the collectives"}
 
@@ -38,14 +36,19 @@ class Implementation:
 
 @dataclass
 class Bench:
-    """`world_size` ranks on which a check runs scenarios; equal runs are run once."""
+    """`world_size` ranks on which a check runs scenarios; equal runs are run once.
+
+    Those of `plan` are run together as soon as one of them is wanted.
+    """
 
     cluster: Cluster
     world_size: int
     seed: int
     limits: Limits
+    plan: tuple[Play, ...] = ()
     latest: Run | None = None  # what the check asked for last
-    _runs: dict[tuple[Any, ...], Run] = field(default_factory=dict)
+    _runs: dict[_Key, Run] = field(default_factory=dict)
+    _after_others: list[_Key] = field(default_factory=list)
 
     def run(self, impl: Implementation, scenario: Scenario, **values: Any) -> Run:
         """Run `scenario` on every rank to its end.
@@ -63,22 +66,44 @@ class Bench:
 
     def observe(self, impl: Implementation, scenario: Scenario, **values: Any) -> Run:
         """The run, however it ended."""
-        key = (scenario.__qualname__, impl.grafts, tuple(sorted(values.items())))
+        wanted = play_of(scenario, values)
+        key = (wanted, impl.grafts)
+        if key not in self._runs and wanted in self.plan:
+            plays, self.plan = self.plan, ()
+            self._play(impl, plays)
         if key not in self._runs:
-            self._runs[key] = self.cluster.run(
-                perform,
-                self.world_size,
-                travelling(impl.source),
-                needed_reference(impl),
-                list(impl.grafts),
-                f"{scenario.__module__}:{scenario.__qualname__}",
-                {"seed": self.seed, **values},
-                off_limits(impl),
-                limits=self.limits,
-                seed=self.seed,
-            )
+            self._play(impl, (wanted,))
         self.latest = self._runs[key]
         return self.latest
+
+    def forget_company(self) -> bool:
+        """Forget what was played after something else; False if nothing was."""
+        forgotten, self._after_others = self._after_others, []
+        for key in forgotten:
+            self._runs.pop(key)
+        return bool(forgotten)
+
+    def _play(self, impl: Implementation, plays: tuple[Play, ...]) -> None:
+        told: list[list[Any]] = [[] for _ in range(self.world_size)]
+        run = self.cluster.run(
+            perform,
+            self.world_size,
+            travelling(impl.source),
+            needed_reference(impl),
+            list(impl.grafts),
+            [[play.name, {"seed": self.seed, **dict(play.values)}] for play in plays],
+            off_limits(impl),
+            limits=self.limits,
+            on_report=lambda rank, value: told[rank].append(value),
+            seed=self.seed,
+        )
+        keys = [(play, impl.grafts) for play in plays]
+        if len(plays) == 1 or not any(record.marks for record in run.ranks):
+            self._runs[keys[0]] = run  # it got no further than the first
+            return
+        parts = taken_apart(run, told, len(plays))
+        self._runs.update(zip(keys, parts, strict=False))
+        self._after_others = keys[1 : len(parts)]
 
     def printed(self) -> str:
         """What the ranks of the latest run printed."""
@@ -86,25 +111,39 @@ class Bench:
         return printed(runs[-1]) if runs else ""
 
 
+@dataclass
+class Asker(Bench):
+    """Answers a check's wish for a run by telling it to who asks: see `first_plays`."""
+
+    def observe(self, impl: Implementation, scenario: Scenario, **values: Any) -> Run:
+        """Never returns."""
+        asked(scenario, values)
+
+
 def perform(
     context: RankContext,
     source: dict[str, str],
     reference: dict[str, str],
     grafts: list[str],
-    scenario: str,
-    values: dict[str, Any],
+    plays: list[tuple[str, dict[str, Any]]],
     off_limits: dict[str, list[str]],
 ) -> Any:
-    """In each rank: load the unit, hand it its communicator, play the scenario."""
+    """In each rank: load the unit, hand it its communicator, play the scenarios."""
     from distlab.runner.rank import resolve
 
     install(**off_limits)
-    unit = _load(source, reference, grafts)
     if source["unit"] in POINT_TO_POINT_UNITS:
         building = POINT_TO_POINT_UNITS[source["unit"]]
         guarded = PointToPointOnly(context.comm, building=building)
         context = replace(context, comm=guarded)
-    return resolve(scenario)(context, unit, **values)
+    texts = arrived(source), arrived(reference)
+
+    def play(name: str, values: dict[str, Any]) -> Any:
+        return resolve(name)(context, load_graft(*texts, grafts), **values)
+
+    if len(plays) == 1:
+        return play(*plays[0])
+    return play_all(context, play, plays)
 
 
 def off_limits(impl: Implementation) -> dict[str, list[str]]:
@@ -120,9 +159,3 @@ def needed_reference(impl: Implementation) -> dict[str, str]:
     """What travels of the reference: no text that is not needed, lest it be read."""
     reference = impl.reference
     return travelling(reference if impl.grafts else replace(reference, text=""))
-
-
-def _load(
-    source: dict[str, str], reference: dict[str, str], grafts: list[str]
-) -> ModuleType:
-    return load_graft(arrived(source), arrived(reference), grafts)

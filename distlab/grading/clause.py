@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distlab.grading.bench import Bench, Implementation
 
 Judge = Callable[["Implementation", "Bench"], str | None]
+Wishes = Callable[[int], Sequence[tuple[Callable[..., Any], dict[str, Any]]]]
+"""By world size: scenarios with their values."""
+
+
+def nothing_more(world_size: int) -> tuple[()]:
+    """The wishes of a check that needs one run."""
+    return ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check: returns nothing, or a note for the learner, or raises NotYetError."""
+    """One check: returns nothing, or a note for the learner, or raises NotYetError.
+
+    `also` is what it runs after its first run, so that it can be played with that.
+    """
 
     task: str
     clause: str
     worlds: tuple[int, ...]
     judge: Judge
+    also: Wishes = nothing_more
 
 
 _CHECKS: dict[str, list[Check]] = {}
 
 
 def clause(
-    task: str, clause_id: str, *, worlds: tuple[int, ...]
+    task: str,
+    clause_id: str,
+    *,
+    worlds: tuple[int, ...],
+    also: Wishes = nothing_more,
 ) -> Callable[[Judge], Judge]:
     """Register a function `(impl, cluster) -> note` as a check of a task's clause.
 
@@ -36,7 +51,9 @@ def clause(
     """
 
     def register(judge: Judge) -> Judge:
-        check = Check(task=task, clause=clause_id, worlds=worlds, judge=judge)
+        check = Check(
+            task=task, clause=clause_id, worlds=worlds, judge=judge, also=also
+        )
         _CHECKS.setdefault(task, []).append(check)
         return judge
 

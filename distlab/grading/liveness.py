@@ -32,12 +32,12 @@ from distlab.grading.bench import (
     POINT_TO_POINT_UNITS,
     Bench,
     Implementation,
-    Scenario,
     needed_reference,
     off_limits,
 )
 from distlab.grading.clause import Check, checks_of
 from distlab.grading.guard import install
+from distlab.grading.together import Scenario, play_of
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import Cluster, Limits, RankContext, Run
 from distlab.sim import run as simulate
@@ -60,7 +60,7 @@ class KernelBench(Bench):
 
     def observe(self, impl: Implementation, scenario: Scenario, **values: Any) -> Run:
         """The run, however it ended."""
-        key = (scenario.__qualname__, impl.grafts, tuple(sorted(values.items())))
+        key = (play_of(scenario, values), impl.grafts)
         if key not in self._runs:
             if impl.grafts not in self.modules:
                 loaded = load_graft(impl.source, impl.reference, impl.grafts)

@@ -18,8 +18,12 @@ from distlab.grading.forms import flaw_in, not_a_def
 from distlab.grading.verdict import HALF_DONE, ClauseVerdict, TaskVerdict
 from distlab.paths import shown
 
-PRELOADS = {"trainer": ("torch._dynamo",)}
-"""What each rank would import by itself: constructing an optimiser needs dynamo."""
+PRELOADS = {
+    "trainer": ("torch._dynamo", "distlab.grading.rehearsal:one_step"),
+    "data_loader": ("numpy.random",),
+}
+"""What each rank would import by itself: constructing an optimiser needs dynamo, and a
+data loader seeds numpy."""
 
 
 @dataclass(frozen=True, kw_only=True)

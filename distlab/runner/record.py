@@ -49,6 +49,7 @@ class RankRecord:
     output: str = ""
     sent_bytes: float = 0.0
     messages: int = 0
+    marks: list[int] = field(default_factory=list)  # events before each report
     in_calls_s: float = 0.0
 
     def calls(self) -> list[Event]:

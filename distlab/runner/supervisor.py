@@ -229,6 +229,7 @@ class Supervisor:
             record.error = error_record(message)
             self._note_failure(record)
         elif kind == "report":
+            record.marks.append(len(record.journal))
             self._on_report(rank, message["value"])
         elif kind != "ready":
             self._note_event(rank, message)

@@ -1,7 +1,6 @@
 """The process that has torch imported and forks ranks from itself: python -m … FD.
 
-It never runs a tensor operation and never starts a thread, because a fork copies only
-the thread that calls it. It listens on one socket (requests come with the ranks' file
+It never starts a thread, because a fork copies only the thread that calls it. It listens on one socket (requests come with the ranks' file
 descriptors attached); when that socket closes, for whatever reason, it ends every
 process below it and itself.
 
@@ -144,7 +143,10 @@ def num_threads() -> int:
 
 def _preload(modules: list[str]) -> None:
     for name in modules:
-        importlib.import_module(name)
+        module, _, function = name.partition(":")
+        imported = importlib.import_module(module)
+        if function:
+            getattr(imported, function)()
     gc.collect()
     gc.freeze()  # keep the collector from touching, and so copying, shared pages
 
