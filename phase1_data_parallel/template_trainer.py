@@ -172,7 +172,7 @@ def fit(
 ) -> list[Metrics]:
     """Train for `num_epochs`; the metrics on `held_out` after each epoch.
 
-    Given: the ranks' models need not be equal yet; `train_loader` and `held_out` give
+    Given: models that may differ, in either mode. `train_loader` and `held_out` give
     this rank's part, as 1.10 and 1.12 know it. The first epoch is set_epoch(0).
 
     C1 the weights become what one process would get from the same global batches

@@ -18,6 +18,7 @@ import typer
 
 from distlab.cli.ddp_verb import ddp
 from distlab.cli.screen import stopped, warn
+from distlab.cli.sim_verbs import scale, sim
 from distlab.grading.verdict import HARNESS, USAGE
 
 P = ParamSpec("P")
@@ -201,6 +202,8 @@ def demo(
 
 
 verb(panel=MORE)(ddp)
+verb(panel=MORE)(sim)
+verb(panel=MORE)(scale)
 
 
 @verb(panel=MORE)
@@ -278,6 +281,18 @@ def update(
     from distlab.cli.update import update
 
     return update(unit)
+
+
+@verb(panel=MORE)
+def calibrate(
+    out: Annotated[str, typer.Option(help="Where to write the table.")] = "",
+    seconds: Annotated[float, typer.Option(help="How long to measure.")] = 20.0,
+    as_json: Json = False,
+) -> int:
+    """Measure this machine's link for the simulator, and how well it then predicts."""
+    from distlab.cli.calibrate import calibrate
+
+    return calibrate(out=out, seconds=seconds, as_json=as_json)
 
 
 @verb(panel=MORE)

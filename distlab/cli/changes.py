@@ -35,6 +35,11 @@ class Changes:
                     words[clause] = f"{clause} does not yet"
         return ", ".join(words.values())
 
+    def failing(self, task: str) -> str:
+        """The first clause that failed in the last verdict on `task`, if one did."""
+        last = self._last.get(task, {})
+        return next((c for c, (status, _) in last.items() if status == "fail"), "")
+
     def _one(
         self,
         task: str,

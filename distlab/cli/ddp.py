@@ -7,14 +7,14 @@ agree on. Every figure is measured while you watch.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distlab.cli.screen import command, processes, show_json, warn
 
 if TYPE_CHECKING:  # these import torch, and a mistyped flag should not wait for it
-    from distlab.curriculum import UnitSource
+    from distlab.curriculum.choose import Choice
     from distlab.experiments.ddp import Beside, DdpResult
     from distlab.experiments.ddp_config import DdpConfig, Wishes
     from distlab.experiments.ddp_data import Origin
@@ -48,12 +48,13 @@ def ddp(wishes: Wishes, order: Order) -> int:
     _check(order)
     import torch
 
-    from distlab.experiments.ddp_code import choose_units
+    from distlab.experiments.ddp_code import choose_units, whose
     from distlab.experiments.ddp_config import make_config
     from distlab.experiments.ddp_data import locate
 
     config = make_config(wishes, num_gpus=torch.cuda.device_count())
     units = choose_units(config.code)
+    config = replace(config, code=config.code or whose(units))
     tracker = _tracker(config) if order.track else None
     origin = locate(
         config.dataset,
@@ -88,7 +89,7 @@ class _Training:
         self,
         config: DdpConfig,
         order: Order,
-        units: dict[str, UnitSource],
+        units: dict[str, Choice],
         origin: Origin,
         tracker: Any,
     ) -> None:

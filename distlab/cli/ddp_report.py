@@ -37,8 +37,10 @@ def plan(config: DdpConfig, note: str, expected: Estimate, rate: float) -> list[
     sure = "about" if expected.messages_s is not None else "at least"
     momentum = f", momentum {config.momentum:g}" if config.momentum else ""
     epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
+    both = wrapped(f"code      {', '.join(config.code)}", "  ", " " * 10)
     return [
         *wrapped(f"data      {config.dataset}: {note}", "  ", " " * 10),
+        *(both if len(config.code) > 1 else []),
         f"  training  {processes(count)} on {config.device} ({config.backend}), "
         f"{epochs}, {expected.num_steps:,} steps",
         f"  batch     {config.global_batch_size} samples a step{share}",
@@ -84,9 +86,16 @@ def tell(
     if not failures:
         show([("plain", line) for line in ["", *_concepts(result)]])
         if not is_reference(result.config.code):
-            show([("", ""), ("pass", "  ◆ The ranks ran your own code.")])
+            own = _own(result.config.code)
+            show([("", ""), ("pass", f"  ◆ The ranks ran your own {own}.")])
     if tracked:
         show([("plain", line) for line in ["", *_tracked(tracked)]])
+
+
+def _own(code: tuple[str, ...]) -> str:
+    """`code`, or the numbers of the tasks where the others are the reference's."""
+    numbers = [part.removeprefix("mine ") for part in code if part[:5] == "mine "]
+    return numbers[0] if numbers else "code"
 
 
 def _epoch_table(result: DdpResult) -> list[str]:

@@ -42,7 +42,10 @@ Download = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Code = Annotated[
     list[str] | None,
-    typer.Option(help="Whose loader and fit: reference, mine, a file; repeatable."),
+    typer.Option(
+        help="Whose loader and fit: reference, mine, a file; repeatable. Without it "
+        "what `distlab use` shows."
+    ),
 ]
 Track = Annotated[str, typer.Option(help="mlflow: write the run down.")]
 Rate = Annotated[
@@ -93,7 +96,7 @@ def ddp(
         dataset=dataset,
         device=device,
         seed=seed,
-        code=tuple(code or ["reference"]),
+        code=tuple(code or ()),
     )
     order = Order(
         data_dir=data_dir,

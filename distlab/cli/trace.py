@@ -56,14 +56,13 @@ def keep_timeline(progress: Progress, verdict: TaskVerdict) -> list[tuple[str, s
     failure = verdict.first_failure()
     if failure is None or failure.run is None or verdict.is_plan:
         return []  # in a plan no rank sends anything: there is nothing to draw
-    from distlab.trace import draw_text, page
+    from distlab.trace import draw_text, to_html
 
     title = f"{verdict.number} {verdict.id} {failure.id}: {failure.world_size} ranks"
     path = timeline_path(progress)
     try:
-        text = page(failure.run, title=title, verdict=failure.message)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", errors="replace")
+        to_html(failure.run, path, title=title, verdict=failure.message)
         rows = "\n".join(draw_text(failure.run))
         path.with_suffix(".txt").write_text(rows, encoding="utf-8", errors="replace")
     except OSError:

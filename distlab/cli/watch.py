@@ -27,7 +27,7 @@ from distlab.cli.hint import LEVELS, hint
 from distlab.cli.screen import command, show
 from distlab.cli.trace import keep_timeline, open_page, timeline_path
 from distlab.curriculum import Progress, Task, load_curriculum
-from distlab.grading import FAILED, Report, TaskVerdict
+from distlab.grading import FAILED, ClauseVerdict, Report, TaskVerdict
 from distlab.grading.preflight import look_at
 from distlab.grading.report import lines_of
 from distlab.paths import shown
@@ -232,9 +232,15 @@ class _Session:
         if ready is not None:
             from distlab.grading.grade import Grader
 
-            grader = Grader(self._curriculum, self._cluster, worlds=self._worlds)
             with under_way(quiet=self._as_json) as sign:
                 sign(task.number)
+                grader = Grader(
+                    self._curriculum,
+                    self._cluster,
+                    worlds=self._worlds,
+                    first=self._changes.failing(task.id),
+                    on_first=lambda clause: sign(f"{task.number}, {_as_yet(clause)}"),
+                )
                 report = grader.grade([task])
         self.exit_code = report.exit_code
         return report.tasks[0]
@@ -251,13 +257,13 @@ class _Session:
         else:
             self._passed_here.discard(verdict.id)
         drawn = keep_timeline(self._progress, verdict)
+        changed = self._changes.since_last(verdict)
         if self._as_json:
             print(json.dumps(verdict.to_json()), flush=True)
             return
         if lost and verdict.world_sizes:
             self._say("fail", f"{verdict.number} passed before, and fails now:")
         show(lines_of(verdict))
-        changed = self._changes.since_last(verdict)
         if changed and verdict.status == "fail":
             self._say("plain", f"  {changed}")
         show(drawn)
@@ -271,6 +277,11 @@ class _Session:
     def _say(self, style: str, line: str) -> None:
         if not self._as_json:
             show([(style, line)])
+
+
+def _as_yet(clause: ClauseVerdict) -> str:
+    """What is known of the clause that failed last, while the others are judged."""
+    return f"{clause.id} {'passes now' if clause.status == 'pass' else 'not yet'}"
 
 
 def _saves(files: set[Path]) -> Iterator[set[Any]]:

@@ -1,7 +1,8 @@
 """The one interface that learner code talks through, and its transports.
 
 `Comm` is what a rank is handed. `TorchComm` carries it over torch.distributed's gloo
-or NCCL. `Journal`, `ByteMeter` and `PointToPointOnly` wrap any Comm.
+or NCCL, `TcpComm` over plain sockets. `Journal`, `ByteMeter` and `PointToPointOnly`
+wrap any Comm.
 """
 
 from distlab.comm._call import COLLECTIVES, Call, Wrapper
@@ -14,6 +15,9 @@ from distlab.comm._protocol import (
     ReduceOp,
     Work,
 )
+from distlab.comm._seams import Clock, Endpoint, Handle, RealClock, Store
+from distlab.comm._tcp import TcpComm
+from distlab.comm._tcp_mesh import MeetingError
 from distlab.comm._torch import TorchComm
 from distlab.comm._wrappers import ByteMeter, Event, Journal, PointToPointOnly, Traffic
 
@@ -23,13 +27,20 @@ __all__ = [
     "SUM",
     "ByteMeter",
     "Call",
+    "Clock",
     "Comm",
     "CommRefusedError",
+    "Endpoint",
     "Event",
+    "Handle",
     "Journal",
+    "MeetingError",
     "PeerLost",
     "PointToPointOnly",
+    "RealClock",
     "ReduceOp",
+    "Store",
+    "TcpComm",
     "TorchComm",
     "Traffic",
     "Work",

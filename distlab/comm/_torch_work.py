@@ -36,9 +36,12 @@ class TorchWork:
     ) -> None:
         self._work, self._rank, self._step, self._peer = work, rank, step, peer
         self._timeout_s, self.finish = timeout_s, finish
+        self._is_done = False
 
     def wait(self, timeout_s: float | None = None) -> None:
         """See `Work.wait`."""
+        if self._is_done:  # torch's gloo would wait for one more message
+            return
         started = time.monotonic()
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         try:
@@ -49,9 +52,9 @@ class TorchWork:
                 raise
             waited_s = time.monotonic() - started
             raise PeerLost(self._rank, self._step, self._peer, waited_s) from error
-        finish, self.finish = self.finish, None  # a second wait must not divide again
-        if finish is not None:
-            finish()
+        self._is_done = True
+        if self.finish is not None:
+            self.finish()
 
     def source(self) -> int:
         """Who sent what this receive from anyone took."""

@@ -42,10 +42,10 @@ class Journal(Wrapper):
                the function it is in, or None), t (seconds), timeout_s (the call's
                own limit), thread (which one calls), threads (how many the rank has)
         post   the same for a call that returns at once (isend, irecv, async_op)
-        wait   the rank starts to wait for the posted call n; with file, line,
+        wait   the rank starts to wait for the posted call n; with file, line, t,
                timeout_s, thread, threads
-        exit   the call n is complete; `src` says who sent, after recv(ANY)
-        error  the call n was refused or failed; with type and message
+        exit   the call n is complete, at t; `src` says who sent, after recv(ANY)
+        error  the call n was refused or failed, at t; with type and message
     """
 
     def __init__(
@@ -125,6 +125,7 @@ class Journal(Wrapper):
             {
                 "k": "error",
                 "n": number,
+                "t": time.monotonic(),
                 "type": type(error).__name__,
                 "message": str(error),
                 "refused": isinstance(error, CommRefusedError),
@@ -145,6 +146,7 @@ class _JournalledWork:
                 "k": "wait",
                 "n": self._number,
                 **_call_site(sys._getframe(1)),
+                "t": time.monotonic(),
                 "timeout_s": timeout_s,
                 **_who_calls(),
             }

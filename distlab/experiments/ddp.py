@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.curriculum import UnitSource
-from distlab.curriculum.units import travelling
+from distlab.curriculum.choose import Choice
 from distlab.data.idx_sets import Files
+from distlab.experiments.ddp_code import as_parts
 from distlab.experiments.ddp_config import DdpConfig
 from distlab.experiments.ddp_data import make_model
 from distlab.experiments.ddp_rank import train_as_rank
@@ -148,7 +148,7 @@ def train(
     cluster: Cluster,
     config: DdpConfig,
     files: Files | None,
-    units: Mapping[str, UnitSource],
+    units: Mapping[str, Choice],
     *,
     on_shards: Callable[[list[Shard], int], None] | None = None,
     on_moment: Callable[[Moment], None] | None = None,
@@ -170,13 +170,13 @@ def train(
         config.world_size,
         asdict(config),
         {name: str(path.resolve()) for name, path in (files or {}).items()},
-        {name: travelling(unit) for name, unit in units.items()},
+        {name: as_parts(unit) for name, unit in units.items()},
         limits=_GPU_LIMITS if config.device == "cuda" else _LIMITS,
         on_report=ear.hear,
         seed=config.seed,
         backend=config.backend,
         # The reference does not deadlock. Others may, and their journals show it.
-        journal=any(unit.side != "reference" for unit in units.values()),
+        journal=any(unit.source.side != "reference" for unit in units.values()),
     ).require_finished()
     values = run.values
     epochs = [_row(i, values) for i in range(config.epochs)]
@@ -200,7 +200,7 @@ def train_alone(
     cluster: Cluster,
     config: DdpConfig,
     files: Files | None,
-    units: Mapping[str, UnitSource],
+    units: Mapping[str, Choice],
     *,
     on_shards: Callable[[list[Shard], int], None] | None = None,
     on_moment: Callable[[Moment], None] | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from distlab.curriculum import (
     Curriculum,
@@ -13,7 +14,9 @@ from distlab.curriculum import (
     load_curriculum,
     read_source,
 )
+from distlab.curriculum.choose import Choice, chosen_unit
 from distlab.curriculum.regions import functions_of
+from distlab.curriculum.units import travelling
 from distlab.grading.parts import parts_used
 
 _ENTRIES = {
@@ -26,14 +29,18 @@ _ENTRIES = {
 """What each unit is entered by, and the tasks that needs in any case."""
 
 
-def choose_units(code: tuple[str, ...]) -> dict[str, UnitSource]:
-    """The text of both units: `code` is reference, mine, or files that hold one each.
+def choose_units(code: tuple[str, ...]) -> dict[str, Choice]:
+    """The code of both units: `code` is reference, mine, or files that hold one each.
+
+    Without any it is what `distlab use` says, task by task.
 
     Raises:
         ValueError: a file cannot be read or holds neither unit, or some task that the
             training needs is not finished.
     """
     curriculum = load_curriculum()
+    if not code:
+        return {name: chosen_unit(curriculum, name) for name in _ENTRIES}
     sides = [side for side in code if side in ("mine", "reference")]
     if len(sides) > 1:
         raise ValueError(f"--code {sides[0]} and --code {sides[1]}: choose one of them")
@@ -46,7 +53,42 @@ def choose_units(code: tuple[str, ...]) -> dict[str, UnitSource]:
             source = _of_file(curriculum, path)
             sources[source.unit] = source
     _require_finished(curriculum, sources)
-    return sources
+    return {
+        name: Choice(source=source, reference=source, grafts=(), parts=())
+        for name, source in sources.items()
+    }
+
+
+def as_parts(unit: Choice) -> dict[str, Any]:
+    """A unit's code as it travels to the ranks."""
+    return {
+        "source": travelling(unit.source),
+        "reference": travelling(unit.reference),
+        "grafts": list(unit.grafts),
+    }
+
+
+def whose(units: Mapping[str, Choice]) -> tuple[str, ...]:
+    """As in `--code`: whose the tasks are that the training needs, where both are."""
+    mine: list[str] = []
+    theirs: list[str] = []
+    for name, choice in units.items():
+        needed = _needed(choice, _ENTRIES[name][1])
+        for part in choice.parts:
+            if part.task in needed:
+                (mine if part.whose == "mine" else theirs).append(part.number)
+    if mine and theirs:
+        return f"mine {' '.join(mine)}", f"reference {' '.join(theirs)}"
+    return ("mine",) if mine else ("reference",)
+
+
+def _needed(choice: Choice, entries: tuple[str, ...]) -> set[str]:
+    functions = functions_of(choice.reference.text)
+    found = set(entries)
+    for task in entries:
+        owner = choice.reference if task in choice.grafts else choice.source
+        found |= set(parts_used(owner.tree, task, functions))
+    return found
 
 
 def is_reference(code: tuple[str, ...]) -> bool:

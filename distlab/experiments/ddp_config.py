@@ -42,7 +42,7 @@ class DdpConfig:
     """One training on `world_size` ranks.
 
     `learning_rate` is that of the optimiser, scaling included. `code` is whose units
-    the ranks run: reference, mine, or files.
+    the ranks run: reference, mine, or files; none: what `distlab use` says.
     """
 
     dataset: str
@@ -85,7 +85,7 @@ class Wishes:
     dataset: str = "digits"
     device: str = "auto"
     seed: int = 0
-    code: tuple[str, ...] = ("reference",)
+    code: tuple[str, ...] = ()
 
 
 def make_config(wishes: Wishes, *, num_gpus: int) -> DdpConfig:

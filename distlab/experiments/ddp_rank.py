@@ -52,7 +52,7 @@ def train_as_rank(
     context: RankContext,
     settings: dict[str, Any],
     files: dict[str, str],
-    units: dict[str, dict[str, str]],
+    units: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
     """The whole training, as one rank lives it; `files` and `units` as text."""
     config, comm = DdpConfig(**settings), context.comm
@@ -169,9 +169,9 @@ class _WatchedLoader:
         return batch
 
 
-def _unit(parts: dict[str, str]) -> Any:
-    source = arrived(parts)
-    return load_graft(source, source, ())
+def _unit(parts: dict[str, Any]) -> Any:
+    source, reference = arrived(parts["source"]), arrived(parts["reference"])
+    return load_graft(source, reference, parts["grafts"])
 
 
 def _report_shard(context: RankContext, loader: Any) -> None:

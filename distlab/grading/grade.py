@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 
 from distlab.curriculum import Curriculum, Task
 from distlab.curriculum.regions import functions_of
-from distlab.grading.bench import Bench, Implementation
+from distlab.grading.bench import Asker, Bench, Implementation
 from distlab.grading.clause import Check, checks_of
 from distlab.grading.liveness import in_order, suspects
 from distlab.grading.parts import parts_used
 from distlab.grading.preflight import PRELOADS, look_at
+from distlab.grading.together import first_plays
 from distlab.grading.verdict import (
     ClauseVerdict,
     NotJudgedError,
@@ -34,12 +37,19 @@ class Grader:
         code: str = "mine",
         seed: int | None = None,
         worlds: Sequence[int] = (),
+        first: str = "",
+        on_first: Callable[[ClauseVerdict], None] = lambda _: None,
     ) -> None:
+        """`first` is judged before the other clauses, and `on_first` hears of it.
+
+        That changes when it is known, and nothing about the verdict.
+        """
         self._curriculum = curriculum
         self._cluster = cluster
         self._code = code
         self._seed = secrets.randbelow(1_000_000) if seed is None else seed
         self._worlds = tuple(worlds)
+        self._first, self._on_first = first, on_first
 
     def grade(
         self,
@@ -68,7 +78,6 @@ class Grader:
         self, verdict: TaskVerdict, task: Task, impl: Implementation
     ) -> TaskVerdict:
         benches: dict[int, Bench] = {}
-        ended = False
         try:
             checks = f"distlab.grading.checks.{task.unit}"
             judges = (checks, "distlab.grading.liveness")
@@ -77,13 +86,13 @@ class Grader:
             if not self._worlds:  # sizes that were asked for are all tried for real
                 alone = self._bench(task, 1)
                 suspected = suspects(self._cluster, task.id, impl, alone)
-            for index, check in enumerate(checks_of(task.id)):
-                if ended:
-                    verdict.clauses.append(_clause(task, check, "skip"))
-                    continue
+
+            @functools.cache
+            def judge(index: int, check: Check) -> tuple[ClauseVerdict, bool]:
                 worlds = in_order(self._world_sizes(check), suspected.get(index, ()))
-                clause, ended = self._clause(task, check, impl, benches, worlds)
-                verdict.clauses.append(clause)
+                return self._clause(task, check, impl, benches, worlds)
+
+            self._judge_clauses(verdict, task, judge)
         except RunnerError as error:
             verdict.status, verdict.message = "error", str(error)
             return verdict
@@ -104,6 +113,23 @@ class Grader:
             verdict.status, verdict.message = "error", "not every clause was judged"
         return verdict
 
+    def _judge_clauses(
+        self,
+        verdict: TaskVerdict,
+        task: Task,
+        judge: Callable[[int, Check], tuple[ClauseVerdict, bool]],
+    ) -> None:
+        """All of them in order, until one ends it; `first` was judged before."""
+        checks = list(enumerate(checks_of(task.id)))
+        for index, check in checks:
+            if check.clause == self._first:
+                self._on_first(judge(index, check)[0])
+        ended = False
+        for index, check in checks:
+            skipped = _clause(task, check, "skip")
+            clause, ended = (skipped, True) if ended else judge(index, check)
+            verdict.clauses.append(clause)
+
     def _clause(
         self,
         task: Task,
@@ -116,11 +142,11 @@ class Grader:
         passed = _clause(task, check, "pass")
         for world_size in worlds:
             if world_size not in benches:
-                benches[world_size] = self._bench(task, world_size)
+                benches[world_size] = self._planned(task, impl, world_size)
             bench = benches[world_size]
             bench.latest = None
             try:
-                note = check.judge(impl, bench)
+                note = _judged(check, impl, bench)
                 if note and world_size > (passed.world_size or 0):
                     passed.note, passed.world_size = note, world_size
             except NotJudgedError:
@@ -149,6 +175,16 @@ class Grader:
         seconds = task.time_limit_s * max(1.0, world_size / 8)
         return Bench(self._cluster, world_size, self._seed, Limits(seconds=seconds))
 
+    def _planned(self, task: Task, impl: Implementation, world_size: int) -> Bench:
+        """A bench that plays together what the checks will want first."""
+        bench = self._bench(task, world_size)
+        asker = Asker(**{f.name: getattr(bench, f.name) for f in fields(bench)})
+        checks = checks_of(task.id)
+        bench.plan = first_plays(
+            [c for c in checks if world_size in self._world_sizes(c)], impl, asker
+        )
+        return bench
+
     def _whose_part(
         self, task: Task, check: Check, impl: Implementation, bench: Bench
     ) -> str:
@@ -167,6 +203,16 @@ class Grader:
             siblings = enough[0] if enough else siblings
         names = " and ".join(name.partition(".")[2] for name in siblings)
         return f"this part is right: it passes with the reference's {names}; fix yours"
+
+
+def _judged(check: Check, impl: Implementation, bench: Bench) -> str | None:
+    """What the check says; a fault is one only if it shows without company too."""
+    try:
+        return check.judge(impl, bench)
+    except NotYetError:
+        if not bench.forget_company():
+            raise
+        return check.judge(impl, bench)
 
 
 def _passes(check: Check, impl: Implementation, bench: Bench) -> bool:

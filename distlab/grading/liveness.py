@@ -66,7 +66,7 @@ class KernelBench(Bench):
                 loaded = load_graft(impl.source, impl.reference, impl.grafts)
                 self.modules[impl.grafts] = loaded
             module = self.modules[impl.grafts]
-            program = partial(_perform, module, scenario, {"seed": self.seed, **values})
+            program = partial(perform_simulated, module, scenario, {"seed": self.seed, **values})
             self._runs[key] = simulate(
                 program, self.world_size, seed=self.seed, limits=self.limits
             )
@@ -175,7 +175,7 @@ def _failure(check: Check, impl: Implementation, bench: Bench) -> NotYetError | 
     return None
 
 
-def _perform(
+def perform_simulated(
     module: ModuleType,
     scenario: Scenario,
     values: dict[str, Any],

@@ -7,10 +7,11 @@ delivers rubbish, or what nobody waited for has come in time by luck.
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
-from distlab.comm import ANY, COLLECTIVES, Event
+from distlab.comm import COLLECTIVES, Event
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankRecord, Run
 from distlab.runner.autopsy import (
@@ -22,6 +23,7 @@ from distlab.runner.autopsy import (
     explain,
     place_of,
 )
+from distlab.runner.pairs import pairs
 
 RULES = {
     "ring-of-sends": (
@@ -48,19 +50,42 @@ RULES = {
 }
 
 
+Calls = Sequence[tuple[int, Event]]
+"""Calls and the ranks that made them."""
+
+
 def not_yet(
-    run: Run, slug: str, message: str = "", *, kind: str = "NOT YET"
+    run: Run, slug: str, message: str = "", *, kind: str = "NOT YET", calls: Calls = ()
 ) -> NotYetError:
-    """The verdict on a run after which no other clause can be judged."""
+    """The verdict on a run after which no other clause can be judged.
+
+    `calls` are those that the message speaks of: the evidence has their lines too.
+    """
     return NotYetError(
         message or explain(run),
         slug=slug,
         rule=RULES.get(slug, ""),
-        evidence=evidence(run),
+        evidence=_with_calls(evidence(run), calls),
         kind=kind,
         fatal=True,
         output=printed(run),
     )
+
+
+def _with_calls(lines: Sequence[Evidence], calls: Calls) -> tuple[Evidence, ...]:
+    """Each rank's line, and before it the call in question where it has gone on."""
+    shown: list[Evidence] = []
+    for line in lines:
+        for rank, call in calls:
+            where = place_of(call)
+            if rank == line.rank and where != line.where:
+                text = f"call #{call['n']} {describe(call)}  {describe_tensor(call)}"
+                shown.append(
+                    Evidence(rank=rank, state="called", text=text, where=where)
+                )
+        if line.where or not shown or shown[-1].rank != line.rank:
+            shown.append(line)
+    return tuple(shown)
 
 
 def printed(run: Run) -> str:
@@ -80,7 +105,7 @@ def _made(record: RankRecord) -> list[Event]:
 
 def mismatched_ends(run: Run) -> NotYetError | None:
     """A message whose two ends are tensors of different size or dtype."""
-    for (src, dst, _tag), sent, received in _pairs(run):
+    for src, dst, _tag, sent, received in pairs(run.ranks):
         sent_facts = (math.prod(sent["shape"] or []), sent["dtype"])
         received_facts = (
             math.prod(received["into_shape"] or []),
@@ -92,7 +117,8 @@ def mismatched_ends(run: Run) -> NotYetError | None:
                 f"rank {src} sends {describe_tensor(sent)}, but rank {dst} "
                 f"receives into {describe_tensor(takes)}"
             )
-            return not_yet(run, "mismatched-buffers", message)
+            calls = [(src, sent), (dst, {**received, **takes})]
+            return not_yet(run, "mismatched-buffers", message, calls=calls)
     return None
 
 
@@ -116,7 +142,8 @@ def unlike_collectives(run: Run) -> NotYetError | None:
                         f"collective #{index + 1}: rank {first} calls "
                         f"{_act_text(one)}, rank {rank} calls {_act_text(other)}"
                     )
-                    return not_yet(run, "collective-mismatch", message)
+                    calls = [(first, one), (rank, other)]
+                    return not_yet(run, "collective-mismatch", message, calls=calls)
     return None
 
 
@@ -169,23 +196,3 @@ def never_waited(run: Run) -> NotYetError | None:
         fatal=True,
         output=printed(run),
     )
-
-
-def _pairs(run: Run) -> list[tuple[tuple[int, int, int], Event, Event]]:
-    """Sends and receives that met, matched channel by channel in order."""
-    sends: dict[Any, deque[Event]] = defaultdict(deque)
-    receives: dict[Any, deque[Event]] = defaultdict(deque)
-    for record in run.ranks:
-        sources = {e["n"]: e["src"] for e in record.journal if "src" in e}
-        for call in _made(record):
-            if call["op"] in ("send", "isend", "sendrecv"):
-                sends[record.rank, call["dst"], call["tag"]].append(call)
-            if call["op"] in ("recv", "irecv", "sendrecv"):
-                src = call["src"]
-                src = sources.get(call["n"], ANY) if src == ANY else src
-                receives[src, record.rank, call["tag"]].append(call)
-    return [
-        (channel, sent, received)
-        for channel, queue in sends.items()
-        for sent, received in zip(queue, receives[channel], strict=False)
-    ]

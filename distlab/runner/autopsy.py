@@ -209,6 +209,7 @@ def _line(record: RankRecord) -> Evidence:
     if record.status == "waiting" and record.waiting:
         call = record.waiting
         text = f"call #{call['n']} {describe(call)}  {describe_tensor(call)}"
+        text += _waited_for(record, call)
         where = place_of(call)
         return Evidence(rank=record.rank, state="waiting", text=text, where=where)
     if record.error is not None:
@@ -219,6 +220,17 @@ def _line(record: RankRecord) -> Evidence:
         where = place(own_frame(record.stack))
         return Evidence(rank=record.rank, state="busy", where=where)
     return Evidence(rank=record.rank, state="finished")
+
+
+def _waited_for(record: RankRecord, call: Event) -> str:
+    """`, wait() in line 63` of a posted call that is waited for on another line."""
+    for event in reversed(record.journal):
+        if event["k"] == "wait" and event["n"] == call["n"]:
+            same_file = event["file"] == call["file"]
+            if same_file and event["line"] != call["line"]:
+                return f", wait() in line {event['line']}"
+            return ""
+    return ""
 
 
 def _line_of_error(record: RankRecord, error: ErrorRecord) -> Evidence:

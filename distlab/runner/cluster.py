@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -64,7 +65,10 @@ class Cluster:
             self._ready()
 
     def warm(self, *modules: str) -> None:
-        """Import `modules` in the zygote, so that no rank has to."""
+        """Import `modules` in the zygote, so that no rank has to.
+
+        "module:function" also calls that function; it may start no thread.
+        """
         new = [name for name in modules if name not in self._preload]
         if new and self._process is not None:
             self._ready()
@@ -110,6 +114,7 @@ class Cluster:
             "memory_bytes": limits.memory_bytes,
             "seed": seed,
             "backend": backend,
+            "secret": secrets.token_hex(32),
             "journal": journal,
         }
         self.start()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from distlab.comm import Comm, Traffic
+from distlab.comm import Clock, Comm, Endpoint, RealClock, Store, Traffic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +17,16 @@ class RankContext:
     """One rank's surroundings.
 
     `comm` writes a journal and counts its bytes into `traffic`. `report` sends a value
-    to the parent at once, while the program goes on.
+    to the parent at once, while the program goes on. `clock.sleep` stands for compute
+    where time is virtual. `store` and `endpoint` are there in simulated runs.
     """
 
     comm: Comm
     traffic: Traffic
     report: Callable[[Any], None]
+    clock: Clock = field(default_factory=RealClock)
+    store: Store | None = None
+    endpoint: Endpoint | None = None
 
     @property
     def rank(self) -> int:

@@ -23,10 +23,12 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from distlab.comm import (
     ByteMeter,
+    Comm,
     CommRefusedError,
     Event,
     Journal,
     PeerLost,
+    TcpComm,
     TorchComm,
 )
 from distlab.runner.context import RankContext, seed_everything
@@ -93,11 +95,7 @@ def _settle_in(folder: Path, rank: int, output: int) -> None:
 def _work(
     job: dict[str, Any], rank: int, folder: Path, control: socket.socket
 ) -> dict[str, Any]:
-    world_size = job["world_size"]
-    store = FileStore(str(folder / "store"), world_size)
-    transport = TorchComm.from_store(
-        store, rank, world_size, backend=job["backend"], timeout_s=job["seconds"] + 60
-    )
+    transport = _connected(job, rank, folder)
     _KEPT_OPEN.append(transport)
     meter = ByteMeter(transport)
 
@@ -122,6 +120,19 @@ def _work(
         "messages": meter.traffic.messages,
         "in_calls_s": meter.traffic.in_calls_s,
     }
+
+
+def _connected(job: dict[str, Any], rank: int, folder: Path) -> Comm:
+    world_size, timeout_s = job["world_size"], job["seconds"] + 60
+    store = FileStore(str(folder / "store"), world_size)
+    if job["backend"] == "tcp":
+        secret = bytes.fromhex(job["secret"])
+        return TcpComm.from_store(
+            store, rank, world_size, secret=secret, timeout_s=timeout_s
+        )
+    return TorchComm.from_store(
+        store, rank, world_size, backend=job["backend"], timeout_s=timeout_s
+    )
 
 
 def raised(error: BaseException) -> dict[str, Any]:

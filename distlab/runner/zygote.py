@@ -1,8 +1,8 @@
 """The process that has torch imported and forks ranks from itself: python -m … FD.
 
-It never starts a thread, because a fork copies only the thread that calls it. It listens on one socket (requests come with the ranks' file
-descriptors attached); when that socket closes, for whatever reason, it ends every
-process below it and itself.
+It never starts a thread, because a fork copies only the thread that calls it. It
+listens on one socket (requests come with the ranks' file descriptors attached); when
+that socket closes, for whatever reason, it ends every process below it and itself.
 
 Source: the idea is Android's zygote; here it turns 4.4 s for 4 spawned ranks into 0.1.
 """

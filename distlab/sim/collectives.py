@@ -3,20 +3,24 @@
 The k-th collective of each member of a group belongs together. It starts when the last
 member has come, takes the time of a bandwidth-optimal algorithm, and then all have the
 result. Members that do not ask for the same thing never meet, as on a real transport.
+A broadcast that some never come to is over for others, see `broadcast`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from distlab.comm import ReduceOp
+from distlab.sim.broadcast import Tree
 from distlab.sim.kernel import Flight, Kernel, Lost
 from distlab.sim.links import Wires
+
+if TYPE_CHECKING:
+    from distlab.sim.conditions import Conditions
 
 Act = tuple[str, int | None]  # which collective, and its root
 
@@ -55,12 +59,21 @@ class Collectives:
     """The meetings of one group; `gone` has those who have given it up."""
 
     def __init__(
-        self, kernel: Kernel, wires: Wires, members: tuple[int, ...], gone: set[int]
+        self,
+        kernel: Kernel,
+        wires: Wires,
+        members: tuple[int, ...],
+        gone: set[int],
+        conditions: Conditions | None = None,
     ) -> None:
+        self._conditions = conditions
         self._kernel, self._wires = kernel, wires
         self._members, self._gone = members, gone
         self._num_joined: defaultdict[int, int] = defaultdict(int)
         self._open: dict[int, dict[int, tuple[Part, Meeting]]] = {}
+        self._free_ps = 0  # one after the other: they would share the same links
+        self._trees: dict[tuple[int, int], Tree] = {}  # by index and root
+        kernel.when_idle.append(self._let_through)
 
     def join(self, owner: int, part: Part) -> Meeting:
         """Take part in this member's next collective."""
@@ -75,8 +88,12 @@ class Collectives:
         elif len(members) == len(self._members) and self._acts(index) == 1:
             num_bytes = part.sent.nbytes if part.sent is not None else 0
             op, n = part.act[0], len(members)
-            took = self._wires.collective(op, n, num_bytes)
-            kernel.at(kernel.now_ps + took, partial(self._finish, index))
+            took = self._wires.collective(op, n, num_bytes, self._members)
+            start = max(kernel.now_ps, self._free_ps)
+            if self._conditions is not None:
+                start = self._conditions.together_ps(self._members, start)
+            self._free_ps = start + took
+            kernel.at(self._free_ps, self._finish, index)
         return meeting
 
     def leave(self) -> None:
@@ -96,10 +113,41 @@ class Collectives:
     def _acts(self, index: int) -> int:
         return len({part.act for part, _ in self._open[index].values()})
 
+    def _let_through(self) -> bool:
+        """Nothing else happens any more: end the broadcasts that are over for some."""
+        over = [] if self._gone else [m for i in self._open for m in self._over(i)]
+        for meeting in over:
+            self._kernel.end(meeting)
+        return bool(over)
+
+    def _over(self, index: int) -> list[Meeting]:
+        members = self._open[index]
+        acts = {part.act for part, _ in members.values() if part.act[0] == "broadcast"}
+        over = []
+        for act in sorted(acts):
+            come = {i: part for i, (part, _) in members.items() if part.act == act}
+            over += [members[i][1] for i in self._handed_down(index, come)]
+        return [meeting for meeting in over if not meeting.done]
+
+    def _handed_down(self, index: int, come: dict[int, Part]) -> list[int]:
+        """Let a broadcast get as far as it can; the members that are through."""
+        root = next(iter(come.values())).act[1] or 0
+        key = (index, root)
+        if key not in self._trees:
+            self._trees[key] = Tree(len(self._members), root)
+        tree = self._trees[key]
+        tree.hand_down({i: p.sent for i, p in come.items() if p.sent is not None})
+        return tree.through(come)
+
     def _finish(self, index: int) -> None:
         members = self._open.pop(index)
+        if self._gone:  # one died meanwhile; the others know already
+            return
         parts = [members[i][0] for i in range(len(members))]
-        if _alike(parts):  # or else nothing happens, and the journals show why
+        tree = self._trees.pop((index, parts[0].act[1] or 0), None)
+        if tree is not None:  # some are through already, and their tensors are theirs
+            tree.hand_down(dict(enumerate(_sent(parts))))
+        elif _alike(parts):  # or else nothing happens, and the journals show why
             _RESULTS[parts[0].act[0]](parts)
         for _, meeting in members.values():
             if not meeting.done:

@@ -11,60 +11,52 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from distlab.comm import ANY, SUM, Comm, PeerLost, ReduceOp
+from distlab.comm import (
+    ANY,
+    SUM,
+    ByteMeter,
+    Call,
+    Comm,
+    CommRefusedError,
+    PeerLost,
+    ReduceOp,
+    Traffic,
+)
 from distlab.comm._refusals import Refusals
 from distlab.sim.channels import End, Group
 from distlab.sim.collectives import Act, Part
-from distlab.sim.kernel import Flight, Lost
+from distlab.sim.kernel import Fiber, Flight, Lost
 from distlab.sim.links import PS, picoseconds
+from distlab.sim.payload import Sized
+from distlab.sim.ways import SimWork, Way, can_travel
+
+__all__ = ["SimComm", "SimWork"]
 
 _LEAST_S = 0.001  # the shortest wait there is on gloo, to which 0 means no limit
-
-
-class SimWork:
-    """A simulated transfer under way."""
-
-    def __init__(
-        self, comm: SimComm, flight: Flight, peer: int | None, step: int
-    ) -> None:
-        self._comm, self._flight, self._peer, self._step = comm, flight, peer, step
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """See `Work.wait`."""
-        self.wait_with((), timeout_s)
-
-    def wait_with(self, needs: tuple[Flight, ...], timeout_s: float | None) -> None:
-        """Wait, as a part of a call that needs all of `needs`."""
-        comm, flight = self._comm, self._flight
-        kernel = comm.group.kernel
-        started = kernel.now_ps
-        in_time = kernel.wait(flight, comm.limit_ps(timeout_s), needs)
-        if in_time and flight.error is None:
-            return
-        if not in_time and isinstance(flight, End):
-            comm.abort_group()  # as on gloo: who gives up closes its connections
-        if in_time and not isinstance(flight.error, Lost):
-            assert flight.error is not None
-            raise flight.error
-        waited_s = (kernel.now_ps - started) / PS
-        raise PeerLost(comm.rank, self._step, self._peer, waited_s)
 
 
 class SimComm:
     """One rank's communicator in the simulated cluster.
 
     `limit_s` is how long the run may take: a wait that gives up later than that is
-    taken to be one for good, as the runner takes it.
+    taken to be one for good, as the runner takes it. What is sent is counted in
+    `traffic`, if there is one, as a ByteMeter counts it.
     """
 
-    def __init__(self, group: Group, rank: int, limit_s: float) -> None:
+    def __init__(
+        self, group: Group, rank: int, limit_s: float, traffic: Traffic | None = None
+    ) -> None:
         self.group = group
         self._rank = rank
         self._limit_s = limit_s
+        self._traffic = traffic
         self._step = 0
         self._num_groups = 0
         self._refuse = Refusals(rank, len(group.members))
         self._groups: list[SimComm] = []
+        self._out: dict[tuple[int, int], Way] = {}  # by peer and tag
+        self._in: dict[tuple[int, int], Way] = {}
+        self._keeps_ends = group.conditions is None
 
     @property
     def rank(self) -> int:
@@ -98,7 +90,14 @@ class SimComm:
         self, tensor: Tensor, dst: int, tag: int = 0, *, timeout_s: float | None = None
     ) -> None:
         """See `Comm.send`."""
-        self.isend(tensor, dst, tag).wait(timeout_s)
+        way = self._way_out(dst, tag)
+        if not can_travel(tensor):
+            self._look_closer(tensor, "send")
+        group = self.group
+        fiber = group.kernel.enter()
+        end = self._take(way, "send", tensor, dst, tag)
+        group.post_send(way.channel, end)
+        self._finish(fiber, end, (end,), timeout_s, way)
 
     def recv(
         self,
@@ -109,26 +108,40 @@ class SimComm:
         timeout_s: float | None = None,
     ) -> int:
         """See `Comm.recv`."""
-        if src != ANY:
-            self.irecv(tensor, src, tag).wait(timeout_s)
-            return src
-        self._refuse.tensor(tensor, "recv")
-        end = self._post("recv", tensor, ANY, tag)
-        SimWork(self, end, None, self._step).wait(timeout_s)
-        return end.source
+        if src == ANY:
+            return self._receive_any(tensor, tag, timeout_s)
+        way = self._way_in(src, tag)
+        if not can_travel(tensor):
+            self._look_closer(tensor, "recv")
+        group = self.group
+        fiber = group.kernel.enter()
+        end = self._take(way, "recv", tensor, src, tag)
+        group.post_receive(way.channel, end)
+        self._finish(fiber, end, (end,), timeout_s, way)
+        return src
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> SimWork:
         """See `Comm.isend`."""
-        self._refuse.peer(dst, "sends to")
-        self._refuse.tensor(tensor, "send")
-        end = self._post("send", tensor, dst, tag)
+        way = self._way_out(dst, tag)
+        if not can_travel(tensor):
+            self._look_closer(tensor, "send")
+        group = self.group
+        group.kernel.enter()
+        way.spare = None
+        end = self._take(way, "send", tensor, dst, tag)
+        group.post_send(way.channel, end)
         return SimWork(self, end, dst, self._step)
 
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> SimWork:
         """See `Comm.irecv`."""
-        self._refuse.peer(src, "receives from")
-        self._refuse.tensor(tensor, "recv")
-        end = self._post("recv", tensor, src, tag)
+        way = self._way_in(src, tag)
+        if not can_travel(tensor):
+            self._look_closer(tensor, "recv")
+        group = self.group
+        group.kernel.enter()
+        way.spare = None
+        end = self._take(way, "recv", tensor, src, tag)
+        group.post_receive(way.channel, end)
         return SimWork(self, end, src, self._step)
 
     def sendrecv(
@@ -141,20 +154,25 @@ class SimComm:
         timeout_s: float | None = None,
     ) -> None:
         """See `Comm.sendrecv`."""
-        self._refuse.tensor(send_tensor, "sendrecv")
-        self._refuse.tensor(recv_tensor, "sendrecv")
+        if not (can_travel(send_tensor) and can_travel(recv_tensor)):
+            self._look_closer(send_tensor, "sendrecv")
+            self._look_closer(recv_tensor, "sendrecv")
         if dst == src == self._rank:  # one rank alone: its own neighbour on both sides
             self._refuse.unlike(send_tensor, recv_tensor)
             recv_tensor.view(-1).copy_(send_tensor.view(-1))
             return
-        self._refuse.peer(dst, "sends to")
-        self._refuse.peer(src, "receives from")
-        sending = self._post("send", send_tensor, dst, 0)
-        send_step = self._step
-        receiving = self._post("recv", recv_tensor, src, 0)
-        both = (sending, receiving)
-        SimWork(self, receiving, src, self._step).wait_with(both, timeout_s)
-        SimWork(self, sending, dst, send_step).wait(timeout_s)
+        out, back = self._way_out(dst, 0), self._way_in(src, 0)
+        group = self.group
+        fiber = group.kernel.enter()
+        sending = self._take(out, "send", send_tensor, dst, 0)
+        group.post_send(out.channel, sending)
+        receiving = self._take(back, "recv", recv_tensor, src, 0)
+        group.post_receive(back.channel, receiving)
+        if not receiving.done:
+            both = (sending, receiving)
+            self.await_in(fiber, receiving, both, timeout_s, src, receiving.step)
+        self._finish(fiber, receiving, (), timeout_s, back)
+        self._finish(fiber, sending, (sending,), timeout_s, out)
 
     # ── collectives ─────────────────────────────────────────────────────────────────
 
@@ -233,7 +251,8 @@ class SimComm:
         if self._rank not in members:
             return None
         shared = self.group.subgroup(key, members)
-        group = SimComm(shared, members.index(self._rank), self._limit_s)
+        number = members.index(self._rank)
+        group = SimComm(shared, number, self._limit_s, self._traffic)
         self._groups.append(group)
         return group
 
@@ -252,20 +271,98 @@ class SimComm:
 
     # ── how ─────────────────────────────────────────────────────────────────────────
 
+    def await_in(
+        self,
+        fiber: Fiber,
+        flight: Flight,
+        needs: tuple[Flight, ...],
+        timeout_s: float | None,
+        peer: int | None,
+        step: int,
+    ) -> None:
+        """Wait for `flight`, as a part of a call that needs all of `needs`."""
+        kernel = self.group.kernel
+        started, in_time = kernel.now_ps, True
+        if not flight.done:
+            limit_ps = None if timeout_s is None else self.limit_ps(timeout_s)
+            in_time = kernel.wait_in(fiber, flight, limit_ps, needs)
+        if in_time and flight.error is None:
+            return
+        if not in_time and isinstance(flight, End):
+            self.abort_group()  # as on gloo: who gives up closes its connections
+        if in_time and not isinstance(flight.error, Lost):
+            assert flight.error is not None
+            raise flight.error
+        waited_s = (kernel.now_ps - started) / PS
+        raise PeerLost(self._rank, step, peer, waited_s)
+
+    def _finish(
+        self,
+        fiber: Fiber,
+        end: End,
+        needs: tuple[Flight, ...],
+        timeout_s: float | None,
+        way: Way,
+    ) -> None:
+        if not end.done or end.error is not None:
+            self.await_in(fiber, end, needs, timeout_s, end.peer, end.step)
+        if self._keeps_ends and timeout_s is None:  # a timer might still know it
+            end.tensor, way.spare = None, end
+
+    def _receive_any(self, tensor: Tensor, tag: int, timeout_s: float | None) -> int:
+        self._look_closer(tensor, "recv")
+        fiber = self.group.kernel.enter()
+        self._step += 1
+        end = End(self.group, "recv", self._rank, ANY, tag, tensor, self._step)
+        self.group.receive(end)
+        self.await_in(fiber, end, (end,), timeout_s, None, self._step)
+        return end.source
+
+    def _way_out(self, dst: int, tag: int) -> Way:
+        way = self._out.get((dst, tag))
+        if way is None or type(dst) is not int:
+            self._refuse.peer(dst, "sends to")
+            way = Way(self.group.channel(self._rank, dst, tag))
+            self._out[dst, tag] = way
+        return way
+
+    def _way_in(self, src: int, tag: int) -> Way:
+        way = self._in.get((src, tag))
+        if way is None or type(src) is not int:
+            self._refuse.peer(src, "receives from")
+            way = Way(self.group.channel(src, self._rank, tag))
+            self._in[src, tag] = way
+        return way
+
+    def _take(self, way: Way, op: str, tensor: Tensor, peer: int, tag: int) -> End:
+        """An end for this call's tensor; the spare one, if there is one."""
+        self._step += 1
+        if self._traffic is not None and op == "send":
+            self._traffic.messages += 1
+            self._traffic.sent_bytes += tensor.nbytes
+        end = way.spare
+        if end is None:
+            return End(self.group, op, self._rank, peer, tag, tensor, self._step)
+        way.spare = None
+        end.done = end.met = False
+        end.tensor, end.step = tensor, self._step
+        return end
+
+    def _look_closer(self, tensor: object, op: str) -> None:
+        """Refuse what cannot travel; a Parameter, for one, can."""
+        if isinstance(tensor, Sized):
+            return
+        self._refuse.tensor(tensor, op)  # type: ignore[arg-type]
+        assert isinstance(tensor, Tensor)
+        if not tensor.is_cpu:
+            raise CommRefusedError(
+                f"{op} got a tensor on {tensor.device}: it must live on comm.device, "
+                "which is cpu"
+            )
+
     def _check_average(self, tensor: Tensor, op: ReduceOp) -> None:
         if op is ReduceOp.AVG:
             self._refuse.whole_average(tensor)
-
-    def _post(self, op: str, tensor: Tensor, peer: int, tag: int) -> End:
-        group = self.group
-        group.kernel.enter()
-        self._step += 1
-        end = End(group, op, self._rank, peer, tag, tensor, self._step)
-        if op == "send":
-            group.send(end)
-        else:
-            group.receive(end)
-        return end
 
     def _join(
         self,
@@ -276,9 +373,19 @@ class SimComm:
     ) -> SimWork:
         self.group.kernel.enter()
         self._step += 1
+        if self._traffic is not None:
+            self._count(act, sent)
         part = Part(act, op, _flat(sent), _flat(received))
         meeting = self.group.collectives.join(self._rank, part)
         return SimWork(self, meeting, None, self._step)
+
+    def _count(self, act: Act, sent: Tensor | None) -> None:
+        """As a ByteMeter counts a library collective."""
+        call = Call(op=act[0], root=act[1], sent=sent)
+        copies = ByteMeter(self, self._traffic)._copies_sent(call)
+        assert self._traffic is not None
+        self._traffic.messages += copies > 0
+        self._traffic.sent_bytes += copies * (0 if sent is None else sent.nbytes)
 
 
 _CPU = torch.device("cpu")

@@ -1,45 +1,49 @@
-"""Ranks that take turns in one thread, and a clock that only they move.
+"""Ranks that take turns, and a clock that only they move.
 
-Each rank is a greenlet: a function that can be left in the middle and entered again.
-It runs until it has to wait; then the hub lets the next one run. When all wait, the
-clock jumps to the next event. When all wait and no event is left, nobody will ever
-go on: that is a deadlock, and it is known at once and for certain.
+Each rank is a strand (a greenlet or a thread, see carriers): a function that can be
+left in the middle and entered again. It runs until it has to wait; then the next one
+runs. When all wait, the clock jumps to the next event. When all wait and no event is
+left, nobody will ever go on: that is a deadlock, and it is known at once and for
+certain.
 
-    hub ──▶ rank 0 … waits ──▶ hub ──▶ rank 1 … waits ──▶ hub ──▶ next event ──▶ rank 0
+    rank 0 … waits ──▶ rank 1 … waits ──▶ next event: rank 0 has its answer ──▶ rank 0 …
 
-The order is the same in every run: who became able to run first runs first, and events
-of one instant happen in the order in which they were planned.
+The order is the same in every run and on both carriers: who became able to run first
+runs first, and events of one instant happen in the order in which they were planned.
 
-Limits: the ranks share one process. Each has its own torch generator and grad mode,
-swapped at every switch (1 µs); Python's and numpy's generators, the environment and
-torch's other settings are shared, because saving numpy's alone takes 30 µs. Code that
-never calls the communicator cannot be interrupted.
+Limits: the ranks share one process. Each has its own torch generator and grad mode.
+Python's and numpy's generators and the environment are shared, unless `run` is asked to
+`isolate` them; torch's other settings and module globals always are.
 """
 
 from __future__ import annotations
 
+import gc
 import heapq
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from distlab.runner import RunnerError
+from distlab.sim.carriers import Carrier, RankEnded, Strand
+from distlab.sim.generators import Generators, make_generators
 from distlab.sim.links import PS
 
-try:
-    import greenlet  # type: ignore[import-untyped,unused-ignore]
-except ImportError:  # said in one sentence as soon as one wants to simulate
-    greenlet = None
+T = TypeVar("T")
 
+_OBJECTS = 50_000  # made before Python looks for those that can go
 _PATIENCE = 100  # calls after the end of a run that a rank is allowed to catch
 
 
 class Lost(Exception):  # noqa: N818 - never raised: it marks a flight without a peer
     """The other side has given up its part in the group."""
+
+
+class MustMove(Exception):  # noqa: N818 - the run is in order, but not possible here
+    """A rank wants to wait inside backward(): the run has to be done on threads."""
 
 
 class Flight:
@@ -56,6 +60,11 @@ class Flight:
         """The ranks that would have to act first; none if it is under way."""
         return ()
 
+    @property
+    def one_is_enough(self) -> bool:
+        """Whether any one of the awaited ranks could end it by itself."""
+        return False
+
     def call(self) -> dict[str, Any]:
         """The call it belongs to, with the keys of a journal's event."""
         return {}
@@ -64,34 +73,47 @@ class Flight:
 class Fiber:
     """One rank: where it stands, and what it finds again when it goes on."""
 
-    __slots__ = ("calls_too_late", "grad", "greenlet", "needs", "random", "rank")
+    __slots__ = (
+        *("calls_too_late", "killed", "needs", "numbers", "rank", "started", "strand"),
+    )
 
-    def __init__(self, rank: int, seed: int) -> None:
-        self.rank = rank
-        self.greenlet: Any = None
-        self.grad = True
-        self.random = torch.Generator().manual_seed(seed).get_state()
+    def __init__(self, rank: int, strand: Strand, numbers: Any) -> None:
+        self.rank, self.strand = rank, strand
+        self.started = self.killed = False
+        self.numbers = numbers  # random ones, of its own
         self.needs: tuple[Flight, ...] = ()  # what it waits for
         self.calls_too_late = 0
 
 
 class Kernel:
-    """The hub, the clock and the events of one simulated run."""
+    """The clock, the events and the turns of one simulated run.
 
-    def __init__(self) -> None:
-        if greenlet is None:
-            raise RunnerError(
-                "the simulated cluster needs the package greenlet: pip install greenlet"
-            )
+    With `can_move` a call inside backward() on a greenlet ends the run by MustMove.
+    """
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        *,
+        can_move: bool = False,
+        generators: Generators | None = None,
+    ) -> None:
         self.now_ps = 0
         self.current: Fiber | None = None
+        self.ran_last: Fiber | None = None  # when the run came to its end
         self.fibers: list[Fiber] = []
+        self.closing = self._must_move = False
+        self._carrier, self._can_move = carrier, can_move
+        self._generators = generators or make_generators(lazy=False, every=False)
         self._ready: deque[Fiber] = deque()
-        self._instants: list[int] = []  # a heap of the keys of `_events`
-        self._events: dict[int, list[Callable[[], object]]] = {}
-        self._thread = threading.get_ident()
-        self.closing = False
-        self._hub: Any = None
+        self._instants: list[int] = []  # a heap of the keys of `events`
+        self.events: dict[int, list[Callable[[], object]]] = {}
+        self._timers: list[tuple[int, int, Flight]] = []  # a heap
+        self._num_timers = 0
+        self.handler: Fiber | None = None  # of the rank that answers a call
+        self.when_idle: list[Callable[[], bool]] = []  # each: is there more to do?
+        self._next_from_hub: Fiber | None = None
+        self._broken: BaseException | None = None
 
     @property
     def now_s(self) -> float:
@@ -100,65 +122,133 @@ class Kernel:
 
     # ── for the hub ─────────────────────────────────────────────────────────────────
 
-    def run(self, mains: Sequence[Callable[[], object]], seed: int) -> None:
-        """Run one rank for each of `mains` until none can go on any more."""
-        generator = torch.default_generator
-        grad, random = torch.is_grad_enabled(), generator.get_state()
-        self._hub = greenlet.getcurrent()
+    def run(
+        self,
+        mains: Sequence[Callable[[], object]],
+        seed: int,
+        late_ps: Mapping[int, int] | None = None,
+    ) -> None:
+        """Run one rank for each of `mains` until none can go on any more.
+
+        `late_ps` says which of them start later than at 0.
+        """
+        threads, collecting = torch.get_num_threads(), gc.get_threshold()
+        torch.set_num_threads(1)  # a rank is one process on one core
+        # A thousand ranks hold a million objects: to look at them more rarely saves a
+        # tenth of the time.
+        gc.set_threshold(max(_OBJECTS, collecting[0]), *collecting[1:])
         try:
             for rank, main in enumerate(mains):
-                fiber = Fiber(rank, seed + rank)
-                fiber.greenlet = greenlet.greenlet(main)
-                self.fibers.append(fiber)
-            self._ready.extend(self.fibers)
-            while self._ready or self._instants:
-                self._run_instant()
+                strand = self._carrier.strand(main)
+                numbers = self._generators.own(seed + rank)
+                self.fibers.append(Fiber(rank, strand, numbers))
+            for fiber in self.fibers:
+                if late_ps and fiber.rank in late_ps:
+                    self.at(late_ps[fiber.rank], self._ready.append, fiber)
+                else:
+                    self._ready.append(fiber)
+            while (following := self._take_turn()) is not None:
+                self._enter(following)
         finally:
-            torch.set_grad_enabled(grad)
-            generator.set_state(random)
+            self.ran_last, self.current = self.current, None
+            torch.set_num_threads(threads)
+            gc.set_threshold(*collecting)
+            self._generators.restore()
 
-    def at(self, when_ps: int, event: Callable[[], object]) -> None:
-        """Have `event` happen at a time that is not in the past."""
-        events = self._events.get(when_ps)
-        if events is None:
-            self._events[when_ps] = [event]
-            heapq.heappush(self._instants, when_ps)
-        else:
-            events.append(event)
+    def _take_turn(self) -> Fiber | None:
+        fiber, self._next_from_hub = self._next_from_hub, None
+        if self._broken is not None:
+            raise self._broken
+        if self._must_move:
+            raise MustMove
+        return fiber or self._next()
 
-    def _run_instant(self) -> None:
-        while self._ready:
-            self._resume(self._ready.popleft())
-        if self._instants:
-            # Events may plan more for this instant: those come in a later round.
-            self.now_ps = heapq.heappop(self._instants)
-            for event in self._events.pop(self.now_ps):
-                event()
+    def kill(self, rank: int) -> bool:
+        """A rank's process is no more: it never goes on; False if it was done before.
 
-    def _resume(self, fiber: Fiber) -> None:
-        self.current = fiber
-        torch._C._set_grad_enabled(fiber.grad)
-        torch.default_generator.set_state(fiber.random)
-        fiber.greenlet.switch()
-        fiber.grad = torch.is_grad_enabled()
-        fiber.random = torch.default_generator.get_state()
-        self.current = None
+        Its strand is unwound at the end of the run, out of sight.
+        """
+        fiber = self.fibers[rank]
+        if fiber.killed or fiber.strand.dead:
+            return False
+        fiber.killed = True
+        return True
 
     def close(self) -> None:
         """Let the ranks that still wait unwind; one that refuses is left behind."""
         self.closing = True
         for fiber in self.fibers:
-            if not fiber.greenlet.dead:
+            if fiber.started and not fiber.strand.dead:
                 self.current = fiber
-                fiber.greenlet.throw(greenlet.GreenletExit)
-                if not fiber.greenlet.dead:
-                    _LEFT_BEHIND.append(fiber.greenlet)
+                self._carrier.switch(fiber.strand)
+                if not fiber.strand.dead:
+                    _LEFT_BEHIND.append(fiber.strand)
+        self.current = None
+        self._carrier.close()
+
+    def at(self, when_ps: int, event: Callable[..., object], *args: Any) -> None:
+        """Have `event(*args)` happen at a time that is not in the past."""
+        act = partial(event, *args) if args else event
+        if when_ps in self.events:
+            self.events[when_ps].append(act)
+        else:
+            self.events[when_ps] = [act]
+            heapq.heappush(self._instants, when_ps)
+
+    def _enter(self, fiber: Fiber) -> None:
+        if fiber.started:
+            self._generators.put(fiber.numbers)
+        else:
+            self._generators.begin(fiber.numbers)
+        self.current, fiber.started = fiber, True
+        self._carrier.switch(fiber.strand)
+        if self.current is not None:  # it did not stop: it has come to its end
+            self._generators.take(self.current.numbers)
         self.current = None
 
-    @property
-    def unwinding(self) -> type[BaseException]:
-        """What is thrown into a rank to end it; never caught for good."""
-        return greenlet.GreenletExit  # type: ignore[no-any-return]
+    def _next(self) -> Fiber | None:
+        """Who goes on now, if need be at a later time; None if nobody ever will."""
+        ready, instants = self._ready, self._instants
+        while True:
+            while not ready:
+                if not instants and any(more() for more in self.when_idle):
+                    continue
+                if self._timers and self._next_gives_up():
+                    continue
+                if not instants:
+                    return None
+                # Events may plan more for this instant: those come in a later round.
+                self.now_ps = heapq.heappop(instants)
+                for event in self.events.pop(self.now_ps):
+                    event()
+            fiber = ready.popleft()
+            if not fiber.killed:
+                return fiber
+
+    def _next_gives_up(self) -> bool:
+        """Whether the next thing to happen is that somebody has waited long enough.
+
+        What happens at that very instant is still in time. Timers of flights that are
+        over do not move the clock.
+        """
+        timers, instants = self._timers, self._instants
+        while timers and timers[0][2].waiter is None:
+            heapq.heappop(timers)
+        if not timers or (instants and instants[0] <= timers[0][0]):
+            return False
+        self.now_ps, _, flight = heapq.heappop(timers)
+        assert flight.waiter is not None
+        self._ready.append(flight.waiter)
+        flight.waiter = None
+        return True
+
+    def on_behalf_of(self, rank: int, act: Callable[[], T]) -> T:
+        """`act()`, as something that happens at a rank which may be waiting."""
+        before, self.current, self.handler = self.current, None, self.fibers[rank]
+        try:
+            return act()
+        finally:
+            self.current, self.handler = before, None
 
     # ── for the ranks ───────────────────────────────────────────────────────────────
 
@@ -170,14 +260,22 @@ class Kernel:
         `needs` is what the rank waits for in all, where that is more than this flight.
         """
         fiber = self.enter()
-        if flight.done:
-            return True
+        return flight.done or self.wait_in(fiber, flight, limit_ps, needs)
+
+    def wait_in(
+        self,
+        fiber: Fiber,
+        flight: Flight,
+        limit_ps: int | None,
+        needs: tuple[Flight, ...],
+    ) -> bool:
+        """`wait`, by a rank that has entered, for a flight that is not over."""
         if limit_ps is not None:
-            self.at(self.now_ps + limit_ps, partial(self._give_up, flight))
+            self._num_timers += 1
+            timer = (self.now_ps + limit_ps, self._num_timers, flight)
+            heapq.heappush(self._timers, timer)
         flight.waiter, fiber.needs = fiber, needs or (flight,)
-        self._hub.switch()
-        if self.closing:
-            raise greenlet.GreenletExit
+        self._pause(fiber)
         flight.waiter, fiber.needs = None, ()
         return flight.done
 
@@ -188,10 +286,27 @@ class Kernel:
             self._ready.append(flight.waiter)
             flight.waiter = None
 
-    def _give_up(self, flight: Flight) -> None:
-        if flight.waiter is not None:
-            self._ready.append(flight.waiter)
-            flight.waiter = None
+    def _pause(self, fiber: Fiber) -> None:
+        """Hand over to whoever is next, which may be this rank itself."""
+        following: Fiber | None = None
+        try:
+            following = self._next()
+            if following is fiber:
+                return
+            self._generators.take(fiber.numbers)
+        except BaseException as error:  # not the rank's own: the hub raises it
+            self._broken, following = error, None
+        if following is not None and following.started:
+            self.current = following
+            self._carrier.switch(following.strand)
+        else:
+            # Only the hub starts strands: a greenlet stands on the one it began in.
+            self._next_from_hub, self.current = following, None
+            self._carrier.switch(self._carrier.hub)
+        if self.closing:
+            raise RankEnded
+        self.current = fiber
+        self._generators.put(fiber.numbers)
 
     def enter(self) -> Fiber:
         """The rank that calls; every call on a communicator starts here.
@@ -200,26 +315,40 @@ class Kernel:
             RuntimeError: the call comes from where a rank cannot be left.
         """
         fiber = self.current
-        if fiber is None or threading.get_ident() != self._thread:
+        if fiber is None or _thread_id() != fiber.strand.thread_id:
+            if self.handler is not None:
+                raise RuntimeError("what serves a call answers at once: it cannot wait")
             raise RuntimeError(
                 "a simulated rank has one thread: only the one that runs the program "
                 "can call comm"
             )
-        if torch._C._current_graph_task_id() != -1:
-            raise RuntimeError(
-                "the simulator cannot wait inside backward(): call comm after it"
-            )
         if self.closing:
             self._too_late(fiber)
+        if _graph_task_id() != -1:
+            self._inside_backward()
         return fiber
+
+    def _inside_backward(self) -> None:
+        if self._carrier.can_leave_backward:
+            return
+        if not self._can_move:
+            raise RuntimeError(
+                "a greenlet cannot wait inside backward(): call comm after it, or run "
+                'the simulation with carrier="threads"'
+            )
+        self._must_move = self.closing = True
+        raise RankEnded
 
     def _too_late(self, fiber: Fiber) -> None:
         """The run is over: end the rank; if it catches that for ever, leave it."""
         fiber.calls_too_late += 1
         while fiber.calls_too_late > _PATIENCE:
-            self._hub.switch()
-        raise greenlet.GreenletExit
+            self._carrier.switch(self._carrier.hub)
+        raise RankEnded
 
+
+_thread_id = threading.get_ident
+_graph_task_id = torch._C._current_graph_task_id
 
 _LEFT_BEHIND: list[object] = []
 """Ranks that caught their own end; to let go of one would throw it in again."""

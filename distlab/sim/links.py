@@ -3,6 +3,11 @@
 A network is a description (`AlphaBeta`, frozen, shared); `wires` makes the state that
 one run of it needs. Whatever has the two methods of `Wires` can take its place.
 
+    AlphaBeta   a latency and a speed, the same for every pair (this file)
+    LogGP       the same, with what sender, receiver and wire do each (loggp.py)
+    Piecewise   a table of measured times (piecewise.py)
+    Fabric      islands, network cards and switches that flows share (fabric.py)
+
 Source: R. Hockney, "The communication challenge for MPP" (1994), for alpha and beta.
 Symbols: alpha_s = seconds per message; bytes_per_s = 1 / beta; n ranks; S bytes.
 """
@@ -10,8 +15,9 @@ Symbols: alpha_s = seconds per message; bytes_per_s = 1 / beta; n ranks; S bytes
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 PS = 1_000_000_000_000
 """Picoseconds in a second. Time is a whole number of them: it adds up exactly."""
@@ -30,8 +36,21 @@ class Wires(Protocol):
     ) -> tuple[int, int]:
         """When a message that could go now starts and is complete; books its way."""
 
-    def collective(self, op: str, n: int, num_bytes: int) -> int:
-        """Picoseconds that a library collective of n ranks takes."""
+    def collective(
+        self, op: str, n: int, num_bytes: int, members: Sequence[int] = ()
+    ) -> int:
+        """Picoseconds that a library collective of n ranks takes.
+
+        `members` are the n ranks of the world, where who they are makes a difference.
+        """
+
+
+@runtime_checkable
+class Metered(Protocol):
+    """Wires that can say afterwards how much each link had to do."""
+
+    def usage(self) -> dict[str, int]:
+        """Picoseconds for which each link that carried something was busy."""
 
 
 class Network(Protocol):
@@ -57,44 +76,119 @@ class AlphaBeta:
     bytes_per_s: float = 12.5e9
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha_s < math.inf:
-            raise ValueError(f"alpha_s is {self.alpha_s}: seconds, 0 or more")
-        if not self.bytes_per_s > 0:
-            raise ValueError(f"bytes_per_s is {self.bytes_per_s}: it must be above 0")
+        require_duration("alpha_s", self.alpha_s)
+        require_speed("bytes_per_s", self.bytes_per_s)
 
     def wires(self, world_size: int) -> Wires:
         """A network on which nothing is under way yet."""
-        return _Ports(self, world_size)
+        alpha_ps, ps_per_byte = picoseconds(self.alpha_s), PS / self.bytes_per_s
+
+        def cost(num_bytes: float) -> tuple[float, float]:
+            bytes_ps = num_bytes * ps_per_byte
+            return bytes_ps, alpha_ps
+
+        return Ports(cost, world_size)
+
+    def message_s(self, num_bytes: float) -> float:
+        """Seconds for one message on an empty network."""
+        return self.alpha_s + num_bytes / self.bytes_per_s
 
 
-class _Ports:
-    """When each rank's way out and way in are free again."""
+Cost = Callable[[float], tuple[float, float]]
+"""Of a message of that many bytes: picoseconds that it keeps the sender's way out and
+the receiver's way in, and picoseconds from then until the receiver has it."""
 
-    def __init__(self, net: AlphaBeta, world_size: int) -> None:
-        self._alpha_ps = picoseconds(net.alpha_s)
-        self._ps_per_byte = PS / net.bytes_per_s
+
+class Ports:
+    """When each rank's way out and way in are free again; for nets alike everywhere."""
+
+    def __init__(self, cost: Cost, world_size: int) -> None:
+        self._cost = cost
+        self._costs: dict[int, tuple[int, int]] = {}
         self._out_free_ps = [0] * world_size
         self._in_free_ps = [0] * world_size
+        self._out_busy_ps = [0] * world_size
+        self._in_busy_ps = [0] * world_size
 
     def message(
         self, src: int, dst: int, num_bytes: int, now_ps: int
     ) -> tuple[int, int]:
         """See `Wires.message`."""
-        start = max(now_ps, self._out_free_ps[src], self._in_free_ps[dst])
-        free = start + round(num_bytes * self._ps_per_byte)
-        self._out_free_ps[src] = self._in_free_ps[dst] = free
-        return start, free + self._alpha_ps
+        # Called for every message, 2 million times for a ring of 1,024: hence no max()
+        # and a cost looked up rather than worked out.
+        busy, rest = self._costs.get(num_bytes) or self._cost_of(num_bytes)
+        out_free, in_free = self._out_free_ps, self._in_free_ps
+        start = now_ps
+        if out_free[src] > start:
+            start = out_free[src]
+        if in_free[dst] > start:
+            start = in_free[dst]
+        free = out_free[src] = in_free[dst] = start + busy
+        self._out_busy_ps[src] += busy
+        self._in_busy_ps[dst] += busy
+        return start, free + rest
 
-    def collective(self, op: str, n: int, num_bytes: int) -> int:
-        """The bandwidth-optimal algorithms; `num_bytes` is what each rank puts in."""
-        share = num_bytes * self._ps_per_byte / n
-        depth = math.ceil(math.log2(n))  # hops of a tree to the furthest rank
-        steps, chunks = {
-            "all_reduce": (2 * (n - 1), 2 * (n - 1)),
-            "reduce_scatter": (n - 1, n - 1),
-            "all_to_all": (n - 1, n - 1),
-            "all_gather": (n - 1, n * (n - 1)),
-            "broadcast": (depth, depth * n),
-            "reduce": (depth, depth * n),
-        }.get(op, (depth, 0))
-        return round(steps * self._alpha_ps + chunks * share)
+    def collective(
+        self, op: str, n: int, num_bytes: int, members: Sequence[int] = ()
+    ) -> int:
+        """See `Wires.collective`; every hop is like every other."""
+        return collective_ps(op, n, num_bytes, lambda size: sum(self._cost(size)))
+
+    def usage(self) -> dict[str, int]:
+        """See `Metered.usage`."""
+        busy = {"out": self._out_busy_ps, "in": self._in_busy_ps}
+        return {
+            f"rank{rank}.{way}": ps
+            for way, ranks in busy.items()
+            for rank, ps in enumerate(ranks)
+            if ps
+        }
+
+    def alone(self, num_bytes: int) -> tuple[int, int]:
+        """Picoseconds for a message that meets no other, and how many keep its ends."""
+        busy, rest = self._cost_of(num_bytes)
+        return busy + rest, busy
+
+    def _cost_of(self, num_bytes: int) -> tuple[int, int]:
+        busy, rest = self._cost(num_bytes)
+        self._costs[num_bytes] = round(busy), round(rest)
+        return self._costs[num_bytes]
+
+
+def collective_ps(
+    op: str, n: int, num_bytes: int, hop_ps: Callable[[float], float]
+) -> int:
+    """Picoseconds of the bandwidth-optimal algorithm for `op` on `n` ranks.
+
+    `num_bytes` is what each rank puts in, `hop_ps(size)` one message of that size.
+    """
+    depth = math.ceil(math.log2(n))  # hops of a tree to the furthest rank
+    steps, size = {
+        "all_reduce": (2 * (n - 1), num_bytes / n),
+        "reduce_scatter": (n - 1, num_bytes / n),
+        "all_to_all": (n - 1, num_bytes / n),
+        "all_gather": (n - 1, num_bytes),
+        "broadcast": (depth, num_bytes),
+        "reduce": (depth, num_bytes),
+    }.get(op, (depth, 0))
+    return round(steps * hop_ps(size))
+
+
+def require_duration(name: str, seconds: float) -> None:
+    """A time is finite and not negative.
+
+    Raises:
+        ValueError: it is not; with its name.
+    """
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{name} is {seconds}: seconds, 0 or more")
+
+
+def require_speed(name: str, per_s: float) -> None:
+    """A speed is above zero; it may be infinite.
+
+    Raises:
+        ValueError: it is not; with its name.
+    """
+    if not per_s > 0:
+        raise ValueError(f"{name} is {per_s}: it must be above 0")

@@ -12,7 +12,11 @@ from typing import Any
 
 from distlab.runner import Cluster, ErrorRecord, Limits, RankContext, RankRecord, Run
 from distlab.runner.rank import resolve
-from distlab.sim.links import AlphaBeta
+from distlab.sim.conditions import Loss
+from distlab.sim.faults import Faults
+from distlab.sim.links import AlphaBeta, Network
+from distlab.sim.messages import Trace
+from distlab.sim.nets import as_data, from_data
 from distlab.sim.run import SimRun, run
 
 
@@ -21,14 +25,19 @@ def run_apart(
     program: Callable[..., Any],
     world_size: int,
     *args: Any,
-    net: AlphaBeta | None = None,
+    net: Network | None = None,
     limits: Limits | None = None,
     seed: int = 0,
     on_report: Callable[[int, Any], None] | None = None,
+    faults: Faults | None = None,
+    **how: Any,
 ) -> SimRun:
     """`run`, with the simulated ranks in one forked process of `cluster`.
 
+    `how` are other arguments of `run`, plain data all of them (carrier, payload …).
+
     Raises:
+        ValueError: a network that the other process would not know.
         RunnerError: that process did not come to its end; with what ended it.
     """
     name = f"{program.__module__}:{program.__qualname__}"
@@ -39,7 +48,13 @@ def run_apart(
         name,
         world_size,
         list(args),
-        {"seconds": limits.seconds, "seed": seed, "net": asdict(net or AlphaBeta())},
+        {
+            "seconds": limits.seconds,
+            "seed": seed,
+            "net": as_data(net or AlphaBeta()),
+            "faults": asdict(faults or Faults()),
+            "how": how,
+        },
         limits=replace(limits, memory_bytes=limits.memory_bytes * world_size),
         on_report=(lambda _, told: on_report(*told)) if on_report else None,
         journal=False,
@@ -60,10 +75,12 @@ def simulate(
             resolve(name),
             world_size,
             *args,
-            net=AlphaBeta(**settings["net"]),
+            net=from_data(settings["net"]),
             seed=settings["seed"],
             limits=Limits(seconds=settings["seconds"]),
             on_report=lambda rank, value: context.report((rank, value)),
+            faults=Faults(**settings["faults"]),
+            **settings["how"],
         )
     )
 
@@ -75,18 +92,19 @@ def pack(done: Run) -> dict[str, Any]:
         {**vars(record), "error": asdict(record.error) if record.error else None}
         for record in done.ranks
     ]
-    return {**facts, "trace": [tuple(m) for m in facts.get("trace", ())]}
+    trace = facts.get("trace")
+    lost = [tuple(loss) for loss in facts.get("lost", ())]
+    return {**facts, "trace": list(trace.rows) if trace else [], "lost": lost}
 
 
 def unpack(facts: dict[str, Any]) -> SimRun:
     """The run that `pack` was given."""
-    from distlab.sim.channels import Message
-
     ranks = tuple(
         RankRecord(
             **{**record, "error": record["error"] and ErrorRecord(**record["error"])}
         )
         for record in facts["ranks"]
     )
-    trace = tuple(Message(*message) for message in facts["trace"])
-    return SimRun(**{**facts, "ranks": ranks, "trace": trace})
+    trace = Trace([tuple(row) for row in facts["trace"]])
+    lost = tuple(Loss(*loss) for loss in facts["lost"])
+    return SimRun(**{**facts, "ranks": ranks, "trace": trace, "lost": lost})

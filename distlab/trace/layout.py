@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
+
+from distlab.runner.pairs import pairs
 
 if TYPE_CHECKING:
     from distlab.comm import Event
@@ -20,7 +22,7 @@ Key = tuple[int, int]
 """A call: its rank, and its number on that rank."""
 
 MAX_EVENTS = 4_000  # of all ranks: a picture of more is no picture
-_POST = 0.3  # slots that a call takes which returns at once
+POST = 0.3  # slots that a call takes which returns at once
 _SENDS = ("send", "isend", "sendrecv")
 _RECEIVES = ("recv", "irecv", "sendrecv")
 _ALONE = ("new_group",)  # made by every rank, waits for none
@@ -49,12 +51,16 @@ class Arrow:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """All calls and messages; `length` in slots; `left_out` calls came earlier."""
+    """All calls and messages; `length` in slots; `left_out` calls came earlier.
+
+    `waits` are the waits for posted calls: each from where its rank began to wait.
+    """
 
     bars: tuple[Bar, ...]
     arrows: tuple[Arrow, ...]
     length: float
     left_out: int = 0
+    waits: tuple[Bar, ...] = ()
 
 
 def schedule(run: Run) -> Schedule:
@@ -69,6 +75,7 @@ def schedule(run: Run) -> Schedule:
         arrows=tuple(replay.arrows()),
         length=length + any(bar.state == "waiting" for bar in bars),
         left_out=replay.left_out,
+        waits=tuple(_to_the_edge(bar, length + 1) for bar in replay.waits()),
     )
 
 
@@ -108,6 +115,7 @@ class _Replay:
         self._clock = dict.fromkeys(self._events, 0.0)
         self._start: dict[Key, float] = {}
         self._end: dict[Key, float] = {}
+        self._waited: dict[Key, tuple[float, float | None]] = {}
 
     def _is_step(self, rank: int, event: Event) -> bool:
         return event["k"] in ("enter", "post", "wait") and (
@@ -117,22 +125,12 @@ class _Replay:
     # ── who belongs together ────────────────────────────────────────────────────────
 
     def _matched(self, records: tuple[RankRecord, ...]) -> list[tuple[Key, Key]]:
-        """Sends and receives that met, channel by channel, in order."""
-        sends: dict[Any, list[Key]] = defaultdict(list)
-        receives: dict[Any, list[Key]] = defaultdict(list)
-        for key, call in self._calls.items():
-            end = self._ended.get(key, {})
-            if end.get("refused"):
-                continue  # it met nobody
-            if call["op"] in _SENDS:
-                sends[key[0], call["dst"], call["tag"]].append(key)
-            if call["op"] in _RECEIVES:
-                receives[end.get("src", call["src"]), key[0], call["tag"]].append(key)
-        return [
-            (sent, received)
-            for channel, queue in sends.items()
-            for sent, received in zip(queue, receives[channel], strict=False)
-        ]
+        """Sends and receives that met, if both are among what was kept."""
+        met = (
+            ((pair.src, pair.sent["n"]), (pair.dst, pair.received["n"]))
+            for pair in pairs(records)
+        )
+        return [both for both in met if all(key in self._calls for key in both)]
 
     def _find_partners(self) -> dict[Key, set[Key]]:
         partners: dict[Key, set[Key]] = defaultdict(set)
@@ -173,10 +171,12 @@ class _Replay:
         if event["k"] != "wait" and key not in self._start:
             self._start[key] = self._clock[rank]
             if event["k"] == "post":
-                self._clock[rank] += _POST
+                self._clock[rank] += POST
                 queue.popleft()
             return True
         end = self._when_done(key)
+        if event["k"] == "wait":
+            self._waited[key] = self._clock[rank], end
         if end is None:
             return False
         self._end[key] = end
@@ -225,6 +225,19 @@ class _Replay:
                 )
             )
         return found
+
+    def waits(self) -> list[Bar]:
+        """Every wait for a posted call."""
+        return [
+            Bar(
+                rank=key[0],
+                start=start,
+                end=start if end is None else max(start, end),
+                state="done" if key in self._ended else "waiting",
+                call=self._calls[key],
+            )
+            for key, (start, end) in self._waited.items()
+        ]
 
     def _state(self, key: Key) -> State:
         if self._ended.get(key, {}).get("k") == "error":

@@ -1,105 +1,216 @@
-"""One HTML file about a run: no script, no network, nothing beside it."""
+"""One HTML file about a run: nothing beside it, and no network, ever.
+
+The picture is drawn by the page's own script (page*.js, inlined). Everything it shows
+is there in words as well, for who cannot see it or whose browser runs no script.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 from html import escape
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from distlab.runner.autopsy import evidence, explain
-from distlab.trace.canvas import BLUE, GREEN, GREY, ORANGE, RED, SANS, SKY
-from distlab.trace.timeline import draw_timeline, words_of
+import numpy as np
+
+from distlab.trace.critical_path import path_of
+from distlab.trace.journals import trace_of
+from distlab.trace.model import STATES, Trace
+from distlab.trace.packed import pack
+from distlab.trace.story import story
+from distlab.trace.summary import figures, lists_of, table_of
 
 if TYPE_CHECKING:
-    from distlab.runner import RankRecord, Run
+    from distlab.runner import Run
 
-_CALLS = 40  # of each rank that the list in words holds: the last ones
-_STYLE = f"""
-body {{ font-family: {SANS}; margin: 1.5rem; color: #222; background: #fff;
-       max-width: 72rem; line-height: 1.4 }}
-h1 {{ font-size: 1.2rem }} h2 {{ font-size: 1rem; margin-top: 1.5rem }}
-figure {{ margin: 0; overflow-x: auto }}
-.key span {{ display: inline-block; margin-right: 1.2rem; white-space: nowrap }}
-.key i {{ display: inline-block; width: 1.6em; height: .8em; margin-right: .4em;
-        border: 1px solid {BLUE} }}
-table {{ border-collapse: collapse }} td, th {{ text-align: left; padding: .15rem .8rem
-       .15rem 0; font-family: monospace; vertical-align: top }}
-details {{ margin: .3rem 0 }} li {{ font-family: monospace }}
-"""
+_SCRIPTS = ("data", "lanes", "arrows", "overview", "words")
+_LINES = 4  # of code, beside the story
 _KEY = (
-    (f"background:{SKY}", "a call that was done"),
-    (f"background:{GREEN};border-color:{GREEN}", "a message (arrow)"),
-    (
-        f"background:repeating-linear-gradient(135deg,#fff 0 4px,{RED} 4px 6px);"
-        f"border-color:{RED}",
-        "waits, for ever",
-    ),
-    (
-        f"background:repeating-linear-gradient(135deg,#fff 0 4px,{GREY} 4px 6px);"
-        f"border-color:{GREY}",
-        "waited for the other side",
-    ),
-    (f"background:{RED};border-color:{RED}", "what it waits for (arrow)"),
-    (f"background:{ORANGE}", "a call that failed or was refused"),
+    ("move", "data moves"),
+    ("wait", "waits for the other side"),
+    ("", "the rank's own work"),
+    ("post", "started, goes on at once"),
+    ("message", "message"),
+    ("path", "critical path"),
+)
+_KEY_OF_MESSAGES = (
+    ("half", "sends (above), receives (below)"),
+    ("", "neither"),
+    *_KEY[-2:],
+)
+_KEY_OF_FAILURE = (
+    ("stuck", "waits for ever"),
+    ("never", "message that never comes"),
+    ("failed", "failed or refused"),
+)
+_HINT = (
+    "wheel: zoom · drag: move · click: what it is · keys: ← → + − 0, "
+    "n p ↑ ↓ from call to call, c critical path"
 )
 
 
-def page(run: Run, *, title: str = "", verdict: str = "") -> str:
-    """The run as a page: its sentence, lanes, and every rank's calls in words.
+def to_html(
+    run: Run,
+    path: Path | str,
+    beside: Run | None = None,
+    *,
+    title: str = "",
+    verdict: str = "",
+    names: tuple[str, str] = ("yours", "the reference"),
+) -> None:
+    """Write the page about `run` to `path`; with `beside`, both on the same scale.
 
-    `title` says which task it was, `verdict` what the grader had to say.
+    Raises:
+        OSError: it cannot be written.
     """
+    text = page(run, beside, title=title, verdict=verdict, names=names)
+    Path(path).write_text(text, encoding="utf-8", errors="replace")
+
+
+def page(
+    run: Run,
+    beside: Run | None = None,
+    *,
+    title: str = "",
+    verdict: str = "",
+    names: tuple[str, str] = ("yours", "the reference"),
+) -> str:
+    """The page as text. `title` says which task it was, `verdict` what was judged."""
     head = title or "A run, as a timeline"
-    sentence = verdict or explain(run)
+    runs = [one for one in (run, beside) if one is not None]
+    traces = [trace_of(one) for one in runs]
+    paths = [path_of(trace) for trace in traces]
+    titles = names if beside is not None else ("",)
+    parts = list(zip(traces, runs, paths, titles, strict=False))
+    packed = [pack(*part) for part in parts]
+    notes = [note for one in packed for note in one["notes"]]
+    # What stands still has no times worth showing: what came before what does.
+    steps = all(t.num_steps for t in traces) and traces[0].clock == "wall"
+    steps = steps or (bool(traces[0].num_steps) and run.outcome == "deadlock")
+    data = {"clock": "steps" if steps else "seconds", "traces": packed}
+    style, script = _file("page.css"), _script()
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_policy(style, script)}">
 <meta name="viewport" content="width=device-width">
 <title>{escape(head)}</title>
-<style>{_STYLE}</style>
+<style>{style}</style>
 </head>
-<body>
+<body class="{"fine" if run.outcome == "finished" else "stuck"}">
 <h1>{escape(head)}</h1>
-<p>{escape(sentence)}</p>
-<figure>
-{draw_timeline(run)}</figure>
-<p class="key">{_key()}</p>
-<p>From left to right: what happened before what. Not seconds: every call takes one
-step, and a message happens once both its sides are there. Point at a bar or an arrow
-to see its line.</p>
+<p class="sentence">{escape(verdict or traces[0].sentence)}</p>
+{_story(run, traces[0])}
+{_tools()}
+<div id="panels"></div>
+<p class="key">{_key(run, traces[0])}</p>
+<div id="details" class="details" role="status" aria-live="polite"></div>
+<p class="note">{escape(_clock(traces[0]))} {escape(" ".join(notes))}</p>
+<noscript><p>Without its script this page has no picture; all is in words below.</p>
+</noscript>
+<h2>In figures</h2>
+{"".join(figures(trace, path, name) for trace, _, path, name in parts)}
 <h2>Where each rank is</h2>
-{_table(run)}
+{table_of(run)}
 <h2>The calls in words</h2>
-{"".join(_calls(record) for record in run.ranks)}
+{lists_of(run)}
+<script type="application/json" id="trace-data">{_inert(data)}</script>
+<script>{script}</script>
 </body>
 </html>
 """
 
 
-def _key() -> str:
+# ── the file ────────────────────────────────────────────────────────────────────────
+
+
+def _file(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+
+
+def _script() -> str:
+    """The page's script; page.js comes last but one, page_words.js starts it."""
+    *before, last = _SCRIPTS
+    names = [*(f"page_{name}.js" for name in before), "page.js", f"page_{last}.js"]
+    return "\n".join(_file(name) for name in names)
+
+
+def _policy(style: str, script: str) -> str:
+    """Nothing may be loaded from anywhere; only this style and this script count."""
+    return (
+        f"default-src 'none'; style-src {_digest(style)}; "
+        f"script-src {_digest(script)}; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
+
+
+def _inert(data: dict[str, Any]) -> str:
+    """JSON in which nothing can end the script it stands in."""
+    text = json.dumps(data, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+# ── around the picture ──────────────────────────────────────────────────────────────
+
+
+def _story(run: Run, trace: Trace) -> str:
+    lines = story(run)
+    if not lines:
+        return ""
+    told = "".join(f"<p>{escape(line)}</p>\n" for line in lines)
+    stuck = np.flatnonzero(trace.calls["state"] == STATES.index("waiting"))
+    sites = list(dict.fromkeys(trace.calls["site"][stuck].tolist()))[:_LINES]
+    code = "".join(
+        f"<p><code>{escape(f'{site.file}:{site.line}   {site.text}')}</code></p>\n"
+        for site in (trace.sites[number] for number in sites)
+        if site.file
+    )
+    return f"""<section class="story">
+<h2>Why nobody goes on</h2>
+{told}{code}</section>"""
+
+
+def _tools() -> str:
+    def button(name: str, words: str, hint: str, kind: str = "") -> str:
+        css = f' class="{kind}"' if kind else ""
+        return f'<button id="{name}"{css} title="{hint}">{words}</button>'
+
+    return f"""<div id="tools" class="tools" hidden>
+<span class="group">{button("steps", "steps", "what came before what")}
+{button("seconds", "time", "when it was")}</span>
+<span class="group">{button("closer", "+", "zoom in")}
+{button("farther", "−", "zoom out")}
+{button("whole", "all", "the whole run, all ranks")}</span>
+<span class="group"><label>ranks <input id="ranks" class="ranks" size="9"></label>
+{button("up", "▲", "the ranks before")}
+{button("down", "▼", "the ranks after")}</span>
+{button("path", "critical path", "what made the run take so long", "path")}
+<span class="hint">{_HINT}</span> <span class="hint" id="hidden"></span>
+</div>"""
+
+
+def _key(run: Run, trace: Trace) -> str:
+    known = _KEY if len(trace.calls) or not len(trace.messages) else _KEY_OF_MESSAGES
+    failed = () if run.outcome == "finished" else _KEY_OF_FAILURE
     return "".join(
-        f'<span><i style="{style}"></i>{words}</span>' for style, words in _KEY
+        f'<span><i class="{style}"></i>{words}</span>'
+        for style, words in known + failed
     )
 
 
-def _table(run: Run) -> str:
-    rows = "".join(
-        f"<tr><td>rank {row.rank}</td><td>{escape(row.state)}</td>"
-        f"<td>{escape(row.text)}</td><td>{escape(row.where)}</td></tr>\n"
-        for row in evidence(run)
+def _clock(trace: Trace) -> str:
+    clock = "Times are those of this machine's clock."
+    if trace.clock == "virtual":
+        clock = "Times are those of the simulated cluster."
+    return (
+        f"{clock} Steps show what happened before what: each call takes one, and a "
+        "message happens once both its sides are there. Links: the blue is how many of "
+        "the ranks' ways out are in use, the line is the busiest one."
     )
-    head = "<tr><th>rank</th><th>state</th><th>in</th><th>line</th></tr>"
-    return f"<table>\n{head}\n{rows}</table>"
-
-
-def _calls(record: RankRecord) -> str:
-    calls = record.calls()
-    still = {call["n"] for call in record.open_calls()}
-    earlier = len(calls) - _CALLS
-    items = [f"<li>… {earlier} earlier ones</li>"] if earlier > 0 else []
-    for call in calls[-_CALLS:]:
-        mark = "   (not done)" if call["n"] in still else ""
-        items.append(f"<li>{escape(words_of(call) + mark)}</li>")
-    count = "1 call" if len(calls) == 1 else f"{len(calls)} calls"
-    inner = f"<ul>{''.join(items)}</ul>" if calls else ""
-    return f"<details><summary>rank {record.rank}: {count}</summary>{inner}</details>\n"

@@ -17,6 +17,7 @@ from distlab.trace.canvas import (
     Canvas,
 )
 from distlab.trace.layout import Arrow, Bar, Schedule, schedule
+from distlab.trace.story import Missing, missing
 
 if TYPE_CHECKING:
     from distlab.comm import Event
@@ -129,42 +130,25 @@ class _Picture:
             self._canvas.arrow(x, y, end, end_y, colour=GREEN, thick=2.5)
 
     def _draw_waits(self) -> None:
-        """Red arrows: the messages that are waited for and never get on.
-
-        Those of the circle, or those whose other side does not wait itself: the ranks
-        that wait for a waiting one follow from these.
-        """
+        """Red arrows: the messages that are waited for and never get on."""
         waiting = {b.rank: b for b in self._plan.bars if b.state == "waiting"}
-        waits = [
-            (rank, peer)
-            for rank, peers in self._run.waits_for.items()
-            for peer in peers[:1]
-            if rank in waiting and peer != rank and 0 <= peer < self._run.world_size
-        ]
-        guilty = [
-            (rank, peer)
-            for rank, peer in waits
-            if (rank in self._run.cycle and peer in self._run.cycle)
-            or (not self._run.cycle and peer not in waiting)
-        ]
-        for index, (rank, peer) in enumerate(guilty or waits):
-            begun = [waiting[r].start for r in (rank, peer) if r in waiting]
-            x = self._x(max(begun)) + 14
+        shown = [wait for wait in missing(self._run) if wait.waiter in waiting]
+        for index, wait in enumerate(shown):
+            both = (wait.waiter, wait.peer)
+            x = self._x(max(waiting[r].start for r in both if r in waiting)) + 14
             x += (index * 37) % max(20.0, self._right - 160 - x)
-            self._draw_wait(x, rank, peer, waiting[rank].call)
+            self._draw_wait(x, wait)
 
-    def _draw_wait(self, x: float, waiter: int, peer: int, call: Event) -> None:
-        gives = call["op"] in ("send", "isend")
-        src, dst = (waiter, peer) if gives else (peer, waiter)
-        in_cycle = waiter in self._run.cycle
+    def _draw_wait(self, x: float, wait: Missing) -> None:
+        src, dst = wait.ends
         down = 1 if dst > src else -1
         y, end_y = self._y(src) + 9 * down, self._y(dst) - 9 * down
-        words = f"rank {waiter} waits: a message from {src} to {dst} that never gets on"
-        dash = "" if in_cycle else "7 6"
-        with self._canvas.titled(words):
+        words = f"a message from {src} to {dst} that never gets on"
+        dash = "" if wait.in_cycle else "7 6"
+        with self._canvas.titled(f"rank {wait.waiter} waits: {words}"):
             self._canvas.arrow(x, y, x + 34, end_y, colour=RED, thick=3, dash=dash)
-        if not in_cycle and self._lane >= 60:
-            what = "never taken" if gives else "never sent"
+        if not wait.in_cycle and self._lane >= 60:
+            what = "never taken" if wait.given else "never sent"
             self._canvas.text(
                 x + 36, (y + end_y) / 2 + 4, what, size=11, colour=RED, anchor="start"
             )

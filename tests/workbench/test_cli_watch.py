@@ -160,7 +160,9 @@ def test_what_changed_the_timeline_and_going_on(
     # the message arrives, and one more is sent
     back = "if comm.rank == 1:\n    comm.send(box, 0)\nelif comm.rank == 0:"
     course.fill(FIRST, f"{EXCHANGE}{back}\n    comm.recv(box, 1)")
-    assert "  C1 now passes, C2 does not yet" in terminal.until("C2 NOT(?s:.*)" + READY)
+    said = terminal.until("C2 NOT(?s:.*)" + READY)
+    assert "  C1 now passes, C2 does not yet" in said
+    assert said.index("checking 1.1, C1 passes now …") < said.index("C2 NOT")
 
     # n, before it has passed: asked twice, and any other key takes it back
     terminal.press("n")

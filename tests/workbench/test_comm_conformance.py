@@ -48,6 +48,7 @@ def _no_gpus() -> str:
 
 TRANSPORTS = (
     Transport("gloo", lambda: ""),
+    Transport("tcp", lambda: ""),
     Transport("nccl", _no_gpus),
     Transport("sim", lambda: ""),
 )

@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from distlab.cli.app import app
+from distlab.experiments.ddp_code import choose_units, whose
 from distlab.runner import Cluster
-from tests.workbench.course import Course, pristine
+from tests.workbench.course import Course, filled, pristine
 from tests.workbench.images import write_set
 from tests.workbench.test_ddp import changed
 
@@ -138,6 +139,40 @@ def test_ones_own_code(run: CliRunner, course: Course, tmp_path: Path) -> None:
     done = run.invoke(app, ["ddp", "--code", stuck, "--epochs", "1"])
     assert done.exit_code == 1
     assert "the ranks did not finish: " in done.stderr
+
+
+OWN_FIT = """
+broadcast_model(comm, model)
+history = []
+for epoch in range(num_epochs):
+    train_loader.set_epoch(epoch)
+    for inputs, targets in train_loader:
+        optimizer.zero_grad()
+        loss_fn(model(inputs), targets).backward()
+        average_weighted(comm, model, len(inputs))
+        optimizer.step()
+    history.append(evaluate(comm, model, loss_fn, held_out))
+    if comm.rank == 0:
+        log("by my own fit")
+return history
+"""
+
+
+def test_without_code_it_is_what_use_says(run: CliRunner, course: Course) -> None:
+    text = filled("trainer.fit", OWN_FIT, "trainer")
+    course.template("trainer").write_text(text, encoding="utf-8")
+    assert whose(choose_units(())) == ("reference",)  # it has not passed
+    assert run.invoke(app, ["use", "mine", "1.13"]).exit_code == 0
+    done = run.invoke(app, ["ddp", "--epochs", "1"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    for part in (
+        "  code      mine 1.13, reference 1.5 1.11 1.12 1.8 1.9 1.10\n",
+        "rank 0 logs: by my own fit",
+        "◆ The ranks ran your own 1.13.",
+    ):
+        assert part in done.stdout
+    assert run.invoke(app, ["use", "reference", "trainer"]).exit_code == 0
+    assert whose(choose_units(())) == ("reference",)
 
 
 @pytest.mark.parametrize(

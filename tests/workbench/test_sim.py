@@ -10,8 +10,7 @@ import torch
 
 from distlab.comm import ANY, PeerLost
 from distlab.runner import Limits, RankContext, RunnerError
-from distlab.sim import AlphaBeta, SimRun, run
-from distlab.sim import kernel as sim_kernel
+from distlab.sim import AlphaBeta, SimRun, carriers, run
 
 NET = AlphaBeta(alpha_s=3e-6, bytes_per_s=2e9)
 ALPHA_S, BYTES_PER_S = NET.alpha_s, NET.bytes_per_s
@@ -226,7 +225,7 @@ def test_a_limit_that_was_not_needed_costs_nothing() -> None:
 # ── what is refused ─────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("n", [0, -1, 4097])
+@pytest.mark.parametrize("n", [0, -1, 4097, 100_000])
 def test_how_many_ranks_there_can_be(n: int) -> None:
     with pytest.raises(ValueError, match="between 1 and 4096 simulated ones"):
         run(clock, n)
@@ -252,6 +251,6 @@ def test_networks_that_cannot_be(facts: dict[str, float], sentence: str) -> None
 
 
 def test_a_missing_greenlet_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sim_kernel, "greenlet", None)
+    monkeypatch.setattr(carriers, "greenlet", None)
     with pytest.raises(RunnerError, match="needs the package greenlet: pip install"):
         run(clock, 2)

@@ -169,7 +169,7 @@ def sends_in_a_hook(ctx: RankContext) -> None:
 
 
 def test_waiting_inside_backward_is_refused() -> None:
-    done = run(sends_in_a_hook, 2)
+    done = run(sends_in_a_hook, 2, carrier="greenlets")
     assert done.outcome == "raised"
     assert "cannot wait inside backward()" in done.explanation
 

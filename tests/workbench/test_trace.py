@@ -1,4 +1,4 @@
-"""A run as a picture: where calls stand, what is red, and that the page is whole."""
+"""A run as a picture: where calls stand, what is red, and where the page is kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,45 +14,14 @@ from distlab.cli.check import check
 from distlab.cli.trace import keep_timeline, timeline_path, trace
 from distlab.curriculum import Progress
 from distlab.grading.verdict import ClauseVerdict, TaskVerdict
-from distlab.runner import RankContext, RankRecord, Run
+from distlab.runner import RankContext, Run
 from distlab.runner.cluster import Cluster
-from distlab.trace import draw_text, draw_timeline, page, schedule
+from distlab.trace import draw_text, draw_timeline, schedule
 from distlab.trace.canvas import RED
 from tests.workbench.course import RING_OF_SENDS, SECOND, Course, keep_warm
+from tests.workbench.traces import ended, event, run_of, stuck_ring
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def event(kind: str, number: int, op: str, **more: Any) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "k": kind, "n": number, "op": op, "dst": None, "src": None, "tag": 0,
-        "group": "world", "members": [0, 1, 2], "shape": [1], "dtype": "float32",
-        "file": "template_collectives.py", "line": 40 + number,
-    }  # fmt: skip
-    return {**facts, **more}
-
-
-def ended(number: int, **more: Any) -> dict[str, Any]:
-    return {"k": "exit", "n": number, "t": float(number), **more}
-
-
-def run_of(*journals: list[dict[str, Any]], **more: Any) -> Run:
-    ranks = []
-    for rank, journal in enumerate(journals):
-        record = RankRecord(rank=rank, journal=journal, status="finished")
-        waiting = [call for call in record.open_calls() if call["k"] == "enter"]
-        if waiting:
-            record.status, record.waiting = "waiting", waiting[0]
-        ranks.append(record)
-    facts: dict[str, Any] = {"outcome": "finished", "seconds": 0.1, "limit_s": 10}
-    return Run(world_size=len(ranks), ranks=tuple(ranks), **{**facts, **more})
-
-
-def ring() -> Run:
-    """Everyone sends to the right, nobody receives."""
-    journals = [[event("enter", 1, "send", dst=(r + 1) % 3)] for r in range(3)]
-    waits = {rank: ((rank + 1) % 3,) for rank in range(3)}
-    return run_of(*journals, outcome="deadlock", waits_for=waits, cycle=(0, 1, 2))
 
 
 def shapes(svg: str, colour: str) -> int:
@@ -128,11 +96,10 @@ def test_a_long_run_is_cut_and_ends() -> None:
     ]
     plan = schedule(run_of(journal))
     assert len(plan.bars) + plan.left_out == 9000
-    assert len(page(run_of(journal))) < 500_000
 
 
 def test_a_run_as_text_fits_and_shows_who_waits() -> None:
-    rows = draw_text(ring())
+    rows = draw_text(stuck_ring())
     assert [row[:14] for row in rows[:3]] == [
         f"rank {r}  send→{(r + 1) % 3}" for r in range(3)
     ]
@@ -158,11 +125,11 @@ def test_a_run_as_text_fits_and_shows_who_waits() -> None:
     assert many[-2] == "… and 24 ranks more"
 
 
-# ── the picture and the page ────────────────────────────────────────────────────────
+# ── the picture ───────────────────────────────────────────────────────────────────────
 
 
 def test_a_cycle_is_red_and_says_so() -> None:
-    svg = draw_timeline(ring())
+    svg = draw_timeline(stuck_ring())
     assert shapes(svg, RED) == 3
     assert "stroke-dasharray" not in svg
     assert "0→1→2→0 all wait in send, nobody is in recv" in svg
@@ -174,20 +141,6 @@ def test_a_cycle_is_red_and_says_so() -> None:
 def test_nothing_is_red_where_all_went_well() -> None:
     run = run_of([event("enter", 1, "barrier", members=[0]), ended(1)])
     assert RED not in draw_timeline(run)
-
-
-def test_the_page_is_one_whole_file() -> None:
-    text = page(ring(), title="1.2 <b>", verdict="a & b")
-    body = text.replace("<!DOCTYPE html>\n", "")
-    body = re.sub(r"<meta [^>]*>", "", body)
-    ET.fromstring(body)  # everything is closed and escaped
-    assert "<h1>1.2 &lt;b&gt;</h1>" in text
-    assert "<p>a &amp; b</p>" in text
-    links = re.findall(r"https?://[^\"' ]+", text)
-    assert set(links) <= {"http://www.w3.org/2000/svg"}
-    assert "<script" not in text
-    assert re.search(r'role="img" aria-labelledby="(\S+) (\S+)"', text)
-    assert "<desc " in text
 
 
 def test_who_waits_for_a_late_partner_is_hatched_until_then() -> None:
@@ -221,7 +174,6 @@ def pass_on(context: RankContext) -> None:
 def test_a_real_run(cluster: Cluster) -> None:
     run = cluster.run(pass_on, 3)
     assert [(a.src, a.dst) for a in schedule(run).arrows] == [(0, 1), (1, 2)]
-    assert "test_trace.py:" in page(run)
 
 
 # ── where it is kept ────────────────────────────────────────────────────────────────
@@ -271,19 +223,21 @@ def test_the_last_timeline(
     assert trace() == 1
     assert "no timeline yet" in capsys.readouterr().out
     assert keep_timeline(progress, verdict_with(None)) == []
-    assert keep_timeline(progress, replace(verdict_with(ring()), is_plan=True)) == []
+    assert (
+        keep_timeline(progress, replace(verdict_with(stuck_ring()), is_plan=True)) == []
+    )
     assert not timeline_path(progress).exists()
-    said = keep_timeline(progress, verdict_with(ring()))
+    said = keep_timeline(progress, verdict_with(stuck_ring()))
     assert said == [("dim", "  timeline: .distlab/last/trace.html")]
     assert trace() == 0
     out = capsys.readouterr().out.splitlines()
     assert out[:3] == ["1.2 a.b C1: 3 ranks", ".distlab/last/trace.html", ""]
-    assert out[3:] == draw_text(ring())  # no browser here
+    assert out[3:] == draw_text(stuck_ring())  # no browser here
 
     # what cannot be written, or drawn, changes nothing else
     timeline_path(progress).unlink()
     timeline_path(progress).mkdir()
-    assert keep_timeline(progress, verdict_with(ring())) == []
+    assert keep_timeline(progress, verdict_with(stuck_ring())) == []
     assert not capsys.readouterr().err
     broken = run_of([{"k": "enter", "n": 1}])
     assert keep_timeline(progress, verdict_with(broken)) == []

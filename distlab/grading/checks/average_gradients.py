@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import COLLECTIVES
-from distlab.grading.bench import Bench, Implementation
+from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.messages import expect_messages
 from distlab.grading.checks.named import flat, listed, some_of, wrong_names
 from distlab.grading.clause import clause
@@ -69,9 +69,10 @@ def average_once(
     # A set of tensors is ordered by their addresses. Real processes have different
     # ones; forked ranks would not, and a loop over a set would look harmless.
     shifted = [torch.empty(16 * (1 + i)) for i in range(17 * context.rank)]
-    model = Alike(seed)
+    model = Alike(seed).to(context.comm.device)
     generator = torch.Generator().manual_seed(seed * 7919 + context.rank)
     inputs = torch.randn(4, 12, generator=generator, dtype=torch.float64)
+    inputs = inputs.to(context.comm.device)
     model(inputs * (1.0 + context.rank)).square().mean().backward()
     if context.rank == 0 and model.skew.grad is not None:
         model.skew.grad.zero_()
@@ -93,7 +94,11 @@ def average_once(
     }
 
 
-@clause("trainer.average_gradients", "C1", worlds=WORLDS)
+def _again(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
+    return [(average_once, {"again": True})] if world_size == AGAIN_WORLD else []
+
+
+@clause("trainer.average_gradients", "C1", worlds=WORLDS, also=_again)
 def gradients_are_the_mean(impl: Implementation, cluster: Bench) -> str | None:
     """V: each gradient is the mean over the ranks."""
     run = cluster.run(impl, average_once)

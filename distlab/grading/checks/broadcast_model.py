@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.bench import Bench, Implementation
+from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.messages import expect_messages
 from distlab.grading.checks.named import State, flat, listed, some_of, wrong_names
 from distlab.grading.clause import clause
@@ -20,15 +20,19 @@ from distlab.runner.autopsy import Evidence
 
 WORLDS = (3, 2, 4, 7, 1)
 FROZEN = "0.0.weight"  # the parameter that is not trained
+UNSAVED = "1.table"  # the buffer that state_dict() leaves out
 
 
 def broadcast_once(
     context: RankContext, unit: ModuleType, seed: int, src: int | None = None
 ) -> dict[str, Any]:
     """A different model on each rank, a part of it frozen; broadcast from `src`."""
-    model = nn.Sequential(make_model(seed), nn.BatchNorm1d(3)).double()
+    norm = nn.BatchNorm1d(3)
+    norm.register_buffer("table", torch.zeros(2), persistent=False)
+    model = nn.Sequential(make_model(seed), norm).double()
     dict(model.named_parameters())[FROZEN].requires_grad_(False)
     _fill(model, seed + 31 * context.rank)
+    model.to(context.comm.device)
     before = _state(model)
     given = {n: (id(p), p.requires_grad) for n, p in model.named_parameters()}
     if src is None:
@@ -52,14 +56,21 @@ def _states(run: Run, part: str) -> tuple[list[State], list[State]]:
     return before, after
 
 
+def _sources(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
+    """From the default and the last rank, or from one between."""
+    sources = (None, 2) if world_size == 3 else (world_size // 2,)
+    return [(broadcast_once, {"src": src}) for src in sources]
+
+
 def _broadcasts(impl: Implementation, cluster: Bench) -> list[tuple[int, Run]]:
-    """Runs with their source: from the default and the last rank, or one between."""
-    n = cluster.world_size
-    sources = (None, 2) if n == 3 else (n // 2,)
-    return [(s or 0, cluster.run(impl, broadcast_once, src=s)) for s in sources]
+    """Runs with their source."""
+    return [
+        (values["src"] or 0, cluster.run(impl, scenario, **values))
+        for scenario, values in _sources(cluster.world_size)
+    ]
 
 
-@clause("trainer.broadcast_model", "C1", worlds=WORLDS)
+@clause("trainer.broadcast_model", "C1", worlds=WORLDS, also=_sources)
 def parameters_agree(impl: Implementation, cluster: Bench) -> str | None:
     """V: parameters equal those of src, in the caller's model."""
     for src, run in _broadcasts(impl, cluster):
@@ -102,14 +113,19 @@ def buffers_agree(impl: Implementation, cluster: Bench) -> str | None:
             )
         ]
         if kept:
+            unsaved = ", which is not in state_dict()" * (kept == [UNSAVED])
             raise NotYetError(
-                f"the parameters agree, but every rank kept its own {listed(kept)}",
+                f"the parameters agree, but every rank kept its own {listed(kept)}"
+                + unsaved,
                 slug="buffers-forgotten",
                 evidence=tuple(
                     Evidence(rank=rank, state="digest", text=digest(flat(state)))
                     for rank, state in enumerate(after)
                 ),
-                rule="a model's state is its parameters and all its buffers",
+                rule="a buffer registered with persistent=False is part of the model, "
+                "too: model.buffers() has it"
+                if unsaved
+                else "a model's state is its parameters and all its buffers",
             )
         expect_values(
             [flat(state) for state in after],

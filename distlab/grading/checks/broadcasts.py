@@ -38,6 +38,15 @@ class Broadcast:
     rule_of_source: str
     rule_of_messages: str
 
+    def runs(self, world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
+        """From every source, and on three ranks a second time."""
+        again: list[dict[str, Any]] = [{"src": 1, "again": True}]
+        once = [{"src": src} for src in sources(world_size)]
+        return [
+            (self.scenario, values)
+            for values in once + (again if world_size == 3 else [])
+        ]
+
 
 def broadcast_with(
     function: Callable[[Comm, Tensor, int], None],
@@ -49,8 +58,8 @@ def broadcast_with(
     """One broadcast of a 2 × 3 tensor; with `again`, after one of another dtype."""
     if again:
         other = numbers(seed + 1, context.rank, 6, "float32").reshape(2, 3)
-        function(context.comm, other, src)
-    tensor = numbers(seed, context.rank, 6).reshape(2, 3)
+        function(context.comm, other.to(context.comm.device), src)
+    tensor = numbers(seed, context.rank, 6).reshape(2, 3).to(context.comm.device)
     before = tensor.clone()
     function(context.comm, tensor, src)
     return {"before": before, "after": tensor}
@@ -58,8 +67,6 @@ def broadcast_with(
 
 def sources(world_size: int) -> tuple[int, ...]:
     """All with three ranks, one that is neither 0 nor obvious with other numbers."""
-    # A run each: two broadcasts in one run would make a hang of the first one hard to
-    # read, because some ranks would wait in the second already.
     return (1, 0, 2) if world_size == 3 else (world_size // 2,)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.grading.bench import Bench, Implementation
+from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.broadcasts import (
     Broadcast,
     broadcast_with,
@@ -71,7 +71,7 @@ BROADCAST = Broadcast(
 )
 
 
-@clause("collectives.broadcast", "C1", worlds=WORLDS)
+@clause("collectives.broadcast", "C1", worlds=WORLDS, also=BROADCAST.runs)
 def everyone_has_it(impl: Implementation, cluster: Bench) -> str | None:
     """V: after a broadcast from src every rank has src's values, for every src."""
     for src in sources(cluster.world_size):
@@ -106,8 +106,10 @@ def reduce_once(
         tensor = torch.tensor([10.0**context.rank], dtype=torch.float64)
     else:
         # Another call came before, with the same shape: nothing of it may be left.
-        unit.all_reduce(context.comm, numbers(seed, context.rank, 6).reshape(2, 3))
+        other = numbers(seed, context.rank, 6).reshape(2, 3)
+        unit.all_reduce(context.comm, other.to(context.comm.device))
         tensor = numbers(seed, context.rank, 6, "float32").reshape(2, 3)
+    tensor = tensor.to(context.comm.device)
     before = tensor.clone()
     returned = unit.all_reduce(context.comm, tensor)
     is_tensor = isinstance(returned, Tensor)
@@ -149,12 +151,19 @@ class Sums:
         return wrong
 
 
+def _kinds(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
+    kinds = ("uneven", "plain") if world_size == 3 else ("uneven",)
+    return [(reduce_once, {"kind": kind}) for kind in kinds]
+
+
 def _sums(impl: Implementation, cluster: Bench) -> list[Sums]:
-    kinds = ("uneven", "plain") if cluster.world_size == 3 else ("uneven",)
-    return [Sums(cluster.run(impl, reduce_once, kind=kind)) for kind in kinds]
+    return [
+        Sums(cluster.run(impl, scenario, **values))
+        for scenario, values in _kinds(cluster.world_size)
+    ]
 
 
-@clause("collectives.all_reduce", "C1", worlds=WORLDS)
+@clause("collectives.all_reduce", "C1", worlds=WORLDS, also=_kinds)
 def sum_everywhere(impl: Implementation, cluster: Bench) -> str | None:
     """V and X: what each rank ends up with is the sum, and the same bits."""
     for sums in _sums(impl, cluster):

@@ -217,7 +217,8 @@ def state_is_a_snapshot(impl: Implementation, cluster: Bench) -> str | None:
 @builds_on(LOADER, SAMPLER, SHARDS)
 def fits_another_number_of_ranks(impl: Implementation, cluster: Bench) -> str | None:
     """R: the steps after the stop are those of the new ranks without a stop."""
-    for case in _gone_on(impl, cluster)["moved"]:
+    found = _gone_on(impl, cluster)
+    for case in found["moved"]:
         n, m = case["before"], case["after"]
         if case["refused"]:
             raise NotYetError(
@@ -238,6 +239,13 @@ def fits_another_number_of_ranks(impl: Implementation, cluster: Bench) -> str | 
                 ),
                 rule="count what all ranks have done together: that fits any number",
             )
+    if found["differing"]:
+        raise NotYetError(
+            "after the same step the state is another one on another rank, or with "
+            f"another number of ranks: {found['differing']:.60}",
+            rule="leave rank and world size out, and what follows from them: one state "
+            "is for all ranks",
+        )
     moves = ", ".join(f"{n} → {m}" for n, m in MOVES)
     return f"ranks before and after: {moves}"
 

@@ -66,6 +66,7 @@ def _tried(make: _Maker, problem: str) -> Record:
         "used": [_gone_on(make, 2, 2, 2, used=True)],
         "moved": [_gone_on(make, n, m, stop) for n, m in MOVES for stop in (2, 4)],
         "snapshot": "" if problem else _snapshot(make),
+        "differing": "" if problem else _differing(make),
         "refused": {name: _refused(make, change) for name, change in CHANGES.items()},
     }
 
@@ -149,6 +150,22 @@ def _snapshot(make: _Maker) -> str:
     fresh.state_dict()
     if state != kept:
         return "the state that was loaded changes while the new loader goes on"
+    return ""
+
+
+def _differing(make: _Maker) -> str:
+    """What is not the same in the states of all ranks, whatever their number."""
+    first: dict[str, Any] = _state_after(make, 0, 2, 2)[0]
+    for rank, n in ((1, 2), (2, 3)):
+        other: dict[str, Any] = _state_after(make, rank, n, 2)[0]
+        absent = object()
+        names = [
+            str(name)
+            for name in {**first, **other}
+            if first.get(name, absent) != other.get(name, absent)
+        ]
+        if names:
+            return ", ".join(names)
     return ""
 
 

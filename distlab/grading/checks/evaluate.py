@@ -87,10 +87,12 @@ def evaluate_once(
     context: RankContext, unit: ModuleType, seed: int, mixed: bool, training: bool
 ) -> dict[str, Any]:
     """One evaluation; what the model saw of it, and what is left behind."""
-    model = Scorer(seed)
+    device = context.comm.device
+    model = Scorer(seed).to(device)
     model.train(training)
     sizes = (MIXED if mixed else EVEN)[context.rank]
-    once = _Once(batches_of(seed, context.rank, sizes))
+    batches = batches_of(seed, context.rank, sizes)
+    once = _Once([(x.to(device), y.to(device)) for x, y in batches])
     result = unit.evaluate(context.comm, model, mean_loss, iter(once))
     return {
         "metrics": numbers_of(result),

@@ -74,18 +74,20 @@ def fit_once(
     rank, n = context.rank, context.world_size
     events: list[str] = []
     lines: list[str] = []
-    model = Net(seed + 31 * rank)
+    device = context.comm.device
+    # In evaluation mode, as some other function may have left it.
+    model = Net(seed + 31 * rank).to(device).eval()
     model.last.weight.register_post_accumulate_grad_hook(
         lambda _: events.append("backward")
     )
-    loader = Shares(seed, rank, n, full=full)
+    loader = Shares(seed, rank, n, full=full, device=device)
     history = unit.fit(
         context.comm,
         model,
         Noted(model, events),
         mean_loss,
         loader,
-        held_out_of(seed, rank, n),
+        [(x.to(device), y.to(device)) for x, y in held_out_of(seed, rank, n)],
         NUM_EPOCHS,
         log=lambda *said: lines.append(" ".join(map(str, said))),
     )

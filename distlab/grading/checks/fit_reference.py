@@ -88,9 +88,17 @@ def share_of(step: int, rank: int, world_size: int, size: int, full: bool) -> sl
 class Shares:
     """One rank's loader. It notes the epochs that it was set to, and its steps."""
 
-    def __init__(self, seed: int, rank: int, world_size: int, *, full: bool) -> None:
+    def __init__(
+        self,
+        seed: int,
+        rank: int,
+        world_size: int,
+        *,
+        full: bool,
+        device: torch.device,
+    ) -> None:
         self._seed, self._rank, self._world_size = seed, rank, world_size
-        self._full = full
+        self._full, self._device = full, device
         self.set_to: list[int] = []
         self.used: list[int] = []
 
@@ -107,7 +115,7 @@ class Shares:
             if self._full and size < self._world_size:
                 return  # too few for everyone; the control does without
             mine = share_of(step, self._rank, self._world_size, size, self._full)
-            yield inputs[mine], targets[mine]
+            yield inputs[mine].to(self._device), targets[mine].to(self._device)
 
 
 def held_out_of(seed: int, rank: int, world_size: int) -> list[tuple[Tensor, Tensor]]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.grading.bench import Bench, Implementation
+from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.gather_scatter_mistakes import (
     BEFORE,
     Outputs,
@@ -54,11 +54,13 @@ def _once(
     again: bool,
 ) -> dict[str, Any]:
     size, dtype = (2, torch.float32) if again else (3, torch.float64)
+    device = context.comm.device
     if again:
-        other = digits(seed + 1, context.rank, 2 * inputs, 2)
-        function(context.comm, torch.full((2 * outputs,), BEFORE).double(), other)
-    given = digits(seed, context.rank, size * inputs, size).to(dtype)
-    output = torch.full((size * outputs,), BEFORE, dtype=dtype)
+        other = digits(seed + 1, context.rank, 2 * inputs, 2).to(device)
+        room = torch.full((2 * outputs,), BEFORE, dtype=other.dtype, device=device)
+        function(context.comm, room, other)
+    given = digits(seed, context.rank, size * inputs, size).to(device, dtype)
+    output = torch.full((size * outputs,), BEFORE, dtype=dtype, device=device)
     before = given.clone()
     returned = function(context.comm, output, given)
     is_tensor = isinstance(returned, Tensor)
@@ -80,13 +82,22 @@ def digits(seed: int, rank: int, count: int, size: int) -> Tensor:
     return values
 
 
+def _calls(world_size: int) -> tuple[bool, ...]:
+    """By itself, and on three ranks also after another call."""
+    return (False, True) if world_size == 3 else (False,)
+
+
 # ── C1 all_gather ───────────────────────────────────────────────────────────────────
 
 
-@clause("collectives.gather_scatter", "C1", worlds=WORLDS)
+def _gathers(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
+    return [(gather_once, {"again": again}) for again in _calls(world_size)]
+
+
+@clause("collectives.gather_scatter", "C1", worlds=WORLDS, also=_gathers)
 def all_inputs_everywhere(impl: Implementation, cluster: Bench) -> str | None:
     """V: on every rank, the inputs of rank 0, 1, …, in this order."""
-    for again in (False, True) if cluster.world_size == 3 else (False,):
+    for again in _calls(cluster.world_size):
         seen = Outputs(cluster.run(impl, gather_once, again=again))
         expected = [torch.cat(seen.inputs)] * seen.n
         judge(seen, expected, "all_gather", wrong_gather)
@@ -96,10 +107,14 @@ def all_inputs_everywhere(impl: Implementation, cluster: Bench) -> str | None:
 # ── C2 reduce_scatter ───────────────────────────────────────────────────────────────
 
 
-@clause("collectives.gather_scatter", "C2", worlds=WORLDS)
+def _scatters(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
+    return [(scatter_once, {"again": again}) for again in _calls(world_size)]
+
+
+@clause("collectives.gather_scatter", "C2", worlds=WORLDS, also=_scatters)
 def own_chunk_of_the_sum(impl: Implementation, cluster: Bench) -> str | None:
     """V: rank r's output is chunk r of the sum of all inputs."""
-    for again in (False, True) if cluster.world_size == 3 else (False,):
+    for again in _calls(cluster.world_size):
         seen = Outputs(cluster.run(impl, scatter_once, again=again))
         expected = list(torch.stack(seen.inputs).sum(0).chunk(seen.n))
         judge(seen, expected, "reduce_scatter", wrong_scatter)

@@ -77,9 +77,10 @@ def average_uneven(
     """Every rank has samples, but not equally many; all parameters look alike."""
     # Real processes have their tensors at different addresses, forked ones do not.
     shifted = [torch.empty(16 * (1 + i)) for i in range(17 * context.rank)]
-    model, count = Alike(seed), counts_of(context.world_size)[context.rank]
+    device, count = context.comm.device, counts_of(context.world_size)[context.rank]
+    model = Alike(seed).to(device)
     generator = torch.Generator().manual_seed(seed * 7919 + context.rank)
-    inputs = torch.randn(count, 12, generator=generator, dtype=torch.float64)
+    inputs = torch.randn(count, 12, generator=generator, dtype=torch.float64).to(device)
     model(inputs * (1.0 + context.rank)).square().mean().backward()
     own = _gradients(model)
     unit.average_weighted(context.comm, model, count)
@@ -92,9 +93,11 @@ def average_with_gaps(
 ) -> dict[str, State]:
     """Some ranks have no samples, or gradients of an old step, or none for a part."""
     n, rank = context.world_size, context.rank
-    model, count = Branches(seed), counts_of(n, empty=True)[rank]
+    device, count = context.comm.device, counts_of(n, empty=True)[rank]
+    model = Branches(seed).to(device)
     generator = torch.Generator().manual_seed(seed * 7919 + rank)
     inputs = torch.randn(count or 4, 4, generator=generator, dtype=torch.float64)
+    inputs = inputs.to(device)
     if count or rank in STALE.get(n, ()):
         with_right = uses_right(n, rank)
         model(inputs, with_right=with_right).square().mean().backward()

@@ -31,7 +31,7 @@ from distlab.runner import RankContext
 
 def exchange_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """Every rank has a box of its own; afterwards, what is in it."""
-    box = numbers(seed, context.rank, 4)
+    box = numbers(seed, context.rank, 4).to(context.comm.device)
     before = box.clone()
     unit.exchange(context.comm, box)
     return {"before": before, "after": box}
@@ -102,8 +102,8 @@ def nobody_else(impl: Implementation, cluster: Bench) -> str | None:
 
 def pass_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """One number goes one place to the right."""
-    outgoing = numbers(seed, context.rank, 1)
-    incoming = torch.zeros(1, dtype=torch.float64)
+    outgoing = numbers(seed, context.rank, 1).to(context.comm.device)
+    incoming = torch.zeros(1, dtype=torch.float64, device=context.comm.device)
     before = outgoing.clone()
     unit.pass_around(context.comm, outgoing, incoming)
     return {"sent": before, "outgoing": outgoing, "incoming": incoming}

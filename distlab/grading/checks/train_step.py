@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.bench import Bench, Implementation
+from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.messages import expect_messages
 from distlab.grading.checks.train_step_mistakes import (
     odd_count,
@@ -88,7 +88,7 @@ def train_steps(
     def note(what: str) -> None:
         events.append((what, time.monotonic()))
 
-    model = make_model(seed)
+    model = make_model(seed).to(context.comm.device)
     model.zero_grad = lambda set_to_none=True: optimizer.zero_grad(set_to_none)  # type: ignore[method-assign]
     first = next(model.parameters())  # its gradient is the last one to be ready
     first.register_post_accumulate_grad_hook(lambda _: note("backward"))
@@ -101,8 +101,8 @@ def train_steps(
             model,
             optimizer,
             nn.functional.cross_entropy,
-            inputs,
-            targets,
+            inputs.to(context.comm.device),
+            targets.to(context.comm.device),
         )
         losses.append(_number(loss))
         note("returned")
@@ -114,7 +114,11 @@ def train_steps(
     }
 
 
-@clause("trainer.train_step", "C1", worlds=WORLDS)
+def _bent(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
+    return [(train_steps, {"with_bend": True})] if world_size == BEND_WORLD else []
+
+
+@clause("trainer.train_step", "C1", worlds=WORLDS, also=_bent)
 def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
     """V and X: after some steps the weights are one process's, on every rank."""
     run = cluster.run(impl, train_steps)

@@ -25,9 +25,13 @@ from distlab.grading.checks.broadcasts import (
 from distlab.grading.checks.messages import calls_of_each, received
 from distlab.grading.clause import clause
 from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.grading.virtual import rounds
 from distlab.runner import RankContext, RankRecord, Run
 from distlab.runner.autopsy import Evidence
 
+MANY = 200  # simulated ranks: enough to tell a tree from what is one up to 8 only
+MANY_AFTER = 8  # real ranks: the largest number that is tried with processes
+NUM_BYTES = 6 * 8  # of a scenario's tensor
 SENDS = ("send", "isend", "sendrecv")
 
 
@@ -46,7 +50,7 @@ TREE = Broadcast(
 )
 
 
-@clause("collectives.tree_broadcast", "C1", worlds=(3, 2, 4, 7, 5, 1))
+@clause("collectives.tree_broadcast", "C1", worlds=(3, 2, 4, 7, 5, 1), also=TREE.runs)
 def everyone_has_it(impl: Implementation, cluster: Bench) -> str | None:
     """V: every rank has src's values, for every src and any number of ranks."""
     for src in sources(cluster.world_size):
@@ -82,7 +86,7 @@ def one_message_per_rank(impl: Implementation, cluster: Bench) -> str | None:
 
 @clause("collectives.tree_broadcast", "C3", worlds=(4, 7, 8))
 def in_few_rounds(impl: Implementation, cluster: Bench) -> str | None:
-    """J: the last rank is reached in round ⌈log2 n⌉, however the tree is drawn."""
+    """J and T: the last rank is reached in round ⌈log2 n⌉, however the tree is drawn."""
     n, src = cluster.world_size, cluster.world_size // 2
     run = cluster.run(impl, tree_once, src=src)
     sends = [_sends(record) for record in run.ranks]
@@ -98,7 +102,21 @@ def in_few_rounds(impl: Implementation, cluster: Bench) -> str | None:
             evidence=_timetable(sends, rounds, src),
             rule="in each round every rank that has the tensor sends it once",
         )
-    return f"n = {n}: {needed} rounds; a star takes {n - 1}. n = 1,000: 10 against 999"
+    if n == MANY_AFTER:
+        _expect_few_on_many(impl, cluster)
+    return f"n = {MANY}, simulated: {(MANY - 1).bit_length()} rounds; a star: {MANY - 1}"
+
+
+def _expect_few_on_many(impl: Implementation, cluster: Bench) -> None:
+    """T: on more ranks than there are processors, in virtual time."""
+    needed = rounds(impl, cluster, tree_once, MANY, NUM_BYTES, src=1)
+    enough = (MANY - 1).bit_length()
+    if needed > enough:
+        raise NotYetError(
+            f"{needed:.0f} rounds on {MANY} simulated ranks, where {enough} are enough",
+            slug="too-many-rounds",
+            rule="in each round every rank that has the tensor sends it once",
+        )
 
 
 def _sends(record: RankRecord) -> list[int]:

@@ -1,0 +1,194 @@
+"""`distlab sim` and `distlab scale`: a learner's function on up to 4,096 ranks."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distlab.cli.screen import show, show_json
+from distlab.cli.sim_report import Row, beside, report, size_words, table
+from distlab.cli.trace import open_page
+from distlab.curriculum import Progress, load_curriculum
+from distlab.grading import FAILED
+from distlab.paths import shown
+
+if TYPE_CHECKING:
+    from distlab.curriculum import Curriculum
+    from distlab.sim import Network
+
+DEFAULT_NET = "ethernet-100g"
+MAX_RANKS = 4096
+MEMORY_GIB = 8
+COPIES = 3  # of the tensor, on each rank: its own, what arrives, and one to work with
+WALL_S = 300.0
+SCALES = tuple(2**power for power in range(1, 11))
+
+
+def sim(
+    name: str,
+    *,
+    world_size: int = 64,
+    net: str = DEFAULT_NET,
+    fault: str = "",
+    size: str = "1MiB",
+    code: str = "mine",
+    seed: int = 0,
+    html: str = "",
+    perfetto: str = "",
+    beside: bool = False,
+    open_it: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Simulate one run; exit code 1 if it did not come to its end.
+
+    Raises:
+        ValueError: an unknown target, a malformed network, fault or size, or ranks that
+            do not fit.
+    """
+    curriculum = load_curriculum()
+    settings = settings_for(curriculum, name, net, fault, size, code, seed)
+    page = Path(html) if html else Progress(curriculum.root).folder / "last/sim.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    settings |= {"html": str(page.resolve()), "perfetto": "", "beside": beside}
+    if perfetto:
+        settings["perfetto"] = str(Path(perfetto).resolve())
+    (row,) = simulated(settings, [world_size])
+    row["net"], row["fault"], row["num_bytes"] = net, fault, settings["num_bytes"]
+    if as_json:
+        show_json({**row, "html": str(page)})
+    else:
+        show(report(settings, row, parsed_net(net)))
+        show([("dim", f"  timeline: {shown(page)}")])
+    if open_it:
+        open_page(page)
+    return 0 if row["outcome"] == "finished" else FAILED
+
+
+def scale(
+    name: str,
+    *,
+    worlds: tuple[int, ...] = SCALES,
+    net: str = DEFAULT_NET,
+    size: str = "64KiB",
+    code: str = "mine",
+    seed: int = 0,
+    as_json: bool = False,
+) -> int:
+    """Simulate runs of 2 … 1,024 ranks, with formulas and the lower bound beside them.
+
+    Raises:
+        ValueError: as `sim`.
+    """
+    settings = settings_for(load_curriculum(), name, net, "", size, code, seed)
+    settings |= {"html": "", "perfetto": "", "beside": False}
+    rows = simulated(settings, worlds or SCALES)
+    for row in rows:
+        row |= beside(settings, row["world_size"], parsed_net(net))
+    if as_json:
+        show_json({"target": name, "net": net, "size": size, "runs": rows})
+    else:
+        show(table(settings, rows, net))
+    failed = [row for row in rows if row["outcome"] != "finished"]
+    return FAILED if failed else 0
+
+
+def parsed_net(text: str) -> Network:
+    """The network that was asked for.
+
+    Raises:
+        ValueError: it is malformed.
+    """
+    from distlab.sim.spec import parse_net
+
+    return parse_net(text)
+
+
+def settings_for(
+    curriculum: Curriculum,
+    name: str,
+    net: str,
+    fault: str,
+    size: str,
+    code: str,
+    seed: int,
+) -> dict[str, Any]:
+    """What travels to the process that simulates.
+
+    Raises:
+        ValueError: something of it is malformed or unknown.
+    """
+    from distlab.experiments.simulated_target import find_target
+    from distlab.sim.nets import as_data
+    from distlab.sim.quantities import num_bytes
+    from distlab.sim.spec import parse_faults
+
+    if code not in ("mine", "reference"):
+        raise ValueError(f"--code is {code!r}; choose mine or reference")
+    target = find_target(curriculum, name, code)
+    return {
+        **target.as_data(),
+        "title": target.title,
+        "net": as_data(parsed_net(net)),
+        "faults": asdict(parse_faults(fault)) if fault else {},
+        "num_bytes": num_bytes(size),
+        "seed": seed,
+    }
+
+
+def simulated(
+    settings: dict[str, Any], worlds: tuple[int, ...] | list[int]
+) -> list[Row]:
+    """The figures of a run at each size, one after another, in processes of their own.
+
+    Raises:
+        ValueError: ranks that do not fit, or code that cannot be simulated.
+    """
+    from distlab.experiments.simulated import simulate_target
+    from distlab.runner import Cluster, Limits
+
+    for n in worlds:
+        require_room(n, settings["num_bytes"])
+    limits = Limits(seconds=WALL_S, memory_bytes=2 * MEMORY_GIB << 30)
+    rows = []
+    with Cluster() as cluster:
+        for n in worlds:
+            done = cluster.run(
+                simulate_target,
+                1,
+                {**settings, "world_size": n},
+                limits=limits,
+                journal=False,
+            )
+            if done.outcome != "finished":
+                raise ValueError(_why(done, n))
+            rows.append(done.values[0])
+    return rows
+
+
+def _why(done: Any, n: int) -> str:
+    error = done.ranks[0].error
+    if done.outcome == "timeout":
+        return (
+            f"{n} ranks have not come to their end in {WALL_S:.0f} s: a rank that "
+            "computes without ever calling comm cannot be interrupted"
+        )
+    return f"{error.type}: {error.message}" if error else str(done.explanation)
+
+
+def require_room(world_size: int, num_bytes: int) -> None:
+    """The ranks and their tensors must fit into this machine.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if not 1 <= world_size <= MAX_RANKS:
+        raise ValueError(
+            f"{world_size} ranks: choose between 1 and {MAX_RANKS:,} simulated ones"
+        )
+    gib = COPIES * world_size * num_bytes / (1 << 30)
+    if gib > MEMORY_GIB:
+        raise ValueError(
+            f"{world_size} ranks with {size_words(num_bytes)} each need about "
+            f"{gib:.0f} GiB: choose a smaller --size"
+        )

@@ -1,0 +1,116 @@
+"""What `distlab sim` and `distlab scale` say of simulated runs, in words."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from distlab.cli.screen import command, wrapped
+
+if TYPE_CHECKING:
+    from distlab.sim import Network
+
+FORMULAS = {"ring_s": "ring", "tree_s": "tree", "bound_s": "at least"}
+HOT = 4  # times the median rank's bytes: then a rank is a hot spot
+Row = dict[str, Any]
+
+
+def report(settings: dict[str, Any], row: Row, net: Network) -> list[tuple[str, str]]:
+    """What one run comes to."""
+    n = row["world_size"]
+    size = size_words(settings["num_bytes"])
+    lines = [("plain", f"{settings['title']}: {n} ranks, {size} each, {row['net']}")]
+    if row["outcome"] != "finished":
+        why = f"{row['outcome'].upper()}  {row['explanation']}"
+        lines += [("fail", line) for line in wrapped(why, "  ")]
+    else:
+        lines.append(("plain", f"  time       {time_words(row['time_s'])}, virtual"))
+    formulas = {"reference_s": row.get("reference_s"), **beside(settings, n, net)}
+    for name, seconds in formulas.items():
+        if seconds is not None:
+            lines.append(("plain", f"  {_NAMES[name]:<10} {time_words(seconds)}"))
+    sent = size_words(row["sent_bytes"])
+    lines.append(("plain", f"  messages   {row['messages']:,}, {sent} in all"))
+    lines.append(("plain", f"  busiest    {_busiest(row)}"))
+    if row["outcome"] == "finished":
+        same = "the same on all ranks"
+        words = same if row["results"] == 1 else f"{row['results']} different ones"
+        lines.append(("plain", f"  results    {words}"))
+    wall = f"simulated in {row['simulated_in_s']:.2f} s"
+    return [*lines, ("dim", f"  {wall}")]
+
+
+def _busiest(row: Row) -> str:
+    busiest, median = row["busiest_bytes"], row["median_bytes"]
+    words = f"rank {row['busiest_rank']}: {size_words(busiest)} one way"
+    if row["world_size"] > 2 and busiest >= HOT * max(1, median):
+        times = f"{busiest / median:.0f} times" if median else "all of"
+        return f"{words}, {times} what the median rank has: a hot spot"
+    return f"{words}; the median rank {size_words(median)}"
+
+
+_NAMES = {"reference_s": "reference", **FORMULAS}
+
+
+def beside(settings: dict[str, Any], n: int, net: Network) -> dict[str, float | None]:
+    """Formulas for what the function does, and a lower bound, where they are known."""
+    from distlab.sim import AlphaBeta
+    from distlab.sim import closed_forms as forms
+
+    found: dict[str, float | None] = dict.fromkeys(FORMULAS)
+    if not isinstance(net, AlphaBeta) or len(settings["functions"]) != 1 or n < 2:
+        return found
+    # As the tensors are made: of n equal chunks.
+    num_bytes = max(1, settings["num_bytes"] // 4 // n) * n * 4
+    what = settings["functions"][0].removeprefix("ring_").removeprefix("tree_")
+    if what == "all_reduce":
+        found["ring_s"] = forms.ring_all_reduce_s(n, num_bytes, net)
+        found["tree_s"] = forms.tree_all_reduce_s(n, num_bytes, net)
+        found["bound_s"] = forms.all_reduce_bound_s(n, num_bytes, net)
+    if what in ("all_gather", "reduce_scatter"):
+        found["ring_s"] = forms.ring_reduce_scatter_s(n, num_bytes, net)
+    if what == "broadcast":
+        found["tree_s"] = forms.tree_s(n, num_bytes, net)
+        found["bound_s"] = max(forms.latency_bound_s(n, net), net.message_s(num_bytes))
+    return found
+
+
+def table(settings: dict[str, Any], rows: list[Row], net: str) -> list[tuple[str, str]]:
+    """A line for each number of ranks."""
+    size = size_words(settings["num_bytes"])
+    known = [name for name in FORMULAS if any(row[name] is not None for row in rows)]
+    head = f"{'ranks':>6} {'time':>10} {'messages':>10} {'busiest rank':>13}"
+    head += "".join(f" {FORMULAS[name]:>10}" for name in known)
+    lines = [("plain", f"{settings['title']}: {size} each, {net}"), ("dim", head)]
+    for row in rows:
+        ended = row["outcome"] == "finished"
+        took = time_words(row["time_s"]) if ended else row["outcome"]
+        line = f"{row['world_size']:>6} {took:>10} {row['messages']:>10,}"
+        line += f" {size_words(row['busiest_bytes']):>13}"
+        line += "".join(
+            f" {'–' if row[name] is None else time_words(row[name]):>10}"
+            for name in known
+        )
+        lines.append(("plain" if ended else "fail", line))
+    stuck = next((row for row in rows if row["outcome"] != "finished"), None)
+    if stuck:
+        lines += [("fail", line) for line in wrapped(stuck["explanation"])]
+    look = command("sim NAME -n 64 --open")
+    lines += [("dim", line) for line in wrapped(f"one of them as a picture: {look}")]
+    return lines
+
+
+def time_words(seconds: float) -> str:
+    """Four digits with a unit."""
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= size:
+            return f"{seconds / size:.4g} {unit}"
+    return f"{seconds * 1e9:.4g} ns"
+
+
+def size_words(num_bytes: float) -> str:
+    """1,048,576 → 1 MiB; 12.3 KiB."""
+    if num_bytes < 1024:
+        return f"{num_bytes:.0f} B"
+    power = min(3, int(math.log(num_bytes, 1024)))
+    return f"{num_bytes / 1024**power:.4g} {('KiB', 'MiB', 'GiB')[power - 1]}"

@@ -1,0 +1,80 @@
+"""The flags of `distlab sim` and `distlab scale`; what they do lives in `sim`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Target = Annotated[
+    str, typer.Argument(help="A task (1.4), unit:function, or FILE.py:FUNCTION.")
+]
+Net = Annotated[str, typer.Option(help="A name, or alpha=10us,bw=100Gbit, …")]
+Size = Annotated[str, typer.Option(help="Of each rank's tensor.")]
+Whose = Annotated[str, typer.Option(help="Whose code: mine or reference.")]
+Seed = Annotated[int, typer.Option(help="Of the ranks' numbers.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")]
+
+
+def sim(
+    name: Target,
+    world_size: Annotated[
+        int, typer.Option("--world-size", "-n", help="Number of ranks, up to 4096.")
+    ] = 64,
+    net: Net = "ethernet-100g",
+    fault: Annotated[
+        str, typer.Option(help="straggler=3:2.5,kill=5@0.2s,loss=1%, …")
+    ] = "",
+    size: Size = "1MiB",
+    code: Whose = "mine",
+    seed: Seed = 0,
+    html: Annotated[str, typer.Option(help="Where to write the picture.")] = "",
+    perfetto: Annotated[str, typer.Option(help="Where to write a Chrome trace.")] = "",
+    beside: Annotated[
+        bool, typer.Option("--beside", help="The reference's run below it.")
+    ] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the picture.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Your function on simulated ranks, in virtual time, with a picture of the run."""
+    from distlab.cli.sim import sim
+
+    return sim(
+        name,
+        world_size=world_size,
+        net=net,
+        fault=fault,
+        size=size,
+        code=code,
+        seed=seed,
+        html=html,
+        perfetto=perfetto,
+        beside=beside,
+        open_it=open_it,
+        as_json=as_json,
+    )
+
+
+def scale(
+    name: Target,
+    worlds: Annotated[
+        list[int] | None, typer.Option("-n", help="Number of ranks; may be repeated.")
+    ] = None,
+    net: Net = "ethernet-100g",
+    size: Size = "64KiB",
+    code: Whose = "mine",
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> int:
+    """Your function on 2, 4, … 1,024 ranks, beside formulas and the lower bound."""
+    from distlab.cli.sim import scale
+
+    return scale(
+        name,
+        worlds=tuple(worlds or ()),
+        net=net,
+        size=size,
+        code=code,
+        seed=seed,
+        as_json=as_json,
+    )

@@ -1,0 +1,196 @@
+"""Collectives as schedules: in each step, the messages of one rank at the same time.
+
+A generator yields a list of `Step`s and is resumed once all of them are done. It moves
+nothing itself: it only says who sends what to whom, in the group's own ranks.
+
+Source: dissemination barrier, Hensgen, Finkel and Manber (1988). Binomial trees and
+pairwise exchange, Thakur, Rabenseifner and Gropp (2005), sections 4.1 to 4.4. Ring
+all-reduce, Patarasuk and Yuan (2009). Recursive doubling, Thakur and others, 4.5.
+Symbols: n ranks, S bytes.
+Cost: in steps and bytes sent by one rank: barrier log n, 0; broadcast log n, S log n;
+all_reduce 2(n-1), 2(n-1)/n S; reduce n, S (both, if short: log n, S log n);
+reduce_scatter and all_to_all n-1, (n-1)/n S;
+all_gather n-1, (n-1) S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from distlab.comm._protocol import ReduceOp
+from distlab.comm._tcp_flights import Step
+
+Steps = Iterator[list[Step]]
+SHORT_BYTES = 4096  # up to here the number of steps counts, not the bytes
+
+_COMBINE: dict[ReduceOp, Callable[[Tensor, Tensor], object]] = {
+    ReduceOp.SUM: lambda total, part: total.add_(part),
+    ReduceOp.AVG: lambda total, part: total.add_(part),  # divided at the end
+    ReduceOp.MIN: lambda total, part: torch.minimum(total, part, out=total),
+    ReduceOp.MAX: lambda total, part: torch.maximum(total, part, out=total),
+    ReduceOp.PRODUCT: lambda total, part: total.mul_(part),
+}
+
+
+def send(peer: int, tensor: Tensor) -> Step:
+    """A step that sends `tensor` to `peer`."""
+    return Step(True, peer, tensor)
+
+
+def recv(peer: int, tensor: Tensor) -> Step:
+    """A step that receives into `tensor` from `peer`."""
+    return Step(False, peer, tensor)
+
+
+def barrier(rank: int, n: int) -> Steps:
+    """Hear, directly or not, from twice as many ranks in each round."""
+    nothing, reach = torch.empty(0), 1
+    while reach < n:
+        yield [recv((rank - reach) % n, nothing), send((rank + reach) % n, nothing)]
+        reach *= 2
+
+
+def broadcast(rank: int, n: int, flat: Tensor, src: int) -> Steps:
+    """Down a binomial tree with its root at `src`: the tree that gloo has.
+
+    To all children at once: who does not come holds up those alone that need it, and
+    a program that hangs stops on the same lines as there.
+    """
+    place = (rank - src) % n
+    reach = 1 << place.bit_length()
+    if place:
+        yield [recv((rank - reach // 2) % n, flat)]
+    children = []
+    while place + reach < n:
+        children.append(send((rank + reach) % n, flat))
+        reach *= 2
+    if children:
+        yield children
+
+
+def reduce(rank: int, n: int, flat: Tensor, dst: int, op: ReduceOp) -> Steps:
+    """Short: by doubling. Long: once round the ring, then each its chunk to `dst`.
+
+    Other ranks' tensors stay as they are, and nobody is through before all have come.
+    """
+    total = flat if rank == dst else flat.clone()
+    if flat.nbytes <= SHORT_BYTES:
+        yield from _doubling_all_reduce(rank, n, total, op)
+        return
+    chunks = total.tensor_split(n)
+    yield from _ring_reduce_scatter(rank, chunks, op)
+    average(op, chunks[rank], n)
+    if rank != dst:
+        yield [send(dst, chunks[rank])]
+    elif n > 1:
+        yield [recv(src, chunks[src]) for src in range(n) if src != dst]
+
+
+def all_reduce(rank: int, n: int, flat: Tensor, op: ReduceOp) -> Steps:
+    """Short: by doubling, few steps. Long: round the ring, few bytes."""
+    if flat.nbytes <= SHORT_BYTES:
+        yield from _doubling_all_reduce(rank, n, flat, op)
+    else:
+        yield from _ring_all_reduce(rank, n, flat, op)
+
+
+def _doubling_all_reduce(rank: int, n: int, flat: Tensor, op: ReduceOp) -> Steps:
+    """Exchange all with a partner twice as far in each step.
+
+    Where n is no power of two, the ranks above the largest one in it give what they
+    have to a rank below before, and get the result after.
+    """
+    power = 1 << (n.bit_length() - 1)
+    part = torch.empty_like(flat)
+    if rank >= power:
+        yield [send(rank - power, flat)]
+        yield [recv(rank - power, flat)]
+        return
+    if rank + power < n:
+        yield [recv(rank + power, part)]
+        combine(op, flat, part)
+    reach = 1
+    while reach < power:
+        partner = rank ^ reach
+        yield [recv(partner, part), send(partner, flat)]
+        combine(op, flat, part)
+        reach *= 2
+    average(op, flat, n)
+    if rank + power < n:
+        yield [send(rank + power, flat)]
+
+
+def _ring_all_reduce(rank: int, n: int, flat: Tensor, op: ReduceOp) -> Steps:
+    """Round the ring twice: first the chunks' sums come about, then they spread."""
+    chunks = flat.tensor_split(n)
+    yield from _ring_reduce_scatter(rank, chunks, op)
+    average(op, chunks[rank], n)
+    yield from _ring_all_gather(rank, chunks)
+
+
+def reduce_scatter(
+    rank: int, n: int, output: Tensor, input: Tensor, op: ReduceOp
+) -> Steps:
+    """Once round the ring, in a copy: `input` is the caller's."""
+    chunks = input.clone().tensor_split(n)
+    yield from _ring_reduce_scatter(rank, chunks, op)
+    average(op, chunks[rank], n)
+    assign(output, chunks[rank])
+
+
+def all_gather(rank: int, n: int, output: Tensor, input: Tensor) -> Steps:
+    """Once round the ring: each passes on what it received last."""
+    chunks = output.tensor_split(n)
+    assign(chunks[rank], input)
+    yield from _ring_all_gather(rank, chunks)
+
+
+def all_to_all(rank: int, n: int, output: Tensor, input: Tensor) -> Steps:
+    """Pairwise: in step k, to the rank k ahead and from the rank k behind."""
+    theirs, mine = output.tensor_split(n), input.tensor_split(n)
+    assign(theirs[rank], mine[rank])
+    for ahead in range(1, n):
+        dst, src = (rank + ahead) % n, (rank - ahead) % n
+        yield [recv(src, theirs[src]), send(dst, mine[dst])]
+
+
+def _ring_reduce_scatter(rank: int, chunks: Sequence[Tensor], op: ReduceOp) -> Steps:
+    """In place: chunk `rank` becomes the reduction; the others are left in between."""
+    n = len(chunks)
+    left, right = (rank - 1) % n, (rank + 1) % n
+    part = torch.empty_like(chunks[0])  # the first chunk is the longest
+    for step in range(1, n):
+        going, coming = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
+        arrived = part[: coming.numel()]
+        yield [recv(left, arrived), send(right, going)]
+        combine(op, coming, arrived)
+
+
+def _ring_all_gather(rank: int, chunks: Sequence[Tensor]) -> Steps:
+    n = len(chunks)
+    left, right = (rank - 1) % n, (rank + 1) % n
+    for step in range(n - 1):
+        going, coming = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
+        yield [recv(left, coming), send(right, going)]
+
+
+def combine(op: ReduceOp, total: Tensor, part: Tensor) -> None:
+    """In place: `total` takes in `part`."""
+    with torch.inference_mode(total.is_inference()):
+        _COMBINE[op](total, part)
+
+
+def average(op: ReduceOp, total: Tensor, n: int) -> None:
+    """In place: of a sum of `n` make the average, if that is what was asked for."""
+    if op is ReduceOp.AVG:
+        with torch.inference_mode(total.is_inference()):
+            total.div_(n)
+
+
+def assign(into: Tensor, value: Tensor) -> None:
+    """In place: copy `value`, which may be the same memory."""
+    with torch.inference_mode(into.is_inference()):
+        into.copy_(value)

@@ -1,0 +1,156 @@
+"""What travels on a line between two ranks: frames of one fixed header and a payload.
+
+    magic version kind dtype · space tag sequence · elements length │ payload
+      4      1      1    1  1     8    8     8          8       8   │ length bytes
+
+`space` and `tag` name a channel: the space is a group's (or one collective's of it), so
+that two groups with the same tags never meet. `sequence` counts the messages of one
+channel and direction: a frame that is lost, repeated or made up is noticed at once.
+Nothing is ever allocated because a length says so: a payload goes into the tensor that
+waits for it, or nowhere.
+
+Source: the fixed header is that of most wire protocols; the two-step GRANT and DATA is
+the rendezvous protocol of MPI implementations and of gloo.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from distlab.comm._protocol import CommRefusedError
+
+MAGIC = b"dlab"
+VERSION = 1
+HEADER = struct.Struct("!5sBBxQqQQQ")
+_MARK = MAGIC + bytes([VERSION])
+MAX_PAYLOAD_BYTES = 1 << 40  # one TiB: more is no tensor but a broken length
+
+
+_WRITABLE = 0x200  # PyBUF_WRITE
+_NOTHING = memoryview(b"")
+_memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
+_memory_at.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_memory_at.restype = ctypes.py_object
+
+
+class Kind(IntEnum):
+    """What a frame is for."""
+
+    GRANT = 1  # a receive has been posted: the sender may send
+    DATA = 2  # the message
+    WANTED = 3  # somebody receives from anyone here: announce your sends
+    ANNOUNCE = 4  # a send has been posted, for which no GRANT has come yet
+    CLOSE = 5  # the sender has given this group up
+    BYE = 6  # the sender ends as it should; what it owed has been sent
+
+
+class Frame(NamedTuple):
+    """A header, taken apart; `mark` is the magic and the version."""
+
+    mark: bytes
+    kind: int
+    dtype: int
+    space: int
+    tag: int
+    sequence: int
+    elements: int
+    length: int
+
+
+class FrameError(RuntimeError):
+    """What came over a line is no frame, or one that cannot belong there."""
+
+
+_DTYPES = (
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.complex32, torch.complex64, torch.complex128),
+    *(torch.uint16, torch.uint32, torch.uint64),
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
+)
+_CODES = {dtype: code for code, dtype in enumerate(_DTYPES, 1)}
+_ITEM_BYTES = (1, *(dtype.itemsize for dtype in _DTYPES))  # code 0: only bytes
+
+
+def code_of(dtype: torch.dtype) -> int:
+    """The number of a dtype in a header; 0 for those that have none."""
+    return _CODES.get(dtype, 0)
+
+
+def header(
+    kind: Kind,
+    space: int,
+    tag: int = 0,
+    sequence: int = 0,
+    *,
+    dtype: int = 0,
+    elements: int = 0,
+    length: int = 0,
+) -> bytes:
+    """The bytes of one header."""
+    return HEADER.pack(_MARK, kind, dtype, space, tag, sequence, elements, length)
+
+
+def parse(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Frame:
+    """The header that starts at `offset`.
+
+    Raises:
+        FrameError: it is none of ours, or its fields cannot be true.
+    """
+    frame = Frame._make(HEADER.unpack_from(buffer, offset))
+    if frame.mark != _MARK or not Kind.GRANT <= frame.kind <= Kind.BYE:
+        raise FrameError(_what_is_wrong(frame))
+    if frame.length or frame.elements:
+        _check_payload(frame)
+    return frame
+
+
+def _what_is_wrong(frame: Frame) -> str:
+    magic, version = frame.mark[:-1], frame.mark[-1]
+    if magic != MAGIC:
+        return f"a frame begins with {magic!r}, not {MAGIC!r}"
+    if version != VERSION:
+        return f"a frame has version {version}; this is version {VERSION}"
+    return f"a frame is of kind {frame.kind}, which does not exist"
+
+
+def _check_payload(frame: Frame) -> None:
+    if frame.kind != Kind.DATA:
+        raise FrameError(f"a {Kind(frame.kind).name} frame says it has a payload")
+    if frame.length > MAX_PAYLOAD_BYTES:
+        raise FrameError(
+            f"a frame says it has {frame.length} bytes, more than {MAX_PAYLOAD_BYTES}"
+        )
+    if frame.dtype >= len(_ITEM_BYTES):
+        raise FrameError(f"a frame has dtype number {frame.dtype}, which is unknown")
+    if frame.elements * _ITEM_BYTES[frame.dtype] != frame.length:
+        raise FrameError(
+            f"a frame says it has {frame.length} bytes for {frame.elements} elements "
+            f"of {_ITEM_BYTES[frame.dtype]} bytes"
+        )
+
+
+def memory_of(tensor: Tensor) -> tuple[memoryview, torch.UntypedStorage]:
+    """The tensor's own memory as bytes, and what to keep as long as they are used.
+
+    What is written there is in the tensor. Straight from the address, for a view by way
+    of numpy takes longer than the rest of a small message's preparation.
+
+    Raises:
+        CommRefusedError: the tensor is not in the memory of the CPU.
+    """
+    if not tensor.is_cpu:
+        raise CommRefusedError(
+            f"plain sockets carry tensors of the CPU, not of {tensor.device}: "
+            "use .cpu(), or another transport"
+        )
+    num_bytes, storage = tensor.nbytes, tensor.untyped_storage()
+    if not num_bytes:
+        return _NOTHING, storage
+    return _memory_at(tensor.data_ptr(), num_bytes, _WRITABLE), storage

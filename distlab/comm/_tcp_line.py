@@ -1,0 +1,180 @@
+"""One connection to one peer: frames out and in, and never a wait.
+
+A line moves bytes between a socket and the memory of tensors. What has to wait because
+the socket is full stays in its outbox; what a frame means is not its business. Payloads
+go from and to a tensor's own memory: only what happens to arrive in one read with a
+header, or fits into one packet with it (`READ_AHEAD` bytes at most), is copied once.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from itertools import islice
+from typing import Any, Protocol
+
+from distlab.comm._tcp_frames import HEADER, Frame, Kind, parse
+
+READ_AHEAD = 2048
+_AT_ONCE = 8  # frames in one system call
+_HEADER_BYTES = HEADER.size
+
+
+class Reader(Protocol):
+    """Who is told what arrives on a line, and what has left it."""
+
+    def begin(self, line: Line, frame: Frame) -> memoryview | None:
+        """Where the payload of `frame` goes, if it has one; None is nowhere."""
+
+    def end(self, line: Line) -> None:
+        """The payload of the last frame is complete."""
+
+    def sent(self, owner: object) -> None:
+        """The frame that was put for `owner` has left."""
+
+
+class Parcel:
+    """A frame in the outbox: what is left of it, and who is told once it is sent."""
+
+    __slots__ = ("begun", "owner", "views")
+
+    def __init__(self, views: list[Any], owner: object) -> None:
+        self.views, self.owner = views, owner
+        self.begun = False
+
+    def skip(self, count: int) -> int:
+        """Take `count` sent bytes off; how many were not ours; -1 if some is left."""
+        self.begun = self.begun or count > 0
+        while self.views and count >= len(self.views[0]):
+            count -= len(self.views.pop(0))
+        if not self.views:
+            return count
+        self.views[0] = memoryview(self.views[0])[count:]
+        return -1
+
+
+class Line:
+    """A connected socket that never blocks; raises OSError or EOFError when it ends."""
+
+    def __init__(self, connection: socket.socket, peer: int) -> None:
+        connection.setblocking(False)
+        self.socket, self.peer = connection, peer
+        self.outbox: deque[Parcel] = deque()
+        self._buffer = memoryview(bytearray(READ_AHEAD))
+        self._start = self._end = 0  # of what was read ahead
+        self._left = 0  # bytes of a payload still to come
+        self._into: memoryview | None = None
+
+    @property
+    def is_inside_payload(self) -> bool:
+        """Whether a payload has begun to arrive and not ended."""
+        return self._left > 0
+
+    # ── out ─────────────────────────────────────────────────────────────────────────
+
+    def put(
+        self, head: bytes, payload: memoryview | None = None, owner: object = None
+    ) -> None:
+        """Have a frame sent by the next `flush`, which then tells of its `owner`."""
+        views = [head, payload] if payload else [head]
+        self.outbox.append(Parcel(views, owner))
+
+    def flush(self, reader: Reader) -> None:
+        """Send what waits, as far as the socket takes it."""
+        outbox = self.outbox
+        while outbox:
+            try:
+                count = self._send_some()
+            except BlockingIOError:
+                return
+            while outbox and (count := outbox[0].skip(count)) >= 0:
+                owner = outbox.popleft().owner
+                if owner is not None:
+                    reader.sent(owner)
+
+    def _send_some(self) -> int:
+        """Send the first frames in one go: short ones as one packet, after a copy."""
+        outbox = self.outbox
+        views = outbox[0].views
+        if len(outbox) > 1:
+            views = [
+                view for parcel in islice(outbox, _AT_ONCE) for view in parcel.views
+            ]
+        if len(views) == 1:
+            return self.socket.send(views[0])
+        if sum(map(len, views)) <= READ_AHEAD:
+            return self.socket.send(b"".join(views))
+        return self.socket.sendmsg(views)
+
+    # ── in ──────────────────────────────────────────────────────────────────────────
+
+    def read(self, reader: Reader) -> None:
+        """Take what has arrived.
+
+        Raises:
+            EOFError: the peer has closed the line.
+            FrameError: what came is no frame.
+        """
+        more = True
+        while more:
+            more = self._read_payload(reader) if self._left else self._read_ahead()
+            self._take_frames(reader)
+
+    def _read_ahead(self) -> bool:
+        """Read headers and what comes with them; False if there was no more."""
+        buffer = self._buffer
+        if self._start:
+            rest = self._end - self._start
+            buffer[:rest] = bytes(buffer[self._start : self._end])
+            self._start, self._end = 0, rest
+        room = READ_AHEAD - self._end
+        count = self._receive(buffer[self._end :])
+        self._end += count
+        return count == room
+
+    def _take_frames(self, reader: Reader) -> None:
+        while not self._left and self._end - self._start >= _HEADER_BYTES:
+            frame = parse(self._buffer, self._start)
+            self._start += _HEADER_BYTES
+            self._into = reader.begin(self, frame)
+            self._left = frame.length
+            if self._left:
+                self._take_payload(reader)
+            elif frame.kind == Kind.DATA:
+                reader.end(self)
+
+    def _take_payload(self, reader: Reader) -> None:
+        """Copy as much of the payload as has come with its header."""
+        count = min(self._left, self._end - self._start)
+        if count and self._into is not None:
+            self._into[:count] = self._buffer[self._start : self._start + count]
+            self._into = self._into[count:]
+        self._start += count
+        self._left -= count
+        if not self._left:
+            self._into = None
+            reader.end(self)
+
+    def _read_payload(self, reader: Reader) -> bool:
+        """Read into the tensor itself; False if there was no more."""
+        if self._into is None:  # nobody wants it
+            wanted = min(self._left, READ_AHEAD)
+            count = self._receive(self._buffer[:wanted])
+        else:
+            wanted = self._left
+            count = self._receive(self._into[:wanted])
+            self._into = self._into[count:]
+        self._left -= count
+        if not self._left:
+            self._into = None
+            reader.end(self)
+        return count == wanted
+
+    def _receive(self, into: memoryview) -> int:
+        try:
+            count = self.socket.recv_into(into)
+        except BlockingIOError:
+            return 0
+        if not count:
+            raise EOFError("the line was closed")
+        return count

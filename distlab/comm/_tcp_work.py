@@ -1,0 +1,50 @@
+"""A transfer or collective under way on sockets, and how losing a peer is told."""
+
+from __future__ import annotations
+
+import time
+
+from distlab.comm._protocol import PeerLost
+from distlab.comm._tcp_engine import Engine
+from distlab.comm._tcp_flights import Flight, Lost, Transfer
+
+_LEAST_S = 0.001  # the shortest wait there is on gloo, to which 0 means no limit
+
+
+class TcpWork:
+    """See `Work`; `peer`, a rank of the group, is whom it waits for; None: several."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        flight: Flight,
+        peer: int | None,
+        step: int,
+        timeout_s: float,
+    ) -> None:
+        self._engine, self._flight, self._peer = engine, flight, peer
+        self._step, self._timeout_s = step, timeout_s
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """See `Work.wait`."""
+        flight = self._flight
+        if flight.done and flight.error is None:
+            return
+        started = time.monotonic()
+        limit_s = self._timeout_s if timeout_s is None else max(timeout_s, _LEAST_S)
+        in_time = self._engine.wait(flight, limit_s)
+        if in_time and flight.error is None:
+            return
+        if not in_time and isinstance(flight, Transfer):
+            self._give_up()
+        if in_time and not isinstance(flight.error, Lost):
+            assert flight.error is not None
+            raise flight.error
+        waited_s = time.monotonic() - started
+        rank = flight.group.rank
+        raise PeerLost(rank, self._step, self._peer, waited_s) from flight.error
+
+    def _give_up(self) -> None:
+        """As on gloo: who gives up closes its connections in the group."""
+        engine, group = self._engine, self._flight.group
+        engine.post(lambda: engine.exchange.leave(group))

@@ -1,0 +1,223 @@
+"""A function on simulated ranks: what it is called with, and what is told of the run.
+
+It all happens in a process of its own, because the code is a learner's: it may loop,
+crash or leave. What comes back are figures; the picture is drawn there as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.curriculum import load_graft
+from distlab.curriculum.units import arrived
+from distlab.runner import RankContext
+from distlab.sim import Piecewise, SimRun, run
+from distlab.sim.charge import run_charged
+from distlab.sim.faults import Faults
+from distlab.sim.nets import from_data
+
+MAX_JOURNAL_RANKS = 128  # beyond that the picture is of messages, not of calls
+Settings = dict[str, Any]
+
+
+class Arguments:
+    """What is put into a function's parameters on one rank, each by its name."""
+
+    def __init__(self, context: RankContext, function: str, settings: Settings) -> None:
+        self._context, self._function = context, function
+        n = context.world_size
+        # Of a whole number of equal chunks, so that every rank's share is alike.
+        self._count = max(1, settings["num_bytes"] // 4 // n) * n
+        self._generator = torch.Generator().manual_seed(
+            settings["seed"] * 7919 + context.rank
+        )
+        self._model: nn.Module | None = None
+
+    def fill(self, function: Callable[..., Any]) -> dict[str, Any]:
+        """The arguments of `function` that have no default of their own."""
+        needed = [
+            name
+            for name, parameter in inspect.signature(function).parameters.items()
+            if parameter.default is parameter.empty
+        ]
+        return {name: FILLED[name](self) for name in needed}
+
+    def comm(self) -> Any:
+        """The rank's communicator."""
+        return self._context.comm
+
+    def context(self) -> RankContext:
+        """All that the rank has."""
+        return self._context
+
+    def own(self) -> Tensor:
+        """Numbers that differ from rank to rank: whole ones, so that sums are exact."""
+        size = self._count
+        if self._function == "all_gather":
+            size //= self._context.world_size  # of the whole result
+        return torch.randint(-8, 9, (size,), generator=self._generator).float()
+
+    def room(self) -> Tensor:
+        """Zeros, as large as what will be received."""
+        size = self._count
+        if self._function == "reduce_scatter":
+            size //= self._context.world_size
+        return torch.zeros(size)
+
+    def root(self) -> int:
+        """The rank that has it."""
+        return 0
+
+    def number(self) -> int:
+        """A small number that is not the same on all ranks."""
+        return 1 + self._context.rank % 3
+
+    def model(self) -> nn.Module:
+        """Two layers with as many numbers as were asked for, and gradients."""
+        if self._model is None:
+            width = max(1, self._count // (self.WIDTH + self.CLASSES + 1))
+            layers = nn.Linear(self.WIDTH, width), nn.Linear(width, self.CLASSES)
+            self._model = nn.Sequential(*layers)
+            for parameter in self._model.parameters():
+                values = torch.randn(parameter.shape, generator=self._generator)
+                parameter.grad = values
+        return self._model
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Plain SGD of that model."""
+        return torch.optim.SGD(self.model().parameters(), lr=0.01)
+
+    def inputs(self) -> Tensor:
+        """Eight samples for that model."""
+        return torch.randn(8, self.WIDTH, generator=self._generator)
+
+    def targets(self) -> Tensor:
+        """Their classes."""
+        return torch.randint(0, self.CLASSES, (8,), generator=self._generator)
+
+    def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """Cross-entropy."""
+        return nn.functional.cross_entropy
+
+    WIDTH, CLASSES = 16, 4
+
+
+FILLED: dict[str, Callable[[Arguments], Any]] = {
+    "comm": Arguments.comm,
+    "context": Arguments.context,
+    **dict.fromkeys(("tensor", "input", "box", "outgoing"), Arguments.own),
+    **dict.fromkeys(("output", "incoming"), Arguments.room),
+    **dict.fromkeys(("src", "dst", "root"), Arguments.root),
+    "num_samples": Arguments.number,
+    "model": Arguments.model,
+    "optimizer": Arguments.optimizer,
+    "loss_fn": Arguments.loss,
+    "inputs": Arguments.inputs,
+    "targets": Arguments.targets,
+}
+"""By a parameter's name: what is put there."""
+
+
+def call_all(context: RankContext, unit: ModuleType, settings: Settings) -> list[str]:
+    """Call the functions one after another; a digest of what each left behind."""
+    digests = []
+    for name in settings["functions"]:
+        function = unit
+        for part in name.split("."):
+            function = getattr(function, part)
+        arguments = Arguments(context, name, settings).fill(function)  # type: ignore[arg-type]
+        returned = function(**arguments)  # type: ignore[operator]
+        digests.append(_digest([*arguments.values(), returned]))
+    return digests
+
+
+def _digest(values: list[Any]) -> str:
+    """Of the tensors that were written into, or returned; inputs differ anyway."""
+    models = [v for v in values if isinstance(v, nn.Module)]
+    tensors = [p.detach() for model in models for p in model.parameters()]
+    tensors += [p.grad for m in models for p in m.parameters() if p.grad is not None]
+    if not models:
+        tensors = [v.detach() for v in values if isinstance(v, Tensor)][-1:]
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def simulate_target(context: RankContext, settings: Settings) -> dict[str, Any]:
+    """The program of the process in which the ranks are simulated: figures of the run.
+
+    With `settings["html"]` the page of the run is written there; with
+    `settings["beside"]` the reference's run stands below it.
+    """
+    source, reference = arrived(settings["source"]), arrived(settings["reference"])
+    sys.path.insert(0, str(source.path.parent))  # what lies beside a file is found
+    started = time.perf_counter()
+    done = _run(load_graft(source, reference, settings["grafts"]), settings)
+    seconds = time.perf_counter() - started
+    figures = {**figures_of(done), "simulated_in_s": round(seconds, 3)}
+    if settings["html"]:
+        from distlab.trace import to_html
+
+        beside = None
+        if settings["beside"]:
+            beside = _run(load_graft(reference, reference, ()), settings)
+            figures["reference_s"] = beside.time_s
+        path = Path(settings["html"])
+        to_html(done, path, beside=beside, title=settings["title"])
+    if settings["perfetto"]:
+        from distlab.trace import to_perfetto
+
+        to_perfetto(done, Path(settings["perfetto"]))
+    return figures
+
+
+def _run(unit: ModuleType, settings: Settings) -> SimRun:
+    net = from_data(settings["net"])
+    start: Callable[..., SimRun] = run
+    if isinstance(net, Piecewise) and net.adding_s:  # of a machine that was calibrated
+        start = partial(run_charged, operation_s=net.operation_s)
+    return start(
+        partial(call_all, unit=unit, settings=settings),
+        settings["world_size"],
+        net=net,
+        faults=Faults(**settings["faults"]),
+        seed=settings["seed"],
+        journal=settings["world_size"] <= MAX_JOURNAL_RANKS,
+    )
+
+
+def figures_of(done: SimRun) -> dict[str, Any]:
+    """What a table says of a run, as plain data."""
+    n, trace = done.world_size, done.trace
+    sent, received = [0] * n, [0] * n
+    for message in trace:
+        sent[message.src] += message.num_bytes
+        received[message.dst] += message.num_bytes
+    at = [max(out, into) for out, into in zip(sent, received, strict=True)]
+    digests = [tuple(value) for value in done.values if value is not None]
+    return {
+        "world_size": n,
+        "outcome": done.outcome,
+        "explanation": done.explanation,
+        "time_s": done.time_s,
+        "messages": len(trace),
+        "sent_bytes": sum(sent),
+        "busiest_rank": at.index(max(at)),
+        "busiest_bytes": max(at),
+        "median_bytes": sorted(at)[n // 2],
+        "results": len(set(digests)),
+        "carrier": done.carrier,
+        "trace_hash": done.trace_hash,
+    }

@@ -1,0 +1,255 @@
+"""Measure the link between two processes of this machine, and prove the table.
+
+    with Cluster() as cluster:
+        found = calibrate(cluster)
+    found.net.save("laptop.json")       → distlab sim … --net table:laptop.json
+    found.mean_err                      how far off its predictions are, on average
+
+What is measured are trains of messages one way and both ways, and adding. What is
+predicted are algorithms, at sizes between those of the table: nothing in it is fitted
+to them. Both happen in the same rounds, so that noise hits both alike, and of both the
+quick rounds count: what disturbs a machine only ever adds time.
+
+Only two processes are held to a bar. More of them than processors take turns, and what
+that costs no table of a link can know; they are predicted and shown all the same.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distlab.runner import Cluster, Limits, RunnerError
+from distlab.sim.charge import run_charged
+from distlab.sim.piecewise import Piecewise
+from distlab.sim.trains import (
+    ADDING,
+    ALGORITHMS,
+    BACK_AND_FORTH,
+    BOTH_WAYS,
+    ONE_WAY,
+    Case,
+    case,
+    measure,
+    simulate,
+)
+
+KIB, MIB = 1024, 1024**2
+DEFAULT_S = 20.0
+MISS = 0.10
+"""A prediction further off than this is a miss; their mean must be within it."""
+
+_COUNTS = 4  # one round in so many: the quick ones, and of those the mean
+_AFTER_S = 60.0  # a round that has begun is ended, on the slowest machine too
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to measure. Held-out sizes must not be in the table, nor their halves."""
+
+    sizes: tuple[int, ...] = (
+        *(0, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 128 * KIB),
+        # Buffers and caches end here, and the line bends: rows stand closer.
+        *(256 * KIB, 362 * KIB, 512 * KIB, 724 * KIB, MIB, 1448 * KIB),
+        *(2 * MIB, 4 * MIB, 8 * MIB),
+    )
+    held_out: tuple[int, ...] = (
+        *(6 * KIB, 96 * KIB, 384 * KIB, 3 * MIB // 2, 6 * MIB),
+    )
+    more_ranks: tuple[int, ...] = (3, 4)
+    held_out_more_ranks: tuple[int, ...] = (6 * KIB, 384 * KIB, 6 * MIB)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """One held-out case: an algorithm, what the simulator says and what it took."""
+
+    algorithm: str
+    world_size: int
+    num_bytes: int
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def error(self) -> float:
+        """How far off it is: 0.1 predicts a tenth too much."""
+        return self.predicted_s / self.measured_s - 1
+
+    @property
+    def is_miss(self) -> bool:
+        """Whether it is off by more than a tenth, either way."""
+        return abs(self.error) > MISS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """The table of this machine, and how well it predicts.
+
+    `rounds` is how often all was measured; `unrest` by how much longer than what
+    counts a middling round took: a quiet machine is near 0.
+    """
+
+    net: Piecewise
+    proof: tuple[Prediction, ...]
+    rounds: int
+    unrest: float
+    cores: int
+
+    @property
+    def mean_err(self) -> float:
+        """The mean distance of the predictions for two processes."""
+        return self.mean_err_of(2)
+
+    def mean_err_of(self, world_size: int) -> float:
+        """The same for another number of them; NaN if there is none."""
+        errors = [abs(p.error) for p in self.proof if p.world_size == world_size]
+        return statistics.fmean(errors) if errors else math.nan
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds of the smallest message."""
+        return self.net.table[0][1]
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The speed of the largest message, one way."""
+        size, seconds = self.net.table[-1]
+        return size / seconds
+
+
+def calibrate(
+    cluster: Cluster,
+    seconds: float = DEFAULT_S,
+    *,
+    plan: Plan | None = None,
+    backend: str = "tcp",
+) -> Calibration:
+    """Measure for about so many seconds, however short they are a few rounds.
+
+    Raises:
+        ValueError: no seconds.
+        RunnerError: the processes did not come to an end; with the reason.
+    """
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{seconds:g} seconds: choose a number above 0")
+    plan = plan or Plan()
+    shares = {2: 0.7 if plan.more_ranks else 1.0}
+    shares |= {n: 0.3 / len(plan.more_ranks) for n in plan.more_ranks}
+    timings = {
+        n: _measured(cluster, n, _cases(plan, n), share * seconds, backend)
+        for n, share in shares.items()
+    }
+    net = _table(plan.sizes, timings[2])
+    return Calibration(
+        net=net,
+        proof=tuple(_proof(net, timings)),
+        rounds=timings[2].rounds,
+        unrest=timings[2].unrest,
+        cores=_usable_cores(),
+    )
+
+
+def predict(net: Piecewise, world_size: int, one: Case) -> float:
+    """Seconds of one piece of a train on simulated ranks."""
+    done = run_charged(
+        simulate,
+        world_size,
+        one,
+        operation_s=net.operation_s,
+        net=net,
+        journal=False,
+        carrier="greenlets",
+    )
+    done.require_finished()
+    seconds: list[float] = done.values
+    return max(seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Timings:
+    seconds: dict[Case, float]
+    rounds: int
+    unrest: float
+
+
+def _cases(plan: Plan, world_size: int) -> list[Case]:
+    """What ranks do in one round."""
+    held_out = plan.held_out if world_size == 2 else plan.held_out_more_ranks
+    cases = [case(name, size) for size in held_out for name in ALGORITHMS]
+    if world_size == 2:
+        kinds = (ONE_WAY, BACK_AND_FORTH, BOTH_WAYS, ADDING)
+        cases += [case(kind, size) for size in plan.sizes for kind in kinds]
+    if world_size & (world_size - 1):
+        cases = [one for one in cases if one[0] != "recursive doubling"]
+    return cases
+
+
+def _measured(
+    cluster: Cluster, world_size: int, cases: list[Case], seconds: float, backend: str
+) -> _Timings:
+    run = cluster.run(
+        measure,
+        world_size,
+        cases,
+        seconds,
+        limits=Limits(seconds=seconds + _AFTER_S),
+        backend=backend,
+        journal=False,
+    )
+    if run.outcome != "finished":
+        failed = run.primary()
+        why = failed.error.message if failed and failed.error else run.explanation
+        raise RunnerError((why.splitlines() or [run.outcome])[0])
+    # It took as long as its slowest rank: ranks x rounds x cases → rounds of each case.
+    by_round = [
+        list(map(max, zip(*ranks, strict=True)))
+        for ranks in zip(*run.values, strict=True)
+    ]
+    by_case = [sorted(column) for column in zip(*by_round, strict=True)]
+    quick = math.ceil(len(by_round) / _COUNTS)
+    low = [statistics.fmean(column[:quick]) for column in by_case]
+    return _Timings(
+        seconds=dict(zip(cases, low, strict=True)),
+        rounds=len(by_round),
+        unrest=statistics.median(
+            statistics.median(column) / counts - 1
+            for column, counts in zip(by_case, low, strict=True)
+        ),
+    )
+
+
+def _table(sizes: Sequence[int], timings: _Timings) -> Piecewise:
+    def column(kind: str, share: float = 1.0) -> tuple[float, ...]:
+        found = [share * timings.seconds[case(kind, size)] for size in sizes]
+        # More bytes take no less: what says otherwise was disturbed.
+        return tuple(min(found[i:]) for i in range(len(found)))
+
+    return Piecewise(
+        table=tuple(zip(sizes, column(ONE_WAY), strict=True)),
+        back_and_forth_s=column(BACK_AND_FORTH, 0.5),
+        both_ways_s=column(BOTH_WAYS),
+        adding_s=column(ADDING),
+    )
+
+
+def _proof(net: Piecewise, timings: dict[int, _Timings]) -> list[Prediction]:
+    return [
+        Prediction(
+            algorithm=one[0],
+            world_size=world_size,
+            num_bytes=one[1],
+            predicted_s=predict(net, world_size, one),
+            measured_s=measured_s,
+        )
+        for world_size, found in timings.items()
+        for one, measured_s in found.seconds.items()
+        if one[0] in ALGORITHMS
+    ]
+
+
+def _usable_cores() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+    return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -1,0 +1,238 @@
+"""What carries a rank while others run: a greenlet, or an operating-system thread.
+
+Both are a function that can be left in the middle and entered again, one at a time:
+
+    greenlets   all on one thread; to go from one to the next takes a quarter of a
+                microsecond. What is bound to the thread must be put aside by hand
+                (grad mode), and inside backward() autograd's own bookkeeping cannot be
+    threads     each rank has a thread and waits for the baton; 50 times as slow, and
+                everything bound to a thread is the rank's own, also inside backward()
+
+The kernel knows neither: it asks for a `Strand` per rank and hands control from one to
+the next. A strand that ends hands it to `hub`, the strand that started the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Literal, Protocol
+
+import torch
+
+from distlab.runner import RunnerError
+
+try:
+    import greenlet  # type: ignore[import-untyped,unused-ignore]
+except ImportError:  # said in one sentence as soon as one wants to simulate
+    greenlet = None
+
+CarrierName = Literal["greenlets", "threads"]
+STACK_BYTES = 1 << 20
+"""Of a rank's thread; only what is used takes memory, and 1,024 ranks fit anywhere."""
+
+
+class RankEnded(BaseException):
+    """Raised in a rank that still waits when its run is over; not to be caught."""
+
+
+class Strand(Protocol):
+    """One line of execution, left and entered only where it hands over control.
+
+    `thread_id` is the thread on which it runs; 0 before it does.
+    """
+
+    thread_id: int
+
+    @property
+    def dead(self) -> bool:
+        """Whether it has come to its end."""
+
+    def frame(self) -> FrameType | None:
+        """Where it stands."""
+
+
+class Carrier(Protocol):
+    """All strands of one run; made, and first left, by the one that becomes `hub`."""
+
+    @property
+    def hub(self) -> Strand:
+        """The strand that started the run."""
+
+    can_leave_backward: bool
+
+    def strand(self, main: Callable[[], object]) -> Strand:
+        """A strand that will call `main` when it is first switched to, from the hub."""
+
+    def switch(self, strand: Any) -> None:
+        """Leave the strand that calls and enter `strand`; returns when entered again.
+
+        Whatever but RankEnded leaves a `main` is raised in the hub.
+        """
+
+    def close(self) -> None:
+        """Give back what ended strands held."""
+
+
+def make_carrier(name: CarrierName) -> Carrier:
+    """The carrier of that name, with the caller as its hub.
+
+    Raises:
+        RunnerError: greenlets are wanted and the package is not installed.
+    """
+    return ThreadCarrier() if name == "threads" else GreenletCarrier()
+
+
+class _GreenletStrand:
+    """A strand in a greenlet."""
+
+    __slots__ = ("greenlet", "thread_id")
+
+    def __init__(self, green: Any) -> None:
+        self.greenlet = green
+        self.thread_id = threading.get_ident()
+
+    @property
+    def dead(self) -> bool:
+        """See `Strand.dead`."""
+        return bool(self.greenlet.dead)
+
+    def frame(self) -> FrameType | None:
+        """See `Strand.frame`."""
+        return self.greenlet.gr_frame  # type: ignore[no-any-return]
+
+
+class GreenletCarrier:
+    """Ranks as greenlets, all on the thread that makes this object."""
+
+    can_leave_backward = False
+
+    def __init__(self) -> None:
+        if greenlet is None:
+            raise RunnerError(
+                "the simulated cluster needs the package greenlet: pip install greenlet"
+            )
+        self.hub = _GreenletStrand(greenlet.getcurrent())
+
+    def strand(self, main: Callable[[], object]) -> _GreenletStrand:
+        """See `Carrier.strand`."""
+
+        def live() -> None:
+            torch._C._set_grad_enabled(True)
+            with contextlib.suppress(RankEnded):
+                main()
+
+        return _GreenletStrand(greenlet.greenlet(live))
+
+    def switch(self, strand: _GreenletStrand) -> None:
+        """See `Carrier.switch`."""
+        grad = _is_grad_enabled()  # bound to the thread, on which others run now
+        strand.greenlet.switch()
+        if _is_grad_enabled() is not grad:
+            torch._C._set_grad_enabled(grad)
+
+    def close(self) -> None:
+        """See `Carrier.close`."""
+
+
+class _ThreadStrand:
+    """A strand in a thread of its own, or the hub in the one that was there."""
+
+    def __init__(self, carrier: ThreadCarrier, main: Callable[[], object]) -> None:
+        self.dead = False
+        self.thread_id = 0
+        self.error: BaseException | None = None
+        self.baton = threading.Lock()
+        self.baton.acquire()
+        self._carrier, self._main = carrier, main
+        self.thread: threading.Thread | None = None
+
+    def frame(self) -> FrameType | None:
+        """See `Strand.frame`."""
+        return sys._current_frames().get(self.thread_id)
+
+    def wake(self) -> None:
+        """Hand it the baton."""
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._live, daemon=True)
+            self.thread.start()
+        else:
+            self.baton.release()
+
+    def _live(self) -> None:
+        self.thread_id = threading.get_ident()
+        try:
+            self._main()
+        except RankEnded:
+            pass
+        except BaseException as error:
+            self.error = error
+        self.dead = True
+        self._carrier.running = self._carrier.hub
+        self._carrier.hub.baton.release()
+
+
+class ThreadCarrier:
+    """Ranks as threads of which one has the baton."""
+
+    can_leave_backward = True
+
+    def __init__(self) -> None:
+        self.hub = _ThreadStrand(self, lambda: None)
+        self.hub.thread = threading.current_thread()
+        self.running = self.hub
+        self._strands: list[_ThreadStrand] = []
+        self._stack_before = threading.stack_size(STACK_BYTES)
+
+    def strand(self, main: Callable[[], object]) -> _ThreadStrand:
+        """See `Carrier.strand`."""
+        strand = _ThreadStrand(self, main)
+        self._strands.append(strand)
+        return strand
+
+    def switch(self, strand: _ThreadStrand) -> None:
+        """See `Carrier.switch`."""
+        own, self.running = self.running, strand
+        strand.wake()
+        if own is self.hub:
+            self._await_baton()
+        else:
+            own.baton.acquire()
+
+    def _await_baton(self) -> None:
+        try:
+            self.hub.baton.acquire()
+        except BaseException:  # Ctrl-C: it arrives here, while a rank is running
+            while not self.hub.baton.acquire(timeout=0.05):
+                raise_in_thread(self.running.thread_id, RankEnded)
+            raise
+        for strand in self._strands:
+            error, strand.error = strand.error, None
+            if error is not None:
+                raise error
+
+    def close(self) -> None:
+        """See `Carrier.close`."""
+        threading.stack_size(self._stack_before)
+        for strand in self._strands:
+            if strand.dead and strand.thread is not None:
+                strand.thread.join()
+
+
+def raise_in_thread(thread_id: int, error: type[BaseException]) -> None:
+    """Have `error` raised in a thread of this process, at its next line of Python."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread_id), ctypes.py_object(error)
+    )
+
+
+def clear_in_thread(thread_id: int) -> None:
+    """Forget what was to be raised there and has not been yet."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), None)
+
+
+_is_grad_enabled = torch.is_grad_enabled

@@ -1,0 +1,193 @@
+"""A run as on a measured machine: what ranks compute is charged to their clocks.
+
+    total += box          counted as it runs: one operation on so many bytes
+    comm.send(total, 1)   first the clock moves on by what was counted, then it sends
+
+A simulated rank computes for real, but how long that takes on a busy machine must not
+show: the same run must give the same times. So operations of torch are counted, and
+each is charged what a table says for its bytes (`Piecewise.operation_s`).
+
+Limits: an operation is taken to cost what adding two tensors of its largest one's size
+costs, so products of matrices come out too cheap. One that only looks at a tensor in
+another way, or makes room, is charged as one of 0 bytes. Python itself, and code that
+leaves torch, costs nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from distlab.comm import Call, Clock, Comm, Work, Wrapper
+from distlab.runner import RankContext
+from distlab.sim.comm import SimComm
+from distlab.sim.conditions import SlowWires
+from distlab.sim.kernel import Kernel
+from distlab.sim.measured import MeasuredPorts
+from distlab.sim.run import SimRun, run
+
+T = TypeVar("T")
+Seconds = Callable[[float], float]
+"""From the bytes of an operation to its seconds."""
+
+
+def run_charged(
+    program: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    operation_s: Seconds,
+    **options: Any,
+) -> SimRun:
+    """`sim.run`, with the ranks' operations charged; `options` are those of `run`.
+
+    Raises:
+        ValueError: as `sim.run` does.
+    """
+    meter = Meter(operation_s)
+    with meter:
+        return run(meter.charged(program), world_size, *args, **options)
+
+
+class Meter(TorchDispatchMode):
+    """While it is active, operations are counted for the rank whose turn it is."""
+
+    def __init__(self, operation_s: Seconds) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._operation_s = operation_s
+        self._thread = threading.get_ident()
+        self._kernel: Kernel | None = None
+        self._accounts: dict[int, Account] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run it, and count it."""
+        out = func(*args, **(kwargs or {}))
+        fiber = self._kernel.current if self._kernel else None
+        account = self._accounts.get(fiber.rank) if fiber else None
+        if account is not None and not account.in_call:
+            account.owed_s += self._operation_s(_bytes_of(func, args, out))
+        return out
+
+    def charged(self, program: Callable[..., Any]) -> Callable[..., Any]:
+        """The same program, with a communicator that pays before every call."""
+        return partial(self._live, program)
+
+    def _live(
+        self, program: Callable[..., Any], context: RankContext, *args: Any
+    ) -> Any:
+        self._kernel = _innermost(context.comm).group.kernel
+        account = self._accounts[context.rank] = Account(context.clock)
+        comm = Charged(context.comm, account)
+        # A mode holds for a thread: greenlets have this one's, other carriers do not.
+        is_here = threading.get_ident() == self._thread
+        with nullcontext() if is_here else self:
+            value = program(replace(context, comm=comm), *args)
+        account.settle()
+        return value
+
+
+class Account:
+    """What one rank has computed and its clock does not show yet."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.owed_s = 0.0
+        self.in_call = False  # then it is the simulator that copies, not the rank
+        self._clock = clock
+
+    def settle(self) -> None:
+        """Let the clock show it."""
+        owed_s, self.owed_s = self.owed_s, 0.0
+        if owed_s:
+            self._clock.sleep(owed_s)
+
+    def outside(self, proceed: Callable[[], T]) -> T:
+        """`proceed()`, at the right time, is no computing of this rank."""
+        self.in_call = True
+        try:
+            self.settle()
+            return proceed()
+        finally:
+            self.in_call = False
+
+
+class Charged(Wrapper):
+    """A simulated rank's communicator: its clock catches up before every call."""
+
+    def __init__(self, inner: Comm, account: Account) -> None:
+        super().__init__(inner)
+        self._account = account
+        group = _innermost(inner).group
+        wires = group.wires
+        # A straggler's are around those of the network.
+        wires = wires._wires if isinstance(wires, SlowWires) else wires
+        self._measured = wires if isinstance(wires, MeasuredPorts) else None
+        self._number = group.members[inner.rank]
+
+    def time(self) -> float:
+        """See `Comm.time`."""
+        return self._account.outside(super().time)
+
+    def _around(self, call: Call, proceed: Callable[[], T]) -> T:
+        if call.op == "sendrecv" and self._measured is not None:
+            return self._account.outside(lambda: self._exchange(call, proceed))
+        result = self._account.outside(proceed)
+        if call.blocking:
+            return result
+        return _ChargedWork(result, self._account)  # type: ignore[return-value,arg-type]
+
+    def _exchange(self, call: Call, proceed: Callable[[], T]) -> T:
+        """Say so while it lasts: a message alone takes another time."""
+        assert self._measured is not None
+        sizes = [t.nbytes for t in (call.sent, call.received) if t is not None]
+        self._measured.exchange(self._number, min(sizes))
+        try:
+            return proceed()
+        finally:
+            self._measured.exchange(self._number, None)
+
+    def _wrap_group(self, group: Comm, ranks: Sequence[int]) -> Comm:
+        return Charged(group, self._account)
+
+
+class _ChargedWork:
+    """A Work before whose `wait` the clock catches up."""
+
+    def __init__(self, work: Work, account: Account) -> None:
+        self._work, self._account = work, account
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """See `Work.wait`."""
+        self._account.outside(lambda: self._work.wait(timeout_s))
+
+
+def _innermost(comm: Any) -> SimComm:
+    while isinstance(comm, Wrapper):
+        comm = comm._inner
+    assert isinstance(comm, SimComm), "only simulated ranks are charged"
+    return comm
+
+
+def _bytes_of(func: Any, args: Any, out: Any) -> int:
+    """How many bytes an operation goes through: those of the largest tensor in it."""
+    if func.is_view or _only_makes_room(func):
+        return 0
+    found = [*args, out]
+    for group in list(found):
+        if isinstance(group, (list, tuple)):
+            found.extend(group)
+    return max((t.nbytes for t in found if isinstance(t, torch.Tensor)), default=0)
+
+
+def _only_makes_room(func: Any) -> bool:
+    return func._schema.name.partition("::")[2] in _MAKES_ROOM
+
+
+_MAKES_ROOM = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}

@@ -1,0 +1,216 @@
+"""How long the written-down schedules take, as formulas; and how long any must take.
+
+Symbols: n ranks, S = num_bytes in the whole tensor, alpha seconds a message, B bytes a
+second, of an `AlphaBeta`; all are seconds.
+
+    ring reduce-scatter, all-gather   (n-1) (alpha + S / nB)
+    ring all-reduce                 2 (n-1) (alpha + S / nB)
+    recursive doubling              log2 n  (alpha + S / B)             n = 2, 4, 8, …
+    Rabenseifner                  2 log2 n · alpha + 2 (n-1)/n · S / B  n = 2, 4, 8, …
+    tree broadcast, reduce         ⌈log2 n⌉ (alpha + S / B)
+    tree all-reduce              2 ⌈log2 n⌉ (alpha + S / B)
+    hierarchical                  2 (k-1) (alpha + S / kB) inside       p islands of k
+                                + 2 (p-1) (alpha + S / kpB) between
+    parameter server              2 (alpha + (n-1) S / B)
+    GPipe                        (m + p - 1) (t_f + t_b) + 2 (p-1) hop
+    1F1B                         (m + p - 1) (t_f + t_b)                hop = 0
+
+    any all-reduce         at least  log2 n · alpha   and   2 (n-1)/n · S / B
+
+They count what is on the wires; adding takes no time. Chunks must be of one size, and a
+formula that does not hold for some n refuses it. The simulator's times are whole
+picoseconds, so a message may differ from its formula by half of one.
+
+Source: R. Thakur, R. Rabenseifner, W. Gropp (2005), sections 4 and 5; E. Chan et al.,
+"Collective communication: theory, practice, and experience" (2007), section 3, for the
+lower bounds; Y. Huang et al., "GPipe" (2019) and D. Narayanan et al. (2019).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from distlab.sim.links import AlphaBeta
+from distlab.sim.schedules import require_power_of_two
+
+
+def ring_reduce_scatter_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
+    """All but one step around, each of one chunk; the same for the all-gather.
+
+    Raises:
+        ValueError: the chunks would not be of one size.
+    """
+    require_equal_chunks(n, num_bytes)
+    return (n - 1) * net.message_s(num_bytes / n)
+
+
+def ring_all_reduce_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
+    """A reduce-scatter and an all-gather.
+
+    Raises:
+        ValueError: the chunks would not be of one size.
+    """
+    return 2 * ring_reduce_scatter_s(n, num_bytes, net)
+
+
+def recursive_doubling_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
+    """log2 n steps of the whole tensor.
+
+    Raises:
+        ValueError: n is not a power of two.
+    """
+    require_power_of_two(n, "recursive doubling")
+    return math.log2(n) * net.message_s(num_bytes)
+
+
+def rabenseifner_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
+    """log2 n steps there, of S/2, S/4, … S/n, and as many back.
+
+    Raises:
+        ValueError: n is not a power of two, or the chunks would not be of one size.
+    """
+    require_power_of_two(n, "Rabenseifner's algorithm")
+    require_equal_chunks(n, num_bytes)
+    bytes_s = num_bytes / net.bytes_per_s
+    return 2 * math.log2(n) * net.alpha_s + 2 * (n - 1) / n * bytes_s
+
+
+def tree_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
+    """A broadcast or a reduce, for any n: the root talks to ⌈log2 n⌉ ranks in turn."""
+    require_ranks(n)
+    return (n - 1).bit_length() * net.message_s(num_bytes)
+
+
+def tree_all_reduce_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
+    """Up the tree and down again."""
+    return 2 * tree_s(n, num_bytes, net)
+
+
+def hierarchical_s(
+    islands: int,
+    island_size: int,
+    num_bytes: int,
+    inside: AlphaBeta,
+    between: AlphaBeta,
+) -> float:
+    """Two rings inside each island around one all-reduce between the islands.
+
+    Inside, chunks of S / k; between, chunks of S / k / p. `between` is what each rank
+    has to the next island for itself: its share of a card that it does not own alone.
+
+    Raises:
+        ValueError: the chunks would not be of one size.
+    """
+    require_equal_chunks(islands * island_size, num_bytes)
+    around = 2 * ring_reduce_scatter_s(island_size, num_bytes, inside)
+    return around + ring_all_reduce_s(islands, num_bytes // island_size, between)
+
+
+def parameter_server_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
+    """Everybody's tensor into rank 0, byte after byte, and as much out of it again."""
+    require_ranks(n)
+    if n == 1:
+        return 0.0
+    return 2 * (net.alpha_s + (n - 1) * num_bytes / net.bytes_per_s)
+
+
+def gpipe_s(
+    stages: int,
+    microbatches: int,
+    forward_s: float,
+    backward_s: float,
+    hop_s: float = 0.0,
+) -> float:
+    """The last stage starts p - 1 forwards late, and as late the first gets back.
+
+    `hop_s` is one message to the next stage; it goes on while the stages compute.
+
+    Raises:
+        ValueError: fewer than 1 stage or microbatch, or a message that takes longer
+            than the computation that it has to hide behind.
+    """
+    require_ranks(stages)
+    require_microbatches(microbatches)
+    if hop_s > min(forward_s, backward_s):
+        raise ValueError(
+            f"messages of {hop_s} s do not hide behind {forward_s} s and {backward_s} s"
+        )
+    slots = microbatches + stages - 1
+    return slots * (forward_s + backward_s) + 2 * (stages - 1) * hop_s
+
+
+def one_f_one_b_s(
+    stages: int, microbatches: int, forward_s: float, backward_s: float
+) -> float:
+    """The same bubble as GPipe, where messages take no time.
+
+    Raises:
+        ValueError: fewer than 1 stage or microbatch.
+    """
+    return gpipe_s(stages, microbatches, forward_s, backward_s)
+
+
+# ── what no algorithm can beat ──────────────────────────────────────────────────────
+
+
+def latency_bound_s(n: int, net: AlphaBeta) -> float:
+    """After k messages in a row at most 2^k ranks can know of each other."""
+    require_ranks(n)
+    return (n - 1).bit_length() * net.alpha_s
+
+
+def bandwidth_bound_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
+    """Of an all-reduce: each rank's way out has to carry 2 (n-1)/n · S."""
+    require_ranks(n)
+    return 2 * (n - 1) / n * num_bytes / net.bytes_per_s
+
+
+def all_reduce_bound_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
+    """The greater of the two: no all-reduce is faster."""
+    return max(latency_bound_s(n, net), bandwidth_bound_s(n, num_bytes, net))
+
+
+Form = Callable[[int, int, AlphaBeta], float]
+ALL_REDUCES: dict[str, Form] = {
+    "ring": ring_all_reduce_s,
+    "recursive doubling": recursive_doubling_s,
+    "Rabenseifner": rabenseifner_s,
+    "tree": tree_all_reduce_s,
+    "parameter server": parameter_server_s,
+}
+"""Every all-reduce on links alike: name → seconds of (n, num_bytes, net)."""
+
+
+def require_ranks(n: int) -> None:
+    """There is at least one.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if n < 1:
+        raise ValueError(f"{n} ranks: at least 1")
+
+
+def require_microbatches(count: int) -> None:
+    """There is at least one.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if count < 1:
+        raise ValueError(f"{count} microbatches: at least 1")
+
+
+def require_equal_chunks(n: int, num_bytes: int) -> None:
+    """The tensor falls into n chunks of one size.
+
+    Raises:
+        ValueError: it does not.
+    """
+    require_ranks(n)
+    if num_bytes % n:
+        raise ValueError(
+            f"{num_bytes} bytes do not fall into {n} equal chunks: the formula holds "
+            "for equal ones only"
+        )

@@ -1,0 +1,264 @@
+"""A cluster as it is built: islands of fast links, network cards, leaves and a spine.
+
+                         ═══════════ spine ═══════════
+                          ▲ leaf0.up0       ▼ leaf1.down0       cards ÷ oversub
+                        [leaf 0]          [leaf 1]
+                          ▲ nic0.out        ▼ nic0.in
+    island 0  ┌ gpu 0 ─ gpu 1 ─ … ┐       ┌ gpu k ─ … ┐  island 1
+              └── NVLink switch ──┘       └───────────┘
+
+Rank r is GPU r mod k of island r div k. Inside an island a message goes through the
+GPU's own port and the switch. To another island it goes through the network card that
+serves the GPU, and up and down through the spine where the leaf is another one. Cards
+and leaves are shared: that is where flows get into each other's way.
+
+A leaf has as many cables up as cards below it, divided by the oversubscription; where
+that is no whole number, they are fewer and faster, and one that is slower than a card
+where it is less than 1. A message takes the cable that is free first.
+
+How turns are taken: a cable carries one message at a time, at its full speed, in the
+order in which the messages were handed over; a later one may use a pause that it fits
+into. A message runs through its cables without being stored in between, so alone it
+takes latency + S / (the slowest one's speed).
+
+What this leaves out: packets, routes that collide while others are free, congestion
+control, and the limits of a switch's buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from distlab.sim.links import (
+    PS,
+    Wires,
+    collective_ps,
+    picoseconds,
+    require_duration,
+    require_speed,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fabric:
+    """Islands of `island_size` ranks; `leaf_islands` of them on each leaf switch.
+
+    Raises:
+        ValueError: a count below 1, a negative time, a speed that is not above zero, or
+            an oversubscription below 1.
+    """
+
+    island_size: int = 8
+    island_alpha_s: float = 3e-6
+    island_bytes_per_s: float = 450e9  # each way, of each GPU
+    nics: int = 1  # per island
+    nic_bytes_per_s: float = 50e9  # each way
+    nic_alpha_s: float = 10e-6  # from island to island
+    leaf_islands: int = 1
+    oversub: float = 1.0  # what the cards below a leaf can send ÷ what goes up
+
+    def __post_init__(self) -> None:
+        for name in ("island_size", "nics", "leaf_islands"):
+            count = getattr(self, name)
+            if not isinstance(count, int) or count < 1:
+                raise ValueError(f"{name} is {count}: a whole number, 1 or more")
+        require_duration("island_alpha_s", self.island_alpha_s)
+        require_duration("nic_alpha_s", self.nic_alpha_s)
+        require_speed("island_bytes_per_s", self.island_bytes_per_s)
+        require_speed("nic_bytes_per_s", self.nic_bytes_per_s)
+        if not 1 <= self.oversub < math.inf:
+            raise ValueError(f"oversub is {self.oversub}: 1 is none, 4 is four to one")
+
+    def wires(self, world_size: int) -> Wires:
+        """A network on which nothing is under way yet."""
+        return FabricWires(self, world_size)
+
+    @property
+    def cables(self) -> int:
+        """How many go up from each leaf, and as many down to it."""
+        return max(1, int(self.leaf_islands * self.nics / self.oversub))
+
+    @property
+    def cable_bytes_per_s(self) -> float:
+        """The speed of each of them, each way."""
+        below = self.leaf_islands * self.nics * self.nic_bytes_per_s
+        return below / self.oversub / self.cables
+
+    def path(self, src: int, dst: int) -> list[Hop]:
+        """The hops from rank to rank, in order."""
+        island, other = src // self.island_size, dst // self.island_size
+        if island == other:
+            speed = self.island_bytes_per_s
+            return [Hop((f"gpu{src}.out",), speed), Hop((f"gpu{dst}.in",), speed)]
+        leaf, other_leaf = island // self.leaf_islands, other // self.leaf_islands
+        first = Hop((f"island{island}.{self._nic(src)}.out",), self.nic_bytes_per_s)
+        last = Hop((f"island{other}.{self._nic(dst)}.in",), self.nic_bytes_per_s)
+        if leaf == other_leaf:
+            return [first, last]
+        ways = (f"leaf{leaf}.up", f"leaf{other_leaf}.down")
+        up, down = (
+            Hop(tuple(f"{way}{i}" for i in range(self.cables)), self.cable_bytes_per_s)
+            for way in ways
+        )
+        return [first, up, down, last]
+
+    def links(self, world_size: int) -> dict[str, float]:
+        """All links that `world_size` ranks can use: name → bytes per second."""
+        found: dict[str, float] = {}
+        for rank in range(world_size):
+            for peer in self._one_of_each_kind(rank, world_size):
+                for hop in self.path(rank, peer) + self.path(peer, rank):
+                    found.update(dict.fromkeys(hop.names, hop.bytes_per_s))
+        return found
+
+    def alpha_s(self, src: int, dst: int) -> float:
+        """Seconds that a message of no bytes takes from rank to rank."""
+        inside = src // self.island_size == dst // self.island_size
+        return self.island_alpha_s if inside else self.nic_alpha_s
+
+    def _nic(self, rank: int) -> str:
+        return f"nic{rank % self.island_size % self.nics}"
+
+    def _one_of_each_kind(self, rank: int, world_size: int) -> list[int]:
+        """A peer in the island, one on the leaf and one beyond it, as far as any."""
+        leaf = self.leaf_islands * self.island_size
+        starts = {
+            size: (rank // size * size, rank // size * size + size)
+            for size in (self.island_size, leaf)
+        }
+        inside = range(*starts[self.island_size])
+        near = {next((r for r in inside if r != rank), rank)}
+        for start, end in starts.values():
+            near |= {start - 1, end % world_size}
+        return [r for r in near if 0 <= r < world_size and r != rank]
+
+
+class Hop(NamedTuple):
+    """A part of a way: the cables there are for it, and the speed of each."""
+
+    names: tuple[str, ...]
+    bytes_per_s: float
+
+
+class Link:
+    """One direction of one cable: when it is free, and how long it was busy."""
+
+    __slots__ = ("busy_ps", "free_ps", "name", "pauses", "ps_per_byte")
+
+    def __init__(self, name: str, bytes_per_s: float) -> None:
+        self.name, self.ps_per_byte = name, PS / bytes_per_s
+        self.free_ps = self.busy_ps = 0
+        self.pauses: list[tuple[int, int]] = []  # before free_ps, and still to come
+
+    def book(self, from_ps: int, took_ps: int, now_ps: int) -> int:
+        """The first moment from `from_ps` on at which it is free for so long."""
+        self.busy_ps += took_ps
+        if self.pauses:
+            begin = self._book_pause(from_ps, took_ps, now_ps)
+            if begin is not None:
+                return begin
+        free_ps = self.free_ps
+        begin = from_ps if from_ps > free_ps else free_ps
+        if begin > free_ps and begin > now_ps:
+            self.pauses.append((free_ps, begin))
+        self.free_ps = begin + took_ps
+        return begin
+
+    def _book_pause(self, from_ps: int, took_ps: int, now_ps: int) -> int | None:
+        self.pauses = [pause for pause in self.pauses if pause[1] > now_ps]
+        for number, (start, end) in enumerate(self.pauses):
+            begin = max(start, from_ps)
+            if begin + took_ps <= end:
+                rests = [(start, begin), (begin + took_ps, end)]
+                self.pauses[number : number + 1] = [r for r in rests if r[0] < r[1]]
+                return begin
+        return None
+
+
+class FabricWires:
+    """The links of one run, each with its bookings."""
+
+    def __init__(self, fabric: Fabric, world_size: int) -> None:
+        self._fabric, self._world_size = fabric, world_size
+        self._links: dict[str, Link] = {}
+        self._paths: dict[tuple[int, int], tuple[int, list[list[Link]]]] = {}
+        self._hops: dict[tuple[int, ...], tuple[int, float]] = {}
+
+    def message(
+        self, src: int, dst: int, num_bytes: int, now_ps: int
+    ) -> tuple[int, int]:
+        """See `Wires.message`."""
+        alpha_ps, hops = self._paths.get((src, dst)) or self._find_path(src, dst)
+        start, begin, done = -1, now_ps, now_ps
+        for cables in hops:
+            link = cables[0]
+            if link.free_ps > begin and len(cables) > 1:
+                link = _first_free(cables, begin)
+            took = round(num_bytes * link.ps_per_byte)
+            begin = link.book(begin, took, now_ps)
+            if start < 0:
+                start = begin
+            # The last byte is through when it came and this link has sent all of them.
+            if begin + took > done:
+                done = begin + took
+        return start, done + alpha_ps
+
+    def collective(
+        self, op: str, n: int, num_bytes: int, members: Sequence[int] = ()
+    ) -> int:
+        """See `Wires.collective`; each step takes as long as the slowest hop of it."""
+        alpha_ps, ps_per_byte = self._slowest_hop(tuple(members or range(n)))
+        return collective_ps(
+            op, n, num_bytes, lambda size: alpha_ps + size * ps_per_byte
+        )
+
+    def usage(self) -> dict[str, int]:
+        """See `Metered.usage`."""
+        links = sorted(self._links.items())
+        return {name: link.busy_ps for name, link in links if link.busy_ps}
+
+    def _find_path(self, src: int, dst: int) -> tuple[int, list[list[Link]]]:
+        alpha_ps = picoseconds(self._fabric.alpha_s(src, dst))
+        hops = [
+            [self._link(name, hop.bytes_per_s) for name in hop.names]
+            for hop in self._fabric.path(src, dst)
+        ]
+        self._paths[src, dst] = alpha_ps, hops
+        return alpha_ps, hops
+
+    def _link(self, name: str, bytes_per_s: float) -> Link:
+        if name not in self._links:
+            self._links[name] = Link(name, bytes_per_s)
+        return self._links[name]
+
+    def _slowest_hop(self, members: tuple[int, ...]) -> tuple[int, float]:
+        """Latency and picoseconds per byte when all send to the next at once."""
+        if members not in self._hops:
+            pairs = [*pairwise(members), (members[-1], members[0])]
+            pairs = [(src, dst) for src, dst in pairs if src != dst]
+            paths = [self._fabric.path(src, dst) for src, dst in pairs]
+            flows = Counter(hop for path in paths for hop in path)
+            speeds = [
+                hop.bytes_per_s / math.ceil(count / len(hop.names))
+                for hop, count in flows.items()
+            ]
+            alphas = [self._fabric.alpha_s(src, dst) for src, dst in pairs]
+            alpha_ps = picoseconds(max(alphas, default=0.0))
+            self._hops[members] = alpha_ps, PS / min(speeds, default=math.inf)
+        return self._hops[members]
+
+
+def _first_free(cables: list[Link], from_ps: int) -> Link:
+    """The one that is free first; of several that are free, the one named first."""
+    first = cables[0]
+    for link in cables:
+        if link.free_ps <= from_ps:
+            return link
+        if link.free_ps < first.free_ps:
+            first = link
+    return first

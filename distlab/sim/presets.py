@@ -1,0 +1,33 @@
+"""Networks by name, in round figures: for comparing kinds of links, not two products.
+
+Speeds are the vendors' or the standard's, per direction. Latencies are no data sheet's:
+they are what software sees end to end, to the nearest handy number. Nothing here was
+measured; `distlab calibrate` measures the machine it runs on.
+"""
+
+from __future__ import annotations
+
+from distlab.sim.fabric import Fabric
+from distlab.sim.links import AlphaBeta, Network
+
+PRESETS: dict[str, Network] = {
+    # Processes of one machine over loopback sockets: a copy into the kernel and out.
+    "laptop": AlphaBeta(alpha_s=30e-6, bytes_per_s=1e9),
+    # IEEE 802.3ae and 802.3ba: 10 and 100 Gbit/s. Latency: TCP, and RDMA or tuned TCP.
+    "ethernet-10g": AlphaBeta(alpha_s=30e-6, bytes_per_s=1.25e9),
+    "ethernet-100g": AlphaBeta(alpha_s=10e-6, bytes_per_s=12.5e9),
+    # NVIDIA ConnectX-7 and Quantum-2 data sheets: NDR is 400 Gbit/s a port.
+    "infiniband-ndr": AlphaBeta(alpha_s=5e-6, bytes_per_s=50e9),
+    # NVIDIA H100 data sheet: NVLink 900 GB/s a GPU, both directions taken together.
+    "nvlink": AlphaBeta(alpha_s=3e-6, bytes_per_s=450e9),
+    # NVIDIA DGX H100 data sheet: 8 GPUs on NVLink switches, 8 ConnectX-7 of 400 Gbit/s
+    # for the cluster's network. The fabric is taken to be without oversubscription.
+    "dgx-h100": Fabric(
+        island_size=8,
+        island_alpha_s=3e-6,
+        island_bytes_per_s=450e9,
+        nics=8,
+        nic_bytes_per_s=50e9,
+        nic_alpha_s=5e-6,
+    ),
+}

@@ -1,0 +1,249 @@
+"""Collectives written down: who sends what to whom, and when, from send and recv alone.
+
+Each runs on every transport with real tensors, and in the simulator also with sizes
+alone. There they are oracles: their time is a formula, the one in `closed_forms`.
+
+Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
+Operations in MPICH" (2005), sections 4 and 5; P. Patarasuk, X. Yuan, "Bandwidth optimal
+all-reduce algorithms for clusters of workstations" (2009), for the ring.
+Symbols: n ranks; S bytes in the tensor; alpha seconds a message, B bytes a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from distlab.comm import Comm
+
+# ── the ring ────────────────────────────────────────────────────────────────────────
+
+
+def ring_reduce_scatter(
+    comm: Comm, chunks: Sequence[Tensor], ring: Sequence[int] = ()
+) -> None:
+    """In place, chunk p of the rank at place p becomes the sum over the ring.
+
+    What the other chunks hold afterwards is of no use. `ring` has the ranks in order;
+    without it, all of them.
+
+        place    0           1           2          n = 3, chunks a b c
+        step 1   c ────────▶ a ────────▶ b ────────▶ place 0
+        step 2   b ────────▶ c ────────▶ a ────────▶ place 0
+        at end   a           b           c           summed up
+    """
+    ring = ring or range(comm.world_size)
+    n, place = len(ring), ring.index(comm.rank)
+    right, left = ring[(place + 1) % n], ring[place - 1]
+    for step in range(n - 1):
+        out, into = (place - step - 1) % n, (place - step - 2) % n
+        total = chunks[into]
+        box = room_for(total)
+        comm.sendrecv(chunks[out], right, box, left)
+        total += box
+
+
+def ring_all_gather(
+    comm: Comm, chunks: Sequence[Tensor], ring: Sequence[int] = ()
+) -> None:
+    """In place, every rank's chunk p becomes that of the rank at place p.
+
+    place    0           1           2          n = 3, chunks a b c
+    step 1   a ────────▶ b ────────▶ c ────────▶ place 0
+    step 2   c ────────▶ a ────────▶ b ────────▶ place 0
+    """
+    ring = ring or range(comm.world_size)
+    n, place = len(ring), ring.index(comm.rank)
+    right, left = ring[(place + 1) % n], ring[place - 1]
+    for step in range(n - 1):
+        out, into = (place - step) % n, (place - step - 1) % n
+        comm.sendrecv(chunks[out], right, chunks[into], left)
+
+
+def ring_all_reduce(comm: Comm, tensor: Tensor, ring: Sequence[int] = ()) -> None:
+    """In place, `tensor` becomes the sum over all ranks: 2 (n - 1) steps of S / n.
+
+    No all-reduce sends fewer bytes: each rank must send 2 (n - 1) / n · S.
+    """
+    chunks = split(tensor, len(ring) or comm.world_size)
+    ring_reduce_scatter(comm, chunks, ring)
+    ring_all_gather(comm, chunks, ring)
+
+
+# ── halving and doubling ────────────────────────────────────────────────────────────
+
+
+def recursive_doubling_all_reduce(comm: Comm, tensor: Tensor) -> None:
+    """In place, the sum over all ranks in log2 n steps, each of the whole tensor.
+
+        distance 1   0 ◀─▶ 1    2 ◀─▶ 3        each pair then has the same sum
+        distance 2   0 ◀─────▶ 2   1 ◀─────▶ 3
+
+    Fewest steps there can be, so the best for small tensors.
+
+    Raises:
+        ValueError: the number of ranks is not a power of two.
+    """
+    require_power_of_two(comm.world_size, "recursive doubling")
+    box = room_for(tensor)
+    distance = 1
+    while distance < comm.world_size:
+        partner = comm.rank ^ distance
+        comm.sendrecv(tensor, partner, box, partner)
+        tensor += box
+        distance *= 2
+
+
+def rabenseifner_all_reduce(comm: Comm, tensor: Tensor) -> None:
+    """In place, the sum over all ranks: halve and add, then double and collect.
+
+        reduce-scatter   distance n/2: swap halves, keep one and add the partner's
+                         distance n/4: the same with half of that …   → S/n, summed
+        all-gather       the same way back, without adding
+
+    Log2 n steps each way, and no more bytes than the ring.
+
+    Raises:
+        ValueError: the number of ranks is not a power of two.
+    """
+    require_power_of_two(comm.world_size, "Rabenseifner's algorithm")
+    mine, way_back = tensor, []
+    distance = comm.world_size // 2
+    while distance:
+        partner = comm.rank ^ distance
+        low, high = split(mine, 2)
+        mine, theirs = (high, low) if comm.rank & distance else (low, high)
+        box = room_for(mine)
+        comm.sendrecv(theirs, partner, box, partner)
+        mine += box
+        way_back.append((partner, mine, theirs))
+        distance //= 2
+    for partner, mine, theirs in reversed(way_back):
+        comm.sendrecv(mine, partner, theirs, partner)
+
+
+# ── trees ───────────────────────────────────────────────────────────────────────────
+
+
+def tree_broadcast(comm: Comm, tensor: Tensor, src: int = 0) -> None:
+    """In place, every rank's `tensor` becomes that of rank `src`, down a binomial tree.
+
+        0 ──▶ 4 ──▶ 6 ──▶ 7      step 1: 0 → 4            counted from src
+        │     └───▶ 5            step 2: 0 → 2, 4 → 6
+        ├───▶ 2 ──▶ 3            step 3: 0 → 1, 2 → 3, 4 → 5, 6 → 7
+        └───▶ 1
+
+    Whoever has it sends it on, so in each step twice as many have it.
+    """
+    n = comm.world_size
+    me = (comm.rank - src) % n
+    reach = _subtree(me, n)
+    if me:
+        comm.recv(tensor, (me - reach + src) % n)
+    while reach > 1:
+        reach //= 2
+        if me + reach < n:
+            comm.send(tensor, (me + reach + src) % n)
+
+
+def tree_reduce(comm: Comm, tensor: Tensor, dst: int = 0) -> None:
+    """On `dst`, in place, the sum over all ranks; on the others, sums of their subtree.
+
+    The tree of `tree_broadcast`, upwards: the nearest child first.
+    """
+    n = comm.world_size
+    me = (comm.rank - dst) % n
+    box = room_for(tensor)
+    step = 1
+    while step < _subtree(me, n):
+        if me + step < n:
+            comm.recv(box, (me + step + dst) % n)
+            tensor += box
+        step *= 2
+    if me:
+        comm.send(tensor, (me - step + dst) % n)
+
+
+def tree_all_reduce(comm: Comm, tensor: Tensor) -> None:
+    """In place, the sum over all ranks: up a tree to rank 0 and down again."""
+    tree_reduce(comm, tensor)
+    tree_broadcast(comm, tensor)
+
+
+def _subtree(me: int, n: int) -> int:
+    """How many ranks from `me` on its subtree may have: its lowest bit; all for 0."""
+    return me & -me if me else 1 << (n - 1).bit_length()
+
+
+# ── two levels, and one rank that serves all ────────────────────────────────────────
+
+
+def hierarchical_all_reduce(comm: Comm, tensor: Tensor, island_size: int) -> None:
+    """In place, the sum over all ranks, with little traffic between the islands.
+
+        island 0   0 ─ 1      1. reduce-scatter inside: each has a share, summed
+                   │   │      2. all-reduce of each share from island to island
+        island 1   2 ─ 3      3. all-gather inside
+
+    Between islands each rank sends only its share, S / island_size, times 2 (p-1) / p
+    for p islands.
+
+    Raises:
+        ValueError: the ranks do not fill whole islands.
+    """
+    n = comm.world_size
+    if island_size < 1 or n % island_size:
+        raise ValueError(f"{n} ranks do not fill islands of {island_size}")
+    start = comm.rank // island_size * island_size
+    island = range(start, start + island_size)
+    across = range(comm.rank % island_size, n, island_size)
+    chunks = split(tensor, island_size)
+    ring_reduce_scatter(comm, chunks, island)
+    ring_all_reduce(comm, chunks[comm.rank - start], across)
+    ring_all_gather(comm, chunks, island)
+
+
+def parameter_server(comm: Comm, tensor: Tensor) -> None:
+    """In place, the sum over all ranks: all push to rank 0, which sends it back.
+
+    1 ──╲            ╱──▶ 1
+    2 ───▶ 0 adds up ───▶ 2
+    3 ──╱            ╲──▶ 3
+    """
+    if comm.rank:
+        comm.send(tensor, 0)
+        comm.recv(tensor, 0)
+        return
+    others = range(1, comm.world_size)
+    boxes = [room_for(tensor) for _ in others]
+    pushes = [comm.irecv(box, src) for src, box in zip(others, boxes, strict=True)]
+    for push, box in zip(pushes, boxes, strict=True):
+        push.wait()
+        tensor += box
+    for reply in [comm.isend(tensor, dst) for dst in others]:
+        reply.wait()
+
+
+def split(tensor: Tensor, parts: int) -> Sequence[Tensor]:
+    """Views of so many parts, in order, whose sizes differ by one at most."""
+    if isinstance(tensor, Tensor):
+        return tensor.view(-1).tensor_split(parts)
+    return tensor.chunk(parts)  # of a size without content
+
+
+def room_for(tensor: Tensor) -> Tensor:
+    """Something to receive a message of that size into."""
+    # A size without content has nothing that would be overwritten.
+    return torch.empty_like(tensor) if isinstance(tensor, Tensor) else tensor
+
+
+def require_power_of_two(n: int, what: str) -> None:
+    """Some schedules pair ranks up, again and again.
+
+    Raises:
+        ValueError: n is not 1, 2, 4, 8, …
+    """
+    if n < 1 or n & (n - 1):
+        raise ValueError(f"{what} needs 2, 4, 8, … ranks, not {n}")

@@ -1,0 +1,247 @@
+"""Networks and faults on one line, as they are typed into a shell.
+
+A network (`--net`) is a name, a kind or just its facts; parts are joined by commas:
+
+    ethernet-100g                          a name from the list below
+    dgx-h100,oversub=4                     a name, and what is different
+    alpha=10us,bw=100Gbit                  latency and speed, alike for all pairs
+    loggp:L=5us,o=1us,g=2us,G=0.08ns       the four parameters of LogGP; G is per byte
+    nvlink:8,nic=1x200Gbit,oversub=4       islands of 8 GPUs, their cards, the switches
+    table:laptop.json                      what `distlab calibrate` measured
+
+    kind      its parts
+    (none)    alpha   bw
+    loggp:    L   o   g   G
+    nvlink:N  alpha  bw             inside an island
+              nic=COUNTxSPEED       the cards of an island; COUNT may be left out
+              nic-alpha             from island to island
+              leaf=N                islands on one leaf switch
+              oversub=N             what goes into a leaf ÷ what comes out at the top
+    names     laptop ethernet-10g ethernet-100g infiniband-ndr nvlink dgx-h100
+
+Faults (`--fault`); a part that is about a rank can be repeated:
+
+    straggler=3:2.5            rank 3 and its messages take 2.5 times as long
+    kill=5@0.2s                rank 5 dies at 0.2 s
+    late=7@1s                  rank 7 starts at 1 s
+    loss=1%  duplicate=1%      of the messages, drawn at random
+    partition=0-3@0.1s-0.2s    ranks 0 to 3 are cut off from the others for that time;
+                               0+2+5 are single ranks
+    seed=7                     of the drawing
+
+Units are those of `quantities`: 10us, 4MiB, 100Gbit, 12.5GB/s, 1%.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from distlab.sim import quantities
+from distlab.sim.fabric import Fabric
+from distlab.sim.faults import Faults
+from distlab.sim.links import AlphaBeta, Network
+from distlab.sim.loggp import LogGP
+from distlab.sim.piecewise import Piecewise
+from distlab.sim.presets import PRESETS
+
+Reader = Callable[[str], Any]
+"""From the text behind `name=` to its value; of a network, to fields of its class."""
+
+
+def _field(name: str, read: Callable[[str], Any]) -> Reader:
+    return lambda text: {name: read(text)}
+
+
+def _cards(text: str) -> dict[str, Any]:
+    """`8x400Gbit`, or `400Gbit` for one."""
+    count, times, speed = text.partition("x")
+    if not times:
+        count, speed = "1", text
+    facts = {"nic_bytes_per_s": quantities.bytes_per_s(speed)}
+    return {"nics": quantities.whole(count), **facts}
+
+
+_ALPHA_BETA: dict[str, Reader] = {
+    "alpha": _field("alpha_s", quantities.seconds),
+    "bw": _field("bytes_per_s", quantities.bytes_per_s),
+}
+_LOGGP: dict[str, Reader] = {
+    "L": _field("latency_s", quantities.seconds),
+    "o": _field("overhead_s", quantities.seconds),
+    "g": _field("gap_s", quantities.seconds),
+    "G": _field("gap_per_byte_s", quantities.seconds),
+}
+_FABRIC: dict[str, Reader] = {
+    "alpha": _field("island_alpha_s", quantities.seconds),
+    "bw": _field("island_bytes_per_s", quantities.bytes_per_s),
+    "nic": _cards,
+    "nic-alpha": _field("nic_alpha_s", quantities.seconds),
+    "leaf": _field("leaf_islands", quantities.whole),
+    "oversub": _field("oversub", quantities.factor),
+}
+_KINDS = ("loggp:", "nvlink:N", "table:FILE")
+
+
+def parse_net(text: str) -> Network:
+    """The network that `text` describes; the grammar is at the top of this file.
+
+    Raises:
+        ValueError: what is wrong, where, and what is known.
+    """
+    try:
+        return _net(text.strip())
+    except ValueError as error:
+        raise ValueError(f'the network "{text}": {error}') from None
+
+
+def _net(text: str) -> Network:
+    kind, colon, rest = text.partition(":")
+    if kind == "table" and colon:
+        if not rest:
+            raise ValueError("the file is missing, as in table:laptop.json")
+        return Piecewise.load(rest)
+    first, *parts = text.split(",")
+    first = first.strip()
+    if first in PRESETS:
+        return _changed(PRESETS[first], parts)
+    if kind == "loggp" and colon:
+        return _changed(LogGP(), rest.split(",") if rest else [])
+    if kind == "nvlink" and colon:
+        size = quantities.whole(first.partition(":")[2])
+        return _changed(Fabric(island_size=size), parts)
+    if "=" in first:
+        return _changed(AlphaBeta(), text.split(","))
+    known = [*PRESETS, *_KINDS]
+    near = quantities.nearest(first, [*PRESETS, "loggp:", "nvlink:", "table:"])
+    if not text:
+        raise ValueError(f"it is empty; known are {', '.join(known)} and alpha=…,bw=…")
+    raise ValueError(
+        f'there is no network "{first}"{near}; '
+        f"known are {', '.join(known)} and alpha=…,bw=…"
+    )
+
+
+def _changed(net: Network, parts: Iterable[str]) -> Network:
+    """`net` with what `parts` say."""
+    if isinstance(net, LogGP):
+        return replace(net, **_facts(parts, _LOGGP))
+    if isinstance(net, Fabric):
+        return replace(net, **_facts(parts, _FABRIC))
+    assert isinstance(net, AlphaBeta), "the presets are of these kinds"
+    return replace(net, **_facts(parts, _ALPHA_BETA))
+
+
+def _facts(parts: Iterable[str], readers: dict[str, Reader]) -> dict[str, Any]:
+    """All parts, none given twice."""
+    facts: dict[str, Any] = {}
+    seen: set[str] = set()
+    for name, value in map(_split, parts):
+        if name in seen:
+            raise ValueError(f"{name} is given twice")
+        seen.add(name)
+        facts.update(_read(name, value, readers))
+    return facts
+
+
+def _split(part: str) -> tuple[str, str]:
+    name, equals, value = part.partition("=")
+    if not part.strip():
+        raise ValueError("a part between two commas, or at an end, is empty")
+    if not equals or not value.strip():
+        raise ValueError(f'"{part.strip()}" has no value: write {name.strip()}=…')
+    return name.strip(), value.strip()
+
+
+def _read(name: str, value: str, readers: dict[str, Reader]) -> Any:
+    if name not in readers:
+        near = quantities.nearest(name, readers)
+        known = " ".join(readers)
+        raise ValueError(f'there is no part "{name}" here{near}; known are {known}')
+    try:
+        return readers[name](value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+# ── faults ──────────────────────────────────────────────────────────────────────────
+
+
+def parse_faults(text: str) -> Faults:
+    """The faults that `text` describes; the grammar is at the top of this file.
+
+    Raises:
+        ValueError: what is wrong, where, and what is known.
+    """
+    try:
+        return Faults(**_fault_facts(text))
+    except ValueError as error:
+        raise ValueError(f'the faults "{text}": {error}') from None
+
+
+def _fault_facts(text: str) -> dict[str, Any]:
+    """The keywords; what is said of single ranks is gathered by rank."""
+    facts: dict[str, Any] = {}
+    for name, value in map(_split, text.split(",")):
+        if name not in _BY_RANK:
+            if name in facts:
+                raise ValueError(f"{name} is given twice")
+            facts[name] = _read(name, value, _FAULTS)
+            continue
+        rank, what = _read(name, value, _FAULTS)
+        ranks = facts.setdefault(name, {})
+        if rank in ranks:
+            raise ValueError(f"{name} is given twice for rank {rank}")
+        ranks[rank] = what
+    return facts
+
+
+def _rank_and(sign: str, read: Callable[[str], float], example: str) -> Reader:
+    """`3:2.5` → (3, 2.5)."""
+
+    def parse(text: str) -> tuple[int, float]:
+        rank, found, value = text.partition(sign)
+        if not found:
+            raise ValueError(f'"{text}" has no {sign}, as in {example}')
+        return quantities.whole(rank), read(value)
+
+    return parse
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    """`0-3+8` → 0, 1, 2, 3, 8."""
+    found: set[int] = set()
+    for part in text.split("+"):
+        first, dash, last = part.partition("-")
+        low = quantities.whole(first)
+        high = quantities.whole(last) if dash else low
+        if not low <= high < _MANY:
+            raise ValueError(f'"{part}" is no range of ranks, such as 0-3')
+        found.update(range(low, high + 1))
+    return tuple(sorted(found))
+
+
+def _partition(text: str) -> tuple[tuple[int, ...], float, float]:
+    """`0-3@0.1s-0.2s` → ((0, 1, 2, 3), 0.1, 0.2)."""
+    ranks, at, times = text.partition("@")
+    start, dash, end = times.partition("-")
+    if not (at and dash):
+        raise ValueError(f'"{text}" is not RANKS@FROM-TO, as in 0-3@0.1s-0.2s')
+    from_s, to_s = quantities.seconds(start), quantities.seconds(end)
+    if to_s <= from_s:
+        raise ValueError(f'"{times}" ends before it has begun')
+    return _ranks(ranks), from_s, to_s
+
+
+_MANY = 100_000  # more ranks than anyone simulates; keeps 0-9999999999 from being built
+_FAULTS: dict[str, Reader] = {
+    "straggler": _rank_and(":", quantities.factor, "straggler=3:2.5"),
+    "kill": _rank_and("@", quantities.seconds, "kill=5@0.2s"),
+    "late": _rank_and("@", quantities.seconds, "late=7@1s"),
+    "loss": quantities.share,
+    "duplicate": quantities.share,
+    "partition": _partition,
+    "seed": quantities.whole,
+}
+_BY_RANK = ("straggler", "kill", "late")

@@ -1,0 +1,152 @@
+"""What a rank finds around it in a process that it shares: its environment, and time.
+
+On real ranks the environment is each process's own, and a program that never comes to
+an end is ended from outside. Here both have to be arranged.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+from distlab.runner import RankRecord, RunnerError
+from distlab.runner.autopsy import own_frame, place
+from distlab.sim.carriers import clear_in_thread, raise_in_thread
+from distlab.sim.kernel import Kernel
+
+
+class OutOfTime(BaseException):
+    """Raised in the rank that is running when the wall clock has run out."""
+
+
+class _ByRank(MutableMapping[bytes, bytes]):
+    """The variables of the rank that runs; outside of ranks, those of the process."""
+
+    def __init__(
+        self, kernel: Kernel, outside: MutableMapping[bytes, bytes], n: int
+    ) -> None:
+        self._kernel, self._outside, self._n = kernel, outside, n
+        self._inside: dict[int, dict[bytes, bytes]] = {}
+
+    def _own(self) -> MutableMapping[bytes, bytes]:
+        fiber = self._kernel.current or self._kernel.handler
+        if fiber is None:
+            return self._outside
+        if fiber.rank not in self._inside:
+            number, count = str(fiber.rank), str(self._n)
+            own = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": count}
+            self._inside[fiber.rank] = {
+                **self._outside,
+                **{os.fsencode(k): os.fsencode(v) for k, v in own.items()},
+            }
+        return self._inside[fiber.rank]
+
+    def __getitem__(self, key: bytes) -> bytes:
+        return self._own()[key]
+
+    def __setitem__(self, key: bytes, value: bytes) -> None:
+        self._own()[key] = value
+
+    def __delitem__(self, key: bytes) -> None:
+        del self._own()[key]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._own())
+
+    def __len__(self) -> int:
+        return len(self._own())
+
+
+@contextmanager
+def environment_by_rank(kernel: Kernel, world_size: int) -> Iterator[None]:
+    """While it lasts, `os.environ` is the running rank's own, with RANK in it."""
+    environment: Any = os.environ
+    outside = environment._data
+    environment._data = _ByRank(kernel, outside, world_size)
+    try:
+        yield
+    finally:
+        environment._data = outside
+
+
+class _OutputByRank(io.TextIOBase):
+    """What is written goes to the rank that runs; outside of ranks, where it went."""
+
+    def __init__(
+        self, kernel: Kernel, records: list[RankRecord], most: int, otherwise: Any
+    ) -> None:
+        self._kernel, self._records, self._most = kernel, records, most
+        self._otherwise = otherwise
+
+    def write(self, text: str) -> int:
+        """Keep `text`, as far as there is room for it."""
+        fiber = self._kernel.current or self._kernel.handler
+        if fiber is None:
+            self._otherwise.write(text)
+        elif not self._kernel.closing:
+            record = self._records[fiber.rank]
+            record.output += text[: max(0, self._most - len(record.output))]
+        return len(text)
+
+    def close(self) -> None:
+        """A rank that closes it must not close it for the others."""
+
+
+@contextmanager
+def output_by_rank(
+    kernel: Kernel, records: list[RankRecord], most: int
+) -> Iterator[None]:
+    """While it lasts, what a rank prints goes into its record."""
+    out, err = sys.stdout, sys.stderr
+    sys.stdout = _OutputByRank(kernel, records, most, out)
+    sys.stderr = _OutputByRank(kernel, records, most, err)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = out, err
+
+
+@contextmanager
+def wall_limit(kernel: Kernel, limit_s: float | None) -> Iterator[None]:
+    """End what takes longer, by the wall clock, than `limit_s`; None is no limit.
+
+    Raises:
+        RunnerError: the time was up; with the rank that was running, and its line.
+    """
+    if limit_s is None:
+        yield
+        return
+    over, here = threading.Event(), threading.get_ident()
+
+    def watch() -> None:
+        wait_s = limit_s
+        while not over.wait(wait_s):
+            fiber = kernel.current
+            raise_in_thread(fiber.strand.thread_id if fiber else here, OutOfTime)
+            wait_s = 0.2  # once more, if it was caught
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    except OutOfTime as error:
+        raise RunnerError(_too_long(limit_s, kernel, error)) from None
+    finally:
+        over.set()
+        watcher.join()
+        clear_in_thread(here)
+
+
+def _too_long(limit_s: float, kernel: Kernel, error: OutOfTime) -> str:
+    frames, step = [], error.__traceback__
+    while step is not None:
+        frames.append((step.tb_frame.f_code.co_filename, step.tb_lineno))
+        step = step.tb_next
+    fiber, at = kernel.ran_last, place(own_frame(tuple(frames)))
+    who = f"; rank {fiber.rank} was at {at}" if fiber and at else ""
+    return f"the simulation was not done after {limit_s:g} s by the wall clock{who}"

@@ -1,0 +1,151 @@
+"""torch.distributed code on simulated ranks, unmodified, in virtual time.
+
+    from distlab.sim import AlphaBeta
+    from distlab.sim import torch as sim_torch
+
+    def train():                       # any torch.distributed code: DDP, FSDP2, …
+        model = DDP(Model())
+        ...
+    done = sim_torch.run(train, 64, net=AlphaBeta(), flops_per_s=1e13)
+    done.time_s, done.values, done.explanation
+
+Each rank is a thread of this process, one runs at a time. Communication takes the time
+that the network says, compute that of its floating-point operations: both the same on
+every machine. The groups are there from the start; init_process_group may be called.
+
+Limits: this rests on private names of torch (see patches), so it runs on the versions
+it was tested on. Work done between ranks outside of process groups (files, sockets,
+a TCPStore made by hand) is not simulated. Streams do not exist on CPU: what FSDP2 hides
+behind compute on GPUs, it waits for here, as it does with gloo.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from distlab.runner import RankContext, RunnerError
+from distlab.sim.links import Network
+from distlab.sim.run import SimRun
+from distlab.sim.run import run as simulate
+
+TESTED = ("2.11", "2.12", "2.13")
+"""The versions of torch whose private names are known to be as they are used here."""
+
+_BUSY = threading.Lock()
+
+__all__ = ["TESTED", "now_s", "run"]
+
+
+def run(
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    net: Network | None = None,
+    flops_per_s: float = 1e13,
+    **options: Any,
+) -> SimRun:
+    """Run `fn(*args)`, torch.distributed code, on each of `world_size` simulated ranks.
+
+    `flops_per_s` is how fast one rank computes. `options` are those of
+    `distlab.sim.run` (faults, journal, limits, seed, …); `values` has what `fn`
+    returned on each rank.
+
+    Raises:
+        ValueError: a speed that is not above 0, a run inside of another one, a carrier
+            or payload, of which there is one only, and what `distlab.sim.run` refuses.
+        RunnerError: this version of torch is not a tested one.
+    """
+    require_tested(torch.__version__)
+    if not flops_per_s > 0:
+        raise ValueError(f"flops_per_s is {flops_per_s}: it must be above 0")
+    if chosen := sorted({"carrier", "payload"} & options.keys()):
+        raise ValueError(
+            f"{chosen[0]} cannot be chosen: torch.distributed code runs on threads and "
+            "with real tensors"
+        )
+    if not _BUSY.acquire(blocking=False):
+        raise ValueError(
+            "sim.torch.run was called while another one runs: one at a time, because "
+            "torch keeps its groups once per process"
+        )
+    try:
+        from distlab.sim.torch.patches import installed
+        from distlab.sim.torch.store import Shelf
+
+        program = partial(
+            _live, fn, Shelf(), 1 / flops_per_s, dict(vars(os.environ)["_data"])
+        )
+        with installed():
+            return simulate(
+                program,
+                world_size,
+                *args,
+                net=net,
+                carrier="threads",
+                **options,
+            )
+    finally:
+        _BUSY.release()
+
+
+def now_s() -> float:
+    """Virtual seconds since the start of the run, on the rank that asks.
+
+    Raises:
+        ValueError: no simulated rank asks.
+    """
+    from distlab.sim.torch.rank import here
+
+    rank = here()
+    if rank is None:
+        raise ValueError("now_s() is the clock of a simulated rank: call it in one")
+    return rank.now_s()
+
+
+def require_tested(version: str) -> None:
+    """Refuse a version of torch on which nobody has tried this.
+
+    Raises:
+        RunnerError: it is none of TESTED, and DISTLAB_SIM_TORCH is not `force`.
+    """
+    minor = ".".join(version.split(".")[:2])
+    if minor in TESTED or os.environ.get("DISTLAB_SIM_TORCH") == "force":
+        return
+    raise RunnerError(
+        f"sim.torch is tested with torch {', '.join(TESTED)}, this is {version}: "
+        "install one of those, or set DISTLAB_SIM_TORCH=force to try"
+    )
+
+
+def _live(
+    fn: Callable[..., Any],
+    shelf: Any,
+    seconds_per_flop: float,
+    environment: dict[bytes, bytes],
+    context: RankContext,
+    *args: Any,
+) -> Any:
+    """One rank's life."""
+    from distlab.sim.torch.flops import ChargeFlops
+    from distlab.sim.torch.patches import RankWorld, environment_of
+    from distlab.sim.torch.rank import Rank, settle_in
+
+    rank = Rank(context, shelf, seconds_per_flop)
+    rank.world = RankWorld()
+    rank.environment = environment_of(rank.number, rank.world_size, environment)
+    settle_in(rank)
+    try:
+        torch.distributed.init_process_group("gloo")
+        rank.world.is_ours = True
+        with ChargeFlops(rank.charge):
+            value = fn(*args)
+        rank.settle()
+        return value
+    finally:
+        settle_in(None)

@@ -1,0 +1,157 @@
+"""What `calibrate` has ranks do, again and again, on processes and in the simulator.
+
+A train is one thing done several times without a pause. Its time per piece is what a
+program meets that does it in a loop; one piece alone would mostly measure how two
+processes find each other.
+
+    one way          0 ──▶ 1   0 ──▶ 1   0 ──▶ 1 …
+    back and forth   0 ──▶ 1   0 ◀── 1   0 ──▶ 1 …      half of a round trip
+    both ways        0 ◀─▶ 1   0 ◀─▶ 1   0 ◀─▶ 1 …
+    adding           what `a += b` takes of a both-ways train that adds what came
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from distlab.comm import Comm
+from distlab.runner import RankContext
+from distlab.sim import schedules
+
+Case = tuple[str, int, int]
+"""What to do, with how many bytes, how often in a row."""
+
+WARM_ROUNDS = 1
+LEAST_ROUNDS = 3
+_TRAIN_BYTES = 1 << 21
+_LONGEST_TRAIN = 20
+
+
+def case(name: str, num_bytes: int) -> Case:
+    """A train that is long where its pieces are short.
+
+    Raises:
+        ValueError: nothing has that name.
+    """
+    if name not in STEPS:
+        raise ValueError(f"there is no train of {name}: known are {', '.join(STEPS)}")
+    count = _TRAIN_BYTES // max(1, num_bytes)
+    return name, num_bytes, min(_LONGEST_TRAIN, max(2, count))
+
+
+def measure(
+    context: RankContext, cases: Sequence[Case], seconds: float
+) -> list[list[float]]:
+    """Seconds of each case, round by round, on this rank; collective.
+
+    Every round does every case once, so that whatever disturbs this machine disturbs
+    all alike, and each time in another order: after small messages TCP sends large ones
+    in smaller portions, which stay in the caches. Rounds go on until `seconds` have
+    passed, on rank 0's clock.
+    """
+    take_a_processor(context.rank, context.world_size)
+    comm = context.comm
+    most = max(num_bytes for _, num_bytes, _ in cases)
+    tensor, box = torch.zeros(most // 4), torch.zeros(most // 4)
+    rounds: list[list[float]] = []
+    until = comm.time() + seconds
+    go_on = torch.ones(1)
+    while go_on:
+        order = random.Random(len(rounds)).sample(range(len(cases)), len(cases))
+        took = {i: train(comm, cases[i], tensor, box) for i in order}
+        rounds.append([took[i] for i in range(len(cases))])
+        enough = len(rounds) >= WARM_ROUNDS + LEAST_ROUNDS
+        go_on.fill_(not (enough and comm.time() >= until))
+        comm.broadcast(go_on, 0)
+    return rounds[WARM_ROUNDS:]
+
+
+def take_a_processor(rank: int, world_size: int) -> None:
+    """Stay on a processor of one's own, if there are enough.
+
+    On a quiet machine they are spread out like that anyway. On a busy one the ranks end
+    up on the same, where the one that computes keeps the other from doing so too.
+    """
+    if not hasattr(os, "sched_setaffinity"):  # Linux only
+        return
+    processors = sorted(os.sched_getaffinity(0))
+    if world_size <= len(processors):
+        os.sched_setaffinity(0, {processors[rank]})
+
+
+def simulate(context: RankContext, one: Case) -> float:
+    """The same on a simulated rank: its virtual seconds for one piece."""
+    room = one[1] // 4
+    return train(context.comm, one, torch.zeros(room), torch.zeros(room))
+
+
+def train(comm: Comm, one: Case, tensor: Tensor, box: Tensor) -> float:
+    """Seconds that one piece of a train takes; the first, which is not timed, warms."""
+    name, num_bytes, count = one
+    # What one cannot find in a cache must not depend on what the round did before.
+    tensor, box = tensor[: num_bytes // 4], box[: num_bytes // 4]
+    step = STEPS[name]
+    comm.barrier()
+    step(comm, tensor, box)
+    if name == ADDING:
+        return sum(_add_what_came(comm, tensor, box) for _ in range(count)) / count
+    started = comm.time()
+    for _ in range(count):
+        step(comm, tensor, box)
+    return (comm.time() - started) / count
+
+
+def _one_way(comm: Comm, tensor: Tensor, box: Tensor) -> None:
+    if comm.rank == 0:
+        comm.send(tensor, 1)
+    elif comm.rank == 1:
+        comm.recv(box, 0)
+
+
+def _back_and_forth(comm: Comm, tensor: Tensor, box: Tensor) -> None:
+    if comm.rank == 0:
+        comm.send(tensor, 1)
+        comm.recv(box, 1)
+    elif comm.rank == 1:
+        comm.recv(box, 0)
+        comm.send(tensor, 0)
+
+
+def _both_ways(comm: Comm, tensor: Tensor, box: Tensor) -> None:
+    n = comm.world_size
+    comm.sendrecv(tensor, (comm.rank + 1) % n, box, (comm.rank - 1) % n)
+
+
+def _add_what_came(comm: Comm, tensor: Tensor, box: Tensor) -> float:
+    _both_ways(comm, tensor, box)
+    started = comm.time()
+    tensor += box
+    return comm.time() - started
+
+
+def _all_gather(comm: Comm, tensor: Tensor, box: Tensor) -> None:
+    schedules.ring_all_gather(comm, schedules.split(tensor, comm.world_size))
+
+
+ONE_WAY, BACK_AND_FORTH = "one way", "back and forth"
+BOTH_WAYS, ADDING = "both ways", "adding"
+STEPS: dict[str, Callable[[Comm, Tensor, Tensor], object]] = {
+    ONE_WAY: _one_way,
+    BACK_AND_FORTH: _back_and_forth,
+    BOTH_WAYS: _both_ways,
+    ADDING: _add_what_came,
+    "ring all-reduce": lambda comm, t, _: schedules.ring_all_reduce(comm, t),
+    "recursive doubling": lambda comm, t, _: schedules.recursive_doubling_all_reduce(
+        comm, t
+    ),
+    "parameter server": lambda comm, t, _: schedules.parameter_server(comm, t),
+    "tree broadcast": lambda comm, t, _: schedules.tree_broadcast(comm, t),
+    "ring all-gather": _all_gather,
+}
+ALGORITHMS = tuple(STEPS)[4:]
+"""Those that a table does not know: they are for its proof."""

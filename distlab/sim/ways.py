@@ -1,0 +1,54 @@
+"""A call under way: what a rank waits for, and where its messages go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from distlab.sim.channels import Channel, End
+from distlab.sim.kernel import Flight
+from distlab.sim.payload import Sized
+
+if TYPE_CHECKING:
+    from distlab.sim.comm import SimComm
+
+
+class SimWork:
+    """A simulated transfer under way."""
+
+    __slots__ = ("_comm", "_flight", "_peer", "_step")
+
+    def __init__(
+        self, comm: SimComm, flight: Flight, peer: int | None, step: int
+    ) -> None:
+        self._comm, self._flight, self._peer, self._step = comm, flight, peer, step
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """See `Work.wait`."""
+        flight, kernel = self._flight, self._comm.group.kernel
+        fiber = kernel.enter()
+        self._comm.await_in(fiber, flight, (flight,), timeout_s, self._peer, self._step)
+        if isinstance(flight, End) and flight.parcel is not None:
+            flight.parcel.require_unchanged(flight)
+
+
+class Way:
+    """To or from one peer with one tag: its channel, and an end to be used again.
+
+    A blocking call leaves nothing behind that could still refer to its end.
+    """
+
+    __slots__ = ("channel", "spare")
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.spare: End | None = None
+
+
+def can_travel(tensor: Any) -> bool:
+    """Whether it is a plain tensor whose elements lie next to each other in memory."""
+    kind = type(tensor)
+    return kind is Sized or (
+        kind is Tensor and tensor.is_cpu and tensor.is_contiguous()
+    )

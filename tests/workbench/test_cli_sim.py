@@ -1,0 +1,156 @@
+"""`distlab sim` and `distlab scale`: figures of runs, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from distlab.cli.sim import scale, sim
+from distlab.cli.sim_report import size_words, time_words
+from distlab.runner import Cluster
+from tests.workbench.course import Course, keep_warm
+
+Capture = pytest.CaptureFixture[str]
+FILE = """
+import torch
+
+
+def ring(comm, tensor):
+    n, rank = comm.world_size, comm.rank
+    chunks, incoming = list(tensor.chunk(n)), torch.empty(len(tensor) // n)
+    for step in range(n - 1):
+        give, take = (rank - step) % n, (rank - step - 1) % n
+        comm.sendrecv(chunks[give], (rank + 1) % n, incoming, (rank - 1) % n)
+        chunks[take] += incoming
+    for step in range(n - 1):
+        give, take = (rank - step + 1) % n, (rank - step) % n
+        comm.sendrecv(chunks[give], (rank + 1) % n, chunks[take], (rank - 1) % n)
+
+
+def everybody_waits(comm, tensor):
+    comm.recv(tensor, (comm.rank + 1) % comm.world_size)
+
+
+def breaks(comm, tensor):
+    raise RuntimeError("on purpose")
+
+
+def odd(comm, weight):
+    pass
+
+
+def alone(tensor):
+    pass
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> Path:
+    keep_warm(cluster, monkeypatch)
+    course = Course(tmp_path)
+    monkeypatch.chdir(course.root)
+    monkeypatch.setenv("DISTLAB_STATE", str(course.state))
+    path = tmp_path / "algorithms.py"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_star_has_a_hot_spot_and_a_ring_has_none(file: Path, capsys: Capture) -> None:
+    assert sim("1.4", world_size=16, as_json=True, code="reference") == 0
+    star = json.loads(capsys.readouterr().out)
+    assert sim(f"{file}:ring", world_size=16, as_json=True) == 0
+    ring = json.loads(capsys.readouterr().out)
+    assert star["messages"] == 30
+    assert ring["messages"] == 2 * 15 * 16
+    assert star["results"] == ring["results"] == 1
+    assert star["busiest_bytes"] == 15 * star["median_bytes"]
+    assert ring["busiest_bytes"] == ring["median_bytes"]
+    assert ring["time_s"] < star["time_s"] / 4
+    page = Path(star["html"]).read_text()
+    assert "<script" in page
+    assert "http://" not in page
+
+
+def test_in_words(file: Path, capsys: Capture) -> None:
+    assert sim("1.4", world_size=8, size="64KiB") == 0
+    said = capsys.readouterr().out
+    assert "collectives.all_reduce, the reference's: 8 ranks, 64 KiB each" in said
+    assert "a hot spot" in said
+    assert "results    the same on all ranks" in said
+    assert "timeline:" in said
+
+
+def test_a_run_that_gets_stuck_or_fails_is_explained(
+    file: Path, capsys: Capture
+) -> None:
+    assert sim(f"{file}:everybody_waits", world_size=3) == 1
+    assert "DEADLOCK  0→1→2→0 all wait in recv" in capsys.readouterr().out
+    assert sim(f"{file}:breaks", world_size=2, as_json=True) == 1
+    assert "on purpose" in json.loads(capsys.readouterr().out)["explanation"]
+
+
+def test_a_straggler_makes_it_slower(file: Path, capsys: Capture) -> None:
+    times = []
+    for fault in ("", "straggler=3:5"):
+        assert sim(f"{file}:ring", world_size=8, fault=fault, as_json=True) == 0
+        times.append(json.loads(capsys.readouterr().out)["time_s"])
+    assert times[1] > 2 * times[0]
+
+
+def test_scale_has_formulas_and_the_bound_beside_it(
+    file: Path, capsys: Capture
+) -> None:
+    assert scale("1.4", worlds=(2, 4, 8), as_json=True, code="reference") == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [run["world_size"] for run in runs] == [2, 4, 8]
+    for run in runs:
+        assert run["bound_s"] < min(run["time_s"], run["ring_s"], run["tree_s"])
+    assert scale("1.17", worlds=(2, 8), code="reference") == 0
+    said = capsys.readouterr().out
+    assert "ranks" in said
+    assert "at least" in said
+    assert len(said.splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("1.99", {}, "no task is called '1.99'"),
+        ("collectives", {}, "name one of its tasks: collectives.exchange"),
+        ("collectives:nothing", {}, "has no nothing; it has exchange"),
+        ("missing.py:ring", {}, "missing.py cannot be read: No such file"),
+        ("FILE:nothing", {}, "algorithms.py has no nothing; it has ring"),
+        ("FILE:odd", {}, "odd takes weight, and nothing is known to put there"),
+        ("FILE:alone", {}, "alone takes no comm"),
+        ("1.8", {}, "takes no comm"),
+        ("1.4", {"net": "foo"}, 'there is no network "foo"'),
+        ("1.4", {"net": "alpha=-1us,bw=1Gbit"}, "alpha"),
+        ("1.4", {"fault": "kill=3"}, '"3" has no @'),
+        ("1.4", {"fault": "kill=99@1s"}, "99"),
+        ("1.4", {"size": "1MB/s"}, "1MB/s"),
+        ("1.4", {"world_size": 0}, "0 ranks: choose between 1 and 4,096"),
+        ("1.4", {"world_size": 100_000}, "100000 ranks: choose between 1 and 4,096"),
+        ("1.4", {"world_size": 4096, "size": "1GB"}, "choose a smaller --size"),
+        ("1.4", {"code": "yours"}, "choose mine or reference"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    file: Path, name: str, options: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=r".") as error:
+        sim(name.replace("FILE", str(file)), **options)  # type: ignore[arg-type]
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_no_python(file: Path) -> None:
+    file.write_text("def ring(comm:\n")
+    with pytest.raises(ValueError, match="line 1 is not Python"):
+        sim(f"{file}:ring")
+
+
+def test_sizes_and_times_in_words() -> None:
+    assert [size_words(n) for n in (5, 1024, 3 << 20)] == ["5 B", "1 KiB", "3 MiB"]
+    assert [time_words(s) for s in (2.5, 0.0123, 5e-6)] == ["2.5 s", "12.3 ms", "5 µs"]

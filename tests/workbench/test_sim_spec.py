@@ -1,0 +1,246 @@
+"""Networks and faults on one line: what is understood, and what is said otherwise."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distlab.sim import AlphaBeta, Network, quantities, spec
+from distlab.sim.fabric import Fabric
+from distlab.sim.faults import Faults
+from distlab.sim.loggp import LogGP
+from distlab.sim.piecewise import Piecewise
+from distlab.sim.presets import PRESETS
+from distlab.sim.spec import parse_faults, parse_net
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [
+        (quantities.seconds, "10us", 10e-6),
+        (quantities.seconds, "10 µs", 10e-6),
+        (quantities.seconds, "0.08ns", 0.08e-9),
+        (quantities.seconds, "0.2s", 0.2),
+        (quantities.seconds, "1e-3ms", 1e-6),
+        (quantities.seconds, "0", 0.0),
+        (quantities.num_bytes, "4MiB", 4 * 1024**2),
+        (quantities.num_bytes, "4MB", 4_000_000),
+        (quantities.num_bytes, "0.5kB", 500),
+        (quantities.num_bytes, "64", 64),
+        (quantities.bytes_per_s, "100Gbit", 12.5e9),
+        (quantities.bytes_per_s, "100Gbit/s", 12.5e9),
+        (quantities.bytes_per_s, "12.5GB/s", 12.5e9),
+        (quantities.bytes_per_s, "1MiB/s", 1024.0**2),
+        (quantities.bytes_per_s, "8bit/s", 1.0),
+        (quantities.bytes_per_s, "inf", float("inf")),
+        (quantities.share, "1%", 0.01),
+        (quantities.share, "0.25", 0.25),
+        (quantities.share, "100%", 1.0),
+        (quantities.factor, "2.5", 2.5),
+        (quantities.whole, "12", 12),
+    ],
+)
+def test_quantities(read: Any, text: str, value: float) -> None:
+    assert read(text) == pytest.approx(value, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "sentence"),
+    [
+        (quantities.seconds, "10", '"10" is not a time: the unit is missing; known'),
+        (quantities.seconds, "fast", '"fast" is not a time, such as 10us'),
+        (quantities.seconds, "", '"" is not a time'),
+        (quantities.seconds, "-1us", '"-1us" is not a time: it is negative'),
+        (quantities.seconds, "1e999s", "it is negative or has no end"),
+        (quantities.seconds, "nan", '"nan" is not a time'),
+        (quantities.seconds, "10uS", "no unit uS (did you mean us?)"),
+        (quantities.seconds, "1m", "there is no unit m"),
+        (quantities.num_bytes, "4Mb", "there is no unit Mb (did you mean MB?)"),
+        (quantities.num_bytes, "0.1B", "is 0.1 bytes, which is no whole number"),
+        (quantities.bytes_per_s, "12GB", "is a size: a speed in bytes is 12GB/s"),
+        (quantities.bytes_per_s, "100Gb", "no unit Gb (did you mean Gbit?)"),
+        (quantities.bytes_per_s, "0Gbit", "a speed must be above 0"),
+        (quantities.bytes_per_s, "100", "the unit is missing"),
+        (quantities.share, "101%", "is no share: 0% to 100%"),
+        (quantities.share, "1.5", "is no share"),
+        (quantities.share, "1x", "there is no unit x"),
+        (quantities.factor, "2x", '"2x" is not a number, such as 2.5'),
+        (quantities.whole, "2.5", '"2.5" is not a whole number'),
+        (quantities.whole, "-1", '"-1" is not a whole number'),
+        (quantities.whole, "٣", '"٣" is not a whole number'),
+        (quantities.whole, "9" * 5000, "is not a whole number"),
+    ],
+)
+def test_what_is_no_quantity(read: Any, text: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        read(text)
+
+
+FABRIC = Fabric(
+    island_size=8, nics=1, nic_bytes_per_s=25e9, oversub=4.0, island_bytes_per_s=450e9
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "net"),
+    [
+        ("alpha=10us,bw=100Gbit", AlphaBeta(alpha_s=10e-6, bytes_per_s=12.5e9)),
+        (" bw = 1GB/s ", AlphaBeta(bytes_per_s=1e9)),
+        ("alpha=0,bw=inf", AlphaBeta(alpha_s=0.0, bytes_per_s=float("inf"))),
+        ("loggp:", LogGP()),
+        (
+            "loggp:L=6us,o=1us,g=2us,G=0.08ns",
+            LogGP(latency_s=6e-6, overhead_s=1e-6, gap_s=2e-6, gap_per_byte_s=0.08e-9),
+        ),
+        ("nvlink:8,nic=1x200Gbit,oversub=4", FABRIC),
+        ("nvlink:8,nic=200Gbit,oversub=4", FABRIC),
+        (
+            "nvlink:4,alpha=1us,bw=300GB/s,nic=4x50GB/s,nic-alpha=7us,leaf=2",
+            Fabric(
+                island_size=4,
+                island_alpha_s=1e-6,
+                island_bytes_per_s=300e9,
+                nics=4,
+                nic_bytes_per_s=50e9,
+                nic_alpha_s=7e-6,
+                leaf_islands=2,
+            ),
+        ),
+        ("nvlink", PRESETS["nvlink"]),
+        ("laptop,alpha=1ms", AlphaBeta(alpha_s=1e-3, bytes_per_s=1e9)),
+        (
+            "dgx-h100,oversub=2",
+            Fabric(nics=8, nic_alpha_s=5e-6, nic_bytes_per_s=50e9, oversub=2.0),
+        ),
+    ],
+)
+def test_networks(text: str, net: Network) -> None:
+    assert parse_net(text) == net
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_name_is_a_network_and_documented(name: str) -> None:
+    assert parse_net(name) is not None
+    assert parse_net(name).wires(16).message(0, 15, 1000, 0)[1] > 0
+    assert spec.__doc__ is not None
+    assert name in spec.__doc__
+
+
+def test_what_the_grammar_shows_is_understood(tmp_path: Path) -> None:
+    table = tmp_path / "laptop.json"
+    Piecewise(table=((1, 1e-6), (9, 2e-6))).save(table)
+    assert spec.__doc__ is not None
+    nets, faults = spec.__doc__.split("Faults (")
+    shown = re.findall(r"^    (\S+(?:=|:[a-zL8]|100g)\S*)  +\S", nets, re.MULTILINE)
+    assert len(shown) == 6
+    for text in shown:
+        parse_net(text.replace("laptop.json", str(table)))
+    shown = re.findall(r"^    ((?:[a-z]+=\S+ *)+)(?:  |$)", faults, re.MULTILINE)
+    assert len(shown) == 6
+    for text in " ".join(shown).split():
+        parse_faults(text)
+
+
+def test_a_table(tmp_path: Path) -> None:
+    table = Piecewise(table=((1, 1e-6), (9, 2e-6)))
+    table.save(tmp_path / "a,b=c.json")
+    assert parse_net(f"table:{tmp_path / 'a,b=c.json'}") == table
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "it is empty; known are laptop, ethernet-10g"),
+        ("etherent-10g", 'no network "etherent-10g" (did you mean ethernet-10g?)'),
+        ("nvlnk:8", 'there is no network "nvlnk:8" (did you mean nvlink:?)'),
+        ("quantum", 'there is no network "quantum"; known are laptop'),
+        (
+            "alpha=10us,bandwidth=1",
+            'there is no part "bandwidth" here; known are alpha',
+        ),
+        (
+            "alpah=10us",
+            'no part "alpah" here (did you mean alpha?); known are alpha bw',
+        ),
+        ("alpha=10us,alpha=5us", "alpha is given twice"),
+        ("alpha=10us,", "a part between two commas, or at an end, is empty"),
+        ("alpha=10us,,bw=1GB/s", "a part between two commas"),
+        ("alpha=,bw=1GB/s", '"alpha=" has no value: write alpha=…'),
+        ("alpha=10us,bw", '"bw" has no value: write bw=…'),
+        ("alpha=10", 'alpha: "10" is not a time: the unit is missing'),
+        ("bw=100Gb", 'bw: "100Gb" is not a speed: there is no unit Gb'),
+        ("loggp:l=5us", 'no part "l" here (did you mean L?); known are L o g G'),
+        ("nvlink:eight", '"eight" is not a whole number'),
+        ("nvlink:0", "island_size is 0: a whole number, 1 or more"),
+        ("nvlink:8,nic=xfast", 'nic: "fast" is not a speed'),
+        ("nvlink:8,nic=0x1GB/s", "nics is 0"),
+        ("nvlink:8,oversub=0.5", "oversub is 0.5"),
+        ("dgx-h100,L=1us", 'there is no part "L" here'),
+        ("table:", "the file is missing, as in table:laptop.json"),
+        ("table:none.json", "none.json cannot be read: No such file"),
+    ],
+)
+def test_a_malformed_network_is_one_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
+        parse_net(text)
+    assert str(caught.value).startswith(f'the network "{text}": ')
+    assert "\n" not in str(caught.value)
+
+
+# ── faults ──────────────────────────────────────────────────────────────────────────
+
+
+def test_faults() -> None:
+    text = (
+        "straggler=3:2.5,kill=5@0.2s,loss=1%,partition=0-3@0.1s-0.2s,late=7@1s,"
+        "straggler=4:2,duplicate=0.5%,seed=9"
+    )
+    assert parse_faults(text) == Faults(
+        straggler={3: 2.5, 4: 2.0},
+        kill={5: 0.2},
+        loss=0.01,
+        duplicate=0.005,
+        partition=((0, 1, 2, 3), 0.1, 0.2),
+        late={7: 1.0},
+        seed=9,
+    )
+
+
+def test_ranks_of_a_partition() -> None:
+    assert parse_faults("partition=0+2-4+9@0-1ms") == Faults(
+        partition=((0, 2, 3, 4, 9), 0.0, 1e-3)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "a part between two commas, or at an end, is empty"),
+        ("stragler=3:2", 'no part "stragler" here (did you mean straggler?)'),
+        ("meteor=1", 'no part "meteor" here; known are straggler kill late loss'),
+        ("kill", '"kill" has no value: write kill=…'),
+        ("kill=5", 'kill: "5" has no @, as in kill=5@0.2s'),
+        ("kill=five@1s", 'kill: "five" is not a whole number'),
+        ("kill=5@1", 'kill: "1" is not a time: the unit is missing'),
+        ("late=1@-1s", 'late: "-1s" is not a time'),
+        ("straggler=3", 'straggler: "3" has no :, as in straggler=3:2.5'),
+        ("straggler=3:2x", 'straggler: "2x" is not a number'),
+        ("straggler=3:2,straggler=3:4", "straggler is given twice for rank 3"),
+        ("loss=1%,loss=2%", "loss is given twice"),
+        ("loss=200%", 'loss: "200%" is no share'),
+        ("seed=x", 'seed: "x" is not a whole number'),
+        ("partition=0-3", 'partition: "0-3" is not RANKS@FROM-TO'),
+        ("partition=0-3@1s", "is not RANKS@FROM-TO, as in 0-3@0.1s-0.2s"),
+        ("partition=3-0@0-1s", 'partition: "3-0" is no range of ranks'),
+        ("partition=0-9999999999@0-1s", "is no range of ranks"),
+        ("partition=0@2s-1s", 'partition: "2s-1s" ends before it has begun'),
+    ],
+)
+def test_malformed_faults_are_one_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
+        parse_faults(text)
+    assert str(caught.value).startswith(f'the faults "{text}": ')
+    assert "\n" not in str(caught.value)

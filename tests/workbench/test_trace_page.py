@@ -1,0 +1,154 @@
+"""The page about a run: one whole file that asks for nothing and escapes all."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distlab.runner import Run
+from distlab.sim import AlphaBeta, run
+from distlab.trace import packed as packing
+from distlab.trace import page
+from tests.workbench.traces import ring, run_of, stuck_ring
+
+NET = AlphaBeta(alpha_s=2e-6, bytes_per_s=1e9)
+HOSTILE = "</script><script>document.title='bad'</script><b>.py"
+
+
+def data_of(text: str) -> dict[str, Any]:
+    """What the page's own script reads."""
+    found = re.search(r'id="trace-data">(.*?)</script>', text, re.DOTALL)
+    assert found
+    return dict(json.loads(found[1]))
+
+
+def outside(text: str) -> list[str]:
+    """Everything in a page with which a browser could ask for something elsewhere."""
+    text = re.sub(r'(id="trace-data">).*?</script>', r"\1</script>", text, flags=re.S)
+    asks = (
+        r"<(?:img|link|iframe|object|embed|audio|video|base|form)\b[^>]*>",
+        r"<[^>]+\b(?:src|href|action|srcset)\s*=[^>]*>",
+        r"@import[^;]*;",
+        r"url\([^)]*\)",
+        r"""["'`](?:https?|wss?|ftp):[^"'`]*["'`]""",
+        r"\b(?:fetch|import|importScripts|XMLHttpRequest|WebSocket|EventSource)\s*\(",
+        r"\bsendBeacon\b",
+    )
+    return [found for ask in asks for found in re.findall(ask, text)]
+
+
+def values_of(column: list[Any]) -> list[int]:
+    """The numbers of a packed column."""
+    width, text = column
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
+    steps = np.ascontiguousarray(planes.reshape(width, -1).T).view(f"<i{width}")
+    return [int(value) for value in steps.astype(np.int64).ravel().cumsum()]
+
+
+# ── the file ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("done", [stuck_ring(), run_of([], [])], ids=["stuck", "empty"])
+def test_the_page_is_one_file_that_asks_for_nothing(done: Run) -> None:
+    text = page(done, title="1.2 <b>", verdict="a & b")
+    assert outside(text) == []
+    assert "<h1>1.2 &lt;b&gt;</h1>" in text
+    assert '<p class="sentence">a &amp; b</p>' in text
+    assert len(text) < 100_000
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        '<img src="http://example.org/x.png">',
+        '<script src="//example.org/x.js"></script>',
+        '<link rel="stylesheet" href="x.css">',
+        "<style>@import 'x.css';</style>",
+        "<style>p { background: url(x.png) }</style>",
+        "<script>fetch('x')</script>",
+        '<script>const a = "https://example.org"</script>',
+        "<script>navigator.sendBeacon(a)</script>",
+    ],
+)
+def test_a_page_that_asks_for_something_is_caught(harm: str) -> None:
+    assert outside(page(stuck_ring()).replace("</body>", f"{harm}</body>"))
+
+
+def test_the_policy_allows_this_style_and_this_script_and_nothing_else() -> None:
+    text = page(stuck_ring())
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy
+    assert "default-src 'none'" in policy[1]
+    for tag in ("style", "script"):
+        body = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        assert body
+        digest = base64.b64encode(hashlib.sha256(body[1].encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy[1]
+    assert not re.search(r"<[^>]+\s(?:style|on\w+)=", text)
+
+
+def test_no_name_can_end_the_script_or_become_markup() -> None:
+    text = page(stuck_ring(file=HOSTILE), title=HOSTILE, verdict=HOSTILE)
+    assert text.count("</script>") == 2
+    assert "<b>.py" not in text
+    assert data_of(text)["traces"][0]["sites"][0][0].endswith(HOSTILE)
+
+
+def test_all_is_there_in_words_too() -> None:
+    text = page(stuck_ring())
+    assert "0→1→2→0 all wait in send, nobody is in recv" in text
+    assert "Rank 2 is sending to rank 0 (template_collectives.py:41)" in text
+    assert text.count("<td>waiting</td>") == 3
+    assert "call #1 send → 1  [1] float32  template_collectives.py:41" in text
+    large = page(stuck_ring(200))
+    assert "… and 136 ranks more" in large
+    assert large.count("<tr>") == 65
+
+
+def test_columns_come_back_as_they_were() -> None:
+    chance = np.random.default_rng(3)
+    for numbers in (
+        np.array([], np.int64),
+        np.array([5]),
+        chance.integers(-9, 9, 100),
+        np.array([-(1 << 31), (1 << 31) - 1]),
+        chance.integers(0, 1 << 52, 100),
+    ):
+        width, text = packing.column(numbers)
+        assert values_of([width, text]) == numbers.tolist()
+    assert packing.column(np.array([1, 2]))[0] == 4
+    assert packing.column(np.array([0, 1 << 31]))[0] == 8
+
+
+def test_of_too_many_messages_the_first_are_kept_and_it_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = run(ring, 8, 8, net=NET, journal=False)
+    monkeypatch.setattr(packing, "_SAMPLE", 20)
+    monkeypatch.setattr(packing, "MAX_BYTES", 800)
+    text = page(done)
+    (trace,) = data_of(text)["traces"]
+    kept = trace["messages"]["length"]
+    assert 0 < kept < 112
+    assert f"of 112 messages the first {kept} can be seen one by one" in text
+    starts = values_of(trace["messages"]["columns"]["start"])
+    assert starts == sorted(m.start_ps for m in done.trace)[:kept]
+
+
+def test_very_many_ranks_are_counted_together() -> None:
+    done = run(ring, 130, 4, net=NET, journal=False)
+    text = page(done)
+    (trace,) = data_of(text)["traces"]
+    overview = trace["overview"]
+    assert (overview["rows"], overview["groups"], overview["group"]) == (130, 65, 2)
+    cells = values_of(overview["matrix"])
+    assert sum(cells) == sum(message.num_bytes for message in done.trace)
+    assert np.count_nonzero(cells) == 130  # each group to itself, and to the next
+    assert len(text) < 400_000
