@@ -44,11 +44,11 @@ def calibrate(
     if problem:
         warn(f"no connection to 127.0.0.1: {problem}; a firewall or sandbox forbids it")
         return HARNESS
+    if not as_json:
+        show([("dim", f"measuring for about {seconds:g} s; keep this machine quiet")])
     from distlab.runner import Cluster, RunnerError
     from distlab.sim.calibrate import calibrate as measure
 
-    if not as_json:
-        show([("dim", f"measuring for about {seconds:g} s; keep this machine quiet")])
     try:
         with Cluster(preload=(TRAINS,)) as cluster:
             found = measure(cluster, seconds, plan=plan)
@@ -217,10 +217,12 @@ def _end(found: Calibration, path: Path) -> list[tuple[str, str]]:
     more = sorted({one.world_size for one in found.proof} - {2})
     if more:
         errors = ", ".join(f"{_percent(found.mean_err_of(n))} with {n}" for n in more)
-        lines.append(
-            f"mean error {errors}: shown only; this machine has {found.cores} cores, "
-            "and what taking turns on them costs is in no table"
+        turns = (
+            f"; this machine has {found.cores} cores, and what taking turns on them "
+            "costs is in no table"
         )
+        crowded = max(more) > found.cores
+        lines.append(f"mean error {errors}: shown only{turns if crowded else ''}")
     if found.unrest > _RESTLESS:
         lines.append(
             "this machine was busy: half of the rounds took "

@@ -16,10 +16,9 @@ from distlab.comm._protocol import (
     Work,
 )
 from distlab.comm._seams import Clock, Endpoint, Handle, RealClock, Store
-from distlab.comm._tcp import TcpComm
-from distlab.comm._tcp_mesh import MeetingError
 from distlab.comm._torch import TorchComm
 from distlab.comm._wrappers import ByteMeter, Event, Journal, PointToPointOnly, Traffic
+from distlab.comm.tcp import MeetingError, TcpComm
 
 __all__ = [
     "ANY",

@@ -8,6 +8,7 @@ import inside a function counts as much as one at the top.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -53,9 +54,14 @@ def imports(files: Files, prefix: str) -> Iterator[tuple[str, str]]:
     """(file, absolute name of what it imports) for all files below `prefix`."""
     for path, text in files.items():
         if path.startswith(prefix):
-            for node in ast.walk(ast.parse(text, path)):
-                for name in imported_names(path, node):
-                    yield path, name
+            for name in imported_in(path, text):
+                yield path, name
+
+
+@functools.cache
+def imported_in(path: str, text: str) -> tuple[str, ...]:
+    nodes = ast.walk(ast.parse(text, path))
+    return tuple(name for node in nodes for name in imported_names(path, node))
 
 
 def imported_names(path: str, node: ast.AST) -> list[str]:

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from distlab.comm import CommRefusedError, PeerLost
-from distlab.comm._tcp_exchange import Exchange
-from distlab.comm._tcp_flights import Membership, Transfer
-from distlab.comm._tcp_frames import (
+from distlab.comm.tcp.exchange import Exchange
+from distlab.comm.tcp.flights import Membership, Transfer
+from distlab.comm.tcp.frames import (
     MAX_PAYLOAD_BYTES,
     Frame,
     FrameError,
@@ -27,7 +27,7 @@ from distlab.comm._tcp_frames import (
     memory_of,
     parse,
 )
-from distlab.comm._tcp_line import READ_AHEAD, Line
+from distlab.comm.tcp.line import READ_AHEAD, Line
 from tests.workbench.conformance.meeting import DictStore, dial, ranks
 
 DTYPES = ("bool", "uint8", "int64", "float16", "bfloat16", "float64", "complex64")

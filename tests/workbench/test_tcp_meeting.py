@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from distlab.comm import MeetingError, TcpComm
-from distlab.comm import _tcp_mesh as mesh
-from distlab.comm._tcp_handshake import (
+from distlab.comm.tcp import mesh
+from distlab.comm.tcp.handshake import (
     Identity,
     StrangerError,
     as_dialler,

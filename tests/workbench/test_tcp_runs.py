@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from distlab.comm import PeerLost, TcpComm
-from distlab.comm._tcp_engine import Engine
-from distlab.comm._tcp_poll import Portable
+from distlab.comm.tcp.engine import Engine
+from distlab.comm.tcp.poll import Portable
 from distlab.runner import Cluster, Limits, Run
 from tests.corpus.judge import verdict
 from tests.workbench.conformance import hangs, overlap
@@ -147,7 +147,7 @@ def test_who_waits_for_one_that_has_closed_is_told() -> None:
 
 
 def test_it_works_where_there_is_no_epoll(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distlab.comm._tcp_engine.poller", Portable)
+    monkeypatch.setattr("distlab.comm.tcp.engine.poller", Portable)
 
     def live(comm: TcpComm) -> float:
         box = torch.ones(200_000)

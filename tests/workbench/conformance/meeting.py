@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from distlab.comm import TcpComm
-from distlab.comm._tcp_handshake import Identity, Talk, as_dialler
+from distlab.comm.tcp.handshake import Identity, Talk, as_dialler
 
 SECRET = bytes(range(32))
 PATIENCE_S = 20.0

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from distlab.comm._tcp_frames import code_of, memory_of
+from distlab.comm.tcp.frames import code_of, memory_of
 
 Key = tuple[int, int]
 """A channel with one peer: space and tag."""

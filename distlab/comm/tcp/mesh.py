@@ -21,7 +21,7 @@ from collections import Counter
 from datetime import timedelta
 from typing import Protocol
 
-from distlab.comm._tcp_handshake import (
+from distlab.comm.tcp.handshake import (
     Identity,
     StrangerError,
     Talk,

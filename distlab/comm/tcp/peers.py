@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 
-from distlab.comm._tcp_flights import (
+from distlab.comm.tcp.flights import (
     Channel,
     Flight,
     Key,
@@ -20,8 +20,8 @@ from distlab.comm._tcp_flights import (
     Schedule,
     Transfer,
 )
-from distlab.comm._tcp_frames import Frame, FrameError, Kind, header
-from distlab.comm._tcp_line import Line
+from distlab.comm.tcp.frames import Frame, FrameError, Kind, header
+from distlab.comm.tcp.line import Line
 
 
 class Peer:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from distlab.comm._protocol import ReduceOp
-from distlab.comm._tcp_flights import Step
+from distlab.comm.tcp.flights import Step
 
 Steps = Iterator[list[Step]]
 SHORT_BYTES = 4096  # up to here the number of steps counts, not the bytes

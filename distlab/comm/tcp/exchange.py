@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 
-from distlab.comm._tcp_flights import Channel, Key, Lost, Schedule, Step, Transfer
-from distlab.comm._tcp_frames import Frame, FrameError, Kind, header
-from distlab.comm._tcp_line import Line
-from distlab.comm._tcp_peers import Peer, Peers
+from distlab.comm.tcp.flights import Channel, Key, Lost, Schedule, Step, Transfer
+from distlab.comm.tcp.frames import Frame, FrameError, Kind, header
+from distlab.comm.tcp.line import Line
+from distlab.comm.tcp.peers import Peer, Peers
 
 
 class Exchange(Peers):

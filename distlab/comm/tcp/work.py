@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from distlab.comm._protocol import PeerLost
-from distlab.comm._tcp_engine import Engine
-from distlab.comm._tcp_flights import Flight, Lost, Transfer
+from distlab.comm.tcp.engine import Engine
+from distlab.comm.tcp.flights import Flight, Lost, Transfer
 
 _LEAST_S = 0.001  # the shortest wait there is on gloo, to which 0 means no limit
 

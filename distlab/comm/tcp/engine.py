@@ -26,11 +26,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from distlab.comm._tcp_exchange import Exchange
-from distlab.comm._tcp_flights import Flight
-from distlab.comm._tcp_line import Line
-from distlab.comm._tcp_peers import Peer
-from distlab.comm._tcp_poll import READ, WRITE, poller
+from distlab.comm.tcp.exchange import Exchange
+from distlab.comm.tcp.flights import Flight
+from distlab.comm.tcp.line import Line
+from distlab.comm.tcp.peers import Peer
+from distlab.comm.tcp.poll import READ, WRITE, poller
 
 FAREWELL_S = 1.0  # for what is still in the outbox when a rank ends
 

@@ -7,7 +7,7 @@
     Meeting          how the lines come about, and the proof of the job's secret
 
 Every message is a rendezvous, as on gloo, so a program hangs here exactly if it hangs
-there. Collectives are the textbook's, over these messages (see `_tcp_collectives`).
+there. Collectives are the textbook's, over these messages (see `collectives`).
 
 Guide: the contract of each call is in `Comm`.
 """
@@ -23,16 +23,16 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from distlab.comm import _tcp_collectives as collectives
 from distlab.comm._protocol import ANY, SUM, Comm, CommRefusedError, ReduceOp
 from distlab.comm._refusals import Refusals
-from distlab.comm._tcp_engine import Engine
-from distlab.comm._tcp_exchange import Exchange
-from distlab.comm._tcp_flights import Flight, Membership, Schedule, Step, Transfer
-from distlab.comm._tcp_handshake import MIN_SECRET_BYTES, Identity
-from distlab.comm._tcp_line import Line
-from distlab.comm._tcp_mesh import Meeting, Store
-from distlab.comm._tcp_work import TcpWork
+from distlab.comm.tcp import collectives
+from distlab.comm.tcp.engine import Engine
+from distlab.comm.tcp.exchange import Exchange
+from distlab.comm.tcp.flights import Flight, Membership, Schedule, Step, Transfer
+from distlab.comm.tcp.handshake import MIN_SECRET_BYTES, Identity
+from distlab.comm.tcp.line import Line
+from distlab.comm.tcp.mesh import Meeting, Store
+from distlab.comm.tcp.work import TcpWork
 
 DEFAULT_TIMEOUT_S = 1800.0  # as on the other transports
 _MAX_TAG = (1 << 63) - 1

@@ -13,7 +13,7 @@ from collections import deque
 from itertools import islice
 from typing import Any, Protocol
 
-from distlab.comm._tcp_frames import HEADER, Frame, Kind, parse
+from distlab.comm.tcp.frames import HEADER, Frame, Kind, parse
 
 READ_AHEAD = 2048
 _AT_ONCE = 8  # frames in one system call
