@@ -51,9 +51,10 @@ notebooks: .venv/.ready  ## run the walkthroughs; what they print must be as it 
 	@DISTLAB_IMPL=reference $(PY) -m pytest --nbval --nbval-cell-timeout 300 \
 	  phase*/walkthrough.ipynb
 
-bench: .venv/.ready  ## how long a verdict takes here, and whether hangs are named
+bench: .venv/.ready  ## verdicts, hangs and the simulator, measured
 	@$(PY) -m distlab bench verdict
 	@$(PY) -m distlab bench hang
+	@$(PY) -m distlab bench sim
 
 soak: .venv/.ready  ## the reference passes 20 times in a row under CPU load
 	@$(PY) benchmarks/soak.py --times 20

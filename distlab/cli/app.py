@@ -349,10 +349,13 @@ def mutants(
 
 @verb(panel=MAINTAINERS)
 def bench(
-    name: Annotated[str, typer.Argument(help="Which one: verdict.")],
+    name: Annotated[str, typer.Argument(help="Which one: verdict, hang, sim.")],
     as_json: Json = False,
+    corpus: Annotated[
+        bool, typer.Option("--corpus", help="Of sim: also list all its programs.")
+    ] = False,
 ) -> int:
     """Measure a figure that the README quotes."""
     from distlab.cli.bench import bench
 
-    return bench(name, as_json=as_json)
+    return bench(name, as_json=as_json, corpus=corpus)

@@ -10,7 +10,7 @@ from distlab.curriculum import find_root
 _NO_FIGURES = {"ablation", "soak"}  # make targets: they pass or fail
 
 
-def bench(name: str, *, as_json: bool = False) -> int:
+def bench(name: str, *, as_json: bool = False, corpus: bool = False) -> int:
     """Run `benchmarks/NAME.py` of the checkout and return its exit code.
 
     Raises:
@@ -24,5 +24,8 @@ def bench(name: str, *, as_json: bool = False) -> int:
         raise ValueError(
             f"no benchmark is called {name!r}; there is {', '.join(known)}"
         )
+    if corpus and name != "sim":
+        raise ValueError(f"{name} has no corpus, only sim has")
     command = [sys.executable, str(folder / f"{name}.py")]
-    return subprocess.run(command + ["--json"] * as_json, check=False).returncode
+    command += ["--json"] * as_json + ["--corpus"] * corpus
+    return subprocess.run(command, check=False).returncode

@@ -23,7 +23,7 @@ from distlab.curriculum import load_graft
 from distlab.curriculum.units import arrived
 from distlab.runner import RankContext
 from distlab.sim import Piecewise, SimRun, run
-from distlab.sim.charge import run_charged
+from distlab.sim.charge import run_charged, uncharged
 from distlab.sim.faults import Faults
 from distlab.sim.nets import from_data
 
@@ -136,9 +136,11 @@ def call_all(context: RankContext, unit: ModuleType, settings: Settings) -> list
         function = unit
         for part in name.split("."):
             function = getattr(function, part)
-        arguments = Arguments(context, name, settings).fill(function)  # type: ignore[arg-type]
+        with uncharged(context.comm):
+            arguments = Arguments(context, name, settings).fill(function)  # type: ignore[arg-type]
         returned = function(**arguments)  # type: ignore[operator]
-        digests.append(_digest([*arguments.values(), returned]))
+        with uncharged(context.comm):
+            digests.append(_digest([*arguments.values(), returned]))
     return digests
 
 

@@ -43,10 +43,12 @@ class RankEnded(BaseException):
 class Strand(Protocol):
     """One line of execution, left and entered only where it hands over control.
 
-    `thread_id` is the thread on which it runs; 0 before it does.
+    `thread_id` is the thread on which it runs; 0 before it does. `switch` enters it,
+    and no more: where the carrier `hands_over`, this and the grad mode is all there is.
     """
 
     thread_id: int
+    switch: Callable[[], object] | None
 
     @property
     def dead(self) -> bool:
@@ -64,6 +66,7 @@ class Carrier(Protocol):
         """The strand that started the run."""
 
     can_leave_backward: bool
+    hands_over: bool
 
     def strand(self, main: Callable[[], object]) -> Strand:
         """A strand that will call `main` when it is first switched to, from the hub."""
@@ -90,10 +93,11 @@ def make_carrier(name: CarrierName) -> Carrier:
 class _GreenletStrand:
     """A strand in a greenlet."""
 
-    __slots__ = ("greenlet", "thread_id")
+    __slots__ = ("greenlet", "switch", "thread_id")
 
     def __init__(self, green: Any) -> None:
         self.greenlet = green
+        self.switch: Callable[[], object] | None = green.switch
         self.thread_id = threading.get_ident()
 
     @property
@@ -110,6 +114,7 @@ class GreenletCarrier:
     """Ranks as greenlets, all on the thread that makes this object."""
 
     can_leave_backward = False
+    hands_over = True
 
     def __init__(self) -> None:
         if greenlet is None:
@@ -145,6 +150,7 @@ class _ThreadStrand:
     def __init__(self, carrier: ThreadCarrier, main: Callable[[], object]) -> None:
         self.dead = False
         self.thread_id = 0
+        self.switch: Callable[[], object] | None = None
         self.error: BaseException | None = None
         self.baton = threading.Lock()
         self.baton.acquire()
@@ -180,6 +186,7 @@ class ThreadCarrier:
     """Ranks as threads of which one has the baton."""
 
     can_leave_backward = True
+    hands_over = False
 
     def __init__(self) -> None:
         self.hub = _ThreadStrand(self, lambda: None)

@@ -97,6 +97,26 @@ class End(Flight):
         kernel.end(self, self.error)
 
 
+class Arrivals(list[End]):
+    """Receives whose messages arrive one right after the other, at one instant."""
+
+    def __call__(self) -> None:
+        """All are there: `End.arrive` for each of them, in one go."""
+        ready = self[0].group.kernel.ready
+        for receive in self:
+            send, receive.other = receive.other, None
+            assert send is not None
+            if type(receive.tensor) is not Sized:
+                receive.error = deliver(send.tensor, receive.tensor)
+            send.done = receive.done = True
+            if send.waiter is not None:
+                ready.append(send.waiter)
+                send.waiter = None
+            if receive.waiter is not None:
+                ready.append(receive.waiter)
+                receive.waiter = None
+
+
 class Channel:
     """From one member to another one with one tag; ends that wait for their match."""
 
@@ -130,7 +150,9 @@ class Group:
         )
         self._channels: dict[tuple[int, int, int], Channel] = {}
         self._any: dict[tuple[int, int], deque[End]] = {}  # by destination and tag
-        self._posted = 0
+        self.num_posted = 0
+        # Nothing but plain messages so far: no faults, nobody gone, no ANY.
+        self.is_plain = kernel.hands_over and conditions is None
         self.dropped: deque[End] = deque()  # receives whose message was lost
 
     def subgroup(self, key: object, members: Sequence[int]) -> Group:
@@ -169,7 +191,7 @@ class Group:
             return
         receive = self.take_receive(channel, end)
         if receive is not None:
-            self._start(channel, end, receive)
+            self.start(channel, end, receive)
         else:
             self.queue(channel.sends, end)
 
@@ -178,13 +200,14 @@ class Group:
         if self.gone and self._is_lost(end):
             return
         if channel.sends:
-            self._start(channel, channel.sends.popleft(), end)
+            self.start(channel, channel.sends.popleft(), end)
         else:
             self.queue(channel.receives, end)
 
     def leave(self, rank: int) -> None:
         """Close a member's connections: all that waits for it, and itself, is lost."""
         self.gone.add(rank)
+        self.is_plain = False
         self.collectives.leave()
         queues = [*self._any.values(), self.dropped]
         for channel in self._channels.values():
@@ -222,6 +245,7 @@ class Group:
         return receives.popleft() if receives else None
 
     def _receive_any(self, end: End) -> None:
+        self.is_plain = False
         if self.gone and self._is_lost(end):
             return
         waiting = [
@@ -234,26 +258,30 @@ class Group:
             channel = min(waiting, key=lambda channel: channel.sends[0].posted)
             send = channel.sends.popleft()
             end.source = send.owner
-            self._start(channel, send, end)
+            self.start(channel, send, end)
         else:
             self.queue(self._any.setdefault((end.owner, end.tag), deque()), end)
 
     def queue(self, queue: deque[End], end: End) -> None:
         """Let an end wait for its match."""
-        end.posted = self._posted = self._posted + 1
+        end.posted = self.num_posted = self.num_posted + 1
         queue.append(end)
 
-    def _start(self, channel: Channel, send: End, receive: End) -> None:
+    def start(self, channel: Channel, send: End, receive: End) -> None:
+        """Both ends are there: their message goes, as soon as the network has room."""
         send.met = receive.met = True
         receive.other = send
         if self.conditions is not None:
             self.conditions.start(self, channel, send, receive)
         else:
-            end, events = self.book(channel, send), self.kernel.events
-            if end in events:  # as `at` does it
-                events[end].append(receive.arrive)
+            end_ps = self.book(channel, send)
+            events = self.kernel.events.get(end_ps)
+            if events is None:
+                self.kernel.at(end_ps, Arrivals((receive,)))
+            elif type(last := events[-1]) is Arrivals:
+                last.append(receive)
             else:
-                self.kernel.at(end, receive.arrive)
+                events.append(Arrivals((receive,)))
 
     def book(self, channel: Channel, send: End) -> int:
         """Put a message on its way; returns when it is there."""

@@ -16,8 +16,8 @@ leaves torch, costs nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -53,6 +53,19 @@ def run_charged(
     meter = Meter(operation_s)
     with meter:
         return run(meter.charged(program), world_size, *args, **options)
+
+
+@contextmanager
+def uncharged(comm: Comm) -> Iterator[None]:
+    """What happens inside costs the rank nothing: it prepares, or looks at results."""
+    account = comm._account if isinstance(comm, Charged) else None
+    if account is not None:
+        account.in_call = True
+    try:
+        yield
+    finally:
+        if account is not None:
+            account.in_call = False
 
 
 class Meter(TorchDispatchMode):

@@ -25,6 +25,7 @@ from distlab.comm import (
 from distlab.comm._refusals import Refusals
 from distlab.sim.channels import End, Group
 from distlab.sim.collectives import Act, Part
+from distlab.sim.fast import FastExchange
 from distlab.sim.kernel import Fiber, Flight, Lost
 from distlab.sim.links import PS, picoseconds
 from distlab.sim.payload import Sized
@@ -35,7 +36,7 @@ __all__ = ["SimComm", "SimWork"]
 _LEAST_S = 0.001  # the shortest wait there is on gloo, to which 0 means no limit
 
 
-class SimComm:
+class SimComm(FastExchange):
     """One rank's communicator in the simulated cluster.
 
     `limit_s` is how long the run may take: a wait that gives up later than that is
@@ -46,11 +47,8 @@ class SimComm:
     def __init__(
         self, group: Group, rank: int, limit_s: float, traffic: Traffic | None = None
     ) -> None:
-        self.group = group
-        self._rank = rank
+        super().__init__(group, rank, traffic)
         self._limit_s = limit_s
-        self._traffic = traffic
-        self._step = 0
         self._num_groups = 0
         self._refuse = Refusals(rank, len(group.members))
         self._groups: list[SimComm] = []
@@ -144,16 +142,15 @@ class SimComm:
         group.post_receive(way.channel, end)
         return SimWork(self, end, src, self._step)
 
-    def sendrecv(
+    def exchange(
         self,
         send_tensor: Tensor,
         dst: int,
         recv_tensor: Tensor,
         src: int,
-        *,
-        timeout_s: float | None = None,
+        timeout_s: float | None,
     ) -> None:
-        """See `Comm.sendrecv`."""
+        """See `Comm.sendrecv`; `fast` calls it when it cannot do it itself."""
         if not (can_travel(send_tensor) and can_travel(recv_tensor)):
             self._look_closer(send_tensor, "sendrecv")
             self._look_closer(recv_tensor, "sendrecv")
@@ -286,14 +283,19 @@ class SimComm:
         if not flight.done:
             limit_ps = None if timeout_s is None else self.limit_ps(timeout_s)
             in_time = kernel.wait_in(fiber, flight, limit_ps, needs)
-        if in_time and flight.error is None:
-            return
+        if not in_time or flight.error is not None:
+            self.give_up(flight, in_time, started, peer, step)
+
+    def give_up(
+        self, flight: Flight, in_time: bool, since_ps: int, peer: int | None, step: int
+    ) -> None:
+        """Raise why a flight that the rank has awaited since then did not succeed."""
         if not in_time and isinstance(flight, End):
             self.abort_group()  # as on gloo: who gives up closes its connections
         if in_time and not isinstance(flight.error, Lost):
             assert flight.error is not None
             raise flight.error
-        waited_s = (kernel.now_ps - started) / PS
+        waited_s = (self.group.kernel.now_ps - since_ps) / PS
         raise PeerLost(self._rank, step, peer, waited_s)
 
     def _finish(

@@ -21,8 +21,11 @@ import numpy
 import torch
 
 _WORDS = 624  # of a Mersenne Twister
+_NEXT = 16  # where its engine counts the words that are used up; they follow
+_STATE_WORDS = 24  # where they begin in the state that torch hands out, 8 bytes each
 _REACH = 512  # bytes of the object in which its engine begins
 _CACHES = 24  # behind the words: normal numbers drawn in pairs, of which one waits
+_NO_WORD = -1  # equal to none: what changes may be elsewhere
 
 
 class DrewLate(Exception):  # noqa: N818 - the run is in order, but not possible so
@@ -31,28 +34,41 @@ class DrewLate(Exception):  # noqa: N818 - the run is in order, but not possible
 
 @dataclass(frozen=True)
 class Source:
-    """One generator of this process. `look` is a quick look at all that it holds."""
+    """One generator of this process. `look` is a quick look at all that it holds.
+
+    `word` has how many of its words are used up, and the first one, which is another
+    one when all have been: it changes whenever one is drawn.
+    """
 
     seed: Callable[[int], object]
     get: Callable[[], Any]
     set: Callable[[Any], object]
     look: Callable[[], object] | None
+    word: Any = None
 
 
 class OwnNumbers:
     """What one rank finds in one generator when it goes on."""
 
-    __slots__ = ("drew", "seed", "seen", "state")
+    __slots__ = ("drew", "seed", "seen", "seen_word", "state")
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.drew = False
         self.state: Any = None
         self.seen: object = None  # a look at the generator with that state in it
+        self.seen_word = _NO_WORD
 
 
 class Generators(Protocol):
-    """The generators of this process, as the ranks take turns with them."""
+    """The generators of this process, as the ranks take turns with them.
+
+    Where there is a `word` to glance at, `take` need not be called while its value is
+    `seen_word`, nor `put` for a rank that never `drew`.
+    """
+
+    word: Any
+    seen_word: int
 
     def own(self, seed: int) -> Any:
         """What a rank keeps between its turns."""
@@ -86,6 +102,7 @@ class OneGenerator:
         self._before = source.get()
         self._lazy = lazy and source.look is not None
         self._seen: object = None  # what the last one who drew left behind
+        self.word, self.seen_word = source.word if self._lazy else None, _NO_WORD
 
     def own(self, seed: int) -> OwnNumbers:
         """See `Generators.own`."""
@@ -96,6 +113,8 @@ class OneGenerator:
         self._source.seed(own.seed)
         if self._look is not None:
             self._seen = own.seen = self._look()
+        if self.word is not None:
+            self.seen_word = own.seen_word = self.word.value
         if not self._lazy:
             own.state = self._source.get()
 
@@ -103,7 +122,7 @@ class OneGenerator:
         """See `Generators.put`."""
         if own.drew or not self._lazy:
             self._source.set(own.state)
-            self._seen = own.seen
+            self._seen, self.seen_word = own.seen, own.seen_word
 
     def take(self, own: OwnNumbers) -> None:
         """See `Generators.take`."""
@@ -115,6 +134,9 @@ class OneGenerator:
                 raise DrewLate
             own.drew, own.state = True, self._source.get()
             self._seen = own.seen = look()
+            if self.word is not None:  # a number of a pair may wait: then it is no help
+                own.seen_word = _NO_WORD if _has_pair(own.state) else self.word.value
+                self.seen_word = own.seen_word
 
     def restore(self) -> None:
         """See `Generators.restore`."""
@@ -126,6 +148,7 @@ class SeveralGenerators:
 
     def __init__(self, sources: Sequence[Source], lazy: bool) -> None:
         self._all = [OneGenerator(source, lazy) for source in sources]
+        self.word, self.seen_word = None, _NO_WORD
 
     def own(self, seed: int) -> list[OwnNumbers]:
         """See `Generators.own`."""
@@ -168,7 +191,18 @@ def torchs() -> Source:
         generator.get_state,
         generator.set_state,
         None if memory is None else partial(getattr, memory, "raw"),
+        None if memory is None else _word(memory),
     )
+
+
+def _word(memory: Any) -> Any:
+    at = ctypes.addressof(memory) + _NEXT
+    return ctypes.c_uint64.from_address(at)
+
+
+def _has_pair(state: torch.Tensor) -> bool:
+    """Whether the second of two normal numbers, drawn together, waits for its turn."""
+    return bool(state[_STATE_WORDS + 8 * _WORDS :].any())
 
 
 def pythons() -> Source:

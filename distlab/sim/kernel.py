@@ -75,10 +75,12 @@ class Fiber:
 
     __slots__ = (
         *("calls_too_late", "killed", "needs", "numbers", "rank", "started", "strand"),
+        "switch",
     )
 
     def __init__(self, rank: int, strand: Strand, numbers: Any) -> None:
         self.rank, self.strand = rank, strand
+        self.switch = strand.switch  # enters it, if the carrier needs do no more
         self.started = self.killed = False
         self.numbers = numbers  # random ones, of its own
         self.needs: tuple[Flight, ...] = ()  # what it waits for
@@ -104,8 +106,11 @@ class Kernel:
         self.fibers: list[Fiber] = []
         self.closing = self._must_move = False
         self._carrier, self._can_move = carrier, can_move
-        self._generators = generators or make_generators(lazy=False, every=False)
-        self._ready: deque[Fiber] = deque()
+        self.generators = generators or make_generators(lazy=False, every=False)
+        # Whether ranks can hand over by themselves, as `fast` does.
+        self.thread_id = carrier.hub.thread_id
+        self.hands_over = carrier.hands_over and self.generators.word is not None
+        self.ready: deque[Fiber] = deque()
         self._instants: list[int] = []  # a heap of the keys of `events`
         self.events: dict[int, list[Callable[[], object]]] = {}
         self._timers: list[tuple[int, int, Flight]] = []  # a heap
@@ -140,20 +145,20 @@ class Kernel:
         try:
             for rank, main in enumerate(mains):
                 strand = self._carrier.strand(main)
-                numbers = self._generators.own(seed + rank)
+                numbers = self.generators.own(seed + rank)
                 self.fibers.append(Fiber(rank, strand, numbers))
             for fiber in self.fibers:
                 if late_ps and fiber.rank in late_ps:
-                    self.at(late_ps[fiber.rank], self._ready.append, fiber)
+                    self.at(late_ps[fiber.rank], self.ready.append, fiber)
                 else:
-                    self._ready.append(fiber)
+                    self.ready.append(fiber)
             while (following := self._take_turn()) is not None:
                 self._enter(following)
         finally:
             self.ran_last, self.current = self.current, None
             torch.set_num_threads(threads)
             gc.set_threshold(*collecting)
-            self._generators.restore()
+            self.generators.restore()
 
     def _take_turn(self) -> Fiber | None:
         fiber, self._next_from_hub = self._next_from_hub, None
@@ -197,18 +202,18 @@ class Kernel:
 
     def _enter(self, fiber: Fiber) -> None:
         if fiber.started:
-            self._generators.put(fiber.numbers)
+            self.generators.put(fiber.numbers)
         else:
-            self._generators.begin(fiber.numbers)
+            self.generators.begin(fiber.numbers)
         self.current, fiber.started = fiber, True
         self._carrier.switch(fiber.strand)
         if self.current is not None:  # it did not stop: it has come to its end
-            self._generators.take(self.current.numbers)
+            self.generators.take(self.current.numbers)
         self.current = None
 
     def _next(self) -> Fiber | None:
         """Who goes on now, if need be at a later time; None if nobody ever will."""
-        ready, instants = self._ready, self._instants
+        ready, instants = self.ready, self._instants
         while True:
             while not ready:
                 if not instants and any(more() for more in self.when_idle):
@@ -238,7 +243,7 @@ class Kernel:
             return False
         self.now_ps, _, flight = heapq.heappop(timers)
         assert flight.waiter is not None
-        self._ready.append(flight.waiter)
+        self.ready.append(flight.waiter)
         flight.waiter = None
         return True
 
@@ -275,7 +280,7 @@ class Kernel:
             timer = (self.now_ps + limit_ps, self._num_timers, flight)
             heapq.heappush(self._timers, timer)
         flight.waiter, fiber.needs = fiber, needs or (flight,)
-        self._pause(fiber)
+        self.pause(fiber)
         flight.waiter, fiber.needs = None, ()
         return flight.done
 
@@ -283,17 +288,17 @@ class Kernel:
         """A flight is over; whoever waits for it can go on."""
         flight.done, flight.error = True, error
         if flight.waiter is not None:
-            self._ready.append(flight.waiter)
+            self.ready.append(flight.waiter)
             flight.waiter = None
 
-    def _pause(self, fiber: Fiber) -> None:
+    def pause(self, fiber: Fiber) -> None:
         """Hand over to whoever is next, which may be this rank itself."""
         following: Fiber | None = None
         try:
             following = self._next()
             if following is fiber:
                 return
-            self._generators.take(fiber.numbers)
+            self.generators.take(fiber.numbers)
         except BaseException as error:  # not the rank's own: the hub raises it
             self._broken, following = error, None
         if following is not None and following.started:
@@ -306,7 +311,7 @@ class Kernel:
         if self.closing:
             raise RankEnded
         self.current = fiber
-        self._generators.put(fiber.numbers)
+        self.generators.put(fiber.numbers)
 
     def enter(self) -> Fiber:
         """The rank that calls; every call on a communicator starts here.

@@ -62,10 +62,19 @@ class SimRun(Run):
 
     @property
     def trace_hash(self) -> str:
-        """32 hexadecimal digits that are the same if and only if the traces are."""
+        """32 hexadecimal digits that are the same if and only if the traces are.
+
+        Of every message, of every call in the journals with its time (collectives leave
+        their trace only there), and of the end of the run.
+        """
         digest = hashlib.blake2b(digest_size=16)
         for row in self.trace.rows:
             digest.update(b"%d %d %d %d %d %d\n" % row)
+        for record in self.ranks:
+            for event in record.journal:
+                told = (event.get(name) for name in ("k", "n", "op", "bytes", "t"))
+                digest.update(repr((record.rank, *told)).encode())
+        digest.update(repr(self.seconds).encode())
         return digest.hexdigest()
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from distlab.trace.critical_path import path_of
 from distlab.trace.journals import trace_of
-from distlab.trace.model import STATES, Trace
+from distlab.trace.model import STATES, Site, Trace
 from distlab.trace.packed import pack
 from distlab.trace.story import story
 from distlab.trace.summary import figures, lists_of, table_of
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _SCRIPTS = ("data", "lanes", "arrows", "overview", "words")
 _LINES = 4  # of code, beside the story
+_FEW = 4  # ranks that are named one by one
 _KEY = (
     ("move", "data moves"),
     ("wait", "waits for the other side"),
@@ -102,7 +103,7 @@ def page(
 </head>
 <body class="{"fine" if run.outcome == "finished" else "stuck"}">
 <h1>{escape(head)}</h1>
-<p class="sentence">{escape(verdict or traces[0].sentence)}</p>
+<p class="sentence">{escape(verdict or _sentence(run, traces[0]))}</p>
 {_story(run, traces[0])}
 {_tools()}
 <div id="panels"></div>
@@ -160,21 +161,40 @@ def _inert(data: dict[str, Any]) -> str:
 # ── around the picture ──────────────────────────────────────────────────────────────
 
 
+def _sentence(run: Run, trace: Trace) -> str:
+    if run.outcome == "deadlock" and run.cycle:
+        return f"Deadlock of ranks {trace.sentence}"
+    return trace.sentence
+
+
 def _story(run: Run, trace: Trace) -> str:
     lines = story(run)
     if not lines:
         return ""
     told = "".join(f"<p>{escape(line)}</p>\n" for line in lines)
-    stuck = np.flatnonzero(trace.calls["state"] == STATES.index("waiting"))
-    sites = list(dict.fromkeys(trace.calls["site"][stuck].tolist()))[:_LINES]
+    calls = trace.calls
+    ranks: dict[int, list[int]] = {}  # by the line in which they wait, as they are told
+    place = {rank: number for number, rank in enumerate(run.cycle)}
+    stuck = np.flatnonzero(calls["state"] == STATES.index("waiting")).tolist()
+    for row in sorted(
+        stuck, key=lambda r: place.get(int(calls["rank"][r]), len(place))
+    ):
+        ranks.setdefault(int(calls["site"][row]), []).append(int(calls["rank"][row]))
     code = "".join(
-        f"<p><code>{escape(f'{site.file}:{site.line}   {site.text}')}</code></p>\n"
-        for site in (trace.sites[number] for number in sites)
-        if site.file
+        f"<p><code>{escape(_line(trace.sites[number], ranks[number]))}</code></p>\n"
+        for number in list(ranks)[:_LINES]
+        if trace.sites[number].file
     )
     return f"""<section class="story">
 <h2>Why nobody goes on</h2>
 {told}{code}</section>"""
+
+
+def _line(site: Site, ranks: list[int]) -> str:
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+    if 1 < len(ranks) <= _FEW:
+        who = f"ranks {', '.join(map(str, sorted(ranks)))}"
+    return f"{who:<14} {site.file}:{site.line}   {site.text}"
 
 
 def _tools() -> str:

@@ -98,13 +98,27 @@ def _circle(run: Run) -> list[str]:
         lines.append(f"{left} more ranks do the same, round to rank {ranks[0].rank}.")
     lines.append(
         "That is a circle: each waits for the next, the last one waits for the first. "
-        + _why(ops)
+        + (_at_odds(ranks) or _why(ops))
     )
-    rest = sum(r.status == "waiting" for r in run.ranks) - len(ranks)
-    if rest > 0:
-        also = "1 rank outside it waits" if rest == 1 else f"{rest} ranks outside wait"
-        lines.append(f"{also} for the circle.")
+    rest = [r.rank for r in run.ranks if r.status == "waiting" and r not in ranks]
+    if rest:
+        names = " and ".join(map(str, rest)) if len(rest) <= _FEW else str(len(rest))
+        who = f"Rank {names} is" if len(rest) == 1 else f"Ranks {names} are"
+        who = f"{names} other ranks are" if len(rest) > _FEW else who
+        lines.append(f"{who} not in it, but can only go on after these.")
     return lines
+
+
+def _at_odds(ranks: list[RankRecord]) -> str:
+    """Of a circle: who sends to a rank that takes nothing from it just now."""
+    for record, peer in zip(ranks, [*ranks[1:], ranks[0]], strict=True):
+        call, other = record.waiting or {}, peer.waiting or {}
+        if call.get("op") in SENDS and other.get("op") in RECEIVES:
+            return (
+                f"Rank {record.rank} sends to rank {peer.rank}, but rank {peer.rank} "
+                f"receives from rank {other['src']}."
+            )
+    return ""
 
 
 def _why(ops: set[str]) -> str:

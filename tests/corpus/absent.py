@@ -69,6 +69,13 @@ def reduce_without_one(ctx: RankContext) -> None:
 
 
 @hangs(3, 4)
+def long_reduce_without_one(ctx: RankContext) -> None:
+    """The same with many elements."""
+    if is_here(ctx):
+        ctx.comm.reduce(torch.zeros(LONG), 0)  # guilty
+
+
+@hangs(3, 4)
 def reduce_without_its_root(ctx: RankContext) -> None:
     """Nobody takes the sum."""
     if is_here(ctx):

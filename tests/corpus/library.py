@@ -66,6 +66,18 @@ def reduce_to_the_last(ctx: RankContext) -> list[float]:
     return [float(tensor[0]) if ctx.rank == root else 0.0]
 
 
+@right(2, 3, 4, gives=lambda rank, n: [n * (n + 1) / 2.0] * 9000)
+def long_reduce_to_each(ctx: RankContext) -> Tensor:
+    """So many elements that a transport may go another way, to one root after another.
+
+    What the others then have in their tensors is not for use.
+    """
+    tensors = [ones(ctx.rank, 9000) for _ in range(ctx.world_size)]
+    for root, tensor in enumerate(tensors):
+        ctx.comm.reduce(tensor, root)
+    return tensors[ctx.rank]
+
+
 @right(2, 3, gives=lambda rank, n: [n * 1.0, n * 2.0, n * 3.0])
 def overlapping_all_reduces(ctx: RankContext) -> list[float]:
     """Three under way at once; a barrier between, and waited for backwards."""

@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from distlab.cli import calibrate as verb
 from distlab.cli.doctor import Finding
+from distlab.experiments import simulated
 from distlab.grading.verdict import HARNESS
 from distlab.runner import Limits, RankContext, RunnerError
 from distlab.sim import run, trains
@@ -173,6 +176,28 @@ def test_the_same_prediction_every_time() -> None:
 def test_a_train_of_nothing_known() -> None:
     with pytest.raises(ValueError, match="no train of gossip: known are one way"):
         trains.case("gossip", 1)
+
+
+def double(tensor: Tensor) -> None:
+    tensor += tensor
+
+
+@pytest.mark.parametrize("adding_s", [(), (0.5, 1.5)])
+def test_a_simulation_on_a_measured_machine_charges_the_function(
+    adding_s: tuple[float, ...],
+) -> None:
+    net = Piecewise(table=((0, 1.0), (80, 1.0)), adding_s=adding_s)
+    settings = {
+        "functions": ["double"],
+        "num_bytes": 40,
+        "world_size": 2,
+        "seed": 0,
+        "net": as_data(net),
+        "faults": {},
+    }
+    done = simulated._run(SimpleNamespace(double=double), settings)
+    done.require_finished()
+    assert done.time_s == pytest.approx(net.operation_s(40))
 
 
 # ── the verb ────────────────────────────────────────────────────────────────────────

@@ -155,16 +155,17 @@ def test_transports_that_differ_disagree() -> None:
     case = case_of("triangle", 3)
     came = verdict(on_sim(case))
     assert row_of(case).disagreements == []
-    for change in (
-        {"waits_for": {}},
-        {"cycle": ()},
-        {"statuses": ()},
-        {"message": "another one"},
-        {"evidence": shifted(came)},
-        {"values": [0, 0, 0]},
-    ):
-        (said,) = row_of(case, **change).disagreements
-        assert said.startswith(f"other: {next(iter(change))}: ")
+    changes: dict[str, Any] = {
+        "waits_for": {},
+        "cycle": (),
+        "statuses": (),
+        "message": "another one",
+        "evidence": shifted(came),
+        "values": [0, 0, 0],
+    }
+    for name, value in changes.items():
+        (said,) = row_of(case, **{name: value}).disagreements
+        assert said.startswith(f"other: {name}: ")
     assert not row_of(case, evidence=shifted(came)).line_named
 
 

@@ -152,12 +152,18 @@ class Engine:
             self._queue.remove(bell)
 
     def _serve(self, timeout_s: float) -> None:
-        """Wait for one round of events and take it in."""
-        self.lock.release()
+        """Wait for one round of events and take it in.
+
+        Without a wait the lock is kept: a rank that began to drive meanwhile would then
+        sleep for what has just been taken in.
+        """
+        if timeout_s > 0:
+            self.lock.release()
         try:
             ready = self._poller.poll(timeout_s)
         finally:
-            self.lock.acquire()
+            if timeout_s > 0:
+                self.lock.acquire()
         for descriptor, events in ready:
             peer = self._peers.get(descriptor)
             if peer is None:  # it was lost while we waited

@@ -1,0 +1,74 @@
+"""The corpus of `tests/corpus`, whole, on gloo, TCP and the simulator: its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from distlab.runner import Cluster
+from tests.corpus.case import Case
+from tests.corpus.corpus import CASES, MODULES, TRANSPORTS, transports
+from tests.corpus.judge import Row, Verdict, judge
+
+Line = dict[str, Any]
+
+
+def run_corpus(cases: Iterable[Case] = CASES) -> list[Row]:
+    """Every program on every transport."""
+    with Cluster(preload=tuple(module.__name__ for module in MODULES)) as cluster:
+        return [judge(case, transports(cluster)) for case in cases]
+
+
+def figures(rows: Sequence[Row]) -> dict[str, float]:
+    """The results: programs, runs, and shares of those that are as they should be."""
+    hangs = [row for row in rows if row.case.outcome == "deadlock"]
+    buggy = [row for row in rows if not row.case.is_right]
+    return {
+        "corpus_programs": len({row.case.program for row in rows}),
+        "corpus_buggy_programs": len({row.case.program for row in buggy}),
+        "corpus_runs": len(rows) * len(TRANSPORTS),
+        "corpus_agree": _share([not row.disagreements for row in rows]),
+        "corpus_hangs": len(hangs),
+        "corpus_line_named": _share([row.line_named for row in hangs]),
+        "corpus_rank_in_sentence": _share([row.rank_named for row in hangs]),
+        "corpus_line_named_all_bugs": _share([row.line_named for row in buggy]),
+    }
+
+
+def _share(answers: Sequence[bool]) -> float:
+    return round(sum(answers) / len(answers), 4) if answers else 0.0
+
+
+def as_data(row: Row) -> Line:
+    """A line of the report."""
+    case = row.case
+    return {
+        "program": case.name,
+        "world_size": case.world_size,
+        "expected": case.expected,
+        "verdicts": {name: said(came) for name, came in row.verdicts.items()},
+        "line": None if case.is_right else row.line_named,
+        "disagreements": row.disagreements,
+    }
+
+
+def said(came: Verdict) -> str:
+    """`deadlock, ring-of-sends`."""
+    return ", ".join(filter(None, (came.outcome, came.slug)))
+
+
+def table(lines: Sequence[Line]) -> list[str]:
+    """The programs: what is expected, what came on each transport, line named."""
+    head = f"{'program':<40} {'n':>1}  {'expected':<31} " + " ".join(
+        f"{name:<30}" for name in TRANSPORTS
+    )
+    text = [f"{head} line"]
+    for line in lines:
+        came = " ".join(f"{line['verdicts'][name]:<30}" for name in TRANSPORTS)
+        mark = {None: "", True: "named", False: "NOT NAMED"}[line["line"]]
+        text.append(
+            f"{line['program']:<40} {line['world_size']:>1}  {line['expected']:<31} "
+            f"{came} {mark}".rstrip()
+        )
+        text += [f"    DISAGREES  {problem}" for problem in line["disagreements"]]
+    return text

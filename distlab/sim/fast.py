@@ -1,0 +1,187 @@
+"""The short way through `sendrecv`: what a large run does millions of times.
+
+A ring of 1,024 ranks makes 2,095,104 such calls. `SimComm.exchange` is how one goes, a
+function for each thing. Here the same is done in one function, for calls at which
+nothing can be special: no faults, no limit in time, nobody gone, no receive from
+anyone. Whatever is special, before the call or when the rank hands over, is left to
+those functions. Both work on the same channels, ends and events and may take turns; the
+tests hold them against each other on random programs.
+
+What makes it short:
+
+    a pair      who sends to X and receives from Y does it again: its ends and the
+                queues in which they meet others are kept, and found by one comparison
+    a turn      if another rank is ready, it is entered from here; only the clock's next
+                event takes the kernel
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor
+
+from distlab.comm import Traffic
+from distlab.sim.carriers import RankEnded
+from distlab.sim.channels import Channel, End, Group
+from distlab.sim.kernel import Fiber, Flight
+from distlab.sim.payload import Sized
+
+
+class Pair:
+    """One rank's messages to `dst` and from `src`: both ends, used again and again."""
+
+    __slots__ = (
+        *("dst", "inward", "outward", "receives", "receiving", "sending"),
+        *("sends", "src"),
+    )
+
+    def __init__(self, group: Group, rank: int, dst: int, src: int) -> None:
+        self.dst, self.src = dst, src
+        self.outward: Channel = group.channel(rank, dst, 0)
+        self.inward: Channel = group.channel(src, rank, 0)
+        self.receives = self.outward.receives  # that wait for what this rank sends
+        self.sends = self.inward.sends
+        self.sending = End(group, "send", rank, dst, 0, None, 0)
+        self.receiving = End(group, "recv", rank, src, 0, None, 0)
+
+
+class FastExchange:
+    """The `sendrecv` of a SimComm."""
+
+    def __init__(self, group: Group, rank: int, traffic: Traffic | None) -> None:
+        self.group = group
+        self._kernel = group.kernel
+        self._rank = rank
+        self._traffic = traffic
+        self._step = 0
+        self._pair: Pair | None = None  # the last one
+        self._pairs: dict[tuple[int, int], Pair] = {}
+
+    def exchange(
+        self,
+        send_tensor: Tensor,
+        dst: int,
+        recv_tensor: Tensor,
+        src: int,
+        timeout_s: float | None,
+    ) -> None:
+        """`sendrecv`, whatever may be special about it."""
+        raise NotImplementedError
+
+    def give_up(
+        self, flight: Flight, in_time: bool, since_ps: int, peer: int | None, step: int
+    ) -> None:
+        """Raise why a flight that the rank has awaited since then did not succeed."""
+        raise NotImplementedError
+
+    def sendrecv(  # noqa: C901 - in one piece, because a call costs as much as a line
+        self,
+        send_tensor: Tensor,
+        dst: int,
+        recv_tensor: Tensor,
+        src: int,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """See `Comm.sendrecv`."""
+        pair, kernel, group = self._pair, self._kernel, self.group
+        if pair is None or pair.dst is not dst or pair.src is not src:
+            pair = self._pair_of(dst, src)
+        fiber, kind = kernel.current, type(send_tensor)
+        if (
+            pair is None
+            or not group.is_plain
+            or timeout_s is not None
+            or fiber is None
+            or kernel.closing
+            or _thread_id() != kernel.thread_id
+            or _graph_task_id() != -1
+            or type(recv_tensor) is not kind
+            or not (
+                kind is Sized
+                or kind is Tensor
+                and send_tensor.is_cpu
+                and recv_tensor.is_cpu
+                and send_tensor.is_contiguous()
+                and recv_tensor.is_contiguous()
+            )
+        ):
+            self.exchange(send_tensor, dst, recv_tensor, src, timeout_s)
+            return
+        # Post both ends; what meets its match goes.
+        sending, receiving, step = pair.sending, pair.receiving, self._step
+        if self._traffic is not None:
+            self._traffic.messages += 1
+            self._traffic.sent_bytes += send_tensor.nbytes
+        sending.done = sending.met = receiving.done = receiving.met = False
+        sending.tensor, sending.step = send_tensor, step + 1
+        receiving.tensor, receiving.step = recv_tensor, step + 2
+        self._step = step + 2
+        if pair.receives:
+            group.start(pair.outward, sending, pair.receives.popleft())
+        else:
+            sending.posted = group.num_posted = group.num_posted + 1
+            pair.outward.sends.append(sending)
+        if pair.sends:
+            group.start(pair.inward, pair.sends.popleft(), receiving)
+        else:
+            receiving.posted = group.num_posted = group.num_posted + 1
+            pair.inward.receives.append(receiving)
+        # Wait for what comes in, then for what goes out: it may be through by then.
+        since_ps, ready, generators = kernel.now_ps, kernel.ready, kernel.generators
+        receiving.waiter, fiber.needs = fiber, (sending, receiving)
+        while True:
+            if (
+                ready
+                and ready[0].started
+                and generators.word.value == generators.seen_word
+            ):
+                following = kernel.current = ready.popleft()
+                grad = _is_grad_enabled()
+                following.switch()
+                if _is_grad_enabled() is not grad:
+                    _set_grad_enabled(grad)
+                if kernel.closing:
+                    raise RankEnded
+                if fiber.numbers.drew:
+                    generators.put(fiber.numbers)
+            else:
+                kernel.pause(fiber)
+            if sending.done or receiving.error is not None:
+                break
+            since_ps = kernel.now_ps
+            sending.waiter, fiber.needs = fiber, (sending,)
+        if sending.error is not None or receiving.error is not None:
+            self._fail(fiber, pair, since_ps)
+        sending.tensor = receiving.tensor = None
+
+    def _pair_of(self, dst: int, src: int) -> Pair | None:
+        """None if one of them is no other member of the group."""
+        if type(dst) is not int or type(src) is not int:
+            return None
+        pair = self._pairs.get((dst, src))
+        if pair is None:
+            others = range(len(self.group.members))
+            if dst not in others or src not in others or self._rank in (dst, src):
+                return None
+            pair = self._pairs[dst, src] = Pair(self.group, self._rank, dst, src)
+        pair.dst, pair.src = dst, src  # these very objects
+        self._pair = pair
+        return pair
+
+    def _fail(self, fiber: Fiber, pair: Pair, since_ps: int) -> None:
+        self._pair = None
+        self._pairs.clear()  # one of its ends may still wait to meet another
+        end, now_ps = pair.receiving, self._kernel.now_ps
+        if end.error is None:
+            end = pair.sending
+            since_ps = now_ps if len(fiber.needs) == 2 else since_ps
+        self.give_up(end, True, since_ps, end.peer, end.step)
+
+
+_thread_id = threading.get_ident
+_graph_task_id = torch._C._current_graph_task_id
+_is_grad_enabled = torch.is_grad_enabled
+_set_grad_enabled = torch._C._set_grad_enabled
