@@ -31,6 +31,7 @@ TASK = "collectives.all_reduce"
 WORLDS = (2, 3, 4)
 SAVES, SAVES_OF_OTHERS = 40, 10
 PAIRS = 3
+COURSE = ("curriculum.toml", "solutions", "phase1_data_parallel", "phase2_advanced")
 BAR_P50_S, BAR_P95_S = 0.4, 0.8
 
 
@@ -38,7 +39,7 @@ class Watcher:
     """`distlab watch TASK` on a copy of the course, and the clock beside it."""
 
     def __init__(self, folder: Path, task: str) -> None:
-        for name in ("curriculum.toml", "solutions", "phase1_data_parallel"):
+        for name in COURSE:
             source = ROOT / name
             copy = shutil.copytree if source.is_dir() else shutil.copy
             copy(source, folder / name)

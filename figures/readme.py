@@ -23,7 +23,7 @@ from figures.draw import BLUE, GREEN, GREY, INK, RED, Canvas, write
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "figures"
-COURSE = ("curriculum.toml", "solutions", "phase1_data_parallel")
+COURSE = ("curriculum.toml", "solutions", "phase1_data_parallel", "phase2_advanced")
 
 _HOLE = re.compile(
     r" *# TODO\(collectives\.pass_around\)\n(?: *#.*\n)* *raise NotImplementedError.*\n"

@@ -66,7 +66,9 @@ class KernelBench(Bench):
                 loaded = load_graft(impl.source, impl.reference, impl.grafts)
                 self.modules[impl.grafts] = loaded
             module = self.modules[impl.grafts]
-            program = partial(perform_simulated, module, scenario, {"seed": self.seed, **values})
+            program = partial(
+                perform_simulated, module, scenario, {"seed": self.seed, **values}
+            )
             self._runs[key] = simulate(
                 program, self.world_size, seed=self.seed, limits=self.limits
             )
@@ -181,10 +183,12 @@ def perform_simulated(
     values: dict[str, Any],
     context: RankContext,
 ) -> Any:
-    """On each simulated rank: a module of its own, a comm without collectives."""
-    building = POINT_TO_POINT_UNITS[module.__name__.rpartition(".")[2]]
-    guarded = PointToPointOnly(context.comm, building=building)
-    return scenario(replace(context, comm=guarded), _twin(module), **values)
+    """On each simulated rank: a module of its own, the comm that its unit has."""
+    building = POINT_TO_POINT_UNITS.get(module.__name__.rpartition(".")[2])
+    if building:
+        guarded = PointToPointOnly(context.comm, building=building)
+        context = replace(context, comm=guarded)
+    return scenario(context, _twin(module), **values)
 
 
 def _twin(module: ModuleType) -> ModuleType:

@@ -8,6 +8,7 @@ processors. The code under judgement runs in a process of its own here too.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -42,6 +43,25 @@ def rounds(
     Raises:
         NotYetError: the simulated ranks did not come to their end.
     """
+    told = simulated(impl, bench, scenario, world_size, float(num_bytes), **values)
+    return float(told["time_s"])
+
+
+def simulated(
+    impl: Implementation,
+    bench: Bench,
+    scenario: Scenario,
+    world_size: int,
+    bytes_per_s: float = math.inf,
+    **values: Any,
+) -> dict[str, Any]:
+    """`time_s` of `scenario`, and the `values` of its ranks; messages have no latency.
+
+    Without `bytes_per_s` they take no time at all.
+
+    Raises:
+        NotYetError: the simulated ranks did not come to their end.
+    """
     run = bench.cluster.run(
         play_in_virtual_time,
         1,
@@ -50,7 +70,7 @@ def rounds(
         list(impl.grafts),
         f"{scenario.__module__}:{scenario.__qualname__}",
         {"seed": bench.seed, **values},
-        {"world_size": world_size, "num_bytes": num_bytes, "seed": bench.seed},
+        {"world_size": world_size, "bytes_per_s": bytes_per_s, "seed": bench.seed},
         off_limits(impl),
         limits=bench.limits,
         seed=bench.seed,
@@ -58,12 +78,12 @@ def rounds(
     )
     if run.outcome != "finished":
         raise diagnose(run)
-    told = run.values[0]
+    told: dict[str, Any] = run.values[0]
     if told["outcome"] != "finished":
         raise NotYetError(
             f"on {world_size} simulated ranks: {told['explanation']}", kind="DEADLOCK"
         )
-    return float(told["time_s"])
+    return told
 
 
 def play_in_virtual_time(
@@ -84,7 +104,7 @@ def play_in_virtual_time(
     run = simulate(
         partial(perform_simulated, module, resolve(scenario), values),
         settings["world_size"],
-        net=AlphaBeta(alpha_s=0.0, bytes_per_s=settings["num_bytes"]),
+        net=AlphaBeta(alpha_s=0.0, bytes_per_s=settings["bytes_per_s"]),
         seed=settings["seed"],
         journal=False,
     )
@@ -92,4 +112,5 @@ def play_in_virtual_time(
         "outcome": run.outcome,
         "explanation": run.explanation,
         "time_s": run.time_s,
+        "values": run.values,
     }

@@ -14,6 +14,7 @@ second, of an `AlphaBeta`; all are seconds.
     parameter server              2 (alpha + (n-1) S / B)
     GPipe                        (m + p - 1) (t_f + t_b) + 2 (p-1) hop
     1F1B                         (m + p - 1) (t_f + t_b)                hop = 0
+    interleaved 1F1B, v chunks  (mv + p - 1) (t_f + t_b)    of a chunk, hop = 0
 
     any all-reduce         at least  log2 n · alpha   and   2 (n-1)/n · S / B
 
@@ -23,7 +24,7 @@ picoseconds, so a message may differ from its formula by half of one.
 
 Source: R. Thakur, R. Rabenseifner, W. Gropp (2005), sections 4 and 5; E. Chan et al.,
 "Collective communication: theory, practice, and experience" (2007), section 3, for the
-lower bounds; Y. Huang et al., "GPipe" (2019) and D. Narayanan et al. (2019).
+lower bounds; Y. Huang et al., "GPipe" (2019) and D. Narayanan et al. (2019, 2021).
 """
 
 from __future__ import annotations
@@ -149,6 +150,24 @@ def one_f_one_b_s(
         ValueError: fewer than 1 stage or microbatch.
     """
     return gpipe_s(stages, microbatches, forward_s, backward_s)
+
+
+def interleaved_s(
+    stages: int, microbatches: int, chunks: int, forward_s: float, backward_s: float
+) -> float:
+    """1F1B with `chunks` parts of the model on each rank; a part takes these times.
+
+    Raises:
+        ValueError: fewer than 1 stage, microbatch or chunk, or microbatches that do not
+            fall into groups of as many as there are stages.
+    """
+    require_ranks(stages)
+    require_microbatches(microbatches)
+    if chunks < 1:
+        raise ValueError(f"{chunks} chunks: at least 1")
+    if microbatches % stages:
+        raise ValueError(f"{microbatches} microbatches, {stages} stages: no multiple")
+    return (microbatches * chunks + stages - 1) * (forward_s + backward_s)
 
 
 # ── what no algorithm can beat ──────────────────────────────────────────────────────

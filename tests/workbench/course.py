@@ -17,10 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from distlab.curriculum import find_root, make_template
+from distlab.curriculum import find_root, load_curriculum, make_template
 from distlab.runner import Cluster
 
 ROOT = find_root(Path(__file__))
+CONFTEST = ROOT / "tests" / "conftest.py"
+PHASES = tuple(phase.folder for phase in load_curriculum(ROOT).phases)
 PATIENCE_S = 120  # for one command; nothing here is measured
 FIRST, SECOND = "collectives.exchange", "collectives.pass_around"
 EXCHANGE = """
@@ -73,7 +75,7 @@ def filled(task: str, body: str, unit: str = "collectives") -> str:
 
 def pristine(unit: str) -> str:
     """A unit's template as generated: the one in the checkout is the learner's."""
-    solution = ROOT / "solutions" / "phase1_data_parallel" / f"{unit}.py"
+    solution = load_curriculum(ROOT).units[unit].solution(ROOT)
     return make_template(solution.read_text(encoding="utf-8"))
 
 
@@ -87,13 +89,13 @@ class Course:
         self.root.mkdir()
         for name in ("curriculum.toml", "pyproject.toml"):
             shutil.copy(ROOT / name, self.root)
-        for name in ("solutions", "phase1_data_parallel"):
+        for name in ("solutions", *PHASES):
             shutil.copytree(ROOT / name, self.root / name)
         for unit in ("collectives", "trainer"):
             self.template(unit).write_text(pristine(unit), encoding="utf-8")
         (self.root / "tests").mkdir()
-        for name in ("test_phase1.py", "conftest.py"):
-            shutil.copy(ROOT / "tests" / name, self.root / "tests")
+        for path in (*(ROOT / "tests").glob("test_phase*.py"), CONFTEST):
+            shutil.copy(path, self.root / "tests")
 
     def template(self, unit: str = "collectives") -> Path:
         return self.root / "phase1_data_parallel" / f"template_{unit}.py"
@@ -110,7 +112,7 @@ class Course:
 
     def files(self) -> dict[Path, bytes]:
         """Everything that is the learner's."""
-        found = (self.root / "phase1_data_parallel").rglob("*")
+        found = [p for phase in PHASES for p in (self.root / phase).rglob("*")]
         return {path: path.read_bytes() for path in found if path.is_file()}
 
     def progress(self) -> dict[str, dict[str, object]]:

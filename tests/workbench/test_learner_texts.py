@@ -8,7 +8,7 @@ import pytest
 from distlab.curriculum import load_curriculum
 
 ROOT = Path(__file__).resolve().parents[2]
-PHASE = ROOT / "phase1_data_parallel"
+PHASES = {phase.folder: phase for phase in load_curriculum(ROOT).phases}
 TASKS = {task.number: task.id for task in load_curriculum(ROOT).tasks}
 HEADINGS = [
     "Why",
@@ -21,12 +21,16 @@ LEVELS = ["1 question", "2 principle", "3 steps", "4 near-code"]
 KEYS = {"title", "happened", "why", "fix", "torch"}
 VERBS = {"start", "watch", "check", "hint", "status", "demo", "doctor", "reset"}
 VERBS |= {"explain", "trace", "quiz", "hunt", "use", "diff", "update", "ddp"}
+VERBS |= {"sim", "scale"}
 MISCONCEPTIONS = tomllib.loads(
     (ROOT / "distlab/curriculum/misconceptions.toml").read_text(encoding="utf-8")
 )
-GUIDELINES = (PHASE / "guidelines.md").read_text(encoding="utf-8")
-HINTS = {path.stem: path for path in (PHASE / "hints").glob("*.md")}
-TEXTS = [GUIDELINES, *(path.read_text(encoding="utf-8") for path in HINTS.values())]
+HINTS = {
+    path.stem: path for folder in PHASES for path in (ROOT / folder).glob("hints/*.md")
+}
+TEXTS = [*HINTS.values(), *(ROOT / folder / "guidelines.md" for folder in PHASES)]
+
+each_phase = pytest.mark.parametrize("folder", PHASES)
 
 
 def sections(text: str, level: int) -> dict[str, str]:
@@ -39,62 +43,78 @@ def sections(text: str, level: int) -> dict[str, str]:
 
 
 def task_names(unit: str) -> list[str]:
-    return [task.split(".")[1] for task in TASKS.values() if task.startswith(unit)]
+    return [
+        task.split(".")[1] for task in TASKS.values() if task.partition(".")[0] == unit
+    ]
+
+
+def guidelines(folder: str) -> str:
+    return (ROOT / folder / "guidelines.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
-def generated(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def generated(folder: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.syspath_prepend(str(ROOT))
     pictures: dict[str, str] = {}
-    for path in sorted((ROOT / "figures").glob("phase1*.py")):
+    for path in sorted((ROOT / "figures").glob(f"{folder.partition('_')[0]}*.py")):
         pictures |= importlib.import_module(f"figures.{path.stem}").figures()
     return pictures
 
 
-def test_figures_on_disk_are_those_of_the_generator(generated: dict[str, str]) -> None:
+@each_phase
+def test_figures_on_disk_are_those_of_the_generator(
+    folder: str, generated: dict[str, str]
+) -> None:
     on_disk = {
         path.name: path.read_bytes().decode("utf-8")
-        for path in (PHASE / "figures").glob("*.svg")
+        for path in (ROOT / folder / "figures").glob("*.svg")
     }
     assert sorted(on_disk) == sorted(generated)
     for name, svg in generated.items():
         assert on_disk[name] == svg, f"{name}: run make figures"
 
 
+@each_phase
 def test_every_figure_describes_itself(generated: dict[str, str]) -> None:
     for name, svg in generated.items():
         assert re.search(r"<title [^>]*>[^<]{20,}</title>", svg), name
         assert re.search(r"<desc [^>]*>[^<]{80,}</desc>", svg), name
 
 
-def test_guidelines_have_the_five_headings_in_order() -> None:
-    found = [heading for heading in sections(GUIDELINES, 2) if heading in HEADINGS]
+@each_phase
+def test_guidelines_have_the_five_headings_in_order(folder: str) -> None:
+    found = [title for title in sections(guidelines(folder), 2) if title in HEADINGS]
     assert found == HEADINGS
 
 
-@pytest.mark.parametrize(("number", "task"), TASKS.items())
-def test_guidelines_have_a_section_for_each_task(number: str, task: str) -> None:
-    build = sections(sections(GUIDELINES, 2)["Build it, task by task"], 3)
-    assert len(build[f"{number} {task}"].split()) > 50
+@each_phase
+def test_guidelines_have_a_section_for_each_task(folder: str) -> None:
+    build = sections(sections(guidelines(folder), 2)["Build it, task by task"], 3)
+    for task in (task for unit in PHASES[folder].units for task in unit.tasks):
+        assert len(build[f"{task.number} {task.id}"].split()) > 50, task.id
 
 
+@each_phase
 def test_images_of_the_guidelines_exist_and_have_words_for_them(
-    generated: dict[str, str],
+    folder: str, generated: dict[str, str]
 ) -> None:
-    links = re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", GUIDELINES)
+    links = re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", guidelines(folder))
     assert {Path(target).name for _, target in links} == set(generated)
     for words, target in links:
-        assert (PHASE / target).is_file(), target
+        assert (ROOT / folder / target).is_file(), target
         assert len(words) > 40, target
 
 
-def test_folds_are_closed() -> None:
+@each_phase
+def test_folds_are_closed(folder: str) -> None:
+    text = guidelines(folder)
     for tag in ("details", "summary"):
-        assert GUIDELINES.count(f"<{tag}>") == GUIDELINES.count(f"</{tag}>") > 0
+        assert text.count(f"<{tag}>") == text.count(f"</{tag}>") > 0
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_texts_name_only_commands_that_exist(text: str) -> None:
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
+def test_texts_name_only_commands_that_exist(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
     assert set(re.findall(r"`distlab (\w+)", text)) <= VERBS
 
 
@@ -102,7 +122,7 @@ def test_every_unit_has_a_hint_file() -> None:
     assert set(HINTS) == {task.split(".")[0] for task in TASKS.values()}
 
 
-@pytest.mark.parametrize("unit", ["collectives", "data_loader", "trainer"])
+@pytest.mark.parametrize("unit", HINTS)
 def test_hints_have_four_levels_for_each_task(unit: str) -> None:
     text = HINTS[unit].read_text(encoding="utf-8")
     assert text.startswith(f"# {unit}\n")
@@ -131,8 +151,10 @@ def test_misconceptions_are_complete_and_fit_the_screen(slug: str) -> None:
         assert max(map(len, text.splitlines())) <= 76
 
 
-def test_every_slug_that_the_guidelines_name_is_explained() -> None:
-    named = set(re.findall(r"`\[([a-z0-9-]+)\]`", GUIDELINES))
-    named |= set(re.findall(r"`distlab explain ([a-z0-9-]+)`", GUIDELINES))
+@each_phase
+def test_every_slug_that_the_guidelines_name_is_explained(folder: str) -> None:
+    text = guidelines(folder)
+    named = set(re.findall(r"`\[([a-z0-9-]+)\]`", text))
+    named |= set(re.findall(r"`distlab explain ([a-z0-9-]+)`", text))
     assert named <= set(MISCONCEPTIONS)
     assert named

@@ -85,14 +85,16 @@ def disturb(unit: ModuleType, place: int) -> None:
 # ── in the parent: words and tables ─────────────────────────────────────────────────
 
 
-def worked_out(impl: Implementation, cluster: Bench, scenario: Scenario) -> Run:
+def worked_out(
+    impl: Implementation, cluster: Bench, scenario: Scenario, **values: Any
+) -> Run:
     """The run of a scenario in which one process plays all ranks.
 
     Raises:
         NotYetError: the code raised something; not on "rank 0", which is our player.
     """
     try:
-        return cluster.run(impl, scenario)
+        return cluster.run(impl, scenario, **values)
     except NotYetError as failure:
         failure.message = re.sub(
             r"^(rank 0|ranks 0 and 1 each) raised", "your code raised", failure.message

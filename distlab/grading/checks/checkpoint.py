@@ -1,0 +1,278 @@
+"""Checks of task 2.5, `activation_checkpointing.checkpoint`: bits, numbers, memory."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.grading.bench import Bench, Implementation, Scenario
+from distlab.grading.checks.activations import Activations
+from distlab.grading.clause import clause
+from distlab.grading.oracles import digest
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence
+
+WORLDS = (3, 2, 4, 7, 1)
+WIDTH, ROWS, BLOCKS, HIDDEN = 6, 5, 4, 12
+STORED = BLOCKS * ROWS * WIDTH * 8  # bytes of all blocks' inputs
+DROPOUT = 0.4
+AGAIN = "in backward: the random state of forward, the block, then the state of before"
+
+
+def make_blocks(seed: int, dropout: float) -> list[nn.Module]:
+    """Blocks of the same shape; the second one is used twice, as tied layers are."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks: list[nn.Module] = []
+    for _ in range(BLOCKS - 1):
+        layers = nn.Linear(WIDTH, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, WIDTH)
+        blocks.append(nn.Sequential(*layers[:2], nn.Dropout(dropout), layers[2]))
+        blocks[-1].double()
+        for parameter in blocks[-1].parameters():
+            values = torch.randn(
+                parameter.shape, generator=generator, dtype=torch.float64
+            )
+            parameter.data.copy_(values * 0.5)
+    return [*blocks, blocks[1]]
+
+
+def there_and_back(
+    context: RankContext, unit: ModuleType, seed: int, dropout: float = 0.0
+) -> dict[str, Any]:
+    """Forward and backward through all blocks, without and with checkpoint."""
+    found: dict[str, Any] = {}
+    for name, run in (("plain", _plain), ("again", unit.checkpoint)):
+        blocks = [b.to(context.comm.device) for b in make_blocks(seed, dropout)]
+        parameters = list(nn.ModuleList(blocks).parameters())
+        generator = torch.Generator().manual_seed(seed * 7919 + context.rank)
+        data = torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64)
+        torch.manual_seed(seed * 1009 + context.rank)
+        data = data.to(context.comm.device)
+        found[name] = _measure(run, blocks, parameters, data)
+    found["ones"] = _from_ones(make_blocks(seed, 0.0), data.cpu())
+    return found
+
+
+def _from_ones(blocks: list[nn.Module], data: Tensor) -> list[Tensor | None]:
+    """The parameters' gradients if each block's backward starts from ones."""
+    middle = blocks[0](data)
+    torch.autograd.backward(middle, torch.ones_like(middle))
+    middle = middle.detach() + data
+    for block in blocks[1:]:
+        middle = block(middle)
+        torch.autograd.backward(middle, torch.ones_like(middle))
+        middle = middle.detach()
+    return [p.grad for p in nn.ModuleList(blocks).parameters()]
+
+
+def _plain(block: nn.Module, tensor: Tensor) -> Tensor:
+    result: Tensor = block(tensor)
+    return result
+
+
+def _measure(
+    run: Any, blocks: list[nn.Module], parameters: list[nn.Parameter], data: Tensor
+) -> dict[str, Any]:
+    calls: list[str] = []
+    hooks = [
+        block.register_forward_pre_hook(lambda *_: calls.append("block"))
+        for block in dict.fromkeys(blocks)
+    ]
+    start = data.clone().requires_grad_()
+    with Activations([*parameters]) as kept:
+        first = run(blocks[0], data)  # data needs no gradient
+        if not isinstance(first, Tensor):
+            return {"wrong": type(first).__name__}
+        middle = first + start
+        for block in blocks[1:]:
+            middle = run(block, middle)
+        held, forward_calls = kept.live, len(calls)
+        after_forward = torch.rand(3, dtype=torch.float64)
+        (middle * middle.detach()).sum().backward()
+    for hook in hooks:
+        hook.remove()
+    return {
+        "result": middle.detach(),
+        "start": start.grad,
+        "gradients": [p.grad for p in parameters],
+        "between": after_forward,
+        "later": torch.rand(3, dtype=torch.float64),
+        "held": held,
+        "peak": kept.peak,
+        "calls": (forward_calls, len(calls)),
+    }
+
+
+# ── C1 ──────────────────────────────────────────────────────────────────────────────
+
+
+@clause("activation_checkpointing.checkpoint", "C1", worlds=WORLDS)
+def same_bits(impl: Implementation, cluster: Bench) -> str | None:
+    """V: result and gradients, bit by bit, against the blocks without checkpoint."""
+    run = cluster.run(impl, there_and_back)
+    _expect_tensors(run)
+    for rank, value in enumerate(run.values):
+        plain, again = value["plain"], value["again"]
+        if not torch.equal(plain["result"], again["result"]):
+            raise _differ(run, "result", f"the result is another one on rank {rank}")
+        if again["start"] is None:
+            raise NotYetError(
+                "no gradient gets through: what is before the block has .grad None",
+                slug="gradient-chain-cut",
+                rule="backward returns the tensor's gradient in the tensor's place",
+            )
+        if any(gradient is None for gradient in again["gradients"]):
+            raise NotYetError(
+                f"on rank {rank} parameters of a block have no gradient",
+                slug="parameters-without-gradient",
+                rule="result.backward(gradient) reaches the parameters too; "
+                "torch.autograd.grad gives only what it is asked for",
+            )
+        if not _same_gradients(plain, again):
+            raise _wrong_gradients(run, rank)
+    return f"n = {run.world_size}: result and gradients have the very same bits"
+
+
+def _expect_tensors(run: Run) -> None:
+    wrong = [r for r, v in enumerate(run.values) if "wrong" in v["again"]]
+    if wrong:
+        raise NotYetError(
+            f"forward returned {run.values[wrong[0]]['again']['wrong']}, not a tensor",
+            slug="returned-none",
+            rule="forward returns what the block returns",
+            fatal=True,
+        )
+
+
+def _same_gradients(plain: dict[str, Any], again: dict[str, Any]) -> bool:
+    mine = [again["start"], *again["gradients"]]
+    pairs = zip(mine, [plain["start"], *plain["gradients"]], strict=True)
+    return all(a is not None and torch.equal(a, b) for a, b in pairs)
+
+
+def _wrong_gradients(run: Run, rank: int) -> NotYetError:
+    value = run.values[rank]
+    found, expected = value["again"]["gradients"], value["plain"]["gradients"]
+    if _alike(found, [2 * gradient for gradient in expected]):
+        return _differ(
+            run, "gradients", "the parameters' gradients are twice the right"
+        )
+    if _alike(found, value["ones"]):
+        return _differ(
+            run,
+            "gradients",
+            "backward of a block starts from ones: the gradient that arrives is lost",
+            slug="arriving-gradient-ignored",
+            rule="result.backward(gradient), with what backward was given",
+        )
+    return _differ(run, "gradients", f"the gradients are wrong on rank {rank}")
+
+
+def _alike(found: list[Tensor], expected: list[Tensor]) -> bool:
+    return all(map(torch.allclose, found, expected))
+
+
+def _differ(
+    run: Run,
+    what: str,
+    message: str,
+    slug: str = "",
+    rule: str = "what the block gives, and its backward(), as without checkpoint",
+) -> NotYetError:
+    return NotYetError(
+        message,
+        slug=slug,
+        evidence=tuple(
+            Evidence(
+                rank=rank,
+                state=what,
+                text=f"without {_digest(value['plain'][what])}   "
+                f"with checkpoint {_digest(value['again'][what])}",
+            )
+            for rank, value in enumerate(run.values)
+        ),
+        rule=rule,
+    )
+
+
+def _digest(value: Tensor | list[Tensor]) -> str:
+    return digest(*(value if isinstance(value, list) else [value]))
+
+
+# ── C2 ──────────────────────────────────────────────────────────────────────────────
+
+
+def _with_dropout(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
+    return [(there_and_back, {"dropout": DROPOUT})]
+
+
+@clause("activation_checkpointing.checkpoint", "C2", worlds=WORLDS, also=_with_dropout)
+def same_random_numbers(impl: Implementation, cluster: Bench) -> str | None:
+    """V: with dropout the same bits; random numbers drawn afterwards too."""
+    try:
+        same_bits(impl, cluster)
+    except NotYetError:  # what is wrong there is not the random numbers
+        raise NotJudgedError("without random numbers first: see C1") from None
+    run = cluster.run(impl, there_and_back, dropout=DROPOUT)
+    _expect_tensors(run)
+    for rank, value in enumerate(run.values):
+        plain, again = value["plain"], value["again"]
+        if not torch.equal(plain["result"], again["result"]):
+            message = (
+                "with dropout the result is another one: forward drew other numbers"
+            )
+            raise _differ(run, "result", f"{message} on rank {rank}")
+        if not _same_gradients(plain, again):
+            raise NotYetError(
+                f"with dropout the gradients are wrong on rank {rank}: the second time "
+                "the block dropped other numbers",
+                slug="recomputed-with-other-numbers",
+                rule=AGAIN,
+            )
+        if not torch.equal(plain["between"], again["between"]):
+            raise _moved(rank, "forward")
+        if not torch.equal(plain["later"], again["later"]):
+            raise _moved(rank, "backward")
+    return f"n = {run.world_size}: the same with dropout {DROPOUT}"
+
+
+def _moved(rank: int, where: str) -> NotYetError:
+    return NotYetError(
+        f"random numbers drawn after {where} are others than without checkpoint, on "
+        f"rank {rank}",
+        slug="random-numbers-moved",
+        rule=AGAIN,
+    )
+
+
+# ── C3 ──────────────────────────────────────────────────────────────────────────────
+
+
+@clause("activation_checkpointing.checkpoint", "C3", worlds=WORLDS)
+def inputs_kept_only(impl: Implementation, cluster: Bench) -> str | None:
+    """J: what autograd keeps between forward and backward, and how often blocks run."""
+    run = cluster.run(impl, there_and_back)
+    _expect_tensors(run)
+    plain, again = run.values[0]["plain"], run.values[0]["again"]
+    if again["held"] > STORED:
+        raise NotYetError(
+            f"between forward and backward {again['held']} bytes are kept; the inputs "
+            f"of the {BLOCKS} blocks are {STORED}",
+            slug="recompute-kept-all",
+            rule="keep the block's input, and compute the rest again",
+        )
+    forward, both = again["calls"]
+    if (forward, both) != (BLOCKS, 2 * BLOCKS):
+        raise NotYetError(
+            f"{BLOCKS} blocks ran {forward} times in forward, {both - forward} times "
+            "in backward: each once is enough",
+            rule="once without a graph, once with one",
+        )
+    share = again["held"] / plain["held"]
+    return (
+        f"kept {again['held']} of {plain['held']} bytes ({share:.0%}), at the peak "
+        f"{again['peak']} of {plain['peak']}"
+    )

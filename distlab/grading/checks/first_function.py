@@ -1,0 +1,150 @@
+"""Checks of task 2.4, `activation_checkpointing.first_function`, on one rank."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.activations import Activations
+from distlab.grading.checks.data_loader_plans import worked_out
+from distlab.grading.clause import clause
+from distlab.grading.oracles import Suspect, expect_values
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+
+# 1 first would hide a factor that is forgotten, equal ones which of the two it is.
+FACTORS = ((3.0, 5.0), (1.0, -2.0), (-0.5, -0.5), (2.0, 0.0))
+RULE_BACK = "gradient * backward_factor for the tensor, None for the two numbers"
+
+
+def scale_and_back(
+    context: RankContext, unit: ModuleType, seed: int
+) -> list[dict[str, Any]]:
+    """The middle of a short chain, for each pair of factors."""
+    device = context.comm.device
+    cases = []
+    for number, (forth, back) in enumerate(FACTORS):
+        given = _numbers(seed + number).to(device).requires_grad_()
+        inner = given * 2.0
+        before = inner.detach().clone()
+        with Activations([]) as kept:
+            outer = unit.Scale.apply(inner, forth, back)
+        if not isinstance(outer, Tensor):
+            what = type(outer).__name__
+            return [{"wrong": f"Scale.apply returns {what}, which is no tensor"}]
+        case = {
+            "given": before,
+            "outer": outer.detach().clone(),
+            "changed": not torch.equal(inner.detach(), before),
+            "kept": kept.peak,
+        }
+        if outer.requires_grad and outer.shape == given.shape:
+            outer.square().sum().backward()
+            case["gradient"] = given.grad
+        cases.append(case)
+    return cases
+
+
+def _numbers(seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, 3, generator=generator, dtype=torch.float64)
+
+
+@clause("activation_checkpointing.first_function", "C1", worlds=(1,))
+def forward_scales(impl: Implementation, cluster: Bench) -> str | None:
+    """V: the result for four pairs of factors."""
+    cases = _cases(impl, cluster)
+    given = torch.stack([case["given"] for case in cases])
+    forth, back = (_column(index) for index in (0, 1))
+    expect_values(
+        [torch.stack([case["outer"] for case in cases])],
+        [given * forth],
+        what="the result of forward",
+        suspects=[
+            Suspect(slug=slug, values=[values], sentence=sentence)
+            for slug, values, sentence in (
+                (
+                    "factors-swapped",
+                    given * back,
+                    "forward took the factor of backward",
+                ),
+                ("", given, "forward returned the tensor as it was"),
+                ("", given * forth * back, "forward took both factors"),
+            )
+        ],
+        rule="tensor * forward_factor",
+    )
+    if any(case["changed"] for case in cases):
+        raise NotYetError(
+            "the caller's tensor was changed: forward worked in place",
+            slug="input-changed",
+            rule="tensor * factor makes a new tensor, tensor *= factor changes yours",
+        )
+    return f"{len(FACTORS)} pairs of factors"
+
+
+@clause("activation_checkpointing.first_function", "C2", worlds=(1,))
+def backward_scales(impl: Implementation, cluster: Bench) -> str | None:
+    """V: the gradient that comes out at the beginning of the chain."""
+    cases = _cases(impl, cluster)
+    if any(case.get("gradient") is None for case in cases):
+        raise NotYetError(
+            "no gradient gets through: what stands before Scale has .grad None",
+            slug="gradient-chain-cut",
+            rule=RULE_BACK,
+        )
+    given = torch.stack([case["given"] for case in cases])
+    forth, back = (_column(index) for index in (0, 1))
+    arriving = 2.0 * torch.stack([case["outer"] for case in cases])
+    guesses = (
+        ("factors-swapped", arriving * forth, "backward took the factor of forward"),
+        ("", arriving, "backward passed the gradient on as it came"),
+        ("", arriving * back * forth, "backward took both factors"),
+        (
+            "arriving-gradient-ignored",
+            torch.ones_like(given) * back,
+            "backward returned its factor, not the gradient that arrived times it",
+        ),
+        (
+            "arriving-gradient-ignored",
+            given * back,
+            "backward returned the tensor times its factor: what arrived is lost",
+        ),
+    )
+    expect_values(
+        [torch.stack([case["gradient"] for case in cases])],
+        [arriving * back * 2.0],
+        what="the gradient before Scale",
+        suspects=[
+            Suspect(slug=slug, values=[value * 2.0], sentence=sentence)
+            for slug, value, sentence in guesses
+        ],
+        rule=RULE_BACK,
+    )
+    worst = max(case["kept"] for case in cases)
+    if worst:
+        raise NotYetError(
+            f"forward keeps {worst} bytes for backward, which needs no tensor",
+            slug="kept-for-nothing",
+            rule="a number is enough: ctx.backward_factor = backward_factor",
+        )
+    return "the gradient that arrives, times the factor; nothing kept"
+
+
+def _cases(impl: Implementation, cluster: Bench) -> list[dict[str, Any]]:
+    cases: list[dict[str, Any]] = worked_out(impl, cluster, scale_and_back).values[0]
+    for case in cases:
+        if "wrong" in case:
+            raise NotYetError(
+                case["wrong"], slug="returned-none", rule="forward returns a tensor"
+            )
+    return cases
+
+
+def _column(index: int) -> Tensor:
+    column = torch.tensor([pair[index] for pair in FACTORS], dtype=torch.float64)
+    return column.reshape(-1, 1, 1)

@@ -1,0 +1,318 @@
+"""Checks of task 2.7, `mixed_precision.loss_scaler`: unscaled once, skipped together.
+
+Each clause goes by the scale that the rank had in that step, so that a wrong staircase
+(C3) does not spoil the gradients (C1) or the decisions (C2).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.bench import Bench, Implementation, Scenario
+from distlab.grading.checks.loss_scaler_runs import (
+    GROWTH_INTERVAL,
+    NO_GRADIENT_AT,
+    STEPS,
+    any_rank,
+    halved,
+    own_rank,
+    raw_gradient,
+    scaled_steps,
+    scales,
+)
+from distlab.grading.checks.messages import expect_messages
+from distlab.grading.clause import clause
+from distlab.grading.oracles import brief, close
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import Run
+from distlab.runner.autopsy import Evidence
+
+WORLDS = (3, 2, 4, 5, 1)
+RESUME_WORLD = 2
+CALM = 4  # steps before the first overflow
+LOOSE = 1e-6
+
+
+def _resumed(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
+    return [(scaled_steps, {"resume": True})] if world_size == RESUME_WORLD else []
+
+
+# ── C1: gradients ───────────────────────────────────────────────────────────────────
+
+
+@clause("mixed_precision.loss_scaler", "C1", worlds=WORLDS)
+def unscaled_once(impl: Implementation, cluster: Bench) -> str | None:
+    """V: after the step the gradients are what float16 left, over the scale."""
+    run = cluster.run(impl, scaled_steps)
+    n = cluster.world_size
+    for step in range(CALM):
+        for rank in range(n):
+            record = run.values[rank][step]
+            raw = raw_gradient(cluster.seed, step, rank, n)
+            if not halved(raw, record["scale"]).isfinite().all():
+                continue  # the scale is wrong: see C3
+            _expect_scaled(record, raw, rank)
+            for when in ("early", "after"):
+                if when == "after" or step % 2 == 0:
+                    _expect_unscaled(record, when, raw, rank)
+    return None
+
+
+def _expect_scaled(record: dict[str, Any], raw: Tensor, rank: int) -> None:
+    """What backward() made of the scaled loss."""
+    scale, came = record["scale"], record["came"]
+    rule = "scale returns the loss times the scale, still followed by autograd"
+    if came is None:
+        raise NotYetError(
+            "what scale returned has no gradient for backward() to follow",
+            rule=rule,
+            fatal=True,
+        )
+    if not close(came, halved(raw, scale), LOOSE):
+        vanished = bool((came[raw < 1e-6] == 0).all())
+        raise NotYetError(
+            f"backward() gave {brief(came)} on rank {rank}; with the scale {scale:g} "
+            f"it is {brief(halved(raw, scale))}"
+            + (": the small gradients became 0 in float16" if vanished else ""),
+            slug="gradients-underflow" if vanished else "",
+            rule=rule,
+            fatal=True,
+        )
+
+
+def _expect_unscaled(record: dict[str, Any], when: str, raw: Tensor, rank: int) -> None:
+    scale, found = record["scale"], record[when]
+    scaled = halved(raw, scale)
+    if close(found, scaled / scale, LOOSE):
+        return
+    what = "after unscale_" if when == "early" else "at the optimizer's step"
+    known = (
+        ("never-unscaled", scaled, f"still {scale:g} times the right ones"),
+        ("unscaled-twice", scaled / scale**2, f"divided by {scale:g} twice"),
+        ("", scaled * scale, f"multiplied by {scale:g} a second time"),
+    )
+    slug = ""
+    sentence = f"{what} the gradients are wrong on rank {rank}"
+    for name, values, words in known:
+        # Relative: after two divisions all that is left is small.
+        if found is not None and torch.allclose(found, values, rtol=LOOSE, atol=0.0):
+            slug, sentence = name, f"{what} the gradients are {words}"
+    raise NotYetError(
+        sentence,
+        slug=slug,
+        evidence=(
+            Evidence(
+                rank=rank,
+                state="wrong",
+                text=f"got {brief(found)}   expected {brief(scaled / scale)}",
+            ),
+        ),
+        rule="divide .grad by the scale once per step, in place, whether or not "
+        "unscale_ was called before step",
+    )
+
+
+# ── C2: the decision ────────────────────────────────────────────────────────────────
+
+
+@clause("mixed_precision.loss_scaler", "C2", worlds=WORLDS)
+def all_or_none_step(impl: Implementation, cluster: Bench) -> str | None:
+    """X: whoever overflows, in each step the ranks do the same."""
+    run = cluster.run(impl, scaled_steps)
+    n, seed = cluster.world_size, cluster.seed
+    took = [[record["steps"] for record in rank] for rank in run.values]
+    flags = [_own_overflows(run, seed, step) for step in range(STEPS)]
+    expected = [0 if any(f) else 1 for f in flags]
+    for step in range(STEPS):
+        now = [rank[step] for rank in took]
+        if now != [expected[step]] * n:
+            raise _wrong_decision(took, flags, step)
+    for rank in range(n):
+        for step, record in enumerate(run.values[rank]):
+            if record["said"] is not bool(expected[step]):
+                done = "was taken" if expected[step] else "was skipped"
+                raise NotYetError(
+                    f"step {step + 1} {done}, but step() returned {record['said']}",
+                    rule="return whether the optimizer stepped: a schedule that "
+                    "counts steps must not count a skipped one",
+                )
+    expect_messages(run, "all ranks decide alike, but not by way of comm")
+    skipped = expected.count(0)
+    return f"n = {n}: {skipped} of {STEPS} steps skipped, by all ranks together"
+
+
+def _own_overflows(run: Run, seed: int, step: int) -> list[bool]:
+    """Which ranks' own gradients overflowed, with the scale that each had."""
+    found = []
+    for rank in range(run.world_size):
+        raw = raw_gradient(seed, step, rank, run.world_size)
+        scaled = halved(raw, run.values[rank][step]["scale"])
+        has_none = step == NO_GRADIENT_AT and rank == 0
+        found.append(not has_none and not bool(scaled.isfinite().all()))
+    return found
+
+
+def _wrong_decision(
+    took: list[list[int]], flags: list[list[bool]], step: int
+) -> NotYetError:
+    n, now = len(took), [rank[step] for rank in took]
+    culprits = [rank for rank, overflow in enumerate(flags[step]) if overflow]
+    names = ", ".join(map(str, culprits))
+    who = f"rank {names}" if len(culprits) == 1 else f"ranks {names}"
+    slug, sentence = "", f"in step {step + 1} the ranks stepped {now} times"
+    if not culprits:
+        sentence += ", though no gradient was inf or nan"
+    elif all(now):
+        slug = "overflow-applied"
+        sentence = f"{who} had inf or nan in step {step + 1}, and every rank stepped"
+    elif all(bool(s) != f for s, f in zip(now, flags[step], strict=True)) and n > 1:
+        slug = "skips-alone"
+        sentence = f"{who} had inf or nan in step {step + 1} and skipped it alone"
+    text = ["stepped" if count else "skipped" for count in now]
+    return NotYetError(
+        sentence,
+        slug=slug,
+        evidence=tuple(
+            Evidence(
+                rank=rank,
+                state=text[rank],
+                text="inf or nan" if flags[step][rank] else "all finite",
+            )
+            for rank in range(n)
+        ),
+        rule="ask all ranks, with one all_reduce, whether any gradient of any of them "
+        "is inf or nan; then each does the same",
+    )
+
+
+# ── C3: the staircase ───────────────────────────────────────────────────────────────
+
+
+@clause("mixed_precision.loss_scaler", "C3", worlds=WORLDS, also=_resumed)
+def same_staircase(impl: Implementation, cluster: Bench) -> str | None:
+    """V, X and R: torch's scale after every step, on every rank, also on resuming."""
+    run = cluster.run(impl, scaled_steps)
+    n, seed = cluster.world_size, cluster.seed
+    took = [[record["steps"] for record in rank] for rank in run.values]
+    if any(rank != took[0] for rank in took) or not any(0 in rank for rank in took):
+        raise NotJudgedError("the ranks do not skip together: see C2")
+    expected = scales(seed, n)
+    found = [[record["next"] for record in rank] for rank in run.values]
+    if found != expected:
+        raise _wrong_staircase(seed, found, expected)
+    if n == RESUME_WORLD:
+        _expect_resumed(impl, cluster, expected)
+    stairs = [s for s, was in zip(found[0], [0.0, *found[0]], strict=False) if s != was]
+    return f"n = {n}: the scale goes " + ", ".join(f"{s:g}" for s in stairs)
+
+
+def _expect_resumed(
+    impl: Implementation, cluster: Bench, expected: list[list[float]]
+) -> None:
+    run = cluster.run(impl, scaled_steps, resume=True)
+    found = [[record["next"] for record in rank] for rank in run.values]
+    if found != expected:
+        forgot = found == scales(cluster.seed, cluster.world_size, forgets=True)
+        raise NotYetError(
+            "a scaler that takes over the state goes on with another scale"
+            + (": the count of good steps began anew" if forgot else ""),
+            evidence=_stairs(found, expected),
+            rule="state_dict has loss_scale and good_steps: keep what you count there",
+        )
+
+
+def _wrong_staircase(
+    seed: int, found: list[list[float]], expected: list[list[float]]
+) -> NotYetError:
+    n = len(found)
+    slug, sentence = "", "the scale is not the expected one"
+    for name, how, words in _KNOWN:
+        if found == scales(seed, n, **how) != expected:
+            slug, sentence = name, words
+            break
+    else:
+        step = next(
+            s
+            for s in range(STEPS)
+            if any(f[s] != e[s] for f, e in zip(found, expected, strict=True))
+        )
+        sentence = f"after step {step + 1} {sentence}"
+    return NotYetError(
+        sentence,
+        slug=slug,
+        evidence=_stairs(found, expected),
+        rule="all ranks go by the same answer; an overflow takes the scale down and "
+        "begins the count anew, growth_interval good steps in a row take it up",
+    )
+
+
+_KNOWN: tuple[tuple[str, dict[str, Any], str], ...] = (
+    (
+        "own-scale-per-rank",
+        {"decide": own_rank},
+        "the ranks skip together, but each changes its scale after its own gradients",
+    ),
+    (
+        "streak-not-reset",
+        {"resets": False},
+        "an overflow does not end the count of good steps: the scale grows too soon",
+    ),
+    ("", {"growth": 1.0}, "the scale never grows"),
+    ("", {"backoff": 1.0}, "the scale is not lowered after an overflow"),
+    ("", {"backoff": 0.5, "growth": 0.5}, "the scale shrinks where it should grow"),
+    ("", {"backoff": 2.0}, "the scale grows after an overflow"),
+    ("", {"interval": 1}, "the scale grows in every step without an overflow"),
+    (
+        "",
+        {"interval": GROWTH_INTERVAL + 1},
+        "the scale grows one step late: after growth_interval + 1 good steps",
+    ),
+    (
+        "",
+        {"interval": GROWTH_INTERVAL - 1},
+        "the scale grows one step early: after growth_interval - 1 good steps",
+    ),
+    (
+        "",
+        {"again": False},
+        "having grown, the scale grows again in the next step: the count goes on",
+    ),
+    (
+        "",
+        {"decide": lambda flags, rank: not any_rank(flags, rank)},
+        "up and down are swapped",
+    ),
+)
+
+
+def _stairs(
+    found: list[list[float]], expected: list[list[float]]
+) -> tuple[Evidence, ...]:
+    """Each rank's scales, around the first one that is wrong anywhere."""
+    step = next(
+        (
+            s
+            for s in range(STEPS)
+            if any(f[s] != e[s] for f, e in zip(found, expected, strict=True))
+        ),
+        0,
+    )
+    first = max(0, step - 2)
+    part = slice(first, step + 3)
+    return tuple(
+        Evidence(
+            rank=rank,
+            state="right" if f == e else "wrong",
+            text=f"from step {first + 1} on {_text(f[part])}, not {_text(e[part])}"
+            if f != e
+            else f"from step {first + 1} on {_text(f[part])}",
+        )
+        for rank, (f, e) in enumerate(zip(found, expected, strict=True))
+    )
+
+
+def _text(numbers: list[float]) -> str:
+    return ", ".join(f"{number:g}" for number in numbers)

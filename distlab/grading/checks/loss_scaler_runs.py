@@ -1,0 +1,204 @@
+"""What ranks do for the checks of 2.7, and what a right or wrong scaler does there.
+
+Every rank has parameters of its own, as in model parallelism. Its gradients go through
+float16 on their way back, so that they overflow and underflow by themselves:
+
+    step     0 1 2   3  4    5    6 7 8   9 10 11   12 13 14   15   16   17
+    overflow            nan  nan                                inf
+    S        1024    2048    1024 512     1024      2048       4096 2048
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.runner import RankContext
+
+STEPS = 18
+INIT_SCALE = 1024.0
+GROWTH_INTERVAL = 3
+GROWTH, BACKOFF = 2.0, 0.5
+LOUD = 20.0  # times 4096 it is more than float16 can hold
+QUIET = 2.0**-26  # less than the smallest float16; times 512 it is not
+RESUME_AT = 10  # one step after the scale has grown: the count is 1
+NO_GRADIENT_AT = 7  # on rank 0
+SETTINGS = {
+    "init_scale": INIT_SCALE,
+    "growth_factor": GROWTH,
+    "backoff_factor": BACKOFF,
+    "growth_interval": GROWTH_INTERVAL,
+}
+
+
+class Counted:
+    """Plain SGD that counts its steps; an optimizer as far as a scaler can tell."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.param_groups = [{"params": parameters[:1]}, {"params": parameters[1:]}]
+        self.num_steps = 0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """See `torch.optim.Optimizer.zero_grad`."""
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            parameter.grad = None
+
+    def step(self, closure: Any = None) -> None:
+        """See `torch.optim.Optimizer.step`."""
+        self.num_steps += 1
+
+
+def raw_gradient(seed: int, step: int, rank: int, n: int) -> Tensor:
+    """What float32 would have: (2, 3), with one number too small for float16."""
+    generator = torch.Generator().manual_seed(seed * 7919 + step * 101 + rank)
+    gradient = torch.rand(2, 3, generator=generator) + 1.0
+    gradient[1, 1] = QUIET
+    if rank == n // 2:
+        gradient[0, 2] = -LOUD
+    if (step, rank) in {(4, n - 1), (5, 0)}:
+        gradient[0, 0] = float("nan")
+    return gradient
+
+
+def halved(gradient: Tensor, scale: float) -> Tensor:
+    """The scaled gradient after its way through float16."""
+    return (gradient * scale).half().float()
+
+
+def scaled_steps(
+    context: RankContext, unit: ModuleType, seed: int, resume: bool = False
+) -> list[dict[str, Any]]:
+    """STEPS steps; with `resume` another scaler takes over the state at RESUME_AT."""
+    comm = context.comm
+    half = nn.Parameter(torch.ones(2, 3, dtype=torch.float16, device=comm.device))
+    masters = [nn.Parameter(torch.ones(2, 3, device=comm.device)) for _ in range(2)]
+    optimizer = Counted(masters)  # the second one never has a gradient
+    scaler = unit.LossScaler(comm, **SETTINGS)
+    record = []
+    for step in range(STEPS):
+        if resume and step == RESUME_AT:
+            state = scaler.state_dict()
+            scaler = unit.LossScaler(comm, **SETTINGS)
+            scaler.load_state_dict(state)
+        optimizer.zero_grad()
+        _backward(scaler, half, seed, step, comm)
+        has_gradient = step != NO_GRADIENT_AT or comm.rank > 0
+        masters[0].grad = (
+            half.grad.float() if has_gradient and half.grad is not None else None
+        )
+        record.append(_step(scaler, optimizer, masters[0], step))
+    return record
+
+
+def _backward(scaler: Any, half: nn.Parameter, seed: int, step: int, comm: Any) -> None:
+    gradient = raw_gradient(seed, step, comm.rank, comm.world_size).to(comm.device)
+    half.grad = None
+    loss = (half.float() * gradient).sum()
+    scaled = scaler.scale(loss)
+    if isinstance(scaled, Tensor) and scaled.requires_grad:
+        scaled.backward()
+
+
+def _step(
+    scaler: Any, optimizer: Counted, master: nn.Parameter, step: int
+) -> dict[str, Any]:
+    """In every second step the gradients are wanted before, as for clipping."""
+    scale, steps = scaler.loss_scale, optimizer.num_steps
+    came = _copy(master.grad)
+    early = None
+    if step % 2 == 0:
+        scaler.unscale_(optimizer)
+        early = _copy(master.grad)
+    said = scaler.step(optimizer)
+    after = _copy(master.grad)
+    scaler.update()
+    return {
+        "scale": float(scale),
+        "next": float(scaler.loss_scale),
+        "came": came,
+        "early": early,
+        "after": after,
+        "said": said if isinstance(said, bool) else repr(said)[:20],
+        "steps": optimizer.num_steps - steps,
+    }
+
+
+def _copy(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().cpu().clone()
+
+
+# ── what a scaler does there, right or wrong ────────────────────────────────────────
+
+Flags = list[bool]
+Decide = Callable[[Flags, int], bool]
+"""`(own overflow of each rank, rank)` → whether `rank` takes it for an overflow."""
+
+
+def any_rank(flags: Flags, rank: int) -> bool:
+    """The right decision."""
+    return any(flags)
+
+
+def own_rank(flags: Flags, rank: int) -> bool:
+    """The decision of a rank that asks nobody."""
+    return flags[rank]
+
+
+@dataclass
+class Staircase:
+    """The scale and the count of one rank; how it counts can be wrong in several ways.
+
+    `resets` says whether an overflow ends the count, `again` whether growing does.
+    """
+
+    scale: float = INIT_SCALE
+    count: int = 0
+    interval: int = GROWTH_INTERVAL
+    growth: float = GROWTH
+    backoff: float = BACKOFF
+    resets: bool = True
+    again: bool = True
+
+    def after(self, overflow: bool) -> None:
+        """One step further."""
+        if overflow:
+            self.scale *= self.backoff
+            self.count = 0 if self.resets else self.count
+            return
+        self.count += 1
+        if self.count >= self.interval:
+            self.scale *= self.growth
+            self.count = 0 if self.again else self.count
+
+
+def scales(
+    seed: int,
+    n: int,
+    decide: Decide = any_rank,
+    forgets: bool = False,
+    **how: Any,
+) -> list[list[float]]:
+    """Each rank's scale after each step; `forgets`: resuming begins the count anew."""
+    stairs = [Staircase(**how) for _ in range(n)]
+    found: list[list[float]] = [[] for _ in range(n)]
+    for step in range(STEPS):
+        if forgets and step == RESUME_AT:
+            for one in stairs:
+                one.count = 0
+        flags = [_overflows(seed, step, r, n, stairs[r].scale) for r in range(n)]
+        for rank, one in enumerate(stairs):
+            one.after(decide(flags, rank))
+            found[rank].append(one.scale)
+    return found
+
+
+def _overflows(seed: int, step: int, rank: int, n: int, scale: float) -> bool:
+    if step == NO_GRADIENT_AT and rank == 0:
+        return False
+    gradient = halved(raw_gradient(seed, step, rank, n), scale)
+    return not bool(gradient.isfinite().all())

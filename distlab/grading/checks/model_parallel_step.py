@@ -1,0 +1,281 @@
+"""Checks of task 2.9, `model_parallel.train_step`: stages against one process.
+
+The sizes of the batches differ from step to step, and the widths from cut to cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.comm import COLLECTIVES, Event
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.messages import calls_of_each, expect_messages
+from distlab.grading.checks.stages import (
+    LEARNING_RATE,
+    make_batch,
+    make_like,
+    make_stages,
+    weights_of,
+    widths,
+)
+from distlab.grading.clause import clause
+from distlab.grading.oracles import (
+    Suspect,
+    all_close,
+    close,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import SENDS
+
+# Three first: with two there is no stage in the middle.
+WORLDS = (3, 2, 4, 1)
+SIZES = (4, 4, 3)  # samples in the batch of each step
+Backward = Callable[[Tensor, Tensor, Tensor | None], None]
+"""`(output, targets, gradient)`: how a stage goes backward; None is the last stage."""
+
+
+def step_stages(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """Some steps of a model of which each rank has its stage."""
+    n, rank, device = context.world_size, context.rank, context.comm.device
+    stage = make_stages(seed, n)[rank].to(device)
+    optimizer = torch.optim.SGD(stage.parameters(), lr=LEARNING_RATE)
+    losses = []
+    for step, size in enumerate(SIZES):
+        inputs, targets = make_batch(seed, step, size)
+        if rank:  # not this rank's to read: only its length counts
+            inputs = torch.full_like(inputs, torch.nan)
+        if rank < n - 1:
+            targets = torch.zeros_like(targets)
+        loss = unit.train_step(
+            context.comm,
+            stage,
+            optimizer,
+            nn.functional.cross_entropy,
+            inputs.to(device),
+            targets.to(device),
+            make_like(n, rank).to(device),
+        )
+        losses.append(_number(loss))
+    return {"weights": weights_of(stage), "losses": losses}
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    return float(value) if isinstance(value, int | float) else None
+
+
+@lru_cache(maxsize=32)
+def one_process(
+    seed: int, n: int, *, zeroed: bool = True
+) -> tuple[list[Tensor], Tensor]:
+    """Each stage's weights after the last step, and the loss of each step."""
+    stages = make_stages(seed, n)
+    model = nn.Sequential(*stages)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    losses = []
+    for step, size in enumerate(SIZES):
+        inputs, targets = make_batch(seed, step, size)
+        if zeroed:
+            optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [weights_of(stage) for stage in stages], torch.stack(losses)
+
+
+def _misled(seed: int, n: int, backward: Backward) -> list[Tensor]:
+    """The weights if the stages before the last one go backward in another way."""
+    stages = make_stages(seed, n)
+    optimizer = torch.optim.SGD(nn.Sequential(*stages).parameters(), lr=LEARNING_RATE)
+    for step, size in enumerate(SIZES):
+        inputs, targets = make_batch(seed, step, size)
+        optimizer.zero_grad()
+        inside, outputs = [], []
+        x = inputs
+        for stage in stages:
+            x = x.detach().requires_grad_()
+            inside.append(x)
+            x = stage(x)
+            outputs.append(x)
+        nn.functional.cross_entropy(x, targets).backward()
+        for place in reversed(range(n - 1)):
+            backward(outputs[place], torch.zeros_like(targets), inside[place + 1].grad)
+        optimizer.step()
+    return [weights_of(stage) for stage in stages]
+
+
+def _suspects(seed: int, n: int) -> list[Suspect]:
+    start = [weights_of(stage) for stage in make_stages(seed, n)]
+    taken = nn.functional.cross_entropy
+    found = [
+        Suspect(
+            slug="",
+            values=start,
+            sentence="the weights are as they were on every rank: no step was taken",
+            rule="the order is: zero_grad, forward, backward, step, on every rank",
+        ),
+        Suspect(
+            slug="gradients-not-zeroed",
+            values=one_process(seed, n, zeroed=False)[0],
+            sentence="each step also applied the gradients of the steps before it",
+            rule="optimizer.zero_grad() before backward, on every rank",
+        ),
+    ]
+    if n == 1:
+        return found
+    return [
+        Suspect(
+            slug="only-last-stage-learns",
+            values=_misled(seed, n, lambda output, targets, gradient: None),
+            sentence="the last stage learns; the stages before it stay as they were",
+            rule="receive the gradient of what you sent: output.backward(gradient)",
+        ),
+        Suspect(
+            slug="ones-as-gradient",
+            values=_misled(seed, n, lambda output, targets, _: output.sum().backward()),
+            sentence="each stage before the last one took a gradient of ones, as if "
+            "its loss were the sum of its outputs",
+            rule="output.backward(gradient), with what the next stage sent",
+        ),
+        Suspect(
+            slug="loss-on-every-stage",
+            values=_misled(
+                seed, n, lambda out, targets, _: taken(out, targets).backward()
+            ),
+            sentence="each stage took a loss of its own, from its own output",
+            rule="only the last stage has what the loss is about; the others are told",
+        ),
+        *found,
+    ]
+
+
+@clause("model_parallel.train_step", "C1", worlds=WORLDS)
+def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+    """V: after some steps each stage is what it is in one process."""
+    run = cluster.run(impl, step_stages)
+    n, seed = cluster.world_size, cluster.seed
+    weights = [value["weights"] for value in run.values]
+    expected = one_process(seed, n)[0]
+    expect_values(
+        weights,
+        expected,
+        what=f"after {len(SIZES)} steps the weights of the stage",
+        verb="are",
+        suspects=[] if all_close(weights, expected) else _suspects(seed, n),
+        rule="follow one sample: forward through all stages, and its gradient back",
+    )
+    expect_messages(run, "the weights are right, but not by way of comm")
+    worst = max(
+        float((w - e).abs().max()) for w, e in zip(weights, expected, strict=True)
+    )
+    return f"n = {n}: weights {worst:.0e} from one process's"
+
+
+@clause("model_parallel.train_step", "C2", worlds=WORLDS)
+def loss_on_every_rank(impl: Implementation, cluster: Bench) -> str | None:
+    """V: the last stage's loss, everywhere."""
+    run = cluster.run(impl, step_stages)
+    weights, losses = one_process(cluster.seed, cluster.world_size)
+    # Once the weights have gone astray (C1) only the first loss can be compared.
+    went_right = all_close([value["weights"] for value in run.values], weights)
+    for step in range(len(SIZES) if went_right else 1):
+        judge_losses([value["losses"][step] for value in run.values], losses[step])
+    return None
+
+
+def judge_losses(losses: list[float | None], expected: Tensor) -> None:
+    """What each rank returned must be the loss of the batch.
+
+    Raises:
+        NotYetError: it is not.
+    """
+    n = len(losses)
+    told = [
+        torch.tensor(torch.nan if loss is None else loss, dtype=torch.float64)
+        for loss in losses
+    ]
+    right = [close(number, expected) for number in told]
+    if all(right):
+        return
+    if right[-1] and n > 1 and not any(right[:-1]):
+        does = "returned nothing" if losses[0] is None else f"returned {losses[0]:.4g}"
+        raise NotYetError(
+            f"the last stage returned the loss; rank 0 {does}",
+            slug="loss-on-last-stage-only",
+            rule="the last rank has a number that all ranks need: comm.broadcast",
+        )
+    if all(loss is None for loss in losses):
+        raise NotYetError(
+            "no rank returned a number",
+            slug="returned-none",
+            rule="return the loss as a float, on every rank",
+        )
+    expect_values(
+        told,
+        same_everywhere(expected, n),
+        what="the returned loss",
+        rule="the loss that the last stage has, the same on every rank",
+    )
+
+
+@clause("model_parallel.train_step", "C3", worlds=(3, 2, 4))
+def one_message_each_way(impl: Implementation, cluster: Bench) -> str | None:
+    """B: activations to the next rank, gradients to the one before, and no more."""
+    run = cluster.run(impl, step_stages)
+    n = cluster.world_size
+    sizes = widths(n)
+    for record in run.ranks:
+        calls = record.calls()
+        big = [
+            c for c in calls if c["op"] in COLLECTIVES - {"barrier"} and _count(c) > 1
+        ]
+        if big:
+            raise NotYetError(
+                f"rank {record.rank} calls {big[0]['op']} on {_count(big[0])} "
+                "elements: ranks take part that the tensor is not for",
+                slug="extra-messages",
+                evidence=calls_of_each(run),
+                rule="a tensor goes to one neighbour; only the loss goes to everybody",
+            )
+        sent = [c for c in calls if c["op"] in (*SENDS, "sendrecv") and _count(c) > 1]
+        for step in (record.rank + 1, record.rank - 1):
+            wanted = 0
+            if 0 <= step < n:
+                wanted = sum(SIZES) * sizes[max(step, record.rank)]
+            given = sum(_count(c) for c in sent if c["dst"] == step)
+            if given < wanted:
+                raise NotJudgedError("what has to be sent is not sent: see C1")
+            if given > wanted:
+                raise NotYetError(
+                    f"in {len(SIZES)} steps rank {record.rank} sends {given} numbers "
+                    f"to rank {step}, where {wanted} are enough",
+                    slug="extra-messages",
+                    evidence=calls_of_each(run),
+                    rule="forward: the output of the stage; back: the gradient of its "
+                    "input",
+                )
+        others = {c["dst"] for c in sent} - {record.rank - 1, record.rank + 1}
+        if others:
+            raise NotYetError(
+                f"rank {record.rank} sends to rank {min(others)}, no neighbour of it",
+                slug="extra-messages",
+                evidence=calls_of_each(run),
+                rule="what a stage makes goes to the next stage, or the one before",
+            )
+    return f"n = {n}: {2 * (n - 1)} messages a step, and one number"
+
+
+def _count(call: Event) -> int:
+    return math.prod(call["shape"] or [])

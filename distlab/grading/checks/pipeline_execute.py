@@ -1,0 +1,367 @@
+"""Checks of task 2.11, `pipeline_parallel.execute`: numbers, memory and time.
+
+It runs schedules of the checks' own, so a wrong schedule of the learner's cannot fail
+it. The last microbatch is smaller than the others.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.messages import expect_messages
+from distlab.grading.checks.model_parallel_step import judge_losses
+from distlab.grading.checks.pipeline_clock import (
+    Schedules,
+    all_then_all,
+    in_turns,
+    peak,
+    unlike_orders,
+)
+from distlab.grading.checks.stages import (
+    gradients_of,
+    make_batch,
+    make_like,
+    make_stages,
+)
+from distlab.grading.clause import clause
+from distlab.grading.oracles import Suspect, all_close, expect_values
+from distlab.grading.verdict import NotYetError
+from distlab.grading.virtual import simulated
+from distlab.runner import RankContext
+from distlab.runner.autopsy import Evidence
+from distlab.sim import closed_forms as forms
+
+WORLDS = (3, 2, 4, 1)
+BEFORE = 0.25  # in every .grad, where one is there before
+STAGES, MICROBATCHES = 4, 8  # more are played in tests/workbench
+FORWARD_MS, BACKWARD_MS = 1, 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A schedule to be run; `before` is what is in every .grad by then."""
+
+    name: str
+    num_chunks: int
+    sizes: tuple[int, ...]
+    schedules: Schedules
+    before: float = 0.0
+
+    def batches(self, seed: int) -> list[tuple[Tensor, Tensor]]:
+        """The microbatches."""
+        return [make_batch(seed, i, size) for i, size in enumerate(self.sizes)]
+
+
+def cases(n: int) -> list[Case]:
+    """What is run on n ranks."""
+    few, many = (2, 2, 2, 1), (*(2,) * (n + 1), 1)
+    found = [
+        Case("GPipe", 1, few, all_then_all(n, len(few))),
+        Case("1F1B", 1, many, in_turns(n, len(many)), BEFORE),
+        Case("some ranks last back first", 1, few, unlike_orders(n, len(few))),
+    ]
+    if n > 1:
+        sizes = (*(2,) * (n * max(1, 4 // n) - 1), 1)
+        schedules = in_turns(n, len(sizes), 2)
+        found.append(Case("interleaved", 2, sizes, schedules))
+    return found
+
+
+# ── on the ranks ────────────────────────────────────────────────────────────────────
+
+
+class Meter:
+    """How many forwards' graphs are alive, and were at most."""
+
+    def __init__(self) -> None:
+        self.alive = self.peak = 0
+
+    def count(self, part: object) -> None:
+        """From now until `part` is no more."""
+        self.alive += 1
+        self.peak = max(self.peak, self.alive)
+        weakref.finalize(part, self._gone)
+
+    def _gone(self) -> None:
+        self.alive -= 1
+
+
+class _Part:
+    """Lives as long as the graph of one forward."""
+
+
+class _Counted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, meter: Meter) -> Tensor:
+        ctx.part = _Part()
+        meter.count(ctx.part)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class Counted(nn.Module):
+    """A stage whose graphs are counted."""
+
+    def __init__(self, stage: nn.Module, meter: Meter) -> None:
+        super().__init__()
+        self.stage, self._meter = stage, meter
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the stage makes of it."""
+        made: Tensor = _Counted.apply(self.stage(x), self._meter)  # type: ignore[no-untyped-call]
+        return made
+
+
+def run_schedules(
+    context: RankContext, unit: ModuleType, seed: int
+) -> list[dict[str, Any]]:
+    """Each case, on fresh stages."""
+    return [_run(context, unit, seed, case) for case in cases(context.world_size)]
+
+
+def _run(
+    context: RankContext, unit: ModuleType, seed: int, case: Case
+) -> dict[str, Any]:
+    n, rank, device = context.world_size, context.rank, context.comm.device
+    num_stages = n * case.num_chunks
+    every = make_stages(seed, num_stages)
+    mine = [chunk * n + rank for chunk in range(case.num_chunks)]
+    meter = Meter()
+    chunks = []
+    for stage in mine:
+        every[stage].to(device)
+        for parameter in every[stage].parameters():
+            if case.before:
+                parameter.grad = torch.full_like(parameter, case.before)
+        like = make_like(num_stages, stage).to(device)
+        chunks.append(unit.Chunk(Counted(every[stage], meter), like))
+    microbatches = [
+        (
+            (torch.full_like(x, torch.nan) if rank else x).to(device),
+            (y if rank == n - 1 else torch.zeros_like(y)).to(device),
+        )
+        for x, y in case.batches(seed)
+    ]
+    schedule = [unit.Action(*entry) for entry in case.schedules[rank]]
+    loss = unit.execute(
+        context.comm, chunks, schedule, nn.functional.cross_entropy, microbatches
+    )
+    is_number = isinstance(loss, int | float) or (
+        isinstance(loss, Tensor) and loss.numel() == 1
+    )
+    return {
+        "gradients": torch.cat([gradients_of(every[stage]) for stage in mine]),
+        "loss": float(loss) if is_number else None,
+        "peak": meter.peak,
+    }
+
+
+# ── in one process ──────────────────────────────────────────────────────────────────
+
+
+@lru_cache(maxsize=64)
+def _gradients(
+    seed: int, n: int, place: int, weights: tuple[float, ...]
+) -> tuple[list[Tensor], Tensor]:
+    """By rank, of a weighted sum of the microbatches' mean losses; and that sum."""
+    case = cases(n)[place]
+    stages = make_stages(seed, n * case.num_chunks)
+    model = nn.Sequential(*stages)
+    total = torch.zeros((), dtype=torch.float64)
+    for weight, (inputs, targets) in zip(weights, case.batches(seed), strict=True):
+        total = total + weight * nn.functional.cross_entropy(model(inputs), targets)
+    total.backward()
+    return [
+        torch.cat([gradients_of(stage) for stage in stages[rank::n]])
+        for rank in range(n)
+    ], total.detach()
+
+
+def _shares(case: Case) -> tuple[float, ...]:
+    return tuple(size / sum(case.sizes) for size in case.sizes)
+
+
+def _suspects(seed: int, n: int, place: int) -> list[Suspect]:
+    case = cases(n)[place]
+    m = len(case.sizes)
+
+    def made(*weights: float) -> list[Tensor]:
+        return [case.before + g for g in _gradients(seed, n, place, weights)[0]]
+
+    def last(weight: float) -> Suspect:
+        return Suspect(
+            slug="last-microbatch-only",
+            values=made(*(0.0,) * (m - 1), weight),
+            sentence=f"{case.name}: the gradients are those of the last microbatch "
+            "alone",
+            rule="backward() adds to .grad: let it, from microbatch to microbatch",
+        )
+
+    found = [
+        Suspect(
+            slug="microbatches-summed",
+            values=made(*(1.0,) * m),
+            sentence=f"{case.name}: the gradients are the sum of the {m} microbatches' "
+            "mean gradients, never divided",
+            rule="a microbatch counts as its share of all samples",
+        ),
+        Suspect(
+            slug="mean-of-microbatches",
+            values=made(*(1.0 / m,) * m),
+            sentence=f"{case.name}: each microbatch counts a {m}th, but the last one "
+            f"has {case.sizes[-1]} of {sum(case.sizes)} samples",
+            rule="a microbatch counts as its share of all samples",
+        ),
+    ]
+    if case.schedules[0][-1][1] == m - 1:  # it comes last, so it is what is left
+        found += [last(1.0), last(1.0 / m), last(_shares(case)[-1])]
+    return found
+
+
+# ── the clauses ─────────────────────────────────────────────────────────────────────
+
+
+@clause("pipeline_parallel.execute", "C1", worlds=WORLDS)
+def numbers_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+    """V: gradients and loss, whatever the schedule."""
+    run = cluster.run(impl, run_schedules)
+    n, seed = cluster.world_size, cluster.seed
+    worst = 0.0
+    for place, case in enumerate(cases(n)):
+        grown, loss = _gradients(seed, n, place, _shares(case))
+        expected = [case.before + gradients for gradients in grown]
+        actual = [value[place]["gradients"] for value in run.values]
+        if case.before and all_close(actual, grown):
+            raise NotYetError(
+                f"{case.name}: the gradients are right, but what was in .grad before "
+                "is gone",
+                rule="add to .grad; to set it to zero is the caller's business",
+            )
+        expect_values(
+            actual,
+            expected,
+            what=f"{case.name}: what is in the .grad of the stage",
+            suspects=[] if all_close(actual, expected) else _suspects(seed, n, place),
+            rule="which microbatch's graph, and which gradient, belong together?",
+        )
+        judge_losses([value[place]["loss"] for value in run.values], loss)
+        gap = max(
+            float((a - e).abs().max()) for a, e in zip(actual, expected, strict=True)
+        )
+        worst = max(worst, gap)
+    expect_messages(run, "the gradients are right, but not by way of comm")
+    names = ", ".join(case.name for case in cases(n))
+    return f"n = {n}: {names}: gradients {worst:.0e} from one process's"
+
+
+@clause("pipeline_parallel.execute", "C2", worlds=(3, 4))
+def nothing_is_kept(impl: Implementation, cluster: Bench) -> str | None:
+    """M: no more graphs alive than the schedule has forwards on their way.
+
+    One more is forgiven: a variable may still have the last one's name.
+    """
+    run = cluster.run(impl, run_schedules)
+    for place, case in enumerate(cases(cluster.world_size)):
+        peaks = [value[place]["peak"] for value in run.values]
+        wanted = [peak(schedule) for schedule in case.schedules]
+        if any(p > w + 1 for p, w in zip(peaks, wanted, strict=True)):
+            total = len(case.sizes) * case.num_chunks
+            raise NotYetError(
+                f"{case.name}: more microbatches are kept than are on their way",
+                slug="activations-kept" if set(peaks) == {total} else "",
+                evidence=tuple(
+                    Evidence(
+                        rank=rank,
+                        state="kept" if p > w + 1 else "right",
+                        text=f"{p} of {total} at once, {w} on their way",
+                    )
+                    for rank, (p, w) in enumerate(zip(peaks, wanted, strict=True))
+                ),
+                rule="after its backward let go of x, output and all that holds them",
+            )
+    return None
+
+
+@clause("pipeline_parallel.execute", "C3", worlds=(2,))
+def nobody_waits_in_vain(impl: Implementation, cluster: Bench) -> str | None:
+    """T: on simulated ranks GPipe and 1F1B take what their formula says, exactly."""
+    cluster.run(impl, run_schedules)
+    told = simulated(impl, cluster, race, STAGES, m=MICROBATCHES)["values"]
+    formula_s = forms.gpipe_s(STAGES, MICROBATCHES, FORWARD_MS, BACKWARD_MS) / 1000
+    kept = ""
+    for place, name in enumerate(("GPipe", "1F1B")):
+        took_s = max(value[place]["time_s"] for value in told)
+        if round(1e12 * took_s) != round(1e12 * formula_s):
+            raise NotYetError(
+                f"{STAGES} simulated ranks, {MICROBATCHES} microbatches, {name}: "
+                f"{1000 * took_s:.0f} ms, where {1000 * formula_s:.0f} are enough",
+                slug="needless-waiting",
+                rule="start a send and go on; wait for it when all is done",
+            )
+        kept += f", {name} keeps {told[0][place]['peak']} on rank 0"
+    return f"{STAGES} × {MICROBATCHES}, simulated: {1000 * formula_s:.0f} ms{kept}"
+
+
+# ── in virtual time ─────────────────────────────────────────────────────────────────
+
+
+class _Timed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sleep: Any) -> Tensor:
+        ctx.sleep = sleep
+        sleep(FORWARD_MS / 1000)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.sleep(BACKWARD_MS / 1000)
+        return gradient, None
+
+
+class Timed(nn.Module):
+    """A stage that takes its time, forward and backward."""
+
+    def __init__(self, sleep: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones((), dtype=torch.float64))
+        self._sleep = sleep
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Times a weight, so that there is something to go backward from."""
+        made: Tensor = _Timed.apply(x * self.weight, self._sleep)  # type: ignore[no-untyped-call]
+        return made
+
+
+def race(
+    context: RankContext, unit: ModuleType, seed: int, m: int
+) -> list[dict[str, Any]]:
+    """How long GPipe and 1F1B take, and how much is kept of them at most."""
+    found = []
+    n, comm = context.world_size, context.comm
+    x = torch.ones(1, 1, dtype=torch.float64)
+    for schedules in (all_then_all(n, m), in_turns(n, m)):
+        meter = Meter()
+        chunk = unit.Chunk(Counted(Timed(context.clock.sleep), meter), x[0])
+        schedule = [unit.Action(*entry) for entry in schedules[context.rank]]
+        comm.barrier()
+        start_s = comm.time()
+        unit.execute(
+            comm,
+            [chunk],
+            schedule,
+            lambda output, target: (output - target).square().mean(),
+            [(x, x)] * m,
+        )
+        found.append({"time_s": comm.time() - start_s, "peak": meter.peak})
+    return found

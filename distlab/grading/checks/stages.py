@@ -1,0 +1,63 @@
+"""A model for as many ranks as there are, cut at known places; and its data.
+
+All widths are at least 3, the number of classes: a loss can be taken anywhere, and
+only numbers tell that it was taken at the wrong place.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+CLASSES = 3
+LEARNING_RATE = 0.3
+
+
+def widths(num_stages: int) -> list[int]:
+    """How many numbers a sample has before each stage, and behind the last one."""
+    return [6, *(4 + (3 * cut) % 5 for cut in range(1, num_stages)), CLASSES]
+
+
+def make_stages(seed: int, num_stages: int) -> list[nn.Sequential]:
+    """The stages of one float64 model, each of two or three layers."""
+    generator = torch.Generator().manual_seed(seed * 31 + num_stages)
+    sizes = widths(num_stages)
+    stages = []
+    for number in range(num_stages):
+        linear = nn.Linear(sizes[number], sizes[number + 1]).double()
+        for parameter in linear.parameters():
+            shape = parameter.shape
+            drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+            parameter.data.copy_(drawn * 0.6)
+        stages.append(nn.Sequential(nn.Tanh(), linear))
+    return stages
+
+
+def make_like(num_stages: int, stage: int) -> Tensor:
+    """One sample of what comes into a stage, filled with what nobody should use."""
+    return torch.full((widths(num_stages)[stage],), torch.nan, dtype=torch.float64)
+
+
+def make_batch(seed: int, step: int, num_samples: int) -> tuple[Tensor, Tensor]:
+    """Inputs (num_samples, 6) and class numbers (num_samples,)."""
+    generator = torch.Generator().manual_seed(seed * 7919 + step * 101 + num_samples)
+    inputs = torch.randn(num_samples, 6, generator=generator, dtype=torch.float64)
+    targets = torch.randint(0, CLASSES, (num_samples,), generator=generator)
+    return inputs, targets
+
+
+def flat(tensors: list[Tensor]) -> Tensor:
+    """A copy of all of them, end to end."""
+    return torch.cat([t.detach().reshape(-1) for t in tensors]).clone()
+
+
+def weights_of(stage: nn.Module) -> Tensor:
+    """All parameters of a stage in one flat copy."""
+    return flat(list(stage.parameters()))
+
+
+def gradients_of(stage: nn.Module) -> Tensor:
+    """All gradients of a stage in one flat copy; zeros where there is none."""
+    return flat(
+        [torch.zeros_like(p) if p.grad is None else p.grad for p in stage.parameters()]
+    )

@@ -1,0 +1,192 @@
+"""Checks of task 2.2, `gradient_accumulation.sync_once`: the mean, and what is sent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.comm import COLLECTIVES
+from distlab.grading.bench import Bench, Implementation, Scenario
+from distlab.grading.checks.messages import calls_of_each, expect_messages
+from distlab.grading.checks.microbatches import (
+    FINE,
+    LEVEL,
+    Means,
+    first_means,
+    gradients_of,
+    make_microbatches,
+    make_model,
+    wrong_weights,
+)
+from distlab.grading.clause import clause
+from distlab.grading.oracles import (
+    Suspect,
+    expect_equal_bits,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import SENDS
+
+WORLDS = (3, 2, 4, 7, 1)
+OLD = 0.5  # what .grad holds of an old step
+
+
+def sync(
+    context: RankContext, unit: ModuleType, seed: int, fine: bool = False
+) -> Tensor:
+    """The gradients of one step; `fine` cuts the same samples into more parts."""
+    device = context.comm.device
+    model = make_model(seed).to(device)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, OLD)
+    sizes = (FINE if fine else LEVEL)[context.rank % len(LEVEL)]
+    microbatches = [
+        (inputs.to(device), targets.to(device))
+        for inputs, targets in make_microbatches(seed, 0, context.rank, sizes)
+    ]
+    unit.sync_once(context.comm, model, nn.functional.cross_entropy, microbatches)
+    return gradients_of(model)
+
+
+def _finer(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
+    return [(sync, {"fine": True})]
+
+
+@clause("gradient_accumulation.sync_once", "C1", worlds=WORLDS, also=_finer)
+def mean_over_the_step(impl: Implementation, cluster: Bench) -> str | None:
+    """V: every rank's gradients are those of the whole batch, the same bits."""
+    n = cluster.world_size
+    run = cluster.run(impl, sync)
+    means = first_means(cluster.seed, LEVEL[:n])
+    expect_values(
+        list(run.values),
+        same_everywhere(means.mean(), n),
+        what="the gradient",
+        suspects=_suspects(means),
+        rule="the parts of all ranks add up to the mean: one sum, and no division more",
+    )
+    expect_equal_bits(
+        list(run.values),
+        what="the gradient",
+        rule="every rank must hold the result of the very same all_reduce",
+    )
+    expect_messages(run, "the gradient is right, but not by way of comm")
+    return f"n = {n}: the mean over {means.total} samples, on every rank"
+
+
+def _suspects(means: Means) -> list[Suspect]:
+    n, mean = len(means.sizes), means.mean()
+    everywhere = [
+        (
+            "divided-twice",
+            mean / n,
+            f"the gradient is 1/{n} of the mean: divided twice",
+        ),
+        (
+            "gradients-not-zeroed",
+            mean + n * OLD,
+            "the gradients of the old step are still in the sum",
+        ),
+        (
+            "gradients-not-zeroed",
+            mean + OLD,
+            "the gradients of the old step are still in .grad",
+        ),
+        (
+            "gradients-wiped",
+            torch.zeros_like(mean),
+            "every gradient is zero or None: it was wiped out after backward()",
+        ),
+        (
+            "rank0-gradient-for-all",
+            means.parts()[0],
+            "every rank has rank 0's part: the others' samples are lost",
+        ),
+        (
+            "reduced-again",
+            _again(means),
+            "the accumulated gradient was summed over the ranks after every "
+            f"microbatch: what came first counts {n} times or more",
+        ),
+    ]
+    found = [
+        Suspect(slug=slug, values=same_everywhere(value, n), sentence=sentence)
+        for slug, value, sentence in everywhere
+    ]
+    found += [
+        Suspect(
+            slug="own-gradient-only",
+            values=[part + old for part in means.parts()],
+            sentence="every rank still has its own part: nothing was added up in place",
+            rule="comm.all_reduce(parameter.grad), once, after the last microbatch",
+        )
+        for old in (0.0, OLD)
+    ]
+    for wrong in wrong_weights(means):
+        total = torch.stack(list(wrong.values)).sum(0)
+        found += [
+            replace(wrong, values=same_everywhere(total * factor, n))
+            for factor in (1.0, 1 / n)
+        ]
+    return found
+
+
+def _again(means: Means) -> Tensor:
+    """Each rank adds a microbatch's part to what all have; then all are summed."""
+    n = len(means.sizes)
+    held = torch.zeros_like(means.gradients[0][0])
+    for place in range(len(means.sizes[0])):
+        new = [
+            own[place] * (sizes[place] / means.total)
+            for own, sizes in zip(means.gradients, means.sizes, strict=True)
+        ]
+        held = n * held + torch.stack(new).sum(0)
+    return held
+
+
+@clause("gradient_accumulation.sync_once", "C2", worlds=WORLDS)
+def sent_once(impl: Implementation, cluster: Bench) -> str | None:
+    """J: the elements that are sent, with three microbatches and with five."""
+    few, many = cluster.run(impl, sync), cluster.run(impl, sync, fine=True)
+    size = sum(p.numel() for p in make_model(cluster.seed).parameters())
+    sent = [max(_gradients_sent(run)) for run in (few, many)]
+    if sent[1] > sent[0] + size // 2:
+        raise NotYetError(
+            f"with 3 microbatches a rank sends {sent[0] / size:.3g} times its "
+            f"gradients, with 5 microbatches {sent[1] / size:.3g} times",
+            slug="synced-every-microbatch",
+            evidence=calls_of_each(many),
+            rule="accumulate first; then one all_reduce of what has come together",
+        )
+    if _is_collective(many) and sent[1] > 1.5 * size:
+        raise NotYetError(
+            f"the model has {size} gradients, and a rank hands {sent[1]} numbers to "
+            "comm",
+            evidence=calls_of_each(many),
+            rule="every gradient goes through one all_reduce",
+        )
+    return f"{sent[1]} gradients sent per rank, with 3 microbatches and with 5"
+
+
+def _gradients_sent(run: Run) -> list[int]:
+    """For each rank the elements of all calls but those about a few numbers."""
+    return [
+        sum(
+            size
+            for call in record.calls()
+            if call["op"] in (*COLLECTIVES, *SENDS)
+            and (size := math.prod(call["shape"] or [])) > 1
+        )
+        for record in run.ranks
+    ]
+
+
+def _is_collective(run: Run) -> bool:
+    return all(c["op"] in COLLECTIVES for r in run.ranks for c in r.calls())

@@ -1,0 +1,287 @@
+"""Checks of task 2.16: attention and MLP on shares of their weights.
+
+Both are those of `distlab.models.transformer`, with H = 2 n heads of two channels. What
+is judged is what they compute, over some steps of training: which rank has which heads
+is free. See tensor_parallel_whole.py for the same in one process.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.comm import Comm
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.tensor_parallel_shared import (
+    DIVIDED,
+    NO_SUM_BACK,
+    WORLDS,
+    Counted,
+    as_tensor,
+    attempt,
+    enter,
+    expect_calls,
+    expect_refusal,
+    leave,
+)
+from distlab.grading.checks.tensor_parallel_whole import (
+    LEARNING_RATE,
+    STEPS,
+    Whole,
+    inputs_of,
+    make_block,
+    upstream_of,
+)
+from distlab.grading.clause import clause
+from distlab.grading.oracles import Suspect, all_close, expect_values, same_everywhere
+from distlab.grading.verdict import NotYetError
+from distlab.models.transformer import Attention, TransformerConfig
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence
+
+NAMES = {"attention": "the attention", "mlp": "the MLP"}
+ONE_EACH = (
+    "cut the first layer by columns, the second by rows: nothing is sent in between; "
+    "in once by `enter`, out once by `leave`"
+)
+
+# ── what runs in the ranks ──────────────────────────────────────────────────────────
+
+
+def blocks_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """Both, trained for some steps, each by itself; then heads that do not fit."""
+    n, comm = context.world_size, Counted(context.comm)
+    uses = {"enter": 0, "leave": 0}
+
+    def way_in(group: Comm, x: Tensor) -> Tensor:
+        uses["enter"] += 1
+        return enter(group, x)
+
+    def way_out(group: Comm, x: Tensor) -> Tensor:
+        uses["leave"] += 1
+        return leave(group, x)
+
+    block = make_block(seed, n).to(comm.device)
+    unit.parallel_attention(comm, block.attention, way_in, way_out)
+    unit.parallel_mlp(comm, block.mlp, way_in, way_out)
+    marks: dict[str, list[int]] = {}
+    found: dict[str, Any] = {"marks": marks, "uses": uses}
+    for name in NAMES:
+        module = getattr(block, name)
+        found[name] = _trained(module, seed, n, comm, marks, name)
+        found[name]["held"] = sum(p.numel() for p in module.parameters())
+    return {**found, "refused": _refused(comm, unit, n)}
+
+
+def _trained(
+    module: nn.Module,
+    seed: int,
+    n: int,
+    comm: Counted,
+    marks: dict[str, list[int]],
+    name: str,
+) -> dict[str, Any]:
+    outs, backs = [], []
+    for step in range(STEPS):
+        x = inputs_of(seed, n, step).to(comm.device).requires_grad_()
+        upstream = upstream_of(seed, n, step).to(comm.device)
+        begin = comm.count
+        y = module(x)
+        middle = comm.count
+        if isinstance(y, Tensor) and y.requires_grad and y.shape == upstream.shape:
+            y.backward(upstream)
+        marks.setdefault(f"{name} forward", [begin, middle])
+        marks.setdefault(f"{name} backward", [middle, comm.count])
+        outs.append(as_tensor(y))
+        backs.append(as_tensor(x.grad))
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad, alpha=-LEARNING_RATE)
+                    parameter.grad = None
+    return {"outs": outs, "backs": backs}
+
+
+def _refused(comm: Counted, unit: ModuleType, n: int) -> dict[str, Any]:
+    """One head too many, of n channels each: all can be cut in n, but not the heads."""
+    odd = Attention(TransformerConfig(dim=n * (n + 1), num_heads=n + 1)).double()
+    layers, begin = (odd.qkv, odd.proj), comm.count
+    before = [layer.weight.detach().clone() for layer in layers]
+    raised = attempt(lambda: unit.parallel_attention(comm, odd.to(comm.device)))
+    replaced = (odd.qkv, odd.proj) != layers or not all(
+        torch.equal(layer.weight.cpu(), weight)
+        for layer, weight in zip(layers, before, strict=True)
+    )
+    return {"raised": raised, "replaced": replaced, "sent": comm.count - begin}
+
+
+# ── C1 values ───────────────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.block", "C1", worlds=WORLDS)
+def as_in_one_process(impl: Implementation, cluster: Bench) -> str | None:
+    """V: outputs and gradients at each of some steps, so the weights' gradients too."""
+    run, n = cluster.run(impl, blocks_once), cluster.world_size
+    worst = 0.0
+    for name, words in NAMES.items():
+        whole = Whole(cluster.seed, n, name)
+        for step in range(STEPS):
+            right, right_back = whole.outs[step], whole.backs[step]
+            outs = [value[name]["outs"][step] for value in run.values]
+            if not all_close(outs, [right] * n):
+                expect_values(
+                    outs,
+                    same_everywhere(right, n),
+                    what=f"what {words} gives" + _after(step),
+                    suspects=_wrong_outputs(whole, words) if step == 0 else (),
+                    rule=_rule(step, "add up what each rank's share gives"),
+                )
+            backs = [value[name]["backs"][step] for value in run.values]
+            if not all_close(backs, [right_back] * n):
+                expect_values(
+                    backs,
+                    same_everywhere(right_back, n),
+                    what=f"the gradient of the inputs of {words}" + _after(step),
+                    suspects=_wrong_gradients(whole, words) if step == 0 else (),
+                    rule=_rule(step, "in by way of `enter`, once"),
+                )
+            worst = max(worst, *(float((out - right).abs().max()) for out in outs))
+    return f"n = {n}: after {STEPS} steps {worst:.0e} from one process"
+
+
+def _after(step: int) -> str:
+    return f" after {step} step{'s' if step > 1 else ''} of training" if step else ""
+
+
+def _rule(step: int, first: str) -> str:
+    return "the weights' gradients are not one process's" if step else first
+
+
+def _wrong_outputs(whole: Whole, words: str) -> list[Suspect]:
+    n = whole.n
+    found = [
+        Suspect(
+            slug="bias-on-every-rank",
+            values=same_everywhere(whole.outs[0] + (n - 1) * whole.constant, n),
+            sentence=f"the last bias is in what {words} gives {n} times",
+            rule="add the bias after the sum, not in each summand",
+        )
+    ]
+    if whole.name == "attention":
+        found.append(
+            Suspect(
+                slug="qkv-cut-across",
+                values=same_everywhere(whole.cut_across(), n),
+                sentence="qkv was cut as one piece: a rank takes queries, keys or "
+                "values for heads that it does not have",
+                rule="a rank needs its heads' rows of each third of qkv",
+            )
+        )
+    return found
+
+
+def _wrong_gradients(whole: Whole, words: str) -> list[Suspect]:
+    return [
+        Suspect(
+            slug="no-sum-in-backward",
+            values=whole.partial_backs(),
+            sentence=f"the gradient of the inputs of {words} is this rank's part only",
+            rule="in by way of `enter`: " + NO_SUM_BACK,
+        )
+    ]
+
+
+# ── C2 memory ───────────────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.block", "C2", worlds=DIVIDED)
+def a_share_of_the_weights(impl: Implementation, cluster: Bench) -> str | None:
+    """M: how many numbers each rank's parameters are."""
+    run, n = cluster.run(impl, blocks_once), cluster.world_size
+    block = make_block(cluster.seed, n)
+    total = held = 0
+    for name, words in NAMES.items():
+        module, constant = getattr(block, name), block.attention.proj.bias.numel()
+        size = sum(parameter.numel() for parameter in module.parameters())
+        share = (size - constant) // n + constant
+        found = [value[name]["held"] for value in run.values]
+        total, held = total + size, held + max(found)
+        if max(found) > share:
+            raise NotYetError(
+                f"{words} has {max(found)} numbers on rank {found.index(max(found))}; "
+                f"an n-th of the weights is {share}, with the last bias",
+                slug="weights-not-cut",
+                evidence=tuple(
+                    Evidence(rank=rank, state="holds", text=f"{count} of {size}")
+                    for rank, count in enumerate(found)
+                ),
+                rule="both layers are cut: ColumnLinear, then RowLinear",
+            )
+    return f"n = {n}: each rank holds {held} of {total} numbers"
+
+
+# ── C3 messages ─────────────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.block", "C3", worlds=WORLDS)
+def one_each_way(impl: Implementation, cluster: Bench) -> str | None:
+    """J: one all_reduce forward, one backward; by the ways that were handed in."""
+    run = cluster.run(impl, blocks_once)
+    expect_calls(
+        run,
+        [
+            (f"{words} {direction}", f"{name} {direction}", ["all_reduce"])
+            for name, words in NAMES.items()
+            for direction in ("forward", "backward")
+        ],
+        slug="more-messages-than-needed",
+        rule=ONE_EACH,
+    )
+    for way in ("enter", "leave"):
+        uses = [value["uses"][way] for value in run.values]
+        if uses != [2 * STEPS] * len(uses):
+            raise NotYetError(
+                f"`{way}` was used {uses[0]} times in {STEPS} steps of both, "
+                f"expected {2 * STEPS}",
+                evidence=_uses(run),
+                rule=ONE_EACH,
+            )
+    return None
+
+
+def _uses(run: Run) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(
+            rank=rank,
+            state="used",
+            text=", ".join(f"{way} {count}" for way, count in value["uses"].items()),
+        )
+        for rank, value in enumerate(run.values)
+    )
+
+
+# ── C4 what does not fit ────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.block", "C4", worlds=DIVIDED)
+def whole_heads_only(impl: Implementation, cluster: Bench) -> str | None:
+    """V: n + 1 heads are refused, before anything was sent or replaced."""
+    run, n = cluster.run(impl, blocks_once), cluster.world_size
+    tried = [value["refused"] for value in run.values]
+    what = f"{n + 1} heads on {n} ranks"
+    rule = "the rows can be cut, the heads cannot: ask attention.num_heads first"
+    expect_refusal(run, [one["raised"] for one in tried], what, rule)
+    for word in ("replaced", "sent"):
+        if any(one[word] for one in tried):
+            raise NotYetError(
+                f"{what}: refused, but only after something was {word}",
+                evidence=tuple(
+                    Evidence(rank=rank, state="refused", text=one["raised"][1][:70])
+                    for rank, one in enumerate(tried)
+                ),
+                rule="look first: an attention that was refused is as it was",
+            )
+    return None

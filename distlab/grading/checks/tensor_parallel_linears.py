@@ -1,0 +1,302 @@
+"""Checks of task 2.15: outputs, gradients, memory, and what is refused."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.tensor_parallel_shared import (
+    DIVIDED,
+    NO_SUM_BACK,
+    WORLDS,
+    as_tensor,
+    attempt,
+    drawn,
+    enter,
+    expect_refusal,
+    leave,
+)
+from distlab.grading.clause import clause
+from distlab.grading.oracles import Suspect, expect_values, same_everywhere
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence
+
+OTHER = 5  # features of the side that is not cut: no small world size divides it
+TOKENS = (2, 3)
+SHARE = "the share is a copy of its own: chunk(n)[rank].clone()"
+
+# ── what runs in the ranks ──────────────────────────────────────────────────────────
+
+
+def make_linear(seed: int, inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+    """A float64 layer with weights of about one, and a bias that shows."""
+    whole = nn.Linear(inputs, outputs, bias=bias, dtype=torch.float64)
+    whole.weight.data = drawn(seed, -2, outputs, inputs)
+    if bias:
+        whole.bias.data = drawn(seed, -3, outputs)
+    return whole
+
+
+def linears_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """Both layers, there and back, with a bias and without one; and two refusals."""
+    n, rank, comm = context.world_size, context.rank, context.comm
+    found: dict[str, Any] = {}
+    for bias in (True, False):
+        end = "" if bias else " without bias"
+        column = unit.ColumnLinear(
+            comm, make_linear(seed, OTHER, 3 * n, bias).to(comm.device), enter
+        )
+        upstream = drawn(seed, -5, *TOKENS, 3 * n).chunk(n, 2)[rank]
+        x = drawn(seed, -4, *TOKENS, OTHER)
+        found["column" + end] = _there_and_back(column, x, upstream, comm.device)
+        row = unit.RowLinear(
+            comm, make_linear(seed, 3 * n, OTHER, bias).to(comm.device), leave
+        )
+        x = drawn(seed, -6, *TOKENS, 3 * n).chunk(n, 2)[rank].contiguous()
+        upstream = drawn(seed, -7, *TOKENS, OTHER)
+        found["row" + end] = _there_and_back(row, x, upstream, comm.device)
+    odd = 3 * n + 1
+    wide, long = make_linear(seed, OTHER, odd), make_linear(seed, odd, OTHER)
+    found["refused"] = [
+        attempt(lambda: unit.ColumnLinear(comm, wide, enter)),
+        attempt(lambda: unit.RowLinear(comm, long, leave)),
+    ]
+    return found
+
+
+def _there_and_back(
+    layer: nn.Module, given: Tensor, upstream: Tensor, device: torch.device
+) -> dict[str, Any]:
+    x = given.to(device).requires_grad_()
+    y = layer(x)
+    if isinstance(y, Tensor) and y.requires_grad and y.shape == upstream.shape:
+        y.backward(upstream.to(device))
+    bias = layer.bias
+    return {
+        "out": as_tensor(y),
+        "x": as_tensor(x.grad),
+        "weight": as_tensor(layer.weight.grad),
+        "bias": as_tensor(bias.grad if isinstance(bias, Tensor) else None),
+        "held": [_held(p) for p in layer.parameters()],
+    }
+
+
+def _held(parameter: Tensor) -> list[int]:
+    """How many elements it has, and how many its memory has room for."""
+    room = parameter.untyped_storage().nbytes() // parameter.element_size()
+    return [parameter.numel(), room]
+
+
+# ── one process ─────────────────────────────────────────────────────────────────────
+
+
+class One:
+    """The same in one process; and cut into the ranks' parts."""
+
+    def __init__(self, seed: int, n: int, kind: str, bias: bool) -> None:
+        self.n = n
+        sizes = (OTHER, 3 * n) if kind == "column" else (3 * n, OTHER)
+        whole = make_linear(seed, *sizes, bias)
+        streams = (-4, -5) if kind == "column" else (-6, -7)
+        self.x = drawn(seed, streams[0], *TOKENS, sizes[0]).requires_grad_()
+        self.upstream = drawn(seed, streams[1], *TOKENS, sizes[1])
+        out = whole(self.x)
+        out.backward(self.upstream)
+        cut = 0 if kind == "column" else 1
+        self.whole, self.out = whole, out.detach()
+        self.weight = list(as_tensor(whole.weight.grad).chunk(n, cut))
+        self.shares = list(whole.weight.detach().chunk(n, cut))
+        self.bias = as_tensor(whole.bias.grad) if bias else torch.empty(0)
+
+    def columns(self, tensor: Tensor) -> list[Tensor]:
+        """Chunk r of the last dimension for rank r."""
+        return list(tensor.chunk(self.n, -1))
+
+
+def _found(run: Run, kind: str, what: str) -> list[Tensor]:
+    return [value[kind][what] for value in run.values]
+
+
+KINDS = (("", True), (" without bias", False))
+
+# ── C1 by columns ───────────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.linears", "C1", worlds=WORLDS)
+def by_columns(impl: Implementation, cluster: Bench) -> str | None:
+    """V and M: rank r's outputs are chunk r; its parameters are no more than that."""
+    run, n = cluster.run(impl, linears_once), cluster.world_size
+    for end, bias in KINDS:
+        one = One(cluster.seed, n, "column", bias)
+        expect_values(
+            _found(run, "column" + end, "out"),
+            one.columns(one.out),
+            what=f"what ColumnLinear{end} gives",
+            suspects=[
+                Suspect(
+                    slug="weights-not-cut",
+                    values=same_everywhere(one.out, n),
+                    sentence="ColumnLinear gives all outputs on every rank: not cut",
+                    rule="rank r has chunk r of the weight's rows",
+                ),
+            ],
+            rule="outputs are rows of the weight, and elements of the bias: chunk r",
+        )
+        _expect_held(run, "column" + end, [3 * OTHER, 3] if bias else [3 * OTHER])
+    return None
+
+
+def _expect_held(run: Run, kind: str, expected: list[int]) -> None:
+    """Each rank has its share, and the memory of its share."""
+    name = "RowLinear" if kind.startswith("row") else "ColumnLinear"
+    for rank, value in enumerate(run.values):
+        held = value[kind]["held"]
+        sizes = [size for size, _ in held]
+        if sum(sizes) > sum(expected):
+            message = (
+                f"{name} has {sum(sizes)} numbers on rank {rank}, its share has "
+                f"{sum(expected)}"
+            )
+            raise NotYetError(
+                message, slug="weights-not-cut", evidence=_rooms(run, kind), rule=SHARE
+            )
+        if sum(room for _, room in held) > sum(expected) and run.world_size > 1:
+            raise NotYetError(
+                f"{name}'s share is a view: on rank {rank} it keeps the whole layer "
+                "in memory",
+                slug="view-keeps-whole",
+                evidence=_rooms(run, kind),
+                rule=SHARE,
+            )
+
+
+def _rooms(run: Run, kind: str) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(
+            rank=rank,
+            state="holds",
+            text=", ".join(f"{s} of {room}" for s, room in value[kind]["held"])
+            + " numbers in memory",
+        )
+        for rank, value in enumerate(run.values)
+    )
+
+
+# ── C2 by rows ──────────────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.linears", "C2", worlds=WORLDS)
+def by_rows(impl: Implementation, cluster: Bench) -> str | None:
+    """V and M: the whole outputs everywhere, the bias in them once."""
+    run, n = cluster.run(impl, linears_once), cluster.world_size
+    for end, bias in KINDS:
+        one = One(cluster.seed, n, "row", bias)
+        parts = [
+            nn.functional.linear(x, share).detach()
+            for x, share in zip(one.columns(one.x), one.shares, strict=True)
+        ]
+        constant = one.whole.bias.detach() if bias else torch.zeros(OTHER).double()
+        expect_values(
+            _found(run, "row" + end, "out"),
+            same_everywhere(one.out, n),
+            what=f"what RowLinear{end} gives",
+            suspects=[
+                Suspect(
+                    slug="bias-on-every-rank",
+                    values=same_everywhere(one.out + (n - 1) * constant, n),
+                    sentence=f"the bias is in RowLinear's outputs {n} times",
+                    rule="add the bias after the sum, not in each summand",
+                ),
+                Suspect(
+                    slug="",
+                    values=same_everywhere(one.out - constant, n),
+                    sentence="the bias is missing from RowLinear's outputs",
+                    rule="add the bias after the sum",
+                ),
+                Suspect(
+                    slug="summand-not-sum",
+                    values=[part + constant for part in parts],
+                    sentence="each rank has only what its own inputs add",
+                    rule="out by way of self.passage(self.comm, …)",
+                ),
+            ],
+            rule="sum what each rank's inputs add, then add the bias once",
+        )
+        _expect_held(run, "row" + end, [3 * OTHER, OTHER] if bias else [3 * OTHER])
+    return None
+
+
+# ── C3 gradients ────────────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.linears", "C3", worlds=WORLDS)
+def gradients_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+    """V: inputs, weights, biases, for both cuts."""
+    run, n = cluster.run(impl, linears_once), cluster.world_size
+    for end, bias in KINDS:
+        one = One(cluster.seed, n, "column", bias)
+        parts = [
+            upstream @ share
+            for upstream, share in zip(
+                one.columns(one.upstream), one.shares, strict=True
+            )
+        ]
+        name = f"ColumnLinear{end}"
+        _expect(run, "column" + end, "weight", one.weight, name)
+        biases = list(one.bias.chunk(n)) if bias else same_everywhere(one.bias, n)
+        _expect(run, "column" + end, "bias", biases, name)
+        expect_values(
+            _found(run, "column" + end, "x"),
+            same_everywhere(as_tensor(one.x.grad), n),
+            what=f"the gradient of {name}'s inputs",
+            suspects=[
+                Suspect(
+                    slug="no-sum-in-backward",
+                    values=parts,
+                    sentence=f"the gradient of {name}'s inputs is this rank's part "
+                    "only",
+                    rule="in by way of self.passage(self.comm, x): " + NO_SUM_BACK,
+                )
+            ],
+            rule="in by way of self.passage(self.comm, x)",
+        )
+        one = One(cluster.seed, n, "row", bias)
+        name = f"RowLinear{end}"
+        _expect(run, "row" + end, "weight", one.weight, name)
+        _expect(run, "row" + end, "bias", same_everywhere(one.bias, n), name)
+        _expect(run, "row" + end, "x", one.columns(as_tensor(one.x.grad)), name)
+    return None
+
+
+def _expect(run: Run, kind: str, what: str, expected: list[Tensor], name: str) -> None:
+    noun = "inputs" if what == "x" else what
+    expect_values(
+        _found(run, kind, what),
+        expected,
+        what=f"the gradient of {name}'s {noun}",
+        rule="the outputs are right: look at how the gradient gets back to it",
+    )
+
+
+# ── C4 what does not fit ────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.linears", "C4", worlds=DIVIDED)
+def what_does_not_fit_is_refused(impl: Implementation, cluster: Bench) -> str | None:
+    """V: a ValueError for outputs, and for inputs, that n does not divide."""
+    run, n = cluster.run(impl, linears_once), cluster.world_size
+    for index, what in enumerate(
+        ("ColumnLinear with {} outputs", "RowLinear with {} inputs")
+    ):
+        expect_refusal(
+            run,
+            [value["refused"][index] for value in run.values],
+            f"{what.format(3 * n + 1)} on {n} ranks",
+            "chunk(n) does not ask: raise ValueError if a rest remains",
+        )
+    return None

@@ -1,0 +1,275 @@
+"""Checks of task 2.14: f and g, forward and backward, and what they leave alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.comm import Comm
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.tensor_parallel_shared import (
+    NO_SUM_BACK,
+    WORLDS,
+    Counted,
+    as_tensor,
+    drawn,
+    expect_calls,
+)
+from distlab.grading.clause import clause
+from distlab.grading.oracles import Suspect, expect_values, same_everywhere
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence
+
+SHAPE = (2, 3, 4)
+
+# ── what runs in the ranks ──────────────────────────────────────────────────────────
+
+
+def passages_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """Each way by itself; then both on tensors that do not lie in one piece."""
+    comm = Counted(context.comm)
+    rank, device = context.rank, comm.device
+    marks: dict[str, list[int]] = {}
+    same, own = drawn(seed, -1, *SHAPE), drawn(seed, rank, *SHAPE)
+    found = {
+        "enter": _there_and_back(
+            comm, unit.copy_to_group, same.to(device), own.to(device), marks, "f"
+        ),
+        "leave": _there_and_back(
+            comm, unit.reduce_from_group, own.to(device), same.to(device), marks, "g"
+        ),
+    }
+    crossed = drawn(seed + 1, rank, *SHAPE[::-1]).to(device).transpose(0, 2)
+    one = torch.full((), 2.0 + rank, dtype=torch.float64, device=device)
+    found["odd"] = {
+        "enter": _back(comm, unit.copy_to_group, same.to(device), one.expand(SHAPE)),
+        "crossed": _back(comm, unit.copy_to_group, same.to(device), crossed),
+        "leave": as_tensor(unit.reduce_from_group(comm, crossed)),
+    }
+    return {**found, "marks": marks}
+
+
+Way = Callable[[Comm, Tensor], Tensor]
+
+
+def _there_and_back(
+    comm: Counted,
+    way: Way,
+    given: Tensor,
+    gradient: Tensor,
+    marks: dict[str, list[int]],
+    name: str,
+) -> dict[str, Any]:
+    x, before, begin = given.clone().requires_grad_(), gradient.clone(), comm.count
+    y = way(comm, x)
+    middle = comm.count
+    out = as_tensor(y)
+    back = _gradient(y, x, gradient)
+    marks[f"{name} forward"] = [begin, middle]
+    marks[f"{name} backward"] = [middle, comm.count]
+    return {
+        "given": given,
+        "after": as_tensor(x),
+        "out": out,
+        "gradient": before,
+        "gradient after": gradient,
+        "back": back,
+        "tracked": isinstance(y, Tensor) and y.requires_grad,
+    }
+
+
+def _back(comm: Comm, way: Way, given: Tensor, gradient: Tensor) -> Tensor:
+    x = given.clone().requires_grad_()
+    return _gradient(way(comm, x), x, gradient)
+
+
+def _gradient(y: object, x: Tensor, gradient: Tensor) -> Tensor:
+    if not isinstance(y, Tensor) or not y.requires_grad:
+        return torch.empty(0)
+    return as_tensor(torch.autograd.grad(y, x, gradient, allow_unused=True)[0])
+
+
+# ── C1 f ────────────────────────────────────────────────────────────────────────────
+
+
+def _each(run: Run, way: str, what: str) -> list[Tensor]:
+    return [value[way][what] for value in run.values]
+
+
+@clause("tensor_parallel.copy_reduce", "C1", worlds=WORLDS)
+def the_way_in(impl: Implementation, cluster: Bench) -> str | None:
+    """V: forward x, backward the sum."""
+    run = cluster.run(impl, passages_once)
+    n, x = cluster.world_size, _each(run, "enter", "given")
+    expect_values(
+        _each(run, "enter", "out"),
+        x,
+        what="what copy_to_group gives",
+        suspects=[
+            Suspect(
+                slug="summed-in-both-directions",
+                values=[one * n for one in x],
+                sentence=f"copy_to_group gives {n} × x: it sums forward too",
+                rule="all ranks have the same x already: there is nothing to sum",
+            )
+        ],
+        rule="forward, f gives x as it is",
+    )
+    gradients = _each(run, "enter", "gradient")
+    total = torch.stack(gradients).sum(0)
+    _expect_gradient(
+        _each(run, "enter", "back"),
+        total,
+        gradients,
+        "the gradient of copy_to_group's x",
+    )
+    odd = [value["odd"] for value in run.values]
+    ones = sum(2.0 + rank for rank in range(n))
+    expect_values(
+        [one["enter"] for one in odd],
+        same_everywhere(torch.full(SHAPE, ones, dtype=torch.float64), n),
+        what="the gradient of x, where one number is the gradient of every element,",
+        rule="clone(memory_format=torch.contiguous_format) gives room for each element",
+    )
+    return None
+
+
+def _expect_gradient(
+    found: list[Tensor], total: Tensor, own: list[Tensor], what: str
+) -> None:
+    n = len(own)
+    expect_values(
+        found,
+        same_everywhere(total, n),
+        what=what,
+        suspects=[
+            Suspect(
+                slug="no-sum-in-backward",
+                values=own,
+                sentence=f"{what} is this rank's part only",
+                rule=NO_SUM_BACK,
+            ),
+            Suspect(
+                slug="mean-not-sum",
+                values=same_everywhere(total / n, n),
+                sentence=f"{what} is the mean, not the sum: divided by {n}",
+                rule="each rank's share adds to the loss: their parts add up",
+            ),
+        ],
+        rule=NO_SUM_BACK,
+    )
+
+
+# ── C2 g ────────────────────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.copy_reduce", "C2", worlds=WORLDS)
+def the_way_out(impl: Implementation, cluster: Bench) -> str | None:
+    """V: forward the sum, backward the gradient."""
+    run = cluster.run(impl, passages_once)
+    n, own = cluster.world_size, _each(run, "leave", "given")
+    total = torch.stack(own).sum(0)
+    expect_values(
+        _each(run, "leave", "out"),
+        same_everywhere(total, n),
+        what="what reduce_from_group gives",
+        suspects=[
+            Suspect(
+                slug="",
+                values=own,
+                sentence="reduce_from_group gives each rank its own x: no sum",
+                rule="forward, g is an all_reduce",
+            ),
+            Suspect(
+                slug="mean-not-sum",
+                values=same_everywhere(total / n, n),
+                sentence=f"reduce_from_group gives the mean: divided by {n}",
+                rule="the ranks have summands, not estimates",
+            ),
+        ],
+        rule="forward, g gives the sum of all ranks' x",
+    )
+    gradients = _each(run, "leave", "gradient")
+    what = "the gradient of reduce_from_group's x"
+    expect_values(
+        _each(run, "leave", "back"),
+        gradients,
+        what=what,
+        suspects=[
+            Suspect(
+                slug="summed-in-both-directions",
+                values=same_everywhere(torch.stack(gradients).sum(0), n),
+                sentence=f"{what} is {n} × as large: it is summed backward too",
+                rule="all ranks go on with one and the same sum: its gradient is the "
+                "same on all of them, and counts once",
+            )
+        ],
+        rule="backward, g gives the gradient as it is",
+    )
+    odd = [value["odd"]["leave"] for value in run.values]
+    crossed = [
+        drawn(cluster.seed + 1, r, *SHAPE[::-1]).transpose(0, 2) for r in range(n)
+    ]
+    expect_values(
+        odd,
+        same_everywhere(torch.stack(crossed).sum(0), n),
+        what="what reduce_from_group gives for a transposed x",
+        rule="sum a contiguous copy of x",
+    )
+    return None
+
+
+# ── C3 what is the caller's ─────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.copy_reduce", "C3", worlds=WORLDS)
+def what_is_the_callers(impl: Implementation, cluster: Bench) -> str | None:
+    """V: x and the incoming gradient have not changed by a bit."""
+    run = cluster.run(impl, passages_once)
+    for way, name in (("leave", "reduce_from_group"), ("enter", "copy_to_group")):
+        for before, after, what in (
+            ("given", "after", "the caller's x"),
+            ("gradient", "gradient after", "the gradient that backward() was given"),
+        ):
+            wrong = [
+                rank
+                for rank, value in enumerate(run.values)
+                if not torch.equal(value[way][before], value[way][after])
+            ]
+            if wrong:
+                raise NotYetError(
+                    f"{name} has changed {what} on rank {wrong[0]}",
+                    slug="autograd-input-changed",
+                    evidence=tuple(
+                        Evidence(rank=rank, state="changed", text=f"{what} is another")
+                        for rank in wrong
+                    ),
+                    rule="all_reduce works in place: hand it a clone",
+                )
+    return None
+
+
+# ── C4 messages ─────────────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.copy_reduce", "C4", worlds=WORLDS)
+def one_all_reduce_each(impl: Implementation, cluster: Bench) -> str | None:
+    """J: f sends backward, g sends forward, and that is all."""
+    run = cluster.run(impl, passages_once)
+    expect_calls(
+        run,
+        [
+            ("copy_to_group forward", "f forward", []),
+            ("copy_to_group backward", "f backward", ["all_reduce"]),
+            ("reduce_from_group forward", "g forward", ["all_reduce"]),
+            ("reduce_from_group backward", "g backward", []),
+        ],
+        slug="more-messages-than-needed",
+        rule="f sums backward and g sums forward: one all_reduce each",
+    )
+    return f"n = {cluster.world_size}: one all_reduce each, f backward and g forward"

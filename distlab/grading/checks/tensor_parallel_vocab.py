@@ -1,0 +1,220 @@
+"""Checks of task 2.17: the loss, its gradient, and how much of the logits is sent."""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.messages import calls_of_each, expect_messages
+from distlab.grading.checks.tensor_parallel_shared import WORLDS, as_tensor, drawn
+from distlab.grading.clause import clause
+from distlab.grading.oracles import (
+    Suspect,
+    all_close,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext
+
+TOKENS = 8  # N
+COLUMNS = 32  # V / n
+MOST = 6 * TOKENS  # numbers that a rank may hand over: three all_reduces, and as many
+LARGE = 900.0  # exp() of more than 709 is infinite in float64
+
+# ── what runs in the ranks ──────────────────────────────────────────────────────────
+
+
+def losses_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """The loss for small and for large logits, and the gradients of this rank's."""
+    found = {}
+    for name, scale in (("small", 1.0), ("large", LARGE)):
+        logits, targets = _batch(seed, context.world_size, scale)
+        mine = logits.chunk(context.world_size, 1)[context.rank].contiguous()
+        mine = mine.to(context.comm.device).requires_grad_()
+        loss = unit.vocab_loss(context.comm, mine, targets.to(context.comm.device))
+        is_loss = isinstance(loss, Tensor) and loss.numel() == 1
+        if is_loss and loss.requires_grad:
+            loss.backward()
+        found[name] = {
+            "loss": as_tensor(loss).reshape(-1),
+            "gradient": as_tensor(mine.grad),
+        }
+    return found
+
+
+def _batch(seed: int, n: int, scale: float) -> tuple[Tensor, Tensor]:
+    """Logits (N, V), on each rank another size; every rank has some of the targets."""
+    logits = drawn(seed, -11, TOKENS, n * COLUMNS) * scale
+    generator = torch.Generator().manual_seed(seed)
+    columns = torch.randint(0, COLUMNS, (TOKENS,), generator=generator)
+    ranks = (torch.arange(TOKENS) + seed) % n
+    return logits, ranks * COLUMNS + columns
+
+
+class Right:
+    """The same in one process."""
+
+    def __init__(self, seed: int, n: int, name: str) -> None:
+        self.n = n
+        scale = LARGE if name == "large" else 1.0
+        logits, self.targets = _batch(seed, n, scale)
+        self.logits = logits.requires_grad_()
+        loss = nn.functional.cross_entropy(self.logits, self.targets)
+        loss.backward()
+        self.loss = loss.detach().reshape(1)
+        self.gradients = list(as_tensor(self.logits.grad).chunk(n, 1))
+        self.parts = list(self.logits.detach().chunk(n, 1))
+
+    def picked(self, rank: int) -> Tensor:
+        """The logit at the target's place in this rank's columns, if it were there."""
+        columns = (self.targets - rank * COLUMNS).clamp(0, COLUMNS - 1)
+        return self.parts[rank].gather(1, columns[:, None])[:, 0]
+
+    def local(self, rank: int) -> Tensor:
+        """The loss if this rank's columns were the whole vocabulary."""
+        log_sum = self.parts[rank].logsumexp(1)
+        return (log_sum - self.picked(rank)).mean().reshape(1)
+
+
+# ── C1 the loss ─────────────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.vocab_loss", "C1", worlds=WORLDS)
+def loss_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+    """V: the mean over all tokens, for small logits and for large ones."""
+    run, n = cluster.run(impl, losses_once), cluster.world_size
+    expect_messages(run, "the loss cannot be known")
+    for name in ("small", "large"):
+        right = Right(cluster.seed, n, name)
+        losses = [value[name]["loss"] for value in run.values]
+        if all_close(losses, [right.loss] * n):
+            continue
+        if any(loss.numel() and not math.isfinite(loss[0]) for loss in losses):
+            raise NotYetError(
+                f"the loss of {name} logits is {float(losses[0][0])}, not a number of "
+                "use",
+                slug="exp-overflow",
+                evidence=calls_of_each(run),
+                rule="subtract the largest logit of all ranks before exp()",
+            )
+        expect_values(
+            losses,
+            same_everywhere(right.loss, n),
+            what=f"the loss of {name} logits",
+            suspects=_wrong_losses(right),
+            rule="log of the sum of exp over all ranks' columns, minus the target's "
+            "logit; the mean over the tokens",
+        )
+    return None
+
+
+def _wrong_losses(right: Right) -> list[Suspect]:
+    n, whole = right.n, right.logits.detach()
+    others = torch.stack([right.picked(rank) for rank in range(n)]).sum(0)
+    shifted = others - n * whole.amax(1)  # what is summed after the shift
+    log_sum = whole.logsumexp(1)
+    garbage = [
+        (log_sum - others).mean().reshape(1),
+        (log_sum - whole.amax(1) - shifted).mean().reshape(1),
+    ]
+    return [
+        *(
+            Suspect(
+                slug="target-elsewhere-counted",
+                values=same_everywhere(value, n),
+                sentence="ranks that do not have the target's column add another "
+                "logit of theirs",
+                rule="a rank without the target's column adds 0",
+            )
+            for value in garbage
+        ),
+        Suspect(
+            slug="local-loss-returned",
+            values=[right.local(rank) for rank in range(n)],
+            sentence="each rank takes its own columns for the whole vocabulary",
+            rule="the sum of exp is over all ranks' columns",
+        ),
+        Suspect(
+            slug="",
+            values=same_everywhere(right.loss * TOKENS, n),
+            sentence=f"the loss is the sum over the {TOKENS} tokens, not the mean",
+            rule="the mean over the tokens",
+        ),
+        Suspect(
+            slug="",
+            values=same_everywhere(right.loss / n, n),
+            sentence=f"the loss is 1/{n} of the right one: divided by the ranks too",
+            rule="all ranks have the same tokens: there is nothing to average",
+        ),
+    ]
+
+
+# ── C2 its gradient ─────────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.vocab_loss", "C2", worlds=WORLDS)
+def gradient_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+    """V: each rank's columns of the gradient."""
+    run, n = cluster.run(impl, losses_once), cluster.world_size
+    for name in ("small", "large"):
+        right = Right(cluster.seed, n, name)
+        if not all_close([v[name]["loss"] for v in run.values], [right.loss] * n):
+            raise NotJudgedError("the loss is not right: see C1")
+        found = [value[name]["gradient"] for value in run.values]
+        if all(not gradient.numel() for gradient in found):
+            raise NotYetError(
+                "no gradient reaches the logits",
+                slug="autograd-cut-off",
+                evidence=calls_of_each(run),
+                rule="autograd must see the way from the logits to the loss: no "
+                "detach() but for the largest, and sums by way of g",
+            )
+        expect_values(
+            found,
+            right.gradients,
+            what=f"the gradient of {name} logits",
+            verb="is",
+            suspects=[
+                Suspect(
+                    slug="summed-in-both-directions",
+                    values=[n * gradient for gradient in right.gradients],
+                    sentence=f"the gradient of the logits is {n} × the right one",
+                    rule="a sum that all ranks go on with: backward, its gradient as "
+                    "it is",
+                )
+            ],
+            rule="softmax minus one at the target, by the number of tokens: sums by "
+            "way of reduce_from_group, which autograd knows",
+        )
+    return None
+
+
+# ── C3 what is sent ─────────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.vocab_loss", "C3", worlds=(3, 2, 4, 7))
+def little_is_sent(impl: Implementation, cluster: Bench) -> str | None:
+    """J and B: the numbers that a rank hands over, for one loss."""
+    run, n = cluster.run(impl, losses_once), cluster.world_size
+    sent = [
+        sum(math.prod(call["shape"] or []) for call in record.calls()) / 2
+        for record in run.ranks
+    ]
+    if max(sent) > MOST:
+        raise NotYetError(
+            f"rank {sent.index(max(sent))} hands over {max(sent):.0f} numbers for "
+            f"{TOKENS} tokens; a few for each token are enough",
+            slug="logits-gathered",
+            evidence=calls_of_each(run),
+            rule="send sums over the columns, not the columns",
+        )
+    return (
+        f"n = {n}: {max(sent):.0f} numbers handed over for {TOKENS} tokens; the logits "
+        f"of a rank are {TOKENS * COLUMNS}"
+    )

@@ -1,0 +1,179 @@
+"""Mixed precision beside torch's own: GradScaler's staircase, FSDP2's master weights.
+
+The checks go by closed forms; here the same numbers come out of torch's classes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from distlab.curriculum.units import load
+from distlab.grading.checks import loss_scaler_runs as runs
+from distlab.runner import Cluster, Limits, RankContext, Run
+from distlab.sim import run as simulate
+
+RANKS = 3
+SEED = 11
+STEPS = 5
+POLICY_TOLERANCE = 1e-6  # float32: FSDP sums in another order
+
+
+@pytest.fixture(scope="module")
+def unit() -> ModuleType:
+    return load("mixed_precision", "reference")
+
+
+def ran(cluster: Cluster, scenario: Any, *values: Any) -> Run:
+    run = cluster.run(scenario, RANKS, *values, limits=Limits(seconds=60), seed=SEED)
+    assert run.outcome == "finished", run
+    return run
+
+
+def reference_scaled_steps(context: RankContext) -> list[dict[str, Any]]:
+    return runs.scaled_steps(context, load("mixed_precision", "reference"), SEED)
+
+
+def torch_scaler_on_all_ranks() -> tuple[list[float], list[bool]]:
+    """One GradScaler over the parameters of all ranks: what overflows on one counts."""
+    scaler = torch.amp.GradScaler("cpu", **runs.SETTINGS)
+    halves = [nn.Parameter(torch.ones(2, 3).half()) for _ in range(RANKS)]
+    masters = [nn.Parameter(torch.ones(2, 3)) for _ in range(RANKS)]
+    optimizer = torch.optim.SGD(masters, lr=0.1)
+    scales, taken = [], []
+    for step in range(runs.STEPS):
+        losses = []
+        for rank, half in enumerate(halves):
+            half.grad = None
+            gradient = runs.raw_gradient(SEED, step, rank, RANKS)
+            losses.append((half.float() * gradient).sum())
+        scaler.scale(torch.stack(losses).sum()).backward()
+        for rank, (half, master) in enumerate(zip(halves, masters, strict=True)):
+            assert half.grad is not None
+            master.grad = half.grad.float()
+            if step == runs.NO_GRADIENT_AT and rank == 0:
+                master.grad = None
+        before = masters[1].detach().clone()
+        scaler.step(optimizer)
+        taken.append(not torch.equal(before, masters[1]))
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales, taken
+
+
+def test_the_staircase_is_that_of_torchs_grad_scaler(cluster: Cluster) -> None:
+    scales, taken = torch_scaler_on_all_ranks()
+    assert len(set(scales)) >= 4
+    assert taken.count(False) >= 3
+    for rank in ran(cluster, reference_scaled_steps).values:
+        assert [record["next"] for record in rank] == scales
+        assert [record["said"] for record in rank] == taken
+
+
+def test_it_is_the_same_in_the_simulated_cluster() -> None:
+    run = simulate(reference_scaled_steps, RANKS, seed=SEED)
+    found = [[record["next"] for record in rank] for rank in run.values]
+    assert found == runs.scales(SEED, RANKS)
+
+
+def test_without_asking_the_others_torchs_scalers_part() -> None:
+    """What makes the question to all ranks necessary: a GradScaler per rank."""
+    alone = runs.scales(SEED, RANKS, runs.own_rank)
+    assert len({tuple(rank) for rank in alone}) > 1
+    assert runs.scales(SEED, RANKS) == [torch_scaler_on_all_ranks()[0]] * RANKS
+
+
+def test_a_thousand_tiny_updates_survive_with_a_real_optimizer(
+    unit: ModuleType,
+) -> None:
+    model = nn.Linear(4, 1, bias=False).bfloat16()
+    plain = nn.Parameter(torch.ones(1, 4).bfloat16())
+    nn.init.ones_(model.weight)
+    master = unit.master_copy(model)
+    wide = torch.optim.SGD(master, lr=1e-3)
+    narrow = torch.optim.SGD([plain], lr=1e-3)
+    for _ in range(1000):
+        master[0].grad = torch.full((1, 4), -1.0)
+        plain.grad = torch.full((1, 4), -1.0).bfloat16()
+        wide.step()
+        narrow.step()
+        unit.master_to_model(master, model)
+    assert torch.equal(plain.detach(), torch.ones(1, 4).bfloat16())
+    assert torch.allclose(master[0], torch.full((1, 4), 2.0), atol=1e-4)
+    assert torch.equal(model.weight, torch.full((1, 4), 2.0).bfloat16())
+
+
+class Net(nn.Module):
+    """A small network whose outputs FSDP leaves in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, 9), nn.Linear(9, 3)
+        generator = torch.Generator().manual_seed(SEED)
+        for parameter in self.parameters():
+            # Equal starts: what bfloat16 can hold is the same in both.
+            values = torch.randn(parameter.shape, generator=generator).bfloat16()
+            parameter.data.copy_(values.float())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.outer(torch.tanh(self.inner(inputs)))
+        return outputs
+
+
+def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    inputs = torch.randn(8, 6, generator=generator)
+    return inputs, torch.randint(0, 3, (8,), generator=generator)
+
+
+def ours(context: RankContext) -> list[Tensor]:
+    unit = load("mixed_precision", "reference")
+    model = Net().bfloat16()
+    master = unit.master_copy(model)
+    optimizer = torch.optim.SGD(master, lr=0.1, momentum=0.9)
+    loss_fn = nn.functional.cross_entropy
+    for step in range(STEPS):
+        unit.train_step(
+            context.comm, model, master, optimizer, loss_fn, *batch(step, context.rank)
+        )
+    assert all(p.dtype == torch.bfloat16 for p in model.parameters())
+    return [m.detach().clone() for m in master]
+
+
+def fsdp2(context: RankContext, meeting: str) -> list[Tensor]:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    store = dist.FileStore(meeting, context.world_size)
+    dist.init_process_group(
+        "gloo", store=store, rank=context.rank, world_size=context.world_size
+    )
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+    )
+    model = Net()
+    mesh = dist.init_device_mesh("cpu", (context.world_size,))
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        inputs, targets = batch(step, context.rank)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs).float(), targets).backward()
+        optimizer.step()
+    whole = [p.full_tensor().detach().clone() for p in model.parameters()]
+    dist.destroy_process_group()
+    return whole
+
+
+def test_master_weights_are_those_of_fsdp2(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.warm("torch._dynamo", "torch.distributed.fsdp")
+    peer = ran(cluster, fsdp2, str(tmp_path / "meeting"))
+    for mine, theirs in zip(ran(cluster, ours).values, peer.values, strict=True):
+        for master, shard in zip(mine, theirs, strict=True):
+            assert master.dtype == shard.dtype == torch.float32
+            assert torch.allclose(master, shard, atol=POLICY_TOLERANCE)

@@ -1,0 +1,245 @@
+"""Pipelines: the time of their formulas at full size, and torch's own beside them."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from distlab.curriculum.units import load
+from distlab.grading.checks import pipeline_clock as clock
+from distlab.grading.checks.pipeline_execute import Counted, Meter, Timed, race
+from distlab.models.transformer import (
+    TransformerConfig,
+    make_transformer,
+    next_token_loss,
+)
+from distlab.runner import Cluster, RankContext
+from distlab.sim import AlphaBeta, SimRun, run
+from distlab.sim import closed_forms as forms
+from tests.workbench.judging import ROOT
+
+FREE = AlphaBeta(alpha_s=0.0, bytes_per_s=math.inf)
+STAGES, MICROBATCHES = 8, 32
+FORWARD_S, BACKWARD_S = 1e-3, 2e-3  # of `Timed`
+
+
+@pytest.fixture(scope="module")
+def unit() -> ModuleType:
+    return load("pipeline_parallel", "reference")
+
+
+def simulated(program: Any, n: int) -> SimRun:
+    done = run(program, n, net=FREE, journal=False)
+    done.require_finished()
+    return done
+
+
+def picoseconds(seconds: float) -> int:
+    return round(1e12 * seconds)
+
+
+# ── virtual time ────────────────────────────────────────────────────────────────────
+
+
+def test_gpipe_and_1f1b_take_the_same_time_and_1f1b_keeps_less(
+    unit: ModuleType,
+) -> None:
+    def program(context: RankContext) -> Any:
+        return race(context, unit, seed=0, m=MICROBATCHES)
+
+    gpipe, in_turns = zip(*simulated(program, STAGES).values, strict=True)
+    for told in (gpipe, in_turns):
+        formula_s = forms.gpipe_s(STAGES, MICROBATCHES, FORWARD_S, BACKWARD_S)
+        assert {picoseconds(rank["time_s"]) for rank in told} == {
+            picoseconds(formula_s)
+        }
+    assert [rank["peak"] for rank in gpipe] == [MICROBATCHES] * STAGES
+    assert [rank["peak"] for rank in in_turns] == [
+        STAGES - rank for rank in range(STAGES)
+    ]
+
+
+def chunked(context: RankContext, unit: ModuleType, v: int) -> tuple[float, int]:
+    """Interleaved 1F1B of stages that take their time."""
+    x, meter = torch.ones(1, 1, dtype=torch.float64), Meter()
+    chunks = [
+        unit.Chunk(Counted(Timed(context.clock.sleep), meter), x[0]) for _ in range(v)
+    ]
+    n = context.world_size
+    schedule = unit.interleaved(context.rank, n, MICROBATCHES, v)
+    unit.execute(
+        context.comm,
+        chunks,
+        schedule,
+        lambda output, target: (output - target).square().mean(),
+        [(x, x)] * MICROBATCHES,
+    )
+    return context.comm.time(), meter.peak
+
+
+def test_interleaved_takes_what_its_formula_says(unit: ModuleType) -> None:
+    v = 2
+    done = simulated(partial(chunked, unit=unit, v=v), STAGES)
+    formula_s = forms.interleaved_s(STAGES, MICROBATCHES, v, FORWARD_S, BACKWARD_S)
+    assert picoseconds(done.time_s) == picoseconds(formula_s)
+    assert formula_s < v * forms.gpipe_s(STAGES, MICROBATCHES, FORWARD_S, BACKWARD_S)
+    bounds = [(v - 1) * STAGES + 2 * (STAGES - 1 - r) + 1 for r in range(STAGES)]
+    assert [peak for _, peak in done.values] == bounds
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((4, 6, 2, 1.0, 1.0), "no multiple"),
+        ((4, 8, 0, 1.0, 1.0), "0 chunks: at least 1"),
+    ],
+)
+def test_the_formula_refuses_what_it_does_not_hold_for(
+    arguments: tuple[Any, ...], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        forms.interleaved_s(*arguments)
+
+
+def test_the_clock_of_the_checks_and_the_drawing_agree(unit: ModuleType) -> None:
+    for n, m, v in ((4, 8, 1), (3, 6, 2), (2, 2, 3), (1, 4, 1)):
+        if v == 1:
+            lists = [unit.one_f_one_b(rank, n, m) for rank in range(n)]
+        else:
+            lists = [unit.interleaved(rank, n, m, v) for rank in range(n)]
+        assert [list(map(tuple, own)) for own in lists] == clock.in_turns(n, m, v)
+        played = clock.play(clock.in_turns(n, m, v), v, 1, 2)
+        assert unit.draw(lists).endswith(f"\n{played.time} units of time")
+
+
+def test_the_clock_tells_ranks_that_wait_for_ever() -> None:
+    there, back = [("F", 0, 0), ("F", 1, 0)], [("B", 0, 0), ("B", 1, 0)]
+    unfit = [[there[0], back[0], there[1], back[1]], [*there, *back]]
+    assert [where for where, *_ in clock.play(unfit, 1, 1, 1).stuck] == [0, 1]
+
+
+def test_the_file_draws_its_schedules() -> None:
+    path = ROOT / "solutions/phase2_advanced/pipeline_parallel.py"
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+    )
+    assert done.stdout.count("33 units of time") == 2
+
+
+# ── torch's own ─────────────────────────────────────────────────────────────────────
+
+CONFIG = TransformerConfig(vocab_size=11, context=6, dim=8, num_heads=2, num_layers=2)
+BATCH, PARTS = 8, 4
+
+
+def make_tokens() -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    shape = BATCH, CONFIG.context
+    return torch.randint(0, CONFIG.vocab_size, shape, generator=generator)
+
+
+def cut(v: int, n: int, rank: int) -> list[nn.Sequential]:
+    """Chunks c · n + rank of the four layers, as the unit's partition cuts them."""
+    layers = list(make_transformer(CONFIG, seed=3))
+    partition = load("model_parallel", "reference").partition
+    stages = partition([1.0] * len(layers), n * v)
+    return [nn.Sequential(*(layers[i] for i in s)) for s in stages[rank::n]]
+
+
+def gradients(chunks: list[nn.Sequential]) -> list[Tensor]:
+    found = [p.grad for chunk in chunks for p in chunk.parameters()]
+    return [gradient for gradient in found if gradient is not None]
+
+
+def one_process() -> tuple[Tensor, list[list[Tensor]]]:
+    """The loss, and the gradients layer by layer."""
+    model, tokens = make_transformer(CONFIG, seed=3), make_tokens()
+    loss = next_token_loss(model(tokens), tokens)
+    loss.backward()
+    return loss.detach(), [gradients([nn.Sequential(layer)]) for layer in model]
+
+
+def torchs(context: RankContext, name: str, v: int, path: str) -> Any:
+    """One batch through a schedule of torch.distributed.pipelining."""
+    from torch.distributed import pipelining
+
+    n, rank = context.world_size, context.rank
+    dist.init_process_group(
+        "gloo", init_method=f"file://{path}", rank=rank, world_size=n
+    )
+    chunks, tokens = cut(v, n, rank), make_tokens()
+    cpu = torch.device("cpu")
+    stages = [
+        pipelining.PipelineStage(chunk, c * n + rank, n * v, cpu)
+        for c, chunk in enumerate(chunks)
+    ]
+    kind = getattr(pipelining, name)
+    schedule = kind(stages if v > 1 else stages[0], PARTS, loss_fn=next_token_loss)
+    losses: list[Tensor] = []
+    given = [tokens] if rank == 0 else []
+    wanted = {"target": tokens, "losses": losses} if rank == n - 1 else {}
+    schedule.step(*given, **wanted)
+    found = gradients(chunks)
+    dist.destroy_process_group()
+    return found, [loss.detach() for loss in losses]
+
+
+def ours(context: RankContext, name: str, v: int) -> Any:
+    """The same through the unit's."""
+    unit = load("pipeline_parallel", "reference")
+    n, rank = context.world_size, context.rank
+    values = (rank, n, PARTS, v) if v > 1 else (rank, n, PARTS)
+    like = torch.empty(CONFIG.context, CONFIG.dim, dtype=torch.float64)
+    parts = cut(v, n, rank)
+    loss = unit.execute(
+        context.comm,
+        [unit.Chunk(part, like) for part in parts],
+        getattr(unit, name)(*values),
+        next_token_loss,
+        [(part, part) for part in make_tokens().chunk(PARTS)],
+    )
+    return gradients(parts), loss
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize(
+    ("mine", "theirs", "n", "v"),
+    [
+        ("gpipe", "ScheduleGPipe", 2, 1),
+        ("one_f_one_b", "Schedule1F1B", 4, 1),
+        ("interleaved", "ScheduleInterleaved1F1B", 2, 2),
+    ],
+)
+def test_losses_and_gradients_are_those_of_torchs_pipelining_and_of_one_process(
+    cluster: Cluster, tmp_path: Path, mine: str, theirs: str, n: int, v: int
+) -> None:
+    cluster.warm("torch.distributed.pipelining")
+    own = cluster.run(ours, n, mine, v).require_finished()
+    path = str(tmp_path / "meeting")
+    other = cluster.run(torchs, n, theirs, v, path).require_finished()
+    loss, layers = one_process()
+    assert [told for _, told in own.values] == pytest.approx([float(loss)] * n)
+    losses = other.values[-1][1]
+    assert len(losses) == PARTS
+    assert float(torch.stack(losses).mean()) == pytest.approx(float(loss), rel=1e-12)
+    for rank in range(n):
+        stages = [layers[i : i + 4 // (n * v)] for i in range(0, 4, 4 // (n * v))]
+        mine_are = [layer for stage in stages[rank::n] for layer in stage]
+        expected = [gradient for layer in mine_are for gradient in layer]
+        for found in (own.values[rank][0], other.values[rank][0]):
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)

@@ -1,0 +1,228 @@
+"""Tensor parallelism beside torch's own, on a mesh, and in virtual time.
+
+The same transformer is trained by one process, by the solution and by torch's
+parallelize_module; the losses must be the same to rounding.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from distlab.curriculum.units import load
+from distlab.grading.mutants import Entry, read_catalogue
+from distlab.models.transformer import (
+    TransformerConfig,
+    make_transformer,
+    next_token_loss,
+)
+from distlab.runner import Cluster, Limits, RankContext, Run
+from distlab.sim import run as simulate
+from tests.workbench.judging import CURRICULUM, solution_of, verdict_on
+
+CONFIG = TransformerConfig()
+STEPS = 4
+TOKENS = (4, CONFIG.context)
+BLOCK_LAYERS = {
+    "attention.qkv": ColwiseParallel,
+    "attention.proj": RowwiseParallel,
+    "mlp.up": ColwiseParallel,
+    "mlp.down": RowwiseParallel,
+}
+
+
+def tokens() -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(0, CONFIG.vocab_size, TOKENS, generator=generator)
+
+
+def step(model: nn.Module, loss: Tensor) -> float:
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.3 * parameter.grad
+            parameter.grad = None
+    return loss.item()
+
+
+def losses_of(model: nn.Module, batch: Tensor | None = None) -> list[float]:
+    batch = tokens() if batch is None else batch
+    return [step(model, next_token_loss(model(batch), batch)) for _ in range(STEPS)]
+
+
+@functools.cache
+def of_one_process() -> list[float]:
+    return losses_of(make_transformer(CONFIG, seed=1))
+
+
+def shared_out(unit: ModuleType, comm: Any) -> nn.Sequential:
+    model = make_transformer(CONFIG, seed=1)
+    for block in model[1:-1]:
+        unit.parallel_attention(comm, block.attention)
+        unit.parallel_mlp(comm, block.mlp)
+    return model
+
+
+# ── programs of the ranks ───────────────────────────────────────────────────────────
+
+
+def train(context: RankContext) -> list[float]:
+    return losses_of(shared_out(load("tensor_parallel"), context.comm))
+
+
+def train_on_mesh(context: RankContext) -> list[float]:
+    """2 × 2: each model has half of the samples; the gradients are averaged."""
+    unit = load("tensor_parallel")
+    mesh = unit.make_mesh(context.comm, 2)
+    model = shared_out(unit, mesh.tensor)
+    mine = tokens().chunk(mesh.data.world_size)[mesh.data.rank]
+    losses = []
+    for _ in range(STEPS):
+        loss = next_token_loss(model(mine), mine)
+        loss.backward()
+        for parameter in model.parameters():
+            mesh.data.all_reduce(parameter.grad)
+            parameter.grad /= mesh.data.world_size
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.3 * parameter.grad
+                parameter.grad = None
+        mean = loss.detach().clone()
+        mesh.data.all_reduce(mean)
+        losses.append(mean.item() / mesh.data.world_size)
+    return losses
+
+
+def train_torchs(context: RankContext, path: str) -> list[float]:
+    """The same by parallelize_module, which cuts qkv in one piece: so in our order."""
+    n = context.world_size
+    store = dist.FileStore(path, n)
+    dist.init_process_group("gloo", store=store, rank=context.rank, world_size=n)
+    mesh = init_device_mesh("cpu", (n,))
+    model = make_transformer(CONFIG, seed=1)
+    for block in model[1:-1]:
+        qkv = block.attention.qkv
+        rows = torch.arange(qkv.out_features).unflatten(0, (3, n, -1))
+        order = rows.transpose(0, 1).flatten()
+        for parameter in qkv.parameters():
+            parameter.data = parameter.data[order]
+        parallelize_module(block, mesh, {k: way() for k, way in BLOCK_LAYERS.items()})
+    losses = losses_of(model)
+    dist.destroy_process_group()
+    return losses
+
+
+def train_on_tokens(context: RankContext) -> list[float]:
+    """Sequence parallel between the blocks, and a loss on shared-out logits."""
+    unit, comm = load("tensor_parallel"), context.comm
+    model = make_transformer(CONFIG, seed=1)
+    n, rank = comm.world_size, comm.rank
+    for block in model[1:-1]:
+        unit.sequence_block(comm, block)
+    head = model[-1]
+    head.logits = unit.ColumnLinear(comm, head.logits, unit.copy_to_group)
+    batch, losses = tokens(), []
+    for _ in range(STEPS):
+        x = model[0](batch).chunk(n, 1)[rank]
+        for block in model[1:-1]:
+            x = block(x)
+        logits = head(unit.reduce_from_group(comm, placed(x, n, rank)))
+        scores = logits[:, :-1].flatten(0, 1)
+        loss = unit.vocab_loss(comm, scores, batch[:, 1:].flatten())
+        loss.backward()
+        for block in model[1:-1]:
+            unit.sum_whole_gradients(comm, block)
+        for parameter in model[0].parameters():
+            comm.all_reduce(parameter.grad)
+        losses.append(loss.item())
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.3 * parameter.grad
+                parameter.grad = None
+    return losses
+
+
+def placed(x: Tensor, n: int, rank: int) -> Tensor:
+    """This rank's tokens at their places among zeros."""
+    size = x.shape[1]
+    return nn.functional.pad(x, (0, 0, rank * size, (n - 1 - rank) * size))
+
+
+# ── the tests ───────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm(cluster: Cluster) -> None:
+    """Before ranks are forked: what their first backward() would import in each."""
+    cluster.warm("distlab.grading.rehearsal:one_step", "tests.workbench.judging")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(cluster: Cluster) -> Run:
+    return cluster.run(train, 2, limits=Limits(seconds=60))
+
+
+@pytest.mark.parametrize(
+    ("program", "world_size"),
+    [(train, 4), (train_on_mesh, 4), (train_on_tokens, 2)],
+)
+def test_losses_are_those_of_one_process(
+    cluster: Cluster, program: Any, world_size: int
+) -> None:
+    run = cluster.run(program, world_size, limits=Limits(seconds=60))
+    assert run.outcome == "finished", run.explanation
+    for losses in run.values:
+        assert losses == pytest.approx(of_one_process(), abs=1e-10)
+    assert of_one_process()[-1] < of_one_process()[0] - 0.5
+
+
+def test_losses_are_those_of_torchs_parallelize_module(
+    cluster: Cluster, two_ranks: Run, tmp_path: Any
+) -> None:
+    theirs = cluster.run(
+        train_torchs, 2, str(tmp_path / "store"), limits=Limits(seconds=100)
+    )
+    assert theirs.outcome == "finished", theirs.explanation
+    for losses in (two_ranks.values[0], of_one_process()):
+        assert losses == pytest.approx(theirs.values[0], abs=1e-10)
+
+
+def test_a_block_takes_two_all_reduces_there_and_two_back(two_ranks: Run) -> None:
+    for record in two_ranks.ranks:
+        assert {call["op"] for call in record.calls()} == {"all_reduce"}
+        assert len(record.calls()) == STEPS * CONFIG.num_layers * 4
+        sizes = {tuple(call["shape"]) for call in record.calls()}
+        assert sizes == {(*TOKENS, CONFIG.dim)}
+
+
+def test_it_runs_on_simulated_ranks() -> None:
+    run = simulate(train, 4)
+    assert run.outcome == "finished", run.explanation
+    assert run.values[3] == pytest.approx(of_one_process(), abs=1e-10)
+
+
+@pytest.fixture(scope="module")
+def wrong_ones() -> dict[str, Entry]:
+    return {entry.id: entry for entry in read_catalogue(CURRICULUM)}
+
+
+@pytest.mark.parametrize("name", ["TP05", "TP11", "TP22", "TP31", "TP46", "TP55"])
+def test_the_mistakes_that_are_made_most_are_named(
+    name: str, wrong_ones: dict[str, Entry], tmp_path: Any, cluster: Cluster
+) -> None:
+    entry = wrong_ones[name]
+    text = entry.applied_to(solution_of("tensor_parallel"))
+    verdict = verdict_on(cluster, tmp_path, entry.task, text, worlds=(4,))
+    assert (verdict.status, verdict.slug) == ("fail", entry.slug)
