@@ -66,7 +66,9 @@ class KernelBench(Bench):
                 loaded = load_graft(impl.source, impl.reference, impl.grafts)
                 self.modules[impl.grafts] = loaded
             module = self.modules[impl.grafts]
-            program = partial(perform_simulated, module, scenario, {"seed": self.seed, **values})
+            program = partial(
+                perform_simulated, module, scenario, {"seed": self.seed, **values}
+            )
             self._runs[key] = simulate(
                 program, self.world_size, seed=self.seed, limits=self.limits
             )

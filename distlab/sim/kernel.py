@@ -80,7 +80,7 @@ class Fiber:
 
     def __init__(self, rank: int, strand: Strand, numbers: Any) -> None:
         self.rank, self.strand = rank, strand
-        self.switch = strand.switch  # enters it, if the carrier needs do no more
+        self.switch: Any = strand.switch  # enters it, if the carrier needs do no more
         self.started = self.killed = False
         self.numbers = numbers  # random ones, of its own
         self.needs: tuple[Flight, ...] = ()  # what it waits for

@@ -102,9 +102,9 @@ class KnownMachine:
         return done
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The simulated ranks are this process, which needs its processors.
+    # The simulated ranks are this process, and the tests after these need its cores.
     monkeypatch.setattr(trains, "take_a_processor", lambda rank, world_size: None)
 
 

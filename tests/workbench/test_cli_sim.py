@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from distlab.cli.sim import scale, sim
 from distlab.cli.sim_report import size_words, time_words
 from distlab.runner import Cluster
-from tests.workbench.course import Course, keep_warm
+from tests.workbench.course import ROOT, Course, keep_warm
 
 Capture = pytest.CaptureFixture[str]
 FILE = """
@@ -112,6 +113,17 @@ def test_scale_has_formulas_and_the_bound_beside_it(
     assert "ranks" in said
     assert "at least" in said
     assert len(said.splitlines()) == 5
+
+
+def test_the_readme_shows_what_is_printed(file: Path, capsys: Capture) -> None:
+    """The times are virtual: they are the same on every machine."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = readme.split("<!-- begin scale: ")[1].split("<!-- end -->")[0]
+    typed, _, block = shown.partition(" -->\n")
+    worlds = tuple(int(n) for n in re.findall(r"-n (\d+)", typed))
+    assert scale(typed.split()[2], worlds=worlds, code="reference") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert block.strip().splitlines() == ["```", *said[:-1], "```"]
 
 
 @pytest.mark.parametrize(
