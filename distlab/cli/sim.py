@@ -99,7 +99,7 @@ def parsed_net(text: str) -> Network:
     Raises:
         ValueError: it is malformed.
     """
-    from distlab.sim.spec import parse_net
+    from distlab.sim.net.spec import parse_net
 
     return parse_net(text)
 
@@ -119,9 +119,9 @@ def settings_for(
         ValueError: something of it is malformed or unknown.
     """
     from distlab.experiments.simulated_target import find_target
-    from distlab.sim.nets import as_data
-    from distlab.sim.quantities import num_bytes
-    from distlab.sim.spec import parse_faults
+    from distlab.sim.net.nets import as_data
+    from distlab.sim.net.quantities import num_bytes
+    from distlab.sim.net.spec import parse_faults
 
     if code not in ("mine", "reference"):
         raise ValueError(f"--code is {code!r}; choose mine or reference")

@@ -55,7 +55,7 @@ _NAMES = {"reference_s": "reference", **FORMULAS}
 def beside(settings: dict[str, Any], n: int, net: Network) -> dict[str, float | None]:
     """Formulas for what the function does, and a lower bound, where they are known."""
     from distlab.sim import AlphaBeta
-    from distlab.sim import closed_forms as forms
+    from distlab.sim.plans import closed_forms as forms
 
     found: dict[str, float | None] = dict.fromkeys(FORMULAS)
     if not isinstance(net, AlphaBeta) or len(settings["functions"]) != 1 or n < 2:

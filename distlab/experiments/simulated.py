@@ -23,9 +23,9 @@ from distlab.curriculum import load_graft
 from distlab.curriculum.units import arrived
 from distlab.runner import RankContext
 from distlab.sim import Piecewise, SimRun, run
-from distlab.sim.charge import run_charged, uncharged
+from distlab.sim.calibration.charge import run_charged, uncharged
 from distlab.sim.faults import Faults
-from distlab.sim.nets import from_data
+from distlab.sim.net.nets import from_data
 
 MAX_JOURNAL_RANKS = 128  # beyond that the picture is of messages, not of calls
 Settings = dict[str, Any]

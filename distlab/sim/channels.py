@@ -19,8 +19,8 @@ from torch import Tensor
 from distlab.comm import ANY
 from distlab.sim.collectives import Collectives
 from distlab.sim.kernel import Fiber, Flight, Kernel, Lost
-from distlab.sim.links import Wires
 from distlab.sim.messages import Fields, Message, deliver, move
+from distlab.sim.net.links import Wires
 from distlab.sim.payload import Sized
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ import torch
 
 from distlab.sim.carriers import Carrier, RankEnded, Strand
 from distlab.sim.generators import Generators, make_generators
-from distlab.sim.links import PS
+from distlab.sim.net.links import PS
 
 T = TypeVar("T")
 

@@ -14,9 +14,9 @@ from distlab.runner import Cluster, ErrorRecord, Limits, RankContext, RankRecord
 from distlab.runner.rank import resolve
 from distlab.sim.conditions import Loss
 from distlab.sim.faults import Faults
-from distlab.sim.links import AlphaBeta, Network
 from distlab.sim.messages import Trace
-from distlab.sim.nets import as_data, from_data
+from distlab.sim.net.links import AlphaBeta, Network
+from distlab.sim.net.nets import as_data, from_data
 from distlab.sim.run import SimRun, run
 
 
