@@ -1,4 +1,10 @@
-"""The simulated cluster: up to 4,096 ranks in one process and in virtual time."""
+"""The simulated cluster: up to 4,096 ranks in one process and in virtual time.
+
+Read in this order: `run` (the door), `kernel` (who goes on, and when), `carriers` (what
+a rank is made of), `channels` (what meets what), `comm` (the calls; `fast` is its short
+way). Beside it: `net` (what a message costs), `faults`, `plans` (schedules and their
+formulas), `calibration` (this machine, measured), `torch` (torch.distributed's code).
+"""
 
 from distlab.sim.comm import SimComm
 from distlab.sim.faults import Faults
