@@ -3,7 +3,8 @@
 Each check is asked what it would run first; what all of them name is then played in
 one run, with the unit loaded anew for each. Only a run that came to its end counts,
 and only what passes: where ranks fail, or a check finds fault, the scenario is played
-again by itself, so that no mistake is blamed on what was played before it.
+again by itself, so that no mistake is blamed on what was played before it or after it
+(a rank that is through with one play begins the next while others are still in it).
 """
 
 from __future__ import annotations
