@@ -90,7 +90,7 @@ def scale(
     settings |= {"html": "", "perfetto": "", "beside": False}
     rows = simulated(settings, worlds or SCALES)
     for row in rows:
-        row |= beside(settings, row["world_size"], parsed_net(net))
+        row |= beside(settings, row, parsed_net(net))
     if as_json:
         show_json({"target": name, "net": net, "size": size, "runs": rows})
     else:

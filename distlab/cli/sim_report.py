@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from distlab.cli.screen import command, cut, wrapped
+from distlab.sim.net.quantities import time_words
 
 if TYPE_CHECKING:
     from distlab.sim import Network
@@ -30,7 +31,7 @@ def report(settings: dict[str, Any], row: Row, net: Network) -> list[tuple[str, 
         lines += [("fail", line) for line in wrapped(why, "  ")]
     else:
         lines.append(("plain", f"  time       {time_words(row['time_s'])}, virtual"))
-    formulas = {"reference_s": row.get("reference_s"), **beside(settings, n, net)}
+    formulas = {"reference_s": row.get("reference_s"), **beside(settings, row, net)}
     for name, seconds in formulas.items():
         if seconds is not None:
             lines.append(("plain", f"  {_NAMES[name]:<10} {time_words(seconds)}"))
@@ -75,16 +76,15 @@ def _busiest(row: Row) -> str:
 _NAMES = {"reference_s": "reference", **FORMULAS}
 
 
-def beside(settings: dict[str, Any], n: int, net: Network) -> dict[str, float | None]:
+def beside(settings: dict[str, Any], row: Row, net: Network) -> dict[str, float | None]:
     """Formulas for what the function does, and a lower bound, where they are known."""
     from distlab.sim import AlphaBeta
     from distlab.sim.plans import closed_forms as forms
 
+    n, num_bytes = row["world_size"], row["num_bytes"]
     found: dict[str, float | None] = dict.fromkeys(FORMULAS)
     if not isinstance(net, AlphaBeta) or len(settings["functions"]) != 1 or n < 2:
         return found
-    # As the tensors are made: of n equal chunks.
-    num_bytes = max(1, settings["num_bytes"] // 4 // n) * n * 4
     what = settings["functions"][0].removeprefix("ring_").removeprefix("tree_")
     if what == "all_reduce":
         found["ring_s"] = forms.ring_all_reduce_s(n, num_bytes, net)
@@ -127,14 +127,6 @@ def table(settings: dict[str, Any], rows: list[Row], net: str) -> list[tuple[str
     look = command(f"sim {settings['name']} -n 64 --open")
     lines.append(("dim", f"one of them as a picture: {look}"))  # to be pasted whole
     return lines
-
-
-def time_words(seconds: float) -> str:
-    """Four digits with a unit."""
-    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if seconds >= size:
-            return f"{seconds / size:.4g} {unit}"
-    return f"{seconds * 1e9:.4g} ns"
 
 
 def size_words(num_bytes: float) -> str:

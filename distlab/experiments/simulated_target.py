@@ -20,7 +20,7 @@ from distlab.curriculum import (
 from distlab.curriculum.choose import Choice, chosen_unit
 from distlab.curriculum.functions import find_function
 from distlab.curriculum.regions import functions_of
-from distlab.curriculum.units import travelling
+from distlab.curriculum.units import expect_a_text_file, travelling
 from distlab.experiments.simulated import FILLED
 
 
@@ -106,7 +106,10 @@ def _are_mine(choice: Choice, functions: tuple[str, ...]) -> bool:
 
 def _in_file(path: Path, function: str) -> Target:
     try:
+        expect_a_text_file(path)
         text = path.read_text(encoding="utf-8-sig")
+    except SourceError as error:
+        raise ValueError(f"{path}: {error}") from error
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ValueError(f"{path} cannot be read: {reason}") from error

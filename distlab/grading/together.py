@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from distlab.runner import RankContext, RankRecord, Run
 from distlab.runner.context import seed_everything
+from distlab.runner.rank import name_of
 
 if TYPE_CHECKING:
     from distlab.grading.bench import Bench, Implementation
@@ -34,7 +35,7 @@ class Play:
     @property
     def name(self) -> str:
         """How a rank finds the scenario."""
-        return f"{self.scenario.__module__}:{self.scenario.__qualname__}"
+        return name_of(self.scenario)
 
 
 def play_of(scenario: Scenario, values: dict[str, Any]) -> Play:

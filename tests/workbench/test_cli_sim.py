@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from distlab.cli.sim import scale, sim
-from distlab.cli.sim_report import size_words, time_words
+from distlab.cli.sim_report import size_words
 from distlab.runner import Cluster
+from distlab.sim.net.quantities import time_words
 from tests.workbench.course import ROOT, Course, keep_warm
 
 Capture = pytest.CaptureFixture[str]
