@@ -17,11 +17,11 @@ from torch import Tensor
 from distlab.comm import Comm
 from distlab.runner import RankContext
 from distlab.sim import AlphaBeta, SimRun, run
-from distlab.sim import closed_forms as forms
-from distlab.sim import pipelines as pipes
-from distlab.sim import schedules as sched
 from distlab.sim.faults import Faults
-from distlab.sim.replay import record
+from distlab.sim.plans import closed_forms as forms
+from distlab.sim.plans import pipelines as pipes
+from distlab.sim.plans import schedules as sched
+from distlab.sim.plans.replay import record
 
 NET = AlphaBeta(alpha_s=3e-6, bytes_per_s=2e9)
 FAST: dict[str, Any] = {"net": NET, "journal": False, "trace": False}

@@ -94,7 +94,7 @@ def calibrated() -> list[Line]:
     from distlab.runner import Cluster, RunnerError
 
     try:
-        from distlab.sim.calibrate import calibrate
+        from distlab.sim.calibration.calibrate import calibrate
 
         with Cluster() as cluster:
             found = calibrate(cluster)

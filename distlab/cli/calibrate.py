@@ -17,10 +17,10 @@ from distlab.grading.verdict import HARNESS
 from distlab.paths import shown
 
 if TYPE_CHECKING:
-    from distlab.sim.calibrate import Calibration, Plan, Prediction
+    from distlab.sim.calibration.calibrate import Calibration, Plan, Prediction
 
 LINK_FILE = "link.json"
-TRAINS = "distlab.sim.trains"
+TRAINS = "distlab.sim.calibration.trains"
 _MOST_S = 3600.0
 _RESTLESS = 0.25
 
@@ -47,7 +47,7 @@ def calibrate(
     if not as_json:
         show([("dim", f"measuring for about {seconds:g} s; keep this machine quiet")])
     from distlab.runner import Cluster, RunnerError
-    from distlab.sim.calibrate import calibrate as measure
+    from distlab.sim.calibration.calibrate import calibrate as measure
 
     try:
         with Cluster(preload=(TRAINS,)) as cluster:
@@ -105,7 +105,7 @@ def _writable(path: Path) -> Path:
     Raises:
         ValueError: it cannot, or something else is there that would be lost.
     """
-    from distlab.sim.piecewise import Piecewise
+    from distlab.sim.net.piecewise import Piecewise
 
     if path.exists() and not path.is_file():
         raise ValueError(f"{shown(path)} is no file: name one, as in laptop.json")
@@ -207,7 +207,7 @@ def _proof_line(one: Prediction) -> str:
 
 def _end(found: Calibration, path: Path) -> list[tuple[str, str]]:
     pairs = [one for one in found.proof if one.world_size == 2]
-    from distlab.sim.calibrate import MISS
+    from distlab.sim.calibration.calibrate import MISS
 
     misses = sum(one.is_miss for one in pairs)
     lines = [

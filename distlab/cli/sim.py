@@ -32,7 +32,7 @@ def sim(
     net: str = DEFAULT_NET,
     fault: str = "",
     size: str = "1MiB",
-    code: str = "mine",
+    code: str = "",
     seed: int = 0,
     html: str = "",
     perfetto: str = "",
@@ -46,15 +46,21 @@ def sim(
         ValueError: an unknown target, a malformed network, fault or size, or ranks that
             do not fit.
     """
+    from distlab.sim import Faults
+
     curriculum = load_curriculum()
     settings = settings_for(curriculum, name, net, fault, size, code, seed)
+    if beside and settings["source"]["side"] == "file":
+        raise ValueError("a file of your own has no reference to stand beside it")
+    if fault:
+        Faults(**settings["faults"]).check(world_size)
     page = Path(html) if html else Progress(curriculum.root).folder / "last/sim.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     settings |= {"html": str(page.resolve()), "perfetto": "", "beside": beside}
     if perfetto:
         settings["perfetto"] = str(Path(perfetto).resolve())
     (row,) = simulated(settings, [world_size])
-    row["net"], row["fault"], row["num_bytes"] = net, fault, settings["num_bytes"]
+    row["net"], row["fault"] = net, fault
     if as_json:
         show_json({**row, "html": str(page)})
     else:
@@ -62,7 +68,7 @@ def sim(
         show([("dim", f"  timeline: {shown(page)}")])
     if open_it:
         open_page(page)
-    return 0 if row["outcome"] == "finished" else FAILED
+    return 0 if _is_well(row) else FAILED
 
 
 def scale(
@@ -71,7 +77,7 @@ def scale(
     worlds: tuple[int, ...] = SCALES,
     net: str = DEFAULT_NET,
     size: str = "64KiB",
-    code: str = "mine",
+    code: str = "",
     seed: int = 0,
     as_json: bool = False,
 ) -> int:
@@ -84,13 +90,16 @@ def scale(
     settings |= {"html": "", "perfetto": "", "beside": False}
     rows = simulated(settings, worlds or SCALES)
     for row in rows:
-        row |= beside(settings, row["world_size"], parsed_net(net))
+        row |= beside(settings, row, parsed_net(net))
     if as_json:
         show_json({"target": name, "net": net, "size": size, "runs": rows})
     else:
         show(table(settings, rows, net))
-    failed = [row for row in rows if row["outcome"] != "finished"]
-    return FAILED if failed else 0
+    return 0 if all(_is_well(row) for row in rows) else FAILED
+
+
+def _is_well(row: Row) -> bool:
+    return row["outcome"] == "finished" and not row["wrong_ranks"]
 
 
 def parsed_net(text: str) -> Network:
@@ -99,7 +108,7 @@ def parsed_net(text: str) -> Network:
     Raises:
         ValueError: it is malformed.
     """
-    from distlab.sim.spec import parse_net
+    from distlab.sim.net.spec import parse_net
 
     return parse_net(text)
 
@@ -119,16 +128,17 @@ def settings_for(
         ValueError: something of it is malformed or unknown.
     """
     from distlab.experiments.simulated_target import find_target
-    from distlab.sim.nets import as_data
-    from distlab.sim.quantities import num_bytes
-    from distlab.sim.spec import parse_faults
+    from distlab.sim.net.nets import as_data
+    from distlab.sim.net.quantities import num_bytes
+    from distlab.sim.net.spec import parse_faults
 
-    if code not in ("mine", "reference"):
+    if code not in ("", "mine", "reference"):
         raise ValueError(f"--code is {code!r}; choose mine or reference")
     target = find_target(curriculum, name, code)
     return {
         **target.as_data(),
         "title": target.title,
+        "name": name,
         "net": as_data(parsed_net(net)),
         "faults": asdict(parse_faults(fault)) if fault else {},
         "num_bytes": num_bytes(size),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from distlab.cli.screen import command, wrapped
+from distlab.cli.screen import command, cut, wrapped
+from distlab.sim.net.quantities import time_words
 
 if TYPE_CHECKING:
     from distlab.sim import Network
@@ -18,33 +19,56 @@ Row = dict[str, Any]
 def report(settings: dict[str, Any], row: Row, net: Network) -> list[tuple[str, str]]:
     """What one run comes to."""
     n = row["world_size"]
-    size = size_words(settings["num_bytes"])
-    lines = [("plain", f"{settings['title']}: {n} ranks, {size} each, {row['net']}")]
+    ranks = "1 rank" if n == 1 else f"{n} ranks"
+    asked, given = settings["num_bytes"], row["num_bytes"]
+    size = size_words(asked if abs(asked - given) <= asked / 100 else given)
+    head = f"{settings['title']}: {ranks}, {size} each"
+    lines = [("plain", f"{head}, {row['net']}")]
+    if row["fault"]:
+        lines.append(("plain", f"  faults     {row['fault']}"))
     if row["outcome"] != "finished":
         why = f"{row['outcome'].upper()}  {row['explanation']}"
         lines += [("fail", line) for line in wrapped(why, "  ")]
     else:
         lines.append(("plain", f"  time       {time_words(row['time_s'])}, virtual"))
-    formulas = {"reference_s": row.get("reference_s"), **beside(settings, n, net)}
+    formulas = {"reference_s": row.get("reference_s"), **beside(settings, row, net)}
     for name, seconds in formulas.items():
         if seconds is not None:
             lines.append(("plain", f"  {_NAMES[name]:<10} {time_words(seconds)}"))
     sent = size_words(row["sent_bytes"])
     lines.append(("plain", f"  messages   {row['messages']:,}, {sent} in all"))
-    lines.append(("plain", f"  busiest    {_busiest(row)}"))
+    if row["messages"]:
+        lines.append(("plain", f"  busiest    {_busiest(row)}"))
+    if row["collectives"]:
+        words = f"{row['collectives']} by the library, which sends no messages here"
+        lines.append(("plain", f"  together   {words}"))
     if row["outcome"] == "finished":
-        same = "the same on all ranks"
-        words = same if row["results"] == 1 else f"{row['results']} different ones"
-        lines.append(("plain", f"  results    {words}"))
+        lines.append(_results(row))
+    lines += [("dim", cut(f"  [rank 0] {line}")) for line in row["printed"]]
     wall = f"simulated in {row['simulated_in_s']:.2f} s"
     return [*lines, ("dim", f"  {wall}")]
+
+
+def _results(row: Row) -> tuple[str, str]:
+    n, wrong = row["world_size"], row["wrong_ranks"]
+    if wrong:
+        where = "all ranks" if len(wrong) == n else f"{len(wrong)} of {n} ranks"
+        return "fail", f"  results    WRONG on {where}: not {row['known']}"
+    if row["known"] and row["is_named"]:
+        return "pass", f"  results    right on all ranks: {row['known']}"
+    if row["known"]:
+        return "plain", f"  results    the same on all ranks: {row['known']}"
+    words = "the same on all ranks; whether it is right is not known"
+    if row["results"] > 1:
+        words = f"{row['results']} different ones on {n} ranks"
+    return "plain", f"  results    {words}"
 
 
 def _busiest(row: Row) -> str:
     busiest, median = row["busiest_bytes"], row["median_bytes"]
     words = f"rank {row['busiest_rank']}: {size_words(busiest)} one way"
-    if row["world_size"] > 2 and busiest >= HOT * max(1, median):
-        times = f"{busiest / median:.0f} times" if median else "all of"
+    if median and busiest >= HOT * median:
+        times = f"{busiest / median:.0f} times"
         return f"{words}, {times} what the median rank has: a hot spot"
     return f"{words}; the median rank {size_words(median)}"
 
@@ -52,16 +76,15 @@ def _busiest(row: Row) -> str:
 _NAMES = {"reference_s": "reference", **FORMULAS}
 
 
-def beside(settings: dict[str, Any], n: int, net: Network) -> dict[str, float | None]:
+def beside(settings: dict[str, Any], row: Row, net: Network) -> dict[str, float | None]:
     """Formulas for what the function does, and a lower bound, where they are known."""
     from distlab.sim import AlphaBeta
-    from distlab.sim import closed_forms as forms
+    from distlab.sim.plans import closed_forms as forms
 
+    n, num_bytes = row["world_size"], row["num_bytes"]
     found: dict[str, float | None] = dict.fromkeys(FORMULAS)
     if not isinstance(net, AlphaBeta) or len(settings["functions"]) != 1 or n < 2:
         return found
-    # As the tensors are made: of n equal chunks.
-    num_bytes = max(1, settings["num_bytes"] // 4 // n) * n * 4
     what = settings["functions"][0].removeprefix("ring_").removeprefix("tree_")
     if what == "all_reduce":
         found["ring_s"] = forms.ring_all_reduce_s(n, num_bytes, net)
@@ -85,6 +108,8 @@ def table(settings: dict[str, Any], rows: list[Row], net: str) -> list[tuple[str
     for row in rows:
         ended = row["outcome"] == "finished"
         took = time_words(row["time_s"]) if ended else row["outcome"]
+        took = "WRONG" if row["wrong_ranks"] else took
+        ended = ended and not row["wrong_ranks"]
         line = f"{row['world_size']:>6} {took:>10} {row['messages']:>10,}"
         line += f" {size_words(row['busiest_bytes']):>13}"
         line += "".join(
@@ -93,19 +118,15 @@ def table(settings: dict[str, Any], rows: list[Row], net: str) -> list[tuple[str
         )
         lines.append(("plain" if ended else "fail", line))
     stuck = next((row for row in rows if row["outcome"] != "finished"), None)
+    wrong = next((row for row in rows if row["wrong_ranks"]), None)
     if stuck:
         lines += [("fail", line) for line in wrapped(stuck["explanation"])]
-    look = command("sim NAME -n 64 --open")
-    lines += [("dim", line) for line in wrapped(f"one of them as a picture: {look}")]
+    elif wrong:
+        words = f"on {wrong['world_size']} ranks it is not {wrong['known']}"
+        lines.append(("fail", words))
+    look = command(f"sim {settings['name']} -n 64 --open")
+    lines.append(("dim", f"one of them as a picture: {look}"))  # to be pasted whole
     return lines
-
-
-def time_words(seconds: float) -> str:
-    """Four digits with a unit."""
-    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if seconds >= size:
-            return f"{seconds / size:.4g} {unit}"
-    return f"{seconds * 1e9:.4g} ns"
 
 
 def size_words(num_bytes: float) -> str:

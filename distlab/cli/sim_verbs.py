@@ -9,9 +9,17 @@ import typer
 Target = Annotated[
     str, typer.Argument(help="A task (1.4), unit:function, or FILE.py:FUNCTION.")
 ]
-Net = Annotated[str, typer.Option(help="A name, or alpha=10us,bw=100Gbit, …")]
-Size = Annotated[str, typer.Option(help="Of each rank's tensor.")]
-Whose = Annotated[str, typer.Option(help="Whose code: mine or reference.")]
+Net = Annotated[
+    str,
+    typer.Option(
+        help="ethernet-100g, nvlink, dgx-h100 …; or alpha=10us,bw=100Gbit; "
+        "or nvlink:8,nic=400Gbit,oversub=4; or table:FILE."
+    ),
+]
+Size = Annotated[str, typer.Option(help="Of each rank's tensor: 64KiB, 1MiB, 4MB.")]
+Whose = Annotated[
+    str, typer.Option(help="mine or reference; else yours, if there is something.")
+]
 Seed = Annotated[int, typer.Option(help="Of the ranks' numbers.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")]
 
@@ -23,10 +31,14 @@ def sim(
     ] = 64,
     net: Net = "ethernet-100g",
     fault: Annotated[
-        str, typer.Option(help="straggler=3:2.5,kill=5@0.2s,loss=1%, …")
+        str,
+        typer.Option(
+            help="straggler=3:2.5, kill=5@0.2s, late=7@1s, loss=1%, duplicate=1%, "
+            "partition=0-3@0.1s-0.2s; joined by commas."
+        ),
     ] = "",
     size: Size = "1MiB",
-    code: Whose = "mine",
+    code: Whose = "",
     seed: Seed = 0,
     html: Annotated[str, typer.Option(help="Where to write the picture.")] = "",
     perfetto: Annotated[str, typer.Option(help="Where to write a Chrome trace.")] = "",
@@ -62,7 +74,7 @@ def scale(
     ] = None,
     net: Net = "ethernet-100g",
     size: Size = "64KiB",
-    code: Whose = "mine",
+    code: Whose = "",
     seed: Seed = 0,
     as_json: Json = False,
 ) -> int:

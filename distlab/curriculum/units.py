@@ -156,7 +156,7 @@ def read_source(curriculum: Curriculum, unit: Unit, code: str = "mine") -> UnitS
     side = code if code in ("mine", "reference") else "file"
     path = path_of(curriculum, unit, code)
     try:
-        _expect_a_text_file(path)
+        expect_a_text_file(path)
         # -sig: an editor's byte-order mark is no part of the program
         return _remembered(unit.name, side, path, path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -170,7 +170,13 @@ def read_source(curriculum: Curriculum, unit: Unit, code: str = "mine") -> UnitS
 _remembered = lru_cache(maxsize=32)(UnitSource)
 
 
-def _expect_a_text_file(path: Path) -> None:
+def expect_a_text_file(path: Path) -> None:
+    """Look before reading.
+
+    Raises:
+        OSError: there is no such file.
+        SourceError: it is a pipe, a device, or too large.
+    """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
         # Reading a FIFO or a device may never end.

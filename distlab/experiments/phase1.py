@@ -28,6 +28,7 @@ from distlab.grading.bench import (
     perform,
 )
 from distlab.runner import Cluster, Limits, Run
+from distlab.runner.rank import name_of
 from distlab.sim import AlphaBeta, SimRun, run_apart
 
 _LIMITS = Limits(seconds=60)
@@ -89,8 +90,7 @@ class Walkthrough:
             travelling(impl.source),
             needed_reference(impl),
             list(impl.grafts),
-            f"{scenario.__module__}:{scenario.__qualname__}",
-            values,
+            [[name_of(scenario), values]],
             off_limits(impl),
             net=net,
             limits=_LIMITS,

@@ -6,7 +6,6 @@ crash or leave. What comes back are figures; the picture is drawn there as well.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import sys
 import time
@@ -19,16 +18,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distlab.comm import COLLECTIVES
 from distlab.curriculum import load_graft
 from distlab.curriculum.units import arrived
+from distlab.experiments.simulated_results import (
+    digest_of,
+    judged,
+    left_behind,
+    own_numbers,
+)
 from distlab.runner import RankContext
 from distlab.sim import Piecewise, SimRun, run
-from distlab.sim.charge import run_charged, uncharged
+from distlab.sim.calibration.charge import run_charged, uncharged
 from distlab.sim.faults import Faults
-from distlab.sim.nets import from_data
+from distlab.sim.net.nets import from_data
 
+MAX_PRINTED = 10  # lines, of rank 0
 MAX_JOURNAL_RANKS = 128  # beyond that the picture is of messages, not of calls
 Settings = dict[str, Any]
+
+
+def whole_count(num_bytes: int, n: int) -> int:
+    """How many float32 a tensor has: n equal chunks, so that all shares are alike."""
+    return max(1, num_bytes // 4 // n) * n
 
 
 class Arguments:
@@ -37,10 +49,10 @@ class Arguments:
     def __init__(self, context: RankContext, function: str, settings: Settings) -> None:
         self._context, self._function = context, function
         n = context.world_size
-        # Of a whole number of equal chunks, so that every rank's share is alike.
-        self._count = max(1, settings["num_bytes"] // 4 // n) * n
+        self._count = whole_count(settings["num_bytes"], n)
+        self._seed = settings["seed"]
         self._generator = torch.Generator().manual_seed(
-            settings["seed"] * 7919 + context.rank
+            self._seed * 7919 + context.rank
         )
         self._model: nn.Module | None = None
 
@@ -66,7 +78,7 @@ class Arguments:
         size = self._count
         if self._function == "all_gather":
             size //= self._context.world_size  # of the whole result
-        return torch.randint(-8, 9, (size,), generator=self._generator).float()
+        return own_numbers(self._seed, self._context.rank, size)
 
     def room(self) -> Tensor:
         """Zeros, as large as what will be received."""
@@ -89,9 +101,15 @@ class Arguments:
             width = max(1, self._count // (self.WIDTH + self.CLASSES + 1))
             layers = nn.Linear(self.WIDTH, width), nn.Linear(width, self.CLASSES)
             self._model = nn.Sequential(*layers)
+            # Data parallel ranks begin with equal weights, unless that is to be made.
+            differ = "broadcast" in self._function
+            same = torch.Generator().manual_seed(self._seed)
             for parameter in self._model.parameters():
-                values = torch.randn(parameter.shape, generator=self._generator)
-                parameter.grad = values
+                source = self._generator if differ else same
+                parameter.data = torch.randn(parameter.shape, generator=source)
+                parameter.grad = torch.randn(
+                    parameter.shape, generator=same if differ else self._generator
+                )
         return self._model
 
     def optimizer(self) -> torch.optim.Optimizer:
@@ -140,21 +158,8 @@ def call_all(context: RankContext, unit: ModuleType, settings: Settings) -> list
             arguments = Arguments(context, name, settings).fill(function)  # type: ignore[arg-type]
         returned = function(**arguments)  # type: ignore[operator]
         with uncharged(context.comm):
-            digests.append(_digest([*arguments.values(), returned]))
+            digests.append(digest_of(left_behind(arguments, returned)))
     return digests
-
-
-def _digest(values: list[Any]) -> str:
-    """Of the tensors that were written into, or returned; inputs differ anyway."""
-    models = [v for v in values if isinstance(v, nn.Module)]
-    tensors = [p.detach() for model in models for p in model.parameters()]
-    tensors += [p.grad for m in models for p in m.parameters() if p.grad is not None]
-    if not models:
-        tensors = [v.detach() for v in values if isinstance(v, Tensor)][-1:]
-    digest = hashlib.blake2b(digest_size=8)
-    for tensor in tensors:
-        digest.update(tensor.contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def simulate_target(context: RankContext, settings: Settings) -> dict[str, Any]:
@@ -168,7 +173,7 @@ def simulate_target(context: RankContext, settings: Settings) -> dict[str, Any]:
     started = time.perf_counter()
     done = _run(load_graft(source, reference, settings["grafts"]), settings)
     seconds = time.perf_counter() - started
-    figures = {**figures_of(done), "simulated_in_s": round(seconds, 3)}
+    figures = {**figures_of(done, settings), "simulated_in_s": round(seconds, 3)}
     if settings["html"]:
         from distlab.trace import to_html
 
@@ -200,7 +205,7 @@ def _run(unit: ModuleType, settings: Settings) -> SimRun:
     )
 
 
-def figures_of(done: SimRun) -> dict[str, Any]:
+def figures_of(done: SimRun, settings: Settings) -> dict[str, Any]:
     """What a table says of a run, as plain data."""
     n, trace = done.world_size, done.trace
     sent, received = [0] * n, [0] * n
@@ -208,7 +213,8 @@ def figures_of(done: SimRun) -> dict[str, Any]:
         sent[message.src] += message.num_bytes
         received[message.dst] += message.num_bytes
     at = [max(out, into) for out, into in zip(sent, received, strict=True)]
-    digests = [tuple(value) for value in done.values if value is not None]
+    count = whole_count(settings["num_bytes"], n)
+    first = done.ranks[0]
     return {
         "world_size": n,
         "outcome": done.outcome,
@@ -219,7 +225,10 @@ def figures_of(done: SimRun) -> dict[str, Any]:
         "busiest_rank": at.index(max(at)),
         "busiest_bytes": max(at),
         "median_bytes": sorted(at)[n // 2],
-        "results": len(set(digests)),
+        "num_bytes": 4 * count,
+        "collectives": sum(call["op"] in COLLECTIVES for call in first.calls()),
+        "printed": first.output.splitlines()[:MAX_PRINTED],
+        **judged(settings["functions"], done.values, settings["seed"], count),
         "carrier": done.carrier,
         "trace_hash": done.trace_hash,
     }

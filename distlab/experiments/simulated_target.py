@@ -20,7 +20,7 @@ from distlab.curriculum import (
 from distlab.curriculum.choose import Choice, chosen_unit
 from distlab.curriculum.functions import find_function
 from distlab.curriculum.regions import functions_of
-from distlab.curriculum.units import travelling
+from distlab.curriculum.units import expect_a_text_file, travelling
 from distlab.experiments.simulated import FILLED
 
 
@@ -44,7 +44,7 @@ class Target:
         }
 
 
-def find_target(curriculum: Curriculum, name: str, code: str = "mine") -> Target:
+def find_target(curriculum: Curriculum, name: str, code: str = "") -> Target:
     """The target called `name`: 1.4, collectives.all_reduce, unit:function, FILE:FUNC.
 
     What is unfinished in a unit is the reference's.
@@ -53,6 +53,8 @@ def find_target(curriculum: Curriculum, name: str, code: str = "mine") -> Target
         ValueError: there is no such thing, or it takes what cannot be made up.
         SourceError: the file cannot be read or parsed.
     """
+    if name.endswith(".py"):
+        name += ":"  # the complaint says which functions it has
     file, _, function = name.rpartition(":")
     if file and file not in curriculum.units:
         return _in_file(Path(file), function)
@@ -76,9 +78,11 @@ def find_target(curriculum: Curriculum, name: str, code: str = "mine") -> Target
 def _in_unit(
     curriculum: Curriculum, unit: str, functions: tuple[str, ...], title: str, code: str
 ) -> Target:
-    if code == "mine":
+    if code != "reference":
         choice = chosen_unit(curriculum, unit, "mine")
         source, reference, grafts = choice.source, choice.reference, choice.grafts
+        if code == "mine" and not _are_mine(choice, functions):
+            raise ValueError(f"there is nothing of yours in {title} yet")
         whose = "yours" if _are_mine(choice, functions) else "the reference's"
     else:
         reference = read_source(curriculum, curriculum.units[unit], "reference")
@@ -102,7 +106,10 @@ def _are_mine(choice: Choice, functions: tuple[str, ...]) -> bool:
 
 def _in_file(path: Path, function: str) -> Target:
     try:
+        expect_a_text_file(path)
         text = path.read_text(encoding="utf-8-sig")
+    except SourceError as error:
+        raise ValueError(f"{path}: {error}") from error
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ValueError(f"{path} cannot be read: {reason}") from error
@@ -127,7 +134,8 @@ def _require_fillable(source: UnitSource, function: str) -> None:
     if node is None:
         there = [n.name for n in source.tree.body if isinstance(n, ast.FunctionDef)]
         known = ", ".join(n for n in there if not n.startswith("_")) or "no function"
-        raise ValueError(f"{source.path.name} has no {function}; it has {known}")
+        lacks = f"has no {function}" if function else "needs a function, FILE.py:NAME"
+        raise ValueError(f"{source.path.name} {lacks}; it has {known}")
     given = [*node.args.posonlyargs, *node.args.args]
     required = given[: len(given) - len(node.args.defaults)]
     required += [

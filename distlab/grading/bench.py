@@ -48,7 +48,7 @@ class Bench:
     plan: tuple[Play, ...] = ()
     latest: Run | None = None  # what the check asked for last
     _runs: dict[_Key, Run] = field(default_factory=dict)
-    _after_others: list[_Key] = field(default_factory=list)
+    _in_company: list[_Key] = field(default_factory=list)
 
     def run(self, impl: Implementation, scenario: Scenario, **values: Any) -> Run:
         """Run `scenario` on every rank to its end.
@@ -77,8 +77,8 @@ class Bench:
         return self.latest
 
     def forget_company(self) -> bool:
-        """Forget what was played after something else; False if nothing was."""
-        forgotten, self._after_others = self._after_others, []
+        """Forget what was played with something else; False if nothing was."""
+        forgotten, self._in_company = self._in_company, []
         for key in forgotten:
             self._runs.pop(key)
         return bool(forgotten)
@@ -103,7 +103,7 @@ class Bench:
             return
         parts = taken_apart(run, told, len(plays))
         self._runs.update(zip(keys, parts, strict=False))
-        self._after_others = keys[1 : len(parts)]
+        self._in_company = keys[: len(parts)]
 
     def printed(self) -> str:
         """What the ranks of the latest run printed."""

@@ -6,7 +6,6 @@ import functools
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
 
 from distlab.curriculum import Curriculum, Task
 from distlab.curriculum.regions import functions_of
@@ -178,7 +177,7 @@ class Grader:
     def _planned(self, task: Task, impl: Implementation, world_size: int) -> Bench:
         """A bench that plays together what the checks will want first."""
         bench = self._bench(task, world_size)
-        asker = Asker(**{f.name: getattr(bench, f.name) for f in fields(bench)})
+        asker = Asker(self._cluster, world_size, self._seed, bench.limits)
         checks = checks_of(task.id)
         bench.plan = first_plays(
             [c for c in checks if world_size in self._world_sizes(c)], impl, asker

@@ -3,7 +3,8 @@
 Each check is asked what it would run first; what all of them name is then played in
 one run, with the unit loaded anew for each. Only a run that came to its end counts,
 and only what passes: where ranks fail, or a check finds fault, the scenario is played
-again by itself, so that no mistake is blamed on what was played before it.
+again by itself, so that no mistake is blamed on what was played before it or after it
+(a rank that is through with one play begins the next while others are still in it).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from distlab.runner import RankContext, RankRecord, Run
 from distlab.runner.context import seed_everything
+from distlab.runner.rank import name_of
 
 if TYPE_CHECKING:
     from distlab.grading.bench import Bench, Implementation
@@ -33,7 +35,7 @@ class Play:
     @property
     def name(self) -> str:
         """How a rank finds the scenario."""
-        return f"{self.scenario.__module__}:{self.scenario.__qualname__}"
+        return name_of(self.scenario)
 
 
 def play_of(scenario: Scenario, values: dict[str, Any]) -> Play:

@@ -26,6 +26,7 @@ from distlab.grading.guard import install
 from distlab.grading.liveness import perform_simulated
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
+from distlab.runner.rank import name_of, resolve
 from distlab.sim import AlphaBeta
 from distlab.sim import run as simulate
 
@@ -68,7 +69,7 @@ def simulated(
         travelling(impl.source),
         needed_reference(impl),
         list(impl.grafts),
-        f"{scenario.__module__}:{scenario.__qualname__}",
+        name_of(scenario),
         {"seed": bench.seed, **values},
         {"world_size": world_size, "bytes_per_s": bytes_per_s, "seed": bench.seed},
         off_limits(impl),
@@ -97,8 +98,6 @@ def play_in_virtual_time(
     protected: dict[str, list[str]],
 ) -> dict[str, Any]:
     """The program of that process."""
-    from distlab.runner.rank import resolve
-
     install(**protected)
     module = load_graft(arrived(source), arrived(reference), grafts)
     run = simulate(

@@ -103,8 +103,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C)."""
         x = x + self.dropout(self.attention(self.norm1(x)))
-        x = x + self.dropout(self.mlp(self.norm2(x)))
-        return x
+        return x + self.dropout(self.mlp(self.norm2(x)))
 
 
 class Head(nn.Module):

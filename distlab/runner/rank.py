@@ -70,6 +70,11 @@ def _say(control: socket.socket, line: bytes) -> None:
         control.sendall(line)
 
 
+def name_of(function: Callable[..., Any]) -> str:
+    """What `resolve` finds it by."""
+    return f"{function.__module__}:{function.__qualname__}"
+
+
 def resolve(name: str) -> Callable[..., Any]:
     """The function that "package.module:function" names."""
     module, _, function = name.partition(":")

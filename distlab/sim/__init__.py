@@ -1,16 +1,22 @@
-"""The simulated cluster: up to 4,096 ranks in one process and in virtual time."""
+"""The simulated cluster: up to 4,096 ranks in one process and in virtual time.
+
+Read in this order: `run` (the door), `kernel` (who goes on, and when), `carriers` (what
+a rank is made of), `channels` (what meets what), `comm` (the calls; `fast` is its short
+way). Beside it: `net` (what a message costs), `faults`, `plans` (schedules and their
+formulas), `calibration` (this machine, measured), `torch` (torch.distributed's code).
+"""
 
 from distlab.sim.comm import SimComm
-from distlab.sim.fabric import Fabric
 from distlab.sim.faults import Faults
-from distlab.sim.links import AlphaBeta, Network, Wires
-from distlab.sim.loggp import LogGP
 from distlab.sim.messages import Message, Trace
+from distlab.sim.net.fabric import Fabric
+from distlab.sim.net.links import AlphaBeta, Network, Wires
+from distlab.sim.net.loggp import LogGP
+from distlab.sim.net.piecewise import Piecewise
+from distlab.sim.net.spec import parse_faults, parse_net
 from distlab.sim.packed import run_apart
 from distlab.sim.payload import Sized
-from distlab.sim.piecewise import Piecewise
 from distlab.sim.run import SimRun, run
-from distlab.sim.spec import parse_faults, parse_net
 
 __all__ = [
     "AlphaBeta",

@@ -19,8 +19,8 @@ from torch import Tensor
 from distlab.comm import ANY
 from distlab.sim.collectives import Collectives
 from distlab.sim.kernel import Fiber, Flight, Kernel, Lost
-from distlab.sim.links import Wires
-from distlab.sim.messages import Fields, Message, deliver
+from distlab.sim.messages import Fields, Message, deliver, move
+from distlab.sim.net.links import Wires
 from distlab.sim.payload import Sized
 
 if TYPE_CHECKING:
@@ -29,12 +29,21 @@ if TYPE_CHECKING:
 __all__ = ["Channel", "End", "Group", "Message"]
 
 
-class End(Flight):
+class _Moving(Flight):
+    """What changes with every message; next to each other, for the caches' sake.
+
+    `address` is that of the tensor's first byte, if it was looked up; or else 0.
+    """
+
+    __slots__ = ("address", "met", "num_bytes", "other", "posted", "step", "tensor")
+
+
+class End(_Moving):
     """One end of a message: who posted it, for whom, and the tensor."""
 
     __slots__ = (
-        *("channel", "dropped", "group", "met", "op", "other", "owner", "parcel"),
-        *("peer", "posted", "source", "step", "tag", "tensor"),
+        *("channel", "dropped", "group", "op", "owner", "parcel", "peer", "source"),
+        "tag",
     )
 
     def __init__(
@@ -52,6 +61,7 @@ class End(Flight):
         self.waiter: Fiber | None = None
         self.group, self.op, self.step = group, op, step
         self.owner, self.peer, self.tag, self.tensor = owner, peer, tag, tensor
+        self.address = self.num_bytes = 0
         self.posted = 0  # its number among the ends of the group that had to wait
         self.source = peer
         self.channel: Channel | None = None
@@ -106,8 +116,10 @@ class Arrivals(list[End]):
         for receive in self:
             send, receive.other = receive.other, None
             assert send is not None
-            if type(receive.tensor) is not Sized:
-                receive.error = deliver(send.tensor, receive.tensor)
+            if receive.address and send.address and send.num_bytes <= receive.num_bytes:
+                move(receive.address, send.address, send.num_bytes)
+            elif (into := receive.tensor) is not None and type(into) is not Sized:
+                receive.error = deliver(send.tensor, into)
             send.done = receive.done = True
             if send.waiter is not None:
                 ready.append(send.waiter)
@@ -273,15 +285,15 @@ class Group:
         receive.other = send
         if self.conditions is not None:
             self.conditions.start(self, channel, send, receive)
+            return
+        end_ps = self.book(channel, send)
+        events = self.kernel.events.get(end_ps)
+        if events is None:
+            self.kernel.at(end_ps, Arrivals((receive,)))
+        elif type(last := events[-1]) is Arrivals:
+            last.append(receive)
         else:
-            end_ps = self.book(channel, send)
-            events = self.kernel.events.get(end_ps)
-            if events is None:
-                self.kernel.at(end_ps, Arrivals((receive,)))
-            elif type(last := events[-1]) is Arrivals:
-                last.append(receive)
-            else:
-                events.append(Arrivals((receive,)))
+            events.append(Arrivals((receive,)))
 
     def book(self, channel: Channel, send: End) -> int:
         """Put a message on its way; returns when it is there."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from distlab.comm import ReduceOp
 from distlab.sim.broadcast import Tree
 from distlab.sim.kernel import Flight, Kernel, Lost
-from distlab.sim.links import Wires
+from distlab.sim.net.links import Wires
 
 if TYPE_CHECKING:
     from distlab.sim.conditions import Conditions

@@ -27,7 +27,7 @@ from distlab.sim.channels import End, Group
 from distlab.sim.collectives import Act, Part
 from distlab.sim.fast import FastExchange
 from distlab.sim.kernel import Fiber, Flight, Lost
-from distlab.sim.links import PS, picoseconds
+from distlab.sim.net.links import PS, picoseconds
 from distlab.sim.payload import Sized
 from distlab.sim.ways import SimWork, Way, can_travel
 

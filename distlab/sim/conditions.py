@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distlab.sim.faults import Faults, Luck
 from distlab.sim.kernel import Kernel
-from distlab.sim.links import Metered, Wires, picoseconds
 from distlab.sim.messages import deliver
+from distlab.sim.net.links import Metered, Wires, picoseconds
 from distlab.sim.payload import Sized
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ What makes it short:
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ class Pair:
     """One rank's messages to `dst` and from `src`: both ends, used again and again."""
 
     __slots__ = (
-        *("dst", "inward", "outward", "receives", "receiving", "sending"),
+        *("both", "dst", "inward", "outward", "receives", "receiving", "sending"),
         *("sends", "src"),
     )
 
@@ -45,6 +46,7 @@ class Pair:
         self.sends = self.inward.sends
         self.sending = End(group, "send", rank, dst, 0, None, 0)
         self.receiving = End(group, "recv", rank, src, 0, None, 0)
+        self.both = (self.sending, self.receiving)
 
 
 class FastExchange:
@@ -89,7 +91,8 @@ class FastExchange:
         pair, kernel, group = self._pair, self._kernel, self.group
         if pair is None or pair.dst is not dst or pair.src is not src:
             pair = self._pair_of(dst, src)
-        fiber, kind = kernel.current, type(send_tensor)
+        fiber = kernel.current
+        kind: Any = type(send_tensor)  # or Sized, which passes for one
         if (
             pair is None
             or not group.is_plain
@@ -101,24 +104,32 @@ class FastExchange:
             or type(recv_tensor) is not kind
             or not (
                 kind is Sized
-                or kind is Tensor
-                and send_tensor.is_cpu
-                and recv_tensor.is_cpu
-                and send_tensor.is_contiguous()
-                and recv_tensor.is_contiguous()
+                or (
+                    kind is Tensor
+                    and send_tensor.is_cpu
+                    and recv_tensor.is_cpu
+                    and send_tensor.is_contiguous()
+                    and recv_tensor.is_contiguous()
+                )
             )
         ):
             self.exchange(send_tensor, dst, recv_tensor, src, timeout_s)
             return
         # Post both ends; what meets its match goes.
         sending, receiving, step = pair.sending, pair.receiving, self._step
-        if self._traffic is not None:
-            self._traffic.messages += 1
-            self._traffic.sent_bytes += send_tensor.nbytes
+        num_bytes, traffic = send_tensor.nbytes, self._traffic
+        if traffic is not None:
+            traffic.messages += 1
+            traffic.sent_bytes += num_bytes
         sending.done = sending.met = receiving.done = receiving.met = False
         sending.tensor, sending.step = send_tensor, step + 1
-        receiving.tensor, receiving.step = recv_tensor, step + 2
-        self._step = step + 2
+        receiving.step = self._step = step + 2
+        if kind is not Sized:  # on arrival they would have to be fetched once more
+            sending.address, sending.num_bytes = send_tensor.data_ptr(), num_bytes
+            receiving.address = recv_tensor.data_ptr()
+            receiving.num_bytes, receiving.tensor = recv_tensor.nbytes, recv_tensor
+        elif sending.address:
+            sending.address = receiving.address = 0
         if pair.receives:
             group.start(pair.outward, sending, pair.receives.popleft())
         else:
@@ -131,7 +142,7 @@ class FastExchange:
             pair.inward.receives.append(receiving)
         # Wait for what comes in, then for what goes out: it may be through by then.
         since_ps, ready, generators = kernel.now_ps, kernel.ready, kernel.generators
-        receiving.waiter, fiber.needs = fiber, (sending, receiving)
+        receiving.waiter, fiber.needs = fiber, pair.both
         while True:
             if (
                 ready
@@ -145,7 +156,7 @@ class FastExchange:
                     _set_grad_enabled(grad)
                 if kernel.closing:
                     raise RankEnded
-                if fiber.numbers.drew:
+                if generators.anyone_drew and fiber.numbers.drew:
                     generators.put(fiber.numbers)
             else:
                 kernel.pause(fiber)

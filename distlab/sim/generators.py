@@ -69,6 +69,7 @@ class Generators(Protocol):
 
     word: Any
     seen_word: int
+    anyone_drew: bool
 
     def own(self, seed: int) -> Any:
         """What a rank keeps between its turns."""
@@ -103,6 +104,7 @@ class OneGenerator:
         self._lazy = lazy and source.look is not None
         self._seen: object = None  # what the last one who drew left behind
         self.word, self.seen_word = source.word if self._lazy else None, _NO_WORD
+        self.anyone_drew = False
 
     def own(self, seed: int) -> OwnNumbers:
         """See `Generators.own`."""
@@ -133,6 +135,7 @@ class OneGenerator:
             if self._lazy and not own.drew and self._seen is not own.seen:
                 raise DrewLate
             own.drew, own.state = True, self._source.get()
+            self.anyone_drew = True
             self._seen = own.seen = look()
             if self.word is not None:  # a number of a pair may wait: then it is no help
                 own.seen_word = _NO_WORD if _has_pair(own.state) else self.word.value
@@ -148,7 +151,7 @@ class SeveralGenerators:
 
     def __init__(self, sources: Sequence[Source], lazy: bool) -> None:
         self._all = [OneGenerator(source, lazy) for source in sources]
-        self.word, self.seen_word = None, _NO_WORD
+        self.word, self.seen_word, self.anyone_drew = None, _NO_WORD, True
 
     def own(self, seed: int) -> list[OwnNumbers]:
         """See `Generators.own`."""

@@ -30,7 +30,7 @@ import torch
 
 from distlab.sim.carriers import Carrier, RankEnded, Strand
 from distlab.sim.generators import Generators, make_generators
-from distlab.sim.links import PS
+from distlab.sim.net.links import PS
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class Fiber:
 
     def __init__(self, rank: int, strand: Strand, numbers: Any) -> None:
         self.rank, self.strand = rank, strand
-        self.switch = strand.switch  # enters it, if the carrier needs do no more
+        self.switch: Any = strand.switch  # enters it, if the carrier needs do no more
         self.started = self.killed = False
         self.numbers = numbers  # random ones, of its own
         self.needs: tuple[Flight, ...] = ()  # what it waits for

@@ -71,10 +71,17 @@ def deliver(sent: Any, received: Any) -> Exception | None:
         )
     into, out = received.data_ptr(), sent.data_ptr()
     if into and out:  # a message is no operation that autograd should see
-        _move(into, out, num_bytes)
+        move(into, out, num_bytes)
+    elif num_bytes and any(_is_hollow(tensor) for tensor in (sent, received)):
+        return RuntimeError("a tensor took part whose memory had been given back")
     elif num_bytes:
         _copy(sent.detach(), received.detach(), num_bytes)
     return None
+
+
+def _is_hollow(tensor: Any) -> bool:
+    """Whether its storage was resized to nothing; to touch it ends the process."""
+    return type(tensor) is Tensor and tensor.is_cpu and not tensor.data_ptr()
 
 
 def _copy(sent: Tensor, received: Tensor, num_bytes: int) -> None:
@@ -83,7 +90,8 @@ def _copy(sent: Tensor, received: Tensor, num_bytes: int) -> None:
     into[:num_bytes] = sent.view(-1).view(torch.uint8)
 
 
-# Three times as fast as copy_ for a small tensor, and it need not be told of dtypes.
-_move = ctypes.PyDLL(None).memmove
-_move.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_move.restype = None
+# To an address, from one, so many bytes. Three times as fast as copy_ for a small
+# tensor, and it need not be told of dtypes.
+move = ctypes.PyDLL(None).memmove
+move.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+move.restype = None

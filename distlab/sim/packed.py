@@ -11,12 +11,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from distlab.runner import Cluster, ErrorRecord, Limits, RankContext, RankRecord, Run
-from distlab.runner.rank import resolve
+from distlab.runner.rank import name_of, resolve
 from distlab.sim.conditions import Loss
 from distlab.sim.faults import Faults
-from distlab.sim.links import AlphaBeta, Network
 from distlab.sim.messages import Trace
-from distlab.sim.nets import as_data, from_data
+from distlab.sim.net.links import AlphaBeta, Network
+from distlab.sim.net.nets import as_data, from_data
 from distlab.sim.run import SimRun, run
 
 
@@ -40,7 +40,7 @@ def run_apart(
         ValueError: a network that the other process would not know.
         RunnerError: that process did not come to its end; with what ended it.
     """
-    name = f"{program.__module__}:{program.__qualname__}"
+    name = name_of(program)
     limits = limits or Limits()
     outer = cluster.run(
         simulate,

@@ -18,7 +18,7 @@ from distlab.sim.carriers import CarrierName
 from distlab.sim.faults import Faults
 from distlab.sim.generators import DrewLate
 from distlab.sim.kernel import MustMove
-from distlab.sim.links import AlphaBeta, Network
+from distlab.sim.net.links import AlphaBeta, Network
 from distlab.sim.payload import Payload
 from distlab.sim.simulation import MAX_RANKS, Setup, SimRun, Simulation
 

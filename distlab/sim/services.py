@@ -15,7 +15,7 @@ from distlab.comm._seams import Handle
 from distlab.sim.channels import Group
 from distlab.sim.conditions import Conditions
 from distlab.sim.kernel import Flight, Lost
-from distlab.sim.links import PS, picoseconds
+from distlab.sim.net.links import PS, picoseconds
 
 SERVICE_TAG = -1
 """Of messages of a Store or Endpoint, in a trace."""

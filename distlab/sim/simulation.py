@@ -26,8 +26,8 @@ from distlab.sim.faults import Faults
 from distlab.sim.generators import make_generators
 from distlab.sim.kernel import Fiber, Kernel
 from distlab.sim.knots import find_knot
-from distlab.sim.links import Metered, Network, Wires, picoseconds
 from distlab.sim.messages import Fields, Trace
+from distlab.sim.net.links import Metered, Network, Wires, picoseconds
 from distlab.sim.payload import PAYLOADS, Payload, for_rank
 from distlab.sim.services import Services, SimClock, SimEndpoint, SimStore
 from distlab.sim.surroundings import (

@@ -7,6 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from distlab.runner.autopsy import evidence
+from distlab.sim.net.quantities import time_words
 from distlab.trace.critical_path import Segment, seconds_by_kind
 from distlab.trace.links import links_of
 from distlab.trace.model import Trace
@@ -36,7 +37,7 @@ def figures(trace: Trace, path: Sequence[Segment], name: str) -> str:
     spent = seconds_by_kind(path)
     whole = sum(spent.values())
     if trace.outcome == "finished":
-        lines[0] = f"{lines[0][:-1]}, {_time(trace.end_ps / 1e12)}."
+        lines[0] = f"{lines[0][:-1]}, {time_words(trace.end_ps / 1e12)}."
     if whole:
         words = {
             "message": "messages under way",
@@ -48,13 +49,6 @@ def figures(trace: Trace, path: Sequence[Segment], name: str) -> str:
         lines.append(f"On the critical path: {', '.join(parts)}.")
     head = f"<b>{escape(name)}</b>: " if name else ""
     return f"<p>{head}{escape(' '.join(lines))}</p>\n"
-
-
-def _time(seconds: float) -> str:
-    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if seconds >= size:
-            return f"{seconds / size:.4g} {unit}"
-    return f"{seconds * 1e9:.4g} ns"
 
 
 def table_of(run: Run) -> str:

@@ -20,11 +20,18 @@ from distlab.cli.doctor import Finding
 from distlab.experiments import simulated
 from distlab.grading.verdict import HARNESS
 from distlab.runner import Limits, RankContext, RunnerError
-from distlab.sim import run, trains
-from distlab.sim.calibrate import Calibration, Plan, Prediction, calibrate, predict
-from distlab.sim.charge import run_charged
-from distlab.sim.nets import as_data, from_data
-from distlab.sim.piecewise import Piecewise
+from distlab.sim import run
+from distlab.sim.calibration import trains
+from distlab.sim.calibration.calibrate import (
+    Calibration,
+    Plan,
+    Prediction,
+    calibrate,
+    predict,
+)
+from distlab.sim.calibration.charge import run_charged
+from distlab.sim.net.nets import as_data, from_data
+from distlab.sim.net.piecewise import Piecewise
 
 # ── the table's columns ─────────────────────────────────────────────────────────────
 
@@ -102,9 +109,9 @@ class KnownMachine:
         return done
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The simulated ranks are this process, which needs its processors.
+    # The simulated ranks are this process, and the tests after these need its cores.
     monkeypatch.setattr(trains, "take_a_processor", lambda rank, world_size: None)
 
 

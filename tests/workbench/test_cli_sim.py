@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from distlab.cli.sim import scale, sim
-from distlab.cli.sim_report import size_words, time_words
+from distlab.cli.sim_report import size_words
 from distlab.runner import Cluster
-from tests.workbench.course import Course, keep_warm
+from distlab.sim.net.quantities import time_words
+from tests.workbench.course import ROOT, Course, keep_warm
 
 Capture = pytest.CaptureFixture[str]
 FILE = """
@@ -35,6 +37,11 @@ def everybody_waits(comm, tensor):
 
 def breaks(comm, tensor):
     raise RuntimeError("on purpose")
+
+
+def wrong_all_reduce(comm, tensor):
+    print("I only double it")
+    tensor *= 2
 
 
 def odd(comm, weight):
@@ -78,7 +85,7 @@ def test_in_words(file: Path, capsys: Capture) -> None:
     said = capsys.readouterr().out
     assert "collectives.all_reduce, the reference's: 8 ranks, 64 KiB each" in said
     assert "a hot spot" in said
-    assert "results    the same on all ranks" in said
+    assert "results    right on all ranks: the sum of all ranks' tensors" in said
     assert "timeline:" in said
 
 
@@ -89,6 +96,31 @@ def test_a_run_that_gets_stuck_or_fails_is_explained(
     assert "DEADLOCK  0→1→2→0 all wait in recv" in capsys.readouterr().out
     assert sim(f"{file}:breaks", world_size=2, as_json=True) == 1
     assert "on purpose" in json.loads(capsys.readouterr().out)["explanation"]
+
+
+def test_a_wrong_result_is_no_success(file: Path, capsys: Capture) -> None:
+    assert sim(f"{file}:wrong_all_reduce", world_size=4) == 1
+    said = capsys.readouterr().out
+    assert "WRONG on all ranks: not the sum of all ranks' tensors" in said
+    assert "[rank 0] I only double it" in said
+    assert scale(f"{file}:wrong_all_reduce", worlds=(2, 4)) == 1
+    assert "on 2 ranks it is not the sum" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("1.3", "right on all ranks: rank 0's tensor"),
+        ("1.6", "together   4 by the library"),
+        ("1.14", "right on all ranks: all ranks' tensors in order and each"),
+        ("1.7", "the same on all ranks"),
+    ],
+)
+def test_what_comes_out_is_looked_at(
+    file: Path, capsys: Capture, task: str, words: str
+) -> None:
+    assert sim(task, world_size=3, code="reference", size="4KiB") == 0
+    assert words in capsys.readouterr().out
 
 
 def test_a_straggler_makes_it_slower(file: Path, capsys: Capture) -> None:
@@ -114,6 +146,17 @@ def test_scale_has_formulas_and_the_bound_beside_it(
     assert len(said.splitlines()) == 5
 
 
+def test_the_readme_shows_what_is_printed(file: Path, capsys: Capture) -> None:
+    """The times are virtual: they are the same on every machine."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = readme.split("<!-- begin scale: ")[1].split("<!-- end -->")[0]
+    typed, _, block = shown.partition(" -->\n")
+    worlds = tuple(int(n) for n in re.findall(r"-n (\d+)", typed))
+    assert scale(typed.split()[2], worlds=worlds, code="reference") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert block.strip().splitlines() == ["```", *said[:-1], "```"]
+
+
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
@@ -122,6 +165,9 @@ def test_scale_has_formulas_and_the_bound_beside_it(
         ("collectives:nothing", {}, "has no nothing; it has exchange"),
         ("missing.py:ring", {}, "missing.py cannot be read: No such file"),
         ("FILE:nothing", {}, "algorithms.py has no nothing; it has ring"),
+        ("FILE", {}, "algorithms.py needs a function, FILE.py:NAME; it has ring"),
+        ("FILE:ring", {"beside": True}, "a file of your own has no reference"),
+        ("1.3", {"code": "mine"}, "there is nothing of yours in 1.3"),
         ("FILE:odd", {}, "odd takes weight, and nothing is known to put there"),
         ("FILE:alone", {}, "alone takes no comm"),
         ("1.8", {}, "takes no comm"),

@@ -61,6 +61,6 @@ def test_the_command_knows_the_benchmarks_and_not_their_parts(
     from distlab.cli.bench import bench
 
     monkeypatch.chdir(ROOT)
-    with pytest.raises(ValueError, match="there is .*hang, ") as caught:
+    with pytest.raises(ValueError, match=r"there is .*hang, ") as caught:
         bench("nothing")
     assert "_hangs" not in str(caught.value)

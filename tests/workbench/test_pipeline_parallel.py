@@ -25,7 +25,7 @@ from distlab.models.transformer import (
 )
 from distlab.runner import Cluster, RankContext
 from distlab.sim import AlphaBeta, SimRun, run
-from distlab.sim import closed_forms as forms
+from distlab.sim.plans import closed_forms as forms
 from tests.workbench.judging import ROOT
 
 FREE = AlphaBeta(alpha_s=0.0, bytes_per_s=math.inf)

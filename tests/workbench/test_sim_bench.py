@@ -11,7 +11,7 @@ from benchmarks import _sim_corpus as corpus
 from benchmarks import _sim_runs as runs
 from benchmarks import sim
 from distlab.cli.bench import bench
-from distlab.sim import schedules
+from distlab.sim.plans import schedules
 from tests.corpus.corpus import CASES, TRANSPORTS, on_sim
 from tests.corpus.judge import Row, verdict
 

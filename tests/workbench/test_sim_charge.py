@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from distlab.runner import RankContext
-from distlab.sim import AlphaBeta, Faults, run, trains
-from distlab.sim.charge import run_charged
-from distlab.sim.piecewise import Piecewise
-from distlab.sim.replay import record
+from distlab.sim import AlphaBeta, Faults, run
+from distlab.sim.calibration import trains
+from distlab.sim.calibration.charge import run_charged
+from distlab.sim.net.piecewise import Piecewise
+from distlab.sim.plans.replay import record
 
 NOW = AlphaBeta(alpha_s=0, bytes_per_s=float("inf"))
 ONE_S = AlphaBeta(alpha_s=1, bytes_per_s=float("inf"))

@@ -11,10 +11,10 @@ import torch
 
 from distlab.runner import RankContext
 from distlab.sim import AlphaBeta, Network, run
-from distlab.sim.closed_forms import hierarchical_s
-from distlab.sim.fabric import Fabric, Link
-from distlab.sim.links import Metered
-from distlab.sim.schedules import hierarchical_all_reduce, ring_all_reduce
+from distlab.sim.net.fabric import Fabric, Link
+from distlab.sim.net.links import Metered
+from distlab.sim.plans.closed_forms import hierarchical_s
+from distlab.sim.plans.schedules import hierarchical_all_reduce, ring_all_reduce
 
 US = 1_000_000
 """Picoseconds in a microsecond."""
@@ -194,7 +194,7 @@ def test_no_cable_carries_two_messages_at_once(
     alone = fabric.wires(12)  # for one message at a time, long after the last one
     for src, dst in permutations(range(12), 2):
         alone.message(src, dst, 0, 0)  # so that all its links are there, and unwatched
-    monkeypatch.setattr("distlab.sim.fabric.Link", Watched)
+    monkeypatch.setattr("distlab.sim.net.fabric.Link", Watched)
     wires, now = fabric.wires(12), 0
     for number in range(1, 41):
         src, dst = random.sample(range(12), 2)

@@ -12,12 +12,12 @@ import torch
 
 from distlab.runner import RankContext
 from distlab.sim import AlphaBeta, Network, Wires, run
-from distlab.sim.fabric import Fabric
-from distlab.sim.links import Metered, picoseconds
-from distlab.sim.loggp import LogGP
-from distlab.sim.nets import as_data, from_data
-from distlab.sim.piecewise import Piecewise
-from distlab.sim.schedules import ring_all_reduce
+from distlab.sim.net.fabric import Fabric
+from distlab.sim.net.links import Metered, picoseconds
+from distlab.sim.net.loggp import LogGP
+from distlab.sim.net.nets import as_data, from_data
+from distlab.sim.net.piecewise import Piecewise
+from distlab.sim.plans.schedules import ring_all_reduce
 
 US = 1_000_000
 """Picoseconds in a microsecond."""

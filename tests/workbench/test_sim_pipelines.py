@@ -12,8 +12,8 @@ from torch import Tensor
 
 from distlab.runner import Cluster, RankContext, Run
 from distlab.sim import AlphaBeta, SimRun, run
-from distlab.sim import closed_forms as forms
-from distlab.sim import pipelines as pipes
+from distlab.sim.plans import closed_forms as forms
+from distlab.sim.plans import pipelines as pipes
 
 NET = AlphaBeta(alpha_s=3e-6, bytes_per_s=2e9)
 FREE = AlphaBeta(alpha_s=0.0, bytes_per_s=math.inf)

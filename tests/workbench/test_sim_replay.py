@@ -13,13 +13,13 @@ import torch
 from distlab.comm import ANY
 from distlab.runner import RankContext
 from distlab.sim import AlphaBeta, run
-from distlab.sim.fabric import Fabric
 from distlab.sim.faults import Faults
-from distlab.sim.links import Network
-from distlab.sim.loggp import LogGP
-from distlab.sim.pipelines import TimedStage, one_f_one_b
-from distlab.sim.replay import record
-from distlab.sim.schedules import (
+from distlab.sim.net.fabric import Fabric
+from distlab.sim.net.links import Network
+from distlab.sim.net.loggp import LogGP
+from distlab.sim.plans.pipelines import TimedStage, one_f_one_b
+from distlab.sim.plans.replay import record
+from distlab.sim.plans.schedules import (
     hierarchical_all_reduce,
     rabenseifner_all_reduce,
     ring_all_reduce,
@@ -119,7 +119,7 @@ def test_many_scenarios_are_worked_out_in_parts(
     recording = record(ring, N, net=NET)
     factors = scenarios(30)
     at_once = recording.replay(factors)
-    monkeypatch.setattr("distlab.sim.replay._MOST", 7 * len(recording.messages))
+    monkeypatch.setattr("distlab.sim.plans.replay._MOST", 7 * len(recording.messages))
     assert recording.replay(factors).tolist() == at_once.tolist()
     assert recording.replay(np.ones((0, N))).tolist() == []
     assert recording.replay(factors[3]).tolist() == [at_once[3]]

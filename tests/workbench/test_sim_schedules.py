@@ -16,8 +16,8 @@ from torch import Tensor
 from distlab.comm import Comm
 from distlab.runner import Cluster, RankContext, Run
 from distlab.sim import AlphaBeta, SimRun, run
-from distlab.sim import closed_forms as forms
-from distlab.sim import schedules as sched
+from distlab.sim.plans import closed_forms as forms
+from distlab.sim.plans import schedules as sched
 
 NET = AlphaBeta(alpha_s=3e-6, bytes_per_s=2e9)
 WORLDS = (2, 3, 4, 8, 16, 64)

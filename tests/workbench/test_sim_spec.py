@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from distlab.sim import AlphaBeta, Network, quantities, spec
-from distlab.sim.fabric import Fabric
+from distlab.sim import AlphaBeta, Network
 from distlab.sim.faults import Faults
-from distlab.sim.loggp import LogGP
-from distlab.sim.piecewise import Piecewise
-from distlab.sim.presets import PRESETS
-from distlab.sim.spec import parse_faults, parse_net
+from distlab.sim.net import quantities, spec
+from distlab.sim.net.fabric import Fabric
+from distlab.sim.net.loggp import LogGP
+from distlab.sim.net.piecewise import Piecewise
+from distlab.sim.net.presets import PRESETS
+from distlab.sim.net.spec import parse_faults, parse_net
 
 
 @pytest.mark.parametrize(

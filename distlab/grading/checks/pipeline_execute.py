@@ -37,7 +37,7 @@ from distlab.grading.verdict import NotYetError
 from distlab.grading.virtual import simulated
 from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
-from distlab.sim import closed_forms as forms
+from distlab.sim.plans import closed_forms as forms
 
 WORLDS = (3, 2, 4, 1)
 BEFORE = 0.25  # in every .grad, where one is there before

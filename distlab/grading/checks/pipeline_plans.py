@@ -23,7 +23,7 @@ from distlab.grading.clause import clause
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
-from distlab.sim import closed_forms as forms
+from distlab.sim.plans import closed_forms as forms
 
 _SHOWN = 14  # entries in one line of a table
 _LIMIT = 5000

@@ -86,7 +86,7 @@ def one_message_per_rank(impl: Implementation, cluster: Bench) -> str | None:
 
 @clause("collectives.tree_broadcast", "C3", worlds=(4, 7, 8))
 def in_few_rounds(impl: Implementation, cluster: Bench) -> str | None:
-    """J and T: the last rank is reached in round ⌈log2 n⌉, however the tree is drawn."""
+    """J and T: the last rank is reached in round ⌈log2 n⌉, whatever the tree."""
     n, src = cluster.world_size, cluster.world_size // 2
     run = cluster.run(impl, tree_once, src=src)
     sends = [_sends(record) for record in run.ranks]
@@ -104,7 +104,9 @@ def in_few_rounds(impl: Implementation, cluster: Bench) -> str | None:
         )
     if n == MANY_AFTER:
         _expect_few_on_many(impl, cluster)
-    return f"n = {MANY}, simulated: {(MANY - 1).bit_length()} rounds; a star: {MANY - 1}"
+    return (
+        f"n = {MANY}, simulated: {(MANY - 1).bit_length()} rounds; a star: {MANY - 1}"
+    )
 
 
 def _expect_few_on_many(impl: Implementation, cluster: Bench) -> None:

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from distlab.runner import RankContext, RunnerError
-from distlab.sim.links import Network
+from distlab.sim.net.links import Network
 from distlab.sim.run import SimRun
 from distlab.sim.run import run as simulate
 

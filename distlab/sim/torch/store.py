@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from distlab.sim.kernel import Flight
-from distlab.sim.links import picoseconds
+from distlab.sim.net.links import picoseconds
 from distlab.sim.torch.rank import Rank
 
 _Base: Any = Store

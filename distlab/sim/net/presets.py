@@ -7,8 +7,8 @@ measured; `distlab calibrate` measures the machine it runs on.
 
 from __future__ import annotations
 
-from distlab.sim.fabric import Fabric
-from distlab.sim.links import AlphaBeta, Network
+from distlab.sim.net.fabric import Fabric
+from distlab.sim.net.links import AlphaBeta, Network
 
 PRESETS: dict[str, Network] = {
     # Processes of one machine over loopback sockets: a copy into the kernel and out.

@@ -32,8 +32,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from distlab.sim.links import AlphaBeta
-from distlab.sim.schedules import require_power_of_two
+from distlab.sim.net.links import AlphaBeta
+from distlab.sim.plans.schedules import require_power_of_two
 
 
 def ring_reduce_scatter_s(n: int, num_bytes: int, net: AlphaBeta) -> float:

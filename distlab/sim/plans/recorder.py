@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from distlab.comm import ANY, Comm
 from distlab.comm._call import Call, Wrapper
-from distlab.sim.links import picoseconds
+from distlab.sim.net.links import picoseconds
 
 T = TypeVar("T")
 Name = tuple[int, int, int, int]

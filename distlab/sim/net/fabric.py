@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from distlab.sim.links import (
+from distlab.sim.net.links import (
     PS,
     Wires,
     collective_ps,

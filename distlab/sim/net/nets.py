@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from distlab.sim.fabric import Fabric
-from distlab.sim.links import AlphaBeta, Network
-from distlab.sim.loggp import LogGP
-from distlab.sim.piecewise import Piecewise
+from distlab.sim.net.fabric import Fabric
+from distlab.sim.net.links import AlphaBeta, Network
+from distlab.sim.net.loggp import LogGP
+from distlab.sim.net.piecewise import Piecewise
 
 _Known = AlphaBeta | Fabric | LogGP | Piecewise
 _KINDS: dict[str, type[_Known]] = {

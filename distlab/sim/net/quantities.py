@@ -34,6 +34,14 @@ _NUMBER = re.compile(
 )
 
 
+def time_words(seconds: float) -> str:
+    """Four digits with a unit: 0.0123 → `12.3 ms`."""
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= size:
+            return f"{seconds / size:.4g} {unit}"
+    return f"{seconds * 1e9:.4g} ns"
+
+
 def seconds(text: str) -> float:
     """`10us` → 1e-05.
 

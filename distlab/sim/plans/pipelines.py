@@ -16,7 +16,7 @@ from typing import Protocol
 from torch import Tensor
 
 from distlab.comm import Comm, Work
-from distlab.sim.schedules import room_for
+from distlab.sim.plans.schedules import room_for
 
 
 class Stage(Protocol):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from distlab.sim.links import PS, Cost, Ports
+from distlab.sim.net.links import PS, Cost, Ports
 
 Seconds = Callable[[float], float]
 """From a message's bytes to its seconds."""

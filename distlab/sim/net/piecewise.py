@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distlab.sim.links import PS, Ports, Wires
-from distlab.sim.measured import MeasuredPorts
+from distlab.sim.net.links import PS, Ports, Wires
+from distlab.sim.net.measured import MeasuredPorts
 
 _FORMAT = "distlab link table 1"
 _Rows = Sequence[tuple[float, float]]

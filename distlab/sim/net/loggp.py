@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distlab.sim.links import PS, Ports, Wires, require_duration
+from distlab.sim.net.links import PS, Ports, Wires, require_duration
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from distlab.runner import RankContext
-from distlab.sim.links import PS, AlphaBeta, Network, Ports
-from distlab.sim.recorder import Log, Recorder, Step, in_order
+from distlab.sim.net.links import PS, AlphaBeta, Network, Ports
+from distlab.sim.plans.recorder import Log, Recorder, Step, in_order
 from distlab.sim.run import run
 
 Times = npt.NDArray[np.int64]

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from distlab.comm import Comm
 from distlab.runner import RankContext
-from distlab.sim import schedules
+from distlab.sim.plans import schedules
 
 Case = tuple[str, int, int]
 """What to do, with how many bytes, how often in a row."""

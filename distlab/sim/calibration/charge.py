@@ -30,7 +30,7 @@ from distlab.runner import RankContext
 from distlab.sim.comm import SimComm
 from distlab.sim.conditions import SlowWires
 from distlab.sim.kernel import Kernel
-from distlab.sim.measured import MeasuredPorts
+from distlab.sim.net.measured import MeasuredPorts
 from distlab.sim.run import SimRun, run
 
 T = TypeVar("T")

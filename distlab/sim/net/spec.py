@@ -38,13 +38,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from distlab.sim import quantities
-from distlab.sim.fabric import Fabric
 from distlab.sim.faults import Faults
-from distlab.sim.links import AlphaBeta, Network
-from distlab.sim.loggp import LogGP
-from distlab.sim.piecewise import Piecewise
-from distlab.sim.presets import PRESETS
+from distlab.sim.net import quantities
+from distlab.sim.net.fabric import Fabric
+from distlab.sim.net.links import AlphaBeta, Network
+from distlab.sim.net.loggp import LogGP
+from distlab.sim.net.piecewise import Piecewise
+from distlab.sim.net.presets import PRESETS
 
 Reader = Callable[[str], Any]
 """From the text behind `name=` to its value; of a network, to fields of its class."""

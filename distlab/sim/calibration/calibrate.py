@@ -23,9 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distlab.runner import Cluster, Limits, RunnerError
-from distlab.sim.charge import run_charged
-from distlab.sim.piecewise import Piecewise
-from distlab.sim.trains import (
+from distlab.sim.calibration.charge import run_charged
+from distlab.sim.calibration.trains import (
     ADDING,
     ALGORITHMS,
     BACK_AND_FORTH,
@@ -36,6 +35,7 @@ from distlab.sim.trains import (
     measure,
     simulate,
 )
+from distlab.sim.net.piecewise import Piecewise
 
 KIB, MIB = 1024, 1024**2
 DEFAULT_S = 20.0

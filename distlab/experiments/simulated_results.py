@@ -1,0 +1,103 @@
+"""Whether what came out of a simulated run is right, where that can be known.
+
+The name of a function says what it is for: all_reduce, broadcast, all_gather,
+reduce_scatter, with anything around it. The numbers are whole and small, so sums are
+exact in float32, in whatever order they were added.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+KINDS = {
+    "all_reduce": "the sum of all ranks' tensors",
+    "reduce_scatter": "each rank's chunk of the sum",
+    "all_gather": "all ranks' tensors in order",
+    "broadcast": "rank 0's tensor",
+}
+"""What a function does, and what it leaves on every rank."""
+
+
+def kind_of(function: str) -> str:
+    """One of KINDS, or nothing."""
+    return next((kind for kind in KINDS if function.endswith(kind)), "")
+
+
+def own_numbers(seed: int, rank: int, size: int) -> Tensor:
+    """A rank's tensor: whole numbers that differ from rank to rank."""
+    generator = torch.Generator().manual_seed(seed * 7919 + rank)
+    return torch.randint(-8, 9, (size,), generator=generator).float()
+
+
+def digest_of(tensors: Iterable[Tensor]) -> str:
+    """Equal if and only if the bits are."""
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def left_behind(arguments: dict[str, Any], returned: Any) -> list[Tensor]:
+    """What a call has written into; or returned, if it got nothing to write into."""
+    models = [value for value in arguments.values() if isinstance(value, nn.Module)]
+    if not models:
+        written = ("output", "incoming", "tensor", "box")
+        found = [arguments[name] for name in written if name in arguments]
+        return found[:1] or ([returned] if isinstance(returned, Tensor) else [])
+    parameters = [p for model in models for p in model.parameters()]
+    return [*parameters, *(p.grad for p in parameters if p.grad is not None)]
+
+
+def expected(kind: str, seed: int, n: int, count: int) -> list[str]:
+    """The digest of what each rank must have, where the whole tensor has `count`."""
+    if kind == "all_gather":
+        parts = [own_numbers(seed, rank, count // n) for rank in range(n)]
+        return [digest_of([torch.cat(parts)])] * n
+    if kind == "broadcast":
+        return [digest_of([own_numbers(seed, 0, count)])] * n
+    total = torch.zeros(count)
+    for rank in range(n):
+        total += own_numbers(seed, rank, count)
+    if kind == "all_reduce":
+        return [digest_of([total])] * n
+    return [digest_of([chunk]) for chunk in total.chunk(n)]
+
+
+def _found_to_be(digest: str, seed: int, n: int, count: int) -> str:
+    """What all ranks have, of a function whose name says nothing."""
+    for kind in ("all_reduce", "broadcast"):
+        if digest == expected(kind, seed, n, count)[0]:
+            return KINDS[kind]
+    return ""
+
+
+def judged(
+    functions: list[str], values: list[Any], seed: int, count: int
+) -> dict[str, Any]:
+    """What is told of the results: how many there are, and who has a wrong one.
+
+    `values` has a digest per function for each rank that came to its end.
+    """
+    n = len(values)
+    wrong: set[int] = set()
+    kinds = [kind_of(name) for name in functions]
+    if all(value is not None for value in values):
+        for place, kind in enumerate(kinds):
+            if kind:
+                right = expected(kind, seed, n, count)
+                wrong |= {r for r in range(n) if values[r][place] != right[r]}
+    there = {tuple(value) for value in values if value is not None}
+    known = " and ".join(KINDS[kind] for kind in kinds if kind)
+    if len(there) == 1 and len(kinds) == 1 and not known:
+        known = _found_to_be(values[0][0], seed, n, count)
+    return {
+        "results": len(there),
+        "known": known,
+        "is_named": all(kinds),
+        "wrong_ranks": sorted(wrong),
+    }

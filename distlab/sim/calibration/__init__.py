@@ -1,0 +1,1 @@
+"""This machine measured, and predictions that are checked against it."""

@@ -1,0 +1,1 @@
+"""Written-down schedules, their formulas, and runs played again with other speeds."""
