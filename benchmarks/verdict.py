@@ -31,7 +31,13 @@ TASK = "collectives.all_reduce"
 WORLDS = (2, 3, 4)
 SAVES, SAVES_OF_OTHERS = 40, 10
 PAIRS = 3
-COURSE = ("curriculum.toml", "solutions", "phase1_data_parallel", "phase2_advanced")
+COURSE = (
+    "curriculum.toml",
+    "solutions",
+    "phase1_data_parallel",
+    "phase2_advanced",
+    "phase3_multi_node",
+)
 BAR_P50_S, BAR_P95_S = 0.4, 0.8
 
 
