@@ -85,7 +85,9 @@ def beside(settings: dict[str, Any], row: Row, net: Network) -> dict[str, float 
     found: dict[str, float | None] = dict.fromkeys(FORMULAS)
     if not isinstance(net, AlphaBeta) or len(settings["functions"]) != 1 or n < 2:
         return found
-    what = settings["functions"][0].removeprefix("ring_").removeprefix("tree_")
+    what = settings["functions"][0]
+    for how in ("ring_", "tree_", "pipelined_"):
+        what = what.removeprefix(how)
     if what == "all_reduce":
         found["ring_s"] = forms.ring_all_reduce_s(n, num_bytes, net)
         found["tree_s"] = forms.tree_all_reduce_s(n, num_bytes, net)

@@ -21,19 +21,17 @@ from torch import Tensor, nn
 from distlab.comm import COLLECTIVES
 from distlab.curriculum import load_graft
 from distlab.curriculum.units import arrived
-from distlab.experiments.simulated_results import (
-    digest_of,
-    judged,
-    left_behind,
-    own_numbers,
-)
+from distlab.experiments.simulated_results import judged, left_word, own_numbers
 from distlab.runner import RankContext
 from distlab.sim import Piecewise, SimRun, run
 from distlab.sim.calibration.charge import run_charged, uncharged
 from distlab.sim.faults import Faults
 from distlab.sim.net.nets import from_data
+from distlab.sim.plans.members import Members
+from distlab.sim.plans.schedules import ring_all_reduce
 
 MAX_PRINTED = 10  # lines, of rank 0
+ISLAND_SIZE = 8  # of a network that has none
 MAX_JOURNAL_RANKS = 128  # beyond that the picture is of messages, not of calls
 Settings = dict[str, Any]
 
@@ -46,8 +44,11 @@ def whole_count(num_bytes: int, n: int) -> int:
 class Arguments:
     """What is put into a function's parameters on one rank, each by its name."""
 
-    def __init__(self, context: RankContext, function: str, settings: Settings) -> None:
-        self._context, self._function = context, function
+    def __init__(
+        self, context: RankContext, unit: ModuleType, function: str, settings: Settings
+    ) -> None:
+        self._context, self._unit, self._function = context, unit, function
+        self._island_size = settings["net"].get("island_size", ISLAND_SIZE)
         n = context.world_size
         self._count = whole_count(settings["num_bytes"], n)
         self._seed = settings["seed"]
@@ -95,6 +96,20 @@ class Arguments:
         """A small number that is not the same on all ranks."""
         return 1 + self._context.rank % 3
 
+    def levels(self) -> Any:
+        """The unit's Levels: islands as the network has them, and otherwise of 8."""
+        comm, k = self._context.comm, self._island_size
+        n, rank = comm.world_size, comm.rank
+        islands = [range(start, min(start + k, n)) for start in range(0, n, k)]
+        num_lanes = len(islands[-1])
+        inside, lane = islands[rank // k], range(rank % k, n, k)
+        across = Members(comm, lane) if rank % k < num_lanes else None
+        return self._unit.Levels(Members(comm, inside), across, num_lanes)
+
+    def all_reduce(self) -> Callable[[Any, Tensor], None]:
+        """A ring."""
+        return ring_all_reduce
+
     def model(self) -> nn.Module:
         """Two layers with as many numbers as were asked for, and gradients."""
         if self._model is None:
@@ -138,6 +153,8 @@ FILLED: dict[str, Callable[[Arguments], Any]] = {
     **dict.fromkeys(("output", "incoming"), Arguments.room),
     **dict.fromkeys(("src", "dst", "root"), Arguments.root),
     "num_samples": Arguments.number,
+    "levels": Arguments.levels,
+    "all_reduce": Arguments.all_reduce,
     "model": Arguments.model,
     "optimizer": Arguments.optimizer,
     "loss_fn": Arguments.loss,
@@ -155,10 +172,10 @@ def call_all(context: RankContext, unit: ModuleType, settings: Settings) -> list
         for part in name.split("."):
             function = getattr(function, part)
         with uncharged(context.comm):
-            arguments = Arguments(context, name, settings).fill(function)  # type: ignore[arg-type]
+            arguments = Arguments(context, unit, name, settings).fill(function)  # type: ignore[arg-type]
         returned = function(**arguments)  # type: ignore[operator]
         with uncharged(context.comm):
-            digests.append(digest_of(left_behind(arguments, returned)))
+            digests.append(left_word(name, arguments, returned))
     return digests
 
 

@@ -146,7 +146,7 @@ def _require_fillable(source: UnitSource, function: str) -> None:
         if default is None
     ]
     names = [argument.arg for argument in required]
-    if "comm" not in names and "context" not in names:
+    if not {"comm", "context", "levels"} & set(names):
         raise ValueError(f"{function} takes no comm, so no rank can send anything")
     unknown = [name for name in names if name not in FILLED]
     if unknown:

@@ -18,7 +18,11 @@ from distlab.runner import Cluster, Limits, RankContext, Run
 
 _Key = tuple[Play, tuple[str, ...]]
 _SECRETS = ("solutions", "tests/mutants")
-POINT_TO_POINT_UNITS = {"collectives": "the collectives"}
+POINT_TO_POINT_UNITS = {
+    "collectives": "the collectives",
+    "ring_allreduce": "all_reduce",
+    "topology": "all-reduces of its own",
+}
 
 
 @dataclass(frozen=True)

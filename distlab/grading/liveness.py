@@ -88,6 +88,8 @@ def suspects(
     found: Suspects = {}
     if impl.source.unit not in POINT_TO_POINT_UNITS:
         return found
+    if all(check.worlds == (1,) for check in checks_of(task_id)):
+        return found  # a plan: a rank by itself has nobody to wait for
 
     def note(_rank: int, told: Any) -> None:
         if _is_suspicion(told):

@@ -26,9 +26,12 @@ PRELOADS = {
     "model_parallel": ("torch._dynamo", "distlab.grading.rehearsal:one_step"),
     "pipeline_parallel": ("distlab.grading.rehearsal:one_step",),
     "tensor_parallel": ("distlab.grading.rehearsal:one_step",),
+    "ring_allreduce": ("torch._dynamo",),
+    "distributed_data_parallel": ("distlab.grading.rehearsal:one_step",),
+    "sharded_optimizer": ("torch._dynamo", "distlab.grading.rehearsal:one_step"),
 }
-"""What each rank would import by itself: constructing an optimiser needs dynamo, and a
-data loader seeds numpy."""
+"""What each rank would import by itself: constructing an optimiser needs dynamo, as
+does counting operations in virtual time; and a data loader seeds numpy."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ processors. The code under judgement runs in a process of its own here too.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from distlab.grading.liveness import perform_simulated
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 from distlab.runner.rank import name_of, resolve
-from distlab.sim import AlphaBeta
+from distlab.sim import AlphaBeta, SimRun
 from distlab.sim import run as simulate
 
 
@@ -54,11 +55,13 @@ def simulated(
     scenario: Scenario,
     world_size: int,
     bytes_per_s: float = math.inf,
+    added_bytes_per_s: float = math.inf,
     **values: Any,
 ) -> dict[str, Any]:
     """`time_s` of `scenario`, and the `values` of its ranks; messages have no latency.
 
-    Without `bytes_per_s` they take no time at all.
+    Without `bytes_per_s` they take no time at all, and without `added_bytes_per_s`
+    neither does what the ranks compute: see `distlab.sim.calibration.charge`.
 
     Raises:
         NotYetError: the simulated ranks did not come to their end.
@@ -71,7 +74,12 @@ def simulated(
         list(impl.grafts),
         name_of(scenario),
         {"seed": bench.seed, **values},
-        {"world_size": world_size, "bytes_per_s": bytes_per_s, "seed": bench.seed},
+        {
+            "world_size": world_size,
+            "bytes_per_s": bytes_per_s,
+            "added_bytes_per_s": added_bytes_per_s,
+            "seed": bench.seed,
+        },
         off_limits(impl),
         limits=bench.limits,
         seed=bench.seed,
@@ -100,7 +108,13 @@ def play_in_virtual_time(
     """The program of that process."""
     install(**protected)
     module = load_graft(arrived(source), arrived(reference), grafts)
-    run = simulate(
+    start: Callable[..., SimRun] = simulate
+    if settings["added_bytes_per_s"] < math.inf:
+        from distlab.sim.calibration.charge import run_charged
+
+        cost_s = 1 / settings["added_bytes_per_s"]
+        start = partial(run_charged, operation_s=lambda num_bytes: num_bytes * cost_s)
+    run = start(
         partial(perform_simulated, module, resolve(scenario), values),
         settings["world_size"],
         net=AlphaBeta(alpha_s=0.0, bytes_per_s=settings["bytes_per_s"]),

@@ -1,0 +1,216 @@
+"""What each rank does for `benchmarks/ddp.py`: the same model twice, ours and torch's.
+
+Both get their gradients through one gloo group, with buckets of one size.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from distlab.comm import Comm, TorchComm, Work
+from distlab.curriculum import load
+from distlab.models.transformer import (
+    TransformerConfig,
+    make_transformer,
+    next_token_loss,
+)
+from distlab.runner import RankContext
+
+UNIT = "distributed_data_parallel"
+BUCKET_MIB = 4.0
+CONFIG = TransformerConfig(
+    vocab_size=512, context=32, dim=256, num_heads=4, num_layers=6
+)
+BATCH = 8
+SMALL = TransformerConfig(vocab_size=64, context=8, dim=32, num_heads=4, num_layers=2)
+SMALL_MIB = 0.02
+PARITY_STEPS = 20
+WARM_UP = 3
+
+
+def _meet(context: RankContext, folder: str) -> TorchComm:
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=context.rank,
+        world_size=context.world_size,
+    )
+    torch.set_num_threads(1)
+    return TorchComm.from_default()
+
+
+def _tokens(config: TransformerConfig, batch: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    shape = batch, config.context
+    return torch.randint(0, config.vocab_size, shape, generator=generator)
+
+
+def wrap_ours(unit: ModuleType, model: nn.Module, comm: Comm, **more: Any) -> nn.Module:
+    """The unit's."""
+    made: nn.Module = unit.DistributedDataParallel(
+        model, comm, bucket_size_mib=BUCKET_MIB, **more
+    )
+    return made
+
+
+def wrap_torchs(model: nn.Module) -> nn.Module:
+    """The same, by torch."""
+    return nn.parallel.DistributedDataParallel(model, bucket_cap_mb=BUCKET_MIB)
+
+
+def step_pairs(
+    context: RankContext, side: str, folder: str, count: int
+) -> list[tuple[float, float]]:
+    """Seconds of a step, ours and torch's, `count` times in turn."""
+    comm = _meet(context, folder)
+    unit = load(UNIT, side)
+    model = make_transformer(CONFIG, seed=0).float()
+    both = [wrap_ours(unit, copy.deepcopy(model), comm), wrap_torchs(model)]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=1e-3) for m in both]
+    tokens = _tokens(CONFIG, BATCH, context.rank)
+    found = []
+    for number in range(WARM_UP + count):
+        took = [0.0, 0.0]
+        # Whoever comes second finds warm caches: so they take turns.
+        for place in (0, 1) if number % 2 else (1, 0):
+            ddp, optimizer = both[place], optimizers[place]
+            dist.barrier()
+            started = time.perf_counter()
+            optimizer.zero_grad()
+            next_token_loss(ddp(tokens), tokens).backward()
+            optimizer.step()
+            took[place] = time.perf_counter() - started
+        if number >= WARM_UP:
+            found.append((took[0], took[1]))
+    _leave()
+    return found
+
+
+def parity(context: RankContext, side: str, folder: str) -> dict[str, float]:
+    """Largest differences to torch's DDP in float64, after plain SGD."""
+    comm = _meet(context, folder)
+    unit = load(UNIT, side)
+    model = make_transformer(SMALL, seed=0)
+    ours = unit.DistributedDataParallel(
+        copy.deepcopy(model), comm, bucket_size_mib=SMALL_MIB
+    )
+    torchs = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=SMALL_MIB)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (ours, torchs)]
+    loss_gap, losses = 0.0, [0.0, 0.0]
+    for step in range(PARITY_STEPS):
+        tokens = _tokens(SMALL, 4, 1000 * step + context.rank)
+        for place, ddp in enumerate((ours, torchs)):
+            optimizers[place].zero_grad()
+            loss = next_token_loss(ddp(tokens), tokens)
+            loss.backward()
+            optimizers[place].step()
+            losses[place] = float(loss.detach())
+        loss_gap = max(loss_gap, abs(losses[0] - losses[1]))
+    pairs = zip(ours.parameters(), torchs.parameters(), strict=True)
+    gap = max(float((a - b).detach().abs().max()) for a, b in pairs)
+    _leave()
+    return {"loss": loss_gap, "parameters": gap, "buckets": len(ours.buckets)}
+
+
+def overlap(context: RankContext, side: str, folder: str) -> list[list[float]]:
+    """Of some steps: first departure, last gradient, return of backward().
+
+    Each in seconds since backward() began.
+    """
+    comm = _meet(context, folder)
+    unit = load(UNIT, side)
+    left: list[float] = []
+    ready: list[float] = []
+
+    def hook(comm: Comm, flat: Tensor) -> Work:
+        left.append(time.perf_counter())
+        work: Work = unit.start_all_reduce(comm, flat)
+        return work
+
+    model = make_transformer(CONFIG, seed=0).float()
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda _: ready.append(time.perf_counter())
+        )
+    ddp = wrap_ours(unit, model, comm, comm_hook=hook)
+    tokens = _tokens(CONFIG, BATCH, context.rank)
+    found = []
+    for _ in range(WARM_UP + 5):
+        left.clear()
+        ready.clear()
+        ddp.zero_grad()
+        loss = next_token_loss(ddp(tokens), tokens)
+        began = time.perf_counter()
+        loss.backward()
+        over = time.perf_counter()
+        found.append([moment - began for moment in (left[0], ready[-1], over)])
+    _leave()
+    return found[WARM_UP:]
+
+
+def peak_bytes(
+    context: RankContext, side: str, folder: str, which: str
+) -> dict[str, int]:
+    """The most bytes of tensors alive at once, from before wrapping to after a step.
+
+    Weights are not in it: the model is there before. The batch is one short sequence,
+    so that gradients and buckets are nearly all that is. And by how much the process
+    grew meanwhile, gloo's own buffers included.
+    """
+    comm = _meet(context, folder)
+    unit = load(UNIT, side)
+    model = make_transformer(CONFIG, seed=0).float()
+    tokens = _tokens(CONFIG, 1, context.rank)[:, :2]
+    dist.all_reduce(torch.ones(1))
+    before = _resident()
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        ddp = wrap_ours(unit, model, comm) if which == "ours" else wrap_torchs(model)
+        for _ in range(3):
+            ddp.zero_grad()
+            next_token_loss(ddp(tokens), tokens).backward()
+    grown = _resident(peak=True) - before
+    _leave()
+    gradients = sum(p.nbytes for p in model.parameters())
+    return {"peak": _peak(profile), "grown": grown, "gradients": gradients}
+
+
+def _peak(profile: Any) -> int:
+    """The highest sum of what was allocated and freed, in the order of time."""
+    moments = sorted(
+        (event.start_ns(), event.nbytes())
+        for event in profile.profiler.kineto_results.events()
+        if event.name() == "[memory]"
+    )
+    now = most = 0
+    for _, num_bytes in moments:
+        now += num_bytes
+        most = max(most, now)
+    return most
+
+
+def _resident(*, peak: bool = False) -> int:
+    key = "VmHWM:" if peak else "VmRSS:"
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return 0
+    lines = status.read_text().splitlines()
+    return next(int(x.split()[1]) * 1024 for x in lines if x.startswith(key))
+
+
+def _leave() -> None:
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+PROGRAMS: tuple[Callable[..., Any], ...] = (step_pairs, parity, overlap, peak_bytes)

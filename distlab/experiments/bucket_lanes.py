@@ -1,0 +1,168 @@
+"""When do buckets leave and arrive? One backward pass in virtual time, on many ranks.
+
+A model of equal layers whose backward takes a given time each is wrapped in the unit's
+DistributedDataParallel, or in torch's own, and goes backward once on simulated ranks.
+Its gradients are small and the network is slow in the same measure, so that times are
+those of a large model and the run takes no memory.
+
+Source: COURSE.md of the design has the setting: 10 ms of backward, 100 MB of gradients,
+8 ranks, 20 µs of latency, 12.5 GB/s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from distlab.comm import Comm, Work
+from distlab.curriculum import load
+from distlab.runner import RankContext
+from distlab.sim import AlphaBeta, run
+from distlab.sim import torch as sim_torch
+from distlab.sim.torch.rank import here
+
+NUM_LAYERS = 50
+NUMBERS = 500  # of float32 in a layer
+SCALE = 1e6 * 100 / (4 * NUMBERS * NUM_LAYERS)  # how much smaller it is than 100 MB
+BACKWARD_S = 0.010
+ALPHA_S, BYTES_PER_S = 20e-6, 12.5e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lanes:
+    """Rank 0's step, in seconds from the beginning of backward()."""
+
+    ready_s: tuple[float, ...]  # each layer's gradient
+    left_s: tuple[float, ...]  # each bucket
+    step_s: float  # when backward() returns
+
+
+class _Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, sleep: Callable[[float], None]
+    ) -> Tensor:
+        ctx.sleep = sleep
+        ctx.save_for_backward(weight)
+        return x + 0 * weight.sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        ctx.sleep(BACKWARD_S / NUM_LAYERS)
+        (weight,) = ctx.saved_tensors
+        return gradient, torch.ones_like(weight), None
+
+
+class _Layers(nn.Module):
+    def __init__(self, sleep: Callable[[float], None]) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.zeros(NUMBERS)) for _ in range(NUM_LAYERS)
+        )
+        self._sleep = sleep
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            x = _Slow.apply(x, weight, self._sleep)  # type: ignore[no-untyped-call]
+        return x
+
+
+def lanes(code: str, num_buckets: int, world_size: int) -> Lanes:
+    """Of one backward with the unit's class: `code` is mine, reference or a file.
+
+    Raises:
+        ValueError: the layers cannot be shared out evenly to so many buckets.
+    """
+    unit = load("distributed_data_parallel", code)
+    done = run(
+        partial(_backward, unit=unit, bucket_mib=_bucket_mib(num_buckets)),
+        world_size,
+        net=_net(),
+        carrier="threads",
+        journal=False,
+    )
+    done.require_finished()
+    found: Lanes = done.values[0]
+    return found
+
+
+def _backward(context: RankContext, unit: Any, bucket_mib: float) -> Lanes:
+    comm = context.comm
+    ready: list[float] = []
+    left: list[float] = []
+
+    def hook(comm: Comm, flat: Tensor) -> Work:
+        left.append(comm.time())
+        work: Work = unit.start_all_reduce(comm, flat)
+        return work
+
+    model = _Layers(context.clock.sleep)
+    for weight in model.weights:
+        weight.register_post_accumulate_grad_hook(lambda _: ready.append(comm.time()))
+    ddp = unit.DistributedDataParallel(
+        model, comm, bucket_size_mib=bucket_mib, comm_hook=hook
+    )
+    loss = ddp(torch.ones((), requires_grad=True))
+    comm.barrier()
+    began = comm.time()
+    loss.backward()
+    return Lanes(
+        ready_s=tuple(moment - began for moment in ready),
+        left_s=tuple(moment - began for moment in left),
+        step_s=comm.time() - began,
+    )
+
+
+def torchs_step_s(num_buckets: int, world_size: int) -> float:
+    """The same step with torch's DistributedDataParallel: its second one.
+
+    In its first step torch has buckets of its own choice; then it builds them anew.
+    """
+    done = sim_torch.run(
+        _torchs_backward, world_size, _bucket_mib(num_buckets), net=_net()
+    )
+    done.require_finished()
+    return float(done.values[0])
+
+
+def _torchs_backward(bucket_mib: float) -> float:
+    dist.init_process_group("gloo")
+    rank = here()
+    assert rank is not None
+    ddp = nn.parallel.DistributedDataParallel(
+        _Layers(rank.clock.sleep), bucket_cap_mb=bucket_mib
+    )
+    took_s = 0.0
+    for _ in range(2):
+        loss = ddp(torch.ones((), requires_grad=True))
+        dist.barrier()
+        began_s = sim_torch.now_s()
+        loss.backward()
+        took_s = sim_torch.now_s() - began_s
+    return took_s
+
+
+def step_s(num_buckets: int, world_size: int) -> float:
+    """What the formula says, where the network is busy from the first bucket on."""
+    hops = 2 * (world_size - 1)
+    wire_s = 1e8 / world_size / BYTES_PER_S
+    return BACKWARD_S / num_buckets + hops * (num_buckets * ALPHA_S + wire_s)
+
+
+def _net() -> AlphaBeta:
+    return AlphaBeta(alpha_s=ALPHA_S, bytes_per_s=BYTES_PER_S / SCALE)
+
+
+def _bucket_mib(num_buckets: int) -> float:
+    if num_buckets < 1 or NUM_LAYERS % num_buckets:
+        raise ValueError(
+            f"{NUM_LAYERS} layers in {num_buckets} buckets: choose a divisor of "
+            f"{NUM_LAYERS}"
+        )
+    return NUM_LAYERS // num_buckets * 4 * NUMBERS / 2**20

@@ -1,0 +1,192 @@
+"""What the walkthrough of phase 3 shows: methods that run ranks and give plain data."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distlab.curriculum.choose import chosen_unit
+from distlab.curriculum.units import travelling
+from distlab.experiments import phase1
+from distlab.experiments import phase3_rank as rank
+from distlab.grading.bench import needed_reference, off_limits, perform
+from distlab.runner import Limits
+from distlab.runner.rank import name_of
+from distlab.sim import AlphaBeta, Fabric, Network, SimRun, run_apart
+from distlab.sim.net.links import PS
+
+LINK = AlphaBeta(alpha_s=10e-6, bytes_per_s=12.5e9)
+"""A good data centre: 10 µs, 100 Gbit/s."""
+ISLANDS = Fabric(island_size=8, nics=8, nic_bytes_per_s=50e9, oversub=4.0)
+"""Boxes of 8 GPUs with a card each; of what the cards can send a quarter goes up."""
+SUMS = {
+    "naive": ("collectives", "all_reduce"),
+    "ring": ("ring_allreduce", "all_reduce"),
+    "recursive doubling": ("topology", "recursive_doubling"),
+    "halving doubling": ("topology", "halving_doubling"),
+}
+"""By name: unit and function."""
+FORETOLD = ("naive", "ring", "recursive doubling")
+BUCKETS_NET = AlphaBeta(alpha_s=20e-6, bytes_per_s=0.125e9)
+_LIMITS = Limits(seconds=120)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backward:
+    """A backward() with buckets on one rank: when each left, arrived, and the end."""
+
+    launches: tuple[tuple[float, int], ...]
+    transfers: tuple[tuple[float, float], ...]
+    ended_s: float
+
+
+class Walkthrough(phase1.Walkthrough):
+    """Warm ranks on this machine, simulated ones, and the units of phase 3."""
+
+    def whose_code(self) -> list[str]:
+        """A line for each task of the phase: whose code runs, and its digest."""
+        return [
+            line
+            for unit in self._curriculum.phase(3).units
+            for line in chosen_unit(self._curriculum, unit.name).lines()
+        ]
+
+    def on_many(
+        self,
+        unit: str,
+        world_size: int,
+        scenario: Callable[..., Any],
+        *,
+        net: Network = LINK,
+        **values: Any,
+    ) -> SimRun:
+        """Run `scenario` in the simulated cluster, to its end; no message is kept."""
+        impl = self._implementation(unit)
+        done = run_apart(
+            self._cluster,
+            perform,
+            world_size,
+            travelling(impl.source),
+            needed_reference(impl),
+            list(impl.grafts),
+            [[name_of(scenario), values]],
+            off_limits(impl),
+            net=net,
+            limits=_LIMITS,
+            journal=False,
+            trace=False,
+        )
+        done.require_finished()
+        return done
+
+    def ring_steps(self, n: int) -> list[dict[str, list[int]]]:
+        """By rank: what is in each chunk before the first step and after each."""
+        seen = self.on_many("ring_allreduce", n, rank.ring_step_by_step).values
+        names = ["before", *(f"step {i}" for i in range(1, len(seen[0])))]
+        return [dict(zip(names, rows, strict=True)) for rows in seen]
+
+    def sum_s(self, name: str, n: int, num_bytes: int, net: Network = LINK) -> SimRun:
+        """One of SUMS on n ranks."""
+        unit, function = SUMS[name]
+        values = {"function": function, "num_bytes": num_bytes}
+        return self.on_many(unit, n, rank.one_sum, net=net, **values)
+
+    def predictions(
+        self, n: int, sizes: Sequence[int], link: AlphaBeta = LINK
+    ) -> dict[str, list[float]]:
+        """The learner's predictions: by name, a value for each size."""
+        told = self.run(
+            "topology",
+            1,
+            rank.predictions,
+            n=n,
+            sizes=tuple(sizes),
+            link=(link.alpha_s, link.bytes_per_s),
+        ).values[0]
+        return {name: [row[name] for row in told] for name in FORETOLD}
+
+    def on_islands(self, n: int, num_bytes: int) -> dict[str, tuple[float, float]]:
+        """Seconds, and seconds for which the busiest way up was busy, of three sums."""
+        runs = {
+            name: self.sum_s(name, n, num_bytes, ISLANDS)
+            for name in ("ring", "recursive doubling")
+        }
+        runs["hierarchical"] = self.on_many(
+            "topology",
+            n,
+            rank.one_sum_on_islands,
+            net=ISLANDS,
+            island_size=ISLANDS.island_size,
+            num_bytes=num_bytes,
+        )
+        return {name: (run.time_s, hottest_s(run)) for name, run in runs.items()}
+
+    def choices(self, counts: Sequence[int], sizes: Sequence[int]) -> list[list[str]]:
+        """What the learner's choose picks on ISLANDS: a row per n, a column per size."""
+        picked: list[list[str]] = self.run(
+            "topology",
+            1,
+            rank.choices,
+            counts=tuple(counts),
+            sizes=tuple(sizes),
+            island_size=ISLANDS.island_size,
+            inside=(ISLANDS.island_alpha_s, ISLANDS.island_bytes_per_s),
+            between=(ISLANDS.nic_alpha_s, ISLANDS.nic_bytes_per_s),
+            uplink=ISLANDS.nics * ISLANDS.nic_bytes_per_s / ISLANDS.oversub,
+        ).values[0]
+        return picked
+
+    def backward(self, num_buckets: int, n: int = 8) -> Backward:
+        """The learner's DDP on 50 layers, in virtual time."""
+        layer_bytes = 4 * rank.LAYER_NUMBERS
+        done = self.on_many(
+            "distributed_data_parallel",
+            n,
+            rank.one_backward,
+            net=BUCKETS_NET,
+            bucket_mib=layer_bytes * rank.LAYERS / num_buckets / 2**20,
+        )
+        told = done.values[0]
+        transfers, free_s = [], 0.0
+        for launched_s, num_bytes in told["launches"]:
+            begin = max(launched_s, free_s)
+            chunk_s = BUCKETS_NET.message_s(num_bytes / n)
+            free_s = begin + 2 * (n - 1) * chunk_s
+            transfers.append((begin, free_s))
+        return Backward(
+            launches=tuple(map(tuple, told["launches"])),
+            transfers=tuple(transfers),
+            ended_s=told["ended_s"],
+        )
+
+    def beside_torch(
+        self, caps_mib: Sequence[float], n: int = 8
+    ) -> dict[str, list[float]]:
+        """Virtual seconds of a step by bucket size: the learner's DDP, and torch's."""
+        unit, values = "distributed_data_parallel", {"caps_mib": tuple(caps_mib)}
+        run = self.run(unit, 1, rank.beside_torch, n=n, **values)
+        times: dict[str, list[float]] = run.values[0]
+        return times
+
+    def real_ratio(self) -> float:
+        """The learner's step by torch's on two real ranks: the median over steps."""
+        with tempfile.TemporaryDirectory() as folder:
+            unit, meeting = "distributed_data_parallel", f"{folder}/meeting"
+            run = self.run(unit, 2, rank.real_steps, meeting=meeting)
+        return statistics.median(run.values[0])
+
+    def held(self, n: int = 4) -> list[dict[str, int]]:
+        """What a rank holds at stages 1, 2 and 3, and the formula's figure."""
+        return [
+            self.on_many("sharded_optimizer", n, rank.held_bytes, stage=stage).values[0]
+            for stage in (1, 2, 3)
+        ]
+
+
+def hottest_s(run: SimRun) -> float:
+    """Seconds for which the busiest link out of an island was busy."""
+    ups = [ps for name, ps in run.links.items() if ".up" in name]
+    return max(ups, default=0) / PS

@@ -1,0 +1,130 @@
+"""The figures of phase 3's walkthrough; each draws plain data that its caller prints.
+
+Colours are those of `pictures.py`, and never alone: there is a word, a shape or a line
+beside each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.patches import Rectangle
+
+from distlab.experiments.phase3 import Backward
+from distlab.trace.canvas import BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, SKY
+
+COLOURS = {
+    "naive": PURPLE,
+    "ring": BLUE,
+    "recursive doubling": ORANGE,
+    "hierarchical": GREEN,
+}
+LETTERS = {"naive": "n", "ring": "r", "recursive doubling": "d", "hierarchical": "h"}
+
+
+def draw_crossover(
+    sizes: Sequence[int],
+    foretold: Mapping[str, Sequence[float]],
+    played: Mapping[str, Sequence[float]],
+) -> None:
+    """Seconds against bytes: lines as predicted, rings as the simulated runs took."""
+    _, axis = plt.subplots(figsize=(6.5, 3.4))
+    for name, seconds in foretold.items():
+        axis.loglog(sizes, seconds, label=name, color=COLOURS[name])
+    for name, seconds in played.items():
+        axis.loglog(
+            sizes[: len(seconds)], seconds, "o", mfc="none", color=COLOURS[name]
+        )
+    axis.set(xlabel="bytes", ylabel="seconds")
+    axis.legend(frameon=False)
+    axis.grid(color=PALE)
+    plt.show()
+
+
+def draw_islands(times: Mapping[str, tuple[float, float]]) -> None:
+    """For each way two bars: how long it takes, and how long the hot link is busy."""
+    _, axis = plt.subplots(figsize=(6.5, 2.2))
+    for row, (name, (time_s, hot_s)) in enumerate(times.items()):
+        axis.barh(row - 0.2, 1e6 * time_s, 0.36, color=COLOURS[name])
+        axis.barh(row + 0.2, 1e6 * hot_s, 0.36, color=GREY, hatch="//")
+    axis.set_yticks(range(len(times)), list(times))
+    axis.invert_yaxis()
+    axis.set(xlabel="µs; hatched: the busiest way up out of an island")
+    plt.show()
+
+
+def draw_choices(
+    counts: Sequence[int], sizes: Sequence[str], picked: Sequence[Sequence[str]]
+) -> None:
+    """A square for each number of ranks and each size, with the choice's letter."""
+    _, axis = plt.subplots(figsize=(7, 0.6 + 0.36 * len(counts)))
+    for row, names in enumerate(picked):
+        for column, name in enumerate(names):
+            corner, colour = (column, row), COLOURS[name]
+            axis.add_patch(Rectangle(corner, 0.95, 0.9, facecolor=colour))
+            axis.annotate(
+                LETTERS[name],
+                (column + 0.47, row + 0.45),
+                ha="center",
+                va="center",
+                color="white",
+            )
+    axis.set(xlim=(0, len(sizes)), ylim=(0, len(counts)))
+    axis.set_yticks([r + 0.45 for r in range(len(counts))], [f"{n}" for n in counts])
+    axis.set_xticks([c + 0.47 for c in range(len(sizes))], list(sizes), size=7)
+    axis.set(ylabel="ranks")
+    axis.set_frame_on(False)
+    plt.show()
+
+
+def draw_lanes(runs: Mapping[str, Backward], backward_s: float) -> None:
+    """For each run two lanes: computing above, the buckets on the wire below."""
+    _, axis = plt.subplots(figsize=(7, 0.8 + 0.7 * len(runs)))
+    for row, run in enumerate(runs.values()):
+        box = (0, row), 1e3 * backward_s, 0.36
+        axis.add_patch(Rectangle(*box, facecolor=SKY, edgecolor="white"))
+        for begin, end in run.transfers:
+            corner, width = (1e3 * begin, row + 0.4), 1e3 * (end - begin)
+            axis.add_patch(
+                Rectangle(corner, width, 0.36, facecolor=ORANGE, edgecolor=INK, lw=0.4)
+            )
+        axis.annotate(
+            f"{1e3 * run.ended_s:.1f} ms", (1e3 * run.ended_s + 0.3, row + 0.5)
+        )
+    longest = max(run.ended_s for run in runs.values())
+    axis.set(xlim=(0, 1.12e3 * longest), ylim=(len(runs), -0.1))
+    axis.set(xlabel="ms; above: backward(), below: buckets on the wire")
+    axis.set_yticks([row + 0.4 for row in range(len(runs))], list(runs))
+    axis.set_frame_on(False)
+    plt.show()
+
+
+def draw_curves(
+    labels: Sequence[str], curves: Mapping[str, Sequence[float]], *, xlabel: str
+) -> None:
+    """One curve for each name; a thick one below, a thin one with marks on top."""
+    _, axis = plt.subplots(figsize=(6.5, 2.6))
+    for index, (name, values) in enumerate(curves.items()):
+        style = {"lw": 6, "color": SKY} if not index else {"lw": 1.5, "color": INK}
+        axis.plot(labels, values, "-" if not index else "x-", label=name, **style)
+    axis.set(xlabel=xlabel, ylabel="µs a step", ylim=(0, None))
+    axis.legend(frameon=False)
+    plt.show()
+
+
+def draw_held(bars: Mapping[str, Mapping[str, int]]) -> None:
+    """A bar for each stage, of weights, gradients and state; each part is named."""
+    _, axis = plt.subplots(figsize=(6.5, 2.2))
+    for label, parts in bars.items():
+        start = 0.0
+        for (name, value), colour in zip(
+            parts.items(), (SKY, ORANGE, GREEN), strict=True
+        ):
+            axis.barh(label, value / 1000, left=start, color=colour, edgecolor="white")
+            middle = start + value / 2000, label
+            axis.annotate(name, middle, ha="center", va="center", size=8)
+            start += value / 1000
+    axis.invert_yaxis()
+    axis.set(xlabel="kB on a rank")
+    plt.show()

@@ -1,0 +1,278 @@
+"""Checks of task 3.20, `distributed_data_parallel.unused`: who has no gradient to give.
+
+Ranks that use other parts of the model than others, and ranks without a batch.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.ddp_hooks import BRANCH_MIB, LAYERS_MIB
+from distlab.grading.checks.ddp_watch import (
+    WORLDS,
+    Branches,
+    Chain,
+    end_to_end,
+    gradients,
+    loss_of,
+    make_inputs,
+    own_gradients,
+)
+from distlab.grading.clause import clause
+from distlab.grading.oracles import (
+    Suspect,
+    expect_equal_bits,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import Evidence
+
+LEARNING_RATE = 0.5
+BATCHES = (1, 3, 2, 4)  # of each rank: the first one is out of them first
+FORKS = 40  # who goes every way back goes 2 to the 40 ways
+Found = dict[str, Tensor | None]
+
+
+def used(rank: int, step: int) -> str:
+    """The layers that a rank uses in a step; nobody ever uses c."""
+    return ("ad", "bd")[(rank + step) % 2]
+
+
+def take_branches(
+    context: RankContext, unit: ModuleType, seed: int
+) -> dict[str, list[Found] | Found]:
+    """Two steps with other layers on other ranks; a step of two microbatches."""
+    device = context.comm.device
+    model = Branches(seed, FORKS).to(device)
+    ddp = unit.DistributedDataParallel(
+        model, context.comm, bucket_size_mib=BRANCH_MIB, find_unused_parameters=True
+    )
+
+    def backward(step: int, names: str) -> None:
+        loss_of(ddp(make_inputs(seed, step, context.rank).to(device), names)).backward()
+
+    steps = []
+    for step in range(2):
+        model.zero_grad()
+        backward(step, used(context.rank, step))
+        steps.append(gradients(model))
+    model.zero_grad()
+    with ddp.no_sync():
+        backward(0, "ad")
+    backward(1, "bd")
+    return {"steps": steps, "microbatches": gradients(model)}
+
+
+def run_out(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """As many steps as this rank has batches, then join(); and one more by all."""
+    device = context.comm.device
+    model = Chain(seed).to(device)
+    ddp = unit.DistributedDataParallel(
+        model, context.comm, bucket_size_mib=LAYERS_MIB, find_unused_parameters=True
+    )
+    parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def update() -> None:
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.data -= LEARNING_RATE * parameter.grad
+
+    def step(number: int) -> None:
+        model.zero_grad()
+        loss_of(ddp(make_inputs(seed, number, context.rank).to(device))).backward()
+        update()
+
+    for number in range(BATCHES[context.rank % 4]):
+        step(number)
+    num_joined = 0
+    for _ in ddp.join():
+        update()
+        num_joined += 1
+    joined = _weights(model)
+    step(max(BATCHES))
+    return {"num_joined": num_joined, "joined": joined, "after": _weights(model)}
+
+
+def _weights(model: Chain) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
+
+
+# ── in one process ──────────────────────────────────────────────────────────────────
+
+
+def _branch_means(seed: int, n: int, step: int) -> tuple[dict[str, Tensor], set[str]]:
+    """The mean gradients, zero where a rank has none; and the layers with any."""
+    model = Branches(seed)
+    parts = [
+        own_gradients(model, make_inputs(seed, step, rank), used(rank, step))
+        for rank in range(n)
+    ]
+    mean = {k: torch.stack([part[k] for part in parts]).mean(0) for k in parts[0]}
+    names = {name for rank in range(n) for name in used(rank, step)}
+    return mean, {f"layers.{name}.weight" for name in names}
+
+
+@lru_cache(maxsize=32)
+def _runs_out(seed: int, n: int, over_all: bool = False) -> tuple[Tensor, Tensor]:
+    """The weights when all have joined, and after one more step of all.
+
+    With `over_all` the division is by all ranks: a mistake.
+    """
+    model = Chain(seed)
+    batches = [BATCHES[rank % 4] for rank in range(n)]
+    found = []
+    for number in (*range(max(batches)), max(BATCHES)):
+        is_extra = number == max(BATCHES)
+        if is_extra:
+            found.append(_weights(model))
+        ranks = [r for r in range(n) if is_extra or number < batches[r]]
+        parts = [own_gradients(model, make_inputs(seed, number, r)) for r in ranks]
+        by = n if over_all else len(ranks)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                total = torch.stack([part[name] for part in parts]).sum(0)
+                parameter.data -= LEARNING_RATE * total / by
+    return found[0], _weights(model)
+
+
+# ── the clauses ─────────────────────────────────────────────────────────────────────
+
+
+def _filled(found: Found, like: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: torch.zeros_like(like[name]) if gradient is None else gradient
+        for name, gradient in found.items()
+    }
+
+
+@clause("distributed_data_parallel.unused", "C1", worlds=WORLDS)
+def unused_counts_as_zero(impl: Implementation, cluster: Bench) -> str | None:
+    """V and X: the mean over all ranks, with zeros; with what no_sync() held back."""
+    run = cluster.run(impl, take_branches)
+    n, seed = cluster.world_size, cluster.seed
+    for step in range(2):
+        mean, _ = _branch_means(seed, n, step)
+        found = [value["steps"][step] for value in run.values]
+        _expect_somebodys(found, n, step)
+        actual = [end_to_end(_filled(each, mean)) for each in found]
+        what = f"step {step + 1}: the gradient"
+        expect_values(
+            actual,
+            same_everywhere(end_to_end(mean), n),
+            what=what,
+            rule="a rank that has no gradient adds zero to the sum",
+        )
+        expect_equal_bits(actual, what=what)
+    model = Branches(seed)
+    pairs = [
+        (
+            own_gradients(model, make_inputs(seed, 0, rank), "ad"),
+            own_gradients(model, make_inputs(seed, 1, rank), "bd"),
+        )
+        for rank in range(n)
+    ]
+    last = {k: torch.stack([b[k] for _, b in pairs]).mean(0) for k in pairs[0][1]}
+    both = {k: torch.stack([a[k] + b[k] for a, b in pairs]).mean(0) for k in last}
+    lost = {k: last[k] if k == "layers.a.weight" else both[k] for k in last}
+    expect_values(
+        [end_to_end(_filled(value["microbatches"], both)) for value in run.values],
+        same_everywhere(end_to_end(both), n),
+        what="after a microbatch under no_sync() and one outside the gradient",
+        suspects=[
+            Suspect(
+                slug="held-back-lost",
+                values=same_everywhere(end_to_end(lost), n),
+                sentence="what was in .grad of a microbatch under no_sync() is lost "
+                "where the one outside does not use the layer",
+                rule="only where .grad is None there is nothing to send",
+            )
+        ],
+    )
+    return f"n = {n}: each rank uses 2 of 4 layers"
+
+
+def _expect_somebodys(found: list[Found], n: int, step: int) -> None:
+    """Whoever has no gradient gets the mean of those that have one."""
+    for rank, each in enumerate(found):
+        for name in {name for r in range(n) for name in used(r, step)}:
+            if each[f"layers.{name}.weight"] is None:
+                raise NotYetError(
+                    f"step {step + 1}: on rank {rank} .grad of layer {name} is None, "
+                    "and another rank has used it",
+                    rule="all ranks take the same step: make a .grad for the mean",
+                )
+
+
+@clause("distributed_data_parallel.unused", "C2", worlds=WORLDS)
+def nobodys_stays_none(impl: Implementation, cluster: Bench) -> str | None:
+    """V: a .grad of zeros would still move a weight: by momentum, by weight decay."""
+    run = cluster.run(impl, take_branches)
+    for step in range(2):
+        _, names = _branch_means(cluster.seed, cluster.world_size, step)
+        for record in run.ranks:
+            for name, gradient in record.value["steps"][step].items():
+                if name not in names and gradient is not None:
+                    raise NotYetError(
+                        f"step {step + 1}: no rank has used {name}, and on rank "
+                        f"{record.rank} its .grad is a tensor",
+                        rule="find_unused gives all parameters that backward() cannot "
+                        "reach: those get a gradient from nobody",
+                    )
+    return None
+
+
+@clause("distributed_data_parallel.unused", "C3", worlds=WORLDS)
+def who_is_out_takes_part(impl: Implementation, cluster: Bench) -> str | None:
+    """V and X: the weights of one process that has, in each step, what is there."""
+    run = cluster.run(impl, run_out)
+    n, seed = cluster.world_size, cluster.seed
+    batches = [BATCHES[rank % 4] for rank in range(n)]
+    missed = [max(batches) - own for own in batches]
+    told = [value["num_joined"] for value in run.values]
+    if told != missed:
+        raise NotYetError(
+            "join() does not come back once for each step of the others",
+            evidence=tuple(
+                Evidence(
+                    rank=rank,
+                    state="right" if told[rank] == missed[rank] else "wrong",
+                    text=f"{own} batches; join() came back {told[rank]} times, and "
+                    f"{missed[rank]} steps were left",
+                )
+                for rank, own in enumerate(batches)
+            ),
+            rule="yield after each step in which anybody has a batch",
+        )
+    wrong = _runs_out(seed, n, over_all=True)
+    for place, part, what in (
+        (0, "joined", "after join() the weights"),
+        (1, "after", "one step of all ranks later the weights"),
+    ):
+        actual = [value[part] for value in run.values]
+        expect_values(
+            actual,
+            same_everywhere(_runs_out(seed, n)[place], n),
+            what=what,
+            verb="are",
+            suspects=[
+                Suspect(
+                    slug="mean-over-absent",
+                    values=same_everywhere(wrong[place], n),
+                    sentence=f"{what} come of means over all {n} ranks, also when not "
+                    "all of them had a batch",
+                    rule="finish() divides by the ranks in self.active",
+                )
+            ],
+            rule="who has no batch adds zeros, and is not counted",
+        )
+        expect_equal_bits(actual, what=what.removeprefix("after join() "))
+    counts = ", ".join(map(str, batches))
+    return f"n = {n}: {counts} batches, one training"

@@ -1,0 +1,355 @@
+"""What a ring left on the ranks, and what went wrong on the way round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.checks.messages import calls_of_each, expect_messages, received
+from distlab.grading.checks.ring_steps import SENDING
+from distlab.grading.oracles import (
+    Suspect,
+    close,
+    expect_equal_bits,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.verdict import NotYetError
+from distlab.runner import Run
+from distlab.runner.autopsy import Evidence
+
+FRESH = "what you send in a step is what came in the step before, with yours added"
+ADD = "add what came to your own chunk of the same number"
+IN_PLACE = (
+    "write into the tensor you were given; what .contiguous() gives may be a copy"
+)
+
+
+class Sums:
+    """What each rank had and has, and the sum of what they had."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.n = run, run.world_size
+        self.before: list[Tensor] = [value["before"] for value in run.values]
+        self.after: list[Tensor] = [value["after"] for value in run.values]
+        self.returned: list[Any] = [value["returned"] for value in run.values]
+        self.total = torch.stack(self.before).sum(0)
+        self.cuts: list[Any] = [value.get("bounds") for value in run.values]
+        self.owners: list[Any] = [value.get("owner") for value in run.values]
+
+    def right(self, value: object) -> bool:
+        """Whether it is the sum, up to rounding."""
+        return close(value, self.total, 1e-12)
+
+    def chunk(self, tensor: Tensor, number: int) -> Tensor:
+        """As the unit's own chunk_bounds cuts it."""
+        start, end = self.cuts[0][number]
+        return tensor[start:end]
+
+    def is_done(self, rank: int, number: int) -> bool:
+        """Whether this chunk of a rank holds the sum."""
+        done = self.chunk(self.total, number)
+        return close(self.chunk(self.after[rank], number), done, 1e-12)
+
+    def counts(self, tensor: Tensor) -> list[list[int]]:
+        """Of values in digits: the ranks that are in each element, as often as it is.
+
+        Equal neighbours are told once.
+        """
+        told: list[list[int]] = []
+        for value in tensor.tolist():
+            digits = [(int(value) >> (4 * rank)) & 15 for rank in range(self.n)]
+            ranks = [rank for rank, times in enumerate(digits) for _ in range(times)]
+            if not told or told[-1] != ranks:
+                told.append(ranks)
+        return told
+
+
+# ── 3.2: one chunk each ─────────────────────────────────────────────────────────────
+
+
+def expect_owners(sums: Sums, counts: Sums | None) -> None:
+    """Each rank returned a chunk of its own, and that chunk is the sum.
+
+    `counts` is the same in digits, if it came to an end.
+
+    Raises:
+        NotYetError: something of it is not so.
+    """
+    _expect_bounds(sums)
+    _expect_numbers(sums)
+    wrong = [r for r, own in enumerate(sums.owners) if not sums.is_done(r, own)]
+    if wrong:
+        expect_messages(sums.run, "no rank has a chunk of the sum")
+        raise _wrong_chunk(sums, wrong, counts)
+    twice = [own for own in sums.owners if sums.owners.count(own) > 1]
+    if twice:
+        ranks = [r for r, own in enumerate(sums.owners) if own == twice[0]]
+        raise NotYetError(
+            f"ranks {ranks[0]} and {ranks[1]} both return {twice[0]}",
+            slug="wrong-owner",
+            evidence=_owned(sums),
+            rule="every chunk must be somebody's: each rank returns another number",
+        )
+    if any(len(sums.chunk(sums.total, number)) for number in range(sums.n)):
+        expect_messages(sums.run, "the chunks are right, but not by a message")
+
+
+def _expect_bounds(sums: Sums) -> None:
+    bounds = sums.cuts[0]
+    if isinstance(bounds, str) or len(bounds) != sums.n:
+        raise NotYetError("chunk_bounds does not give n chunks: see 3.1", fatal=True)
+
+
+def _expect_numbers(sums: Sums) -> None:
+    for rank, own in enumerate(sums.owners):
+        if own == "None":
+            raise NotYetError(
+                f"rank {rank} returns None, not the number of the chunk that is done",
+                slug="returned-none",
+                rule="say which chunk is the sum: return its number",
+            )
+        if not isinstance(own, int) or isinstance(own, bool):
+            raise NotYetError(f"rank {rank} returns {own}, not the number of a chunk")
+        if not 0 <= own < sums.n:
+            raise NotYetError(
+                f"rank {rank} returns {own}; chunks have the numbers 0 to {sums.n - 1}",
+                slug="wrong-owner",
+                rule="count modulo n",
+            )
+
+
+def _owned(sums: Sums) -> tuple[Evidence, ...]:
+    lines = []
+    for rank, own in enumerate(sums.owners):
+        done = [c for c in range(sums.n) if sums.is_done(rank, c)]
+        has = ", ".join(map(str, done)) or "none"
+        lines.append(
+            Evidence(
+                rank=rank, state="returns", text=f"{own}; the sum is in chunk {has}"
+            )
+        )
+    return tuple(lines)
+
+
+def _wrong_chunk(sums: Sums, wrong: list[int], counts: Sums | None) -> NotYetError:
+    rank, own = wrong[0], sums.owners[wrong[0]]
+    done = [
+        [c for c in range(sums.n) if len(sums.chunk(sums.total, c))] for _ in sums.after
+    ]
+    done = [[c for c in own if sums.is_done(r, c)] for r, own in enumerate(done)]
+    if all(done):
+        return NotYetError(
+            f"rank {rank} returns {own}, but the chunk that is the sum is number "
+            f"{done[rank][0]}",
+            slug="wrong-owner",
+            evidence=_owned(sums),
+            rule="which chunk came last, and what was added to it?",
+        )
+    same_chunk = _same_chunk(sums, counts)
+    if same_chunk:
+        return same_chunk
+    evidence = _chunk_counts(counts) if counts else _owned(sums)
+    untouched = all(map(torch.equal, sums.after, sums.before))
+    if untouched and all(map(received, sums.run.ranks)):
+        return NotYetError(
+            "every rank's tensor is as it was: what came went elsewhere",
+            slug="not-in-place",
+            evidence=evidence,
+            rule="chunk += what came; tensor[start:end] is a view, chunk = chunk + … "
+            "is a new tensor",
+        )
+    if counts and _overwritten(counts):
+        return NotYetError(
+            f"chunk {own} of rank {rank} has one rank's numbers only: what came "
+            "replaced what was there",
+            slug="last-write-wins",
+            evidence=evidence,
+            rule="receive into a tensor of your own, then add it",
+        )
+    return NotYetError(
+        f"rank {rank} returns {own}, and its chunk {own} is not the sum",
+        evidence=evidence,
+        rule=FRESH,
+    )
+
+
+def _overwritten(counts: Sums) -> bool:
+    """Every rank's chunk has in it one rank alone, and somewhere not itself."""
+    if counts.n < 3 or not all(isinstance(own, int) for own in counts.owners):
+        return False
+    found = [
+        counts.counts(counts.chunk(counts.after[rank], own))
+        for rank, own in enumerate(counts.owners)
+    ]
+    alone = all(len(c) == 1 and len(c[0]) == 1 for c in found)
+    return alone and any(c[0][0] != rank for rank, c in enumerate(found))
+
+
+def _same_chunk(sums: Sums, counts: Sums | None) -> NotYetError | None:
+    """The same place is sent in each step, and somebody is added twice."""
+    if counts is None or sums.n < 3:
+        return None
+    sent = [
+        {(call["ptr"], call["bytes"]) for call in record.calls()[: sums.n - 1]}
+        for record in counts.run.ranks
+        if all(call["op"] in SENDING for call in record.calls())
+    ]
+    twice = any(
+        len(set(ranks)) < len(ranks)
+        for tensor in counts.after
+        for ranks in counts.counts(tensor)
+    )
+    if len(sent) != sums.n or not twice or any(len(places) > 1 for places in sent):
+        return None
+    return NotYetError(
+        "every rank sends the same chunk in every step, so its neighbour adds it "
+        f"{sums.n - 1} times",
+        slug="same-chunk-every-step",
+        evidence=_chunk_counts(counts),
+        rule=FRESH,
+    )
+
+
+def _chunk_counts(counts: Sums) -> tuple[Evidence, ...]:
+    """Who is in each chunk of each rank."""
+    lines = []
+    for rank, tensor in enumerate(counts.after):
+        chunks = []
+        for number in range(counts.n if counts.cuts[0] else 0):
+            ranks = counts.counts(counts.chunk(tensor, number))
+            who = "/".join("+".join(map(str, r)) or "nobody" for r in ranks)
+            chunks.append(f"chunk {number}: {who}")
+        if not chunks:
+            found = ["+".join(map(str, r)) or "nobody" for r in counts.counts(tensor)]
+            chunks = ["has the ranks", ", ".join(found)]
+        lines.append(Evidence(rank=rank, state="added", text="  ".join(chunks[:4])))
+    return tuple(lines)
+
+
+# ── 3.3 and 3.4: everything everywhere ──────────────────────────────────────────────
+
+
+def expect_sums(sums: Sums, name: str, counts: Sums | None, aside: str = "") -> None:
+    """Every rank's own tensor holds the sum, the same bits.
+
+    Raises:
+        NotYetError: it does not.
+    """
+    if sums.total.numel():
+        expect_messages(sums.run, "the tensors are not the sum over the ranks")
+    what = f"the tensor{aside}"
+    if not all(map(sums.right, sums.after)):
+        _expect_in_place(sums, name, aside)
+        _expect_second_half(sums, counts)
+    try:
+        expect_values(
+            sums.after,
+            same_everywhere(sums.total, sums.n),
+            what=f"after {name} {what}",
+            tolerance=1e-12,
+            suspects=_wrong_sums(sums),
+            rule="each rank's tensor is in the sum exactly once",
+        )
+    except NotYetError as failure:
+        if not failure.slug and counts and not all(map(counts.right, counts.after)):
+            failure.evidence = _chunk_counts(counts)
+        raise
+    expect_equal_bits(
+        sums.after,
+        what="the sum",
+        slug="own-order-sum",
+        rule="let one rank finish a chunk, and copy it to the others: a + b + c rounds "
+        "differently from c + b + a",
+    )
+
+
+def _expect_in_place(sums: Sums, name: str, aside: str) -> None:
+    """The sum must not be elsewhere."""
+    wrong = [rank for rank, now in enumerate(sums.after) if not sums.right(now)]
+    as_it_was = [torch.equal(sums.after[rank], sums.before[rank]) for rank in wrong]
+    if not all(as_it_was):
+        return
+    returned = all(sums.right(sums.returned[rank]) for rank in wrong)
+    if not returned and not all(received(sums.run.ranks[rank]) for rank in wrong):
+        return
+    begin = "your return value is right, but the" if returned else "the"
+    raise NotYetError(
+        f"{begin} caller's tensor{aside} is as it was after {name}",
+        slug="not-in-place",
+        evidence=calls_of_each(sums.run),
+        rule=IN_PLACE,
+    )
+
+
+def _expect_second_half(sums: Sums, counts: Sums | None) -> None:
+    """A rank that has some elements of the sum, and was not sent the others."""
+    if sums.total.dim() != 1 or len(sums.total) < sums.n or sums.n < 2:
+        return
+    length = len(sums.total)
+    least = 2 * (length - -(-length // sums.n)) * sums.total.element_size()
+    done = [
+        torch.isclose(now, sums.total, rtol=1e-12, atol=0.0).sum().item()
+        for now in sums.after
+    ]
+    few = all(record.sent_bytes < least for record in sums.run.ranks)
+    if few and all(0 < share < length for share in done):
+        shares = [
+            Evidence(rank=rank, state="has", text=f"{share} of {length} sums")
+            for rank, share in enumerate(done)
+        ]
+        raise NotYetError(
+            "each rank has a part of the sum, and not the others'",
+            slug="second-half-missing",
+            evidence=tuple(shares),
+            rule="each finished chunk must go on from rank to rank until all have it: "
+            "n - 1 steps",
+        )
+
+
+def _wrong_sums(sums: Sums) -> list[Suspect]:
+    n, first = sums.n, sums.before[0]
+    return [
+        Suspect(
+            slug="",
+            values=sums.before,
+            sentence="every rank's tensor is as it was before",
+            rule=IN_PLACE,
+        ),
+        Suspect(
+            slug="mean-not-sum",
+            values=same_everywhere(sums.total / n, n),
+            sentence=f"every rank has the mean, not the sum: divided by {n}",
+            rule="divide with average=True only",
+        ),
+        Suspect(
+            slug="",
+            values=same_everywhere(first, n),
+            sentence="every rank has rank 0's tensor: nothing was added to it",
+            rule=ADD,
+        ),
+    ]
+
+
+def mean_mistakes(sums: Sums) -> list[Suspect]:
+    """What is left instead of the mean."""
+    n = sums.n
+    return [
+        Suspect(
+            slug="sum-not-mean",
+            values=same_everywhere(sums.total, n),
+            sentence="with average=True every rank has the sum: it was not divided",
+        ),
+        Suspect(
+            slug="hard-coded-two",
+            values=same_everywhere(sums.total / 2, n),
+            sentence=f"with average=True the sum is divided by 2; there are {n} ranks",
+        ),
+        Suspect(
+            slug="divided-twice",
+            values=same_everywhere(sums.total / n**2, n),
+            sentence=f"with average=True the sum is divided by {n} twice",
+        ),
+    ]

@@ -1,0 +1,10 @@
+"""Checks of the unit `sharded_optimizer`: ZeRO's plan and its three stages."""
+
+from distlab.grading.checks import (
+    sharded_plan,
+    sharded_stage1,
+    sharded_stage2,
+    sharded_stage3,
+)
+
+__all__ = ["sharded_plan", "sharded_stage1", "sharded_stage2", "sharded_stage3"]

@@ -1,0 +1,395 @@
+"""Checks of 3.12, `sharded_optimizer.stage1`: weights, memory, norm, saved state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks import sharded_runs as runs
+from distlab.grading.checks.messages import expect_messages
+from distlab.grading.checks.sharded_runs import One, flat
+from distlab.grading.clause import clause
+from distlab.grading.oracles import (
+    Suspect,
+    all_close,
+    expect_equal_bits,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import Run
+from distlab.runner.autopsy import Evidence
+
+WORLDS = (3, 2, 4, 7, 1)
+PLAIN = 2  # steps that are not clipped
+TASK = "sharded_optimizer.stage1"
+
+
+def _found(run: Run, step: int) -> list[Tensor]:
+    return [flat(value["steps"][step]["weights"]) for value in run.values]
+
+
+# ── C1 ──────────────────────────────────────────────────────────────────────────────
+
+
+@clause(TASK, "C1", worlds=WORLDS)
+def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+    """V and X: the weights after two steps that are not clipped."""
+    run, n = cluster.run(impl, runs.train_stage1), cluster.world_size
+    one = One(cluster.seed)
+    for step in range(PLAIN):
+        gradients = one.gradients(step, n)
+        suspects = [] if step else _suspects(cluster.seed, gradients)
+        one.step(runs.mean_of(gradients))
+        expect_values(
+            _found(run, step),
+            same_everywhere(flat(runs.weights_of(one.model)), n),
+            what=f"after step {step + 1} the weights",
+            verb="are",
+            suspects=suspects,
+            rule="the mean gradient to each shard, a step of each shard, all shards to "
+            "all ranks",
+        )
+        expect_equal_bits(
+            _found(run, step),
+            what="the weights",
+            slug="weights-not-gathered",
+            rule="every rank has its shard's new weights from the rank that owns it",
+        )
+    expect_messages(run, "the weights are right, but not by way of comm")
+    return None
+
+
+def _suspects(seed: int, gradients: list[dict[str, Tensor]]) -> list[Suspect]:
+    """What known misconceptions leave after the first step."""
+    n = len(gradients)
+    mean = runs.mean_of(gradients)
+
+    def after(gradient: dict[str, Tensor], groups: Any = runs.make_groups) -> Tensor:
+        one = One(seed, groups)
+        one.step(gradient)
+        return flat(runs.weights_of(one.model))
+
+    def times(factor: float) -> Tensor:
+        return after({name: value * factor for name, value in mean.items()})
+
+    start, right = flat(runs.weights_of(One(seed).model)), after(mean)
+    owners = owner_of_each(seed, n)
+    own = torch.stack([after(gradient) for gradient in gradients])
+    once = "divide the sum by comm.world_size, once"
+    found = [
+        _everywhere("sum-not-mean", times(n), n, f"{n} × the mean gradient", once),
+        _everywhere("divided-twice", times(1 / n), n, f"1/{n} of the mean", once),
+        _everywhere("", start, n, "no gradient at all", "reduce_gradients, then step"),
+        Suspect(
+            slug="own-gradient-only",
+            values=same_everywhere(own[owners, torch.arange(len(start))], n),
+            sentence="each shard was stepped with its own rank's gradient only",
+            rule="sum the gradients over the ranks before a shard gets its part",
+        ),
+        Suspect(
+            slug="weights-not-gathered",
+            values=[torch.where(owners == rank, right, start) for rank in range(n)],
+            sentence="each rank has the new weights of its own shard only",
+            rule="after the optimizer's step, all_gather each bucket's shards",
+        ),
+    ]
+    for index, which in enumerate(("first", "second")):
+        values = after(mean, _one_setting(index))
+        found.append(
+            _everywhere(
+                "group-settings-mixed",
+                values,
+                n,
+                f"the {which} group's settings for all parameters",
+                "a group of shards for each group of parameters, with its settings",
+            )
+        )
+    found.append(
+        _everywhere(
+            "group-settings-mixed",
+            after(mean, _exchanged_settings),
+            n,
+            "each group with the settings of the other",
+            "a bucket's shard belongs to bucket.group",
+        )
+    )
+    return found
+
+
+def _everywhere(slug: str, values: Tensor, n: int, how: str, rule: str) -> Suspect:
+    sentence = f"the first step was taken with {how}"
+    return Suspect(
+        slug=slug, values=same_everywhere(values, n), sentence=sentence, rule=rule
+    )
+
+
+def _one_setting(index: int) -> Any:
+    def groups(model: Any) -> list[dict[str, Any]]:
+        settings = (runs.WEIGHTS, runs.OTHERS)[index]
+        return [{"params": list(runs.trained(model).values()), **settings}]
+
+    return groups
+
+
+def _exchanged_settings(model: Any) -> list[dict[str, Any]]:
+    first, second = runs.make_groups(model)
+    return [
+        {**second, "params": first["params"]},
+        {**first, "params": second["params"]},
+    ]
+
+
+def owner_of_each(seed: int, n: int) -> Tensor:
+    """The rank that owns each trained element, in the model's order."""
+    model = runs.make_model(seed)
+    owners = {}
+    for name, layer in model.named_children():
+        for is_weight in (True, False):
+            own = {
+                f"{name}.{rest}": p.numel()
+                for rest, p in layer.named_parameters()
+                if p.requires_grad and (p.dim() > 1) == is_weight
+            }
+            share = -(-sum(own.values()) // n)
+            place = 0
+            for full, size in own.items():
+                owners[full] = torch.arange(place, place + size) // max(1, share)
+                place += size
+    return torch.cat([owners[name] for name in runs.trained(model)])
+
+
+# ── C2 ──────────────────────────────────────────────────────────────────────────────
+
+
+@clause(TASK, "C2", worlds=WORLDS)
+def a_shard_of_the_state(impl: Implementation, cluster: Bench) -> str | None:
+    """M: after a step, everything that is alive: the weights, and a shard of state."""
+    run, n = cluster.run(impl, runs.train_stage1), cluster.world_size
+    whole, shard = runs.elements(n)
+    allowed = runs.after_step(n)
+    held = [value["held"] for value in run.values]
+    if max(held) > allowed:
+        rank = held.index(max(held))
+        numbers = run.values[rank]["state"]
+        if numbers > shard:
+            sentence = (
+                f"rank {rank} keeps {numbers} numbers of state, its shards have {shard}"
+            )
+            raise _too_much(
+                run,
+                allowed,
+                sentence,
+                "state-not-sharded",
+                "hand the optimizer bucket.shard, and nothing else",
+            )
+        raise _too_much(
+            run,
+            allowed,
+            f"after a step rank {rank} holds {max(held)} bytes; the weights and its "
+            f"part of the state are {8 * (whole + shard)}",
+            "",
+            "what has been used must not be kept",
+        )
+    return f"n = {n}: {max(held)} bytes after a step, unsharded {16 * whole // n * n}"
+
+
+def _too_much(
+    run: Run, allowed: int, sentence: str, slug: str, rule: str
+) -> NotYetError:
+    lines = [
+        Evidence(
+            rank=rank,
+            state="holds",
+            text=f"{value['held']} bytes, at most {allowed} expected; "
+            f"{value['state']} numbers of state",
+        )
+        for rank, value in enumerate(run.values)
+    ]
+    return NotYetError(sentence, slug=slug, evidence=tuple(lines), rule=rule)
+
+
+# ── C3 ──────────────────────────────────────────────────────────────────────────────
+
+
+@clause(TASK, "C3", worlds=WORLDS)
+def one_norm_for_all(impl: Implementation, cluster: Bench) -> str | None:
+    """V and X: the norm that clip returns, and the weights after clipping."""
+    run, n = cluster.run(impl, runs.train_stage1), cluster.world_size
+    one = One(cluster.seed)
+    for step in range(PLAIN):
+        one.step(runs.mean_of(one.gradients(step, n)))
+    if not all_close(
+        _found(run, PLAIN - 1), same_everywhere(flat(runs.weights_of(one.model)), n)
+    ):
+        raise NotJudgedError("without clipping first: see C1")
+    for step in range(PLAIN, runs.STEPS):
+        gradient = runs.mean_of(one.gradients(step, n))
+        one.step(gradient, runs.MAX_NORM[step])
+        _expect_norm(run, step, gradient, one.norms[step])
+        expect_values(
+            _found(run, step),
+            same_everywhere(flat(runs.weights_of(one.model)), n),
+            what=f"the norm is right, but after step {step + 1}, clipped to "
+            f"{runs.MAX_NORM[step]:g}, the weights",
+            verb="are",
+            rule="longer than max_norm: every shard's gradient times max_norm / norm; "
+            "shorter: as it is",
+        )
+    return None
+
+
+def _expect_norm(run: Run, step: int, gradient: dict[str, Tensor], norm: float) -> None:
+    told = [value["steps"][step]["norm"] for value in run.values]
+    odd = [value for value in told if not isinstance(value, int | float)]
+    if odd:
+        raise NotYetError(
+            f"clip gives {type(odd[0]).__name__}, not a number",
+            rule="float(…) makes a number of a tensor with one element",
+        )
+    n, seed = run.world_size, 0
+    owners, values = owner_of_each(seed, n), flat(gradient)
+    parts = [values[owners == rank].norm() for rank in range(n)]
+    clipped = min(norm, runs.MAX_NORM[step])
+    rule = "the squares of all elements of all shards add up; the root comes last"
+    numbers = [torch.tensor([value], dtype=torch.float64) for value in told]
+    expect_values(
+        numbers,
+        same_everywhere(torch.tensor([norm], dtype=torch.float64), n),
+        what=f"in step {step + 1} the norm that clip gives",
+        suspects=[
+            Suspect(
+                slug="norm-of-own-shard",
+                values=[part.reshape(1) for part in parts],
+                sentence="clip gives the norm of this rank's shards only",
+                rule=rule,
+            ),
+            Suspect(
+                slug="norms-added",
+                values=same_everywhere(torch.stack(parts).sum().reshape(1), n),
+                sentence="clip gives the sum of the ranks' norms",
+                rule=rule,
+            ),
+            Suspect(
+                slug="norm-after-clipping",
+                values=same_everywhere(torch.tensor([clipped], dtype=torch.float64), n),
+                sentence="clip gives the norm after clipping",
+                rule="keep the norm that decides, and return that",
+            ),
+        ],
+        rule=rule,
+    )
+    expect_equal_bits(numbers, what="the norm")
+
+
+# ── C4 ──────────────────────────────────────────────────────────────────────────────
+
+
+@clause(TASK, "C4", worlds=WORLDS)
+def saved_by_name(impl: Implementation, cluster: Bench) -> str | None:
+    """R: each piece's state under its name; and a step at another number of ranks."""
+    run, n = cluster.run(impl, runs.train_stage1), cluster.world_size
+    one = One(cluster.seed)
+    for step in range(runs.STEPS):
+        gradient = runs.mean_of(one.gradients(step, n))
+        one.step(gradient, runs.MAX_NORM.get(step, 0.0))
+    right = same_everywhere(flat(runs.weights_of(one.model)), n)
+    if not all_close(_found(run, runs.STEPS - 1), right):
+        raise NotJudgedError("the weights first: see C1 and C3")
+    momentum = {
+        name: one.optimizer.state[p]["momentum_buffer"].reshape(-1)
+        for name, p in runs.trained(one.model).items()
+    }
+    for rank, value in enumerate(run.values):
+        _expect_pieces(value["saved"], momentum, rank)
+    _expect_whole([value["saved"] for value in run.values], momentum)
+    _expect_resumed(run, one)
+    m = runs.other_world(n)
+    return f"saved at {n} rank{'s' * (n > 1)}, gone on with at {m}"
+
+
+def _expect_pieces(saved: Any, momentum: dict[str, Tensor], rank: int) -> None:
+    what = "state_dict gives"
+    if not isinstance(saved, dict):
+        raise NotYetError(f"{what} {saved!r:.40}, not a dict", fatal=True)
+    for name, piece in saved.items():
+        if name not in momentum:
+            raise NotYetError(
+                f"{what} {name!r:.30}: no trained parameter is called that",
+                rule="bucket.names has the names, in the order of bucket.sizes",
+            )
+        if not isinstance(piece, dict) or not {"start", "stop"} <= piece.keys():
+            raise NotYetError(f"{what} no start and stop under {name}")
+        start, stop = piece["start"], piece["stop"]
+        own = piece.get("momentum_buffer")
+        if not isinstance(own, Tensor):
+            raise NotYetError(
+                f"{what} no momentum_buffer under {name}",
+                rule="what self.optimizer.state[shard] has, under its own names",
+            )
+        right = momentum[name][start:stop]
+        if own.shape == right.shape and torch.allclose(own, right, rtol=1e-9):
+            continue
+        raise _wrong_piece(name, rank, (start, stop), own, momentum)
+
+
+def _wrong_piece(
+    name: str,
+    rank: int,
+    piece: tuple[int, int],
+    own: Tensor,
+    momentum: dict[str, Tensor],
+) -> NotYetError:
+    start, stop = piece
+    if own.numel() != stop - start:
+        message = (
+            f"rank {rank} saves {own.numel()} numbers as elements {start} … {stop - 1} "
+            f"of {name}"
+        )
+    else:
+        message = (
+            f"what rank {rank} saves as elements {start} … {stop - 1} of {name} is the "
+            "state of others"
+        )
+    return NotYetError(
+        message,
+        slug="shard-under-whole-name",
+        rule="bucket.pieces says which elements of which parameter the shard has, one "
+        "piece after another",
+    )
+
+
+def _expect_whole(states: list[Any], momentum: dict[str, Tensor]) -> None:
+    for name, whole in momentum.items():
+        count = sum(s[name]["stop"] - s[name]["start"] for s in states if name in s)
+        if count != whole.numel():
+            raise NotYetError(
+                f"{name} has {whole.numel()} elements, and all ranks together save the "
+                f"state of {count}",
+                slug="shard-under-whole-name" if count > whole.numel() else "",
+                rule="each rank saves the pieces that it owns, and no others",
+            )
+
+
+def _expect_resumed(run: Run, one: One) -> None:
+    n = runs.other_world(run.world_size)
+    one.step(runs.next_gradient(one.seed, runs.weights_of(one.model)))
+    right = flat(runs.weights_of(one.model))
+    owners = owner_of_each(one.seed, n)
+    for value in run.values:
+        for resumed in value["resumed"]:
+            if "error" in resumed:
+                raise NotYetError(
+                    f"load_state_dict on {n} ranks: {resumed['error']}",
+                    rule="what state_dict gives is what load_state_dict reads",
+                )
+            mine = owners == resumed["rank"]
+            if not torch.allclose(flat(resumed["weights"])[mine], right[mine]):
+                raise NotYetError(
+                    f"saved at {run.world_size} ranks, gone on with at {n}: the next "
+                    f"step of rank {resumed['rank']} is not that of one process",
+                    rule="all that the optimizer keeps belongs into the state",
+                )

@@ -1,0 +1,193 @@
+"""Checks of 3.13, `sharded_optimizer.stage2`: weights, bytes sent, gradients held."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks import sharded_runs as runs
+from distlab.grading.checks.messages import expect_messages
+from distlab.grading.checks.sharded_runs import One, flat
+from distlab.grading.checks.sharded_stage1 import WORLDS, owner_of_each
+from distlab.grading.clause import clause
+from distlab.grading.oracles import (
+    Suspect,
+    expect_equal_bits,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.verdict import NotYetError
+from distlab.runner import Run
+from distlab.runner.autopsy import Evidence
+
+TASK = "sharded_optimizer.stage2"
+PARTS = ([0], [1, 2], [3])
+"""The batches of each step."""
+SCATTER = "of the whole gradient a rank needs its chunk: reduce_scatter sends half"
+
+
+def gradients_in_step(one: One, step: int, n: int) -> list[list[dict[str, Tensor]]]:
+    """Of each batch of the step, each rank's gradient."""
+    left_out = 0 if step == 2 else None
+    return [one.gradients(part, n, left_out) for part in PARTS[step]]
+
+
+def added(gradients: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Their sum, name by name."""
+    total = dict(gradients[0])
+    for gradient in gradients[1:]:
+        total = {name: total[name] + gradient[name] for name in total}
+    return total
+
+
+# ── C1 ──────────────────────────────────────────────────────────────────────────────
+
+
+@clause(TASK, "C1", worlds=WORLDS)
+def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+    """V and X: after each step; the second adds up the gradients of two backward()."""
+    run, n = cluster.run(impl, runs.train_stage2), cluster.world_size
+    one = One(cluster.seed)
+    for step in range(len(PARTS)):
+        gradients = gradients_in_step(one, step, n)
+        suspects = _suspects(one, cluster.seed, step, gradients)
+        one.step(added([runs.mean_of(ranks) for ranks in gradients]))
+        found = [flat(value["steps"][step]["weights"]) for value in run.values]
+        expect_values(
+            found,
+            same_everywhere(flat(runs.weights_of(one.model)), n),
+            what=f"after step {step + 1} the weights",
+            verb="are",
+            suspects=suspects,
+            rule="add the rank's chunk of the mean gradient to bucket.shard.grad",
+        )
+        expect_equal_bits(found, what="the weights")
+    expect_messages(run, "the weights are right, but not by way of comm")
+    return None
+
+
+def _suspects(
+    one: One, seed: int, step: int, gradients: list[list[dict[str, Tensor]]]
+) -> list[Suspect]:
+    """What known misconceptions leave after step 1, or after step 2."""
+    n = len(gradients[0])
+
+    def after(gradient: dict[str, Tensor]) -> Tensor:
+        other = One(seed)
+        for earlier in range(step):
+            parts = gradients_in_step(other, earlier, n)
+            other.step(added([runs.mean_of(ranks) for ranks in parts]))
+        other.step(gradient)
+        return flat(runs.weights_of(other.model))
+
+    means = [runs.mean_of(ranks) for ranks in gradients]
+    if step == 1:
+        return [
+            Suspect(
+                slug="shard-gradient-overwritten",
+                values=same_everywhere(after(means[-1]), n),
+                sentence="of two backward() only the second one's gradient counted",
+                rule="backward() adds to what is in .grad, and so does this",
+            )
+        ]
+    if step == 2:
+        return []
+    own = torch.stack([after(gradient) for gradient in gradients[0]])
+    owners = owner_of_each(seed, n)
+    times = {f: after({k: v * f for k, v in means[0].items()}) for f in (n, 1 / n)}
+    return [
+        Suspect(
+            slug="sum-not-mean",
+            values=same_everywhere(times[n], n),
+            sentence=f"the first step was taken with {n} × the mean gradient",
+            rule="divide by comm.world_size, once",
+        ),
+        Suspect(
+            slug="divided-twice",
+            values=same_everywhere(times[1 / n], n),
+            sentence=f"the first step was taken with 1/{n} of the mean gradient",
+            rule="divide by comm.world_size, once",
+        ),
+        Suspect(
+            slug="own-gradient-only",
+            values=same_everywhere(own[owners, torch.arange(own.shape[1])], n),
+            sentence="each shard was stepped with its own rank's gradient only",
+            rule=SCATTER,
+        ),
+    ]
+
+
+# ── C2 ──────────────────────────────────────────────────────────────────────────────
+
+
+@clause(TASK, "C2", worlds=(3, 2, 4, 7))
+def half_of_an_all_reduce(impl: Implementation, cluster: Bench) -> str | None:
+    """B: what was sent until the gradients are reduced, per backward()."""
+    run, n = cluster.run(impl, runs.train_stage2), cluster.world_size
+    whole, _ = runs.elements(n)
+    scatter = 8 * whole * (n - 1) / n
+    for step, parts in enumerate(PARTS):
+        # In the last step one rank leaves a parameter out: what it sends is the same.
+        sent = [value["steps"][step]["sent"] / len(parts) for value in run.values]
+        if max(sent) > scatter * 1.01 + runs.SLACK:
+            ratio = max(sent) / scatter
+            slug = "all-reduce-not-scatter" if 1.9 < ratio < 2.1 else ""
+            raise NotYetError(
+                f"in step {step + 1} a backward() sends {ratio:.2f} × what a "
+                "reduce_scatter of the gradients sends",
+                slug=slug,
+                evidence=tuple(
+                    Evidence(
+                        rank=rank,
+                        state="sent",
+                        text=f"{one:.0f} bytes, a reduce_scatter sends {scatter:.0f}",
+                    )
+                    for rank, one in enumerate(sent)
+                ),
+                rule=SCATTER,
+            )
+    return f"n = {n}: {scatter:.0f} bytes of gradients per rank and backward()"
+
+
+# ── C3 ──────────────────────────────────────────────────────────────────────────────
+
+
+@clause(TASK, "C3", worlds=(3, 2, 4, 7))
+def gradients_of_the_shards(impl: Implementation, cluster: Bench) -> str | None:
+    """M: all that is alive after backward(): the weights, and shards of the rest."""
+    run, n = cluster.run(impl, runs.train_stage2), cluster.world_size
+    whole, shard = runs.elements(n)
+    for step in (1, 0):  # in the second there is state, and a gradient to add to
+        allowed = runs.after_backward(n, step)
+        held = [value["steps"][step]["held"] for value in run.values]
+        if max(held) > allowed:
+            raise _whole_gradients(run, step, allowed, 8 * (whole - shard))
+    for value in run.values:
+        if value["steps"][0]["rest"] > runs.after_step(n):
+            raise NotYetError(
+                f"after zero_grad() a rank holds {value['steps'][0]['rest']} bytes: "
+                "gradients are kept somewhere",
+                rule="a gradient is in bucket.shard.grad, and nowhere else",
+            )
+    most = max(value["steps"][1]["held"] for value in run.values)
+    at_stage_1 = most + 8 * (whole - shard)
+    return f"n = {n}: {most} bytes after backward(), at stage 1 {at_stage_1}"
+
+
+def _whole_gradients(run: Run, step: int, allowed: int, rest: int) -> NotYetError:
+    held = [value["steps"][step]["held"] for value in run.values]
+    rank = held.index(max(held))
+    over = held[rank] - allowed + runs.SLACK
+    looks_whole = over > 0.8 * rest
+    return NotYetError(
+        f"after backward() rank {rank} holds {over} bytes more than the weights, its "
+        "state and its shards' gradients",
+        slug="whole-gradients-kept" if looks_whole else "",
+        evidence=tuple(
+            Evidence(rank=r, state="holds", text=f"{h} bytes, at most {allowed}")
+            for r, h in enumerate(held)
+        ),
+        rule="no whole gradient is needed once a rank has its chunk: a view of it "
+        "keeps all of it in memory",
+    )

@@ -1,0 +1,183 @@
+"""Checks of task 3.7, `topology.choose`: never much slower than the best there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.data_loader_plans import in_call, worked_out
+from distlab.grading.checks.topology_forms import NAMES, Islands
+from distlab.grading.clause import clause
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import Evidence
+from distlab.sim import AlphaBeta
+
+SIZES = tuple(4**power for power in range(3, 16))  # 64 bytes … 1 GiB
+SLOWER = 1.10
+LOOPBACK = AlphaBeta(alpha_s=30e-6, bytes_per_s=1e9)
+ETHERNET = AlphaBeta(alpha_s=10e-6, bytes_per_s=12.5e9)
+INFINIBAND = AlphaBeta(alpha_s=5e-6, bytes_per_s=50e9)
+NVLINK = AlphaBeta(alpha_s=3e-6, bytes_per_s=450e9)
+_TABLE = 4  # lines of evidence
+
+
+def _flat(name: str, link: AlphaBeta, n: int) -> Islands:
+    return Islands(name, n, 1, link, link, link.bytes_per_s)
+
+
+FLAT = tuple(
+    _flat(name, link, n)
+    for name, link in (
+        ("loopback", LOOPBACK),
+        ("100 Gbit Ethernet", ETHERNET),
+        ("NVLink", NVLINK),
+    )
+    for n in (1, 2, 3, 5, 8, 12, 64, 100, 1024)
+)
+ON_ISLANDS = tuple(
+    Islands(name, k * p, k, inside, between, uplink)
+    for p in (1, 2, 8, 128)
+    for name, k, inside, between, uplink in (
+        ("a card for each rank", 8, NVLINK, INFINIBAND, 8 * 50e9),
+        ("one card for all", 8, NVLINK, INFINIBAND, 50e9),
+        ("cards 4 to 1 oversubscribed", 8, NVLINK, INFINIBAND, 2 * 50e9),
+        ("one slow card", 4, INFINIBAND, LOOPBACK, 1e9),
+        ("no faster inside", 2, ETHERNET, ETHERNET, 12.5e9),
+    )
+)
+
+
+def choose_all(context: RankContext, unit: ModuleType, seed: int) -> list[list[str]]:
+    """What is chosen in every setting, size by size."""
+    found = []
+    for islands in (*FLAT, *ON_ISLANDS):
+        inside, between = (
+            unit.Link(link.alpha_s, link.bytes_per_s)
+            for link in (islands.inside, islands.between)
+        )
+        cluster = unit.Cluster(
+            islands.n, islands.k, inside, between, islands.uplink_bytes_per_s
+        )
+        row = []
+        for size in SIZES:
+            with in_call(f"choose({cluster}, {size})"):
+                row.append(_read(unit.choose(cluster, size)))
+        found.append(row)
+    return found
+
+
+def _read(chosen: Any) -> str:
+    return chosen if isinstance(chosen, str) else f"{chosen!r:.40}"
+
+
+# ── the judge ───────────────────────────────────────────────────────────────────────
+
+
+def _judge(impl: Implementation, cluster: Bench, kinds: Sequence[Islands]) -> str:
+    told = worked_out(impl, cluster, choose_all).values[0]
+    every = (*FLAT, *ON_ISLANDS)
+    rows = [told[every.index(islands)] for islands in kinds]
+    slow: list[tuple[float, Islands, int, str]] = []
+    for islands, row in zip(kinds, rows, strict=True):
+        for size, name in zip(SIZES, row, strict=True):
+            if name not in NAMES:
+                raise NotYetError(
+                    f"{islands.setting}, {_size(size)}: choose gives {name!r}",
+                    rule=f"one of {', '.join(NAMES)}",
+                )
+            seconds = islands.seconds(size)
+            best = min(seconds.values())
+            if best and seconds[name] > SLOWER * best:
+                slow.append((seconds[name] / best, islands, size, name))
+    if slow:
+        raise _slow(kinds, rows, slow)
+    used = [name for name in NAMES if any(name in row for row in rows)]
+    return f"{len(kinds) * len(SIZES)} settings: {', '.join(used)}"
+
+
+def _slow(
+    kinds: Sequence[Islands],
+    rows: list[list[str]],
+    slow: list[tuple[float, Islands, int, str]],
+) -> NotYetError:
+    slow.sort(key=lambda entry: -entry[0])
+    factor, islands, size, name = slow[0]
+    slug, words = _mistake(kinds, rows)
+    return NotYetError(
+        f"{islands.setting}, {_size(size)}: {name} takes {factor:.1f} times as long as "
+        f"the best{words}",
+        slug=slug,
+        evidence=tuple(_line(*entry) for entry in slow[:_TABLE]),
+        rule="work out what each of them takes there, and take the least",
+    )
+
+
+def _line(factor: float, islands: Islands, size: int, name: str) -> Evidence:
+    seconds = islands.seconds(size)
+    best = min(seconds, key=lambda other: seconds[other])
+    return Evidence(
+        rank=0,
+        state="slow",
+        text=f"{islands.setting}, {_size(size)}: {name} {1e6 * seconds[name]:,.0f} µs, "
+        f"{best} {1e6 * seconds[best]:,.0f} µs",
+    )
+
+
+def _size(num_bytes: int) -> str:
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if num_bytes >= 2**power:
+            return f"{num_bytes >> power} {unit}"
+    return f"{num_bytes} bytes"
+
+
+def _mistake(kinds: Sequence[Islands], rows: list[list[str]]) -> tuple[str, str]:
+    """Slug and words, if all the answers are those of a known wrong way."""
+    if len({name for row in rows for name in row}) == 1:
+        return "one-for-all-sizes", "; it is what you choose everywhere"
+    if all(len(set(row)) == 1 for row in rows):
+        return "one-for-all-sizes", "; you never ask for the size"
+    if kinds is FLAT:
+        return "", ""
+    if _are(kinds, rows, _as_if_flat):
+        return "islands-forgotten", "; you choose as if there were no islands"
+    if _are(kinds, rows, lambda islands, size: islands.seconds(size, flows=1)):
+        return (
+            "uplink-not-shared",
+            "; you choose as if each rank had the whole uplink for itself",
+        )
+    return "", ""
+
+
+def _as_if_flat(islands: Islands, size: int) -> dict[str, float]:
+    flat = _flat(islands.name, islands.between, islands.n).seconds(size)
+    del flat["hierarchical"]
+    return flat
+
+
+def _are(
+    kinds: Sequence[Islands],
+    rows: list[list[str]],
+    model: Callable[[Islands, int], dict[str, float]],
+) -> bool:
+    """Whether each answer is a best one of this model."""
+    for islands, row in zip(kinds, rows, strict=True):
+        for size, name in zip(SIZES, row, strict=True):
+            seconds = model(islands, size)
+            if seconds.get(name, 1e9) > min(seconds.values()) * (1 + 1e-9):
+                return False
+    return True
+
+
+@clause("topology.choose", "C1", worlds=(1,))
+def best_where_links_are_alike(impl: Implementation, cluster: Bench) -> str | None:
+    """T: by the formulas, for 1 to 1,024 ranks."""
+    return _judge(impl, cluster, FLAT)
+
+
+@clause("topology.choose", "C2", worlds=(1,))
+def best_on_islands(impl: Implementation, cluster: Bench) -> str | None:
+    """T: by the formulas, which know that an uplink is shared."""
+    return _judge(impl, cluster, ON_ISLANDS)

@@ -1,0 +1,350 @@
+"""Checks of task 3.6, `topology.hierarchical`: sums, and bytes on the slow way.
+
+The groups are views of the rank's comm, so no new_group takes time; the all-reduce that
+is handed in is the checks' own. What each rank sends is counted by where it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.comm import Call, Comm, Wrapper
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.messages import expect_messages, numbers
+from distlab.grading.clause import clause
+from distlab.grading.oracles import (
+    Suspect,
+    all_close,
+    expect_equal_bits,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.verdict import NotYetError
+from distlab.grading.virtual import simulated
+from distlab.runner import RankContext
+from distlab.runner.autopsy import Evidence
+from distlab.sim.plans.members import Members
+from distlab.sim.plans.schedules import ring_all_reduce
+
+COUNT = 29  # no number of lanes or chunks divides it
+ITEM = 8  # bytes of a float64
+MANY, MANY_IN_ISLAND = 64, 8  # simulated
+
+Islands = tuple[tuple[int, ...], ...]
+
+EQUAL: dict[int, tuple[Islands, ...]] = {
+    6: (((0, 1, 2), (3, 4, 5)), ((0, 3), (1, 4), (2, 5))),
+    4: (((0, 1), (2, 3)), ((3, 1), (0, 2))),
+}
+OTHER: dict[int, tuple[Islands, ...]] = {
+    6: (((0, 1, 2), (3,), (4, 5)), ((5, 4, 3, 2), (1, 0))),
+    4: (((0,), (1, 2, 3)), ((0, 1, 2, 3),)),
+    3: (((0, 1), (2,)), ((0,), (1,), (2,)), ((0, 1, 2),)),
+    1: (((0,),),),
+}
+
+
+def settings(n: int, of_one_size: bool) -> list[tuple[Islands, int]]:
+    """Islands and numbers of elements that are played on n ranks."""
+    every = EQUAL.get(n, ()) if of_one_size else others(n)
+    sizes = [(islands, COUNT) for islands in every]
+    return [*sizes, *((every[0], count) for count in (1, 0) if every)]
+
+
+def others(n: int) -> tuple[Islands, ...]:
+    """Islands that are not all of one size; the kernel also asks for 5, 7 and 8."""
+    return OTHER.get(n, (((0,), tuple(range(1, n))),))
+
+
+# ── on the ranks ────────────────────────────────────────────────────────────────────
+
+
+class Ledger(Wrapper):
+    """A comm that counts messages, and bytes by whom they go to."""
+
+    def __init__(self, inner: Comm) -> None:
+        super().__init__(inner)
+        self.messages = 0
+        self.sent_bytes = [0] * inner.world_size
+
+    def _around(self, call: Call, proceed: Callable[[], Any]) -> Any:
+        done = proceed()
+        if call.dst is not None and isinstance(call.sent, Tensor):
+            self.messages += 1
+            self.sent_bytes[call.dst] += call.sent.nbytes
+        return done
+
+
+def levels_on(comm: Comm, unit: ModuleType, islands: Sequence[Sequence[int]]) -> Any:
+    """The unit's Levels, with groups that need no message."""
+    num_lanes = min(map(len, islands))
+    inside = Members(comm, next(i for i in islands if comm.rank in i))
+    peers = [island[inside.rank] for island in islands if inside.rank < len(island)]
+    across = Members(comm, peers) if inside.rank < num_lanes else None
+    return unit.Levels(inside, across, num_lanes)
+
+
+def over_islands(
+    context: RankContext, unit: ModuleType, seed: int, of_one_size: bool
+) -> list[dict[str, Any]]:
+    """One all-reduce in each setting: what was there, what is, what was sent where."""
+    found = []
+    played = settings(context.world_size, of_one_size)
+    for number, (islands, count) in enumerate(played):
+        found.append(_once(context, unit, seed + number, islands, count))
+    return found
+
+
+def _once(
+    context: RankContext,
+    unit: ModuleType,
+    seed: int,
+    islands: Sequence[Sequence[int]],
+    count: int,
+) -> dict[str, Any]:
+    before = numbers(seed, context.rank, count)
+    tensor = before.clone().to(context.comm.device)
+    ledger = Ledger(context.comm)
+    unit.hierarchical(levels_on(ledger, unit, islands), tensor, ring_all_reduce)
+    near = set(next(island for island in islands if context.rank in island))
+    inside = sum(b for dst, b in enumerate(ledger.sent_bytes) if dst in near)
+    return {
+        "before": before,
+        "after": tensor.cpu(),
+        "inside": inside,
+        "across": sum(ledger.sent_bytes) - inside,
+    }
+
+
+def on_many(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """One all-reduce on islands of eight: what was sent where, and whether it is right.
+
+    The numbers are whole, so the sum has no rounding.
+    """
+    n, k = context.world_size, MANY_IN_ISLAND
+    islands = [range(start, start + k) for start in range(0, n, k)]
+    ledger = Ledger(context.comm)
+    tensor = torch.full((2 * n,), 1.0 + context.rank, dtype=torch.float64)
+    unit.hierarchical(levels_on(ledger, unit, islands), tensor, ring_all_reduce)
+    start = context.rank // k * k
+    inside = sum(ledger.sent_bytes[start : start + k])
+    return {
+        "is_right": bool((tensor == n * (n + 1) / 2).all()),
+        "inside": inside,
+        "across": sum(ledger.sent_bytes) - inside,
+    }
+
+
+# ── values ──────────────────────────────────────────────────────────────────────────
+
+
+def named(islands: Islands) -> str:
+    """In words: 0 1 | 2 3."""
+    return " | ".join(" ".join(map(str, island)) for island in islands)
+
+
+def _suspects(islands: Islands, before: list[Tensor]) -> list[Suspect]:
+    by_rank = {rank: island for island in islands for rank in island}
+    own = [sum_of([before[r] for r in by_rank[rank]]) for rank in range(len(before))]
+    total = sum_of(before)
+    found = [
+        Suspect(
+            slug="islands-never-meet",
+            values=own,
+            sentence=f"islands {named(islands)}: each has its own sum, and not the "
+            "others'",
+            rule="after the sum inside comes the one across",
+        ),
+        Suspect(
+            slug="not-in-place",
+            values=before,
+            sentence=f"islands {named(islands)}: the caller's tensor is unchanged",
+            rule="write into the tensor that you were given; copies are not seen",
+        ),
+    ]
+    sizes = {len(island) for island in islands}
+    if len(sizes) == 1:
+        k = sizes.pop()
+        found.append(
+            Suspect(
+                slug="summed-twice",
+                values=same_everywhere(k * total, len(before)),
+                sentence=f"islands {named(islands)}: the sum is there {k} times: it "
+                "was summed over the island twice",
+                rule="the way back copies, and adds nothing",
+            )
+        )
+    return found
+
+
+def sum_of(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum."""
+    return torch.stack(list(tensors)).sum(0)
+
+
+def _only_own_lanes(
+    islands: Islands, before: list[Tensor], after: list[Tensor]
+) -> bool:
+    """Whether each lane is right on those that carry it, and only there."""
+    num_lanes = min(map(len, islands))
+    lanes = sum_of(before).tensor_split(num_lanes)
+    if num_lanes == 1 and max(map(len, islands)) == 1:
+        return False
+    places = {rank: place for island in islands for place, rank in enumerate(island)}
+    right = [
+        [
+            all_close([got], [lane])
+            for got, lane in zip(tensor.tensor_split(num_lanes), lanes, strict=True)
+        ]
+        for tensor in after
+    ]
+    return all(
+        row == [lane == places[rank] for lane in range(num_lanes)]
+        for rank, row in enumerate(right)
+    )
+
+
+def _judge(impl: Implementation, cluster: Bench, of_one_size: bool) -> None:
+    run = cluster.run(impl, over_islands, of_one_size=of_one_size)
+    n = cluster.world_size
+    for number, (islands, count) in enumerate(settings(n, of_one_size)):
+        told = [value[number] for value in run.values]
+        before = [part["before"] for part in told]
+        after = [part["after"] for part in told]
+        total = same_everywhere(sum_of(before), n)
+        if count == COUNT and _only_own_lanes(islands, before, after):
+            raise NotYetError(
+                f"islands {named(islands)}: each lane is right on the ranks that "
+                "carried it, and only there",
+                slug="way-back-missing",
+                rule="inside, across, and back: the others of the island want it too",
+            )
+        what = f"islands {named(islands)}, {count} elements: the tensor"
+        right = all_close(after, total)
+        expect_values(
+            after,
+            total,
+            what=what,
+            suspects=[] if right else _suspects(islands, before),
+            rule="whose tensors have been added into this lane by then?",
+        )
+        expect_equal_bits(
+            after,
+            what=what,
+            slug="own-order-sum",
+            rule="one rank adds up, the others get a copy of what it has",
+        )
+    expect_messages(run, "the sums are right, but not by way of comm")
+
+
+@clause("topology.hierarchical", "C1", worlds=(4, 6))
+def every_rank_has_the_sum(impl: Implementation, cluster: Bench) -> str | None:
+    """V and X: islands of one size, of neighbours and of others."""
+    _judge(impl, cluster, True)
+    return None
+
+
+@clause("topology.hierarchical", "C2", worlds=(3, 4, 6, 1))
+def whatever_the_islands(impl: Implementation, cluster: Bench) -> str | None:
+    """V and X: unlike islands, islands of one, one island."""
+    _judge(impl, cluster, False)
+    return None
+
+
+# ── bytes ───────────────────────────────────────────────────────────────────────────
+
+
+def most_across(count: int, p: int, num_lanes: int) -> int:
+    """Bytes of the best all-reduce of the largest lane, in chunks of whole elements."""
+    lane = ceil(count / num_lanes)
+    return 2 * (p - 1) * ceil(lane / p) * ITEM
+
+
+@clause("topology.hierarchical", "C3", worlds=(4, 6))
+def little_goes_across(impl: Implementation, cluster: Bench) -> str | None:
+    """B: by rank, here and on simulated islands."""
+    run = cluster.run(impl, over_islands, of_one_size=True)
+    for number, (islands, count) in enumerate(settings(cluster.world_size, True)):
+        num_lanes = min(map(len, islands))
+        most = most_across(count, len(islands), num_lanes)
+        sent = [value[number]["across"] for value in run.values]
+        if max(sent) > most:
+            raise _too_much(named(islands), sent, most, num_lanes, count * ITEM)
+    if cluster.world_size != 4:
+        return None
+    told = simulated(impl, cluster, on_many, MANY)["values"]
+    p, lane = MANY // MANY_IN_ISLAND, 2 * MANY // MANY_IN_ISLAND
+    most = most_across(lane, p, 1)
+    sent = [value["across"] for value in told]
+    if not all(value["is_right"] for value in told):
+        raise NotYetError(
+            f"{MANY} simulated ranks in islands of {MANY_IN_ISLAND}: the sum is wrong",
+            rule="try an island of more than two ranks by hand",
+        )
+    if max(sent) > most:
+        where = f"{MANY} simulated ranks in islands of {MANY_IN_ISLAND}"
+        raise _too_much(where, sent, most, MANY_IN_ISLAND, 2 * MANY * ITEM)
+    flat = 2 * (MANY - 1) * 2 * ITEM  # the last rank of an island in a ring of all
+    return (
+        f"{MANY} simulated ranks: {max(sent)} bytes of {2 * MANY * ITEM} to other "
+        f"islands; in a ring of all, {flat} for the last of an island"
+    )
+
+
+def _too_much(
+    where: str, sent: list[int], most: int, num_lanes: int, num_bytes: int
+) -> NotYetError:
+    busy = [rank for rank, amount in enumerate(sent) if amount > most]
+    slug, words = "", ""
+    if num_lanes > 1 and len(busy) < len(sent) and set(sent) - {0} == {max(sent)}:
+        slug, words = "leader-carries-all", ": the others of its island send nothing"
+    elif num_lanes > 1 and len(busy) == len(sent):
+        slug = "whole-tensor-across" if max(sent) > 0.9 * num_bytes else ""
+        words = ", and so do all the others" if slug else ""
+    return NotYetError(
+        f"islands {where}: rank {busy[0]} sends {sent[busy[0]]} bytes to other "
+        f"islands, where {most} are enough{words}",
+        slug=slug,
+        evidence=tuple(
+            Evidence(
+                rank=rank,
+                state="much" if amount > most else "right",
+                text=f"{amount} bytes to other islands, of a tensor of {num_bytes}",
+            )
+            for rank, amount in enumerate(sent[:8])
+        ),
+        rule="each rank of an island carries one lane across, and no more",
+    )
+
+
+@clause("topology.hierarchical", "C4", worlds=(6, 4))
+def no_more_inside_than_there(impl: Implementation, cluster: Bench) -> str | None:
+    """B: two rings' worth, where the islands have one size."""
+    run = cluster.run(impl, over_islands, of_one_size=True)
+    for number, (islands, count) in enumerate(settings(cluster.world_size, True)):
+        k = len(islands[0])
+        most = 2 * (k - 1) * ceil(count / k) * ITEM
+        sent = [value[number]["inside"] for value in run.values]
+        if max(sent) > most:
+            rank = sent.index(max(sent))
+            raise NotYetError(
+                f"islands {named(islands)}: rank {rank} sends {max(sent)} bytes inside "
+                f"its island, where {most} are enough",
+                slug="whole-tensor-inside",
+                evidence=tuple(
+                    Evidence(
+                        rank=rank,
+                        state="much" if amount > most else "right",
+                        text=f"{amount} bytes of a tensor of {count * ITEM}",
+                    )
+                    for rank, amount in enumerate(sent)
+                ),
+                rule="a rank needs the sum of one lane only, until the way back",
+            )
+    return None

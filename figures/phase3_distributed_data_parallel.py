@@ -1,0 +1,165 @@
+"""Buckets on their way; `python -m figures.phase3_distributed_data_parallel` draws.
+
+The times are those of a formula. The tests of the unit play the same steps on simulated
+ranks, and find the same.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from figures.draw import (
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    Canvas,
+    write,
+)
+
+FOLDER = Path(__file__).resolve().parent.parent / "phase3_multi_node" / "figures"
+BACKWARD_MS, RANKS = 10.0, 8
+HOPS = 2 * (RANKS - 1)
+ALPHA_MS = 0.02  # of one hop
+BYTES_MS = 1.0  # of all gradients, for one hop: 100 MB by 8 ranks by 12.5 GB/s
+LAYERS = 50
+
+Transfer = tuple[float, float]
+"""From when to when, in ms."""
+
+
+def transfers(num_buckets: int, *, after: bool = False) -> list[Transfer]:
+    """Each bucket leaves with its last gradient, or `after` backward; one at a time."""
+    takes = HOPS * (ALPHA_MS + BYTES_MS / num_buckets)
+    found: list[Transfer] = []
+    free = 0.0
+    for number in range(num_buckets):
+        ready = BACKWARD_MS if after else BACKWARD_MS * (number + 1) / num_buckets
+        start = max(free, ready)
+        free = start + takes
+        found.append((start, free))
+    return found
+
+
+def lanes_of_buckets() -> str:
+    """Backward and the messages, for four ways of sending the same gradients."""
+    rows = (
+        ("after backward, each gradient by itself", transfers(LAYERS, after=True)),
+        ("one bucket", transfers(1)),
+        ("five buckets", transfers(5)),
+        ("fifty buckets", transfers(LAYERS)),
+    )
+    told = ", ".join(f"{name}: {row[-1][1]:.1f} ms" for name, row in rows)
+    c = Canvas(
+        "lanes-of-buckets",
+        760,
+        430,
+        title="The same 100 MB of gradients, sent in four ways",
+        desc=(
+            "Four pairs of lanes over time. The upper lane of each pair is backward, "
+            "10 ms; the lower one holds the messages, with the latency at the head of "
+            "each one dark. Without overlap fifty messages begin when backward ends. "
+            "One bucket begins then, too. Five buckets begin after a fifth of it and "
+            f"follow each other without a gap. The steps take: {told}."
+        ),
+    )
+    left, per_ms = 40.0, 17.0
+    best = min(row[-1][1] for _, row in rows)
+    for place, (name, row) in enumerate(rows):
+        y = 22.0 + 96 * place
+        end = row[-1][1]
+        c.text(left, y + 8, name, size=13, bold=True, anchor="start")
+        c.rect(left, y + 16, BACKWARD_MS * per_ms, 22, fill=SKY, thick=0.8)
+        c.text(left + 5 * per_ms, y + 32, "backward", size=12)
+        for start, over in row:
+            x, w = left + start * per_ms, (over - start) * per_ms
+            c.rect(x, y + 42, w, 22, fill=ORANGE, thick=0.4)
+            c.rect(x, y + 42, HOPS * ALPHA_MS * per_ms, 22, fill=INK, thick=0)
+        x = left + end * per_ms
+        c.line(x, y + 12, x, y + 68, thick=2, colour=GREEN if end == best else INK)
+        c.text(x + 6, y + 45, f"{end:.1f} ms", size=13, bold=True, anchor="start")
+    c.rect(left, 400, 12, 14, fill=INK, thick=0)
+    c.text(left + 18, 412, "latency, once per message", size=12, anchor="start")
+    c.rect(left + 220, 400, 12, 14, fill=ORANGE, thick=0.4)
+    c.text(left + 238, 412, "bytes", size=12, anchor="start")
+    words = f"{RANKS} ranks, {1000 * ALPHA_MS:.0f} µs, 12.5 GB/s"
+    c.text(740, 412, words, size=12, colour=GREY, anchor="end")
+    return c.svg()
+
+
+READY = ("cba", "bca")  # on either rank, the first one first
+COLOURS = {"a": PURPLE, "b": SKY, "c": GREEN}
+
+
+def ready_order() -> str:
+    """Two ranks that differ in what is ready first; sent as ready, and in one order."""
+    c = Canvas(
+        "ready-order",
+        760,
+        400,
+        title="One order for all ranks, whatever is ready first",
+        desc=(
+            "Two ranks with the layers a, b and c. On rank 0 they become ready in the "
+            "order c, b, a, on rank 1 in the order b, c, a. Above, each rank sends "
+            "what is ready: the first message of rank 0 is c, that of rank 1 is b, and "
+            "they are added to each other, which is marked in red; so are the second "
+            "ones. Below, both send c, b, a: b of rank 1 is ready first and waits "
+            "until c has left, and then equal layers meet."
+        ),
+    )
+    c.text(40, 30, "what is ready first leaves first", bold=True, anchor="start")
+    _meetings(c, 44, [list(order) for order in READY])
+    c.text(
+        40, 224, "the order of the buckets, on every rank", bold=True, anchor="start"
+    )
+    _meetings(c, 238, [list("cba")] * 2)
+    return c.svg()
+
+
+def _meetings(c: Canvas, top: float, sent: list[list[str]]) -> None:
+    """Who is ready when, on two ranks, and which of their messages meet."""
+    slot, box = 118.0, 44.0
+    for rank in range(2):
+        y = top + (0 if rank == 0 else 98)
+        c.text(40, y + 28, f"rank {rank}", size=13, anchor="start")
+        for place, layer in enumerate(READY[rank]):
+            x = 130 + slot * place
+            c.rect(x, y + 6, box, 32, fill=COLOURS[layer], round_=4)
+            c.text(x + box / 2, y + 27, layer, size=15, bold=True, mono=True)
+            earlier = sent[rank][: sent[rank].index(layer)]
+            missing = [other for other in earlier if other not in READY[rank][:place]]
+            if missing:
+                gap = x + box, x + slot
+                c.line(gap[0] + 4, y + 24, gap[1] - 4, y + 24, colour=GREY, dash="4 3")
+                words = f"waits for {missing[0]}"
+                c.text(sum(gap) / 2, y + 18, words, size=11, colour=GREY)
+    for number, pair in enumerate(zip(*sent, strict=True)):
+        x = 500 + 84.0 * number
+        same = pair[0] == pair[1]
+        for rank, layer in enumerate(pair):
+            y = top + 6 + 98 * rank
+            c.rect(x, y, 52, 32, fill=COLOURS[layer], round_=4)
+            c.text(x + 26, y + 21, layer, size=15, bold=True, mono=True)
+        colour = INK if same else RED
+        c.arrow(x + 26, top + 42, x + 26, top + 60, colour=colour)
+        c.arrow(x + 26, top + 100, x + 26, top + 84, colour=colour)
+        words = f"{pair[0]} + {pair[1]}"
+        c.text(x + 26, top + 77, words, size=13, bold=True, colour=colour)
+    c.text(150, top + 156, "ready, one after another →", size=11.5, colour=GREY)
+    c.text(606, top + 156, "all_reduce 1, 2, 3", size=11.5, colour=GREY)
+
+
+def figures() -> dict[str, str]:
+    """Map each file name to its picture."""
+    return {
+        "lanes_of_buckets.svg": lanes_of_buckets(),
+        "ready_order.svg": ready_order(),
+    }
+
+
+if __name__ == "__main__":
+    for path in write(figures(), FOLDER):
+        print(path.relative_to(FOLDER.parent.parent))

@@ -1,0 +1,280 @@
+"""Overlap in virtual time, torch's own class beside it, other transports and hooks."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from benchmarks import _ddp_ranks as bench_ranks
+from benchmarks import _ratios as ratios
+from distlab.comm import Comm, Work
+from distlab.curriculum.units import load
+from distlab.experiments import bucket_lanes as lanes
+from distlab.grading.checks import ddp_watch as watch
+from distlab.grading.checks.ddp_hooks import LAYERS_MIB, _untimely
+from distlab.grading.checks.ddp_unused import run_out, take_branches
+from distlab.grading.oracles import close
+from distlab.runner import Cluster, RankContext
+from distlab.sim import run
+
+SEED = 3
+
+
+@pytest.fixture(scope="module")
+def unit() -> ModuleType:
+    return load("distributed_data_parallel", "reference")
+
+
+def picoseconds(seconds: float) -> int:
+    return round(1e12 * seconds)
+
+
+# ── virtual time ────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("num_buckets", "milliseconds"),
+    [(1, 24.28), (2, 19.56), (5, 17.4), (10, 17.8), (25, 21.4), (50, 28.2)],
+)
+def test_the_step_takes_what_the_formula_says(
+    num_buckets: int, milliseconds: float
+) -> None:
+    told = lanes.lanes("reference", num_buckets, 8)
+    assert picoseconds(told.step_s) == picoseconds(milliseconds / 1000)
+    assert picoseconds(told.step_s) == picoseconds(lanes.step_s(num_buckets, 8))
+    due = told.ready_s[lanes.NUM_LAYERS // num_buckets - 1 :: 50 // num_buckets]
+    assert told.left_s == due  # each bucket with its last gradient
+
+
+def test_torchs_own_takes_as_long_at_8_ranks() -> None:
+    for num_buckets in (1, 5, 50):
+        ours = lanes.lanes("reference", num_buckets, 8).step_s
+        assert picoseconds(lanes.torchs_step_s(num_buckets, 8)) == picoseconds(ours)
+
+
+def test_at_64_ranks_the_messages_hide_just_as_well() -> None:
+    told = lanes.lanes("reference", 5, 64)
+    assert picoseconds(told.step_s) == picoseconds(lanes.step_s(5, 64))
+
+
+def test_layers_that_cannot_be_shared_out_are_refused() -> None:
+    with pytest.raises(ValueError, match="50 layers in 7 buckets"):
+        lanes.lanes("reference", 7, 2)
+
+
+# ── torch's own, on real processes ──────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_losses_and_parameters_are_those_of_torchs_ddp(
+    cluster: Cluster, tmp_path: Path, n: int
+) -> None:
+    cluster.warm("torch._dynamo")
+    done = cluster.run(bench_ranks.parity, n, "reference", str(tmp_path))
+    for told in done.require_finished().values:
+        assert told["buckets"] > 4
+        assert told["loss"] <= 1e-10
+        assert told["parameters"] <= 1e-10
+
+
+def branches_by_torch(context: RankContext, folder: str) -> dict[str, Any]:
+    """What `take_branches` does, with torch's class."""
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=context.rank,
+        world_size=context.world_size,
+    )
+
+    class Torchs:
+        @staticmethod
+        def DistributedDataParallel(  # noqa: N802 - as the unit calls it
+            model: nn.Module, comm: Comm, **_: Any
+        ) -> nn.Module:
+            return nn.parallel.DistributedDataParallel(
+                model, find_unused_parameters=True
+            )
+
+    found: dict[str, Any] = take_branches(context, Torchs, SEED)  # type: ignore[arg-type]
+    dist.destroy_process_group()
+    return found
+
+
+def branches_by_ours(context: RankContext) -> dict[str, Any]:
+    unit = load("distributed_data_parallel", "reference")
+    found: dict[str, Any] = take_branches(context, unit, SEED)
+    return found
+
+
+def test_unused_parameters_get_what_torchs_ddp_gives_them(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    mine = cluster.run(branches_by_ours, 3).require_finished()
+    theirs = cluster.run(branches_by_torch, 3, str(tmp_path)).require_finished()
+    for own, other in zip(mine.values, theirs.values, strict=True):
+        pairs = zip(
+            [*own["steps"], own["microbatches"]],
+            [*other["steps"], other["microbatches"]],
+            strict=True,
+        )
+        for ours, torchs in pairs:
+            for name, gradient in torchs.items():
+                if gradient is None:
+                    assert ours[name] is None
+                else:
+                    assert close(ours[name], gradient)
+
+
+# ── other transports, other hooks ───────────────────────────────────────────────────
+
+
+def one_step(context: RankContext, hook: str = "") -> Tensor:
+    unit = load("distributed_data_parallel", "reference")
+    hooks = {"": None, "ring": by_ring, "bf16": in_bfloat16}
+    model = watch.Chain(SEED)
+    ddp = unit.DistributedDataParallel(
+        model, context.comm, bucket_size_mib=LAYERS_MIB, comm_hook=hooks[hook]
+    )
+    watch.loss_of(ddp(watch.make_inputs(SEED, 0, context.rank))).backward()
+    found = {k: g for k, g in watch.gradients(model).items() if g is not None}
+    return watch.end_to_end(found)
+
+
+class Done:
+    """A transfer that has already come to its end, or does so in `finish`."""
+
+    def __init__(self, finish: Any = lambda: None) -> None:
+        self.wait = finish
+
+
+def by_ring(comm: Comm, flat: Tensor) -> Work:
+    """The all-reduce of unit 3.3, which waits."""
+    load("ring_allreduce", "reference").all_reduce(comm, flat)
+    return Done()
+
+
+def in_bfloat16(comm: Comm, flat: Tensor) -> Work:
+    """A quarter of the bytes."""
+    small = flat.to(torch.bfloat16)
+    work = comm.all_reduce(small, async_op=True)
+    assert work is not None
+
+    def finish() -> None:
+        work.wait()
+        flat.copy_(small)
+
+    return Done(finish)
+
+
+def mean(n: int) -> Tensor:
+    return watch.end_to_end(watch.mean_of(watch.chain_gradients(SEED, 0, n)))
+
+
+@pytest.mark.parametrize("backend", ["gloo", "tcp"])
+def test_the_gradient_is_the_mean_on_real_transports(
+    cluster: Cluster, backend: str
+) -> None:
+    done = cluster.run(one_step, 3, backend=backend).require_finished()
+    assert all(close(gradient, mean(3)) for gradient in done.values)
+
+
+@pytest.mark.parametrize("hook", ["", "ring"])
+def test_in_the_simulator_and_with_the_ring_as_hook(hook: str) -> None:
+    done = run(one_step, 8, hook)
+    done.require_finished()
+    assert all(close(gradient, mean(8)) for gradient in done.values)
+
+
+def test_a_hook_that_compresses_sends_a_quarter(cluster: Cluster) -> None:
+    plain = cluster.run(one_step, 2).require_finished()
+    small = cluster.run(one_step, 2, "bf16").require_finished()
+    weights = 8 * sum(p.numel() for p in watch.Chain(SEED).parameters())
+    # Rank 1 sends no weights: what is left are the gradients.
+    sent = [done.ranks[1].sent_bytes for done in (plain, small)]
+    assert sent[0] <= weights
+    assert sent[1] == sent[0] / 4
+    assert all(close(gradient, mean(2), 2e-2) for gradient in small.values)
+
+
+def test_ranks_that_run_out_are_awaited_by_nobody_at_16_ranks(unit: ModuleType) -> None:
+    done = run(partial(run_out, unit=unit, seed=SEED), 16)
+    done.require_finished()
+    told = [value["num_joined"] for value in done.values]
+    assert told == [3, 1, 2, 0] * 4
+    assert all(
+        torch.equal(value["after"], done.values[0]["after"]) for value in done.values
+    )
+
+
+# ── what is refused ─────────────────────────────────────────────────────────────────
+
+
+def refusals(context: RankContext, unit: ModuleType) -> list[str]:
+    made, said = unit.DistributedDataParallel, []
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    branches = watch.Branches(SEED)
+    ddp = made(branches, context.comm)
+
+    def attempt(act: Any) -> None:
+        try:
+            act()
+        except (ValueError, RuntimeError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+
+    inputs = watch.make_inputs(SEED, 0, 0)
+    attempt(lambda: made(frozen, context.comm))
+    attempt(lambda: made(branches, context.comm, bucket_size_mib=0))
+    attempt(lambda: watch.loss_of(ddp(inputs, "acd")).backward())
+    attempt(lambda: next(ddp.join()))
+    return said
+
+
+def test_mistakes_of_the_caller_are_said_in_a_sentence(unit: ModuleType) -> None:
+    done = run(partial(refusals, unit=unit), 2)
+    done.require_finished()
+    assert done.values[0] == [
+        "ValueError: no parameter of the module needs a gradient",
+        "ValueError: bucket_size_mib is 0: more than 0",
+        "RuntimeError: 1 parameters, such as layers.b.weight, got no gradient in this "
+        "backward(): find_unused_parameters=True is for that",
+        "ValueError: join() needs find_unused_parameters=True",
+    ]
+
+
+# ── the oracle and the benchmark can say no ─────────────────────────────────────────
+
+
+def test_the_oracle_of_order_sees_early_late_and_missing_departures() -> None:
+    buckets = [["d", "c"], ["b", "a"]]
+    call = ["call", "all_reduce", 9, False]
+    d, c, b, a = (["gradient", name] for name in "dcba")
+    assert _untimely([d, c, call, b, a, call], buckets) == ("", "")
+    wrong: dict[str, list[watch.Happened]] = {
+        "bucket-leaves-too-early": [d, call, c, b, a, call],
+        "bucket-leaves-too-late": [d, c, b, call, a, call],
+        "reduced-after-backward": [d, c, b, a, call, call],
+        "no-messages": [d, c, b, a],
+        "": [d, c, call, b, a],
+    }
+    for slug, events in wrong.items():
+        flaw, found = _untimely(events, buckets)
+        assert flaw
+        assert found == slug
+
+
+def test_a_ratio_is_met_by_its_upper_bound_not_by_its_median() -> None:
+    steady = [[(1.0, 1.0), (1.02, 1.0), (0.99, 1.0)] * 5] * 5
+    spread = [[(0.5, 1.0)] * 7, [(1.0, 1.0)] * 7, [(1.5, 1.0)] * 7] * 2
+    good = ratios.result_of("x", steady, "peer", 1.05)
+    bad = ratios.result_of("x", spread, "peer", 1.05)
+    assert good["value"] == bad["value"] == 1.0
+    assert good["is_met"]
+    assert not bad["is_met"]
+    assert ratios.result_of("x", steady, "peer")["upper"] <= 1.02

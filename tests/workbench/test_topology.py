@@ -1,0 +1,238 @@
+"""All-reduces on islands: in virtual time at full size, and on gloo's own groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from distlab.comm import CommRefusedError
+from distlab.curriculum.units import load
+from distlab.grading.checks.topology_choose import ON_ISLANDS, SIZES, SLOWER
+from distlab.grading.checks.topology_forms import NAMES, Islands, flat_s
+from distlab.grading.checks.topology_islands import levels_on
+from distlab.grading.checks.topology_predict import PLAYED
+from distlab.runner import Cluster, RankContext
+from distlab.sim import AlphaBeta, Fabric, SimRun, Sized, run
+from distlab.sim.net.links import PS
+from distlab.sim.plans import closed_forms as forms
+from distlab.sim.plans import schedules
+from distlab.sim.plans.members import Members
+
+LINK = AlphaBeta(alpha_s=10e-6, bytes_per_s=12.5e9)
+CARDS = {  # of an island, and how far what goes up is oversubscribed
+    "a card for each rank": (8, 1.0),
+    "one card for all": (1, 1.0),
+    "cards 4 to 1 oversubscribed": (8, 4.0),
+    "one slow card": (1, 1.0),
+    "no faster inside": (1, 1.0),
+}
+
+
+@pytest.fixture(scope="module")
+def unit() -> ModuleType:
+    return load("topology", "reference")
+
+
+def simulated(program: Callable[..., Any], n: int, *args: Any, **how: Any) -> SimRun:
+    def all_of_it(context: RankContext) -> Any:  # a module cannot be copied
+        return program(context, *args)
+
+    done = run(all_of_it, n, journal=False, **how)
+    done.require_finished()
+    return done
+
+
+# ── 3.5: the figures that the guidelines quote ──────────────────────────────────────
+
+
+def test_predictions_of_the_guidelines(unit: ModuleType) -> None:
+    link = unit.Link(LINK.alpha_s, LINK.bytes_per_s)
+    few, many = unit.predict(8, 10**9, link), unit.predict(1024, 10**9, link)
+    small, tiny = unit.predict(8, 4096, link), unit.predict(1024, 4096, link)
+    assert [round(1e3 * few[name]) for name in NAMES[:3]] == [1120, 140, 240]
+    assert [round(1e3 * many[name]) for name in NAMES[1:3]] == [180, 800]
+    assert [round(1e3 * small[name], 3) for name in NAMES[:2]] == [0.145, 0.141]
+    assert [round(1e3 * tiny[name], 2) for name in NAMES[1:3]] == [20.46, 0.1]
+
+
+@pytest.mark.parametrize("n", [2, 8, 64])
+@pytest.mark.parametrize("num_bytes", [64 * 24, 64 * 100_000])
+def test_predictions_are_what_simulated_ranks_take(
+    unit: ModuleType, n: int, num_bytes: int
+) -> None:
+    told = unit.predict(n, num_bytes, unit.Link(LINK.alpha_s, LINK.bytes_per_s))
+    for name, program in PLAYED.items():
+        took_s = simulated(program, n, num_bytes, net=LINK).time_s
+        assert math.isclose(told[name], took_s, rel_tol=1e-6)
+        assert math.isclose(told[name], flat_s(n, num_bytes, LINK)[name], rel_tol=1e-9)
+
+
+# ── 3.6: on many ranks, and on real groups ──────────────────────────────────────────
+
+
+def hierarchical(
+    context: RankContext, unit: ModuleType, k: int, count: int, doubling: bool
+) -> tuple[Tensor, Tensor]:
+    n = context.world_size
+    islands = [range(start, start + k) for start in range(0, n, k)]
+    across = unit.recursive_doubling if doubling else schedules.ring_all_reduce
+    generator = torch.Generator().manual_seed(context.rank)
+    before = torch.randn(count, generator=generator)
+    tensor = before.clone()
+    unit.hierarchical(levels_on(context.comm, unit, islands), tensor, across)
+    return before, tensor
+
+
+def fabric(islands: Islands) -> Fabric:
+    nics, oversub = CARDS[islands.name]
+    return Fabric(
+        island_size=islands.k,
+        island_alpha_s=islands.inside.alpha_s,
+        island_bytes_per_s=islands.inside.bytes_per_s,
+        nics=nics,
+        nic_bytes_per_s=islands.between.bytes_per_s,
+        nic_alpha_s=islands.between.alpha_s,
+        oversub=oversub,
+    )
+
+
+@pytest.mark.parametrize("n", [8, 64, 1024])
+def test_hierarchical_takes_what_its_formula_says(unit: ModuleType, n: int) -> None:
+    k, net = 8, Fabric(island_size=8, nics=8)
+    inside = AlphaBeta(alpha_s=3e-6, bytes_per_s=450e9)
+    between = AlphaBeta(alpha_s=10e-6, bytes_per_s=50e9)
+    doubling = n == 1024  # a ring of 128 islands is for the benchmarks
+    done = simulated(hierarchical, n, unit, k, 4 * n, doubling, net=net)
+    if doubling:
+        formula_s = 2 * (k - 1) * inside.message_s(16 * n / k)
+        formula_s += math.log2(n // k) * between.message_s(16 * n / k)
+    else:
+        formula_s = forms.hierarchical_s(n // k, k, 16 * n, inside, between)
+    assert done.time_s == pytest.approx(formula_s, rel=1e-6)
+    total = torch.stack([before for before, _ in done.values]).double().sum(0)
+    first = done.values[0][1]
+    torch.testing.assert_close(first.double(), total, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(after, first) for _, after in done.values)
+
+
+def test_hierarchical_relieves_the_hot_uplink(unit: ModuleType) -> None:
+    """By the byte, on each link of the simulated switches."""
+    n, k, count = 64, 8, 64 * 64
+    net = Fabric(island_size=k, nics=1, oversub=1.0)
+    usage = {}
+    for name, program, args in (
+        ("hierarchical", hierarchical, (unit, k, count, False)),
+        ("flat", _doubling, (count,)),
+    ):
+        links = simulated(program, n, *args, net=net).links
+        usage[name] = max(ps / PS for link, ps in links.items() if ".up" in link)
+    p, num_bytes = n // k, 4 * count
+    seconds = 2 * (p - 1) / p * num_bytes / net.nic_bytes_per_s
+    assert usage["hierarchical"] == pytest.approx(seconds, rel=1e-4)
+    assert usage["flat"] == pytest.approx(k * 3 * num_bytes / 50e9, rel=1e-4)
+
+
+def _doubling(context: RankContext, count: int) -> None:
+    schedules.recursive_doubling_all_reduce(context.comm, torch.ones(count))
+
+
+def on_real_groups(context: RankContext) -> list[Tensor]:
+    """Islands of unlike sizes on new_group's groups, summed by the library."""
+    unit = load("topology", "reference")
+    comm = context.comm
+    found = []
+    for islands in ([[0, 1, 2], [3]], [[0, 2], [3, 1]], [[0, 1, 2, 3]]):
+        levels = unit.make_levels(comm, islands)
+        tensor = torch.arange(7.0, dtype=torch.float64) * (comm.rank + 1)
+        unit.hierarchical(levels, tensor, lambda group, part: group.all_reduce(part))
+        found.append(tensor)
+    return found
+
+
+def test_on_groups_of_gloo_with_its_all_reduce(cluster: Cluster) -> None:
+    run = cluster.run(on_real_groups, 4)
+    assert run.outcome == "finished"
+    expected = torch.arange(7.0, dtype=torch.float64) * 10
+    for tensors in run.values:
+        assert all(torch.equal(tensor, expected) for tensor in tensors)
+
+
+# ── 3.7: played, not only worked out ────────────────────────────────────────────────
+
+
+def _levels(context: RankContext, num_bytes: int, k: int) -> None:
+    box: Any = Sized(num_bytes)
+    schedules.hierarchical_all_reduce(context.comm, box, k)
+
+
+def played_s(islands: Islands, num_bytes: int) -> dict[str, float]:
+    """All four in virtual time, on the islands' network."""
+    n, net = islands.n, fabric(islands)
+    found = {
+        name: simulated(program, n, num_bytes, net=net, trace=False).time_s
+        for name, program in PLAYED.items()
+    }
+    last = simulated(_levels, n, num_bytes, islands.k, net=net, trace=False)
+    return {**found, "hierarchical": last.time_s}
+
+
+PLAYED_TOO = [islands for islands in ON_ISLANDS if islands.n <= 64]
+
+
+@pytest.mark.parametrize("islands", PLAYED_TOO, ids=lambda i: i.setting)
+def test_the_choice_is_the_best_in_virtual_time(
+    unit: ModuleType, islands: Islands
+) -> None:
+    links = [unit.Link(x.alpha_s, x.bytes_per_s) for x in (islands.inside,)]
+    links += [unit.Link(islands.between.alpha_s, islands.between.bytes_per_s)]
+    cluster = unit.Cluster(islands.n, islands.k, *links, islands.uplink_bytes_per_s)
+    for num_bytes in SIZES[1 :: 4 if islands.n == 64 else 2]:
+        seconds = played_s(islands, num_bytes)
+        chosen = seconds[unit.choose(cluster, num_bytes)]
+        assert chosen <= SLOWER * min(seconds.values())
+
+
+# ── 3.21: any number of ranks ───────────────────────────────────────────────────────
+
+
+def double(context: RankContext, unit: ModuleType, name: str) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(context.rank)
+    before = torch.randn(13, generator=generator, dtype=torch.float64)
+    after = before.clone()
+    getattr(unit, name)(context.comm, after)
+    return before, after
+
+
+@pytest.mark.parametrize("name", ["recursive_doubling", "halving_doubling"])
+@pytest.mark.parametrize("n", range(1, 18))
+def test_any_number_of_ranks(unit: ModuleType, n: int, name: str) -> None:
+    values = simulated(double, n, unit, name).values
+    total = torch.stack([before for before, _ in values]).sum(0)
+    torch.testing.assert_close(values[0][1], total, rtol=1e-12, atol=1e-12)
+    assert all(torch.equal(after, values[0][1]) for _, after in values)
+
+
+# ── the groups that the checks use ──────────────────────────────────────────────────
+
+
+def ask_for_too_much(context: RankContext) -> list[str]:
+    group = Members(context.comm, range(context.world_size))
+    said = []
+    for call in (group.barrier, lambda: group.send(torch.ones(1), 5)):
+        try:
+            call()
+        except CommRefusedError as error:
+            said.append(str(error))
+    return said
+
+
+def test_members_have_messages_only_and_no_strangers() -> None:
+    for first, second in simulated(ask_for_too_much, 2).values:
+        assert "comm.barrier is not available in this group" in first
+        assert "5 is no rank of this group" in second
