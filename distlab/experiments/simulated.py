@@ -21,7 +21,12 @@ from torch import Tensor, nn
 from distlab.comm import COLLECTIVES
 from distlab.curriculum import load_graft
 from distlab.curriculum.units import arrived
-from distlab.experiments.simulated_results import judged, left_word, own_numbers
+from distlab.experiments.simulated_results import (
+    judged,
+    left_word,
+    own_numbers,
+    unstruck,
+)
 from distlab.runner import RankContext
 from distlab.sim import Piecewise, SimRun, run
 from distlab.sim.calibration.charge import run_charged, uncharged
@@ -33,6 +38,7 @@ from distlab.sim.plans.schedules import ring_all_reduce
 MAX_PRINTED = 10  # lines, of rank 0
 ISLAND_SIZE = 8  # of a network that has none
 MAX_JOURNAL_RANKS = 128  # beyond that the picture is of messages, not of calls
+TURN_LIMIT_S = 20.0  # of the wall clock, for one rank while no other has its turn
 Settings = dict[str, Any]
 
 
@@ -219,6 +225,7 @@ def _run(unit: ModuleType, settings: Settings) -> SimRun:
         faults=Faults(**settings["faults"]),
         seed=settings["seed"],
         journal=settings["world_size"] <= MAX_JOURNAL_RANKS,
+        turn_limit_s=TURN_LIMIT_S,
     )
 
 
@@ -246,6 +253,7 @@ def figures_of(done: SimRun, settings: Settings) -> dict[str, Any]:
         "collectives": sum(call["op"] in COLLECTIVES for call in first.calls()),
         "printed": first.output.splitlines()[:MAX_PRINTED],
         **judged(settings["functions"], done.values, settings["seed"], count),
+        "unstruck": unstruck(done, settings["faults"]),
         "carrier": done.carrier,
         "trace_hash": done.trace_hash,
     }
