@@ -6,7 +6,9 @@ PY := .venv/bin/python
 FIGURES := figures.phase1 figures.phase1_data figures.phase1_family \
   figures.phase1_means figures.phase2_memory \
   figures.phase3_distributed_data_parallel \
-  figures.phase3_ring_allreduce figures.readme
+  figures.phase3_ring_allreduce figures.phase3_sharded_optimizer \
+  figures.phase3_topology \
+  figures.readme
 
 # The stamp holds the folder it was made in. One from elsewhere (a copied or moved
 # checkout), or an environment whose Python has gone, is as good as none.

@@ -43,7 +43,7 @@ from distlab.curriculum import load
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"4KiB": 4 * KIB, "1MiB": MIB, "16MiB": 16 * MIB, "64MiB": 64 * MIB}
 CALLS = {"4KiB": 100, "1MiB": 10, "16MiB": 1, "64MiB": 1}  # timed as one
-PAIRS = {"4KiB": 12, "1MiB": 12, "16MiB": 12, "64MiB": 6}  # in one launch
+PAIRS = {"4KiB": 12, "1MiB": 12, "16MiB": 12, "64MiB": 6}  # in one launch of two
 WORLDS = (2, 4)
 BARS = {"ratio_4KiB_n2": 0.8, "ratio_16MiB_n2": 1.0, "ratio_64MiB_n2": 1.0}
 RESAMPLINGS = 2000
@@ -71,7 +71,7 @@ def rank_main(rank: int, n: int, folder: str) -> None:
             seconds(comm, way, tensor, calls)
         told["pairs"][size] = [
             pair(comm, ours, peer, tensor, calls, number)
-            for number in range(PAIRS[size])
+            for number in range(PAIRS[size] * 2 // n)
         ]
         source = torch.ones_like(tensor)
         copies = [

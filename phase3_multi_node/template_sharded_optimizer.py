@@ -96,7 +96,7 @@ class Bucket:
         self.flat.untyped_storage().resize_(self.flat.nbytes)
 
     def release(self) -> None:
-        """Free the memory of `flat`, under all its views, autograd's too."""
+        """Free the memory of `flat`, under all views: to read one then can crash."""
         self.flat.untyped_storage().resize_(0)
 
 
@@ -167,7 +167,7 @@ class Stage1:
                 parameter.grad = None
 
     def state_dict(self) -> State:
-        """By name, this rank's piece: {"start": 3, "stop": 5, "exp_avg": 2 numbers, …}."""
+        """By name, this rank's piece: {"start": 3, "stop": 5, "exp_avg": of 2, …}."""
         # TODO(sharded_optimizer.stage1)
         # self.optimizer.state[shard] is what torch keeps for a shard, a dict: what has
         # a number per element is cut into bucket.pieces, the rest is put into each

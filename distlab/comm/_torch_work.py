@@ -53,8 +53,9 @@ class TorchWork:
             waited_s = time.monotonic() - started
             raise PeerLost(self._rank, self._step, self._peer, waited_s) from error
         self._is_done = True
-        if self.finish is not None:
-            self.finish()
+        finish, self.finish = self.finish, None  # it may refer to this, for ever
+        if finish is not None:
+            finish()
 
     def source(self) -> int:
         """Who sent what this receive from anyone took."""

@@ -211,7 +211,7 @@ def load_graft(
     helpers = [
         node
         for node in donor.body
-        if isinstance(node, ast.FunctionDef)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
         and node.name not in sum(functions.values(), ())
         and not hasattr(module, node.name)
     ]
@@ -235,7 +235,10 @@ def _execute(source: UnitSource) -> ModuleType:
 
 
 def _implant(
-    module: ModuleType, node: ast.FunctionDef, qualified: str, path: Path
+    module: ModuleType,
+    node: ast.FunctionDef | ast.ClassDef,
+    qualified: str,
+    path: Path,
 ) -> None:
     code = compile(ast.Module([node], []), str(path), "exec")
     *holders, name = qualified.split(".")

@@ -28,6 +28,7 @@ from distlab.sim import torch as sim_torch
 from distlab.sim.torch.rank import here
 
 NUM_LAYERS = 50
+PLAYED_LAYERS = 8
 NUMBERS = 500  # of float32 in a layer
 SCALE = 1e6 * 100 / (4 * NUMBERS * NUM_LAYERS)  # how much smaller it is than 100 MB
 BACKWARD_S = 0.010
@@ -46,31 +47,55 @@ class Lanes:
 class _Slow(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, sleep: Callable[[float], None]
+        ctx: Any, x: Tensor, weight: Tensor, take_time: Callable[[], None]
     ) -> Tensor:
-        ctx.sleep = sleep
+        ctx.take_time = take_time
         ctx.save_for_backward(weight)
         return x + 0 * weight.sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        ctx.sleep(BACKWARD_S / NUM_LAYERS)
+        ctx.take_time()
         (weight,) = ctx.saved_tensors
         return gradient, torch.ones_like(weight), None
 
 
 class _Layers(nn.Module):
-    def __init__(self, sleep: Callable[[float], None]) -> None:
+    """Equal layers with `numbers` weights, whose backward takes `layer_s` each."""
+
+    def __init__(
+        self,
+        sleep: Callable[[float], None],
+        num_layers: int = NUM_LAYERS,
+        numbers: int = NUMBERS,
+        layer_s: float = BACKWARD_S / NUM_LAYERS,
+    ) -> None:
         super().__init__()
         self.weights = nn.ParameterList(
-            nn.Parameter(torch.zeros(NUMBERS)) for _ in range(NUM_LAYERS)
+            nn.Parameter(torch.zeros(numbers)) for _ in range(num_layers)
         )
-        self._sleep = sleep
+        self._take_time = partial(sleep, layer_s)
 
     def forward(self, x: Tensor) -> Tensor:
         for weight in self.weights:
-            x = _Slow.apply(x, weight, self._sleep)  # type: ignore[no-untyped-call]
+            x = _Slow.apply(x, weight, self._take_time)  # type: ignore[no-untyped-call]
         return x
+
+
+def play(context: RankContext, unit: Any, settings: dict[str, Any]) -> str:
+    """What `distlab sim 3.9` runs: a step of 8 layers, two of them in a bucket.
+
+    The gradients have as many bytes as was asked for; backward takes 0.1 ns per byte.
+    """
+    numbers = max(1, settings["num_bytes"] // 4 // PLAYED_LAYERS)
+    layer_s = 4 * numbers * BACKWARD_S / 1e8
+    model = _Layers(context.clock.sleep, PLAYED_LAYERS, numbers, layer_s)
+    ddp = unit.DistributedDataParallel(
+        model, context.comm, bucket_size_mib=2 * 4 * numbers / 2**20
+    )
+    ddp(torch.ones((), requires_grad=True)).backward()
+    found = [w.grad for w in model.weights if w.grad is not None]
+    return " ".join(f"{float(gradient.sum()):g}" for gradient in found)
 
 
 def lanes(code: str, num_buckets: int, world_size: int) -> Lanes:

@@ -125,7 +125,7 @@ class Walkthrough(phase1.Walkthrough):
         return {name: (run.time_s, hottest_s(run)) for name, run in runs.items()}
 
     def choices(self, counts: Sequence[int], sizes: Sequence[int]) -> list[list[str]]:
-        """What the learner's choose picks on ISLANDS: a row per n, a column per size."""
+        """What the learner's choose picks on ISLANDS: rows of n, columns of size."""
         picked: list[list[str]] = self.run(
             "topology",
             1,
@@ -176,7 +176,8 @@ class Walkthrough(phase1.Walkthrough):
         with tempfile.TemporaryDirectory() as folder:
             unit, meeting = "distributed_data_parallel", f"{folder}/meeting"
             run = self.run(unit, 2, rank.real_steps, meeting=meeting)
-        return statistics.median(run.values[0])
+        ratios: list[float] = run.values[0]
+        return statistics.median(ratios)
 
     def held(self, n: int = 4) -> list[dict[str, int]]:
         """What a rank holds at stages 1, 2 and 3, and the formula's figure."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 
 from distlab.experiments.phase3 import Backward
 from distlab.trace.canvas import BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, SKY
@@ -106,9 +106,15 @@ def draw_curves(
     """One curve for each name; a thick one below, a thin one with marks on top."""
     _, axis = plt.subplots(figsize=(6.5, 2.6))
     for index, (name, values) in enumerate(curves.items()):
-        style = {"lw": 6, "color": SKY} if not index else {"lw": 1.5, "color": INK}
-        axis.plot(labels, values, "-" if not index else "x-", label=name, **style)
-    axis.set(xlabel=xlabel, ylabel="µs a step", ylim=(0, None))
+        if index:
+            axis.plot(labels, values, "x-", label=name, lw=1.5, color=INK)
+        else:
+            axis.plot(labels, values, label=name, lw=6, color=SKY)
+    axis.set(
+        xlabel=xlabel,
+        ylabel="µs a step",
+        ylim=(0, 1.1 * max(map(max, curves.values()))),
+    )
     axis.legend(frameon=False)
     plt.show()
 
@@ -116,15 +122,19 @@ def draw_curves(
 def draw_held(bars: Mapping[str, Mapping[str, int]]) -> None:
     """A bar for each stage, of weights, gradients and state; each part is named."""
     _, axis = plt.subplots(figsize=(6.5, 2.2))
+    colours = {"weights": SKY, "gradients": ORANGE, "state": GREEN}
     for label, parts in bars.items():
         start = 0.0
-        for (name, value), colour in zip(
-            parts.items(), (SKY, ORANGE, GREEN), strict=True
-        ):
-            axis.barh(label, value / 1000, left=start, color=colour, edgecolor="white")
-            middle = start + value / 2000, label
-            axis.annotate(name, middle, ha="center", va="center", size=8)
-            start += value / 1000
+        for name, colour in colours.items():
+            width = parts[name] / 1000
+            axis.barh(label, width, left=start, color=colour, edgecolor=INK)
+            start += width
+    axis.legend(
+        handles=[Patch(color=c, label=name) for name, c in colours.items()],
+        frameon=False,
+        bbox_to_anchor=(1.01, 1),
+        loc="upper left",
+    )
     axis.invert_yaxis()
-    axis.set(xlabel="kB on a rank")
+    axis.set(xlabel="kB on a rank; from the left: weights, gradients, state")
     plt.show()

@@ -28,6 +28,7 @@ from distlab.experiments.simulated_results import (
     unstruck,
 )
 from distlab.runner import RankContext
+from distlab.runner.rank import resolve
 from distlab.sim import Piecewise, SimRun, run
 from distlab.sim.calibration.charge import run_charged, uncharged
 from distlab.sim.faults import Faults
@@ -174,6 +175,9 @@ def call_all(context: RankContext, unit: ModuleType, settings: Settings) -> list
     """Call the functions one after another; a digest of what each left behind."""
     digests = []
     for name in settings["functions"]:
+        if ":" in name:  # not a function of the unit, but one that makes use of it
+            digests.append(resolve(name)(context, unit, settings))
+            continue
         function = unit
         for part in name.split("."):
             function = getattr(function, part)

@@ -113,7 +113,11 @@ class Bucket:
 
     def gradients(self) -> list[Tensor]:
         """The .grad of its parameters, in their order."""
-        return [p.grad for p in self.parameters if p.grad is not None]
+        found = [p.grad for p in self.parameters if p.grad is not None]
+        missing = len(self.parameters) - len(found)
+        if missing:
+            raise RuntimeError(f"{missing} gradients of a bucket are not there yet")
+        return found
 
 
 class DistributedDataParallel(nn.Module):

@@ -110,7 +110,7 @@ class Bucket:
         self.flat.untyped_storage().resize_(self.flat.nbytes)
 
     def release(self) -> None:
-        """Free the memory of `flat`, under all its views, autograd's too."""
+        """Free the memory of `flat`, under all views: to read one then can crash."""
         self.flat.untyped_storage().resize_(0)
 
 

@@ -51,7 +51,7 @@ class Cluster(NamedTuple):
 
     n: int
     island_size: int  # k; it divides n. 1: no two ranks are close
-    inside: Link  # between two ranks of an island
+    inside: Link  # between two ranks of an island; without islands, of no meaning
     between: Link  # between two ranks of different islands
     uplink_bytes_per_s: float
 

@@ -224,11 +224,14 @@ def test_any_number_of_ranks(unit: ModuleType, n: int, name: str) -> None:
 def ask_for_too_much(context: RankContext) -> list[str]:
     group = Members(context.comm, range(context.world_size))
     said = []
-    for call in (group.barrier, lambda: group.send(torch.ones(1), 5)):
-        try:
-            call()
-        except CommRefusedError as error:
-            said.append(str(error))
+    try:
+        group.barrier()
+    except CommRefusedError as error:
+        said.append(str(error))
+    try:
+        group.send(torch.ones(1), 5)
+    except CommRefusedError as error:
+        said.append(str(error))
     return said
 
 

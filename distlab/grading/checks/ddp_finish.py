@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.ddp_hooks import LAYERS_MIB
 from distlab.grading.checks.ddp_watch import (
-    WORLDS,
+    FEWER,
     Chain,
     Happened,
     Watched,
@@ -33,11 +33,10 @@ from distlab.grading.oracles import (
     Suspect,
     all_close,
     close,
-    expect_equal_bits,
     expect_values,
     same_everywhere,
 )
-from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
 
 STEPS = 3
@@ -109,7 +108,7 @@ def hold_back(context: RankContext, unit: ModuleType, seed: int) -> dict[str, An
             steps.backward(0)
         for step in range(1, HELD_BACK):
             steps.backward(step)
-    before, events = steps.gradients(), list(steps.events)
+    events = list(steps.events)
     steps.backward(HELD_BACK)
     after = steps.gradients()
     with suppress(ZeroDivisionError), steps.ddp.no_sync():
@@ -118,7 +117,6 @@ def hold_back(context: RankContext, unit: ModuleType, seed: int) -> dict[str, An
     steps.backward(0)
     return {
         "events": events,
-        "before": before,
         "after": after,
         "anew": steps.gradients(),
     }
@@ -128,13 +126,13 @@ def _other_zero(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
     return [(take_steps, {"to_none": True})]
 
 
-@clause("distributed_data_parallel.finish", "C1", worlds=WORLDS, also=_other_zero)
+@clause("distributed_data_parallel.finish", "C1", worlds=FEWER, also=_other_zero)
 def mean_in_each_step(impl: Implementation, cluster: Bench) -> str | None:
-    """V and X: every step's gradients; zeroed in place, and set to None."""
+    """V: every step's gradients; zeroed in place, and set to None."""
     _judge_steps(cluster.run(impl, take_steps), cluster.seed, "zeroed in place")
     run = cluster.run(impl, take_steps, to_none=True)
     _judge_steps(run, cluster.seed, "set to None")
-    return f"n = {cluster.world_size}: {STEPS} steps, the same bits on every rank"
+    return f"n = {cluster.world_size}: {STEPS} steps, and {STEPS} with .grad = None"
 
 
 def _judge_steps(run: Run, seed: int, zeroed: str) -> None:
@@ -154,7 +152,6 @@ def _judge_steps(run: Run, seed: int, zeroed: str) -> None:
             suspects=_suspects([end_to_end(each) for each in own], mean),
             rule="wait for a bucket, divide by the ranks, unpack it into the .grad",
         )
-        expect_equal_bits(actual, what=what)
         before = mean
     expect_messages(run, "the gradients are right, but not by way of comm")
 
@@ -231,7 +228,7 @@ def _expect_reset(
 # ── buffers, and no_sync ────────────────────────────────────────────────────────────
 
 
-@clause("distributed_data_parallel.finish", "C2", worlds=WORLDS)
+@clause("distributed_data_parallel.finish", "C2", worlds=FEWER)
 def buffers_are_rank_0s(impl: Implementation, cluster: Bench) -> str | None:
     """V: what rank 0's forward left in its buffers is on every rank."""
     run = cluster.run(impl, take_steps)
@@ -262,7 +259,7 @@ def buffers_are_rank_0s(impl: Implementation, cluster: Bench) -> str | None:
     return None
 
 
-@clause("distributed_data_parallel.finish", "C3", worlds=WORLDS)
+@clause("distributed_data_parallel.finish", "C3", worlds=FEWER)
 def no_sync_keeps_quiet(impl: Implementation, cluster: Bench) -> str | None:
     """J and V: no call under no_sync(); then the mean of what has come together."""
     run = cluster.run(impl, hold_back)
@@ -284,9 +281,6 @@ def no_sync_keeps_quiet(impl: Implementation, cluster: Bench) -> str | None:
     last = torch.stack(parts[HELD_BACK]).mean(0)
     sums = [own.sum(0) for own in by_rank]
     mean = torch.stack(sums).mean(0)
-    kept = _all_there([value["before"] for value in run.values])
-    held = [own[:HELD_BACK].sum(0) for own in by_rank]
-    expect_values(kept, held, what="under no_sync() .grad")
     actual = _all_there([value["after"] for value in run.values])
     expect_values(
         actual,
@@ -323,8 +317,4 @@ def no_sync_keeps_quiet(impl: Implementation, cluster: Bench) -> str | None:
             )
         ],
     )
-    if n == 1:
-        return None
-    if not any(record.calls() for record in run.ranks):
-        raise NotJudgedError("no rank sent anything: see C1")
     return f"{HELD_BACK} microbatches without a message, then one step's"

@@ -15,7 +15,7 @@ from torch import Tensor
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.ddp_hooks import BRANCH_MIB, LAYERS_MIB
 from distlab.grading.checks.ddp_watch import (
-    WORLDS,
+    FEWER,
     Branches,
     Chain,
     end_to_end,
@@ -27,7 +27,6 @@ from distlab.grading.checks.ddp_watch import (
 from distlab.grading.clause import clause
 from distlab.grading.oracles import (
     Suspect,
-    expect_equal_bits,
     expect_values,
     same_everywhere,
 )
@@ -36,7 +35,7 @@ from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
 
 LEARNING_RATE = 0.5
-BATCHES = (1, 3, 2, 4)  # of each rank: the first one is out of them first
+BATCHES = (1, 2, 3, 4)  # of each rank: the first one is out of them first
 FORKS = 40  # who goes every way back goes 2 to the 40 ways
 Found = dict[str, Tensor | None]
 
@@ -153,9 +152,9 @@ def _filled(found: Found, like: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-@clause("distributed_data_parallel.unused", "C1", worlds=WORLDS)
+@clause("distributed_data_parallel.unused", "C1", worlds=FEWER)
 def unused_counts_as_zero(impl: Implementation, cluster: Bench) -> str | None:
-    """V and X: the mean over all ranks, with zeros; with what no_sync() held back."""
+    """V: the mean over all ranks, with zeros; with what no_sync() held back."""
     run = cluster.run(impl, take_branches)
     n, seed = cluster.world_size, cluster.seed
     for step in range(2):
@@ -163,14 +162,12 @@ def unused_counts_as_zero(impl: Implementation, cluster: Bench) -> str | None:
         found = [value["steps"][step] for value in run.values]
         _expect_somebodys(found, n, step)
         actual = [end_to_end(_filled(each, mean)) for each in found]
-        what = f"step {step + 1}: the gradient"
         expect_values(
             actual,
             same_everywhere(end_to_end(mean), n),
-            what=what,
+            what=f"step {step + 1}: the gradient",
             rule="a rank that has no gradient adds zero to the sum",
         )
-        expect_equal_bits(actual, what=what)
     model = Branches(seed)
     pairs = [
         (
@@ -211,7 +208,7 @@ def _expect_somebodys(found: list[Found], n: int, step: int) -> None:
                 )
 
 
-@clause("distributed_data_parallel.unused", "C2", worlds=WORLDS)
+@clause("distributed_data_parallel.unused", "C2", worlds=FEWER)
 def nobodys_stays_none(impl: Implementation, cluster: Bench) -> str | None:
     """V: a .grad of zeros would still move a weight: by momentum, by weight decay."""
     run = cluster.run(impl, take_branches)
@@ -229,9 +226,9 @@ def nobodys_stays_none(impl: Implementation, cluster: Bench) -> str | None:
     return None
 
 
-@clause("distributed_data_parallel.unused", "C3", worlds=WORLDS)
+@clause("distributed_data_parallel.unused", "C3", worlds=FEWER)
 def who_is_out_takes_part(impl: Implementation, cluster: Bench) -> str | None:
-    """V and X: the weights of one process that has, in each step, what is there."""
+    """V: the weights of one process that has, in each step, what is there."""
     run = cluster.run(impl, run_out)
     n, seed = cluster.world_size, cluster.seed
     batches = [BATCHES[rank % 4] for rank in range(n)]
@@ -273,6 +270,5 @@ def who_is_out_takes_part(impl: Implementation, cluster: Bench) -> str | None:
             ],
             rule="who has no batch adds zeros, and is not counted",
         )
-        expect_equal_bits(actual, what=what.removeprefix("after join() "))
     counts = ", ".join(map(str, batches))
     return f"n = {n}: {counts} batches, one training"

@@ -18,6 +18,7 @@ from distlab.grading.oracles import close
 
 T = TypeVar("T")
 WORLDS = (3, 2, 4, 1)
+FEWER = (3, 2, 1)  # where a run has several steps
 WIDTH = 6
 LAYER_BYTES = 8 * WIDTH * (WIDTH + 1)  # weight and bias
 MIB = 2**20

@@ -290,20 +290,20 @@ def _expect_second_half(sums: Sums, counts: Sums | None) -> None:
         return
     length = len(sums.total)
     least = 2 * (length - -(-length // sums.n)) * sums.total.element_size()
-    done = [
-        torch.isclose(now, sums.total, rtol=1e-12, atol=0.0).sum().item()
-        for now in sums.after
-    ]
+    done = torch.stack(
+        [torch.isclose(now, sums.total, rtol=1e-12, atol=0.0) for now in sums.after]
+    )
     few = all(record.sent_bytes < least for record in sums.run.ranks)
-    if few and all(0 < share < length for share in done):
-        shares = [
+    shares = done.sum(1).tolist()
+    if few and bool(done.any(0).all()) and all(0 < s < length for s in shares):
+        lines = [
             Evidence(rank=rank, state="has", text=f"{share} of {length} sums")
-            for rank, share in enumerate(done)
+            for rank, share in enumerate(shares)
         ]
         raise NotYetError(
             "each rank has a part of the sum, and not the others'",
             slug="second-half-missing",
-            evidence=tuple(shares),
+            evidence=tuple(lines),
             rule="each finished chunk must go on from rank to rank until all have it: "
             "n - 1 steps",
         )

@@ -2,9 +2,16 @@
 
 from distlab.grading.checks import (
     sharded_plan,
+    sharded_saved,
     sharded_stage1,
     sharded_stage2,
     sharded_stage3,
 )
 
-__all__ = ["sharded_plan", "sharded_stage1", "sharded_stage2", "sharded_stage3"]
+__all__ = [
+    "sharded_plan",
+    "sharded_saved",
+    "sharded_stage1",
+    "sharded_stage2",
+    "sharded_stage3",
+]

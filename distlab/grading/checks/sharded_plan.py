@@ -19,8 +19,8 @@ Piece = tuple[int, int, int]
 Shards = list[list[Piece]]
 
 CASES: tuple[tuple[list[int], int], ...] = (
-    *(([3, 4], 2), ([10], 4), ([2, 1, 1], 7), ([1], 4), ([5, 3], 1)),
-    *(([7, 7, 7], 3), ([17, 2, 9, 1], 5), ([4, 0, 3], 3), ([6, 1, 2, 12], 8)),
+    *(([17, 2, 9, 1], 5), ([10], 4), ([2, 1, 1], 7), ([1], 4), ([5, 3], 1)),
+    *(([7, 7, 7], 3), ([3, 4], 2), ([4, 0, 3], 3), ([6, 1, 2, 12], 8)),
     ([1_000_003, 64], 64),
 )
 """(sizes, world_size): remainders, fewer elements than ranks, a parameter on many."""
@@ -199,7 +199,7 @@ def _other_plan(sizes: list[int], n: int, shards: Shards) -> tuple[str, str]:
         return "each parameter is cut by itself", "cut-per-parameter"
     if max(counts) > -(-sum(sizes) // n):
         most = f"rank {counts.index(max(counts))} has {max(counts)} elements"
-        return f"{most}, an equal chunk has {-(-sum(sizes) // n)}", "uneven-shards"
+        return f"{most}, an equal chunk has {-(-sum(sizes) // n)}", "one-shard-larger"
     return "the shards are not the chunks of the vector, in the order of the ranks", ""
 
 

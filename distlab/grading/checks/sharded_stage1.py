@@ -1,4 +1,4 @@
-"""Checks of 3.12, `sharded_optimizer.stage1`: weights, memory, norm, saved state."""
+"""Checks of 3.12, `sharded_optimizer.stage1`: weights, memory, and the norm."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ PLAIN = 2  # steps that are not clipped
 TASK = "sharded_optimizer.stage1"
 
 
-def _found(run: Run, step: int) -> list[Tensor]:
+def found_after(run: Run, step: int) -> list[Tensor]:
+    """Each rank's weights after a step, end to end."""
     return [flat(value["steps"][step]["weights"]) for value in run.values]
 
 
@@ -45,7 +46,7 @@ def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
         suspects = [] if step else _suspects(cluster.seed, gradients)
         one.step(runs.mean_of(gradients))
         expect_values(
-            _found(run, step),
+            found_after(run, step),
             same_everywhere(flat(runs.weights_of(one.model)), n),
             what=f"after step {step + 1} the weights",
             verb="are",
@@ -54,7 +55,7 @@ def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
             "all ranks",
         )
         expect_equal_bits(
-            _found(run, step),
+            found_after(run, step),
             what="the weights",
             slug="weights-not-gathered",
             rule="every rank has its shard's new weights from the rank that owns it",
@@ -222,16 +223,15 @@ def one_norm_for_all(impl: Implementation, cluster: Bench) -> str | None:
     one = One(cluster.seed)
     for step in range(PLAIN):
         one.step(runs.mean_of(one.gradients(step, n)))
-    if not all_close(
-        _found(run, PLAIN - 1), same_everywhere(flat(runs.weights_of(one.model)), n)
-    ):
+    right = same_everywhere(flat(runs.weights_of(one.model)), n)
+    if not all_close(found_after(run, PLAIN - 1), right):
         raise NotJudgedError("without clipping first: see C1")
     for step in range(PLAIN, runs.STEPS):
         gradient = runs.mean_of(one.gradients(step, n))
         one.step(gradient, runs.MAX_NORM[step])
         _expect_norm(run, step, gradient, one.norms[step])
         expect_values(
-            _found(run, step),
+            found_after(run, step),
             same_everywhere(flat(runs.weights_of(one.model)), n),
             what=f"the norm is right, but after step {step + 1}, clipped to "
             f"{runs.MAX_NORM[step]:g}, the weights",
@@ -283,113 +283,3 @@ def _expect_norm(run: Run, step: int, gradient: dict[str, Tensor], norm: float) 
         rule=rule,
     )
     expect_equal_bits(numbers, what="the norm")
-
-
-# ── C4 ──────────────────────────────────────────────────────────────────────────────
-
-
-@clause(TASK, "C4", worlds=WORLDS)
-def saved_by_name(impl: Implementation, cluster: Bench) -> str | None:
-    """R: each piece's state under its name; and a step at another number of ranks."""
-    run, n = cluster.run(impl, runs.train_stage1), cluster.world_size
-    one = One(cluster.seed)
-    for step in range(runs.STEPS):
-        gradient = runs.mean_of(one.gradients(step, n))
-        one.step(gradient, runs.MAX_NORM.get(step, 0.0))
-    right = same_everywhere(flat(runs.weights_of(one.model)), n)
-    if not all_close(_found(run, runs.STEPS - 1), right):
-        raise NotJudgedError("the weights first: see C1 and C3")
-    momentum = {
-        name: one.optimizer.state[p]["momentum_buffer"].reshape(-1)
-        for name, p in runs.trained(one.model).items()
-    }
-    for rank, value in enumerate(run.values):
-        _expect_pieces(value["saved"], momentum, rank)
-    _expect_whole([value["saved"] for value in run.values], momentum)
-    _expect_resumed(run, one)
-    m = runs.other_world(n)
-    return f"saved at {n} rank{'s' * (n > 1)}, gone on with at {m}"
-
-
-def _expect_pieces(saved: Any, momentum: dict[str, Tensor], rank: int) -> None:
-    what = "state_dict gives"
-    if not isinstance(saved, dict):
-        raise NotYetError(f"{what} {saved!r:.40}, not a dict", fatal=True)
-    for name, piece in saved.items():
-        if name not in momentum:
-            raise NotYetError(
-                f"{what} {name!r:.30}: no trained parameter is called that",
-                rule="bucket.names has the names, in the order of bucket.sizes",
-            )
-        if not isinstance(piece, dict) or not {"start", "stop"} <= piece.keys():
-            raise NotYetError(f"{what} no start and stop under {name}")
-        start, stop = piece["start"], piece["stop"]
-        own = piece.get("momentum_buffer")
-        if not isinstance(own, Tensor):
-            raise NotYetError(
-                f"{what} no momentum_buffer under {name}",
-                rule="what self.optimizer.state[shard] has, under its own names",
-            )
-        right = momentum[name][start:stop]
-        if own.shape == right.shape and torch.allclose(own, right, rtol=1e-9):
-            continue
-        raise _wrong_piece(name, rank, (start, stop), own, momentum)
-
-
-def _wrong_piece(
-    name: str,
-    rank: int,
-    piece: tuple[int, int],
-    own: Tensor,
-    momentum: dict[str, Tensor],
-) -> NotYetError:
-    start, stop = piece
-    if own.numel() != stop - start:
-        message = (
-            f"rank {rank} saves {own.numel()} numbers as elements {start} … {stop - 1} "
-            f"of {name}"
-        )
-    else:
-        message = (
-            f"what rank {rank} saves as elements {start} … {stop - 1} of {name} is the "
-            "state of others"
-        )
-    return NotYetError(
-        message,
-        slug="shard-under-whole-name",
-        rule="bucket.pieces says which elements of which parameter the shard has, one "
-        "piece after another",
-    )
-
-
-def _expect_whole(states: list[Any], momentum: dict[str, Tensor]) -> None:
-    for name, whole in momentum.items():
-        count = sum(s[name]["stop"] - s[name]["start"] for s in states if name in s)
-        if count != whole.numel():
-            raise NotYetError(
-                f"{name} has {whole.numel()} elements, and all ranks together save the "
-                f"state of {count}",
-                slug="shard-under-whole-name" if count > whole.numel() else "",
-                rule="each rank saves the pieces that it owns, and no others",
-            )
-
-
-def _expect_resumed(run: Run, one: One) -> None:
-    n = runs.other_world(run.world_size)
-    one.step(runs.next_gradient(one.seed, runs.weights_of(one.model)))
-    right = flat(runs.weights_of(one.model))
-    owners = owner_of_each(one.seed, n)
-    for value in run.values:
-        for resumed in value["resumed"]:
-            if "error" in resumed:
-                raise NotYetError(
-                    f"load_state_dict on {n} ranks: {resumed['error']}",
-                    rule="what state_dict gives is what load_state_dict reads",
-                )
-            mine = owners == resumed["rank"]
-            if not torch.allclose(flat(resumed["weights"])[mine], right[mine]):
-                raise NotYetError(
-                    f"saved at {run.world_size} ranks, gone on with at {n}: the next "
-                    f"step of rank {resumed['rank']} is not that of one process",
-                    rule="all that the optimizer keeps belongs into the state",
-                )

@@ -44,7 +44,7 @@ def outputs_of_the_whole_model(impl: Implementation, cluster: Bench) -> str | No
     with torch.no_grad():
         before = [model(x) for x in inputs]
         for name, parameter in model.named_parameters():
-            parameter += layers.nudge(cluster.seed, name, parameter.shape)
+            parameter.add_(layers.nudge(cluster.seed, name, parameter.shape))
         after = [model(x) for x in inputs]
     expect_values(
         [value["outputs"][0] for value in run.values],

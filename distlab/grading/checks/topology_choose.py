@@ -21,11 +21,12 @@ LOOPBACK = AlphaBeta(alpha_s=30e-6, bytes_per_s=1e9)
 ETHERNET = AlphaBeta(alpha_s=10e-6, bytes_per_s=12.5e9)
 INFINIBAND = AlphaBeta(alpha_s=5e-6, bytes_per_s=50e9)
 NVLINK = AlphaBeta(alpha_s=3e-6, bytes_per_s=450e9)
+NOBODYS = AlphaBeta(alpha_s=1e-3, bytes_per_s=1e8)  # inside islands that are not there
 _TABLE = 4  # lines of evidence
 
 
 def _flat(name: str, link: AlphaBeta, n: int) -> Islands:
-    return Islands(name, n, 1, link, link, link.bytes_per_s)
+    return Islands(name, n, 1, NOBODYS, link, link.bytes_per_s)
 
 
 FLAT = tuple(

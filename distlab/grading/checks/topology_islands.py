@@ -52,9 +52,10 @@ OTHER: dict[int, tuple[Islands, ...]] = {
 
 def settings(n: int, of_one_size: bool) -> list[tuple[Islands, int]]:
     """Islands and numbers of elements that are played on n ranks."""
-    every = EQUAL.get(n, ()) if of_one_size else others(n)
+    lone = (tuple((rank,) for rank in range(n)),)
+    every = EQUAL.get(n, lone) if of_one_size else others(n)
     sizes = [(islands, COUNT) for islands in every]
-    return [*sizes, *((every[0], count) for count in (1, 0) if every)]
+    return [*sizes, *((every[0], count) for count in (1, 0))]
 
 
 def others(n: int) -> tuple[Islands, ...]:

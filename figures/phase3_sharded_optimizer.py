@@ -1,0 +1,124 @@
+"""What a rank holds; `python -m figures.phase3_sharded_optimizer` writes both pictures.
+
+The bars are the formula of ZeRO; the curve is worked out layer by layer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from figures.draw import BLUE, GREEN, GREY, INK, ORANGE, PALE, SKY, Canvas, write
+
+FOLDER = Path(__file__).resolve().parent.parent / "phase3_multi_node" / "figures"
+RANKS = 8
+KINDS = (("weights", 4, 3, BLUE), ("gradients", 4, 2, ORANGE), ("state", 8, 1, GREEN))
+LAYERS = 5
+SHARE = 0.25  # of a layer: four ranks
+
+
+def zero_bars() -> str:
+    """Bytes per parameter on one rank, at stages 0 to 3."""
+    c = Canvas(
+        "zero_bars",
+        760,
+        300,
+        title="ZeRO: bytes per parameter on one of 8 ranks",
+        desc=(
+            "Four bars, one per stage. Stage 0: weights 4, gradients 4, state 8, in "
+            "all 16 bytes. Stage 1: the state has shrunk to 1, in all 9. Stage 2: the "
+            "gradients to a half as well, in all 5.5. Stage 3: the weights too, in all "
+            "2. Beside each bar what is sent per step: 2, 3, 2 and 3 units."
+        ),
+    )
+    scale, left = 30.0, 110
+    for stage, sent in enumerate((2, 3, 2, 3)):
+        top = 52 + 54 * stage
+        c.text(40, top + 22, f"stage {stage}", size=13, bold=True, anchor="start")
+        x, total = float(left), 0.0
+        for name, size, first, colour in KINDS:
+            held = size / RANKS if stage >= first else float(size)
+            c.rect(x, top, held * scale, 34, fill=colour, round_=2)
+            if held >= 2:
+                c.text(x + held * scale / 2, top + 22, name, size=12, colour="#FFFFFF")
+            x, total = x + held * scale, total + held
+        c.text(x + 10, top + 22, f"{total:g} bytes", size=13, anchor="start")
+        c.text(722, top + 22, f"sent: {sent}", size=12.5, colour=GREY, anchor="end")
+    c.text(
+        left,
+        32,
+        "bytes per parameter on a rank, float32 and AdamW, 8 ranks",
+        size=13,
+        anchor="start",
+    )
+    c.text(
+        40,
+        282,
+        "sent: per rank and step, in units of (n - 1) / n of the weights",
+        size=11.5,
+        colour=GREY,
+        anchor="start",
+    )
+    return c.svg()
+
+
+def zero_layers() -> str:
+    """Weights on a rank over a forward and a backward, with one layer at a time."""
+    c = Canvas(
+        "zero_layers",
+        760,
+        300,
+        title="Stage 3: gather, use, free",
+        desc=(
+            "Memory for weights on one of four ranks over time. At the bottom a band "
+            "that stays: the shards, a quarter of all five layers. On top of it, one "
+            "block at a time: layer 0, 1, 2, 3, 4 in forward, then 4, 3, 2, 1, 0 in "
+            "backward. A dashed line high above: the whole model."
+        ),
+    )
+    left, bottom, unit = 60, 240, 34.0
+    width = 62.0
+    shards = LAYERS * SHARE * unit
+    order = [*range(LAYERS), *reversed(range(LAYERS))]
+    end = left + width * len(order)
+    c.rect(left, bottom - shards, end - left, shards, fill=PALE)
+    c.text(
+        left + 10,
+        bottom - shards / 2 + 4,
+        "shards of all layers: always there",
+        size=12,
+        anchor="start",
+    )
+    for place, layer in enumerate(order):
+        x = left + width * place
+        colour = SKY if place < LAYERS else ORANGE
+        c.rect(x + 6, bottom - shards - unit, width - 12, unit, fill=colour, round_=2)
+        c.text(
+            x + width / 2, bottom - shards - unit / 2 + 4, f"layer {layer}", size=11.5
+        )
+    whole = bottom - LAYERS * unit
+    c.line(left, whole, end, whole, colour=GREY, dash="5 4", thick=1)
+    c.text(
+        end, whole - 6, "the whole model, as at stages 0 to 2", size=11.5, anchor="end"
+    )
+    c.line(left, bottom, end, bottom, colour=INK, thick=1)
+    half = left + width * LAYERS
+    c.text((left + half) / 2, bottom + 20, "forward: gather, compute, free", size=12)
+    c.text(
+        (half + end) / 2,
+        bottom + 20,
+        "backward: gather, compute, reduce-scatter, free",
+        size=12,
+    )
+    c.text(left, 32, "weights that one of 4 ranks holds", size=13, anchor="start")
+    c.text(left, 286, "time →", size=11.5, colour=GREY, anchor="start")
+    return c.svg()
+
+
+def figures() -> dict[str, str]:
+    """Each picture under its file name."""
+    return {"zero_bars.svg": zero_bars(), "zero_layers.svg": zero_layers()}
+
+
+if __name__ == "__main__":
+    for path in write(figures(), FOLDER):
+        print(path.relative_to(FOLDER.parent.parent))

@@ -1,0 +1,182 @@
+"""Which all-reduce where; `python -m figures.phase3_topology` writes both pictures.
+
+The curves are worked out here, from the formulas that the simulator bears out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+from distlab.sim import AlphaBeta
+from figures.draw import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    PURPLE,
+    RED,
+    SKY,
+    Canvas,
+    write,
+)
+
+FOLDER = Path(__file__).resolve().parent.parent / "phase3_multi_node" / "figures"
+LINK = AlphaBeta(alpha_s=10e-6, bytes_per_s=12.5e9)
+RANKS = 64
+POWERS = (8, 32)  # of two: 256 bytes to 4 GiB
+SECONDS = (1e-5, 100.0)
+PLOT = (90, 60, 480, 280)  # left, top, width, height
+
+
+def crossover() -> str:
+    """Seconds against bytes, both logarithmic, for three all-reduces on 64 ranks."""
+    c = Canvas(
+        "crossover",
+        760,
+        410,
+        title=f"Three all-reduces on {RANKS} ranks: which is the fastest?",
+        desc=(
+            "Seconds against bytes, both logarithmic. Each of the three curves is flat "
+            "on the left and rises on the right. Recursive doubling lies lowest on the "
+            "left, the ring lowest on the right; they cross at 3.7 million bytes. The "
+            "naive one starts with the ring and ends far above both."
+        ),
+    )
+    left, top, width, height = PLOT
+    for power in range(*POWERS, 4):
+        x = _x(2**power)
+        c.line(x, top, x, top + height, colour=PALE, thick=1)
+        c.text(x, top + height + 18, _bytes(2**power), size=11)
+    for exponent in range(-5, 3):
+        y = _y(10.0**exponent)
+        c.line(left, y, left + width, y, colour=PALE, thick=1)
+        c.text(left - 8, y + 4, _time(exponent), size=11, anchor="end")
+    curves: tuple[tuple[str, str, Callable[[float], float]], ...] = (
+        ("naive", PURPLE, lambda s: 2 * (RANKS - 1) * LINK.message_s(s)),
+        ("ring", BLUE, lambda s: 2 * (RANKS - 1) * LINK.message_s(s / RANKS)),
+        ("recursive doubling", ORANGE, lambda s: math.log2(RANKS) * LINK.message_s(s)),
+    )
+    for name, colour, seconds in curves:
+        _curve(c, seconds, colour)
+        c.text(
+            left + width + 8,
+            _y(seconds(2.0 ** POWERS[1])) + 4,
+            name,
+            size=12.5,
+            colour=INK,
+            anchor="start",
+        )
+    _crossing(c)
+    c.text(left, 40, f"α = 10 µs, β = 12.5 GB/s, {RANKS} ranks", anchor="start")
+    c.text(left + width / 2, top + height + 44, "bytes of the tensor", size=12.5)
+    return c.svg()
+
+
+def _crossing(c: Canvas) -> None:
+    rounds, steps = math.log2(RANKS), 2 * (RANKS - 1)
+    alphas = (steps - rounds) * LINK.alpha_s * LINK.bytes_per_s
+    size = alphas / (rounds - steps / RANKS)
+    took_s = rounds * LINK.message_s(size)
+    assert math.isclose(took_s, steps * LINK.message_s(size / RANKS))
+    x, y = _x(size), _y(took_s)
+    c.circle(x, y, 6, stroke=INK)
+    c.line(x, y + 8, x, PLOT[1] + PLOT[3], colour=GREY, dash="4 4", thick=1)
+    c.text(x + 12, y + 34, f"{size / 1e6:.1f} MB", size=12.5, anchor="start")
+    c.text(x - 12, y + 74, "latency counts", size=11.5, colour=GREY, anchor="end")
+    c.text(x + 12, y + 74, "bytes count", size=11.5, colour=GREY, anchor="start")
+
+
+def _curve(c: Canvas, seconds: Callable[[float], float], colour: str) -> None:
+    sizes = [2.0 ** (power / 2) for power in range(2 * POWERS[0], 2 * POWERS[1] + 1)]
+    points = [(_x(size), _y(seconds(size))) for size in sizes]
+    for (x1, y1), (x2, y2) in pairwise(points):
+        c.line(x1, y1, x2, y2, colour=colour, thick=2.5)
+
+
+def _x(size: float) -> float:
+    low, high = POWERS
+    return PLOT[0] + PLOT[2] * (math.log2(size) - low) / (high - low)
+
+
+def _y(seconds: float) -> float:
+    low, high = map(math.log10, SECONDS)
+    return PLOT[1] + PLOT[3] * (high - math.log10(seconds)) / (high - low)
+
+
+def _bytes(size: int) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def _time(exponent: int) -> str:
+    names = {-5: "10 µs", -4: "0.1 ms", -3: "1 ms", -2: "10 ms", -1: "0.1 s"}
+    return names.get(exponent, f"{10 ** max(exponent, 0)} s")
+
+
+def islands() -> str:
+    """Two islands under a switch: all send everything up, or each rank a lane."""
+    c = Canvas(
+        "islands",
+        760,
+        400,
+        title="Two islands of four: the hot uplink, and two levels",
+        desc=(
+            "The same network twice: two boxes of four ranks under a switch. On the "
+            "left, recursive doubling: all four ranks of a box send the whole tensor "
+            "up, four thick red arrows through one uplink: 4 S. On the right, two "
+            "levels: each of the four ranks sends its own lane, a quarter, up: S in "
+            "all. Each rank's lane has a colour of its own."
+        ),
+    )
+    _network(c, 30, "recursive doubling, the last round", is_flat=True)
+    _network(c, 400, "two levels, the stage across", is_flat=False)
+    c.line(380, 30, 380, 370, colour=PALE)
+    return c.svg()
+
+
+def _network(c: Canvas, left: float, title: str, *, is_flat: bool) -> None:
+    colours = (SKY, GREEN, ORANGE, PURPLE)
+    c.text(left, 40, title, size=13, bold=True, anchor="start")
+    c.rect(left + 90, 66, 150, 34, fill=PALE, round_=5)
+    c.text(left + 165, 88, "switch", size=12)
+    for box in range(2):
+        x = left + 174 * box
+        c.rect(x, 216, 156, 104, round_=8)
+        for place in range(4):
+            at = x + 22 + 37 * place
+            c.rect(at - 14, 262, 28, 40, fill="#FFFFFF", round_=3)
+            _tensor(c, at - 14, 262, None if is_flat else place, colours)
+            c.text(at, 316, str(4 * box + place), size=11)
+            end = left + 110 + 88 * box + (place - 1.5) * (9 if is_flat else 6)
+            colour = RED if is_flat else colours[place]
+            c.arrow(at, 258, end, 104, colour=colour, thick=4 if is_flat else 2)
+        c.text(x + 78, 338, f"box {box}", size=12)
+    words = "up from each box: 4 · S" if is_flat else "up from each box: 4 · S / 4"
+    c.text(left, 368, words, size=13, anchor="start", colour=RED if is_flat else INK)
+
+
+def _tensor(
+    c: Canvas, x: float, y: float, lane: int | None, colours: tuple[str, ...]
+) -> None:
+    """Four lanes, one above the other: all of them to be sent, or one."""
+    for row in range(4):
+        is_sent = lane is None or lane == row
+        fill = (RED if lane is None else colours[row]) if is_sent else "#FFFFFF"
+        c.rect(x, y + 10 * row, 28, 10, fill=fill, thick=0.7)
+
+
+def figures() -> dict[str, str]:
+    """Map each file name to its picture."""
+    return {"crossover.svg": crossover(), "islands.svg": islands()}
+
+
+if __name__ == "__main__":
+    for path in write(figures(), FOLDER):
+        print(path.relative_to(FOLDER.parent.parent))

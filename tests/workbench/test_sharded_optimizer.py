@@ -1,0 +1,163 @@
+"""ZeRO's stages beside torch's own, on one transformer: bytes, losses, another world.
+
+Bytes per rank are those of the formula; ZeroRedundancyOptimizer and FSDP2 hold what
+they hold, measured in the same way.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import _zero_ranks as ranks
+from distlab.curriculum import load
+from distlab.grading.checks.sharded_live import LiveBytes
+from distlab.grading.checks.sharded_runs import Alone
+from distlab.runner import Cluster, Limits
+from distlab.sim import run as simulate
+
+SIDE = "reference"
+KINDS = ("weights", "gradients", "state", "alive")
+SAVED_AT = 7  # steps
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm(cluster: Cluster) -> None:
+    """Before ranks are forked: what each would import by itself."""
+    cluster.warm("torch._dynamo", "torch.distributed.fsdp", "benchmarks._zero_ranks")
+
+
+def ran(cluster: Cluster, program: Any, n: int, *values: Any) -> list[Any]:
+    run = cluster.run(program, n, *values, limits=Limits(seconds=100))
+    assert run.outcome == "finished", run.explanation
+    return list(run.values)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_bytes_per_rank_are_those_of_the_formula(
+    cluster: Cluster, tmp_path: Path, stage: int
+) -> None:
+    values = ran(cluster, ranks.held, 3, SIDE, str(tmp_path), stage, True)
+    for value in values:
+        for kind in KINDS:
+            right = value["formula"][kind]
+            assert value["held"][kind] == pytest.approx(right, rel=0.01), kind
+
+
+def test_torchs_two_hold_as_much_as_the_stages_they_are(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    unit = load("sharded_optimizer", SIDE)
+    model = ranks.make_transformer(ranks.SMALL)
+    size = sum(p.numel() for p in model.parameters())
+    found = ran(cluster, ranks.peers_held, 2, str(tmp_path), True)
+    for name, stage in (("ZeroRedundancyOptimizer", 1), ("FSDP2", 3)):
+        total = sum(sum(value[name].values()) for value in found)
+        # Its ranks share whole parameters: fair on the average, not on each.
+        assert total / 2 == pytest.approx(unit.bytes_per_rank(size, 2, stage), rel=0.02)
+
+
+def test_losses_are_those_of_unsharded_adamw_and_of_torchs_two(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    right = ranks.alone()
+    assert right[-1] < right[0] - 0.1
+    for losses in ran(cluster, ranks.parity, 2, SIDE, str(tmp_path)):
+        assert len(losses) == 6
+        for name, found in losses.items():
+            assert found == pytest.approx(right, abs=1e-10), name
+
+
+def test_saved_at_4_ranks_it_goes_on_at_3(cluster: Cluster, tmp_path: Path) -> None:
+    right, folder = ranks.alone(), str(tmp_path)
+    for losses in ran(cluster, ranks.save, 4, SIDE, folder, SAVED_AT):
+        assert losses == pytest.approx(right[:SAVED_AT], abs=1e-10)
+    for losses in ran(cluster, ranks.go_on, 3, SIDE, folder, SAVED_AT):
+        assert losses == pytest.approx(right[SAVED_AT:], abs=1e-10)
+
+
+# ── without ranks ───────────────────────────────────────────────────────────────────
+
+
+def make_small() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+
+
+def make_zero(model: nn.Module, groups: Any, n: int = 2, stage: int = 1) -> Any:
+    unit = load("sharded_optimizer", SIDE)
+    maker = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    comm = Alone(0, n, torch.device("cpu"))
+    return getattr(unit, f"Stage{stage}")(comm, model, groups, maker)
+
+
+def test_a_parameter_that_nobody_would_train_is_refused() -> None:
+    model = make_small()
+    with pytest.raises(ValueError, match="in one layer and one group"):
+        make_zero(model, [{"params": model[0].parameters()}])
+    model[1].weight = nn.Parameter(torch.zeros(3, 5))
+    model[0].weight = nn.Parameter(torch.zeros(5, 5))
+    model.append(nn.Linear(5, 5))
+    model[2].weight = model[0].weight
+    with pytest.raises(ValueError, match="in one layer and one group"):
+        make_zero(model, [{"params": model.parameters()}])
+
+
+def test_half_a_state_is_refused() -> None:
+    model = make_small()
+    zero = make_zero(model, [{"params": model.parameters()}])
+    for bucket in zero.buckets:
+        bucket.shard.grad = torch.ones_like(bucket.shard)
+    zero.optimizer.step()
+    with pytest.raises(ValueError, match=r"0\.weight is not whole"):
+        zero.load_state_dict([zero.state_dict()])
+
+
+def test_dtypes_of_a_layer_have_buckets_of_their_own() -> None:
+    model = make_small()
+    model[0].weight.data = model[0].weight.data.bfloat16()
+    zero = make_zero(model, [{"params": model.parameters()}])
+    dtypes = [bucket.flat.dtype for bucket in zero.buckets]
+    assert dtypes == [torch.bfloat16, torch.float32, torch.float32]
+    assert model[0].weight.dtype == torch.bfloat16
+
+
+def test_live_bytes_sees_what_is_hidden_and_what_is_freed() -> None:
+    """The oracle of memory by itself: views, a tensor nobody names, freed memory."""
+    hidden: list[Any] = []
+    with LiveBytes() as memory:
+        whole = torch.zeros(100, dtype=torch.float64)
+        part = whole[:10]
+        del whole
+        assert memory.live == 800
+        hidden.append({"deep": [part.clone()]})
+        assert memory.live == 880
+        part.untyped_storage().resize_(0)
+        assert memory.live == 80
+        hidden.clear()
+        assert memory.live == 0
+
+
+def test_it_runs_in_the_simulated_cluster() -> None:
+    run = simulate(simulated_steps, 3, 3, seed=1)
+    assert run.outcome == "finished", run.explanation
+    right = ranks.alone()[:3]
+    for losses in run.values:
+        assert losses == pytest.approx(right, abs=1e-10)
+
+
+def simulated_steps(context: Any, stage: int) -> list[float]:
+    model, losses = ranks.make_transformer(ranks.SMALL), []
+    ours = ranks.Ours(context.comm, model, SIDE, stage)
+    for step in range(3):
+        tokens = ranks.tokens_of(ranks.SMALL, step, ranks.GLOBAL_BATCH, 0)
+        loss = torch.tensor(
+            ours.step(tokens.chunk(3)[context.rank]), dtype=torch.float64
+        )
+        context.comm.all_reduce(loss)
+        losses.append(float(loss / 3))
+    return losses
