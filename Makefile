@@ -4,7 +4,9 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 FIGURES := figures.phase1 figures.phase1_data figures.phase1_family \
-  figures.phase1_means figures.phase2_memory figures.readme
+  figures.phase1_means figures.phase2_bytes figures.phase2_ladder \
+  figures.phase2_memory figures.phase2_mesh figures.phase2_numbers \
+  figures.phase2_pipeline figures.phase2_tensor figures.readme
 
 # The stamp holds the folder it was made in. One from elsewhere (a copied or moved
 # checkout), or an environment whose Python has gone, is as good as none.
