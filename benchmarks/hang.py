@@ -63,6 +63,7 @@ def _run(cluster: Cluster, hang: Hang) -> Line:
     started = time.monotonic()
     run = cluster.run(hang.program, hang.world_size)
     seconds = time.monotonic() - started
+    cluster.settle()
     lines = evidence(run)
     named = any(
         line.rank == hang.rank

@@ -66,6 +66,8 @@ def sim(
     else:
         show(report(settings, row, parsed_net(net)))
         show([("dim", f"  timeline: {shown(page)}")])
+        if perfetto:
+            show([("dim", f"  for Perfetto: {shown(Path(perfetto))}")])
     if open_it:
         open_page(page)
     return 0 if _is_well(row) else FAILED
@@ -183,7 +185,10 @@ def _why(done: Any, n: int) -> str:
             f"{n} ranks have not come to their end in {WALL_S:.0f} s: a rank that "
             "computes without ever calling comm cannot be interrupted"
         )
-    return f"{error.type}: {error.message}" if error else str(done.explanation)
+    if error is None:
+        return str(done.explanation)
+    ours = error.type == "RunnerError"  # a sentence of the simulator's own
+    return error.message if ours else f"{error.type}: {error.message}"
 
 
 def require_room(world_size: int, num_bytes: int) -> None:

@@ -26,6 +26,8 @@ def report(settings: dict[str, Any], row: Row, net: Network) -> list[tuple[str, 
     lines = [("plain", f"{head}, {row['net']}")]
     if row["fault"]:
         lines.append(("plain", f"  faults     {row['fault']}"))
+        for words in row["unstruck"]:
+            lines += [("plain", line) for line in wrapped(words, " " * 13, "")]
     if row["outcome"] != "finished":
         why = f"{row['outcome'].upper()}  {row['explanation']}"
         lines += [("fail", line) for line in wrapped(why, "  ")]

@@ -26,6 +26,7 @@ from distlab.experiments.simulated_results import (
     judged,
     left_behind,
     own_numbers,
+    unstruck,
 )
 from distlab.runner import RankContext
 from distlab.sim import Piecewise, SimRun, run
@@ -35,6 +36,7 @@ from distlab.sim.net.nets import from_data
 
 MAX_PRINTED = 10  # lines, of rank 0
 MAX_JOURNAL_RANKS = 128  # beyond that the picture is of messages, not of calls
+TURN_LIMIT_S = 20.0  # of the wall clock, for one rank while no other has its turn
 Settings = dict[str, Any]
 
 
@@ -202,6 +204,7 @@ def _run(unit: ModuleType, settings: Settings) -> SimRun:
         faults=Faults(**settings["faults"]),
         seed=settings["seed"],
         journal=settings["world_size"] <= MAX_JOURNAL_RANKS,
+        turn_limit_s=TURN_LIMIT_S,
     )
 
 
@@ -229,6 +232,7 @@ def figures_of(done: SimRun, settings: Settings) -> dict[str, Any]:
         "collectives": sum(call["op"] in COLLECTIVES for call in first.calls()),
         "printed": first.output.splitlines()[:MAX_PRINTED],
         **judged(settings["functions"], done.values, settings["seed"], count),
+        "unstruck": unstruck(done, settings["faults"]),
         "carrier": done.carrier,
         "trace_hash": done.trace_hash,
     }

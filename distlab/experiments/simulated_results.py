@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distlab.sim import SimRun
+from distlab.sim.net.quantities import time_words
+
 KINDS = {
     "all_reduce": "the sum of all ranks' tensors",
     "reduce_scatter": "each rank's chunk of the sum",
@@ -101,3 +104,23 @@ def judged(
         "is_named": all(kinds),
         "wrong_ranks": sorted(wrong),
     }
+
+
+def unstruck(done: SimRun, faults: dict[str, Any]) -> list[str]:
+    """Which of the `faults` that were asked for never came to pass, in words."""
+    died = {record.rank for record in done.ranks if record.status == "died"}
+    over = "the run was over before"
+    words = [
+        f"rank {rank} was to die at {time_words(at_s)}: {over}"
+        for rank, at_s in faults.get("kill", {}).items()
+        if rank not in died
+    ]
+    if faults.get("loss") and not done.lost:
+        words.append(f"none of the {len(done.trace)} messages was lost")
+    if faults.get("duplicate") and not done.num_duplicates:
+        words.append(f"none of the {len(done.trace)} messages came twice")
+    partition = faults.get("partition")
+    if partition and partition[1] >= done.time_s:
+        begins = time_words(partition[1])
+        words.append(f"the partition was to begin at {begins}: {over}")
+    return words

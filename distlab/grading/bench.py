@@ -96,6 +96,7 @@ class Bench:
             limits=self.limits,
             on_report=lambda rank, value: told[rank].append(value),
             seed=self.seed,
+            backend=_transport(self.world_size),
         )
         keys = [(play, impl.grafts) for play in plays]
         if len(plays) == 1 or not any(record.marks for record in run.ranks):
@@ -144,6 +145,13 @@ def perform(
     if len(plays) == 1:
         return play(*plays[0])
     return play_all(context, play, plays)
+
+
+def _transport(world_size: int) -> str:
+    # Two ranks meet on gloo, as real jobs do; more of them on our own sockets. The
+    # verdicts are the same (the corpus holds both to it), but on two cores a small
+    # collective of four ranks takes gloo's threads about ten times as long.
+    return "gloo" if world_size <= 2 else "tcp"
 
 
 def off_limits(impl: Implementation) -> dict[str, list[str]]:

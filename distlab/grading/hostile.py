@@ -111,6 +111,7 @@ def _played(curriculum: Curriculum, cluster: Cluster, case: Case) -> Result:
         grader = Grader(curriculum, cluster, seed=SEED, worlds=case.worlds)
         verdict = grader.grade([task]).tasks[0]
     seconds = time.monotonic() - started
+    cluster.settle()
     after = dict.fromkeys(handed_in, "") | _digests(curriculum.root)
     changed = sorted(p for p in after if after[p] != handed_in.get(p))
     return Result(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,8 +96,21 @@ def explain_failure(run: Run) -> str:
     if _ended_by_transport(first):
         misfit = misfit_of(run, first)
         head += f"; {misfit}" if misfit else ""
-    left = [r.rank for r in run.ranks if r.status == "waiting"]
-    return head + (f"; {_names(left)} waited for it" if left else "")
+    return head + _left_waiting(run, same)
+
+
+def _left_waiting(run: Run, failed: Collection[int]) -> str:
+    """Who waited when ranks had failed: for these, or for others, as far as known."""
+    waiting = [r.rank for r in run.ranks if r.status == "waiting"]
+    left = {rank: run.waits_for.get(rank, ()) for rank in waiting}
+    for_it = [r for r, peers in left.items() if not peers or set(peers) & set(failed)]
+    rest = [rank for rank in left if rank not in for_it]
+    words = f"; {_names(for_it)} waited for it" if for_it else ""
+    if rest:
+        peers = sorted({peer for rank in rest for peer in left[rank]})
+        whom = _names(peers) if len(peers) <= 2 else "others"
+        words += f"; {_names(rest)} waited for {whom}"
+    return words
 
 
 def explain_end(record: RankRecord) -> str:

@@ -39,6 +39,7 @@ class Cluster:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._errors: Any = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the last run
         self._lines = b""
         self._is_ready = False
 
@@ -59,6 +60,8 @@ class Cluster:
         Raises:
             RunnerError: it could not be started.
         """
+        if self._process is not None and self._process.poll() is not None:
+            self.close()  # somebody ended it between two runs
         if self._process is None:
             self._spawn()
         if wait:
@@ -71,6 +74,7 @@ class Cluster:
         """
         new = [name for name in modules if name not in self._preload]
         if new and self._process is not None:
+            self.settle()
             self._ready()
             self._ask({"k": "preload", "modules": new})
             self._await("preloaded")
@@ -90,8 +94,8 @@ class Cluster:
         """Run `program(context, *args)` on `world_size` new processes to its end.
 
         `args` and results are plain data and tensors. `on_report(rank, value)` is
-        called for each `context.report(value)`. When this returns, or raises, no
-        process of the run is left.
+        called for each `context.report(value)`. When this returns, every process of the
+        run has been told to end; `settle` waits until none is left.
 
         Raises:
             ValueError: fewer than 1 or more than 64 ranks, or a program that other
@@ -117,31 +121,44 @@ class Cluster:
             "secret": secrets.token_hex(32),
             "journal": journal,
         }
+        self.settle()
         self.start()
         assert self._socket is not None
-        with tempfile.TemporaryDirectory(prefix="distlab-") as folder:
-            try:
-                controls, outputs = self._send_job({**job, "folder": folder})
-                with contextlib.ExitStack() as stack:
-                    for control in controls:
-                        stack.enter_context(control)
-                    for output in outputs:
-                        stack.callback(os.close, output)
-                    supervisor = Supervisor(
-                        self._socket,
-                        controls,
-                        outputs,
-                        folder=Path(folder),
-                        limits=limits,
-                        on_report=on_report,
-                        is_unwanted=self.is_unwanted,
-                    )
-                    try:
-                        return supervisor.watch()
-                    finally:
-                        self._lines = supervisor.unread()
-            finally:
-                self._end_ranks()
+        self._folder = tempfile.TemporaryDirectory(prefix="distlab-")
+        try:
+            controls, outputs = self._send_job({**job, "folder": self._folder.name})
+            with contextlib.ExitStack() as stack:
+                for control in controls:
+                    stack.enter_context(control)
+                for output in outputs:
+                    stack.callback(os.close, output)
+                supervisor = Supervisor(
+                    self._socket,
+                    controls,
+                    outputs,
+                    folder=Path(self._folder.name),
+                    limits=limits,
+                    on_report=on_report,
+                    is_unwanted=self.is_unwanted,
+                )
+                try:
+                    run = supervisor.watch()
+                finally:
+                    self._lines = supervisor.unread()
+        except BaseException:
+            self._end_ranks()
+            self.settle()
+            raise
+        self._end_ranks()  # while they die, the caller looks at what they did
+        return run
+
+    def settle(self) -> None:
+        """Wait until no process and no file of an earlier run is left."""
+        if self._folder is None:
+            return
+        with contextlib.suppress(RunnerError):  # the next run starts a new zygote
+            self._await("ended")
+        self._remove_folder()
 
     def close(self) -> None:
         """End the zygote and everything below it. Safe to call twice."""
@@ -159,6 +176,7 @@ class Cluster:
                 self._process.kill()
                 self._process.wait()
             self._process = None
+        self._remove_folder()
         if self._errors is not None:
             self._errors.close()
             self._errors = None
@@ -252,11 +270,13 @@ class Cluster:
     def _end_ranks(self) -> None:
         if self._socket is None:
             return
-        try:
+        with contextlib.suppress(RunnerError):  # the next run starts a new zygote
             self._ask({"k": "end"})
-            self._await("ended")
-        except RunnerError:
-            self.close()  # the next run starts a new zygote
+
+    def _remove_folder(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.cleanup()
 
 
 def _single_threaded(environment: os._Environ[str]) -> dict[str, str]:

@@ -14,7 +14,6 @@ the next. A strand that ends hands it to `hub`, the strand that started the run.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import sys
 import threading
@@ -111,7 +110,11 @@ class _GreenletStrand:
 
 
 class GreenletCarrier:
-    """Ranks as greenlets, all on the thread that makes this object."""
+    """Ranks as greenlets, all on the thread that makes this object.
+
+    Whether gradients are on is bound to the thread: each rank that goes on puts it back
+    as it was. Who leaves says in `grad` how things stand, so that nobody need look.
+    """
 
     can_leave_backward = False
     hands_over = True
@@ -122,22 +125,27 @@ class GreenletCarrier:
                 "the simulated cluster needs the package greenlet: pip install greenlet"
             )
         self.hub = _GreenletStrand(greenlet.getcurrent())
+        self.grad = _is_grad_enabled()
 
     def strand(self, main: Callable[[], object]) -> _GreenletStrand:
         """See `Carrier.strand`."""
 
         def live() -> None:
             torch._C._set_grad_enabled(True)
-            with contextlib.suppress(RankEnded):
+            try:
                 main()
+            except RankEnded:
+                pass
+            finally:
+                self.grad = _is_grad_enabled()
 
         return _GreenletStrand(greenlet.greenlet(live))
 
     def switch(self, strand: _GreenletStrand) -> None:
         """See `Carrier.switch`."""
-        grad = _is_grad_enabled()  # bound to the thread, on which others run now
+        grad = self.grad = _is_grad_enabled()
         strand.greenlet.switch()
-        if _is_grad_enabled() is not grad:
+        if self.grad is not grad:
             torch._C._set_grad_enabled(grad)
 
     def close(self) -> None:

@@ -150,9 +150,9 @@ class FastExchange:
                 and generators.word.value == generators.seen_word
             ):
                 following = kernel.current = ready.popleft()
-                grad = _is_grad_enabled()
+                grad = kernel.mode.grad = _is_grad_enabled()
                 following.switch()
-                if _is_grad_enabled() is not grad:
+                if kernel.mode.grad is not grad:
                     _set_grad_enabled(grad)
                 if kernel.closing:
                     raise RankEnded

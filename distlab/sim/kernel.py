@@ -110,6 +110,7 @@ class Kernel:
         # Whether ranks can hand over by themselves, as `fast` does.
         self.thread_id = carrier.hub.thread_id
         self.hands_over = carrier.hands_over and self.generators.word is not None
+        self.mode: Any = carrier  # where it is kept whether gradients are on
         self.ready: deque[Fiber] = deque()
         self._instants: list[int] = []  # a heap of the keys of `events`
         self.events: dict[int, list[Callable[[], object]]] = {}

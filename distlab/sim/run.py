@@ -41,6 +41,7 @@ def run(
     trace: bool = True,
     isolate: bool = False,
     wall_limit_s: float | None = None,
+    turn_limit_s: float | None = None,
 ) -> SimRun:
     """Run `program(context, *args)` on `world_size` simulated ranks to its end.
 
@@ -61,12 +62,13 @@ def run(
     `trace` messages leave no record, and a million of them takes no memory. `isolate`
     gives each rank its own environment (with RANK, LOCAL_RANK and WORLD_SIZE in it) and
     its own numbers from `random` and `numpy.random`. After `wall_limit_s` seconds by
-    the wall clock a run is broken off.
+    the wall clock a run is broken off; so it is when one rank goes on for
+    `turn_limit_s` without a call that waits, as a loop without an end does.
 
     Raises:
         ValueError: fewer than 1 or more than 4,096 ranks, an unknown carrier or
             payload, a negative number of bytes, faults of ranks that do not exist, a
-            wall limit that is not above 0.
+            limit by the wall clock that is not above 0.
         RunnerError: the package greenlet is not installed, or the wall clock ran out.
     """
     if carrier not in ("auto", "greenlets", "threads"):
@@ -85,6 +87,7 @@ def run(
         trace=trace,
         isolate=isolate,
         wall_limit_s=wall_limit_s,
+        turn_limit_s=turn_limit_s,
     )
     tell = on_report or (lambda rank, value: None)
     if carrier != "auto":

@@ -28,6 +28,7 @@ from distlab.sim.kernel import Fiber, Kernel
 from distlab.sim.knots import find_knot
 from distlab.sim.messages import Fields, Trace
 from distlab.sim.net.links import Metered, Network, Wires, picoseconds
+from distlab.sim.net.quantities import time_words
 from distlab.sim.payload import PAYLOADS, Payload, for_rank
 from distlab.sim.services import Services, SimClock, SimEndpoint, SimStore
 from distlab.sim.surroundings import (
@@ -93,6 +94,7 @@ class Setup:
     trace: bool
     isolate: bool
     wall_limit_s: float | None
+    turn_limit_s: float | None
 
     def __post_init__(self) -> None:
         if not 1 <= self.world_size <= MAX_RANKS:
@@ -107,10 +109,10 @@ class Setup:
             raise ValueError(
                 f"eager_bytes is {self.eager_bytes}: a number of bytes, 0 or more"
             )
-        if self.wall_limit_s is not None and not self.wall_limit_s > 0:
-            raise ValueError(
-                f"wall_limit_s is {self.wall_limit_s}: seconds, above 0, or None"
-            )
+        for name in ("wall_limit_s", "turn_limit_s"):
+            limit_s = getattr(self, name)
+            if limit_s is not None and not limit_s > 0:
+                raise ValueError(f"{name} is {limit_s}: seconds, above 0, or None")
         self.faults.check(self.world_size)
 
 
@@ -163,6 +165,7 @@ class Simulation:
             DrewLate: it is not possible with lazy generators.
             RunnerError: the wall clock ran out.
         """
+        setup = self._setup
         contexts = [self._context(record) for record in self._records]
         mains = [
             self._main(record, program, context, args)
@@ -171,15 +174,14 @@ class Simulation:
         with self._surroundings():
             try:
                 self._plan_deaths()
-                with wall_limit(self._kernel, self._setup.wall_limit_s):
-                    self._kernel.run(mains, self._setup.seed, self._late_ps())
+                with wall_limit(self._kernel, setup.wall_limit_s, setup.turn_limit_s):
+                    self._kernel.run(mains, setup.seed, self._late_ps())
                 result = self._conclude()
             finally:
                 self._over = True
                 self._kernel.close()
-        return replace(
-            result, explanation=explain(result) + self._what_was_lost(result)
-        )
+        more = self._what_was_lost(result) + _who_died(result)
+        return replace(result, explanation=explain(result) + more)
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:
@@ -334,6 +336,15 @@ def _called(program: Callable[..., Any], context: RankContext, args: Any) -> Any
         case (one, two):
             return program(context, one, two)
     return program(context, *args)
+
+
+def _who_died(result: SimRun) -> str:
+    """When the ranks that were killed died, as the end of a sentence."""
+    return "".join(
+        f"; rank {record.rank} died at {time_words(record.failed_s or 0.0)}"
+        for record in result.ranks
+        if record.status == "died"
+    )
 
 
 def _blocked_in(record: RankRecord) -> Event | None:

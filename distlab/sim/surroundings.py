@@ -10,6 +10,7 @@ import io
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
@@ -112,41 +113,68 @@ def output_by_rank(
 
 
 @contextmanager
-def wall_limit(kernel: Kernel, limit_s: float | None) -> Iterator[None]:
+def wall_limit(
+    kernel: Kernel, limit_s: float | None, turn_limit_s: float | None
+) -> Iterator[None]:
     """End what takes longer, by the wall clock, than `limit_s`; None is no limit.
+
+    `turn_limit_s` is for one rank at a time: how long it may go on without a call that
+    waits, while no other has its turn. It is looked at four times as often.
 
     Raises:
         RunnerError: the time was up; with the rank that was running, and its line.
     """
-    if limit_s is None:
+    if limit_s is None and turn_limit_s is None:
         yield
         return
     over, here = threading.Event(), threading.get_ident()
+    why: list[str] = []
 
     def watch() -> None:
-        wait_s = limit_s
-        while not over.wait(wait_s):
+        why.append(_time_is_up(kernel, limit_s, turn_limit_s, over))
+        while not over.is_set():
             fiber = kernel.current
             raise_in_thread(fiber.strand.thread_id if fiber else here, OutOfTime)
-            wait_s = 0.2  # once more, if it was caught
+            over.wait(0.2)  # once more, if it was caught
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
         yield
     except OutOfTime as error:
-        raise RunnerError(_too_long(limit_s, kernel, error)) from None
+        raise RunnerError(why[0] + _where(kernel, error)) from None
     finally:
         over.set()
         watcher.join()
         clear_in_thread(here)
 
 
-def _too_long(limit_s: float, kernel: Kernel, error: OutOfTime) -> str:
+def _time_is_up(
+    kernel: Kernel,
+    limit_s: float | None,
+    turn_limit_s: float | None,
+    over: threading.Event,
+) -> str:
+    """Wait until it is, or the run is over; returns what has taken too long."""
+    started = since = time.monotonic()
+    turn: object = None
+    left = [] if limit_s is None else [limit_s]
+    while not over.wait(min([*left, *([turn_limit_s / 4] if turn_limit_s else [])])):
+        now = time.monotonic()
+        if limit_s is not None and now - started >= limit_s:
+            return f"the simulation was not done after {limit_s:g} s by the wall clock"
+        if (kernel.current, kernel.now_ps) != turn:
+            turn, since = (kernel.current, kernel.now_ps), now
+        elif kernel.current and turn_limit_s and now - since >= turn_limit_s:
+            return f"one rank went on for {turn_limit_s:g} s without a call that waits"
+        left = [] if limit_s is None else [max(0.0, limit_s - (now - started))]
+    return ""
+
+
+def _where(kernel: Kernel, error: OutOfTime) -> str:
     frames, step = [], error.__traceback__
     while step is not None:
         frames.append((step.tb_frame.f_code.co_filename, step.tb_lineno))
         step = step.tb_next
     fiber, at = kernel.ran_last, place(own_frame(tuple(frames)))
-    who = f"; rank {fiber.rank} was at {at}" if fiber and at else ""
-    return f"the simulation was not done after {limit_s:g} s by the wall clock{who}"
+    return f"; rank {fiber.rank} was at {at}" if fiber and at else ""

@@ -131,6 +131,40 @@ def test_a_straggler_makes_it_slower(file: Path, capsys: Capture) -> None:
     assert times[1] > 2 * times[0]
 
 
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("kill=3@9s", ["rank 3 was to die at 9 s: the run was over before"]),
+        ("loss=0.0001%", ["none of the 112 messages was lost"]),
+        ("duplicate=0.0001%", ["none of the 112 messages came twice"]),
+        ("partition=0-3@8s-9s", ["the partition was to begin at 8 s"]),
+        ("straggler=3:2", []),
+    ],
+)
+def test_faults_that_never_came_to_pass_are_named(
+    file: Path, capsys: Capture, fault: str, words: list[str]
+) -> None:
+    assert sim(f"{file}:ring", world_size=8, fault=fault, as_json=True) == 0
+    unstruck = json.loads(capsys.readouterr().out)["unstruck"]
+    assert len(unstruck) == len(words)
+    assert all(
+        said.startswith(word) for said, word in zip(unstruck, words, strict=True)
+    )
+
+
+def test_a_death_has_its_time_and_the_trace_its_place(
+    file: Path, capsys: Capture, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.json"
+    args = {"fault": "kill=3@20us", "perfetto": str(trace)}
+    assert sim(f"{file}:ring", world_size=8, **args) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "rank 3 was killed by SIGKILL" in said
+    assert "rank 3 died at 20 µs" in said
+    assert "trace.json" in said
+    assert trace.is_file()
+
+
 def test_scale_has_formulas_and_the_bound_beside_it(
     file: Path, capsys: Capture
 ) -> None:

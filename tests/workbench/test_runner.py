@@ -51,6 +51,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 
 def ranks_left(cluster: Cluster) -> list[int]:
+    cluster.settle()
     assert cluster._process is not None
     return descendants(cluster._process.pid)
 
@@ -141,6 +142,7 @@ def test_seeds_differ_by_rank_and_repeat_by_run(cluster: Cluster) -> None:
 def test_a_rank_lives_in_a_folder_that_goes_with_the_run(cluster: Cluster) -> None:
     folders = cluster.run(programs.own_folder, 2).values
     assert len(set(folders)) == 2
+    cluster.settle()
     assert not any(Path(folder).exists() for folder in folders)
 
 
@@ -376,6 +378,7 @@ def test_what_only_looks_like_a_deadlock_is_none(
 def test_daemonised_grandchildren_are_ended(cluster: Cluster) -> None:
     run = cluster.run(programs.daemonises, 2).require_finished()
     assert all(pid > 1 for pid in run.values)
+    cluster.settle()
     assert not [pid for pid in run.values if Path(f"/proc/{pid}").exists()]
 
 
@@ -454,8 +457,6 @@ def test_a_killed_zygote_is_replaced(own_cluster: Cluster) -> None:
     assert own_cluster._process is not None
     own_cluster._process.kill()  # between two runs
     own_cluster._process.wait()
-    with pytest.raises(RunnerError, match="the process that starts ranks"):
-        own_cluster.run(programs.hello, 2)
     assert own_cluster.run(programs.hello, 2).outcome == "finished"
 
 

@@ -231,5 +231,7 @@ def test_other_numbers_that_cannot_be() -> None:
         run(counting, 2, 1, eager_bytes=-1)
     with pytest.raises(ValueError, match=r"wall_limit_s is .*: seconds, above 0"):
         run(counting, 2, 1, wall_limit_s=0.0)
+    with pytest.raises(ValueError, match=r"turn_limit_s is .*: seconds, above 0"):
+        run(counting, 2, 1, turn_limit_s=-1.0)
     with pytest.raises(ValueError, match="payload 'bytes': choose one of real"):
         run(counting, 2, 1, payload="bytes")  # type: ignore[arg-type]

@@ -158,5 +158,17 @@ def test_a_rank_that_spins_is_ended_by_the_wall_clock(
     assert threading.active_count() == before
 
 
-def test_a_run_in_time_does_not_feel_the_limit() -> None:
-    assert run(draws, 3, "torch", 1, 1, wall_limit_s=60.0).outcome == "finished"
+@pytest.mark.parametrize("stubborn", [False, True])
+@pytest.mark.parametrize("carrier", ["greenlets", "threads"])
+def test_a_rank_that_holds_on_to_its_turn_is_named(
+    carrier: Any, stubborn: bool
+) -> None:
+    said = r"^one rank went on for 0.2 s .*; rank 1 was at .*test_sim_isolation.py:"
+    with pytest.raises(RunnerError, match=said):
+        run(spins, 3, stubborn, turn_limit_s=0.2, carrier=carrier)
+
+
+@pytest.mark.parametrize("limit", ["wall_limit_s", "turn_limit_s"])
+def test_a_run_in_time_does_not_feel_the_limit(limit: str) -> None:
+    done = run(draws, 3, "torch", 1, 1, **{limit: 60.0})
+    assert done.outcome == "finished"

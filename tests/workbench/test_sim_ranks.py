@@ -46,6 +46,24 @@ def test_each_rank_has_its_own_grad_mode() -> None:
     assert values == [[True, *[rank % 2 == 1] * 3, True] for rank in range(4)]
 
 
+def ends_with_gradients_off(ctx: RankContext) -> bool:
+    """Rank 0 and every third rank end at once, and leave the mode changed."""
+    if ctx.rank % 3 == 0:
+        torch.set_grad_enabled(False)
+    elif ctx.rank % 3 == 1:
+        ctx.comm.send(zeros(1), ctx.rank + 1)
+    else:
+        ctx.comm.recv(zeros(1), ctx.rank - 1)
+    return torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("carrier", ["greenlets", "threads"])
+def test_a_rank_that_ends_takes_its_grad_mode_along(carrier: str) -> None:
+    values = run(ends_with_gradients_off, 6, carrier=carrier).values  # type: ignore[arg-type]
+    assert values == [False, True, True] * 2
+    assert torch.is_grad_enabled()
+
+
 def received_into_a_leaf(ctx: RankContext) -> bool:
     """A message is no operation that autograd sees."""
     weight = torch.nn.Parameter(torch.full((2,), float(ctx.rank)))

@@ -86,6 +86,11 @@ def test_receives_from_anyone_and_from_one_take_turns(cluster: Cluster, n: int) 
     assert all(value == src + 10 * turn for src, value, turn in got)
 
 
+def test_a_wish_that_is_read_while_sending_is_answered_once(cluster: Cluster) -> None:
+    run = on_tcp(cluster, overlap.isend_to_one_who_takes_any, 2)
+    assert run.require_finished().values == [5.0, 6.0]
+
+
 def test_tensors_of_inference_mode_are_reduced(cluster: Cluster) -> None:
     run = on_tcp(cluster, overlap.in_inference_mode, 3)
     assert run.require_finished().values == [4000.0] * 3

@@ -50,9 +50,10 @@ class Exchange(Peers):
             self._transmit(peer, transfer, index)
             return
         channel.unsent.append(transfer)
+        announces = channel.wanted  # who is told so only now announces it at once
         if look:
             self.read(peer)
-        if channel.wanted and channel.grants <= index and not transfer.done:
+        if announces and channel.grants <= index and not transfer.done:
             self._put(peer, header(Kind.ANNOUNCE, *transfer.key, index))
 
     def receive(self, transfer: Transfer) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from distlab.grading.checks.fit_reference import (
     NUM_EPOCHS,
+    STEPS_PER_EPOCH,
     Gradients,
     Net,
     Rule,
@@ -62,7 +63,7 @@ def expect_as_many_steps(run: Run) -> None:
         NotYetError: one has not.
     """
     steps = [record.value["events"].count("step") for record in run.ranks]
-    batches = NUM_EPOCHS * 4
+    batches = NUM_EPOCHS * STEPS_PER_EPOCH
     for record in run.ranks:
         if not all(record.value["trained_in"]):
             raise NotYetError(
@@ -92,7 +93,10 @@ def expect_averaging(run: Run) -> None:
     Raises:
         NotYetError: what went through all_reduce is not enough for that.
     """
-    batches, numel = NUM_EPOCHS * 4, sum(p.numel() for p in Net(0).parameters())
+    batches, numel = (
+        NUM_EPOCHS * STEPS_PER_EPOCH,
+        sum(p.numel() for p in Net(0).parameters()),
+    )
     sizes = [
         math.prod(call["shape"] or [])
         for call in run.ranks[0].calls()
@@ -180,7 +184,7 @@ def _why_own(run: Run) -> tuple[str, str]:
     alone = "each rank stepped with its own gradient"
     record = run.ranks[0]
     averaging = [call for call in record.calls() if call["op"] == "all_reduce"]
-    if len(averaging) > 4 * NUM_EPOCHS:  # more than one call per step
+    if len(averaging) > NUM_EPOCHS * STEPS_PER_EPOCH:  # more than one call per step
         return (
             "stepped-before-averaging",
             f"{alone}: the averaging came after the step",

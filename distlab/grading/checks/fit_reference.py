@@ -17,7 +17,8 @@ from distlab.grading.reference import weights_of
 from distlab.grading.threads import one_thread
 
 NUM_EPOCHS = 2
-NUM_SAMPLES, GLOBAL_BATCH = 26, 8  # the last batch of an epoch has two samples
+NUM_SAMPLES, GLOBAL_BATCH = 10, 8  # the last batch of an epoch has two samples
+STEPS_PER_EPOCH = -(-NUM_SAMPLES // GLOBAL_BATCH)
 LEARNING_RATE, MOMENTUM = 0.3, 0.8
 HELD_OUT = ((5, 2), (), (1,), (3, 0, 4), (2,), (), (6,))  # each rank's batches
 
@@ -73,11 +74,14 @@ def global_batches(seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield inputs[places], targets[places]
 
 
-def share_of(step: int, rank: int, world_size: int, size: int, full: bool) -> slice:
+def share_of(
+    epoch: int, step: int, rank: int, world_size: int, size: int, full: bool
+) -> slice:
     """Which samples of a batch are a rank's: uneven, now and then none.
 
     With `full` no rank ever goes without: that is the control of an experiment.
     """
+    step += epoch * STEPS_PER_EPOCH  # so that each rank comes to go without
     quotas = [1 if full else (r + step + 1) % 3 for r in range(world_size)]
     if sum(quotas) == 0:
         quotas[0] = 1
@@ -114,7 +118,7 @@ class Shares:
             size = len(inputs)
             if self._full and size < self._world_size:
                 return  # too few for everyone; the control does without
-            mine = share_of(step, self._rank, self._world_size, size, self._full)
+            mine = share_of(epoch, step, self._rank, self._world_size, size, self._full)
             yield inputs[mine].to(self._device), targets[mine].to(self._device)
 
 
@@ -181,7 +185,7 @@ def fit_alone(
     for epoch in epochs:
         for step, (inputs, targets) in enumerate(global_batches(seed, epoch)):
             shares = [
-                share_of(step, r, world_size, len(inputs), full=False)
+                share_of(epoch, step, r, world_size, len(inputs), full=False)
                 for r in range(world_size)
             ]
             counts = [len(inputs[share]) for share in shares]

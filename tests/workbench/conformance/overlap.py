@@ -163,6 +163,19 @@ def any_and_one(ctx: RankContext) -> list[list[float]]:
     return got
 
 
+def isend_to_one_who_takes_any(ctx: RankContext) -> float:
+    """That rank 1 takes what comes stands on the line, unread, when rank 0 sends."""
+    box = torch.full((2,), 5.0)
+    if ctx.rank:
+        assert ctx.comm.recv(box.zero_()) == 0
+        ctx.comm.recv(box, 0)
+    else:
+        time.sleep(0.05)
+        ctx.comm.isend(box, 1).wait()
+        ctx.comm.send(box + 1, 1)
+    return float(box[1])
+
+
 def in_inference_mode(ctx: RankContext) -> float:
     """A reduction that the standby carries on sees tensors as their caller does."""
     with torch.inference_mode():
