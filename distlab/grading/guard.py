@@ -150,7 +150,9 @@ def _program(_event: str, values: tuple[Any, ...]) -> None:
     raise ForbiddenError(f"a rank may not start another program: {values[0]!r}")
 
 
-def _talk(event: str, _values: tuple[Any, ...]) -> None:
+def _talk(event: str, values: tuple[Any, ...]) -> None:
+    if event == "socket.sendmsg" and values[1] is None:
+        return  # to nobody new: comm's own lines between ranks send like this
     raise ForbiddenError(f"ranks talk through comm, not through a socket ({event})")
 
 
