@@ -4,11 +4,11 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 FIGURES := figures.phase1 figures.phase1_data figures.phase1_family \
-  figures.phase1_means figures.phase2_memory \
-  figures.phase3_distributed_data_parallel \
-  figures.phase3_ring_allreduce figures.phase3_sharded_optimizer \
-  figures.phase3_topology \
-  figures.readme
+  figures.phase1_means figures.phase2_bytes figures.phase2_ladder \
+  figures.phase2_memory figures.phase2_mesh figures.phase2_numbers \
+  figures.phase2_pipeline figures.phase2_tensor \
+  figures.phase3_distributed_data_parallel figures.phase3_ring_allreduce \
+  figures.phase3_sharded_optimizer figures.phase3_topology figures.readme
 
 # The stamp holds the folder it was made in. One from elsewhere (a copied or moved
 # checkout), or an environment whose Python has gone, is as good as none.
@@ -55,10 +55,11 @@ notebooks: .venv/.ready  ## run the walkthroughs; what they print must be as it 
 	@DISTLAB_IMPL=reference $(PY) -m pytest --nbval --nbval-cell-timeout 300 \
 	  phase*/walkthrough.ipynb
 
-bench: .venv/.ready  ## verdicts, hangs and the simulator, measured
+bench: .venv/.ready  ## verdicts, hangs, the simulator and pipelines, measured
 	@$(PY) -m distlab bench verdict
 	@$(PY) -m distlab bench hang
 	@$(PY) -m distlab bench sim
+	@$(PY) -m distlab bench pipeline
 
 soak: .venv/.ready  ## the reference passes 20 times in a row under CPU load
 	@$(PY) benchmarks/soak.py --times 20

@@ -1,6 +1,6 @@
 """Gradient accumulation: one optimiser step from a batch that does not fit in memory.
 
-Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.1 to 2.3.
+Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.1 to 2.3, and 2.20.
 Source: Huang et al., GPipe (arXiv 1811.06965), section 2.2, for the microbatch; Pascanu
 et al. (arXiv 1211.5063) for clipping by the global norm.
 Symbols: n = comm.world_size; K = how many microbatches a rank has in this step.
@@ -16,8 +16,10 @@ is added (2.1), when it is sent (2.2), and what is done with it (2.3).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from distlab.comm import Comm
@@ -88,3 +90,31 @@ def clip(
     # TODO(gradient_accumulation.clip)
     # which gradient is to be clipped: a microbatch's, a rank's, or that of all?
     raise NotImplementedError("gradient_accumulation.clip")
+
+
+def port(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: LossFn,
+    microbatches: Microbatches,
+    max_norm: float,
+) -> float:
+    """The step of clip() in torch.distributed alone: there is no comm here.
+
+    Given: as in 2.3, but `model` is a torch.nn.parallel.DistributedDataParallel. In the
+    course of backward() it replaces every `.grad` by the mean over the ranks, except
+    under `with model.no_sync():`. All ranks have equally many microbatches. Whatever
+    has to be sent besides goes through torch's default process group.
+
+    C1 the weights become those of one process that has the whole batch and clips once
+    C2 every gradient is sent once, however many microbatches there are
+    C3 returns the norm before clipping, the same number on every rank
+    In torch.distributed: that is what this is
+    Example: n = 2, gradients 2 | 4 and 6, one sample each → 4 and 4, not 3.5 and 3.5
+    Cost: each gradient once, and one number. Check: distlab check 2.20
+    """
+    # TODO(gradient_accumulation.port)
+    # dist.all_reduce(tensor), dist.get_world_size() you know from 1.16.
+    # by what does DistributedDataParallel divide, and by what should be divided?
+    # which of the microbatches is the one whose backward() may send?
+    raise NotImplementedError("gradient_accumulation.port")

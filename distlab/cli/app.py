@@ -194,11 +194,12 @@ def demo(
     epochs: Annotated[int | None, typer.Option(help="Rounds over the data.")] = None,
     code: Code = "reference",
     as_json: Json = False,
+    phase: Annotated[int, typer.Option(help="1, or 2: one model on 2 × 2.")] = 1,
 ) -> int:
     """Four processes train on real digits and arrive at one process's weights."""
     from distlab.cli.demo import demo
 
-    return demo(world_size=n, epochs=epochs, code=code, as_json=as_json)
+    return demo(world_size=n, epochs=epochs, code=code, as_json=as_json, phase=phase)
 
 
 verb(panel=MORE)(ddp)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from distlab.cli.demo_mesh import demo_mesh
 from distlab.cli.screen import command, processes, show, show_json, warn
 
 if TYPE_CHECKING:  # both import torch, and the first line should not wait for it
@@ -16,6 +17,7 @@ if TYPE_CHECKING:  # both import torch, and the first line should not wait for i
 MAX_RANKS = 64
 _BATCH = 64  # of all ranks together, or the next smaller number that they can share
 _EPOCHS = 20
+_MESH_RANKS = 4
 
 
 def demo(
@@ -24,15 +26,22 @@ def demo(
     epochs: int | None = None,
     as_json: bool = False,
     code: str = "reference",
+    phase: int = 1,
 ) -> int:
     """Train on ranks and alone, and compare: 0 the same, 1 not, 11 it could not run.
 
     With `epochs` of the caller's own no accuracy is demanded: it may be too few.
 
     Raises:
-        ValueError: a number of ranks or epochs that cannot be.
+        ValueError: a number of ranks or epochs that cannot be, or no such phase.
         ModuleNotFoundError: scikit-learn, where the digits are from, is missing.
     """
+    if phase == 2 and world_size == _MESH_RANKS and epochs is None:
+        return demo_mesh(code=code, as_json=as_json)
+    if phase == 2:
+        raise ValueError("the demo of phase 2 has 2 × 2 ranks and no epochs to choose")
+    if phase != 1:
+        raise ValueError(f"phase {phase} has no demo: choose 1 or 2")
     if not 1 <= world_size <= MAX_RANKS:
         raise ValueError(f"{world_size} ranks: choose between 1 and {MAX_RANKS}")
     if epochs is not None and epochs < 1:

@@ -59,10 +59,11 @@ def hunt(
     entries = _entries(curriculum)
     if line is not None:
         task, entry = _open_hunt(curriculum, progress, entries, milestone)
-        return _judge(progress, _prepare(curriculum, progress, task, entry), line)
+        prey = _prepare(curriculum, progress, task, entry, entries)
+        return _judge(progress, prey, line)
     task = _milestone(curriculum, progress, entries, milestone, anyway=anyway)
     entry = _entry_to_hunt(progress, task, entries, new=new, seed=seed)
-    prey = _prepare(curriculum, progress, task, entry)
+    prey = _prepare(curriculum, progress, task, entry, entries)
     _tell(curriculum, prey)
     return _ask(progress, prey)
 
@@ -184,7 +185,11 @@ def _keep(progress: Progress, task: Task, kept: Kept) -> None:
 
 
 def _prepare(
-    curriculum: Curriculum, progress: Progress, task: Task, entry: Entry
+    curriculum: Curriculum,
+    progress: Progress,
+    task: Task,
+    entry: Entry,
+    entries: list[Entry],
 ) -> Prey:
     """Write the broken unit, and know its lines.
 
@@ -195,6 +200,7 @@ def _prepare(
     solution = unit.solution(curriculum.root).read_text(encoding="utf-8")
     filled = {entry.task, *_kept(progress, task).filled}
     broken = hunted_text(entry.applied_to(solution), filled)
+    right = right_text(solution, entry, entries)
     path = progress.folder / "hunt" / f"{unit.name}.py"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,8 +212,14 @@ def _prepare(
         milestone=task,
         path=path,
         text=broken,
-        guilty=guilty_lines(hunted_text(solution, filled), broken),
+        guilty=guilty_lines(hunted_text(right, filled), broken),
     )
+
+
+def right_text(solution: str, entry: Entry, entries: list[Entry]) -> str:
+    """What the mistake was made in: the solution, or a variant that is right too."""
+    twin = next((other for other in entries if other.id == entry.twin), None)
+    return twin.applied_to(solution) if twin else solution
 
 
 # ── asking and answering ────────────────────────────────────────────────────────────

@@ -32,10 +32,13 @@ class Part:
     why: str
     digest: str
 
-    def line(self) -> str:
-        """`1.4   collectives.all_reduce   yours   3fa2…`, and why if it is not."""
+    def line(self, width: int = 27) -> str:
+        """`1.4   collectives.all_reduce   yours   3fa2…`, and why if it is not.
+
+        `width` is the room for the task's name.
+        """
         whose = {"mine": "yours", "reference": "reference"}[self.whose]
-        head = f"{self.number:<5} {self.task:<27} {whose:<10}"
+        head = f"{self.number:<5} {self.task:<{width}} {whose:<10}"
         return f"{head} {self.digest}  {self.why}".rstrip()
 
 

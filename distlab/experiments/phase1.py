@@ -1,17 +1,10 @@
-"""What the walkthrough of phase 1 shows: each method runs ranks and gives plain data.
-
-The ranks run the learner's code, task by task, where it is finished, and otherwise the
-reference's: `distlab use` and DISTLAB_IMPL decide.
-"""
+"""What the walkthrough of phase 1 shows: ranks run, and plain data comes back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from distlab.curriculum import load_curriculum
-from distlab.curriculum.choose import chosen_unit
-from distlab.curriculum.units import travelling
 from distlab.experiments import phase1_rank as rank
 from distlab.experiments.digits import (
     PRELOADS,
@@ -20,18 +13,9 @@ from distlab.experiments.digits import (
     train_alone,
     train_on_ranks,
 )
-from distlab.grading.bench import (
-    Bench,
-    Implementation,
-    needed_reference,
-    off_limits,
-    perform,
-)
-from distlab.runner import Cluster, Limits, Run
-from distlab.runner.rank import name_of
-from distlab.sim import AlphaBeta, SimRun, run_apart
+from distlab.experiments.walkthrough import Ranks
+from distlab.sim import AlphaBeta
 
-_LIMITS = Limits(seconds=60)
 NETWORKS = {
     "laptop, sockets": AlphaBeta(alpha_s=30e-6, bytes_per_s=1e9),
     "8 GPUs, NVLink": AlphaBeta(alpha_s=3e-6, bytes_per_s=300e9),
@@ -40,61 +24,11 @@ NETWORKS = {
 """Round figures for three kinds of link, to be compared with each other."""
 
 
-class Walkthrough:
-    """Warm ranks on this machine, simulated ones, and the units they run."""
+class Walkthrough(Ranks):
+    """Ranks, and what they do in phase 1."""
 
     def __init__(self) -> None:
-        self._curriculum = load_curriculum()
-        self._cluster = Cluster(preload=PRELOADS)
-        self._cluster.start(wait=False)
-
-    def close(self) -> None:
-        """End all processes. Safe to call twice."""
-        self._cluster.close()
-
-    def whose_code(self) -> list[str]:
-        """A line for each task of the phase: whose code runs, and its digest."""
-        units = self._curriculum.phase(1).units
-        return [
-            line
-            for unit in units
-            for line in chosen_unit(self._curriculum, unit.name).lines()
-        ]
-
-    def run(
-        self, unit: str, world_size: int, scenario: Callable[..., Any], **values: Any
-    ) -> Run:
-        """Run `scenario` on real ranks.
-
-        Raises:
-            NotYetError: it did not come to its end; with the verdict.
-        """
-        bench = Bench(self._cluster, world_size, 0, _LIMITS)
-        return bench.run(self._implementation(unit), scenario, **values)
-
-    def simulate(
-        self,
-        unit: str,
-        world_size: int,
-        scenario: Callable[..., Any],
-        *,
-        net: AlphaBeta | None = None,
-        **values: Any,
-    ) -> SimRun:
-        """Run `scenario` in the simulated cluster; a hang is no error there."""
-        impl = self._implementation(unit)
-        return run_apart(
-            self._cluster,
-            perform,
-            world_size,
-            travelling(impl.source),
-            needed_reference(impl),
-            list(impl.grafts),
-            [[name_of(scenario), values]],
-            off_limits(impl),
-            net=net,
-            limits=_LIMITS,
-        )
+        super().__init__(1, PRELOADS)
 
     def train(self, world_size: int, **settings: Any) -> DigitsResult:
         """Train on the digits: on ranks, or alone in plain PyTorch if it is one."""
@@ -128,7 +62,3 @@ class Walkthrough:
             ]
             for name, net in NETWORKS.items()
         }
-
-    def _implementation(self, unit: str) -> Implementation:
-        choice = chosen_unit(self._curriculum, unit)
-        return Implementation(choice.source, choice.reference, choice.grafts)

@@ -14,6 +14,7 @@ from distlab.grading.clause import Check, checks_of
 from distlab.grading.liveness import in_order, suspects
 from distlab.grading.parts import parts_used
 from distlab.grading.preflight import PRELOADS, look_at
+from distlab.grading.threads import one_thread
 from distlab.grading.together import first_plays
 from distlab.grading.verdict import (
     ClauseVerdict,
@@ -91,7 +92,8 @@ class Grader:
                 worlds = in_order(self._world_sizes(check), suspected.get(index, ()))
                 return self._clause(task, check, impl, benches, worlds)
 
-            self._judge_clauses(verdict, task, judge)
+            with one_thread():
+                self._judge_clauses(verdict, task, judge)
         except RunnerError as error:
             verdict.status, verdict.message = "error", str(error)
             return verdict

@@ -16,8 +16,9 @@ solution's own:
 
 Also possible: `function` (which one, where the task has holes in several), `signature`
 (the def line anew), `helper` (code for the end of the file), `limit_s` (how long a
-run may take, for what never ends) and `hunt` (the number of the milestone after which
-`distlab hunt` may hide this mistake in a solution).
+run may take, for what never ends), `hunt` (the number of the milestone after which
+`distlab hunt` may hide this mistake in a solution) and `twin` (the right variant that
+it is a mistake in; without it, the solution).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import re
 import tempfile
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -47,7 +48,7 @@ _REQUIRED = {
     "mutant": {"id", "task", "title", "clause", "slug", "body"},
     "accept": {"id", "task", "title", "body"},
 }
-_OPTIONAL = {"function", "signature", "helper", "limit_s", "hunt"}
+_OPTIONAL = {"function", "signature", "helper", "limit_s", "hunt", "twin"}
 
 
 class CatalogueError(ValueError):
@@ -69,6 +70,7 @@ class Entry:
     helper: str = ""
     limit_s: float = 0.0
     hunt: str = ""
+    twin: str = ""
 
     @property
     def is_mutant(self) -> bool:
@@ -135,7 +137,7 @@ class Result:
 def read_catalogue(
     curriculum: Curriculum, folder: Path | None = None, *, hunts_only: bool = False
 ) -> list[Entry]:
-    """Every entry of every unit, in the order of the files; or those for hunts.
+    """Every entry of every unit, in the order of the files; or hunts and their twins.
 
     Raises:
         CatalogueError: an entry is not usable; one sentence that names it.
@@ -151,18 +153,33 @@ def read_catalogue(
         unknown = sorted(set(data) - set(_ID))
         if unknown:
             raise CatalogueError(f"{path}: [[{unknown[0]}]] is not mutant or accept")
-        for kind in _ID:
-            for number, row in enumerate(data.get(kind, []), 1):
-                if hunts_only and not row.get("hunt"):
-                    continue
-                where = f"{path.name}: {kind} {row.get('id', f'no. {number}')}"
-                entries.append(_entry(curriculum, path.stem, kind, row, where))
+        for kind, number, row in _rows(data, hunts_only):
+            where = f"{path.name}: {kind} {row.get('id', f'no. {number}')}"
+            entries.append(_entry(curriculum, path.stem, kind, row, where))
+    _check_ids(entries)
+    return entries
+
+
+def _rows(
+    data: dict[str, Any], hunts_only: bool
+) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """The tables of one file: kind, number among those of its kind, content."""
+    twins = [row.get("twin") for row in data.get("mutant", [])]
+    for kind in _ID:
+        for number, row in enumerate(data.get(kind, []), 1):
+            if not hunts_only or row.get("hunt") or row.get("id") in twins:
+                yield kind, number, row
+
+
+def _check_ids(entries: list[Entry]) -> None:
     seen: set[str] = set()
     for entry in entries:
         if entry.id in seen:
             raise CatalogueError(f"{entry.id} is used by two entries")
         seen.add(entry.id)
-    return entries
+    for entry in entries:
+        if entry.twin and entry.twin not in seen:
+            raise CatalogueError(f"{entry.id}: there is no entry {entry.twin}")
 
 
 def judge(

@@ -23,6 +23,7 @@ PRELOADS = {
     "data_loader": ("numpy.random",),
     "gradient_accumulation": ("torch._dynamo", "distlab.grading.rehearsal:one_step"),
     "activation_checkpointing": ("distlab.grading.rehearsal:one_step",),
+    "mixed_precision": ("distlab.grading.rehearsal:one_step",),
     "model_parallel": ("torch._dynamo", "distlab.grading.rehearsal:one_step"),
     "pipeline_parallel": ("distlab.grading.rehearsal:one_step",),
     "tensor_parallel": ("distlab.grading.rehearsal:one_step",),

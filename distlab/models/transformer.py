@@ -103,7 +103,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C)."""
         x = x + self.dropout(self.attention(self.norm1(x)))
-        return x + self.dropout(self.mlp(self.norm2(x)))
+        mixed: Tensor = x + self.dropout(self.mlp(self.norm2(x)))
+        return mixed
 
 
 class Head(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,9 +37,10 @@ SIZE = sum(p.numel() for p in make_model(SEED).parameters())
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Cluster]:
-    with Cluster(preload=("torch._dynamo",)) as cluster:
-        yield cluster
+def ranks(cluster: Cluster) -> Cluster:
+    """With what each of them would import for itself."""
+    cluster.warm("torch._dynamo", "distlab.grading.rehearsal:one_step", __name__)
+    return cluster
 
 
 def even(rank: int, count: int) -> list[Microbatch]:

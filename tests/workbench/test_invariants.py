@@ -98,7 +98,9 @@ def test_a_pristine_template_is_not_started(
         assert line.strip() == f'raise NotImplementedError("{verdict.id}")'
 
 
+@pytest.mark.parametrize("phase", [phase.number for phase in CURRICULUM.phases])
 def test_the_command_says_so_too_without_starting_a_rank(
+    phase: int,
     clone: Curriculum,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -108,10 +110,10 @@ def test_the_command_says_so_too_without_starting_a_rank(
 
     monkeypatch.chdir(clone.root)
     monkeypatch.setattr(Cluster, "_spawn", never)
-    assert check([], phase=1, as_json=True) == 10
+    assert check([], phase=phase, as_json=True) == 10
     report = json.loads(capsys.readouterr().out)
     assert {task["status"] for task in report["tasks"]} == {"not_started"}
-    units = {unit.name for unit in clone.phase(1).units}
+    units = {unit.name for unit in clone.phase(phase).units}
     expected = [task.id for task in TASKS if task.unit in units]
     assert [task["id"] for task in report["tasks"]] == expected
 

@@ -21,8 +21,15 @@ from distlab.sim import run as simulate
 
 RANKS = 3
 SEED = 11
-STEPS = 5
+STEPS = 3
 POLICY_TOLERANCE = 1e-6  # float32: FSDP sums in another order
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm(cluster: Cluster) -> None:
+    """Before ranks are forked: what each of them would import for itself."""
+    needed = "torch._dynamo", "torch.distributed.fsdp", __name__
+    cluster.warm("distlab.grading.rehearsal:one_step", *needed)
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +178,6 @@ def fsdp2(context: RankContext, meeting: str) -> list[Tensor]:
 
 
 def test_master_weights_are_those_of_fsdp2(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.warm("torch._dynamo", "torch.distributed.fsdp")
     peer = ran(cluster, fsdp2, str(tmp_path / "meeting"))
     for mine, theirs in zip(ran(cluster, ours).values, peer.values, strict=True):
         for master, shard in zip(mine, theirs, strict=True):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from distlab.curriculum.units import load
 from distlab.grading.checks import pipeline_clock as clock
-from distlab.grading.checks.pipeline_execute import Counted, Meter, Timed, race
+from distlab.grading.checks.pipeline_race import Counted, Meter, Timed, race
 from distlab.models.transformer import (
     TransformerConfig,
     make_transformer,

@@ -7,6 +7,7 @@ parallelize_module; the losses must be the same to rounding.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.distributed.tensor.parallel import (
 
 from distlab.curriculum.units import load
 from distlab.grading.mutants import Entry, read_catalogue
+from distlab.grading.threads import one_thread
 from distlab.models.transformer import (
     TransformerConfig,
     make_transformer,
@@ -32,8 +34,8 @@ from distlab.runner import Cluster, Limits, RankContext, Run
 from distlab.sim import run as simulate
 from tests.workbench.judging import CURRICULUM, solution_of, verdict_on
 
-CONFIG = TransformerConfig()
-STEPS = 4
+CONFIG = TransformerConfig(vocab_size=16, context=8, dim=16, num_heads=4, num_layers=2)
+STEPS = 3
 TOKENS = (4, CONFIG.context)
 BLOCK_LAYERS = {
     "attention.qkv": ColwiseParallel,
@@ -63,6 +65,7 @@ def losses_of(model: nn.Module, batch: Tensor | None = None) -> list[float]:
 
 
 @functools.cache
+@one_thread()
 def of_one_process() -> list[float]:
     return losses_of(make_transformer(CONFIG, seed=1))
 
@@ -165,8 +168,8 @@ def placed(x: Tensor, n: int, rank: int) -> Tensor:
 
 @pytest.fixture(scope="module", autouse=True)
 def warm(cluster: Cluster) -> None:
-    """Before ranks are forked: what their first backward() would import in each."""
-    cluster.warm("distlab.grading.rehearsal:one_step", "tests.workbench.judging")
+    """Before ranks are forked: what each of them would import for itself."""
+    cluster.warm("distlab.grading.rehearsal:one_step", __name__)
 
 
 @pytest.fixture(scope="module")
@@ -174,18 +177,36 @@ def two_ranks(cluster: Cluster) -> Run:
     return cluster.run(train, 2, limits=Limits(seconds=60))
 
 
-@pytest.mark.parametrize(
-    ("program", "world_size"),
-    [(train, 4), (train_on_mesh, 4), (train_on_tokens, 2)],
-)
-def test_losses_are_those_of_one_process(
-    cluster: Cluster, program: Any, world_size: int
-) -> None:
-    run = cluster.run(program, world_size, limits=Limits(seconds=60))
+def expect_losses_of_one_process(run: Run) -> None:
     assert run.outcome == "finished", run.explanation
     for losses in run.values:
         assert losses == pytest.approx(of_one_process(), abs=1e-10)
-    assert of_one_process()[-1] < of_one_process()[0] - 0.5
+    assert of_one_process()[-1] < of_one_process()[0] - 0.3
+
+
+def test_losses_on_a_mesh_are_those_of_one_process(cluster: Cluster) -> None:
+    expect_losses_of_one_process(
+        cluster.run(train_on_mesh, 4, limits=Limits(seconds=60))
+    )
+
+
+def test_tokens_shared_out_take_a_pair_each_and_the_losses_are_the_same(
+    cluster: Cluster,
+) -> None:
+    run = cluster.run(train_on_tokens, 2, limits=Limits(seconds=60))
+    expect_losses_of_one_process(run)
+    for record in run.ranks:
+        ops = Counter(call["op"] for call in record.calls())
+        # attention and MLP, there and back
+        pairs = STEPS * CONFIG.num_layers * 2 * 2
+        assert (ops["all_gather"], ops["reduce_scatter"]) == (pairs, pairs)
+
+
+def test_heads_that_do_not_fit_are_refused_in_a_sentence() -> None:
+    run = simulate(train, 3)
+    assert run.outcome == "raised"
+    assert run.outcome == "raised"
+    assert "4 heads do not fit on 3 ranks" in run.explanation
 
 
 def test_losses_are_those_of_torchs_parallelize_module(

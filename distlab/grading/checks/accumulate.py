@@ -27,7 +27,7 @@ from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
 
-WORLDS = (3, 2, 4, 7, 1)
+WORLDS = (3, 2, 4, 5, 1)
 ROOM = 1.25  # of one microbatch: who keeps two keeps at least 1.5
 
 

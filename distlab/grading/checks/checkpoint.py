@@ -16,7 +16,7 @@ from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
 
-WORLDS = (3, 2, 4, 7, 1)
+WORLDS = (3, 2, 4, 5, 1)
 WIDTH, ROWS, BLOCKS, HIDDEN = 6, 5, 4, 12
 STORED = BLOCKS * ROWS * WIDTH * 8  # bytes of all blocks' inputs
 DROPOUT = 0.4

@@ -34,7 +34,7 @@ from distlab.grading.oracles import (
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
 
-WORLDS = (3, 2, 4, 7, 1)
+WORLDS = (3, 2, 4, 5, 1)
 # clip_grad_norm_ divides by the norm plus 1e-6.
 TOLERANCE = 1e-6
 
@@ -116,12 +116,19 @@ def _expect_steps(run: Run) -> None:
 @clause("gradient_accumulation.clip", "C2", worlds=WORLDS)
 def norm_before_clipping(impl: Implementation, cluster: Bench) -> str | None:
     """V: the returned number is the norm of the whole gradient, on every rank."""
-    n, seed = cluster.world_size, cluster.seed
-    run = cluster.run(impl, clip_steps)
-    norms = [value["norms"] for value in run.values]
+    return expect_norms(cluster.run(impl, clip_steps), cluster.seed, "clip")
+
+
+def expect_norms(run: Run, seed: int, name: str) -> str:
+    """What `name` has returned on every rank, step by step.
+
+    Raises:
+        NotYetError: it is not the norm before clipping.
+    """
+    n, norms = run.world_size, [value["norms"] for value in run.values]
     if any(norm is None for own in norms for norm in own):
         raise NotYetError(
-            "clip returned no number",
+            f"{name} returned no number",
             slug="returned-none",
             rule="return the norm before clipping as a float, on every rank",
         )

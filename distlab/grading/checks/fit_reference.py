@@ -7,7 +7,6 @@ shares are unequal, some are empty, and the optimizer has momentum.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.grading.reference import weights_of
+from distlab.grading.threads import one_thread
 
 NUM_EPOCHS = 2
 NUM_SAMPLES, GLOBAL_BATCH = 10, 8  # the last batch of an epoch has two samples
@@ -135,21 +135,6 @@ def held_out_of(seed: int, rank: int, world_size: int) -> list[tuple[Tensor, Ten
             strict=True,
         )
     )
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Reckon with one thread.
-
-    On models as small as these a second one only waits; on a busy machine, for
-    minutes.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # ── all ranks, played in this process ───────────────────────────────────────────────

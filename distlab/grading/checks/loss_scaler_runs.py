@@ -36,11 +36,16 @@ SETTINGS = {
 }
 
 
+# Which numbers of a gradient which master has: nan comes to the second one, inf to the
+# third, so that whoever looks at the first one only, or at the first group, sees none.
+_PARTS = (slice(4, 6), slice(0, 2), slice(2, 4))
+
+
 class Counted:
     """Plain SGD that counts its steps; an optimizer as far as a scaler can tell."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.param_groups = [{"params": parameters[:1]}, {"params": parameters[1:]}]
+    def __init__(self, *groups: list[nn.Parameter]) -> None:
+        self.param_groups = [{"params": group} for group in groups]
         self.num_steps = 0
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -76,8 +81,9 @@ def scaled_steps(
     """STEPS steps; with `resume` another scaler takes over the state at RESUME_AT."""
     comm = context.comm
     half = nn.Parameter(torch.ones(2, 3, dtype=torch.float16, device=comm.device))
-    masters = [nn.Parameter(torch.ones(2, 3, device=comm.device)) for _ in range(2)]
-    optimizer = Counted(masters)  # the second one never has a gradient
+    masters = [nn.Parameter(torch.ones(2, device=comm.device)) for _ in _PARTS]
+    never = nn.Parameter(torch.ones(3, device=comm.device))  # has a gradient
+    optimizer = Counted([masters[0], never, masters[1]], [masters[2]])
     scaler = unit.LossScaler(comm, **SETTINGS)
     record = []
     for step in range(STEPS):
@@ -88,11 +94,26 @@ def scaled_steps(
         optimizer.zero_grad()
         _backward(scaler, half, seed, step, comm)
         has_gradient = step != NO_GRADIENT_AT or comm.rank > 0
-        masters[0].grad = (
-            half.grad.float() if has_gradient and half.grad is not None else None
-        )
-        record.append(_step(scaler, optimizer, masters[0], step))
+        _hand_out(half.grad if has_gradient else None, masters)
+        record.append(_step(scaler, optimizer, masters, step))
     return record
+
+
+def _hand_out(gradient: Tensor | None, masters: list[nn.Parameter]) -> None:
+    for master, part in zip(masters, _PARTS, strict=True):
+        master.grad = None
+        if gradient is not None:
+            master.grad = gradient.reshape(-1)[part].float()
+
+
+def _gathered(masters: list[nn.Parameter]) -> Tensor | None:
+    """The gradient of which each has a part, as it is now."""
+    whole = torch.empty(6)
+    for master, part in zip(masters, _PARTS, strict=True):
+        if master.grad is None:
+            return None
+        whole[part] = master.grad.detach().cpu()
+    return whole.view(2, 3)
 
 
 def _backward(scaler: Any, half: nn.Parameter, seed: int, step: int, comm: Any) -> None:
@@ -105,17 +126,17 @@ def _backward(scaler: Any, half: nn.Parameter, seed: int, step: int, comm: Any) 
 
 
 def _step(
-    scaler: Any, optimizer: Counted, master: nn.Parameter, step: int
+    scaler: Any, optimizer: Counted, masters: list[nn.Parameter], step: int
 ) -> dict[str, Any]:
     """In every second step the gradients are wanted before, as for clipping."""
     scale, steps = scaler.loss_scale, optimizer.num_steps
-    came = _copy(master.grad)
+    came = _gathered(masters)
     early = None
     if step % 2 == 0:
         scaler.unscale_(optimizer)
-        early = _copy(master.grad)
+        early = _gathered(masters)
     said = scaler.step(optimizer)
-    after = _copy(master.grad)
+    after = _gathered(masters)
     scaler.update()
     return {
         "scale": float(scale),
@@ -126,10 +147,6 @@ def _step(
         "said": said if isinstance(said, bool) else repr(said)[:20],
         "steps": optimizer.num_steps - steps,
     }
-
-
-def _copy(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach().cpu().clone()
 
 
 # ── what a scaler does there, right or wrong ────────────────────────────────────────

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from distlab.curriculum import load
-from distlab.grading.checks.fit_reference import one_thread
 from distlab.grading.checks.gradient_weight_mistakes import PLAIN_MEAN
 from distlab.grading.oracles import Suspect, same_everywhere
 from distlab.grading.reference import weights_of
+from distlab.grading.threads import one_thread
 
 Share = Callable[[Tensor, int], Sequence[Tensor]]
 """`(places in a batch, ranks)` → each rank's places."""

@@ -68,7 +68,15 @@ def tiny_updates(
                 for copy in copies:
                     copy += TINY
             unit.master_to_model(copies, model)
-    return {**found, "copies": _flat(copies)}
+    return {**found, "copies": _flat(copies), "shared": _shared(context, unit, seed)}
+
+
+def _shared(context: RankContext, unit: ModuleType, seed: int) -> str:
+    """A parameter of which the copy is no copy: what is wide already invites it."""
+    model = Small(torch.bfloat16, seed).to(context.comm.device)
+    pairs = zip(model.trained().items(), unit.master_copy(model), strict=False)
+    same = (n for (n, p), copy in pairs if p.data_ptr() == copy.data_ptr())
+    return next(same, "")
 
 
 def up_step_down(

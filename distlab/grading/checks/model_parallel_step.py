@@ -38,7 +38,7 @@ from distlab.runner import RankContext
 from distlab.runner.autopsy import SENDS
 
 # Three first: with two there is no stage in the middle.
-WORLDS = (3, 2, 4, 1)
+WORLDS = (3, 2, 4, 5, 1)
 SIZES = (4, 4, 3)  # samples in the batch of each step
 Backward = Callable[[Tensor, Tensor, Tensor | None], None]
 """`(output, targets, gradient)`: how a stage goes backward; None is the last stage."""

@@ -6,7 +6,6 @@ it. The last microbatch is smaller than the others.
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
@@ -25,6 +24,13 @@ from distlab.grading.checks.pipeline_clock import (
     peak,
     unlike_orders,
 )
+from distlab.grading.checks.pipeline_race import (
+    BACKWARD_MS,
+    FORWARD_MS,
+    Counted,
+    Meter,
+    race,
+)
 from distlab.grading.checks.stages import (
     gradients_of,
     make_batch,
@@ -39,10 +45,9 @@ from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
 from distlab.sim.plans import closed_forms as forms
 
-WORLDS = (3, 2, 4, 1)
+WORLDS = (3, 2, 4, 5, 1)
 BEFORE = 0.25  # in every .grad, where one is there before
 STAGES, MICROBATCHES = 4, 8  # more are played in tests/workbench
-FORWARD_MS, BACKWARD_MS = 1, 2
 
 
 @dataclass(frozen=True)
@@ -61,13 +66,16 @@ class Case:
 
 
 def cases(n: int) -> list[Case]:
-    """What is run on n ranks."""
+    """What is run on n ranks: on many only what grows with them."""
     few, many = (2, 2, 2, 1), (*(2,) * (n + 1), 1)
-    found = [
-        Case("GPipe", 1, few, all_then_all(n, len(few))),
-        Case("1F1B", 1, many, in_turns(n, len(many)), BEFORE),
-        Case("some ranks last back first", 1, few, unlike_orders(n, len(few))),
-    ]
+    found = [Case("1F1B", 1, many, in_turns(n, len(many)), BEFORE)]
+    if n <= 3:
+        unlike = unlike_orders(n, len(few))
+        found = [
+            Case("GPipe", 1, few, all_then_all(n, len(few))),
+            *found,
+            Case("some ranks last back first", 1, few, unlike),
+        ]
     if n > 1:
         sizes = (*(2,) * (n * max(1, 4 // n) - 1), 1)
         schedules = in_turns(n, len(sizes), 2)
@@ -76,51 +84,6 @@ def cases(n: int) -> list[Case]:
 
 
 # ── on the ranks ────────────────────────────────────────────────────────────────────
-
-
-class Meter:
-    """How many forwards' graphs are alive, and were at most."""
-
-    def __init__(self) -> None:
-        self.alive = self.peak = 0
-
-    def count(self, part: object) -> None:
-        """From now until `part` is no more."""
-        self.alive += 1
-        self.peak = max(self.peak, self.alive)
-        weakref.finalize(part, self._gone)
-
-    def _gone(self) -> None:
-        self.alive -= 1
-
-
-class _Part:
-    """Lives as long as the graph of one forward."""
-
-
-class _Counted(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, meter: Meter) -> Tensor:
-        ctx.part = _Part()
-        meter.count(ctx.part)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-class Counted(nn.Module):
-    """A stage whose graphs are counted."""
-
-    def __init__(self, stage: nn.Module, meter: Meter) -> None:
-        super().__init__()
-        self.stage, self._meter = stage, meter
-
-    def forward(self, x: Tensor) -> Tensor:
-        """What the stage makes of it."""
-        made: Tensor = _Counted.apply(self.stage(x), self._meter)  # type: ignore[no-untyped-call]
-        return made
 
 
 def run_schedules(
@@ -224,9 +187,33 @@ def _suspects(seed: int, n: int, place: int) -> list[Suspect]:
             rule="a microbatch counts as its share of all samples",
         ),
     ]
+    grown = _gradients(seed, n, place, _shares(case))[0]
+    if case.num_chunks == 1:
+        found += _backward_in_two(case, grown)
     if case.schedules[0][-1][1] == m - 1:  # it comes last, so it is what is left
         found += [last(1.0), last(1.0 / m), last(_shares(case)[-1])]
     return found
+
+
+def _backward_in_two(case: Case, grown: list[Tensor]) -> list[Suspect]:
+    """What goes wrong where backward goes to the input first, then to the weights."""
+    return [
+        Suspect(
+            slug="weight-gradients-missing",
+            values=[torch.full_like(gradient, case.before) for gradient in grown],
+            sentence=f"{case.name}: gradients go from stage to stage, but nothing was "
+            "added to any .grad",
+            rule="backward has two results: the gradient of the input, to be sent, and "
+            "those of the weights, to be added up",
+        ),
+        Suspect(
+            slug="backward-twice",
+            values=[case.before + (1 + (r > 0)) * g for r, g in enumerate(grown)],
+            sentence=f"{case.name}: every stage but the first has its gradients twice",
+            rule="each backward() adds to every .grad on its way: what is to have "
+            "gradients can be named, torch.autograd.grad(output, x, gradient)",
+        ),
+    ]
 
 
 # ── the clauses ─────────────────────────────────────────────────────────────────────
@@ -295,14 +282,17 @@ def nothing_is_kept(impl: Implementation, cluster: Bench) -> str | None:
 
 @clause("pipeline_parallel.execute", "C3", worlds=(2,))
 def nobody_waits_in_vain(impl: Implementation, cluster: Bench) -> str | None:
-    """T: on simulated ranks GPipe and 1F1B take what their formula says, exactly."""
+    """T: on simulated ranks GPipe and 1F1B take no longer than their formula says.
+
+    Less is for who sends the gradient of the input before that of the weight is there.
+    """
     cluster.run(impl, run_schedules)
     told = simulated(impl, cluster, race, STAGES, m=MICROBATCHES)["values"]
     formula_s = forms.gpipe_s(STAGES, MICROBATCHES, FORWARD_MS, BACKWARD_MS) / 1000
     kept = ""
     for place, name in enumerate(("GPipe", "1F1B")):
         took_s = max(value[place]["time_s"] for value in told)
-        if round(1e12 * took_s) != round(1e12 * formula_s):
+        if round(1e12 * took_s) > round(1e12 * formula_s):
             raise NotYetError(
                 f"{STAGES} simulated ranks, {MICROBATCHES} microbatches, {name}: "
                 f"{1000 * took_s:.0f} ms, where {1000 * formula_s:.0f} are enough",
@@ -310,58 +300,4 @@ def nobody_waits_in_vain(impl: Implementation, cluster: Bench) -> str | None:
                 rule="start a send and go on; wait for it when all is done",
             )
         kept += f", {name} keeps {told[0][place]['peak']} on rank 0"
-    return f"{STAGES} × {MICROBATCHES}, simulated: {1000 * formula_s:.0f} ms{kept}"
-
-
-# ── in virtual time ─────────────────────────────────────────────────────────────────
-
-
-class _Timed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sleep: Any) -> Tensor:
-        ctx.sleep = sleep
-        sleep(FORWARD_MS / 1000)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        ctx.sleep(BACKWARD_MS / 1000)
-        return gradient, None
-
-
-class Timed(nn.Module):
-    """A stage that takes its time, forward and backward."""
-
-    def __init__(self, sleep: Any) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones((), dtype=torch.float64))
-        self._sleep = sleep
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Times a weight, so that there is something to go backward from."""
-        made: Tensor = _Timed.apply(x * self.weight, self._sleep)  # type: ignore[no-untyped-call]
-        return made
-
-
-def race(
-    context: RankContext, unit: ModuleType, seed: int, m: int
-) -> list[dict[str, Any]]:
-    """How long GPipe and 1F1B take, and how much is kept of them at most."""
-    found = []
-    n, comm = context.world_size, context.comm
-    x = torch.ones(1, 1, dtype=torch.float64)
-    for schedules in (all_then_all(n, m), in_turns(n, m)):
-        meter = Meter()
-        chunk = unit.Chunk(Counted(Timed(context.clock.sleep), meter), x[0])
-        schedule = [unit.Action(*entry) for entry in schedules[context.rank]]
-        comm.barrier()
-        start_s = comm.time()
-        unit.execute(
-            comm,
-            [chunk],
-            schedule,
-            lambda output, target: (output - target).square().mean(),
-            [(x, x)] * m,
-        )
-        found.append({"time_s": comm.time() - start_s, "peak": meter.peak})
-    return found
+    return f"{STAGES} × {MICROBATCHES}, simulated: {1000 * took_s:.0f} ms{kept}"

@@ -136,16 +136,22 @@ def expect_complete(plan: Plan) -> None:
     Raises:
         NotYetError: it does not.
     """
+    for rank, flaw, slug in _flaws(plan):
+        raise NotYetError(
+            f"{plan.setting}: rank {rank} {flaw}",
+            slug=slug,
+            evidence=plan.table(),
+            rule="each microbatch once forward, and later once backward",
+        )
+
+
+def _flaws(plan: Plan) -> Iterator[tuple[int, str, str]]:
+    """Rank, what is wrong with its list, and the name of that."""
     wanted = [(number, chunk) for number in range(plan.m) for chunk in range(plan.v)]
     for rank, schedule in enumerate(plan.schedules):
         flaw, slug = _flaw(schedule, wanted)
         if flaw:
-            raise NotYetError(
-                f"{plan.setting}: rank {rank} {flaw}",
-                slug=slug,
-                evidence=plan.table(),
-                rule="each microbatch once forward, and later once backward",
-            )
+            yield rank, flaw, slug
 
 
 def _flaw(schedule: list[Entry], wanted: list[tuple[int, int]]) -> tuple[str, str]:
@@ -175,10 +181,8 @@ def _judge_complete(impl: Implementation, cluster: Bench, name: str) -> None:
 def _complete(impl: Implementation, cluster: Bench, name: str) -> Iterator[Plan]:
     """The plans, for a clause that needs them whole."""
     for plan in _plans(impl, cluster, name):
-        try:
-            expect_complete(plan)
-        except NotYetError:
-            raise NotJudgedError("the schedules are not complete: see C1") from None
+        if any(_flaws(plan)):
+            raise NotJudgedError("the schedules are not complete: see C1")
         yield plan
 
 

@@ -34,7 +34,7 @@ from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import SENDS
 
-WORLDS = (3, 2, 4, 7, 1)
+WORLDS = (3, 2, 4, 5, 1)
 OLD = 0.5  # what .grad holds of an old step
 
 

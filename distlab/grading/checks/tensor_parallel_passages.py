@@ -128,15 +128,18 @@ def the_way_in(impl: Implementation, cluster: Bench) -> str | None:
         gradients,
         "the gradient of copy_to_group's x",
     )
-    odd = [value["odd"] for value in run.values]
-    ones = sum(2.0 + rank for rank in range(n))
     expect_values(
-        [one["enter"] for one in odd],
-        same_everywhere(torch.full(SHAPE, ones, dtype=torch.float64), n),
-        what="the gradient of x, where one number is the gradient of every element,",
-        rule="clone(memory_format=torch.contiguous_format) gives room for each element",
+        [value["odd"]["crossed"] for value in run.values],
+        same_everywhere(torch.stack(_crossed(cluster.seed, n)).sum(0), n),
+        what="the gradient of x, where a transposed one arrives,",
+        rule="sum a contiguous copy of the gradient",
     )
     return None
+
+
+def _crossed(seed: int, n: int) -> list[Tensor]:
+    """What does not lie in one piece, by rank."""
+    return [drawn(seed + 1, rank, *SHAPE[::-1]).transpose(0, 2) for rank in range(n)]
 
 
 def _expect_gradient(
@@ -211,13 +214,9 @@ def the_way_out(impl: Implementation, cluster: Bench) -> str | None:
         ],
         rule="backward, g gives the gradient as it is",
     )
-    odd = [value["odd"]["leave"] for value in run.values]
-    crossed = [
-        drawn(cluster.seed + 1, r, *SHAPE[::-1]).transpose(0, 2) for r in range(n)
-    ]
     expect_values(
-        odd,
-        same_everywhere(torch.stack(crossed).sum(0), n),
+        [value["odd"]["leave"] for value in run.values],
+        same_everywhere(torch.stack(_crossed(cluster.seed, n)).sum(0), n),
         what="what reduce_from_group gives for a transposed x",
         rule="sum a contiguous copy of x",
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.named import State, some_of
 from distlab.grading.checks.tensor_parallel_shared import (
+    DIVIDED,
     WORLDS,
     Counted,
     as_tensor,
@@ -250,7 +251,7 @@ def gradients_of_a_block(impl: Implementation, cluster: Bench) -> str | None:
 # ── C4 what is sent ─────────────────────────────────────────────────────────────────
 
 
-@clause("tensor_parallel.sequence", "C4", worlds=(3, 2, 4, 7))
+@clause("tensor_parallel.sequence", "C4", worlds=DIVIDED)
 def a_pair_each(impl: Implementation, cluster: Bench) -> str | None:
     """J: in a block, two of each forward and two of each backward."""
     run = cluster.run(impl, sequence_once)

@@ -11,7 +11,12 @@ from torch import Tensor, nn
 
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.messages import calls_of_each, expect_messages
-from distlab.grading.checks.tensor_parallel_shared import WORLDS, as_tensor, drawn
+from distlab.grading.checks.tensor_parallel_shared import (
+    DIVIDED,
+    WORLDS,
+    as_tensor,
+    drawn,
+)
 from distlab.grading.clause import clause
 from distlab.grading.oracles import (
     Suspect,
@@ -49,10 +54,14 @@ def losses_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, 
 
 
 def _batch(seed: int, n: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Logits (N, V), on each rank another size; every rank has some of the targets."""
+    """Logits (N, V), on each rank another size; every rank has some of the targets.
+
+    First columns of two ranks are among them, and last columns of two ranks.
+    """
     logits = drawn(seed, -11, TOKENS, n * COLUMNS) * scale
     generator = torch.Generator().manual_seed(seed)
     columns = torch.randint(0, COLUMNS, (TOKENS,), generator=generator)
+    columns[:4] = torch.tensor([0, 0, COLUMNS - 1, COLUMNS - 1])
     ranks = (torch.arange(TOKENS) + seed) % n
     return logits, ranks * COLUMNS + columns
 
@@ -198,7 +207,7 @@ def gradient_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
 # ── C3 what is sent ─────────────────────────────────────────────────────────────────
 
 
-@clause("tensor_parallel.vocab_loss", "C3", worlds=(3, 2, 4, 7))
+@clause("tensor_parallel.vocab_loss", "C3", worlds=DIVIDED)
 def little_is_sent(impl: Implementation, cluster: Bench) -> str | None:
     """J and B: the numbers that a rank hands over, for one loss."""
     run, n = cluster.run(impl, losses_once), cluster.world_size

@@ -1,0 +1,40 @@
+"""A text to learn from: 180 paragraphs in the course's own words, 31,740 letters.
+
+`course.txt` is a file of its own, so that a changed guideline changes no loss. The
+paragraphs are taken from many places and need not follow from each other.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Text:
+    """Letters as tokens: `tokens` (N,) are places in `letters`, which is sorted."""
+
+    letters: str
+    tokens: Tensor
+
+    def batch(self, shape: tuple[int, int], *, seed: int, step: int) -> Tensor:
+        """(B, T) tokens: B passages of T letters, the same for whoever asks."""
+        size, length = shape
+        generator = torch.Generator().manual_seed(1_000_003 * seed + step)
+        last = len(self.tokens) - length
+        starts = torch.randint(last + 1, (size, 1), generator=generator)
+        return self.tokens[starts + torch.arange(length)]
+
+
+@functools.cache
+def load_text() -> Text:
+    """The text that comes with distlab; nothing is downloaded."""
+    path = Path(__file__).with_name("course.txt")
+    text = path.read_text(encoding="utf-8")
+    letters = "".join(sorted(set(text)))
+    places = {letter: place for place, letter in enumerate(letters)}
+    return Text(letters, torch.tensor([places[letter] for letter in text]))

@@ -1,0 +1,162 @@
+"""Four ranks as 2 × 2, each with half of every layer: what one of them does.
+
+    tensor × pipeline   ranks 0 1 have the first layers, 2 3 the others
+    data × tensor       ranks 0 1 have half of the samples, 2 3 the other half
+
+In both, neighbours share a layer: its heads and the inside of its MLP. make_mesh gives
+each rank the group of these two, and that of the two with the same half: along the
+second one go activations in a pipeline, or gradients where each pair has a model.
+
+Not in `phase2_mesh.py`, so that the process that forks ranks imports no more than this.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from distlab.comm import Comm
+from distlab.curriculum import load_graft
+from distlab.curriculum.units import arrived
+from distlab.data.text import load_text
+from distlab.models.transformer import (
+    TransformerConfig,
+    make_transformer,
+    next_token_loss,
+)
+from distlab.runner import RankContext
+
+Layout = Literal["tensor × pipeline", "data × tensor"]
+Step = Callable[[Tensor], float]
+Units = Mapping[str, ModuleType]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """One training; a batch is `batch_size` passages of `context` letters."""
+
+    num_steps: int = 60
+    batch_size: int = 16
+    num_microbatches: int = 4  # of the pipeline
+    context: int = 32
+    dim: int = 64
+    num_heads: int = 4
+    num_layers: int = 4
+    learning_rate: float = 0.3
+    seed: int = 0
+
+    def make_model(self) -> nn.Sequential:
+        """The whole transformer, the same for whoever asks."""
+        config = TransformerConfig(
+            vocab_size=len(load_text().letters),
+            context=self.context,
+            dim=self.dim,
+            num_heads=self.num_heads,
+            num_layers=self.num_layers,
+        )
+        return make_transformer(config, seed=self.seed)
+
+    def batch(self, step: int) -> Tensor:
+        """(B, T) tokens of this step."""
+        shape = self.batch_size, self.context
+        return load_text().batch(shape, seed=self.seed, step=step)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Plain SGD: with it a rounding stays as small as it was."""
+        return torch.optim.SGD(model.parameters(), lr=self.learning_rate)
+
+
+def train_as_rank(
+    context: RankContext,
+    settings: dict[str, Any],
+    layout: Layout,
+    parts: dict[str, dict[str, Any]],
+) -> dict[str, Any]:
+    """The whole training, as one rank lives it; `parts` are the learner's units."""
+    config, traffic = MeshConfig(**settings), context.traffic
+    units = {name: _module(part) for name, part in parts.items()}
+    whole = config.make_model()
+    tensor = units["tensor_parallel"]
+    mesh = tensor.make_mesh(context.comm, 2)
+    for block in list(whole)[1:-1]:
+        tensor.parallel_attention(mesh.tensor, block.attention)
+        tensor.parallel_mlp(mesh.tensor, block.mlp)
+    if layout == "tensor × pipeline":
+        model, step = as_a_stage(mesh.data, whole, config, units)
+    else:
+        model, step = whole, with_the_others(mesh.data, whole)
+    where = {"half": mesh.tensor.rank, "group": mesh.data.rank}
+    context.report({"pid": os.getpid(), **where, "weights": num_weights(model)})
+
+    optimizer, losses = config.optimizer(model), []
+    started, sent_bytes = time.perf_counter(), traffic.sent_bytes
+    for number in range(config.num_steps):
+        optimizer.zero_grad()
+        losses.append(float(step(config.batch(number))))
+        optimizer.step()
+        if context.rank == context.world_size - 1:
+            context.report({"step": number, "loss": losses[-1]})
+    return {
+        "losses": losses,
+        "step_bytes": (traffic.sent_bytes - sent_bytes) / config.num_steps,
+        "step_s": (time.perf_counter() - started) / config.num_steps,
+    }
+
+
+def as_a_stage(
+    comm: Comm, model: nn.Sequential, config: MeshConfig, units: Units
+) -> tuple[nn.Sequential, Step]:
+    """This rank's layers, and its step: the batch in microbatches through all stages.
+
+    A layer counts as much as it has weights: a step multiplies with each of them.
+    """
+    costs = [num_weights(layer) for layer in model]
+    stages = units["model_parallel"].partition(costs, comm.world_size)
+    stage = nn.Sequential(*(model[layer] for layer in stages[comm.rank]))
+    like = torch.empty(config.context, config.dim, dtype=torch.float64)
+    pipeline, m = units["pipeline_parallel"], config.num_microbatches
+    schedule = pipeline.one_f_one_b(comm.rank, comm.world_size, m)
+    chunks = [pipeline.Chunk(stage, like)]
+
+    def step(batch: Tensor) -> float:
+        microbatches = [(part, part) for part in batch.chunk(m)]
+        loss: float = pipeline.execute(
+            comm, chunks, schedule, next_token_loss, microbatches
+        )
+        return loss
+
+    return stage, step
+
+
+def with_the_others(comm: Comm, model: nn.Module) -> Step:
+    """The step of a model that has its share of the samples: gradients are averaged."""
+
+    def step(batch: Tensor) -> float:
+        mine = batch.chunk(comm.world_size)[comm.rank]
+        loss = next_token_loss(model(mine), mine)
+        loss.backward()
+        mean = loss.detach().clone()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        for tensor in (mean, *gradients):
+            comm.all_reduce(tensor)
+            tensor /= comm.world_size
+        return float(mean)
+
+    return step
+
+
+def num_weights(module: nn.Module) -> int:
+    """How many numbers it learns."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _module(part: dict[str, Any]) -> ModuleType:
+    source, reference = arrived(part["source"]), arrived(part["reference"])
+    return load_graft(source, reference, part["grafts"])

@@ -1,0 +1,88 @@
+"""What every walkthrough stands on: ranks to run on, and the code that they run.
+
+The ranks run the learner's code, task by task, where it is finished, and otherwise the
+reference's: `distlab use` and DISTLAB_IMPL decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distlab.curriculum import load_curriculum
+from distlab.curriculum.choose import chosen_unit
+from distlab.curriculum.units import travelling
+from distlab.grading.bench import (
+    Bench,
+    Implementation,
+    needed_reference,
+    off_limits,
+    perform,
+)
+from distlab.runner import Cluster, Limits, Run
+from distlab.runner.rank import name_of
+from distlab.sim import AlphaBeta, SimRun, run_apart
+
+_LIMITS = Limits(seconds=60)
+_NAME = 27  # letters, at least, for the name of a task
+
+
+class Ranks:
+    """Warm ranks on this machine, simulated ones, and the units of a phase."""
+
+    def __init__(self, phase: int, preload: tuple[str, ...]) -> None:
+        self._phase = phase
+        self._curriculum = load_curriculum()
+        self._cluster = Cluster(preload=preload)
+        self._cluster.start(wait=False)
+
+    def close(self) -> None:
+        """End all processes. Safe to call twice."""
+        self._cluster.close()
+
+    def whose_code(self) -> list[str]:
+        """A line for each task of the phase: whose code runs, and its digest."""
+        units = self._curriculum.phase(self._phase).units
+        choices = [chosen_unit(self._curriculum, unit.name) for unit in units]
+        parts = [part for choice in choices for part in choice.parts]
+        width = max(_NAME, *(len(part.task) for part in parts))
+        return [part.line(width) for part in parts]
+
+    def run(
+        self, unit: str, world_size: int, scenario: Callable[..., Any], **values: Any
+    ) -> Run:
+        """Run `scenario` on real ranks.
+
+        Raises:
+            NotYetError: it did not come to its end; with the verdict.
+        """
+        bench = Bench(self._cluster, world_size, 0, _LIMITS)
+        return bench.run(self._implementation(unit), scenario, **values)
+
+    def simulate(
+        self,
+        unit: str,
+        world_size: int,
+        scenario: Callable[..., Any],
+        *,
+        net: AlphaBeta | None = None,
+        **values: Any,
+    ) -> SimRun:
+        """Run `scenario` in the simulated cluster; a hang is no error there."""
+        impl = self._implementation(unit)
+        return run_apart(
+            self._cluster,
+            perform,
+            world_size,
+            travelling(impl.source),
+            needed_reference(impl),
+            list(impl.grafts),
+            [[name_of(scenario), values]],
+            off_limits(impl),
+            net=net,
+            limits=_LIMITS,
+        )
+
+    def _implementation(self, unit: str) -> Implementation:
+        choice = chosen_unit(self._curriculum, unit)
+        return Implementation(choice.source, choice.reference, choice.grafts)

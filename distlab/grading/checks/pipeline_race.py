@@ -1,0 +1,124 @@
+"""Stages that are watched: how many graphs they keep, and what a schedule takes."""
+
+from __future__ import annotations
+
+import weakref
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.grading.checks.pipeline_clock import all_then_all, in_turns
+from distlab.runner import RankContext
+
+FORWARD_MS, BACKWARD_MS = 1, 2
+INPUT_MS = 1  # of BACKWARD_MS; the rest is for the gradient of the weight
+
+
+class Meter:
+    """How many forwards' graphs are alive, and were at most."""
+
+    def __init__(self) -> None:
+        self.alive = self.peak = 0
+
+    def count(self, part: object) -> None:
+        """From now until `part` is no more."""
+        self.alive += 1
+        self.peak = max(self.peak, self.alive)
+        weakref.finalize(part, self._gone)
+
+    def _gone(self) -> None:
+        self.alive -= 1
+
+
+class _Part:
+    """Lives as long as the graph of one forward."""
+
+
+class _Counted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, meter: Meter) -> Tensor:
+        ctx.part = _Part()
+        meter.count(ctx.part)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class Counted(nn.Module):
+    """A stage whose graphs are counted."""
+
+    def __init__(self, stage: nn.Module, meter: Meter) -> None:
+        super().__init__()
+        self.stage, self._meter = stage, meter
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the stage makes of it."""
+        made: Tensor = _Counted.apply(self.stage(x), self._meter)  # type: ignore[no-untyped-call]
+        return made
+
+
+# ── in virtual time ─────────────────────────────────────────────────────────────────
+
+
+class _Timed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, _: Tensor, sleep: Any, back_ms: int) -> Tensor:
+        ctx.sleep, ctx.back_ms = sleep, back_ms
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        ctx.sleep(ctx.back_ms / 1000)
+        return gradient, None, None, None
+
+
+class Timed(nn.Module):
+    """A stage that takes its time: forward, and backward to its input and its weight.
+
+    Who goes backward to the two one after the other takes no longer.
+    """
+
+    def __init__(self, sleep: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones((), dtype=torch.float64))
+        # The first stage's input needs no gradient, and its backward is as long.
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._sleep = sleep
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Times a weight, so that there is something to go backward from."""
+        self._sleep(FORWARD_MS / 1000)
+        rest_ms = BACKWARD_MS - INPUT_MS
+        return self._timed(x, INPUT_MS) * self._timed(self.weight, rest_ms)
+
+    def _timed(self, x: Tensor, back_ms: int) -> Tensor:
+        made: Tensor = _Timed.apply(x, self._anchor, self._sleep, back_ms)  # type: ignore[no-untyped-call]
+        return made
+
+
+def race(
+    context: RankContext, unit: ModuleType, seed: int, m: int
+) -> list[dict[str, Any]]:
+    """How long GPipe and 1F1B take, and how much is kept of them at most."""
+    found = []
+    n, comm = context.world_size, context.comm
+    x = torch.ones(1, 1, dtype=torch.float64)
+    for schedules in (all_then_all(n, m), in_turns(n, m)):
+        meter = Meter()
+        chunk = unit.Chunk(Counted(Timed(context.clock.sleep), meter), x[0])
+        schedule = [unit.Action(*entry) for entry in schedules[context.rank]]
+        comm.barrier()
+        start_s = comm.time()
+        unit.execute(
+            comm,
+            [chunk],
+            schedule,
+            lambda output, target: (output - target).square().mean(),
+            [(x, x)] * m,
+        )
+        found.append({"time_s": comm.time() - start_s, "peak": meter.peak})
+    return found

@@ -1,0 +1,257 @@
+"""What a rank keeps in memory; `python -m figures.phase2_ladder` writes the picture.
+
+It is measured on the course's own transformer, with GPT-2 medium's sizes. That stands
+on torch's `meta` device, where tensors have shapes and no contents, so that nothing is
+computed and 30 GB need no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from types import ModuleType, SimpleNamespace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from distlab.curriculum import load
+from distlab.models.transformer import (
+    Block,
+    TransformerConfig,
+    make_transformer,
+    next_token_loss,
+)
+from figures.draw import (
+    BLUE,
+    GREY,
+    INK,
+    PURPLE,
+    SKY,
+    YELLOW,
+    Canvas,
+    write,
+)
+from figures.phase2_memory import FOLDER
+
+CONFIG = TransformerConfig(
+    vocab_size=50_304, context=1024, dim=1024, num_heads=16, num_layers=24
+)
+SEQUENCES = 8  # the batch of one step
+PARTS = (
+    ("weights", BLUE),
+    ("gradients", YELLOW),
+    ("optimizer", PURPLE),
+    ("activations", SKY),
+)
+Step = Callable[[nn.Module, Tensor], Tensor]
+
+
+class Rung(NamedTuple):
+    """A bar of the ladder: bytes on the rank that has most."""
+
+    name: str
+    below: str
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+
+
+def model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    """The transformer without contents."""
+    with torch.device("meta"):
+        return make_transformer(CONFIG).to(dtype)
+
+
+def size(module: nn.Module) -> int:
+    """How many weights a module has."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def tokens(sequences: int) -> Tensor:
+    """Whole numbers (B, T) without contents."""
+    return torch.empty(sequences, CONFIG.context, dtype=torch.long, device="meta")
+
+
+def kept(module: nn.Module, compute: Callable[[], Tensor]) -> int:
+    """Bytes that autograd keeps for backward, each memory counted once, no weights."""
+    weights = {p.untyped_storage()._cdata for p in module.parameters()}
+    memory: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            memory[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = compute()
+    del result  # it has held the graph, and with it every memory that was counted
+    return sum(memory.values())
+
+
+def plainly(layer: nn.Module, x: Tensor) -> Tensor:
+    """A layer as it is."""
+    result: Tensor = layer(x)
+    return result
+
+
+def checkpointed(layer: nn.Module, x: Tensor) -> Tensor:
+    """A block keeps its input only; the other layers as they are."""
+    if not isinstance(layer, Block):
+        return plainly(layer, x)
+    result: Tensor = unit("activation_checkpointing").checkpoint(layer, x)
+    return result
+
+
+@cache
+def unit(name: str) -> ModuleType:
+    """The reference's functions of a unit."""
+    return load(name)
+
+
+def activations(
+    layers: nn.Sequential, sequences: int, step: Step = plainly, live: int = 1
+) -> int:
+    """Bytes kept at the peak of a stage that has `live` microbatches on their way."""
+    dtype = next(layers.parameters()).dtype
+    shape = (sequences, CONFIG.context, CONFIG.dim)
+
+    def compute() -> Tensor:
+        x = tokens(sequences)
+        if layers[0].__class__.__name__ != "Embedding":
+            x = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+        for layer in layers:
+            x = step(layer, x)
+        if layers[-1].__class__.__name__ == "Head":
+            x = next_token_loss(x, tokens(sequences))
+        return x
+
+    all_kept = kept(layers, compute)
+    if step is plainly:
+        return live * all_kept
+    block = next(layer for layer in layers if isinstance(layer, Block))
+    x = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+    inside = kept(block, lambda: plainly(block, x))
+    inputs = sum(isinstance(layer, Block) for layer in layers) * x.nbytes
+    return (live - 1) * all_kept + max(all_kept, inputs + inside)
+
+
+def stages(shares: int) -> list[nn.Sequential]:
+    """Two stages of about equal cost; each block is cut in `shares`."""
+    whole = model(torch.bfloat16)
+    cuts = unit("model_parallel").partition([size(layer) for layer in whole], 2)
+    if shares > 1:
+        comm = SimpleNamespace(rank=0, world_size=shares, all_reduce=lambda _: None)
+        for layer in whole:
+            if isinstance(layer, Block):
+                unit("tensor_parallel").parallel_mlp(comm, layer.mlp)
+                unit("tensor_parallel").parallel_attention(comm, layer.attention)
+    return [nn.Sequential(*(whole[number] for number in cut)) for cut in cuts]
+
+
+def rung(name: str, below: str, weights: int, kept_bytes: int, *, wide: bool) -> Rung:
+    """Adam in float32, or in bfloat16 with a float32 master beside Adam's two."""
+    return Rung(
+        name,
+        below,
+        weights * (4 if wide else 2),
+        weights * (4 if wide else 2),
+        weights * (8 if wide else 12),
+        kept_bytes,
+    )
+
+
+@cache
+def ladder() -> list[Rung]:
+    """One trick more in each row."""
+    wide, narrow = model(), model(torch.bfloat16)
+    count = size(wide)
+    rows = [
+        rung("everything at once", "float32, Adam", count,
+             activations(wide, SEQUENCES), wide=True),
+        rung("8 microbatches", "2.1", count, activations(wide, 1), wide=True),
+        rung("each block checkpointed", "2.5", count,
+             activations(wide, 1, checkpointed), wide=True),
+        rung("bfloat16 and a master", "2.6", count,
+             activations(narrow, 1, checkpointed), wide=False),
+    ]  # fmt: skip
+    for shares, name, below in (
+        (1, "2 stages, 1F1B", "2.12, on 2 ranks"),
+        (2, "2 stages × 2 shares", "2.16, on 4 ranks"),
+    ):
+        rungs = [
+            rung(name, below, size(stage),
+                 activations(stage, 1, checkpointed, live=2 - rank), wide=False)
+            for rank, stage in enumerate(stages(shares))
+        ]  # fmt: skip
+        rows.append(max(rungs, key=lambda row: sum(row[2:])))
+    return rows
+
+
+def memory() -> str:
+    """A bar per trick: weights, gradients, optimizer, activations."""
+    rows = ladder()
+    totals = [sum(row[2:]) / 1e9 for row in rows]
+    c = Canvas(
+        "memory",
+        760,
+        420,
+        title="The memory of one training step, one trick more in each row",
+        desc=(
+            "Six bars for the rank that needs most, each cut into weights, gradients, "
+            "optimizer and activations. "
+            + "; ".join(
+                f"{row.name}: {total:.1f} GB"
+                for row, total in zip(rows, totals, strict=True)
+            )
+            + ". Microbatches and checkpointing shrink the activations until hardly "
+            "any are left; only cutting the model shrinks the rest."
+        ),
+    )
+    scale = 440 / totals[0]
+    for place, (name, colour) in enumerate(PARTS):
+        x = 208.0 + 132 * place
+        c.rect(x, 22, 16, 16, fill=colour)
+        if name == "activations":
+            c.hatch(x, 22, 16, 16, colour=INK)
+        c.text(x + 24, 35, name, size=12.5, anchor="start")
+    for place, row in enumerate(rows):
+        _bar(c, 58 + 56 * place, row, scale)
+    millions = size(model()) / 1e6
+    c.text(
+        24,
+        404,
+        f"{millions:.0f} million weights, {SEQUENCES} sequences of {CONFIG.context:,} "
+        "tokens per step; the rank that needs most",
+        size=11.5,
+        colour=GREY,
+        anchor="start",
+    )
+    return c.svg()
+
+
+def _bar(c: Canvas, y: float, row: Rung, scale: float) -> None:
+    """A row of the ladder; `scale` pixels for a GB."""
+    c.text(196, y + 16, row.name, size=12.5, bold=True, anchor="end")
+    c.text(196, y + 32, row.below, size=11, colour=GREY, anchor="end")
+    x = 208.0
+    for value, (name, colour) in zip(row[2:], PARTS, strict=True):
+        wide = scale * round(value / 1e9, 2)
+        c.rect(x, y, wide, 36, fill=colour, thick=0.8)
+        if name == "activations" and wide > 1:
+            c.hatch(x, y, wide, 36, colour=INK)
+        x += wide
+    total = f"{sum(row[2:]) / 1e9:.1f} GB"
+    c.text(x + 8, y + 23, total, size=13, bold=True, anchor="start")
+
+
+def figures() -> dict[str, str]:
+    """Map each file name to its picture."""
+    return {"memory.svg": memory()}
+
+
+if __name__ == "__main__":
+    for path in write(figures(), FOLDER):
+        print(path.relative_to(FOLDER.parent.parent))

@@ -1,0 +1,237 @@
+"""`distlab demo --phase 2`, its text, and what the walkthrough of phase 2 draws."""
+
+from __future__ import annotations
+
+import json
+import math
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distlab.cli.demo import demo
+from distlab.cli.demo_mesh import demo_mesh
+from distlab.cli.screen import command
+from distlab.cli.use import use
+from distlab.data import text as text_module
+from distlab.data.text import Text, load_text
+from distlab.experiments import phase2
+from distlab.experiments.phase2_code import (
+    NEEDED,
+    UnfinishedError,
+    choose_units,
+    needed_parts,
+)
+from distlab.experiments.phase2_memory import LiveBytes
+from distlab.experiments.phase2_mesh import (
+    LAYOUTS,
+    PRELOADS,
+    MeshConfig,
+    MeshResult,
+    compare,
+)
+from distlab.grading.oracles import digest
+from distlab.models.transformer import TransformerConfig
+from distlab.runner import Cluster
+from tests.workbench.course import ROOT, Course, pristine
+from tests.workbench.judging import solution_of
+
+Capture = pytest.CaptureFixture[str]
+TINY = MeshConfig(
+    num_steps=3, batch_size=4, num_microbatches=2, context=8, dim=8, num_layers=2
+)
+
+
+# ── the text ────────────────────────────────────────────────────────────────────────
+
+
+def test_the_text_is_as_it_was() -> None:
+    text = load_text()
+    assert (len(text.tokens), len(text.letters)) == (31_740, 68)
+    assert "180 paragraphs in the course's own words, 31,740" in text_module.__doc__
+    assert digest(text.tokens) == "7717ecc2"  # or the losses are no longer those quoted
+    first = "".join(text.letters[token] for token in text.tokens[:25])
+    assert first == "In this phase several cop"
+
+
+def test_the_text_is_installed_with_the_package() -> None:
+    manifest = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (line,) = [x for x in manifest.splitlines() if x.startswith("distlab = [")]
+    patterns = json.loads(line.partition("=")[2])
+    assert any(fnmatch("data/course.txt", pattern) for pattern in patterns)
+
+
+def test_a_batch_is_passages_of_the_text_and_the_same_for_all() -> None:
+    text = Text("abc", torch.tensor([0, 1, 2, 0, 1]))
+    batches = [text.batch((40, 4), seed=1, step=step) for step in (0, 0, 1)]
+    assert {tuple(row) for row in batches[0].tolist()} == {(0, 1, 2, 0), (1, 2, 0, 1)}
+    assert batches[0].equal(batches[1])
+    assert not batches[0].equal(batches[2])
+
+
+# ── the demo ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(autouse=True)
+def warm(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that are there already; they end with the session."""
+    cluster.warm("distlab.grading.rehearsal:one_step", *PRELOADS)
+
+    class Warm:
+        def __init__(self, **_: Any) -> None:
+            pass
+
+        def __enter__(self) -> Cluster:
+            return cluster
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr("distlab.runner.Cluster", Warm)
+    monkeypatch.delenv("DISTLAB_IMPL", raising=False)
+
+
+def test_both_meshes_are_one_process(capsys: Capture) -> None:
+    assert demo_mesh(config=TINY) == 0
+    said = capsys.readouterr().out
+    assert "It is the same training." in said
+    assert f"1 process has all {1_168 + 2 * 872:,} weights" in said
+    for layout in LAYOUTS:
+        (row,) = [
+            line
+            for line in said.splitlines()
+            if line.startswith(f"  {layout}") and "→" in line
+        ]
+        *_, difference, zero, one, two, three = row.split()
+        assert float(difference) <= 1e-10
+        assert zero == one
+        assert two == three
+    assert said.rstrip().endswith(command("demo --phase 2 --code mine"))
+    own = [line for line in said.splitlines() if command("") not in line]
+    assert all(len(line) <= 80 for line in own)
+    assert not set(said) & {"\r", "\x1b"}
+
+
+def test_a_missing_way_in_is_seen_in_both(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "mine.py"
+    right = solution_of("tensor_parallel")
+    wrong = right.replace("        ctx.comm.all_reduce(total)\n", "")
+    assert wrong != right
+    path.write_text(wrong, encoding="utf-8")
+    assert demo_mesh(code=str(path), as_json=True, config=TINY) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["holds"], found["exit"], len(found["failures"])) == (False, 1, 2)
+    for mesh in found["meshes"].values():
+        assert mesh["difference"] > 1e-6
+        # The first step is right: only what comes after it is not.
+        assert mesh["losses"][0][0] == pytest.approx(found["losses_alone"][0], 1e-12)
+        assert len(set(mesh["pids"])) == 4
+
+
+def test_ranks_that_raise_are_no_training(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "mine.py"
+    text = solution_of("model_parallel").replace("if not 1 <=", "if 1 <=")
+    path.write_text(text, encoding="utf-8")
+    assert demo_mesh(code=str(path), config=TINY) == 1
+    said = capsys.readouterr()
+    assert "the ranks did not finish" in said.err
+    assert "It is the same" not in said.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"phase": 3}, "phase 3 has no demo"),
+        ({"phase": 2, "world_size": 3}, "2 × 2 ranks"),
+        ({"phase": 2, "epochs": 1}, "no epochs"),
+        ({"phase": 2, "code": str(ROOT / "README.md")}, "not Python"),
+        ({"phase": 2, "code": __file__}, "none of partition, execute, make_mesh"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        demo(**arguments)
+
+
+def test_a_loss_that_is_no_number_is_no_small_difference() -> None:
+    alone = MeshResult(losses=((1.0, 2.0),), step_s=0.0)
+    ranks = MeshResult(losses=((1.0, 2.0), (1.0, 2.5)), step_s=0.0)
+    assert compare(ranks, alone) == 0.5
+    ranks = MeshResult(losses=((1.0, 2.0), (math.nan, 2.5)), step_s=0.0)
+    assert not compare(ranks, alone) <= 1e-10
+
+
+# ── whose code ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
+    """A learner who has finished tensor_parallel, and nothing else."""
+    course = Course(tmp_path)
+    monkeypatch.chdir(course.root)
+    monkeypatch.setenv("DISTLAB_STATE", str(course.state))
+    folder = course.root / "phase2_advanced"
+    for unit in NEEDED:
+        (folder / f"template_{unit}.py").write_text(pristine(unit), encoding="utf-8")
+    own = solution_of("tensor_parallel")
+    (folder / "template_tensor_parallel.py").write_text(own, encoding="utf-8")
+    return course
+
+
+def test_what_is_not_written_is_named(here: Course, capsys: Capture) -> None:
+    with pytest.raises(UnfinishedError, match=r"2\.8 model_parallel\.partition, 2\.11"):
+        choose_units("mine")
+    assert demo_mesh(code="mine", config=TINY) == 1
+    assert command("use reference 2.8") in capsys.readouterr().err
+
+
+def test_the_rest_may_be_set_to_the_reference(here: Course, capsys: Capture) -> None:
+    assert use("reference", ["model_parallel", "pipeline_parallel"]) == 0
+    units = choose_units("mine")
+    whose = {part.number: part.whose for part in needed_parts(units)}
+    theirs = dict.fromkeys(("2.8", "2.11", "2.12"), "reference")
+    mine = dict.fromkeys(("2.13", "2.14", "2.15", "2.16"), "mine")
+    assert whose == {**theirs, **mine}
+    assert list(whose) == [*theirs, *mine]
+    capsys.readouterr()
+    assert demo_mesh(code="mine", config=TINY) == 0
+    said = capsys.readouterr().out
+    assert "2.16  tensor_parallel.block         yours" in said
+    assert "2.8   model_parallel.partition      reference" in said
+    assert "◆" in said
+
+
+def test_without_a_wish_only_what_has_passed_is_the_learners(here: Course) -> None:
+    parts = needed_parts(choose_units(None))
+    assert {part.whose for part in parts} == {"reference"}
+    assert parts[-1].why == "yours has not passed"
+
+
+# ── the walkthrough ─────────────────────────────────────────────────────────────────
+
+
+def test_live_bytes_count_once_what_two_operations_keep() -> None:
+    x, weight = torch.ones(1_000), torch.nn.Parameter(torch.ones(1_000))
+    with LiveBytes([weight]) as live:
+        y = x * weight  # keeps x for the weight's gradient
+        z = torch.relu(y) * x  # keeps the relu's result, and x once more
+        assert live.history == [0, 4_000, 8_000]
+        z.sum().backward()
+        del y, z
+    assert live.history[-1] == 0
+    assert live.peak == 8_000
+
+
+def test_a_played_schedule_counts_what_is_kept() -> None:
+    rows = ("F0", "F1", "B0", "B0", ".", "B1", "B1")
+    assert phase2.Played(text="", rows=(rows,)).live(0) == [1, 2, 2, 2, 1, 1, 1]
+
+
+def test_layers_shared_out_evenly_and_what_they_cost() -> None:
+    assert phase2.evenly(8, 4) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert phase2.evenly(5, 2) == [[0, 1], [2, 3, 4]]
+    costs = phase2.layer_costs(TransformerConfig(dim=4, context=2, vocab_size=10))
+    block = 12 * 4 * 4 + 2 * 2 * 4
+    assert list(costs.values()) == [0, block, block, 40]
