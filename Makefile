@@ -8,7 +8,8 @@ FIGURES := figures.phase1 figures.phase1_data figures.phase1_family \
   figures.phase2_memory figures.phase2_mesh figures.phase2_numbers \
   figures.phase2_pipeline figures.phase2_tensor \
   figures.phase3_distributed_data_parallel figures.phase3_ring_allreduce \
-  figures.phase3_sharded_optimizer figures.phase3_topology figures.readme
+  figures.phase3_sharded_layers figures.phase3_sharded_optimizer \
+  figures.phase3_topology figures.readme
 
 # The stamp holds the folder it was made in. One from elsewhere (a copied or moved
 # checkout), or an environment whose Python has gone, is as good as none.

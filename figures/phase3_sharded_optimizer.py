@@ -1,17 +1,18 @@
 """What a rank holds; `python -m figures.phase3_sharded_optimizer` writes both pictures.
 
-The bars are the formula of ZeRO; the curve is worked out layer by layer.
+The bars are those of the reference's formula; the curve is worked out layer by layer.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from distlab.curriculum import load
 from figures.draw import BLUE, GREEN, GREY, INK, ORANGE, PALE, SKY, Canvas, write
 
 FOLDER = Path(__file__).resolve().parent.parent / "phase3_multi_node" / "figures"
 RANKS = 8
-KINDS = (("weights", 4, 3, BLUE), ("gradients", 4, 2, ORANGE), ("state", 8, 1, GREEN))
+KINDS = (("weights", 4, BLUE), ("gradients", 4, ORANGE), ("state", 8, GREEN))
 LAYERS = 5
 SHARE = 0.25  # of a layer: four ranks
 
@@ -31,12 +32,14 @@ def zero_bars() -> str:
         ),
     )
     scale, left = 30.0, 110
+    bytes_per_rank = load("sharded_optimizer", "reference").bytes_per_rank
     for stage, sent in enumerate((2, 3, 2, 3)):
         top = 52 + 54 * stage
         c.text(40, top + 22, f"stage {stage}", size=13, bold=True, anchor="start")
         x, total = float(left), 0.0
-        for name, size, first, colour in KINDS:
-            held = size / RANKS if stage >= first else float(size)
+        for kind, (name, size, colour) in enumerate(KINDS):
+            only = [size if other == kind else 0 for other in range(len(KINDS))]
+            held = bytes_per_rank(RANKS, RANKS, stage, only) / RANKS
             c.rect(x, top, held * scale, 34, fill=colour, round_=2)
             if held >= 2:
                 c.text(x + held * scale / 2, top + 22, name, size=12, colour="#FFFFFF")

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distlab.curriculum.choose import chosen_unit
 from distlab.curriculum.units import travelling
-from distlab.experiments import phase1
 from distlab.experiments import phase3_rank as rank
+from distlab.experiments.digits import PRELOADS
+from distlab.experiments.walkthrough import Ranks
 from distlab.grading.bench import needed_reference, off_limits, perform
 from distlab.runner import Limits
 from distlab.runner.rank import name_of
@@ -43,16 +43,11 @@ class Backward:
     ended_s: float
 
 
-class Walkthrough(phase1.Walkthrough):
-    """Warm ranks on this machine, simulated ones, and the units of phase 3."""
+class Walkthrough(Ranks):
+    """Ranks, and what they do in phase 3."""
 
-    def whose_code(self) -> list[str]:
-        """A line for each task of the phase: whose code runs, and its digest."""
-        return [
-            line
-            for unit in self._curriculum.phase(3).units
-            for line in chosen_unit(self._curriculum, unit.name).lines()
-        ]
+    def __init__(self) -> None:
+        super().__init__(3, (*PRELOADS, "distlab.experiments.phase3_rank"))
 
     def on_many(
         self,

@@ -21,7 +21,7 @@ LEVELS = ["1 question", "2 principle", "3 steps", "4 near-code"]
 KEYS = {"title", "happened", "why", "fix", "torch"}
 VERBS = {"start", "watch", "check", "hint", "status", "demo", "doctor", "reset"}
 VERBS |= {"explain", "trace", "quiz", "hunt", "use", "diff", "update", "ddp"}
-VERBS |= {"sim", "scale", "calibrate"}
+VERBS |= {"sim", "scale", "calibrate", "bench"}
 MISCONCEPTIONS = tomllib.loads(
     (ROOT / "distlab/curriculum/misconceptions.toml").read_text(encoding="utf-8")
 )

@@ -142,8 +142,9 @@ def _flaw(sizes: list[int], shards: Shards) -> tuple[str, str]:
                 return f"element {place} of parameter {which} is in no shard", ""
             place = stop
         if place < size:
-            last = which == len(sizes) - 1
-            slug = "remainder-unowned" if last else ""
+            n, before = len(shards), sum(sizes[:which]) + place
+            is_rest = before == n * (sum(sizes) // n)
+            slug = "remainder-unowned" if is_rest else ""
             return f"element {place} of parameter {which} is in no shard", slug
         if place > size:
             return f"parameter {which} has {size} elements, and a piece ends later", ""

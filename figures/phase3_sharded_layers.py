@@ -1,0 +1,172 @@
+"""Stage 3 with and without fetching ahead; `python -m figures.phase3_sharded_layers`.
+
+The times are those of the reference's own run on simulated ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from distlab.curriculum import load
+from distlab.runner import RankContext
+from distlab.sim import AlphaBeta, run
+from distlab.sim.net.links import PS
+from figures.draw import GREY, INK, ORANGE, PALE, PURPLE, SKY, Canvas, write
+
+FOLDER = Path(__file__).resolve().parent.parent / "phase3_multi_node" / "figures"
+RANKS, LAYERS, WIDTH = 4, 4, 4
+COMPUTE_S, GATHER_S = 1.0, 0.5  # of a layer in one direction; of its weights
+SHARD_BYTES = 4 * WIDTH * WIDTH // RANKS
+NET = AlphaBeta(alpha_s=0.0, bytes_per_s=(RANKS - 1) * SHARD_BYTES / GATHER_S)
+LEFT, SCALE = 120, 42.0
+
+
+class Span(NamedTuple):
+    """What a rank or its wire did, from when to when."""
+
+    what: str
+    layer: int
+    start_s: float
+    end_s: float
+
+
+class _Paused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, take_time: Callable[[str], None], x: Tensor) -> Tensor:
+        ctx.take_time = take_time
+        take_time("forward")
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        ctx.take_time("backward")
+        return None, gradient
+
+
+class _Layer(nn.Module):
+    def __init__(self, take_time: Callable[[str], None]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(WIDTH, WIDTH))
+        self._take_time = take_time
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _Paused.apply(  # type: ignore[no-untyped-call]
+            self._take_time, x @ self.weight
+        )
+        return out
+
+
+def spans(is_prefetching: bool) -> list[Span]:
+    """What rank 0 and its wire do in a forward and a backward."""
+    done = run(
+        partial(_step, is_prefetching=is_prefetching),
+        RANKS,
+        net=NET,
+        carrier="threads",
+    )
+    done.require_finished()
+    found: list[Span] = done.values[0]
+    order = [span.layer for span in found if span.what == "fetch"]
+    arriving = [m for m in done.trace if m.dst == 0]
+    found = [span for span in found if span.what != "fetch"]
+    for place, layer in enumerate(order):  # a shard from each of the others
+        shards = arriving[place * (RANKS - 1) : (place + 1) * (RANKS - 1)]
+        first, last = shards[0].start_ps / PS, shards[-1].end_ps / PS
+        found.append(Span("gather", layer, first, last))
+    return found
+
+
+def _step(context: RankContext, is_prefetching: bool) -> list[Span]:
+    comm, told = context.comm, list[Span]()
+
+    def timed(what: str, layer: int, act: Callable[[], Any]) -> Any:
+        start = comm.time()
+        result = act()
+        told.append(Span(what, layer, start, comm.time()))
+        return result
+
+    def take_time(layer: int, direction: str) -> None:
+        timed(direction, layer, partial(context.clock.sleep, COMPUTE_S))
+
+    def watched(what: str, act: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda bucket: timed(
+            what, zero.buckets.index(bucket), partial(act, bucket)
+        )
+
+    unit = load("sharded_optimizer", "reference")
+    model = nn.Sequential(*(_Layer(partial(take_time, n)) for n in range(LAYERS)))
+    groups = [{"params": list(model.parameters())}]
+    zero = unit.Stage3(comm, model, groups, partial(torch.optim.SGD, lr=0.1))
+    zero.is_prefetching = is_prefetching
+    zero.gather = watched("gather", zero.gather)
+    zero.prefetch = watched("fetch", zero.prefetch)
+    zero.reduce_bucket = watched("scatter", zero.reduce_bucket)
+    model(torch.ones(1, WIDTH)).sum().backward()
+    return told
+
+
+def zero_ahead() -> str:
+    """Two pairs of lanes, computing and wire: gathered when needed, or ahead."""
+    plain, ahead = spans(is_prefetching=False), spans(is_prefetching=True)
+    ends = [max(span.end_s for span in found) for found in (plain, ahead)]
+    c = Canvas(
+        "zero_ahead",
+        760,
+        300,
+        title="Stage 3: weights gathered when they are needed, or fetched ahead",
+        desc=(
+            f"Two pairs of lanes of one rank with {LAYERS} layers: computing above, "
+            "its wire below. In the first pair the weights of each layer are gathered "
+            f"before it computes, and nobody computes meanwhile: {ends[0]:g} s. In the "
+            "second pair they come while the layer before computes, except for the "
+            "first one; the reduce-scatter of gradients is waited for in both: "
+            f"{ends[1]:g} s."
+        ),
+    )
+    _lanes(c, 30, "gathered when it is needed", plain)
+    _lanes(c, 150, "fetched ahead (prefetch)", ahead)
+    for x, colour, words in (
+        (LEFT, SKY, "weights arrive"),
+        (LEFT + 150, PURPLE, "gradients: reduce-scatter"),
+        (LEFT + 360, ORANGE, "computes"),
+    ):
+        c.rect(x, 268, 12, 12, fill=colour, stroke=INK)
+        c.text(x + 18, 279, words, size=12, anchor="start")
+    return c.svg()
+
+
+def _lanes(c: Canvas, top: float, title: str, found: list[Span]) -> None:
+    c.text(24, top + 8, title, size=13, bold=True, anchor="start")
+    end = max(span.end_s for span in found)
+    for row, words in enumerate(("computing", "wire")):
+        y = top + 20 + 36 * row
+        c.text(24, y + 20, words, size=12, anchor="start")
+        c.rect(LEFT, y, SCALE * end, 30, fill=PALE, stroke=PALE)
+    for span in found:
+        is_wire = span.what in ("gather", "scatter")
+        colour = {"gather": SKY, "scatter": PURPLE}.get(span.what, ORANGE)
+        x, y = LEFT + SCALE * span.start_s, top + 20 + 36 * is_wire
+        width = SCALE * (span.end_s - span.start_s)
+        c.rect(x, y, width, 30, fill=colour, stroke=INK)
+        c.text(x + width / 2, y + 20, str(span.layer), size=11.5)
+    back = max(span.end_s for span in found if span.what == "forward")
+    x = LEFT + SCALE * back
+    c.line(x, top + 14, x, top + 90, colour=GREY, dash="4 3")
+    c.text(x + 4, top + 8, "backward →", size=11.5, colour=GREY, anchor="start")
+    c.text(LEFT + SCALE * end + 6, top + 58, f"{end:g} s", size=13, anchor="start")
+
+
+def figures() -> dict[str, str]:
+    """The picture under its file name."""
+    return {"zero_ahead.svg": zero_ahead()}
+
+
+if __name__ == "__main__":
+    for path in write(figures(), FOLDER):
+        print(path.relative_to(FOLDER.parent.parent))
