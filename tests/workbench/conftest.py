@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from distlab.runner import Cluster
+
+# pytest-xdist sets it in its workers: messages would be wrapped to that width.
+os.environ.pop("COLUMNS", None)
 
 
 @pytest.fixture(scope="session")

@@ -56,6 +56,7 @@ def judged(
         text: str | bytes, task: str = "1.1", *, untouched: bool = True
     ) -> tuple[int, str]:
         cluster.start()
+        cluster.settle()
         before = descendants(os.getpid())
         data = text if isinstance(text, bytes) else text.encode()
         course.template().write_bytes(data)
@@ -65,6 +66,7 @@ def judged(
         assert out == "".join(c for c in out if c.isprintable() or c == "\n")
         for line in out.splitlines():
             assert len(line) <= 80 or "python -m distlab" in line, line
+        cluster.settle()
         assert descendants(os.getpid()) == before
         assert not untouched or course.template().read_bytes() == data
         return code, out

@@ -127,7 +127,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("case", "sentence"), WRONG, ids=str)
+@pytest.mark.parametrize(("case", "sentence"), WRONG, ids=[x[1] for x in WRONG])
 def test_a_wrong_expectation_is_a_disagreement(case: Case, sentence: str) -> None:
     row = judge(case, {"sim": on_sim})
     assert any(sentence in problem for problem in row.disagreements)

@@ -27,7 +27,7 @@ from distlab.grading.checks.microbatches import (
     wrong_weights,
 )
 from distlab.grading.oracles import close
-from distlab.runner import Cluster, RankContext
+from distlab.runner import Cluster, Limits, RankContext
 from distlab.sim import run
 
 SEED = 5
@@ -104,7 +104,8 @@ def test_torch_with_no_sync_has_the_same_gradients_and_sends_as_much(
     tmp_path: Path,
     held_back: bool,
 ) -> None:
-    theirs = ranks.run(with_torch, 2, str(tmp_path / "store"), held_back)
+    where, limits = str(tmp_path / "store"), Limits(seconds=60)
+    theirs = ranks.run(with_torch, 2, where, held_back, limits=limits)
     for own, other in zip(ours, theirs.require_finished().values, strict=True):
         assert other["elements"] == SIZE * (1 if held_back else 4)
         for step in own:
