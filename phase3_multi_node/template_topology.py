@@ -156,7 +156,6 @@ def choose(cluster: Cluster, num_bytes: int) -> str:
 # ── 3.21 few messages ───────────────────────────────────────────────────────────────
 
 
-
 def recursive_doubling(comm: Comm, tensor: Tensor) -> None:
     """In place, the sum over all ranks, in as few messages after one another as can be.
 

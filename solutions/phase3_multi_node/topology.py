@@ -194,7 +194,6 @@ def choose(cluster: Cluster, num_bytes: int) -> str:
 
 
 # ── 3.21 few messages ───────────────────────────────────────────────────────────────
-
 ### BEGIN SOLUTION-ONLY
 
 
