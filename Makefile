@@ -56,11 +56,14 @@ notebooks: .venv/.ready  ## run the walkthroughs; what they print must be as it 
 	@DISTLAB_IMPL=reference $(PY) -m pytest --nbval --nbval-cell-timeout 300 \
 	  phase*/walkthrough.ipynb
 
-bench: .venv/.ready  ## verdicts, hangs, the simulator and pipelines, measured
+bench: .venv/.ready  ## every figure with a bar, measured; best on a quiet machine
 	@$(PY) -m distlab bench verdict
 	@$(PY) -m distlab bench hang
 	@$(PY) -m distlab bench sim
 	@$(PY) -m distlab bench pipeline
+	@$(PY) -m distlab bench allreduce
+	@$(PY) -m distlab bench ddp
+	@$(PY) -m distlab bench zero
 
 soak: .venv/.ready  ## the reference passes 20 times in a row under CPU load
 	@$(PY) benchmarks/soak.py --times 20
