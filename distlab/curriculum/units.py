@@ -245,8 +245,9 @@ def _implant(
     owner: object = module
     for holder in holders:
         owner = getattr(owner, holder)
-    scope = module.__dict__ if owner is module else {**module.__dict__}
-    exec(code, scope)
+    # A method, too, looks names up in the module: what is implanted later counts.
+    scope = module.__dict__ if owner is module else {}
+    exec(code, module.__dict__, scope)
     if owner is not module:
         setattr(owner, name, scope[name])
 
