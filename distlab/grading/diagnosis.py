@@ -12,7 +12,7 @@ from distlab.grading.misfits import (
 )
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankRecord, Run
-from distlab.runner.autopsy import describe, explain
+from distlab.runner.autopsy import SENDS, describe, explain
 
 
 def diagnose(run: Run) -> NotYetError:
@@ -135,10 +135,13 @@ def _crossed(run: Run) -> str:
         waits = f"rank {record.rank} waits in {describe(call)}"
         sends = [c for c in run.ranks[peer].open_calls() if c["dst"] is not None]
         for_me = [c["tag"] for c in sends if c["dst"] == record.rank]
-        if sends and not for_me:
-            return f"{waits}, but rank {peer} sends to rank {sends[0]['dst']}"
+        stuck = run.ranks[peer].waiting
+        if not for_me and stuck and stuck["op"] in SENDS:  # else it waits for others
+            return f"{waits}, but rank {peer} sends to rank {stuck['dst']}"
         if for_me and call["tag"] not in for_me:
-            return f"{waits}, but rank {peer} sends with tag {for_me[0]}"
+            told = f"{waits}, but rank {peer} sends with tag {for_me[0]}"
+            held = stuck is not None and stuck["op"] in SENDS
+            return told + ", and waits until that is taken" * held
     return ""
 
 

@@ -61,7 +61,8 @@ class Scale(torch.autograd.Function):
 def checkpoint(block: Block, tensor: Tensor) -> Tensor:
     """`block(tensor)`; its activations are computed again when backward needs them."""
     # autograd calls backward only if some argument needs a gradient. The first block's
-    # tensor is data and needs none, though the block's parameters do: hence the anchor.
+    # tensor is data, token numbers even, and needs none, though the block's parameters
+    # do: hence the anchor.
     anchor = torch.empty(0, requires_grad=True)
     apply: Callable[[Block, Tensor, Tensor], Tensor] = Recompute.apply
     return apply(block, anchor, tensor)

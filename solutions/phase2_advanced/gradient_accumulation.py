@@ -36,7 +36,7 @@ def accumulate(
     Given: `microbatches` are this rank's (inputs, targets). They may differ in size,
     and the ranks may have unequally many, but each has a sample. `loss_fn` averages
     over its samples. All samples of all ranks are one batch; the parts of all ranks
-    add up to its gradient.
+    add up to its gradient. What `.grad` holds before the call stays in the sum.
 
     C1 a sample counts as much as any other, on whichever rank, in whichever microbatch
     C2 no more activations are kept at any time than those of one microbatch

@@ -78,7 +78,7 @@ def train_step(
 
     C1 the weights become what one process would get from the whole model
     C2 returns the loss of the batch, the same number on every rank
-    C3 over each cut: the activations once forward, their gradient once back
+    C3 each stage runs once; over each cut: the activations once, their gradient back
     In torch.distributed: torch.distributed.pipelining.PipelineStage; fairscale's Pipe
     Example: 3 samples, like of shape (5,) → receive into a tensor of shape (3, 5)
     Cost: 2(n - 1) messages, and one number. Check: distlab check 2.9

@@ -54,7 +54,7 @@ def make_mesh(comm: Comm, tensor_size: int) -> Mesh:
 
     C1 coordinates: neighbours share a model
     C2 each rank's two groups, with their ranks in rising order
-    C3 every rank makes the same groups in the same order
+    C3 every rank makes the same groups, each once, in the same order
     C4 ValueError if tensor_size does not divide the ranks; nothing is sent
     In torch.distributed: init_device_mesh("cpu", (data_size, tensor_size))
     Example: 4 ranks, tensor_size = 2: rank 1 has tensor = 0, 1 and data = 1, 3

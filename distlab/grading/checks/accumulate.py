@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from distlab.grading.bench import Bench, Implementation
-from distlab.grading.checks.activations import Activations
+from distlab.grading.checks.activations import Activations, Outputs
 from distlab.grading.checks.microbatches import (
     RAGGED,
+    Means,
     first_means,
     gradients_of,
     make_microbatches,
@@ -29,6 +32,8 @@ from distlab.runner.autopsy import Evidence
 
 WORLDS = (3, 2, 4, 5, 1)
 ROOM = 1.25  # of one microbatch: who keeps two keeps at least 1.5
+RESULTS = 2  # a loop's variable still holds the one before
+OLD = 0.5  # what the first .grad holds already; the others are None
 
 
 def accumulate_once(
@@ -46,9 +51,18 @@ def accumulate_once(
     with Activations(model.parameters()) as alone:
         loss_fn(model(microbatches[0][0]), microbatches[0][1]).backward()
     model.zero_grad()
+    first = next(model.parameters())
+    first.grad = torch.full_like(first, OLD)
+    old, results = gradients_of(model), Outputs(model)
     with Activations(model.parameters()) as kept:
         unit.accumulate(context.comm, model, loss_fn, microbatches)
-    return {"gradient": gradients_of(model), "one": alone.peak, "peak": kept.peak}
+    return {
+        "added": gradients_of(model) - old,
+        "old": old,
+        "one": alone.peak,
+        "peak": kept.peak,
+        "results": results.peak,
+    }
 
 
 @clause("gradient_accumulation.accumulate", "C1", worlds=WORLDS)
@@ -58,7 +72,7 @@ def every_sample_counts_alike(impl: Implementation, cluster: Bench) -> str | Non
     run = cluster.run(impl, accumulate_once)
     means = first_means(cluster.seed, RAGGED[:n])
     expect_values(
-        [value["gradient"] for value in run.values],
+        [value["added"] for value in run.values],
         means.parts(),
         what="this rank's part of the gradient",
         suspects=[
@@ -69,12 +83,45 @@ def every_sample_counts_alike(impl: Implementation, cluster: Bench) -> str | Non
                 sentence="every rank has the whole mean: what is asked for is its part "
                 "of it, and the ranks add up their parts in 2.2",
             ),
+            *_not_added(means, run.values[0]["old"]),
         ],
         rule="each microbatch's mean times its samples, by the samples of all ranks",
     )
     return (
         f"n = {n}: {means.total} samples in {sum(map(len, means.sizes))} microbatches"
     )
+
+
+def _not_added(means: Means, old: Tensor) -> list[Suspect]:
+    """What .grad held before is gone, or was changed."""
+    rule = "backward() adds to .grad: whoever calls decides when to begin anew"
+    gone = [
+        Suspect(
+            slug="old-gradient-changed",
+            values=[part - old for part in means.parts()],
+            sentence="what .grad held before the call is gone: add to it",
+            rule=rule,
+        ),
+        *(
+            replace(wrong, values=[value - old for value in wrong.values])
+            for wrong in wrong_weights(means)
+        ),
+    ]
+    by_all = [1 / means.total] * len(means.sizes)
+    by_own = [sum(own) / means.total for own in means.sizes]
+    divided = [
+        Suspect(
+            slug="old-gradient-changed",
+            values=[
+                part + (factor - 1) * old
+                for part, factor in zip(means.parts(), factors, strict=True)
+            ],
+            sentence="what .grad held before the call was divided as well",
+            rule="divide what you add, not what is there",
+        )
+        for factors in (by_all, by_own)
+    ]
+    return [*gone, *divided]
 
 
 @clause("gradient_accumulation.accumulate", "C2", worlds=WORLDS)
@@ -98,4 +145,21 @@ def one_microbatch_at_a_time(impl: Implementation, cluster: Bench) -> str | None
             ),
             rule="backward() of one microbatch before forward of the next",
         )
+    _expect_results_let_go([value["results"] for value in run.values])
     return f"at its peak {worst['peak']} bytes of activations, as for one microbatch"
+
+
+def _expect_results_let_go(results: list[int]) -> None:
+    if max(results) <= RESULTS:
+        return
+    raise NotYetError(
+        f"{max(results)} results of the model are held at the same time, each with "
+        "its graph",
+        slug="graphs-kept",
+        evidence=tuple(
+            Evidence(rank=rank, state="held", text=f"{count} results of the model")
+            for rank, count in enumerate(results)
+        ),
+        rule="let go of a microbatch's result before the next forward; to look at it "
+        "later, keep result.detach()",
+    )

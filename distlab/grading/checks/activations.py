@@ -1,10 +1,11 @@
-"""How much autograd keeps for backward, at its peak."""
+"""How much is kept for backward at the peak: by autograd, and by whoever calls it."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,3 +55,23 @@ class Activations:
 
     def _forget(self, size: int) -> None:
         self.live -= size
+
+
+class Outputs:
+    """Counts how many results of a model, with their graphs, are alive at a time.
+
+    backward() frees what autograd has kept; a result goes when nobody holds it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.live = self.peak = 0
+        model.register_forward_hook(self._see)
+
+    def _see(self, model: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.requires_grad:
+            self.live += 1
+            self.peak = max(self.peak, self.live)
+            weakref.finalize(output, self._forget)
+
+    def _forget(self) -> None:
+        self.live -= 1

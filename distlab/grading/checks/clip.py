@@ -37,6 +37,7 @@ from distlab.runner import RankContext, Run
 WORLDS = (3, 2, 4, 5, 1)
 # clip_grad_norm_ divides by the norm plus 1e-6.
 TOLERANCE = 1e-6
+EXACT = 2  # norms: the first gradient is not clipped, the second not yet when measured
 
 
 class Counted(torch.optim.SGD):
@@ -144,7 +145,21 @@ def expect_norms(run: Run, seed: int, name: str) -> str:
         suspects=wrong_norms(seed, n, count),
         rule="of all gradients as one vector: the root of the sum of all squares",
     )
+    if count > 1:
+        _expect_all_digits(norms, same_everywhere(expected[:EXACT], n))
     return f"n = {n}: norms {', '.join(f'{x:.3f}' for x in expected.tolist())}"
+
+
+def _expect_all_digits(norms: list[list[float]], expected: list[Tensor]) -> None:
+    try:
+        expect_values(
+            [torch.tensor(own[:EXACT], dtype=torch.float64) for own in norms],
+            expected,
+            what="the returned norm",
+        )
+    except NotYetError as error:
+        error.rule = "take the norm in the gradients' own dtype; float(tensor) keeps it"
+        raise
 
 
 def _number(value: Any) -> float | None:

@@ -108,6 +108,13 @@ def wrong_trainings(seed: int, n: int) -> list[Suspect]:
             _each,
         ),
         (
+            "norm-over-ranks",
+            f"the gradients were clipped as if their norm were √{n} times as large: "
+            f"its square was added up over the {n} ranks",
+            "after the all_reduce every rank has the whole gradient, and its norm",
+            lambda means, limit: clipped(means.mean(), limit / n**0.5),
+        ),
+        (
             "",
             "the single numbers were clipped, not the norm: the direction of the step "
             "is another one",
@@ -149,6 +156,12 @@ def wrong_norms(seed: int, n: int, count: int) -> list[Suspect]:
             "",
             torch.stack([torch.stack(_norms(m.mean())).amax() for m in steps]),
             "the returned number is the largest of the parameters' norms",
+        ),
+        (
+            "norm-over-ranks",
+            norms * n**0.5,
+            f"the returned norm is √{n} times that of the mean gradient: its square "
+            f"was added up over the {n} ranks",
         ),
         ("", norms * n, f"the returned norm is {n} times that of the mean gradient"),
     ]

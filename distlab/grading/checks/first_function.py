@@ -24,9 +24,10 @@ RULE_BACK = "gradient * backward_factor for the tensor, None for the two numbers
 def scale_and_back(
     context: RankContext, unit: ModuleType, seed: int
 ) -> list[dict[str, Any]]:
-    """The middle of a short chain, for each pair of factors."""
+    """The middle of a short chain, for each pair of factors; all forward, then back."""
     device = context.comm.device
-    cases = []
+    cases: list[dict[str, Any]] = []
+    chains = []
     for number, (forth, back) in enumerate(FACTORS):
         given = _numbers(seed + number).to(device).requires_grad_()
         inner = given * 2.0
@@ -40,13 +41,23 @@ def scale_and_back(
             "given": before,
             "outer": outer.detach().clone(),
             "changed": not torch.equal(inner.detach(), before),
+            "shared": outer.data_ptr() == inner.data_ptr(),
             "kept": kept.peak,
         }
-        if outer.requires_grad and outer.shape == given.shape:
-            outer.square().sum().backward()
-            case["gradient"] = given.grad
         cases.append(case)
+        chains.append((given, outer))
+    for case, (given, outer) in zip(cases, chains, strict=True):
+        if outer.requires_grad and outer.shape == given.shape:
+            _back(case, given, outer)
     return cases
+
+
+def _back(case: dict[str, Any], given: Tensor, outer: Tensor) -> None:
+    """Backward from a gradient that somebody else may still need."""
+    arriving = 2.0 * outer.detach()
+    lent = arriving.clone()
+    outer.backward(lent)
+    case["gradient"], case["lent_changed"] = given.grad, not torch.equal(lent, arriving)
 
 
 def _numbers(seed: int) -> Tensor:
@@ -84,6 +95,15 @@ def forward_scales(impl: Implementation, cluster: Bench) -> str | None:
             slug="input-changed",
             rule="tensor * factor makes a new tensor, tensor *= factor changes yours",
         )
+    pairs = zip(cases, FACTORS, strict=True)
+    same = [forth for case, (forth, _) in pairs if case["shared"]]
+    if same:
+        raise NotYetError(
+            f"with the factor {same[0]:g} forward returned no new tensor but the "
+            "caller's: who changes one changes both",
+            slug="nothing-copied",
+            rule="tensor * forward_factor makes a new tensor, also where it is 1",
+        )
     return f"{len(FACTORS)} pairs of factors"
 
 
@@ -105,6 +125,11 @@ def backward_scales(impl: Implementation, cluster: Bench) -> str | None:
         ("", arriving, "backward passed the gradient on as it came"),
         ("", arriving * back * forth, "backward took both factors"),
         (
+            "factor-of-last-call",
+            arriving * FACTORS[-1][1],
+            f"backward took the factor of the last of {len(FACTORS)} calls for all",
+        ),
+        (
             "arriving-gradient-ignored",
             torch.ones_like(given) * back,
             "backward returned its factor, not the gradient that arrived times it",
@@ -125,6 +150,13 @@ def backward_scales(impl: Implementation, cluster: Bench) -> str | None:
         ],
         rule=RULE_BACK,
     )
+    if any(case["lent_changed"] for case in cases):
+        raise NotYetError(
+            "backward changed the gradient that it was given: it worked in place",
+            slug="autograd-input-changed",
+            rule="gradient * factor makes a new tensor, gradient *= factor changes one "
+            "that another branch of the graph may still need",
+        )
     worst = max(case["kept"] for case in cases)
     if worst:
         raise NotYetError(

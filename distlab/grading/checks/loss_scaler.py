@@ -13,7 +13,10 @@ from torch import Tensor
 
 from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.loss_scaler_runs import (
+    BACKOFF,
     GROWTH_INTERVAL,
+    HUGE,
+    HUGE_AT,
     NO_GRADIENT_AT,
     STEPS,
     any_rank,
@@ -163,7 +166,13 @@ def _wrong_decision(
     names = ", ".join(map(str, culprits))
     who = f"rank {names}" if len(culprits) == 1 else f"ranks {names}"
     slug, sentence = "", f"in step {step + 1} the ranks stepped {now} times"
-    if not culprits:
+    if not culprits and not any(now) and step == HUGE_AT:
+        slug = "finite-taken-for-inf"
+        sentence = (
+            f"every rank skipped step {step + 1}, and no gradient was inf or nan: the "
+            f"largest was {HUGE:g}"
+        )
+    elif not culprits:
         sentence += ", though no gradient was inf or nan"
     elif all(now):
         slug = "overflow-applied"
@@ -203,6 +212,12 @@ def same_staircase(impl: Implementation, cluster: Bench) -> str | None:
     found = [[record["next"] for record in rank] for rank in run.values]
     if found != expected:
         raise _wrong_staircase(seed, found, expected)
+    below = run.values[0][-1]["below"]
+    if below != BACKOFF:
+        raise NotYetError(
+            f"a scale of 1 is {below:g} after an overflow, and should be {BACKOFF:g}",
+            rule="times backoff_factor, however small the scale is by then",
+        )
     if n == RESUME_WORLD:
         _expect_resumed(impl, cluster, expected)
     stairs = [s for s, was in zip(found[0], [0.0, *found[0]], strict=False) if s != was]

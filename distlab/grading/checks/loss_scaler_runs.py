@@ -28,6 +28,8 @@ LOUD = 20.0  # times 4096 it is more than float16 can hold
 QUIET = 2.0**-26  # less than the smallest float16; times 512 it is not
 RESUME_AT = 10  # one step after the scale has grown: the count is 1
 NO_GRADIENT_AT = 7  # on rank 0
+HUGE = 1e30  # finite; its square is not, in float32
+HUGE_AT = 1
 SETTINGS = {
     "init_scale": INIT_SCALE,
     "growth_factor": GROWTH,
@@ -83,7 +85,8 @@ def scaled_steps(
     half = nn.Parameter(torch.ones(2, 3, dtype=torch.float16, device=comm.device))
     masters = [nn.Parameter(torch.ones(2, device=comm.device)) for _ in _PARTS]
     never = nn.Parameter(torch.ones(3, device=comm.device))  # has a gradient
-    optimizer = Counted([masters[0], never, masters[1]], [masters[2]])
+    huge = nn.Parameter(torch.ones(2, device=comm.device))
+    optimizer = Counted([masters[0], never, huge, masters[1]], [masters[2]])
     scaler = unit.LossScaler(comm, **SETTINGS)
     record = []
     for step in range(STEPS):
@@ -95,8 +98,20 @@ def scaled_steps(
         _backward(scaler, half, seed, step, comm)
         has_gradient = step != NO_GRADIENT_AT or comm.rank > 0
         _hand_out(half.grad if has_gradient else None, masters)
+        huge.grad = torch.full_like(huge, HUGE) if step == HUGE_AT else None
         record.append(_step(scaler, optimizer, masters, step))
+    record[-1]["below"] = _below_one(unit, comm)
     return record
+
+
+def _below_one(unit: ModuleType, comm: Any) -> float:
+    """The scale of another scaler, which meets an overflow at 1."""
+    scaler = unit.LossScaler(comm, **{**SETTINGS, "init_scale": 1.0})
+    parameter = nn.Parameter(torch.ones(1, device=comm.device))
+    parameter.grad = torch.full_like(parameter, torch.inf)
+    scaler.step(Counted([parameter]))
+    scaler.update()
+    return float(scaler.loss_scale)
 
 
 def _hand_out(gradient: Tensor | None, masters: list[nn.Parameter]) -> None:

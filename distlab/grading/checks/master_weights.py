@@ -88,6 +88,7 @@ def tiny_updates_add_up(impl: Implementation, cluster: Bench) -> str | None:
         raise NotYetError(
             f"{shared} of a model is float32 already, and its master is the same "
             "memory: a step on the master changes the model",
+            slug="nothing-copied",
             rule=".float() copies nothing that is float32: .to(…, copy=True) does",
         )
     if cluster.world_size > 1:
@@ -138,6 +139,12 @@ def mean_in_float32(impl: Implementation, cluster: Bench) -> str | None:
         _expect_mean(run, ups, step)
         _expect_none_left(ups)
     expect_messages(run, "the gradients are right, but not by way of comm")
+    calls = [call for record in run.ranks for call in record.calls()]
+    if any(str(call["dtype"]) == "float64" for call in calls):
+        raise NotYetError(
+            "the gradients are sent as float64: 8 bytes a number, and float32 has 4",
+            rule="widen to float32: a sum over a few ranks needs no more digits",
+        )
     return None
 
 
@@ -162,22 +169,42 @@ def _expect_mean(run: Run, ups: list[dict[str, Any]], step: int) -> None:
     own = [_flat(up["own"], up["own"]) for up in ups]
     found = [_flat(up["up"], up["own"]) for up in ups]
     mean = torch.stack(own).mean(0)
-    n = len(own)
-    if not all_close(found, same_everywhere(mean, n), SINGLE):
+    if not all_close(found, same_everywhere(mean, len(own)), SINGLE):
         _expect_wide(run, own, found, mean)
-        expect_values(
-            found,
-            same_everywhere(mean, n),
-            what="the master's gradient",
-            tolerance=SINGLE,
-            suspects=_wrong_means(own, mean),
-            rule="the mean over the ranks: sum, then divide by comm.world_size",
-        )
+        _expect_each(run, ups)
     expect_equal_bits(
         found,
         what="the master's gradient",
         rule="every rank must use the very same sum",
     )
+
+
+def _expect_each(run: Run, ups: list[dict[str, Any]]) -> None:
+    """Of those that are wrong, all at once if all are."""
+    names = [name for name, own in ups[0]["own"].items() if own is not None]
+    wrong = [name for name in names if not _is_mean(ups, name)]
+    own, found = (
+        [torch.cat([up[key][name].reshape(-1) for name in wrong]) for up in ups]
+        for key in ("own", "up")
+    )
+    mean = torch.stack(own).mean(0)
+    of = f" of {', '.join(wrong)}" if wrong != names else ""
+    dtypes = run.values[0]["dtypes"]
+    shared = all(dtypes[name] == "float32" for name in wrong)
+    expect_values(
+        found,
+        same_everywhere(mean, len(own)),
+        what=f"the master's gradient{of}",
+        tolerance=SINGLE,
+        suspects=_wrong_means(own, mean, of, shared),
+        rule="the mean over the ranks: sum, then divide by comm.world_size",
+    )
+
+
+def _is_mean(ups: list[dict[str, Any]], name: str) -> bool:
+    mean = torch.stack([up["own"][name] for up in ups]).mean(0)
+    found = [up["up"][name] for up in ups]
+    return all_close(found, same_everywhere(mean, len(ups)), SINGLE)
 
 
 def _expect_wide(
@@ -198,8 +225,18 @@ def _expect_wide(
     )
 
 
-def _wrong_means(own: list[Tensor], mean: Tensor) -> list[Suspect]:
+def _wrong_means(
+    own: list[Tensor], mean: Tensor, of: str, is_wide: bool
+) -> list[Suspect]:
+    """`of` names parameters, if not all are meant; `is_wide`: they are float32."""
     n = len(own)
+    zero = f"the master's gradient{of} is zero", "widen it before you clear the model's"
+    if is_wide:
+        zero = (
+            f"{zero[0]}: it is the memory of the model's, and was cleared there",
+            "what is float32 already .float() does not copy: zero_() clears both, "
+            ".grad = None lets go of one",
+        )
 
     def everywhere(slug: str, factor: float, sentence: str, rule: str) -> Suspect:
         values = same_everywhere(mean * factor, n)
@@ -231,12 +268,7 @@ def _wrong_means(own: list[Tensor], mean: Tensor) -> list[Suspect]:
             sentence="each master has its own rank's gradient: nothing was averaged",
             rule="all-reduce the tensor that becomes the master's gradient",
         ),
-        everywhere(
-            "",
-            0.0,
-            "the master's gradient is zero",
-            "widen the gradient before you clear it in the model",
-        ),
+        everywhere("", 0.0, *zero),
     ]
 
 
@@ -282,6 +314,14 @@ def _expect_rounded(run: Run) -> None:
                 )
             _expect_dtypes(down["dtypes"], value["dtypes"], rank)
             _expect_model(down, step, rank)
+            if down["shared"]:
+                raise NotYetError(
+                    f"the model's parameter {down['shared']} is the same memory as its "
+                    "master now: the next step on the master changes the model",
+                    slug="nothing-copied",
+                    rule="what is float32 already .to(dtype) does not copy: "
+                    "parameter.copy_(master) does",
+                )
 
 
 def _expect_dtypes(found: dict[str, str], before: dict[str, str], rank: int) -> None:

@@ -74,8 +74,13 @@ def tiny_updates(
 def _shared(context: RankContext, unit: ModuleType, seed: int) -> str:
     """A parameter of which the copy is no copy: what is wide already invites it."""
     model = Small(torch.bfloat16, seed).to(context.comm.device)
-    pairs = zip(model.trained().items(), unit.master_copy(model), strict=False)
-    same = (n for (n, p), copy in pairs if p.data_ptr() == copy.data_ptr())
+    trained = model.trained()
+    masters = dict(zip(trained, unit.master_copy(model), strict=False))
+    return _same_memory(masters, trained)
+
+
+def _same_memory(masters: dict[str, Tensor], own: dict[str, nn.Parameter]) -> str:
+    same = (n for n, m in masters.items() if m.data_ptr() == own[n].data_ptr())
     return next(same, "")
 
 
@@ -125,6 +130,7 @@ def _down(unit: ModuleType, model: Small, copies: Any) -> dict[str, Any]:
         "expected": {**values, **expected},
         "dtypes": _dtypes(model),
         "replaced": next((n for n, p in after.items() if p is not before[n]), ""),
+        "shared": _same_memory(dict(zip(model.trained(), copies, strict=True)), after),
     }
 
 

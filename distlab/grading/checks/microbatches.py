@@ -145,6 +145,7 @@ def wrong_weights(means: Means) -> list[Suspect]:
             "the last microbatch is short, and the division is by K full ones",
             lambda r, k: sizes[r][k] / (counts[r] * sizes[r][0]),
         ),
+        *_as_if_full(means),
         (
             "",
             "the microbatches' sums were added up and never divided",
@@ -165,6 +166,24 @@ def wrong_weights(means: Means) -> list[Suspect]:
             rule="each mean times its samples, by the samples of all ranks",
         )
         for slug, sentence, weight in guesses
+    ]
+
+
+def _as_if_full(
+    means: Means,
+) -> list[tuple[str, str, Callable[[int, int], float]]]:
+    """K times the first size on each rank; alone in the world it is one's own."""
+    sizes = means.sizes
+    if len(sizes) == 1:
+        return []
+    full = sum(len(own) * own[0] for own in sizes)
+    return [
+        (
+            "short-tail-as-full",
+            f"the division is by {full} samples, as if every microbatch were as large "
+            f"as its rank's first; there are {means.total}",
+            lambda r, k: sizes[r][k] / full,
+        )
     ]
 
 

@@ -27,6 +27,8 @@ MODELS: tuple[tuple[Costs, int], ...] = (
     ([3.0, 1.0, 2.0], 3),
     ([7.0, 2.0], 1),
     ([0.0, 0.0, 6.0, 0.0], 2),  # what costs nothing is a layer, too
+    ([1.0, 6.0, 4.0, 1.0, 1.0], 3),  # the least sum of squares has a dearer one
+    ([1.5, 1.0, 0.5, 1.0, 1.0], 2),  # between 2 and 3: costs are no whole numbers
     ([1.0], 1),
 )
 TOO_FEW: tuple[tuple[Costs, int], ...] = (([1.0, 2.0], 3), ([1.0, 2.0], 0), ([], 1))
@@ -36,7 +38,7 @@ def models(seed: int) -> list[tuple[Costs, int]]:
     """The models above, and some that depend on the seed: costs and stages."""
     draw = random.Random(seed)
     drawn = [
-        ([float(draw.randint(1, 9)) for _ in range(size)], stages)
+        ([draw.randint(1, 18) / 2 for _ in range(size)], stages)
         for size, stages in ((9, 4), (10, 3), (7, 5))
     ]
     return [*MODELS, *drawn]

@@ -19,6 +19,7 @@ from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.messages import calls_of_each, expect_messages
 from distlab.grading.checks.stages import (
     LEARNING_RATE,
+    NOT_YOURS,
     make_batch,
     make_like,
     make_stages,
@@ -34,8 +35,8 @@ from distlab.grading.oracles import (
     same_everywhere,
 )
 from distlab.grading.verdict import NotJudgedError, NotYetError
-from distlab.runner import RankContext
-from distlab.runner.autopsy import SENDS
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import SENDS, Evidence
 
 # Three first: with two there is no stage in the middle.
 WORLDS = (3, 2, 4, 5, 1)
@@ -49,11 +50,12 @@ def step_stages(context: RankContext, unit: ModuleType, seed: int) -> dict[str, 
     n, rank, device = context.world_size, context.rank, context.comm.device
     stage = make_stages(seed, n)[rank].to(device)
     optimizer = torch.optim.SGD(stage.parameters(), lr=LEARNING_RATE)
-    losses = []
+    losses, runs = [], []
+    stage.register_forward_pre_hook(lambda *_: runs.append(1))
     for step, size in enumerate(SIZES):
         inputs, targets = make_batch(seed, step, size)
         if rank:  # not this rank's to read: only its length counts
-            inputs = torch.full_like(inputs, torch.nan)
+            inputs = torch.full_like(inputs, NOT_YOURS)
         if rank < n - 1:
             targets = torch.zeros_like(targets)
         loss = unit.train_step(
@@ -66,7 +68,7 @@ def step_stages(context: RankContext, unit: ModuleType, seed: int) -> dict[str, 
             make_like(n, rank).to(device),
         )
         losses.append(_number(loss))
-    return {"weights": weights_of(stage), "losses": losses}
+    return {"weights": weights_of(stage), "losses": losses, "runs": len(runs)}
 
 
 def _number(value: Any) -> float | None:
@@ -105,7 +107,7 @@ def _misled(seed: int, n: int, backward: Backward) -> list[Tensor]:
         inside, outputs = [], []
         x = inputs
         for stage in stages:
-            x = x.detach().requires_grad_()
+            x = x.detach().requires_grad_(x.is_floating_point())
             inside.append(x)
             x = stage(x)
             outputs.append(x)
@@ -235,6 +237,7 @@ def one_message_each_way(impl: Implementation, cluster: Bench) -> str | None:
     """B: activations to the next rank, gradients to the one before, and no more."""
     run = cluster.run(impl, step_stages)
     n = cluster.world_size
+    _expect_one_forward(run)
     sizes = widths(n)
     for record in run.ranks:
         calls = record.calls()
@@ -275,6 +278,22 @@ def one_message_each_way(impl: Implementation, cluster: Bench) -> str | None:
                 rule="what a stage makes goes to the next stage, or the one before",
             )
     return f"n = {n}: {2 * (n - 1)} messages a step, and one number"
+
+
+def _expect_one_forward(run: Run) -> None:
+    counts = [value["runs"] for value in run.values]
+    if max(counts) > len(SIZES):
+        rank = counts.index(max(counts))
+        raise NotYetError(
+            f"in {len(SIZES)} steps the stage of rank {rank} runs {counts[rank]} "
+            f"times, where {len(SIZES)} are enough",
+            slug="stage-runs-again",
+            evidence=tuple(
+                Evidence(rank=rank, state="runs", text=f"its stage {count} times")
+                for rank, count in enumerate(counts)
+            ),
+            rule="keep the output of the forward: it is what goes backward, too",
+        )
 
 
 def _count(call: Event) -> int:

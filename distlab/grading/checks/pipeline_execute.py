@@ -32,6 +32,7 @@ from distlab.grading.checks.pipeline_race import (
     race,
 )
 from distlab.grading.checks.stages import (
+    NOT_YOURS,
     gradients_of,
     make_batch,
     make_like,
@@ -41,8 +42,8 @@ from distlab.grading.clause import clause
 from distlab.grading.oracles import Suspect, all_close, expect_values
 from distlab.grading.verdict import NotYetError
 from distlab.grading.virtual import simulated
-from distlab.runner import RankContext
-from distlab.runner.autopsy import Evidence
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import SENDS, Evidence
 from distlab.sim.plans import closed_forms as forms
 
 WORLDS = (3, 2, 4, 5, 1)
@@ -111,7 +112,7 @@ def _run(
         chunks.append(unit.Chunk(Counted(every[stage], meter), like))
     microbatches = [
         (
-            (torch.full_like(x, torch.nan) if rank else x).to(device),
+            (torch.full_like(x, NOT_YOURS) if rank else x).to(device),
             (y if rank == n - 1 else torch.zeros_like(y)).to(device),
         )
         for x, y in case.batches(seed)
@@ -216,13 +217,53 @@ def _backward_in_two(case: Case, grown: list[Tensor]) -> list[Suspect]:
     ]
 
 
+# ── what went wrong ─────────────────────────────────────────────────────────────────
+
+
+def _run_all(impl: Implementation, cluster: Bench) -> Run:
+    """The schedules on the ranks; what stops them is told in the words of this task."""
+    try:
+        return cluster.run(impl, run_schedules)
+    except NotYetError as error:
+        run = cluster.latest
+        if run is None:
+            raise
+        waits = {record.waiting["op"] for record in run.ranks if record.waiting}
+        if error.slug in ("", "mismatched-buffers") and _without_tags(run):
+            error.message = f"no message has its tag: {error.message}"
+            error.rule = (
+                "of two messages between the same ranks the tag says which is which: "
+                "comm.recv(x, *source) passes rank and tag"
+            )
+        elif error.kind == "DEADLOCK" and not error.slug and "isend" in waits:
+            error.rule = "start a send and go on; wait for it when all is done"
+        raise
+
+
+def _without_tags(run: Run) -> bool:
+    """Whether no call has a tag, though two messages went the same way."""
+    calls = [(r.rank, c) for r in run.ranks for c in r.calls() if c["op"] in SENDS]
+    ways = [(rank, call["dst"]) for rank, call in calls]
+    return len(ways) > len(set(ways)) and not any(call["tag"] for _, call in calls)
+
+
+def _expect_no_more_runs(runs: list[int], late: str) -> None:
+    rank = runs.index(max(runs))
+    if runs[rank] > MICROBATCHES:
+        raise NotYetError(
+            f"{late}; the stage of rank {rank} goes forward {runs[rank]} times",
+            slug="stage-runs-again",
+            rule="keep the output of the forward: it is what goes backward, too",
+        )
+
+
 # ── the clauses ─────────────────────────────────────────────────────────────────────
 
 
 @clause("pipeline_parallel.execute", "C1", worlds=WORLDS)
 def numbers_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
     """V: gradients and loss, whatever the schedule."""
-    run = cluster.run(impl, run_schedules)
+    run = _run_all(impl, cluster)
     n, seed = cluster.world_size, cluster.seed
     worst = 0.0
     for place, case in enumerate(cases(n)):
@@ -258,7 +299,7 @@ def nothing_is_kept(impl: Implementation, cluster: Bench) -> str | None:
 
     One more is forgiven: a variable may still have the last one's name.
     """
-    run = cluster.run(impl, run_schedules)
+    run = _run_all(impl, cluster)
     for place, case in enumerate(cases(cluster.world_size)):
         peaks = [value[place]["peak"] for value in run.values]
         wanted = [peak(schedule) for schedule in case.schedules]
@@ -286,16 +327,20 @@ def nobody_waits_in_vain(impl: Implementation, cluster: Bench) -> str | None:
 
     Less is for who sends the gradient of the input before that of the weight is there.
     """
-    cluster.run(impl, run_schedules)
+    _run_all(impl, cluster)
     told = simulated(impl, cluster, race, STAGES, m=MICROBATCHES)["values"]
     formula_s = forms.gpipe_s(STAGES, MICROBATCHES, FORWARD_MS, BACKWARD_MS) / 1000
     kept = ""
     for place, name in enumerate(("GPipe", "1F1B")):
         took_s = max(value[place]["time_s"] for value in told)
         if round(1e12 * took_s) > round(1e12 * formula_s):
-            raise NotYetError(
+            late = (
                 f"{STAGES} simulated ranks, {MICROBATCHES} microbatches, {name}: "
-                f"{1000 * took_s:.0f} ms, where {1000 * formula_s:.0f} are enough",
+                f"{1000 * took_s:.0f} ms, where {1000 * formula_s:.0f} are enough"
+            )
+            _expect_no_more_runs([value[place]["runs"] for value in told], late)
+            raise NotYetError(
+                late,
                 slug="needless-waiting",
                 rule="start a send and go on; wait for it when all is done",
             )

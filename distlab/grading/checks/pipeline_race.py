@@ -88,9 +88,11 @@ class Timed(nn.Module):
         # The first stage's input needs no gradient, and its backward is as long.
         self._anchor = torch.zeros((), requires_grad=True)
         self._sleep = sleep
+        self.runs = 0
 
     def forward(self, x: Tensor) -> Tensor:
         """Times a weight, so that there is something to go backward from."""
+        self.runs += 1
         self._sleep(FORWARD_MS / 1000)
         rest_ms = BACKWARD_MS - INPUT_MS
         return self._timed(x, INPUT_MS) * self._timed(self.weight, rest_ms)
@@ -109,7 +111,8 @@ def race(
     x = torch.ones(1, 1, dtype=torch.float64)
     for schedules in (all_then_all(n, m), in_turns(n, m)):
         meter = Meter()
-        chunk = unit.Chunk(Counted(Timed(context.clock.sleep), meter), x[0])
+        stage = Timed(context.clock.sleep)
+        chunk = unit.Chunk(Counted(stage, meter), x[0])
         schedule = [unit.Action(*entry) for entry in schedules[context.rank]]
         comm.barrier()
         start_s = comm.time()
@@ -120,5 +123,6 @@ def race(
             lambda output, target: (output - target).square().mean(),
             [(x, x)] * m,
         )
-        found.append({"time_s": comm.time() - start_s, "peak": meter.peak})
+        took_s = comm.time() - start_s
+        found.append({"time_s": took_s, "peak": meter.peak, "runs": stage.runs})
     return found

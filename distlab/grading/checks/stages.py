@@ -10,7 +10,16 @@ import torch
 from torch import Tensor, nn
 
 CLASSES = 3
+NOT_YOURS = 10**9  # in the place of inputs that a rank may not read
 LEARNING_RATE = 0.3
+
+
+class Tokens(nn.Module):
+    """What an embedding is for: whole numbers in, float64 out."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Numbers of about one."""
+        return tokens.double() / 5
 
 
 def widths(num_stages: int) -> list[int]:
@@ -19,7 +28,7 @@ def widths(num_stages: int) -> list[int]:
 
 
 def make_stages(seed: int, num_stages: int) -> list[nn.Sequential]:
-    """The stages of one float64 model, each of two or three layers."""
+    """The stages of one model that calculates in float64; the first takes tokens."""
     generator = torch.Generator().manual_seed(seed * 31 + num_stages)
     sizes = widths(num_stages)
     stages = []
@@ -29,19 +38,23 @@ def make_stages(seed: int, num_stages: int) -> list[nn.Sequential]:
             shape = parameter.shape
             drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
             parameter.data.copy_(drawn * 0.6)
-        stages.append(nn.Sequential(nn.Tanh(), linear))
+        first = [] if number else [Tokens()]
+        stages.append(nn.Sequential(*first, nn.Tanh(), linear))
     return stages
 
 
 def make_like(num_stages: int, stage: int) -> Tensor:
     """One sample of what comes into a stage, filled with what nobody should use."""
-    return torch.full((widths(num_stages)[stage],), torch.nan, dtype=torch.float64)
+    width = widths(num_stages)[stage]
+    if stage == 0:
+        return torch.full((width,), NOT_YOURS)
+    return torch.full((width,), torch.nan, dtype=torch.float64)
 
 
 def make_batch(seed: int, step: int, num_samples: int) -> tuple[Tensor, Tensor]:
-    """Inputs (num_samples, 6) and class numbers (num_samples,)."""
+    """Inputs (num_samples, 6), whole numbers, and class numbers (num_samples,)."""
     generator = torch.Generator().manual_seed(seed * 7919 + step * 101 + num_samples)
-    inputs = torch.randn(num_samples, 6, generator=generator, dtype=torch.float64)
+    inputs = torch.randint(-9, 10, (num_samples, 6), generator=generator)
     targets = torch.randint(0, CLASSES, (num_samples,), generator=generator)
     return inputs, targets
 

@@ -180,6 +180,15 @@ def _wrong_outputs(whole: Whole, words: str) -> list[Suspect]:
                 rule="a rank needs its heads' rows of each third of qkv",
             )
         )
+        found.append(
+            Suspect(
+                slug="qkv-bias-left-behind",
+                values=same_everywhere(whole.bias_as_it_was(), n),
+                sentence="the rows of qkv are in order, rank by rank; its bias is not: "
+                "a rank adds numbers that belong to other heads",
+                rule="an element of the bias goes where its row goes",
+            )
+        )
     return found
 
 

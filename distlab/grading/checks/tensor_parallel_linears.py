@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
+from distlab.comm import Comm
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.tensor_parallel_shared import (
     DIVIDED,
@@ -28,6 +32,7 @@ from distlab.runner.autopsy import Evidence
 
 OTHER = 5  # features of the side that is not cut: no small world size divides it
 TOKENS = (2, 3)
+AFTER = "each rank adds its whole bias after self.passage, so all learn the same"
 SHARE = "the share is a copy of its own: chunk(n)[rank].clone()"
 
 # ── what runs in the ranks ──────────────────────────────────────────────────────────
@@ -48,19 +53,22 @@ def linears_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     found: dict[str, Any] = {}
     for bias in (True, False):
         end = "" if bias else " without bias"
-        whole = make_linear(seed, OTHER, 3 * n, bias).to(comm.device)
-        column = unit.ColumnLinear(comm, whole, enter)
+        sizes = (OTHER, 3 * n)
+        column, memory = _made(unit.ColumnLinear, comm, seed, sizes, bias, enter)
         upstream = drawn(seed, -5, *TOKENS, 3 * n).chunk(n, 2)[rank]
         x = drawn(seed, -4, *TOKENS, OTHER)
-        found["column" + end] = _there_and_back(column, x, upstream, comm.device)
-        whole = make_linear(seed, 3 * n, OTHER, bias).to(comm.device)
-        row = unit.RowLinear(comm, whole, leave)
+        found["column" + end] = {
+            **_there_and_back(column, x, upstream, comm.device),
+            **memory,
+        }
+        sizes = (3 * n, OTHER)
+        row, memory = _made(unit.RowLinear, comm, seed, sizes, bias, leave)
         x = drawn(seed, -6, *TOKENS, 3 * n).chunk(n, 2)[rank].contiguous()
         upstream = drawn(seed, -7, *TOKENS, OTHER)
-        found["row" + end] = _there_and_back(row, x, upstream, comm.device)
-        found["row" + end]["shared"] = row.bias is not None and any(
-            row.bias.data_ptr() == p.data_ptr() for p in whole.parameters()
-        )
+        found["row" + end] = {
+            **_there_and_back(row, x, upstream, comm.device),
+            **memory,
+        }
     odd = 3 * n + 1
     wide, long = make_linear(seed, OTHER, odd), make_linear(seed, odd, OTHER)
     found["refused"] = [
@@ -68,6 +76,30 @@ def linears_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
         attempt(lambda: unit.RowLinear(comm, long, leave)),
     ]
     return found
+
+
+def _made(
+    kind: Any,
+    comm: Comm,
+    seed: int,
+    sizes: tuple[int, int],
+    bias: bool,
+    passage: Callable[[Comm, Tensor], Tensor],
+) -> tuple[nn.Module, dict[str, Any]]:
+    """A share; which parameters lie in the whole's memory, and if that is kept."""
+    whole = make_linear(seed, *sizes, bias).to(comm.device)
+    places = {p.untyped_storage().data_ptr() for p in whole.parameters()}
+    memory = StorageWeakRef(whole.weight.untyped_storage())
+    layer: nn.Module = kind(comm, whole, passage)
+    del whole
+    if not memory.expired():  # a circle of references may hold it still
+        gc.collect()
+    shared = [
+        name
+        for name, p in layer.named_parameters()
+        if p.untyped_storage().data_ptr() in places
+    ]
+    return layer, {"shared": shared, "kept": not memory.expired()}
 
 
 def _there_and_back(
@@ -174,6 +206,26 @@ def _expect_held(run: Run, kind: str, expected: list[int]) -> None:
                 evidence=_rooms(run, kind),
                 rule=SHARE,
             )
+    _expect_own(run, kind, name)
+
+
+def _expect_own(run: Run, kind: str, name: str) -> None:
+    """The share is a copy, and nothing else of the whole layer is kept."""
+    for rank, value in enumerate(run.values):
+        if value[kind]["shared"]:
+            raise NotYetError(
+                f"n = {run.world_size}: {name}'s {value[kind]['shared'][0]} is the "
+                "memory of the layer it was made of: a step changes both",
+                rule="the share is a copy of its own, the bias too, even if it is all",
+            )
+        if value[kind]["kept"]:
+            raise NotYetError(
+                f"{name} keeps the layer it was made of: on rank {rank} the whole "
+                "weight is still in memory, beside its share",
+                slug="weights-not-cut",
+                evidence=_rooms(run, kind),
+                rule="after __init__ nothing may hold `whole`: no attribute, no list",
+            )
 
 
 def _rooms(run: Run, kind: str) -> tuple[Evidence, ...]:
@@ -182,7 +234,8 @@ def _rooms(run: Run, kind: str) -> tuple[Evidence, ...]:
             rank=rank,
             state="holds",
             text=", ".join(f"{s} of {room}" for s, room in value[kind]["held"])
-            + " numbers in memory",
+            + " numbers in memory"
+            + (", and the whole weight" if value[kind]["kept"] else ""),
         )
         for rank, value in enumerate(run.values)
     )
@@ -229,12 +282,6 @@ def by_rows(impl: Implementation, cluster: Bench) -> str | None:
             rule="sum what each rank's inputs add, then add the bias once",
         )
         _expect_held(run, "row" + end, [3 * OTHER, OTHER] if bias else [3 * OTHER])
-        if any(value["row" + end]["shared"] for value in run.values):
-            raise NotYetError(
-                "RowLinear's bias is the memory of the layer it was made of: a step "
-                "changes both",
-                rule="the share is a copy of its own, its bias too: bias.clone()",
-            )
     return None
 
 
@@ -275,7 +322,7 @@ def gradients_of_one_process(impl: Implementation, cluster: Bench) -> str | None
         one = One(cluster.seed, n, "row", bias)
         name = f"RowLinear{end}"
         _expect(run, "row" + end, "weight", one.weight, name)
-        _expect(run, "row" + end, "bias", same_everywhere(one.bias, n), name)
+        _expect_bias(run, "row" + end, one.bias, name)
         _expect(run, "row" + end, "x", one.columns(as_tensor(one.x.grad)), name)
     return None
 
@@ -286,6 +333,33 @@ def _expect(run: Run, kind: str, what: str, expected: list[Tensor], name: str) -
         _found(run, kind, what),
         expected,
         what=f"the gradient of {name}'s {noun}",
+        rule="the outputs are right: look at how the gradient gets back to it",
+    )
+
+
+def _expect_bias(run: Run, kind: str, right: Tensor, name: str) -> None:
+    """The gradient of a bias that every rank has whole."""
+    n, none = run.world_size, torch.empty(0)
+    expect_values(
+        _found(run, kind, "bias"),
+        same_everywhere(right, n),
+        what=f"the gradient of {name}'s bias",
+        suspects=[
+            Suspect(
+                slug="bias-inside-the-sum",
+                values=[right, *[none] * (n - 1)],
+                sentence="only rank 0's bias has a gradient: the others never learn, "
+                "and the copies of the bias drift apart",
+                rule=AFTER,
+            ),
+            Suspect(
+                slug="bias-inside-the-sum",
+                values=same_everywhere(right / n, n),
+                sentence=f"the gradient of {name}'s bias is an n-th of what it should "
+                f"be: it was divided by {n} on its way into the sum",
+                rule=AFTER,
+            ),
+        ],
         rule="the outputs are right: look at how the gradient gets back to it",
     )
 

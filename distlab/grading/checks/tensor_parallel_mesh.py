@@ -7,6 +7,7 @@ one row and one column, for real.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -19,8 +20,9 @@ from distlab.grading.checks.tensor_parallel_shared import attempt, expect_refusa
 from distlab.grading.clause import clause
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
-from distlab.runner.autopsy import Evidence
+from distlab.runner.autopsy import Evidence, place
 
+NAMES = ("tensor", "data")
 WORLDS = (6, 4, 3, 2, 1)  # with 2 × 2, rows and columns are too much alike
 LONE = "a rank's place follows from its number: divide by tensor_size, with a rest"
 
@@ -28,9 +30,9 @@ LONE = "a rank's place follows from its number: divide by tensor_size, with a re
 class Group(Wrapper):
     """A group that was only asked for: who is in it, and where this rank stands."""
 
-    def __init__(self, inner: Comm, members: Sequence[int]) -> None:
+    def __init__(self, inner: Comm, members: Sequence[int], number: int) -> None:
         super().__init__(inner)
-        self.members = list(members)
+        self.members, self.number = list(members), number
 
     @property
     def rank(self) -> int:
@@ -49,6 +51,7 @@ class Draft(Wrapper):
     def __init__(self, inner: Comm) -> None:
         super().__init__(inner)
         self.asked: list[list[int]] = []
+        self.where: list[str] = []
 
     def _around(self, call: Call, proceed: Callable[[], Any]) -> Any:
         return proceed()
@@ -56,8 +59,12 @@ class Draft(Wrapper):
     def new_group(self, ranks: Sequence[int]) -> Comm | None:
         """A stand-in for the group; None to those who are not in it."""
         members = [int(rank) for rank in ranks]
+        caller = sys._getframe(1)
+        self.where.append(place((caller.f_code.co_filename, caller.f_lineno)))
         self.asked.append(members)
-        return Group(self._inner, members) if self.rank in members else None
+        if self.rank not in members:
+            return None
+        return Group(self._inner, members, len(self.asked) - 1)
 
 
 # ── what runs in the ranks ──────────────────────────────────────────────────────────
@@ -79,7 +86,9 @@ def draft_meshes(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
         mesh = unit.make_mesh(comm, size)
         meshes[size] = {
             "asked": comm.asked,
-            "groups": [_members(mesh, name) for name in ("tensor", "data")],
+            "where": comm.where,
+            "groups": [_members(mesh, name) for name in NAMES],
+            "numbers": [_number(mesh, name) for name in NAMES],
         }
     refused = {}
     for size in (size for size in range(2, n + 2) if n % size):
@@ -106,6 +115,12 @@ def real_mesh(
 def _members(mesh: object, name: str) -> list[int] | None:
     group = getattr(mesh, name, None)
     return group.members if isinstance(group, Group) else None
+
+
+def _number(mesh: object, name: str) -> int | None:
+    """Which of the groups that were asked for, counted from 0."""
+    group = getattr(mesh, name, None)
+    return group.number if isinstance(group, Group) else None
 
 
 def _place(value: Any) -> list[int]:
@@ -245,6 +260,7 @@ def all_make_the_same_groups(impl: Implementation, cluster: Bench) -> str | None
     for size in run.values[0]["meshes"]:
         asked = [value["meshes"][size]["asked"] for value in run.values]
         _expect_alike(n, size, asked)
+        _expect_one_of_each(n, size, [value["meshes"][size] for value in run.values])
     right = [value["meshes"] for value in run.values]
     for _, values in _real(n):
         size = values["tensor_size"]
@@ -282,6 +298,56 @@ def _expect_alike(n: int, size: int, asked: list[list[list[int]]]) -> None:
             rule="new_group is a collective: all ranks call it for every group, in one "
             "order, also for the groups they are not in",
         )
+
+
+def _expect_one_of_each(n: int, size: int, meshes: list[dict[str, Any]]) -> None:
+    """Groups with the same members are made once, so all members have the same one."""
+    start = f"{n} ranks, tensor_size {size}"
+    rule = "each call of new_group makes another group, for the same ranks as well"
+    asked, where = meshes[0]["asked"], meshes[0]["where"]
+    for kind, name in enumerate(NAMES):
+        for rank, mesh in enumerate(meshes):
+            group, number = mesh["groups"][kind], mesh["numbers"][kind]
+            if group is None or not 0 <= group[0] < n:
+                continue
+            first = meshes[group[0]]
+            if first["groups"][kind] == group and first["numbers"][kind] != number:
+                raise NotYetError(
+                    f"{start}: ranks {group[0]} and {rank} have the same ranks in "
+                    f"`{name}`, but each a group of its own: they would never meet",
+                    slug="group-made-twice",
+                    evidence=_numbers(meshes, kind),
+                    rule=rule,
+                )
+    for number, members in enumerate(asked):
+        if n > 1 and members in asked[:number]:
+            raise NotYetError(
+                f"{start}: {len(asked)} groups are made, and for ranks "
+                f"{', '.join(map(str, members))} there are {asked.count(members)}",
+                slug="group-made-twice",
+                evidence=tuple(
+                    Evidence(
+                        rank=0, state="asked for", text=str(members), where=where[call]
+                    )
+                    for call, one in enumerate(asked)
+                    if one == members
+                ),
+                rule=rule,
+            )
+
+
+def _numbers(meshes: list[dict[str, Any]], kind: int) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(
+            rank=rank,
+            state="has",
+            text=f"{mesh['groups'][kind]} of call #{mesh['numbers'][kind] + 1} of "
+            "new_group",
+            where=mesh["where"][mesh["numbers"][kind]],
+        )
+        for rank, mesh in enumerate(meshes)
+        if mesh["numbers"][kind] is not None
+    )
 
 
 # ── C4 what does not fit ────────────────────────────────────────────────────────────

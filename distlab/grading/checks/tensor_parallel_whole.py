@@ -79,6 +79,14 @@ class Whole:
         parts = [self._share(rank, rows)(x) for rank, rows in enumerate(pieces)]
         return (torch.stack(parts).sum(0) + self.constant).detach()
 
+    def bias_as_it_was(self) -> Tensor:
+        """The sum if the rows of qkv are cut head by head, and its bias in a piece."""
+        pieces = torch.arange(3 * channels(self.n)).chunk(self.n)
+        x = inputs_of(self.seed, self.n, 0)
+        ranks = zip(range(self.n), self.rows, pieces, strict=True)
+        parts = [self._share(*one)(x) for one in ranks]
+        return (torch.stack(parts).sum(0) + self.constant).detach()
+
     def partial_backs(self) -> list[Tensor]:
         """Each rank's part of the input gradient at the first step."""
         found = []
@@ -88,15 +96,20 @@ class Whole:
             found.append(x.grad)
         return found  # type: ignore[return-value]
 
-    def _share(self, rank: int, rows: Tensor) -> nn.Module:
-        """A copy with these rows of the first layer, and no last bias."""
+    def _share(
+        self, rank: int, rows: Tensor, elements: Tensor | None = None
+    ) -> nn.Module:
+        """A copy with these rows of the first layer, and no last bias.
+
+        `elements` are those of the first layer's bias; without them, the rows.
+        """
         share = copy.deepcopy(self.first)
         names = ("qkv", "proj") if self.name == "attention" else ("up", "down")
         first, last = (getattr(share, name) for name in names)
         columns = last.weight.chunk(self.n, 1)[rank]
-        first.weight, first.bias = (
-            nn.Parameter(p[rows].detach()) for p in (first.weight, first.bias)
-        )
+        bias = first.bias[rows if elements is None else elements]
+        first.weight = nn.Parameter(first.weight[rows].detach())
+        first.bias = nn.Parameter(bias.detach())
         last.weight = nn.Parameter(columns.detach().contiguous())
         last.bias = nn.Parameter(torch.zeros_like(last.bias))
         return share
