@@ -22,11 +22,22 @@ PRELOADS = {
     "trainer": ("torch._dynamo", "distlab.grading.rehearsal:one_step"),
     "data_loader": ("numpy.random",),
     "gradient_accumulation": ("torch._dynamo", "distlab.grading.rehearsal:one_step"),
-    "activation_checkpointing": ("distlab.grading.rehearsal:one_step",),
-    "mixed_precision": ("distlab.grading.rehearsal:one_step",),
+    "activation_checkpointing": (
+        "torch._dynamo",
+        "distlab.grading.rehearsal:one_step",
+    ),
+    "mixed_precision": ("torch._dynamo", "distlab.grading.rehearsal:one_step"),
     "model_parallel": ("torch._dynamo", "distlab.grading.rehearsal:one_step"),
-    "pipeline_parallel": ("distlab.grading.rehearsal:one_step",),
-    "tensor_parallel": ("distlab.grading.rehearsal:one_step",),
+    "pipeline_parallel": (
+        "torch._dynamo",
+        "torch.distributed.pipelining",
+        "distlab.grading.rehearsal:one_step",
+    ),
+    "tensor_parallel": (
+        "torch._dynamo",
+        "torch.distributed.tensor.parallel",
+        "distlab.grading.rehearsal:one_step",
+    ),
 }
 """What each rank would import by itself: constructing an optimiser needs dynamo, and a
 data loader seeds numpy."""
