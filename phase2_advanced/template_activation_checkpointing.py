@@ -1,6 +1,6 @@
 """Activation checkpointing: compute it a second time instead of keeping it.
 
-Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.4 and 2.5.
+Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.4, 2.5, 2.21.
 Source: Chen et al., Training Deep Nets with Sublinear Memory Cost (arXiv 1604.06174).
 Cost: one forward pass more; kept are the inputs of the blocks, and for a moment the
 activations of one block.
@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
 Block = Callable[[Tensor], Tensor]
@@ -104,3 +105,20 @@ def set_random_state(state: RandomState) -> None:
     torch.set_rng_state(state[0])
     for number, gpu in enumerate(state[1:]):
         torch.cuda.set_rng_state(gpu, number)
+
+
+def port(block: Block, tensor: Tensor) -> Tensor:
+    """`checkpoint(block, tensor)` in torch's own words, and without its limits.
+
+    C1 the result and all gradients have the bits that block(tensor) and its backward()
+    would give, also if the block draws random numbers; and later ones are the same
+    C2 torch.autograd.grad gives these gradients too, and writes none into a `.grad`
+    C3 between forward and backward no activation inside the block is kept
+    In torch.distributed: that is what this is; FSDP2 and pipelining go along with it
+    Example: torch.autograd.grad(loss, parameters) after 2.5's is a RuntimeError
+    Cost: the block runs twice. Check: distlab check 2.21
+    """
+    # TODO(activation_checkpointing.port)
+    # torch.utils.checkpoint.checkpoint: of its two ways, which one goes through
+    # autograd.grad, and gives a first block its gradients though data needs none?
+    raise NotImplementedError("activation_checkpointing.port")

@@ -1,6 +1,6 @@
 """Many microbatches on their way through the stages at once: pipeline parallelism.
 
-Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.10 to 2.12 and 2.19.
+Guide: phase2_advanced/guidelines.md, "Build it, task by task": 2.10 to 12, 2.19, 2.24.
 Source: Y. Huang et al., GPipe (arXiv 1811.06965), figure 2; D. Narayanan et al. (arXiv
 2104.04473), sections 2.2 and 2.3, for 1F1B and its interleaved form.
 Symbols: n = world_size ranks; m microbatches; v chunks of the model on each rank; t_f
@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from distlab.comm import Comm, Work
@@ -162,6 +163,34 @@ def interleaved(
     # in which order does a rank go forward through its (microbatch, chunk)? backward?
     # then it is 1F1B again: how many forwards until the first backward?
     raise NotImplementedError("pipeline_parallel.interleaved")
+
+
+def port(
+    stage: nn.Module,
+    loss_fn: LossFn,
+    inputs: Tensor,
+    targets: Tensor,
+    num_microbatches: int,
+) -> float:
+    """A batch forward and backward in torch's own words: there is no comm here.
+
+    Given: torch's default process group; `stage`, this rank's part of the model, of as
+    many parts as there are ranks; the whole batch, of which the inputs are right on
+    rank 0 only, and the targets on the last rank only. num_microbatches divides the
+    batch, and is at least the number of ranks; loss_fn gives a mean.
+
+    C1 the gradients are those of one process: of the mean loss of the batch
+    C2 returns that loss, on every rank
+    C3 never more than n - rank microbatches are on their way
+    In torch.distributed: that is what this is
+    Example: n = 2, m = 4 → rank 0 goes F F B F B F B B
+    Cost: as in 2.12, and some small messages about shapes. Check: distlab check 2.24
+    """
+    # TODO(pipeline_parallel.port)
+    # torch.distributed.pipelining: PipelineStage(module, index, number of stages,
+    # device), Schedule1F1B(stage, m, loss_fn=…), its step(input, target=…, losses=[]).
+    # which rank gives it the input, which one the target? who has the losses then?
+    raise NotImplementedError("pipeline_parallel.port")
 
 
 def draw(

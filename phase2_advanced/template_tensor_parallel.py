@@ -1,6 +1,6 @@
 """Tensor parallelism: one layer on several ranks, each with a share of its weights.
 
-Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.13 to 2.18.
+Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.13 to 2.18, 2.23.
 Source: Shoeybi et al., Megatron-LM (arXiv 1909.08053), section 3, for f, g and cuts;
 Korthikanti et al. (arXiv 2205.05198), section 4.2.2, for the tokens shared out.
 Symbols: `comm` is the group that shares a layer, n = comm.world_size its ranks;
@@ -323,3 +323,27 @@ def sum_whole_gradients(comm: Comm, block: Any) -> None:
     # TODO(tensor_parallel.sequence)
     # which parameters does every rank have whole, and use for its own tokens only?
     raise NotImplementedError("tensor_parallel.sequence")
+
+
+# ── 2.23 torch's own words ──────────────────────────────────────────────────────────
+
+
+def port(mesh: Any, block: Any) -> None:
+    """Cut a whole block as in 2.16, in place, by torch alone: there is no comm here.
+
+    Given: `mesh`, a torch DeviceMesh of one dimension, mesh.size() ranks; `block`, the
+    same on every rank, of which attention.qkv, attention.proj, mlp.up and mlp.down are
+    to be cut. The rows of qkv, and the rest, are as in 2.16.
+
+    C1 the outputs, the gradients and the steps of training are one process's
+    C2 each rank has an n-th of each of the four weights
+    C3 ValueError if n does not divide the heads; nothing is replaced
+    In torch.distributed: that is what this is
+    Example: block.mlp.up.weight is a DTensor then; its to_local() has an n-th
+    Cost: 4 all_reduces of B · T · C numbers, as in 2.16. Check: distlab check 2.23
+    """
+    # TODO(tensor_parallel.port)
+    # torch.distributed.tensor.parallel: parallelize_module(block, mesh, plan), and a
+    # plan is {"name.of.layer": ColwiseParallel() or RowwiseParallel()}.
+    # it cuts a weight in n pieces, as it lies. Where is that wrong?
+    raise NotImplementedError("tensor_parallel.port")

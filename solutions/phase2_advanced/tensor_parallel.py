@@ -1,6 +1,6 @@
 """Tensor parallelism: one layer on several ranks, each with a share of its weights.
 
-Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.13 to 2.18.
+Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.13 to 2.18, 2.23.
 Source: Shoeybi et al., Megatron-LM (arXiv 1909.08053), section 3, for f, g and cuts;
 Korthikanti et al. (arXiv 2205.05198), section 4.2.2, for the tokens shared out.
 Symbols: `comm` is the group that shares a layer, n = comm.world_size its ranks;
@@ -395,4 +395,44 @@ def sum_whole_gradients(comm: Comm, block: Any) -> None:
     whole += [block.attention.proj.bias, block.mlp.down.bias]
     for parameter in whole:
         comm.all_reduce(parameter.grad)
+    ### END SOLUTION
+
+
+# ── 2.23 torch's own words ──────────────────────────────────────────────────────────
+
+
+def port(mesh: Any, block: Any) -> None:
+    """Cut a whole block as in 2.16, in place, by torch alone: there is no comm here.
+
+    Given: `mesh`, a torch DeviceMesh of one dimension, mesh.size() ranks; `block`, the
+    same on every rank, of which attention.qkv, attention.proj, mlp.up and mlp.down are
+    to be cut. The rows of qkv, and the rest, are as in 2.16.
+
+    C1 the outputs, the gradients and the steps of training are one process's
+    C2 each rank has an n-th of each of the four weights
+    C3 ValueError if n does not divide the heads; nothing is replaced
+    In torch.distributed: that is what this is
+    Example: block.mlp.up.weight is a DTensor then; its to_local() has an n-th
+    Cost: 4 all_reduces of B · T · C numbers, as in 2.16. Check: distlab check 2.23
+    """
+    ### BEGIN SOLUTION tensor_parallel.port
+    #| torch.distributed.tensor.parallel: parallelize_module(block, mesh, plan), and a
+    #| plan is {"name.of.layer": ColwiseParallel() or RowwiseParallel()}.
+    #| it cuts a weight in n pieces, as it lies. Where is that wrong?
+    from torch.distributed.tensor import parallel
+
+    n, attention = mesh.size(), block.attention
+    if attention.num_heads % n:
+        raise ValueError(f"{attention.num_heads} heads do not fit on {n} ranks")
+    rows = torch.arange(attention.qkv.out_features)
+    rank_by_rank = rows.unflatten(0, (3, n, -1)).transpose(0, 1).flatten()
+    for parameter in attention.qkv.parameters():
+        parameter.data = parameter.data[rank_by_rank]
+    plan = {
+        "attention.qkv": parallel.ColwiseParallel(),
+        "attention.proj": parallel.RowwiseParallel(),
+        "mlp.up": parallel.ColwiseParallel(),
+        "mlp.down": parallel.RowwiseParallel(),
+    }
+    parallel.parallelize_module(block, mesh, plan)
     ### END SOLUTION

@@ -133,6 +133,15 @@ def same_bits(impl: Implementation, cluster: Bench) -> str | None:
     except NotYetError as error:
         _name_past(error)
         raise
+    return expect_same_bits(run)
+
+
+def expect_same_bits(run: Run) -> str:
+    """What a run without random numbers must have given.
+
+    Raises:
+        NotYetError: it has not.
+    """
     _expect_tensors(run)
     for rank, value in enumerate(run.values):
         plain, again = value["plain"], value["again"]
@@ -252,7 +261,17 @@ def same_random_numbers(impl: Implementation, cluster: Bench) -> str | None:
         same_bits(impl, cluster)
     except NotYetError:  # what is wrong there is not the random numbers
         raise NotJudgedError("without random numbers first: see C1") from None
-    run = cluster.run(impl, there_and_back, dropout=DROPOUT)
+    return expect_same_random_numbers(
+        cluster.run(impl, there_and_back, dropout=DROPOUT)
+    )
+
+
+def expect_same_random_numbers(run: Run) -> str:
+    """What a run with dropout must have given, if one without it is right.
+
+    Raises:
+        NotYetError: it has not.
+    """
     _expect_tensors(run)
     for rank, value in enumerate(run.values):
         plain, again = value["plain"], value["again"]
@@ -290,7 +309,15 @@ def _moved(rank: int, where: str) -> NotYetError:
 @clause("activation_checkpointing.checkpoint", "C3", worlds=WORLDS)
 def inputs_kept_only(impl: Implementation, cluster: Bench) -> str | None:
     """J: what autograd keeps between forward and backward, and how often blocks run."""
-    run = cluster.run(impl, there_and_back)
+    return expect_inputs_only(cluster.run(impl, there_and_back))
+
+
+def expect_inputs_only(run: Run) -> str:
+    """What may be kept, and how often a block may run.
+
+    Raises:
+        NotYetError: more is kept, or it ran more often.
+    """
     _expect_tensors(run)
     plain, again = run.values[0]["plain"], run.values[0]["again"]
     if again["held"] > STORED:

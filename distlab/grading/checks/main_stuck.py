@@ -34,7 +34,7 @@ def name_of_stuck(
         rule = "give it the backend only: torchrun has set the rest"
     elif _only_follows(first):
         message = f"rank {first.rank} lost its connection in line {_line(first)}"
-        message += _elsewhere(run, first)
+        message += _elsewhere(run, first, "")
     else:
         message += _elsewhere(run, first)
     return NotYetError(
@@ -47,7 +47,7 @@ def name_of_stuck(
     )
 
 
-def _elsewhere(run: Run, first: RankRecord) -> str:
+def _elsewhere(run: Run, first: RankRecord, otherwise: str = " in vain") -> str:
     """What another rank did meanwhile, as the end of a sentence."""
     for record in run.ranks:
         if record.status == "finished":
@@ -57,7 +57,7 @@ def _elsewhere(run: Run, first: RankRecord) -> str:
     for record in run.ranks:
         if _line(record) not in (0, _line(first)):
             return f", while rank {record.rank} was in line {_line(record)}"
-    return " in vain"
+    return otherwise
 
 
 def _waited(record: RankRecord) -> bool:

@@ -15,11 +15,13 @@ from distlab.grading.checks.master_weights import (
     model_is_the_master_rounded,
     tiny_updates_add_up,
 )
+from distlab.grading.checks.ported_precision import ported_precision
 
 __all__ = [
     "all_or_none_step",
     "mean_in_float32",
     "model_is_the_master_rounded",
+    "ported_precision",
     "same_staircase",
     "tiny_updates_add_up",
     "unscaled_once",

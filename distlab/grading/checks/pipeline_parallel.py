@@ -7,5 +7,6 @@ ones.
 
 from distlab.grading.checks.pipeline_execute import run_schedules
 from distlab.grading.checks.pipeline_plans import make_schedules
+from distlab.grading.checks.ported_pipeline import ported_pipeline
 
-__all__ = ["make_schedules", "run_schedules"]
+__all__ = ["make_schedules", "ported_pipeline", "run_schedules"]

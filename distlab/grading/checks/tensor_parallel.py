@@ -4,6 +4,7 @@ Everything is float64 and compared with the same in one process, forward, backwa
 over some steps; what is sent is read from the journal.
 """
 
+from distlab.grading.checks.ported_block import ported_block
 from distlab.grading.checks.tensor_parallel_blocks import blocks_once
 from distlab.grading.checks.tensor_parallel_linears import linears_once
 from distlab.grading.checks.tensor_parallel_mesh import (
@@ -22,6 +23,7 @@ __all__ = [
     "losses_once",
     "passages_once",
     "places_once",
+    "ported_block",
     "real_mesh",
     "sequence_once",
 ]

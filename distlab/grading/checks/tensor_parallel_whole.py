@@ -72,10 +72,13 @@ class Whole:
         table = torch.arange(3 * size).view(3, self.n, -1)
         return [table[:, rank].flatten() for rank in range(self.n)]
 
-    def cut_across(self) -> Tensor:
-        """The sum of what the ranks give if qkv is cut as one piece."""
+    def cut_across(self, x: Tensor | None = None) -> Tensor:
+        """The sum of what the ranks give if qkv is cut as one piece.
+
+        For these inputs; without any, for those of the first step.
+        """
         pieces = torch.arange(3 * channels(self.n)).chunk(self.n)
-        x = inputs_of(self.seed, self.n, 0)
+        x = inputs_of(self.seed, self.n, 0) if x is None else x
         parts = [self._share(rank, rows)(x) for rank, rows in enumerate(pieces)]
         return (torch.stack(parts).sum(0) + self.constant).detach()
 

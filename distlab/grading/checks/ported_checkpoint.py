@@ -1,0 +1,138 @@
+"""Checks of task 2.21, `activation_checkpointing.port`: as 2.5, and autograd.grad."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from distlab.grading.bench import Bench, Implementation, Scenario
+from distlab.grading.checks.checkpoint import (
+    DROPOUT,
+    ROWS,
+    WIDTH,
+    expect_inputs_only,
+    expect_same_bits,
+    expect_same_random_numbers,
+    make_blocks,
+    there_and_back,
+)
+from distlab.grading.clause import clause
+from distlab.grading.oracles import digest
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence
+
+WORLDS = (2, 1)  # nothing is sent; two ranks draw different numbers
+NON_REENTRANT = "use_reentrant=False: the graph of forward is kept, without its tensors"
+RULES = {
+    "parameters-without-gradient": NON_REENTRANT,
+    "recomputed-with-other-numbers": "preserve_rng_state is True unless you say False",
+}
+
+
+def ported_blocks(
+    context: RankContext, unit: ModuleType, seed: int, dropout: float = 0.0
+) -> dict[str, Any]:
+    """As in 2.5, with `port` in the place of `checkpoint`."""
+    theirs = cast(ModuleType, SimpleNamespace(checkpoint=unit.port))
+    return there_and_back(context, theirs, seed, dropout)
+
+
+def asked_for(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """The gradients from torch.autograd.grad, without and with `port`."""
+    found: dict[str, Any] = {}
+    for name, run in (("plain", lambda block, x: block(x)), ("again", unit.port)):
+        blocks = make_blocks(seed, 0.0)
+        generator = torch.Generator().manual_seed(seed * 7919 + context.rank)
+        start = torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64)
+        start.requires_grad_()
+        middle = start
+        for block in blocks:
+            middle = run(block, middle)
+        wanted = [start, *nn.ModuleList(blocks).parameters()]
+        try:
+            found[name] = torch.autograd.grad(middle.square().sum(), wanted)
+        except RuntimeError as error:
+            found["refused"] = str(error).partition(".")[0]
+        found["written"] = sum(tensor.grad is not None for tensor in wanted)
+    return found
+
+
+@clause(
+    "activation_checkpointing.port",
+    "C1",
+    worlds=WORLDS,
+    also=lambda _: _WITH_DROPOUT,
+)
+def same_bits(impl: Implementation, cluster: Bench) -> str | None:
+    """V: bit by bit, then the same with dropout; random numbers drawn later too."""
+    said = _in_torchs_words(expect_same_bits, cluster.run(impl, ported_blocks))
+    dropped = cluster.run(impl, ported_blocks, dropout=DROPOUT)
+    _in_torchs_words(expect_same_random_numbers, dropped)
+    return f"{said}, with dropout {DROPOUT} too"
+
+
+_WITH_DROPOUT: list[tuple[Scenario, dict[str, Any]]] = [
+    (ported_blocks, {"dropout": DROPOUT})
+]
+
+
+def _in_torchs_words(expect: Callable[[Run], str], run: Run) -> str:
+    """What task 2.5 expects; the rules are those of who calls torch's."""
+    try:
+        return expect(run)
+    except NotYetError as failure:
+        failure.rule = RULES.get(
+            failure.slug, "block(tensor), computed again by torch when backward comes"
+        )
+        raise
+
+
+@clause("activation_checkpointing.port", "C2", worlds=WORLDS)
+def asked_by_name(impl: Implementation, cluster: Bench) -> str | None:
+    """V: torch.autograd.grad gives the bits that it gives without `port`."""
+    run = cluster.run(impl, asked_for)
+    for rank, value in enumerate(run.values):
+        if "refused" in value:
+            raise NotYetError(
+                f"torch.autograd.grad is refused on rank {rank}: {value['refused']}",
+                slug="backward-inside-backward",
+                rule=NON_REENTRANT,
+            )
+        if value["written"]:
+            raise NotYetError(
+                f"torch.autograd.grad wrote {value['written']} .grad on rank {rank}",
+                slug="backward-inside-backward",
+                rule=NON_REENTRANT,
+            )
+        if not all(map(torch.equal, value["again"], value["plain"])):
+            raise NotYetError(
+                f"torch.autograd.grad gives other gradients on rank {rank}",
+                evidence=(
+                    Evidence(
+                        rank=rank,
+                        state="bits",
+                        text=f"without {digest(*value['plain'])}   "
+                        f"with port {digest(*value['again'])}",
+                    ),
+                ),
+                rule=NON_REENTRANT,
+            )
+    return None
+
+
+@clause("activation_checkpointing.port", "C3", worlds=WORLDS)
+def inputs_kept_only(impl: Implementation, cluster: Bench) -> str | None:
+    """J: as in task 2.5."""
+    run = cluster.run(impl, ported_blocks)
+    try:
+        return expect_inputs_only(run)
+    except NotYetError as failure:
+        if failure.fatal:
+            raise NotJudgedError("no tensor: see C1") from None
+        failure.rule = "each block through torch.utils.checkpoint.checkpoint, once"
+        raise
