@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from distlab.curriculum import UnitSource
 from distlab.grading.verdict import NotYetError
-from distlab.runner import RankRecord, Run
+from distlab.runner import RankRecord, Run, RunnerError
 from distlab.runner.autopsy import Evidence, explain_end, own_frame, place
 
 _WAITED = ("Timed out", "timed out", "timeout", "Timeout")
@@ -18,10 +18,19 @@ _FOLLOWS = ("Connection closed by peer", "Connection reset by peer", "Broken pip
 def name_of_stuck(
     run: Run, source: UnitSource, patience_s: float
 ) -> NotYetError | None:
-    """The verdict on ranks that waited for each other in vain, if they did."""
+    """The verdict on ranks that waited for each other in vain, if they did.
+
+    Raises:
+        RunnerError: none of them had come to the learner's code by then.
+    """
     stuck = sorted(filter(_waited, run.ranks), key=_only_follows)
     if not stuck:
         return None
+    if not any(map(_line, run.ranks)):
+        raise RunnerError(
+            f"the ranks did not meet within {patience_s:g} s: this machine is too busy "
+            "with other things; try again"
+        )
     first = stuck[0]
     slug, rule = (
         "collective-mismatch",

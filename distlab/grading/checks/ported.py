@@ -13,7 +13,7 @@ from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
 
 WORLDS = (3, 2, 4, 5, 1)
-PATIENCE_S = 4.0
+PATIENCE_S = 8.0  # a rank waits this long in one call: under load, meeting takes time
 
 
 def join(context: RankContext) -> None:

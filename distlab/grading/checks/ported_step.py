@@ -34,6 +34,7 @@ from distlab.grading.checks.microbatches import (
     make_model,
     weights_of,
 )
+from distlab.grading.checks.ported import PATIENCE_S
 from distlab.grading.clause import clause
 from distlab.grading.oracles import (
     Suspect,
@@ -47,7 +48,6 @@ from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
 
 WORLDS = (3, 2, 4, 5, 1)
-PATIENCE_S = 4.0
 MICROBATCHES = len(LEVEL[0])  # of each rank
 
 
