@@ -26,7 +26,7 @@ demo: .venv/.ready  ## four processes train together and arrive at the same weig
 	@$(PY) -m distlab demo
 
 test: .venv/.ready  ## the tests of the workbench and of the solutions
-	@$(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	@$(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 test-tracking: .venv/.ready-tracking  ## `distlab ddp --track mlflow` with a real MLflow
 	@DISTLAB_TEST_TRACKING=1 $(PY) -m pytest tests/workbench/test_ddp_tracking.py
