@@ -73,7 +73,7 @@ def expect_values(
         Evidence(
             rank=rank,
             state="wrong" if rank in wrong else "right",
-            text=f"got {brief(a)}   expected {brief(e)}",
+            text=_beside(a, e, tolerance),
         )
         for rank, (a, e) in enumerate(zip(actual, expected, strict=True))
     )
@@ -104,6 +104,23 @@ def expect_values(
     numbers = ", ".join(map(str, wrong))
     on = f"on rank {numbers}" if len(wrong) == 1 else f"on ranks {numbers}"
     raise NotYetError(f"{what} {verb} wrong {on}", evidence=evidence, rule=rule)
+
+
+def _beside(actual: object, expected: Tensor, tolerance: float) -> str:
+    """Both in short; if they begin alike, the first element that is wrong."""
+    got, wanted = brief(actual), brief(expected)
+    if got != wanted or close(actual, expected, tolerance):
+        return f"got {got}   expected {wanted}"
+    assert isinstance(actual, Tensor)
+    if actual.shape != expected.shape:
+        shapes = list(actual.shape), list(expected.shape)
+        return f"got {got} of shape {shapes[0]}   expected shape {shapes[1]}"
+    a, e = (
+        tensor.detach().flatten().to(torch.float64) for tensor in (actual, expected)
+    )
+    wrong = ~((a - e).abs() <= tolerance * max(1.0, float(e.abs().max())))
+    index = int(wrong.nonzero()[0])
+    return f"element {index} of {len(e)}: got {a[index]:.6g}   expected {e[index]:.6g}"
 
 
 def expect_equal_bits(
