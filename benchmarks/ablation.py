@@ -20,7 +20,6 @@ from distlab.runner import Cluster
 # An assertion that the catalogue cannot make speak, by file and how its text begins.
 _CHEATED = "speaks of what came by another way than comm: tests/hostile/cheats.toml"
 _SIBLING = "speaks of a mistake in another task: tests/workbench/test_data_loader.py"
-_ASKED_FIRST = "is what the other clauses run, so that all is run together"
 _OUT_OF_TURN = "speaks when its clause is judged first: distlab watch does that"
 EXCUSED: dict[tuple[str, str], str] = {
     ("average_gradients.py", "expect_messages(run, 'the gradients are right"): _CHEATED,
@@ -31,7 +30,6 @@ EXCUSED: dict[tuple[str, str], str] = {
     ("master_weights.py", "expect_messages(run, 'the gradients are"): _CHEATED,
     ("model_parallel_step.py", "expect_messages(run, 'the weights are"): _CHEATED,
     ("pipeline_execute.py", "expect_messages(run, 'the gradients are"): _CHEATED,
-    ("pipeline_execute.py", "cluster.run(impl, run_schedules)"): _ASKED_FIRST,
     ("clip.py", "expect_messages(run, 'the weights are right"): _CHEATED,
     ("sync_once.py", "expect_messages(run, 'the gradient is right"): _CHEATED,
     ("checkpoint.py", "_expect_tensors(run)"): _OUT_OF_TURN,
