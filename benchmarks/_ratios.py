@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Pair = tuple[float, float]
@@ -56,3 +58,25 @@ def result_of(
     if bar is not None:
         result |= {"bar": bar, "is_met": result["upper"] <= bar}
     return result
+
+
+def command(
+    about: str, measure: Callable[[str], dict[str, Any]], row: Callable[[Any], str]
+) -> int:
+    """Measure `--code`, print it, and say whether every bar is met.
+
+    `row(result)` is a result's name and value, to which its bar is added.
+    """
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--code", default="reference", help="mine, reference or a file")
+    options = parser.parse_args()
+    report = measure(options.code)
+    if options.json:
+        print(json.dumps(report, indent=1))
+    else:
+        for result in report["results"]:
+            bar = f"  bar {result['bar']:g}" if "bar" in result else ""
+            bar += f"  upper {result['upper']:g}" if "upper" in result else ""
+            print(row(result) + bar)
+    return int(not all(result.get("is_met", True) for result in report["results"]))

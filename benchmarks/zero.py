@@ -17,8 +17,6 @@ the peer take turns. Each launch is a fresh set of processes.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 import tempfile
@@ -30,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the ranks import the programs by name
 
 from benchmarks import _zero_ranks as ranks  # noqa: E402
-from benchmarks._ratios import Pair, result_of  # noqa: E402
+from benchmarks._ratios import Pair, command, result_of  # noqa: E402
 from distlab.runner import Cluster, Limits  # noqa: E402
 
 LAUNCHES, PAIRS = 5, 16
@@ -163,19 +161,11 @@ def measure(
 
 def main() -> int:
     """Measure, print, and say whether every bar is met."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--code", default="reference", help="mine, reference or a file")
-    options = parser.parse_args()
-    report = measure(options.code)
-    if options.json:
-        print(json.dumps(report, indent=1))
-    else:
-        for result in report["results"]:
-            bar = f"  bar {result['bar']:g}" if "bar" in result else ""
-            bar += f"  upper {result['upper']:g}" if "upper" in result else ""
-            print(f"{result['name']:<44} {result['value']:>14.6g}{bar}")
-    return int(not all(result.get("is_met", True) for result in report["results"]))
+    return command(__doc__, measure, _row)
+
+
+def _row(result: dict[str, Any]) -> str:
+    return f"{result['name']:<44} {result['value']:>14.6g}"
 
 
 if __name__ == "__main__":

@@ -8,14 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distlab.curriculum.units import travelling
 from distlab.experiments import phase3_rank as rank
 from distlab.experiments.digits import PRELOADS
 from distlab.experiments.walkthrough import Ranks
-from distlab.grading.bench import needed_reference, off_limits, perform
 from distlab.runner import Limits
-from distlab.runner.rank import name_of
-from distlab.sim import AlphaBeta, Fabric, Network, SimRun, run_apart
+from distlab.sim import AlphaBeta, Fabric, Network, SimRun
 from distlab.sim.net.links import PS
 
 LINK = AlphaBeta(alpha_s=10e-6, bytes_per_s=12.5e9)
@@ -59,21 +56,8 @@ class Walkthrough(Ranks):
         **values: Any,
     ) -> SimRun:
         """Run `scenario` in the simulated cluster, to its end; no message is kept."""
-        impl = self._implementation(unit)
-        done = run_apart(
-            self._cluster,
-            perform,
-            world_size,
-            travelling(impl.source),
-            needed_reference(impl),
-            list(impl.grafts),
-            [[name_of(scenario), values]],
-            off_limits(impl),
-            net=net,
-            limits=_LIMITS,
-            journal=False,
-            trace=False,
-        )
+        options = {"net": net, "limits": _LIMITS, "journal": False, "trace": False}
+        done = self._simulated(unit, world_size, scenario, values, **options)
         done.require_finished()
         return done
 

@@ -69,6 +69,17 @@ class Ranks:
         **values: Any,
     ) -> SimRun:
         """Run `scenario` in the simulated cluster; a hang is no error there."""
+        return self._simulated(unit, world_size, scenario, values, net=net)
+
+    def _simulated(
+        self,
+        unit: str,
+        world_size: int,
+        scenario: Callable[..., Any],
+        values: dict[str, Any],
+        **options: Any,
+    ) -> SimRun:
+        """`options` are those of `run_apart`."""
         impl = self._implementation(unit)
         return run_apart(
             self._cluster,
@@ -79,8 +90,7 @@ class Ranks:
             list(impl.grafts),
             [[name_of(scenario), values]],
             off_limits(impl),
-            net=net,
-            limits=_LIMITS,
+            **{"limits": _LIMITS, **options},
         )
 
     def _implementation(self, unit: str) -> Implementation:
