@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distlab.comm import Comm, TorchComm, Work
+from distlab.comm import Comm, TorchComm, Work, leave_default_group
 from distlab.curriculum import load
 from distlab.models.transformer import (
     TransformerConfig,
@@ -210,7 +210,7 @@ def _resident(*, peak: bool = False) -> int:
 
 def _leave() -> None:
     dist.barrier()
-    dist.destroy_process_group()
+    leave_default_group()
 
 
 PROGRAMS: tuple[Callable[..., Any], ...] = (step_pairs, parity, overlap, peak_bytes)

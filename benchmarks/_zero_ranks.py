@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distlab.comm import Comm, TorchComm
+from distlab.comm import Comm, TorchComm, leave_default_group
 from distlab.curriculum import load
 from distlab.grading.checks.sharded_live import LiveBytes
 from distlab.models.transformer import (
@@ -53,7 +53,7 @@ def meet(context: RankContext, folder: str) -> TorchComm:
 def leave() -> None:
     """End together: who leaves early closes the others' connections."""
     dist.barrier()
-    dist.destroy_process_group()
+    leave_default_group()
 
 
 def make_groups(model: nn.Module) -> list[dict[str, Any]]:

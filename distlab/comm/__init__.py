@@ -6,6 +6,7 @@ wrap any Comm.
 """
 
 from distlab.comm._call import COLLECTIVES, Call, Wrapper
+from distlab.comm._default_group import leave_default_group
 from distlab.comm._protocol import (
     ANY,
     SUM,
@@ -44,4 +45,5 @@ __all__ = [
     "Traffic",
     "Work",
     "Wrapper",
+    "leave_default_group",
 ]

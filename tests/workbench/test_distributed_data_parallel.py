@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks import _ddp_ranks as bench_ranks
 from benchmarks import _ratios as ratios
-from distlab.comm import Comm, Work
+from distlab.comm import Comm, Work, leave_default_group
 from distlab.curriculum.units import load
 from distlab.experiments import bucket_lanes as lanes
 from distlab.grading.checks import ddp_watch as watch
@@ -112,7 +112,7 @@ def branches_by_torch(context: RankContext, folder: str) -> dict[str, Any]:
             )
 
     found: dict[str, Any] = take_branches(context, Torchs, SEED)  # type: ignore[arg-type]
-    dist.destroy_process_group()
+    leave_default_group()
     return found
 
 

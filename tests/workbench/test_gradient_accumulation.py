@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from distlab.comm import leave_default_group
 from distlab.curriculum import load
 from distlab.grading.checks.activations import Activations
 from distlab.grading.checks.microbatches import (
@@ -80,7 +81,7 @@ def with_torch(context: RankContext, store: str, held_back: bool) -> dict[str, A
             (nn.functional.cross_entropy(model(batch[0]), batch[1]) / 4).backward()
     (nn.functional.cross_entropy(model(last[0]), last[1]) / 4).backward()
     gradient = gradients_of(model.module)
-    dist.destroy_process_group()
+    leave_default_group()
     return {"gradient": gradient, "elements": sum(elements)}
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from distlab.comm import leave_default_group
 from distlab.curriculum.units import load
 from distlab.grading.checks import loss_scaler_runs as runs
 from distlab.runner import Cluster, Limits, RankContext, Run
@@ -173,7 +174,7 @@ def fsdp2(context: RankContext, meeting: str) -> list[Tensor]:
         nn.functional.cross_entropy(model(inputs).float(), targets).backward()
         optimizer.step()
     whole = [p.full_tensor().detach().clone() for p in model.parameters()]
-    dist.destroy_process_group()
+    leave_default_group()
     return whole
 
 

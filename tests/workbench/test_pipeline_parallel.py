@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from distlab.comm import leave_default_group
 from distlab.curriculum.units import load
 from distlab.grading.checks import pipeline_clock as clock
 from distlab.grading.checks.pipeline_race import Counted, Meter, Timed, race
@@ -195,7 +196,7 @@ def torchs(context: RankContext, name: str, v: int, path: str) -> Any:
     wanted = {"target": tokens, "losses": losses} if rank == n - 1 else {}
     schedule.step(*given, **wanted)
     found = gradients(chunks)
-    dist.destroy_process_group()
+    leave_default_group()
     return found, [loss.detach() for loss in losses]
 
 

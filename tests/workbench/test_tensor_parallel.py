@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from distlab.comm import leave_default_group
 from distlab.curriculum.units import load
 from distlab.grading.mutants import Entry, read_catalogue
 from distlab.grading.threads import one_thread
@@ -123,7 +124,7 @@ def train_torchs(context: RankContext, path: str) -> list[float]:
             parameter.data = parameter.data[order]
         parallelize_module(block, mesh, {k: way() for k, way in BLOCK_LAYERS.items()})
     losses = losses_of(model)
-    dist.destroy_process_group()
+    leave_default_group()
     return losses
 
 

@@ -8,9 +8,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from distlab.comm import leave_default_group
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.ported import finished, join
 from distlab.grading.checks.tensor_parallel_shared import (
@@ -54,7 +54,7 @@ def ported_block(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     found = _trained(block, seed, n)
     found["held"] = {name: _held(block.get_submodule(name)) for name in CUT}
     found["refused"] = _refused(unit, mesh, n)
-    dist.destroy_process_group()
+    leave_default_group()
     return found
 
 

@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from distlab.comm import leave_default_group
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.model_parallel_step import judge_losses
 from distlab.grading.checks.ported import WORLDS, finished, join
@@ -113,7 +113,7 @@ def ported_pipeline(
         targets if rank == n - 1 else torch.zeros_like(targets),
         m,
     )
-    dist.destroy_process_group()
+    leave_default_group()
     is_number = isinstance(loss, int | float) or (
         isinstance(loss, Tensor) and loss.numel() == 1
     )

@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from distlab.comm import leave_default_group
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.clip import Counted
 from distlab.grading.checks.ported import WORLDS, finished, join
@@ -104,7 +104,7 @@ def ported_precision(
             }
         )
         widths.clear()
-    dist.destroy_process_group()
+    leave_default_group()
     return record
 
 

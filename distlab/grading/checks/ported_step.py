@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from distlab.comm import leave_default_group
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.clip import TOLERANCE, Counted, expect_norms
 from distlab.grading.checks.clip_mistakes import (
@@ -74,7 +75,7 @@ def ported_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
         norm = unit.port(model, optimizer, loss_fn, batches, max_norm)
         norms.append(_number(norm))
     weights = weights_of(model.module)
-    dist.destroy_process_group()
+    leave_default_group()
     return {"weights": weights, "norms": norms, "sent": sent[0] / len(MAX_NORMS)}
 
 
