@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
+from distlab.comm._nccl import NcclMessages, connected, make_nccl_group
 from distlab.comm._protocol import ANY, SUM, Comm, CommRefusedError, PeerLost, ReduceOp
 from distlab.comm._refusals import Refusals
 from distlab.comm._torch_work import TorchWork, says_peer_is_gone
@@ -45,6 +46,9 @@ class TorchComm:
     Limits: on gloo, a send or recv that runs into its `timeout_s` closes this rank's
     connections to the whole group, so every later call raises PeerLost, here and on
     those who wait for this rank. A collective that times out closes nothing.
+    NCCL has no tags and no receiving from anyone: both are refused. There an isend sets
+    out with the next call that waits, and a limit of time does not bound the first
+    contact between two ranks, nor is a dead peer noticed: the runner sees that.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class TorchComm:
         # A transfer whose Work is dropped would be lost, and a group that is dropped
         # closes its sockets while the slower members still read: both are kept here.
         self._under_way: set[TorchWork] = set()
+        self._nccl = NcclMessages(group) if self._device.type == "cuda" else None
         self._groups: list[TorchComm] = []
 
     @classmethod
@@ -93,11 +98,8 @@ class TorchComm:
                 timeout_s=timeout_s,
             )
         if backend == "nccl":
-            device = torch.device("cuda", rank % torch.cuda.device_count())
-            torch.cuda.set_device(device)
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timedelta(seconds=timeout_s)
-            group = dist.ProcessGroupNCCL(store, rank, world_size, options)
+            group = make_nccl_group(store, rank, world_size, timeout_s)
+            device = torch.device("cuda", torch.cuda.current_device())
             return cls(group, store=store, device=device, timeout_s=timeout_s)
         raise ValueError(f"backend is {backend!r}; TorchComm knows 'gloo' and 'nccl'")
 
@@ -108,8 +110,10 @@ class TorchComm:
         if group is None:
             raise CommRefusedError("call torch.distributed.init_process_group first")
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        on_gpu = dist.get_backend() == "nccl"
-        device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+        device = torch.device("cpu")
+        if dist.get_backend() == "nccl":
+            device = torch.device("cuda", local_rank)
+            group = connected(group, device)
         return cls(
             group,
             store=c10d._get_default_store(),
@@ -158,6 +162,10 @@ class TorchComm:
             self.irecv(tensor, src, tag).wait(timeout_s)
             return src
         self._refuse.tensor(tensor, "recv")
+        if self._nccl is not None:
+            raise CommRefusedError(
+                f"rank {self._rank} receives from anyone, which NCCL cannot: name src"
+            )
         work = self._work(lambda: self._group.recv_anysource([tensor], tag), None)
         work.wait(timeout_s)
         return work.source()
@@ -166,13 +174,13 @@ class TorchComm:
         """See `Comm.isend`."""
         self._refuse.peer(dst, "sends to")
         self._refuse.tensor(tensor, "send")
-        return self._kept(self._work(lambda: self._group.send([tensor], dst, tag), dst))
+        return self._message("send", tensor, dst, tag)
 
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> TorchWork:
         """See `Comm.irecv`."""
         self._refuse.peer(src, "receives from")
         self._refuse.tensor(tensor, "recv")
-        return self._kept(self._work(lambda: self._group.recv([tensor], src, tag), src))
+        return self._message("recv", tensor, src, tag)
 
     def sendrecv(
         self,
@@ -347,6 +355,8 @@ class TorchComm:
         peer: int | None,
         finish: Callable[[], object] | None = None,
     ) -> TorchWork:
+        if self._nccl is not None:
+            self._nccl.launch()
         self._step += 1
         try:
             work = start()
@@ -356,7 +366,17 @@ class TorchComm:
             raise PeerLost(self._rank, self._step, peer, 0.0) from error
         return TorchWork(work, self._rank, self._step, peer, self._timeout_s, finish)
 
-    def _kept(self, work: TorchWork) -> TorchWork:
+    def _message(
+        self, kind: Literal["send", "recv"], tensor: Tensor, peer: int, tag: int
+    ) -> TorchWork:
+        if self._nccl is None:
+            start = partial(getattr(self._group, kind), [tensor], peer, tag)
+            work = self._work(start, peer)
+        else:
+            self._step += 1
+            noted = self._nccl.note(kind, tensor, peer, tag)
+            place = self._rank, self._step, peer
+            work = TorchWork(noted, *place, self._timeout_s, None)
         self._under_way.add(work)
         work.finish = partial(self._under_way.discard, work)
         return work

@@ -12,7 +12,13 @@ from torch import nn
 
 
 def one_step() -> None:
-    """Seed, predict, go backward, and step an optimiser with momentum."""
+    """Seed, predict, go backward, and step an optimiser with momentum.
+
+    Not where torch sees a GPU: a first backward() would meet it, and what is forked
+    from a process that has met CUDA cannot use it.
+    """
+    if torch.cuda.device_count():
+        return
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 2)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -44,7 +44,7 @@ def judged(
 def test_the_reference_over_nccl(cluster: Cluster, task: str) -> None:
     limits = Limits(seconds=120, memory_bytes=RESERVED)
     ranks = Ranks(cluster, backend="nccl", limits=limits)
-    for world_size in sorted({1, min(2, NUM_GPUS), min(4, NUM_GPUS)}):
+    for world_size in (1, 2, 4):  # more ranks than GPUs share them
         verdict = judged(ranks, task, world_size)
         assert verdict.status == "pass", verdict.message
 
