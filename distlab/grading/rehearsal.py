@@ -10,14 +10,16 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from distlab.install import has_nvidia_gpu
+
 
 def one_step() -> None:
     """Seed, predict, go backward, and step an optimiser with momentum.
 
-    Not where torch sees a GPU: a first backward() would meet it, and what is forked
-    from a process that has met CUDA cannot use it.
+    Not where torch could use a GPU: backward() asks CUDA how many there are, and what
+    is forked from a process that has asked cannot use them.
     """
-    if torch.cuda.device_count():
+    if torch.backends.cuda.is_built() and (torch.version.hip or has_nvidia_gpu()):
         return
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 2)).double()

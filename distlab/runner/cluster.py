@@ -10,11 +10,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from distlab.runner.gpus import without_gpus
 from distlab.runner.limits import MAX_RANKS, Limits
 from distlab.runner.processes import become_subreaper, end_descendants
 from distlab.runner.record import Run, RunnerError
@@ -77,7 +78,7 @@ class Cluster:
             self.settle()
             self._ready()
             self._ask({"k": "preload", "modules": new})
-            self._await("preloaded")
+            _expect_one_thread(self._await("preloaded"))
         self._preload += new
 
     def run(
@@ -204,9 +205,7 @@ class Cluster:
 
     def _ready(self) -> None:
         if not self._is_ready:
-            threads = self._await("zygote")["threads"]
-            if threads != 1:
-                raise RunnerError(f"the zygote has {threads} threads; it must have one")
+            _expect_one_thread(self._await("zygote"))
             self._is_ready = True
 
     def _ask(
@@ -279,14 +278,20 @@ class Cluster:
             folder.cleanup()
 
 
-def _single_threaded(environment: os._Environ[str]) -> dict[str, str]:
+def _expect_one_thread(told: dict[str, Any]) -> None:
+    if told["threads"] != 1:
+        text = f"the zygote has {told['threads']} threads; it must have one"
+        raise RunnerError(f"{text}: of what it imported, something starts a thread")
+
+
+def _single_threaded(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment in which importing numpy and torch starts no thread."""
     one = dict.fromkeys(
         ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
     )
     package_root = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [package_root, environment.get("PYTHONPATH")]))
-    return {**environment, **one, "PYTHONPATH": path}
+    return without_gpus({**environment, **one, "PYTHONPATH": path})
 
 
 def _importable_name(program: Callable[..., Any]) -> str:

@@ -32,6 +32,7 @@ from distlab.comm import (
     TorchComm,
 )
 from distlab.runner.context import RankContext, seed_everything
+from distlab.runner.gpus import show_gpus
 from distlab.runner.limits import cap_memory
 from distlab.runner.processes import die_with_parent
 from distlab.runner.wire import encode
@@ -135,6 +136,8 @@ def _connected(job: dict[str, Any], rank: int, folder: Path) -> Comm:
         return TcpComm.from_store(
             store, rank, world_size, secret=secret, timeout_s=timeout_s
         )
+    if job["backend"] == "nccl":
+        show_gpus()
     return TorchComm.from_store(
         store, rank, world_size, backend=job["backend"], timeout_s=timeout_s
     )
