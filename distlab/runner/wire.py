@@ -13,10 +13,13 @@ from __future__ import annotations
 import base64
 import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_SCALARS = frozenset({type(None), bool, int, float, str})
 
 
 def encode(value: Any) -> bytes:
@@ -35,7 +38,7 @@ def decode(line: bytes) -> Any:
         ValueError: the line was not written by `encode`.
     """
     try:
-        return _rich(json.loads(line))
+        return json.loads(line, object_hook=_rich)
     except (TypeError, RuntimeError, RecursionError) as error:
         raise ValueError(f"not a line of ours: {error}") from error
 
@@ -44,9 +47,9 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple):
-        return {"~tuple": [_plain(item) for item in value]}
+        return {"~tuple": _plain_items(value)}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return _plain_items(value)
     if isinstance(value, dict):
         if all(isinstance(key, str) and key[:1] != "~" for key in value):
             return {key: _plain(item) for key, item in value.items()}
@@ -56,20 +59,25 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} cannot travel between processes")
 
 
-def _rich(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_rich(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if set(value) == {"~tensor"}:
-        return _tensor(*value["~tensor"])
-    if set(value) == {"~tuple"}:
-        return tuple(_rich(item) for item in value["~tuple"])
-    if set(value) == {"~dict"}:
-        return {_rich(key): _rich(item) for key, item in value["~dict"]}
-    if any(key[:1] == "~" for key in value):
-        raise ValueError(f"unknown mark in {sorted(value)}")
-    return {key: _rich(item) for key, item in value.items()}
+def _plain_items(values: Sequence[Any]) -> Sequence[Any]:
+    if _SCALARS.issuperset(map(type, values)):  # long lists of numbers are common
+        return values
+    return [_plain(item) for item in values]
+
+
+def _rich(found: dict[str, Any]) -> Any:
+    """What an object of JSON stands for; the objects in it have been turned before."""
+    if len(found) == 1:
+        ((key, value),) = found.items()
+        if key == "~tuple":
+            return tuple(value)
+        if key == "~dict":
+            return dict(value)
+        if key == "~tensor":
+            return _tensor(*value)
+    if any(key[:1] == "~" for key in found):
+        raise ValueError(f"unknown mark in {sorted(found)}")
+    return found
 
 
 def _is_tensor(value: Any) -> bool:
