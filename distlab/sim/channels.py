@@ -32,7 +32,8 @@ __all__ = ["Channel", "End", "Group", "Message"]
 class _Moving(Flight):
     """What changes with every message; next to each other, for the caches' sake.
 
-    `address` is that of the tensor's first byte, if it was looked up; or else 0.
+    `address` is that of the tensor's first byte, and `num_bytes` its size, if they were
+    looked up; or else 0.
     """
 
     __slots__ = ("address", "met", "num_bytes", "other", "posted", "step", "tensor")
@@ -289,9 +290,11 @@ class Group:
             return
         kernel = self.kernel
         if self.trace is None:  # as in `book`: a call less, two million times
-            num_bytes = send.tensor.nbytes  # type: ignore[union-attr]
             _, end_ps = self._message(
-                channel.src, channel.dst, num_bytes, kernel.now_ps
+                channel.src,
+                channel.dst,
+                send.num_bytes or send.tensor.nbytes,  # type: ignore[union-attr]
+                kernel.now_ps,
             )
         else:
             end_ps = self.book(channel, send)

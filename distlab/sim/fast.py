@@ -123,9 +123,10 @@ class FastExchange:
             traffic.sent_bytes += num_bytes
         sending.done = sending.met = receiving.done = receiving.met = False
         sending.tensor, sending.step = send_tensor, step + 1
+        sending.num_bytes = num_bytes
         receiving.step = self._step = step + 2
         if kind is not Sized:  # on arrival they would have to be fetched once more
-            sending.address, sending.num_bytes = send_tensor.data_ptr(), num_bytes
+            sending.address = send_tensor.data_ptr()
             receiving.address = recv_tensor.data_ptr()
             receiving.num_bytes, receiving.tensor = recv_tensor.nbytes, recv_tensor
         elif sending.address:
