@@ -298,13 +298,17 @@ class Group:
             )
         else:
             end_ps = self.book(channel, send)
-        events = kernel.events.get(end_ps)
-        if events is None:
-            kernel.at(end_ps, Arrivals((receive,)))
-        elif type(last := events[-1]) is Arrivals:
-            last.append(receive)
+        if end_ps == kernel.batch_ps:
+            kernel.batch.append(receive)
+            return
+        planned = kernel.events.get(end_ps)
+        if planned and type(planned[-1]) is Arrivals:
+            batch = planned[-1]
+            batch.append(receive)
         else:
-            events.append(Arrivals((receive,)))
+            batch = Arrivals((receive,))
+            kernel.at(end_ps, batch)
+        kernel.batch, kernel.batch_ps = batch, end_ps
 
     def book(self, channel: Channel, send: End) -> int:
         """Put a message on its way; returns when it is there."""

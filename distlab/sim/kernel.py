@@ -35,6 +35,7 @@ from distlab.sim.net.links import PS
 T = TypeVar("T")
 
 _OBJECTS = 50_000  # made before Python looks for those that can go
+_NEVER = -1  # no instant
 _PATIENCE = 100  # calls after the end of a run that a rank is allowed to catch
 
 
@@ -114,6 +115,9 @@ class Kernel:
         self.ready: deque[Fiber] = deque()
         self._instants: list[int] = []  # a heap of the keys of `events`
         self.events: dict[int, list[Callable[[], object]]] = {}
+        # What messages last joined: the last event of its instant, or else _NEVER.
+        self.batch: Any = None
+        self.batch_ps = _NEVER
         self._timers: list[tuple[int, int, Flight]] = []  # a heap
         self._num_timers = 0
         self.handler: Fiber | None = None  # of the rank that answers a call
@@ -195,6 +199,7 @@ class Kernel:
     def at(self, when_ps: int, event: Callable[..., object], *args: Any) -> None:
         """Have `event(*args)` happen at a time that is not in the past."""
         act = partial(event, *args) if args else event
+        self.batch_ps = _NEVER
         if when_ps in self.events:
             self.events[when_ps].append(act)
         else:
@@ -224,7 +229,7 @@ class Kernel:
                 if not instants:
                     return None
                 # Events may plan more for this instant: those come in a later round.
-                self.now_ps = heapq.heappop(instants)
+                self.now_ps, self.batch_ps = heapq.heappop(instants), _NEVER
                 for event in self.events.pop(self.now_ps):
                     event()
             fiber = ready.popleft()

@@ -33,7 +33,7 @@ class Sized:
     def chunk(self, chunks: int) -> tuple[Sized, ...]:
         """In so many parts, whose sizes differ by a byte at most."""
         size, larger = divmod(self.nbytes, chunks)
-        # Two objects are enough: 1,024 ranks cut into 1,024 chunks would make a million.
+        # Two objects do: 1,024 ranks that cut into 1,024 would make a million.
         return (Sized(size + 1),) * larger + (Sized(size),) * (chunks - larger)
 
     def __iadd__(self, other: Sized) -> Sized:
