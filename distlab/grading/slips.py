@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -45,15 +46,20 @@ class Mutation:
         return entry.applied_to(solution)
 
 
-def mutations_of(solution: str, task: str) -> list[Mutation]:
-    """Every slip in the regions of a task, in the order of the text."""
+@functools.cache
+def mutations_of(solution: str, task: str) -> tuple[Mutation, ...]:
+    """Every slip in the regions of a task, in the order of the text.
+
+    Worked out once: the reasons of all survivors are read against the slips of all
+    tasks, some thousands, again and again.
+    """
     regions = [r for r in find_regions(solution) if r.id == task]
     names = functions_of(solution)[task]
     tree = ast.parse(solution)
-    found = []
+    found: list[Mutation] = []
     for region, name in zip(regions, names, strict=True):
         found += _Surgery(tree, task, name, region).mutations()
-    return found
+    return tuple(found)
 
 
 class _Surgery:

@@ -55,7 +55,7 @@ def test_the_grader_sees_a_slip_or_a_reason_is_given(
 # ── the slips themselves ────────────────────────────────────────────────────────────
 
 
-def slips(body: str) -> list[Mutation]:
+def slips(body: str) -> tuple[Mutation, ...]:
     """All slips in a solution with this body in its region."""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     text = (
