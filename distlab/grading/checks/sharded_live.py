@@ -33,6 +33,7 @@ class LiveBytes(TorchDispatchMode):
         self.look = look
         # As long as there is such a reference, its address is not used again.
         self._storages: dict[int, StorageWeakRef] = {}
+        self._waited_in_vain = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -60,15 +61,21 @@ class LiveBytes(TorchDispatchMode):
         return total
 
     def settled(self, allowed: int) -> int:
-        """`live`, after a moment of patience if that is more than `allowed`."""
-        until = time.monotonic() + PATIENCE_S
+        """`live`, after a moment of patience if that is more than `allowed`.
+
+        Once that was in vain there is none left: the rank holds too much, and looking
+        at each of its layers would take seconds.
+        """
         found = self.live
-        if found > allowed:
-            gc.collect()  # transfers that are over may refer to themselves
-            found = self.live
-        while found > allowed and time.monotonic() < until:
+        if found <= allowed or self._waited_in_vain:
+            return found
+        gc.collect()  # transfers that are over may refer to themselves
+        until = time.monotonic() + PATIENCE_S
+        while (found := min(found, self.live)) > allowed:
+            if time.monotonic() > until:
+                self._waited_in_vain = True
+                break
             time.sleep(0.01)
-            found = min(found, self.live)
         return found
 
 
