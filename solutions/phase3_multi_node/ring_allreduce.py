@@ -125,7 +125,7 @@ def cut(tensor: Tensor, num_chunks: int, segment_bytes: int) -> list[list[Tensor
 
 
 def pipelined_all_reduce(
-    comm: Comm, tensor: Tensor, segment_bytes: int = 1 << 21
+    comm: Comm, tensor: Tensor, segment_bytes: int = 1 << 22
 ) -> None:
     """Replace every rank's `tensor` by the sum, and add while messages are under way.
 
@@ -159,7 +159,6 @@ def pipelined_all_reduce(
     steps = range(2 * (n - 1))
     arriving = [*chain(*(chunks[(rank - step - 2) % n] for step in steps))]
     num_sums = len(arriving) // 2  # the first half is added, the second half is done
-    sends = [comm.isend(segment, right) for segment in chunks[rank - 1]]
     receives: list[Work] = []
 
     def receive_next() -> None:
@@ -171,8 +170,10 @@ def pipelined_all_reduce(
             sends[number - num_sums].wait()  # it went out from this very place
         receives.append(comm.irecv(place, left))
 
-    receive_next()
-    receive_next()
+    # Receives first: where a message finds its place waiting, it need not ask for it.
+    for _ in boxes[:num_sums]:
+        receive_next()
+    sends = [comm.isend(segment, right) for segment in chunks[rank - 1]]
     for number, segment in enumerate(arriving):
         receives[number].wait()
         if number < num_sums:
