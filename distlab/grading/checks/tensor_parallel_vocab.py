@@ -178,7 +178,10 @@ def _not_finite(run: Run, name: str, loss: float) -> NotYetError:
 def _own_subtracted(right: Right) -> Tensor:
     """The loss if each rank takes the largest logit of its own columns off."""
     tops = torch.stack([part.amax(1) for part in right.parts])
-    sums = [(part - top[:, None]).exp().sum(1) for part, top in zip(right.parts, tops, strict=True)]
+    sums = [
+        (part - top[:, None]).exp().sum(1)
+        for part, top in zip(right.parts, tops, strict=True)
+    ]
     owners = (right.targets // COLUMNS)[None]
     whole = right.logits.detach()
     picked = whole.gather(1, right.targets[:, None])[:, 0] - tops.gather(0, owners)[0]
