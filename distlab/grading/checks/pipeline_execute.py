@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.grading.bench import Bench, Implementation
-from distlab.grading.checks.messages import expect_messages
+from distlab.grading.checks.messages import expect_messages, reports_made
 from distlab.grading.checks.model_parallel_step import judge_losses
 from distlab.grading.checks.pipeline_clock import (
     Schedules,
@@ -247,16 +247,9 @@ def _run_all(impl: Implementation, cluster: Bench) -> Run:
 
 
 def _running(run: Run) -> str:
-    """The schedule in which ranks are stuck or failed, as the start of a sentence.
-
-    Ranks may be in different ones; the first is where it began.
-    """
-    begun = [
-        len(record.marks)
-        for record in run.ranks
-        if record.marks and record.status != "finished"
-    ]
-    return f"{cases(run.world_size)[min(begun) - 1].name}: " if begun else ""
+    """The schedule in which ranks are stuck or failed, as the start of a sentence."""
+    begun = reports_made(run)
+    return f"{cases(run.world_size)[begun - 1].name}: " if begun else ""
 
 
 def _without_tags(run: Run) -> bool:
