@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import textwrap
-from collections.abc import Callable
 
 from distlab.cli.prompt import QuitError, ask_line
 from distlab.cli.screen import show, warn
@@ -18,6 +17,7 @@ from distlab.curriculum.quiz import (
 )
 
 _WIDTH = 78
+_GIVE_UP = "?"
 
 
 def quiz(phase: int, *, answers: str | None = None, seed: int | None = None) -> int:
@@ -33,14 +33,18 @@ def quiz(phase: int, *, answers: str | None = None, seed: int | None = None) -> 
     given = None if answers is None else [a.strip() for a in answers.split(";")]
     if given is not None and len(given) > len(questions):
         raise QuizError(f"{len(given)} answers to {len(questions)} questions")
-    show([("dim", f"{len(questions)} questions, numbers of --seed {seed}; q leaves")])
+    head = f"{len(questions)} questions, numbers of --seed {seed}"
+    show([("dim", f"{head}; {_GIVE_UP} tells the answer, q leaves")])
     kept: dict[str, dict[str, object]] = {}
     for number, question in enumerate(questions, 1):
         posed = question.drawn(seed)
         show(_asked(number, posed))
         try:
-            tries = 1 if given else 2
-            answer, is_right = _answer(posed, _reader(given, number), tries)
+            if given is None:
+                answer, is_right = _typed(posed)
+            else:
+                text = given[number - 1] if number <= len(given) else ""
+                answer, is_right = _taken(posed, text) or ("", False)
         except QuitError:
             break
         show(_told(posed, answer, is_right=is_right))
@@ -50,23 +54,29 @@ def quiz(phase: int, *, answers: str | None = None, seed: int | None = None) -> 
     return 0
 
 
-def _reader(given: list[str] | None, number: int) -> Callable[[], str]:
-    if given is None:
-        return lambda: ask_line("> ")
-    return lambda: given[number - 1] if number <= len(given) else ""
+def _typed(posed: Posed) -> tuple[str, bool]:
+    """What was answered, and whether it is right; what is no answer is asked again.
+
+    Raises:
+        QuitError: the learner has had enough.
+    """
+    while True:
+        text = ask_line("> ")
+        answer = _taken(posed, text) if text else None
+        if answer:
+            return answer
+        show([("dim", f"   an answer, {_GIVE_UP} to be told it, or q to leave")])
 
 
-def _answer(posed: Posed, read: Callable[[], str], tries: int) -> tuple[str, bool]:
-    """What was answered, and whether it is right; what is no answer is asked again."""
-    for _ in range(tries):
-        text = read()
-        if not text:
-            break
-        try:
-            return text, posed.is_right(text)
-        except AnswerError as error:
-            show([("plain", f"{text}: {error}")])
-    return "", False
+def _taken(posed: Posed, text: str) -> tuple[str, bool] | None:
+    """The answer, and whether it is right; an empty one for who gives up."""
+    if text in ("", _GIVE_UP):
+        return "", False
+    try:
+        return text, posed.is_right(text)
+    except AnswerError as error:
+        show([("plain", f"{text}: {error}")])
+        return None
 
 
 def _asked(number: int, posed: Posed) -> list[tuple[str, str]]:

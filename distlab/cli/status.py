@@ -108,7 +108,7 @@ def _row(task: Task, entry: dict[str, Any]) -> tuple[str, str]:
     if entry.get("passed"):
         mark, style = "✓", "pass"
         if entry.get("fails_now"):
-            mark, style, used = "!", "fail", "fails now"
+            mark, style, used = "!", "fail", "last check failed"
         elif entry.get("emptied"):
             mark, style, used = "·", "plain", "passed before, open again"
     text = f"  {mark} {task.number:<4} {task.id:<26} "

@@ -50,6 +50,8 @@ RULES = {
 }
 
 
+RULE_ALIKE = "in a collective all ranks' tensors have the same shape and dtype"
+
 Calls = Sequence[tuple[int, Event]]
 """Calls and the ranks that made them."""
 
@@ -143,7 +145,10 @@ def unlike_collectives(run: Run) -> NotYetError | None:
                         f"{_act_text(one)}, rank {rank} calls {_act_text(other)}"
                     )
                     calls = [(first, one), (rank, other)]
-                    return not_yet(run, "collective-mismatch", message, calls=calls)
+                    wrong = not_yet(run, "collective-mismatch", message, calls=calls)
+                    if _act(one)[:2] == _act(other)[:2]:
+                        wrong.rule = RULE_ALIKE
+                    return wrong
     return None
 
 

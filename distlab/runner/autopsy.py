@@ -93,7 +93,7 @@ def explain_failure(run: Run) -> str:
     same = [r.rank for r in run.ranks if _signature(r) == _signature(first)]
     each = "each " if len(same) > 1 else ""
     head = f"{_names(same)} {each}{explain_end(first)}"
-    if _ended_by_transport(first):
+    if ended_by_transport(first):
         misfit = misfit_of(run, first)
         head += f"; {misfit}" if misfit else ""
     return head + _left_waiting(run, same)
@@ -123,7 +123,7 @@ def explain_end(record: RankRecord) -> str:
         return "ended without a result"
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
-        if _ended_by_transport(record):
+        if ended_by_transport(record):
             return (
                 "was ended by the transport (SIGABRT): it received more bytes than "
                 "its tensor holds"
@@ -133,7 +133,8 @@ def explain_end(record: RankRecord) -> str:
     return f"ended its process (exit status {code}) before it was done"
 
 
-def _ended_by_transport(record: RankRecord) -> bool:
+def ended_by_transport(record: RankRecord) -> bool:
+    """Whether gloo ended this rank: more bytes came than its tensor holds."""
     status = record.exit_status
     aborted = status is not None and os.WIFSIGNALED(status)
     return (

@@ -195,6 +195,17 @@ def test_status_sees_a_function_that_was_emptied(here: Course, capsys: Capture) 
     assert progress.passed() == {SECOND}
 
 
+def test_status_tells_of_the_last_check_and_not_of_now(
+    here: Course, capsys: Capture
+) -> None:
+    for passed in (True, False):
+        Progress(here.root).record_verdict(FIRST, passed=passed, digest="")
+    assert status() == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^  ! 1\.1 .* last check failed$", said, re.MULTILINE)
+    assert "now" not in said
+
+
 def test_a_milestone_is_wrapped(here: Course, capsys: Capture) -> None:
     curriculum, progress = load_curriculum(), Progress(here.root)
     for task in curriculum.tasks:

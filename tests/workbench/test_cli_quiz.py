@@ -140,6 +140,22 @@ def test_one_at_a_time_until_q(
     assert "0 of 1 answers" in said
 
 
+def test_an_empty_line_asks_again_and_a_question_mark_gives_up(
+    here: Course, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    right = [q.drawn(1).right_answer for q in read_questions(FILES[0])]
+    typed = f"\n  \nmany\n{right[0]}\n?\nq\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    assert quiz(1, seed=1) == 0
+    said = capsys.readouterr().out
+    assert said.count("an answer, ? to be told it, or q to leave") == 3
+    assert f"right: {right[0]}" in said
+    assert f"no answer: it is {right[1]}" in said
+    assert "1 of 1 answers were right" in said
+    kept = Progress(here.root).read()["quiz"]
+    assert len(kept) == 1
+
+
 def test_what_cannot_be_asked(here: Course) -> None:
     with pytest.raises(CurriculumError, match="no phase 9"):
         quiz(9)

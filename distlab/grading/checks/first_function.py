@@ -11,9 +11,10 @@ from torch import Tensor
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.activations import Activations
 from distlab.grading.checks.data_loader_plans import worked_out
+from distlab.grading.checks.messages import reports_made
 from distlab.grading.clause import clause
 from distlab.grading.oracles import Suspect, expect_values
-from distlab.grading.verdict import NotYetError
+from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
 
 # 1 first would hide a factor that is forgotten, equal ones which of the two it is.
@@ -46,6 +47,7 @@ def scale_and_back(
         }
         cases.append(case)
         chains.append((given, outer))
+    context.report("backward")
     for case, (given, outer) in zip(cases, chains, strict=True):
         if outer.requires_grad and outer.shape == given.shape:
             _back(case, given, outer)
@@ -68,7 +70,7 @@ def _numbers(seed: int) -> Tensor:
 @clause("activation_checkpointing.first_function", "C1", worlds=(1,))
 def forward_scales(impl: Implementation, cluster: Bench) -> str | None:
     """V: the result for four pairs of factors."""
-    cases = _cases(impl, cluster)
+    cases = _cases(impl, cluster, "C1")
     given = torch.stack([case["given"] for case in cases])
     forth, back = (_column(index) for index in (0, 1))
     expect_values(
@@ -110,7 +112,7 @@ def forward_scales(impl: Implementation, cluster: Bench) -> str | None:
 @clause("activation_checkpointing.first_function", "C2", worlds=(1,))
 def backward_scales(impl: Implementation, cluster: Bench) -> str | None:
     """V: the gradient that comes out at the beginning of the chain."""
-    cases = _cases(impl, cluster)
+    cases = _cases(impl, cluster, "C2")
     if any(case.get("gradient") is None for case in cases):
         raise NotYetError(
             "no gradient gets through: what stands before Scale has .grad None",
@@ -167,8 +169,18 @@ def backward_scales(impl: Implementation, cluster: Bench) -> str | None:
     return "the gradient that arrives, times the factor; nothing kept"
 
 
-def _cases(impl: Implementation, cluster: Bench) -> list[dict[str, Any]]:
-    cases: list[dict[str, Any]] = worked_out(impl, cluster, scale_and_back).values[0]
+def _cases(
+    impl: Implementation, cluster: Bench, clause_id: str
+) -> list[dict[str, Any]]:
+    """What the run has of each pair of factors; a failure goes to its clause."""
+    try:
+        run = worked_out(impl, cluster, scale_and_back)
+    except NotYetError:
+        went_forward = cluster.latest is not None and reports_made(cluster.latest)
+        if clause_id == "C1" and went_forward:
+            raise NotJudgedError("what failed is backward: see C2") from None
+        raise
+    cases: list[dict[str, Any]] = run.values[0]
     for case in cases:
         if "wrong" in case:
             raise NotYetError(

@@ -37,6 +37,8 @@ WORLDS = (3, 2, 4, 5, 1)
 RESUME_WORLD = 2
 CALM = 4  # steps before the first overflow
 LOOSE = 1e-6
+STALE = "last-steps-answer"
+RULE_STALE = "update ends the step: clear there what unscale_ has noted in it"
 
 
 def _resumed(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
@@ -60,6 +62,7 @@ def unscaled_once(impl: Implementation, cluster: Bench) -> str | None:
             _expect_scaled(record, raw, rank)
             for when in ("early", "after"):
                 if when == "after" or step % 2 == 0:
+                    _expect_not_remembered(run, cluster.seed, rank)
                     _expect_unscaled(record, when, raw, rank)
     return None
 
@@ -86,6 +89,34 @@ def _expect_scaled(record: dict[str, Any], raw: Tensor, rank: int) -> None:
         )
 
 
+def _expect_not_remembered(run: Run, seed: int, rank: int) -> None:
+    """Divided in the first step and in no later one: that was taken for done."""
+    scales = [record["scale"] for record in run.values[rank]]
+    divided = raw_gradient(seed, 0, rank, run.world_size)
+    divided = halved(divided, scales[0]) / scales[0]
+    later = [_undivided(run, seed, step, rank) for step in range(1, CALM)]
+    if all(later) and _same(run.values[rank][0]["after"], divided):
+        raise NotYetError(
+            "the gradients are divided in the first step, and in no later one: in step "
+            f"2 they are still {scales[1]:g} times the right ones",
+            slug=STALE,
+            rule=RULE_STALE,
+        )
+
+
+def _undivided(run: Run, seed: int, step: int, rank: int) -> bool:
+    """Whether the gradients of this step are what backward() left."""
+    record = run.values[rank][step]
+    scaled = halved(raw_gradient(seed, step, rank, run.world_size), record["scale"])
+    whens = ("early", "after") if step % 2 == 0 else ("after",)
+    return all(_same(record[when], scaled) for when in whens)
+
+
+def _same(found: Tensor | None, values: Tensor) -> bool:
+    # Relative: after two divisions all that is left is small.
+    return found is not None and torch.allclose(found, values, rtol=LOOSE, atol=0.0)
+
+
 def _expect_unscaled(record: dict[str, Any], when: str, raw: Tensor, rank: int) -> None:
     scale, found = record["scale"], record[when]
     scaled = halved(raw, scale)
@@ -100,8 +131,7 @@ def _expect_unscaled(record: dict[str, Any], when: str, raw: Tensor, rank: int) 
     slug = ""
     sentence = f"{what} the gradients are wrong on rank {rank}"
     for name, values, words in known:
-        # Relative: after two divisions all that is left is small.
-        if found is not None and torch.allclose(found, values, rtol=LOOSE, atol=0.0):
+        if _same(found, values):
             slug, sentence = name, f"{what} the gradients are {words}"
     raise NotYetError(
         sentence,
@@ -132,7 +162,7 @@ def all_or_none_step(impl: Implementation, cluster: Bench) -> str | None:
     for step in range(STEPS):
         now = [rank[step] for rank in took]
         if now != [expected[step]] * n:
-            raise _wrong_decision(took, flags, step)
+            raise _wrong_decision(run, seed, flags, step)
     for rank in range(n):
         for step, record in enumerate(run.values[rank]):
             if record["said"] is not bool(expected[step]):
@@ -159,18 +189,28 @@ def _own_overflows(run: Run, seed: int, step: int) -> list[bool]:
 
 
 def _wrong_decision(
-    took: list[list[int]], flags: list[list[bool]], step: int
+    run: Run, seed: int, flags: list[list[bool]], step: int
 ) -> NotYetError:
-    n, now = len(took), [rank[step] for rank in took]
+    n, now = run.world_size, [rank[step]["steps"] for rank in run.values]
     culprits = [rank for rank, overflow in enumerate(flags[step]) if overflow]
     names = ", ".join(map(str, culprits))
     who = f"rank {names}" if len(culprits) == 1 else f"ranks {names}"
     slug, sentence = "", f"in step {step + 1} the ranks stepped {now} times"
+    rule = (
+        "ask all ranks, with one all_reduce, whether any gradient of any of them is "
+        "inf or nan; then each does the same"
+    )
     if not culprits and not any(now) and step == HUGE_AT:
         slug = "finite-taken-for-inf"
         sentence = (
             f"every rank skipped step {step + 1}, and no gradient was inf or nan: the "
             f"largest was {HUGE:g}"
+        )
+    elif not culprits and _stale(run, seed, step):
+        slug, rule = STALE, RULE_STALE
+        sentence = (
+            f"step {step} was skipped, and so is step {step + 1}, in which no gradient "
+            "is inf or nan: nobody has looked at it"
         )
     elif not culprits:
         sentence += ", though no gradient was inf or nan"
@@ -192,8 +232,17 @@ def _wrong_decision(
             )
             for rank in range(n)
         ),
-        rule="ask all ranks, with one all_reduce, whether any gradient of any of them "
-        "is inf or nan; then each does the same",
+        rule=rule,
+    )
+
+
+def _stale(run: Run, seed: int, step: int) -> bool:
+    """Whether all ranks skip as in the step before, and have left the gradients be."""
+    skipped = step > 0 and not any(
+        r["steps"] for rank in run.values for r in rank[step - 1 :][:2]
+    )
+    return skipped and all(
+        _undivided(run, seed, step, rank) for rank in range(run.world_size)
     )
 
 

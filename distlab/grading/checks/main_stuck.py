@@ -7,9 +7,16 @@ line it comes from, on each rank, is what there is to go by.
 from __future__ import annotations
 
 from distlab.curriculum import UnitSource
+from distlab.grading.misfits import RULES
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankRecord, Run, RunnerError
-from distlab.runner.autopsy import Evidence, explain_end, own_frame, place
+from distlab.runner.autopsy import (
+    Evidence,
+    ended_by_transport,
+    explain_end,
+    own_frame,
+    place,
+)
 
 _WAITED = ("Timed out", "timed out", "timeout", "Timeout")
 _FOLLOWS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
@@ -25,17 +32,14 @@ def name_of_stuck(
     """
     stuck = sorted(filter(_waited, run.ranks), key=_only_follows)
     if not stuck:
-        return None
+        return _sizes_differ(run)
     if not any(map(_line, run.ranks)):
         raise RunnerError(
             f"the ranks did not meet within {patience_s:g} s: this machine is too busy "
             "with other things; try again"
         )
     first = stuck[0]
-    slug, rule = (
-        "collective-mismatch",
-        "every rank calls the same collectives in the same order",
-    )
+    slug, rule = "collective-mismatch", RULES["collective-mismatch"]
     message = f"rank {first.rank} waited {patience_s:g} s in line {_line(first)}"
     if "init_process_group" in _text(source, _line(first)):
         slug = "typed-in-rank"
@@ -52,6 +56,20 @@ def name_of_stuck(
         evidence=tuple(_evidence(record) for record in run.ranks),
         rule=rule,
         kind="DEADLOCK",
+        fatal=True,
+    )
+
+
+def _sizes_differ(run: Run) -> NotYetError | None:
+    """The verdict if gloo ended a rank, as it does where tensors' sizes differ."""
+    ended = next(filter(ended_by_transport, run.ranks), None)
+    if ended is None:
+        return None
+    return NotYetError(
+        f"rank {ended.rank} {explain_end(ended)}",
+        slug="collective-mismatch",
+        evidence=tuple(_evidence(record) for record in run.ranks),
+        rule=RULES["collective-mismatch"],
         fatal=True,
     )
 

@@ -35,6 +35,19 @@ def expect_messages(run: Run, state: str) -> None:
         )
 
 
+def reports_made(run: Run) -> int:
+    """How many reports a scenario had made where a run failed, or got stuck.
+
+    A scenario that reports as each of its parts begins tells so in which part that was.
+    Ranks may be in different ones: what failed first counts, or who came least far.
+    """
+    first = run.primary()
+    if first:
+        return len(first.marks)
+    under_way = [r for r in run.ranks if r.status != "finished"]
+    return min((len(record.marks) for record in under_way), default=0)
+
+
 def received(record: RankRecord) -> bool:
     """Whether any message came to this rank."""
     return any(call["op"] in RECEIVING for call in record.calls())

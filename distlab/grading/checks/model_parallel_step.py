@@ -211,6 +211,7 @@ def judge_losses(losses: list[float | None], expected: Tensor) -> None:
     right = [close(number, expected) for number in told]
     if all(right):
         return
+    _expect_all_digits(told, right, expected)
     if right[-1] and n > 1 and not any(right[:-1]):
         does = "returned nothing" if losses[0] is None else f"returned {losses[0]:.4g}"
         raise NotYetError(
@@ -230,6 +231,43 @@ def judge_losses(losses: list[float | None], expected: Tensor) -> None:
         what="the returned loss",
         rule="the loss that the last stage has, the same on every rank",
     )
+
+
+def _expect_all_digits(told: list[Tensor], right: list[bool], expected: Tensor) -> None:
+    """A loss that is near, and fits into fewer bits, has been in a tensor of these."""
+    wrong = [rank for rank, is_right in enumerate(right) if not is_right]
+    for digits, bits, dtypes in _NARROW:
+        near = all(close(told[rank], expected, 10.0 ** (1 - digits)) for rank in wrong)
+        fits = any(
+            all(
+                torch.equal(told[rank], told[rank].to(dtype).double()) for rank in wrong
+            )
+            for dtype in dtypes
+        )
+        if near and fits:
+            wanted = f"expected {float(expected):.10g}"
+            raise NotYetError(
+                f"the returned loss is right to {digits} digits or so: on its way it "
+                f"was in a tensor of {bits} bits",
+                slug="wrong-dtype",
+                evidence=tuple(
+                    Evidence(
+                        rank=rank,
+                        state="wrong" if rank in wrong else "right",
+                        text=f"got {float(number):.10g}   {wanted}",
+                    )
+                    for rank, number in enumerate(told)
+                ),
+                rule="torch.zeros(1) is float32: give what carries the loss a "
+                "dtype=torch.float64",
+            )
+
+
+_NARROW = (
+    (7, 32, (torch.float32,)),
+    (3, 16, (torch.float16, torch.bfloat16)),
+)
+"""How many digits are left, in how many bits, of which dtypes."""
 
 
 @clause("model_parallel.train_step", "C3", worlds=(3, 2, 4))

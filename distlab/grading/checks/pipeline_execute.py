@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.grading.bench import Bench, Implementation
-from distlab.grading.checks.messages import expect_messages
+from distlab.grading.checks.messages import expect_messages, reports_made
 from distlab.grading.checks.model_parallel_step import judge_losses
 from distlab.grading.checks.pipeline_clock import (
     Schedules,
@@ -27,9 +27,10 @@ from distlab.grading.checks.pipeline_clock import (
 from distlab.grading.checks.pipeline_race import (
     BACKWARD_MS,
     FORWARD_MS,
+    RACED,
     Counted,
     Meter,
-    race,
+    raced,
 )
 from distlab.grading.checks.stages import (
     NOT_YOURS,
@@ -41,7 +42,6 @@ from distlab.grading.checks.stages import (
 from distlab.grading.clause import clause
 from distlab.grading.oracles import Suspect, all_close, expect_values
 from distlab.grading.verdict import NotYetError
-from distlab.grading.virtual import simulated
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import SENDS, Evidence
 from distlab.sim.plans import closed_forms as forms
@@ -75,7 +75,7 @@ def cases(n: int) -> list[Case]:
         found = [
             Case("GPipe", 1, few, all_then_all(n, len(few))),
             *found,
-            Case("some ranks last back first", 1, few, unlike),
+            Case("GPipe, some ranks last back first", 1, few, unlike),
         ]
     if n > 1:
         sizes = (*(2,) * (n * max(1, 4 // n) - 1), 1)
@@ -90,8 +90,12 @@ def cases(n: int) -> list[Case]:
 def run_schedules(
     context: RankContext, unit: ModuleType, seed: int
 ) -> list[dict[str, Any]]:
-    """Each case, on fresh stages."""
-    return [_run(context, unit, seed, case) for case in cases(context.world_size)]
+    """Each case, on fresh stages; each is reported as it begins."""
+    found = []
+    for place, case in enumerate(cases(context.world_size)):
+        context.report(place)
+        found.append(_run(context, unit, seed, case))
+    return found
 
 
 def _run(
@@ -101,7 +105,7 @@ def _run(
     num_stages = n * case.num_chunks
     every = make_stages(seed, num_stages)
     mine = [chunk * n + rank for chunk in range(case.num_chunks)]
-    meter = Meter()
+    meter, full = Meter(), Meter()
     chunks = []
     for stage in mine:
         every[stage].to(device)
@@ -109,7 +113,7 @@ def _run(
             if case.before:
                 parameter.grad = torch.full_like(parameter, case.before)
         like = make_like(num_stages, stage).to(device)
-        chunks.append(unit.Chunk(Counted(every[stage], meter), like))
+        chunks.append(unit.Chunk(Counted(every[stage], meter, full), like))
     microbatches = [
         (
             (torch.full_like(x, NOT_YOURS) if rank else x).to(device),
@@ -127,7 +131,7 @@ def _run(
     return {
         "gradients": torch.cat([gradients_of(every[stage]) for stage in mine]),
         "loss": float(loss) if is_number else None,
-        "peak": meter.peak,
+        "kept": (full.peak, meter.peak),
     }
 
 
@@ -237,7 +241,15 @@ def _run_all(impl: Implementation, cluster: Bench) -> Run:
             )
         elif error.kind == "DEADLOCK" and not error.slug and "isend" in waits:
             error.rule = "start a send and go on; wait for it when all is done"
+        if error.kind in ("DEADLOCK", "TIME") or error.slug == "raised":
+            error.message = f"{_running(run)}{error.message}"
         raise
+
+
+def _running(run: Run) -> str:
+    """The schedule in which ranks are stuck or failed, as the start of a sentence."""
+    begun = reports_made(run)
+    return f"{cases(run.world_size)[begun - 1].name}: " if begun else ""
 
 
 def _without_tags(run: Run) -> bool:
@@ -297,13 +309,18 @@ def numbers_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
 def nothing_is_kept(impl: Implementation, cluster: Bench) -> str | None:
     """M: no more graphs alive than the schedule has forwards on their way.
 
-    One more is forgiven: a variable may still have the last one's name.
+    One more is forgiven if backward() has emptied it: a variable may have its name.
     """
     run = _run_all(impl, cluster)
     for place, case in enumerate(cases(cluster.world_size)):
-        peaks = [value[place]["peak"] for value in run.values]
         wanted = [peak(schedule) for schedule in case.schedules]
-        if any(p > w + 1 for p, w in zip(peaks, wanted, strict=True)):
+        peaks = [
+            graphs if graphs > w + 1 else full
+            for (full, graphs), w in zip(
+                [value[place]["kept"] for value in run.values], wanted, strict=True
+            )
+        ]
+        if any(p > w for p, w in zip(peaks, wanted, strict=True)):
             total = len(case.sizes) * case.num_chunks
             raise NotYetError(
                 f"{case.name}: more microbatches are kept than are on their way",
@@ -311,12 +328,13 @@ def nothing_is_kept(impl: Implementation, cluster: Bench) -> str | None:
                 evidence=tuple(
                     Evidence(
                         rank=rank,
-                        state="kept" if p > w + 1 else "right",
+                        state="kept" if p > w else "right",
                         text=f"{p} of {total} at once, {w} on their way",
                     )
                     for rank, (p, w) in enumerate(zip(peaks, wanted, strict=True))
                 ),
-                rule="after its backward let go of x, output and all that holds them",
+                rule="after its backward let go of x, output and all that holds them; "
+                "retain_graph=True holds them too",
             )
     return None
 
@@ -328,10 +346,10 @@ def nobody_waits_in_vain(impl: Implementation, cluster: Bench) -> str | None:
     Less is for who sends the gradient of the input before that of the weight is there.
     """
     _run_all(impl, cluster)
-    told = simulated(impl, cluster, race, STAGES, m=MICROBATCHES)["values"]
+    told = raced(impl, cluster, STAGES, MICROBATCHES)
     formula_s = forms.gpipe_s(STAGES, MICROBATCHES, FORWARD_MS, BACKWARD_MS) / 1000
     kept = ""
-    for place, name in enumerate(("GPipe", "1F1B")):
+    for place, name in enumerate(RACED):
         took_s = max(value[place]["time_s"] for value in told)
         if round(1e12 * took_s) > round(1e12 * formula_s):
             late = (

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.pipeline_clock import all_then_all, in_turns
+from distlab.grading.verdict import NotYetError
+from distlab.grading.virtual import simulated
 from distlab.runner import RankContext
 
 FORWARD_MS, BACKWARD_MS = 1, 2
@@ -33,32 +36,48 @@ class Meter:
 
 
 class _Part:
-    """Lives as long as the graph of one forward."""
+    """Lives as long as the graph of one forward, or what that has saved."""
 
 
 class _Counted(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, meter: Meter) -> Tensor:
+    def forward(ctx: Any, x: Tensor, saved: Tensor, meter: Meter) -> Tensor:
         ctx.part = _Part()
         meter.count(ctx.part)
+        ctx.save_for_backward(saved)
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient, None, None
 
 
 class Counted(nn.Module):
-    """A stage whose graphs are counted."""
+    """A stage whose graphs are counted.
 
-    def __init__(self, stage: nn.Module, meter: Meter) -> None:
+    `full` counts those that still have what they saved for backward(). That is gone
+    after a backward(), unless it was told to retain it, even where a variable still
+    has the output's name.
+    """
+
+    def __init__(
+        self, stage: nn.Module, meter: Meter, full: Meter | None = None
+    ) -> None:
         super().__init__()
-        self.stage, self._meter = stage, meter
+        self.stage, self._meter, self._full = stage, meter, full or Meter()
 
     def forward(self, x: Tensor) -> Tensor:
         """What the stage makes of it."""
-        made: Tensor = _Counted.apply(self.stage(x), self._meter)  # type: ignore[no-untyped-call]
-        return made
+
+        def pack(_saved: Tensor) -> _Part:
+            part = _Part()
+            self._full.count(part)
+            return part
+
+        made = self.stage(x)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: torch.empty(0)):
+            counted: Tensor = _Counted.apply(made, torch.empty(0), self._meter)  # type: ignore[no-untyped-call]
+        return counted
 
 
 # ── in virtual time ─────────────────────────────────────────────────────────────────
@@ -102,14 +121,21 @@ class Timed(nn.Module):
         return made
 
 
+RACED = {"GPipe": all_then_all, "1F1B": in_turns}
+
+
 def race(
-    context: RankContext, unit: ModuleType, seed: int, m: int
+    context: RankContext,
+    unit: ModuleType,
+    seed: int,
+    m: int,
+    names: tuple[str, ...] = tuple(RACED),
 ) -> list[dict[str, Any]]:
-    """How long GPipe and 1F1B take, and how much is kept of them at most."""
+    """How long these schedules take, and how much is kept of them at most."""
     found = []
     n, comm = context.world_size, context.comm
     x = torch.ones(1, 1, dtype=torch.float64)
-    for schedules in (all_then_all(n, m), in_turns(n, m)):
+    for schedules in [RACED[name](n, m) for name in names]:
         meter = Meter()
         stage = Timed(context.clock.sleep)
         chunk = unit.Chunk(Counted(stage, meter), x[0])
@@ -126,3 +152,32 @@ def race(
         took_s = comm.time() - start_s
         found.append({"time_s": took_s, "peak": meter.peak, "runs": stage.runs})
     return found
+
+
+def raced(
+    impl: Implementation, cluster: Bench, stages: int, m: int
+) -> list[list[dict[str, Any]]]:
+    """By simulated rank, what `race` tells of each schedule.
+
+    Raises:
+        NotYetError: the ranks did not come to their end; in which schedule.
+    """
+
+    def told(*names: str) -> list[list[dict[str, Any]]]:
+        run = simulated(impl, cluster, race, stages, m=m, names=names)
+        values: list[list[dict[str, Any]]] = run["values"]
+        return values
+
+    def stops(name: str) -> bool:
+        try:
+            told(name)
+        except NotYetError:
+            return True
+        return False
+
+    try:
+        return told(*RACED)
+    except NotYetError as error:
+        name = next(filter(stops, RACED), "")
+        error.message = f"{name}: {error.message}" if name else error.message
+        raise

@@ -35,7 +35,7 @@ from distlab.grading.checks.microbatches import (
     make_model,
     weights_of,
 )
-from distlab.grading.checks.ported import PATIENCE_S
+from distlab.grading.checks.ported import PATIENCE_S, finished
 from distlab.grading.clause import clause
 from distlab.grading.oracles import (
     Suspect,
@@ -102,7 +102,7 @@ def _number(value: Any) -> float | None:
 def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
     """V: as in task 2.3."""
     n, seed = cluster.world_size, cluster.seed
-    run = cluster.run(impl, ported_steps)
+    run = finished(impl, cluster, ported_steps)
     weights = [value["weights"] for value in run.values]
     expected = right_training(seed, n)
     expect_values(
@@ -128,7 +128,7 @@ def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
 @clause("gradient_accumulation.port", "C2", worlds=(3, 2))
 def sent_once(impl: Implementation, cluster: Bench) -> str | None:
     """J: how many numbers torch was asked to add up over the ranks, in a step."""
-    run = cluster.run(impl, ported_steps)
+    run = finished(impl, cluster, ported_steps)
     size = sum(parameter.numel() for parameter in make_model(0).parameters())
     sent = [value["sent"] for value in run.values]
     if max(sent) > size:
@@ -148,7 +148,7 @@ def sent_once(impl: Implementation, cluster: Bench) -> str | None:
 @clause("gradient_accumulation.port", "C3", worlds=WORLDS)
 def norm_before_clipping(impl: Implementation, cluster: Bench) -> str | None:
     """V: as in task 2.3."""
-    expect_norms(cluster.run(impl, ported_steps), cluster.seed, "port")
+    expect_norms(finished(impl, cluster, ported_steps), cluster.seed, "port")
     return None
 
 

@@ -36,6 +36,8 @@ from distlab.runner.autopsy import SENDS
 
 WORLDS = (3, 2, 4, 5, 1)
 OLD = 0.5  # what .grad holds of an old step
+RULE_ZERO = "backward() adds to .grad: set it to zero before the first microbatch"
+RULE_ONE_SUM = "one all_reduce per gradient, after the last microbatch"
 
 
 def sync(
@@ -88,37 +90,39 @@ def _suspects(means: Means) -> list[Suspect]:
             "divided-twice",
             mean / n,
             f"the gradient is 1/{n} of the mean: divided twice",
+            "",
         ),
         (
             "gradients-not-zeroed",
             mean + n * OLD,
             "the gradients of the old step are still in the sum",
+            RULE_ZERO,
         ),
         (
             "gradients-not-zeroed",
             mean + OLD,
             "the gradients of the old step are still in .grad",
+            RULE_ZERO,
         ),
         (
             "gradients-wiped",
             torch.zeros_like(mean),
             "every gradient is zero or None: it was wiped out after backward()",
+            "model.zero_grad() comes before the first backward(), and not again",
         ),
         (
             "rank0-gradient-for-all",
             means.parts()[0],
             "every rank has rank 0's part: the others' samples are lost",
+            "",
         ),
-        (
-            "reduced-again",
-            _again(means),
-            "the accumulated gradient was summed over the ranks after every "
-            f"microbatch: what came first counts {n} times or more",
-        ),
+        *_reduced_again(means),
     ]
     found = [
-        Suspect(slug=slug, values=same_everywhere(value, n), sentence=sentence)
-        for slug, value, sentence in everywhere
+        Suspect(
+            slug=slug, values=same_everywhere(value, n), sentence=sentence, rule=rule
+        )
+        for slug, value, sentence, rule in everywhere
     ]
     found += [
         Suspect(
@@ -138,10 +142,35 @@ def _suspects(means: Means) -> list[Suspect]:
     return found
 
 
-def _again(means: Means) -> Tensor:
+def _reduced_again(means: Means) -> list[tuple[str, Tensor, str, str]]:
+    """Summed over the ranks after every microbatch: after a zero_grad(), and without.
+
+    Alone in the world the sum changes nothing, and only what was left in shows.
+    """
+    n = len(means.sizes)
+    if n == 1:
+        return []
+    summed = "the accumulated gradient was summed over the ranks after every microbatch"
+    return [
+        (
+            "reduced-again",
+            _again(means, 0.0),
+            f"{summed}: what came first counts {n} times or more",
+            RULE_ONE_SUM,
+        ),
+        (
+            "reduced-again",
+            _again(means, OLD),
+            f"{summed}, and with it those of the old step, which were left in",
+            f"{RULE_ZERO}; and {RULE_ONE_SUM}",
+        ),
+    ]
+
+
+def _again(means: Means, old: float) -> Tensor:
     """Each rank adds a microbatch's part to what all have; then all are summed."""
     n = len(means.sizes)
-    held = torch.zeros_like(means.gradients[0][0])
+    held = torch.full_like(means.gradients[0][0], old)
     for place in range(len(means.sizes[0])):
         new = [
             own[place] * (sizes[place] / means.total)

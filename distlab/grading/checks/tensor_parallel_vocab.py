@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from distlab.comm import Call, Comm, Wrapper
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.messages import calls_of_each, expect_messages
 from distlab.grading.checks.tensor_parallel_shared import (
@@ -25,30 +27,61 @@ from distlab.grading.oracles import (
     same_everywhere,
 )
 from distlab.grading.verdict import NotJudgedError, NotYetError
-from distlab.runner import RankContext
+from distlab.runner import RankContext, Run
 
 TOKENS = 8  # N
 COLUMNS = 32  # V / n
 MOST = 6 * TOKENS  # numbers that a rank may hand over: three all_reduces, and as many
 LARGE = 900.0  # exp() of more than 709 is infinite in float64
+RULE_MAX = "comm.all_reduce(largest, ReduceOp.MAX)"
+
+_REDUCED_BY = {
+    "sum": "the ranks' largest logits were added up",
+    "avg": "the mean of the ranks' largest logits was subtracted",
+    "min": "the smallest of the ranks' largest logits was subtracted",
+}
 
 # ── what runs in the ranks ──────────────────────────────────────────────────────────
 
 
+class _Watched(Wrapper):
+    """A comm that notes how this rank's largest logits are put together, if they are.
+
+    That is the operation of the all_reduce that got them; none is the empty word.
+    """
+
+    def __init__(self, inner: Comm, logits: Tensor) -> None:
+        super().__init__(inner)
+        self._largest = logits.detach().amax(1)
+        self.reduced_by = ""
+
+    def _around(self, call: Call, proceed: Callable[[], Any]) -> Any:
+        if call.reduce_op and isinstance(call.sent, Tensor):
+            given = call.sent.detach().reshape(-1)
+            if torch.equal(given.to(self._largest), self._largest):
+                self.reduced_by = call.reduce_op.value
+        return proceed()
+
+    def _wrap_group(self, group: Comm, ranks: Sequence[int]) -> Comm:
+        return group
+
+
 def losses_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """The loss for small and for large logits, and the gradients of this rank's."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, scale in (("small", 1.0), ("large", LARGE)):
         logits, targets = _batch(seed, context.world_size, scale)
         mine = logits.chunk(context.world_size, 1)[context.rank].contiguous()
         mine = mine.to(context.comm.device).requires_grad_()
-        loss = unit.vocab_loss(context.comm, mine, targets.to(context.comm.device))
+        comm = _Watched(context.comm, mine)
+        loss = unit.vocab_loss(comm, mine, targets.to(comm.device))
         is_loss = isinstance(loss, Tensor) and loss.numel() == 1
         if is_loss and loss.requires_grad:
             loss.backward()
         found[name] = {
             "loss": as_tensor(loss).reshape(-1),
             "gradient": as_tensor(mine.grad),
+            "reduced_by": comm.reduced_by,
         }
     return found
 
@@ -56,9 +89,13 @@ def losses_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, 
 def _batch(seed: int, n: int, scale: float) -> tuple[Tensor, Tensor]:
     """Logits (N, V), on each rank another size; every rank has some of the targets.
 
-    First columns of two ranks are among them, and last columns of two ranks.
+    First columns of two ranks are among them, and last columns of two ranks. Where
+    logits are large, each token has one rank whose logits are far above the others'.
     """
     logits = drawn(seed, -11, TOKENS, n * COLUMNS) * scale
+    if scale == LARGE:
+        for token in range(TOKENS):
+            logits[token].view(n, COLUMNS)[token % n] += 2 * LARGE
     generator = torch.Generator().manual_seed(seed)
     columns = torch.randint(0, COLUMNS, (TOKENS,), generator=generator)
     columns[:4] = torch.tensor([0, 0, COLUMNS - 1, COLUMNS - 1])
@@ -104,14 +141,9 @@ def loss_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
         losses = [value[name]["loss"] for value in run.values]
         if all_close(losses, [right.loss] * n):
             continue
-        if any(loss.numel() and not math.isfinite(loss[0]) for loss in losses):
-            raise NotYetError(
-                f"the loss of {name} logits is {float(losses[0][0])}, not a number of "
-                "use",
-                slug="exp-overflow",
-                evidence=calls_of_each(run),
-                rule="subtract the largest logit of all ranks before exp()",
-            )
+        told = [float(loss[0]) for loss in losses if loss.numel()]
+        if any(not math.isfinite(loss) for loss in told):
+            raise _not_finite(run, name, told[0])
         expect_values(
             losses,
             same_everywhere(right.loss, n),
@@ -121,6 +153,39 @@ def loss_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
             "logit; the mean over the tokens",
         )
     return None
+
+
+def _not_finite(run: Run, name: str, loss: float) -> NotYetError:
+    """A loss of inf, -inf or nan: what was subtracted before exp(), if anything?"""
+    reduced_by = run.values[0][name]["reduced_by"]
+    slug, sentence = "exp-overflow", f"the loss of {name} logits is {loss}"
+    rule = "subtract the largest logit of all ranks before exp()"
+    if reduced_by in _REDUCED_BY:
+        slug = "not-the-largest-of-all"
+        sentence += f": {_REDUCED_BY[reduced_by]}"
+        rule = RULE_MAX
+        if reduced_by == "sum":
+            rule += "; without an op it adds up"
+    elif loss == -math.inf:
+        slug = ""
+        sentence += ": what was subtracted is so large that every exp() is 0"
+        rule = "each token has a largest logit of its own, over all ranks' columns"
+    else:
+        sentence += ", not a number of use"
+    return NotYetError(sentence, slug=slug, evidence=calls_of_each(run), rule=rule)
+
+
+def _own_subtracted(right: Right) -> Tensor:
+    """The loss if each rank takes the largest logit of its own columns off."""
+    tops = torch.stack([part.amax(1) for part in right.parts])
+    sums = [
+        (part - top[:, None]).exp().sum(1)
+        for part, top in zip(right.parts, tops, strict=True)
+    ]
+    owners = (right.targets // COLUMNS)[None]
+    whole = right.logits.detach()
+    picked = whole.gather(1, right.targets[:, None])[:, 0] - tops.gather(0, owners)[0]
+    return (torch.stack(sums).sum(0).log() - picked).mean().reshape(1)
 
 
 def _wrong_losses(right: Right) -> list[Suspect]:
@@ -148,6 +213,13 @@ def _wrong_losses(right: Right) -> list[Suspect]:
             values=[right.local(rank) for rank in range(n)],
             sentence="each rank takes its own columns for the whole vocabulary",
             rule="the sum of exp is over all ranks' columns",
+        ),
+        Suspect(
+            slug="not-the-largest-of-all",
+            values=same_everywhere(_own_subtracted(right), n),
+            sentence="each rank subtracts the largest logit of its own columns: the "
+            "ranks' sums of exp do not fit together",
+            rule=f"one number for all of them: {RULE_MAX}",
         ),
         Suspect(
             slug="",

@@ -1,0 +1,99 @@
+"""What a verdict of phase 2 says besides its slug: sentence, rule and clause."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distlab.grading.mutants import Entry, read_catalogue
+from distlab.grading.verdict import ClauseVerdict
+from distlab.runner import Cluster
+from tests.workbench.judging import CURRICULUM, solution_of, verdict_on
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> dict[str, Entry]:
+    return {entry.id: entry for entry in read_catalogue(CURRICULUM)}
+
+
+def failure(
+    cluster: Cluster, folder: Path, entry: Entry, *, world_size: int = 3
+) -> ClauseVerdict:
+    text = entry.applied_to(solution_of(entry.task.partition(".")[0]))
+    verdict = verdict_on(cluster, folder, entry.task, text, worlds=(world_size,))
+    found = verdict.first_failure()
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "rule"),
+    [
+        ("GA07", "of the old step are still in the sum", "set it to zero before the"),
+        ("GA13", "summed over the ranks after every", "after the last microbatch"),
+        ("GA54", "and with it those of the old step", "set it to zero before the"),
+        ("GA28", "it was wiped out after backward()", "before the first backward()"),
+        (
+            "TP100",
+            "is -inf: the ranks' largest logits were",
+            "without an op it adds up",
+        ),
+        ("TP102", "so large that every exp() is 0", "a largest logit of its own"),
+        ("TP42", "is inf, not a number of use", "subtract the largest logit of all"),
+        ("MP47", "in the first step, and in no later one", "update ends the step"),
+        ("MP81", "step 6 was skipped, and so is step 7", "update ends the step"),
+        ("MD39", "it was in a tensor of 32 bits", "torch.zeros(1) is float32"),
+        ("MD40", "it was in a tensor of 16 bits", "torch.zeros(1) is float32"),
+        ("PI66", "more microbatches are kept than", "retain_graph=True holds them"),
+        ("PI15", "1F1B: ", "one side of every pair must receive"),
+        ("PI62", "GPipe: rank", ""),
+    ],
+)
+def test_the_sentence_and_the_rule_are_about_this_mistake(
+    name: str,
+    says: str,
+    rule: str,
+    catalogue: dict[str, Entry],
+    cluster: Cluster,
+    tmp_path: Path,
+) -> None:
+    entry = catalogue[name]
+    found = failure(cluster, tmp_path, entry)
+    assert (found.id, found.slug) == (entry.clause, entry.slug)
+    assert says in found.message
+    assert rule in found.rule
+
+
+def test_a_schedule_that_stops_on_simulated_ranks_only_is_named(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    text = solution_of("pipeline_parallel")
+    loop = "    for action in schedule:\n        source, destination"
+    assert text.count(loop) == 1
+    in_turns = 'len(microbatches) == 8 and schedule[1].kind == "B"'
+    wait = f"    if {in_turns}:\n        comm.recv(torch.zeros(1), 0, 999)\n"
+    path = tmp_path / "wrong"
+    path.mkdir()
+    verdict = verdict_on(
+        cluster,
+        path,
+        "pipeline_parallel.execute",
+        text.replace(loop, wait + loop),
+        worlds=(2,),
+    )
+    found = verdict.first_failure()
+    assert found is not None
+    assert found.id == "C3"
+    assert found.message.startswith("1F1B: on 4 simulated ranks: ")
+
+
+def test_an_error_is_the_clauses_whose_part_raised_it(
+    catalogue: dict[str, Entry], cluster: Cluster, tmp_path: Path
+) -> None:
+    for name, world_size in (("AC11", 1), ("TP14", 3)):
+        entry = catalogue[name]
+        text = entry.applied_to(solution_of(entry.task.partition(".")[0]))
+        verdict = verdict_on(cluster, tmp_path, entry.task, text, worlds=(world_size,))
+        states = [clause.status for clause in verdict.clauses[:2]]
+        assert (states, verdict.slug) == (["skip", "fail"], "raised")
