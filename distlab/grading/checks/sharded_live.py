@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,13 @@ unseen = _disable_current_modes
 """A context: what is made in it is not counted, as copies that a check keeps."""
 
 PATIENCE_S = 0.3  # gloo's thread may hold a tensor for a moment after a call has ended
+
+
+_NEEDS_NO_NUMBERS = ("empty", "zeros", "ones", "full", "rand", "resize", "set_")
+
+
+class FreedMemoryError(RuntimeError):
+    """An operation was given a tensor without memory: torch itself would crash."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -37,8 +44,21 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run the operation, and note what it made."""
-        out = func(*args, **(kwargs or {}))
+        """Run the operation, and note what it made.
+
+        Raises:
+            FreedMemoryError: it would read or write where there is no memory.
+        """
+        name = str(func.overloadpacket).rpartition(".")[2]
+        gone = f"a tensor is used whose memory was freed (in torch's {name})"
+        if needs_numbers(func) and not all(map(has_memory, _tensors(args))):
+            raise FreedMemoryError(gone)
+        try:
+            out = func(*args, **(kwargs or {}))
+        except RuntimeError as error:  # some views, of what is not there, are refused
+            if "setStorage" in str(error):
+                raise FreedMemoryError(gone) from error
+            raise
         for tensor in _tensors(out):
             storage = tensor.untyped_storage()
             if storage._cdata not in self._storages:
@@ -70,6 +90,29 @@ class LiveBytes(TorchDispatchMode):
             time.sleep(0.01)
             found = min(found, self.live)
         return found
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Whether all of its elements lie in memory that is there."""
+    last = sum((size - 1) * step for size, step in zip(*_layout(tensor), strict=True))
+    end = tensor.storage_offset() + last + 1
+    there = tensor.untyped_storage().nbytes()
+    return tensor.numel() == 0 or end * tensor.element_size() <= there
+
+
+def _layout(tensor: Tensor) -> tuple[Sequence[int], Sequence[int]]:
+    return tensor.shape, tensor.stride()
+
+
+def needs_numbers(func: Any) -> bool:
+    """Whether an operation of torch looks at elements: one that gives a view does not.
+
+    Nor does one that takes a shape from a tensor, or gives it other memory.
+    """
+    name = str(func.overloadpacket).rpartition(".")[2].removeprefix("new_")
+    returned = func._schema.returns
+    looks = bool(returned) and not func.is_view
+    return looks and not name.startswith(_NEEDS_NO_NUMBERS)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
