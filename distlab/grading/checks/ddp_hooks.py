@@ -237,7 +237,8 @@ def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
 @clause("distributed_data_parallel.hooks", "C3", worlds=WORLDS)
 def nobody_waits_in_backward(impl: Implementation, cluster: Bench) -> str | None:
     """O: until the last gradient is ready no call and no wait holds a rank up."""
-    run = cluster.run(impl, step_once)
+    with judged_after(leaves_with_its_last_gradient, impl, cluster, "C1"):
+        run = cluster.run(impl, step_once)
     for record in run.ranks:
         events = record.value["chain"]["events"]
         last = max(p for p, event in enumerate(events) if event[0] == "gradient")
