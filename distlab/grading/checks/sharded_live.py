@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -49,15 +50,13 @@ class LiveBytes(TorchDispatchMode):
         Raises:
             FreedMemoryError: it would read or write where there is no memory.
         """
-        name = str(func.overloadpacket).rpartition(".")[2]
-        gone = f"a tensor is used whose memory was freed (in torch's {name})"
         if needs_numbers(func) and not all(map(has_memory, _tensors(args))):
-            raise FreedMemoryError(gone)
+            raise FreedMemoryError(_used_by(func))
         try:
             out = func(*args, **(kwargs or {}))
         except RuntimeError as error:  # some views, of what is not there, are refused
             if "setStorage" in str(error):
-                raise FreedMemoryError(gone) from error
+                raise FreedMemoryError(_used_by(func)) from error
             raise
         for tensor in _tensors(out):
             storage = tensor.untyped_storage()
@@ -94,25 +93,33 @@ class LiveBytes(TorchDispatchMode):
 
 def has_memory(tensor: Tensor) -> bool:
     """Whether all of its elements lie in memory that is there."""
-    last = sum((size - 1) * step for size, step in zip(*_layout(tensor), strict=True))
-    end = tensor.storage_offset() + last + 1
-    there = tensor.untyped_storage().nbytes()
-    return tensor.numel() == 0 or end * tensor.element_size() <= there
+    there = tensor.untyped_storage().nbytes() // tensor.element_size()
+    place = tensor.storage_offset()
+    for size, step in zip(tensor.shape, tensor.stride(), strict=True):
+        if size == 0:
+            return True
+        place += (size - 1) * step
+    return place < there
 
 
-def _layout(tensor: Tensor) -> tuple[Sequence[int], Sequence[int]]:
-    return tensor.shape, tensor.stride()
-
-
+@cache
 def needs_numbers(func: Any) -> bool:
     """Whether an operation of torch looks at elements: one that gives a view does not.
 
     Nor does one that takes a shape from a tensor, or gives it other memory.
     """
-    name = str(func.overloadpacket).rpartition(".")[2].removeprefix("new_")
+    name = _name_of(func).removeprefix("new_")
     returned = func._schema.returns
     looks = bool(returned) and not func.is_view
     return looks and not name.startswith(_NEEDS_NO_NUMBERS)
+
+
+def _name_of(func: Any) -> str:
+    return str(func.overloadpacket).rpartition(".")[2]
+
+
+def _used_by(func: Any) -> str:
+    return f"a tensor is used whose memory was freed (in torch's {_name_of(func)})"
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
