@@ -229,10 +229,18 @@ def _tell(curriculum: Curriculum, prey: Prey) -> None:
     lines = [
         ("plain", f"A hunt at {prey.milestone.number}: one mistake is hidden in"),
         ("plain", f"  {shown(prey.path)}"),
-        ("plain", "This is what the grader saw:"),
+        ("plain", f"This is what the grader saw{_part_of(curriculum, prey)}:"),
         ("plain", ""),
     ]
     show([*lines, *_symptoms(curriculum, prey), ("plain", "")])
+
+
+def _part_of(curriculum: Curriculum, prey: Prey) -> str:
+    """Where it looked, if that is not the milestone itself but a task before it."""
+    task = curriculum.task(prey.entry.task)
+    if task.number == prey.milestone.number:
+        return ""
+    return f" at {task.number}, a task on the way to {prey.milestone.number}"
 
 
 def _symptoms(curriculum: Curriculum, prey: Prey) -> list[tuple[str, str]]:

@@ -80,6 +80,11 @@ class Bench:
         self.latest = self._runs[key]
         return self.latest
 
+    @property
+    def has_company(self) -> bool:
+        """Whether something was played with something else, and is not forgotten."""
+        return bool(self._in_company)
+
     def forget_company(self) -> bool:
         """Forget what was played with something else; False if nothing was."""
         forgotten, self._in_company = self._in_company, []

@@ -104,7 +104,7 @@ def _failed(verdict: TaskVerdict) -> list[tuple[str, str]]:
         rows = tuple(row for row in rows if not row.where)
     lines += [("plain", line) for line in _table(rows)]
     lines += _rule(failure.rule)
-    lines += _printed(failure)
+    lines += _printed(failure, verdict.is_plan)
     others = [c for c in verdict.clauses if c is not failure]
     tail = "   ".join(f"{clause.id} {_word(clause)}" for clause in others)
     size = "" if verdict.is_plan else f"n = {failure.world_size}   "
@@ -153,7 +153,8 @@ def _table(evidence: tuple[Evidence, ...]) -> list[str]:
     lines = []
     for name, _, row in shown:
         where = row.where.rpartition("/")[2]  # the folder stands in the last line
-        head = f"{_INDENT}{name:<{who}}  {row.state:<{state}}  "
+        head = f"{_INDENT}{name:<{who}}  " if who else _INDENT
+        head += f"{row.state:<{state}}  "
         side_by_side = len(head) + 2 + len(where)
         if side_by_side + text <= WIDTH:
             lines.append(f"{head}{row.text:<{text}}  {where}".rstrip())
@@ -174,7 +175,9 @@ def _alike(evidence: Iterable[Evidence]) -> list[tuple[str, int, Evidence]]:
     groups: list[tuple[str, int, Evidence]] = []
     for _, rows in groupby(evidence, lambda row: (row.state, row.text, row.where)):
         same = list(rows)
-        if len(same) > 2:
+        if same[0].rank < 0:
+            groups += [("", 1, row) for row in same]
+        elif len(same) > 2:
             name = f"ranks {same[0].rank}–{same[-1].rank}"
             groups.append((name, len(same), same[0]))
         else:
@@ -182,13 +185,15 @@ def _alike(evidence: Iterable[Evidence]) -> list[tuple[str, int, Evidence]]:
     return groups
 
 
-def _printed(failure: ClauseVerdict) -> list[tuple[str, str]]:
+def _printed(failure: ClauseVerdict, is_plan: bool) -> list[tuple[str, str]]:
     # What the transport says when it gives up is not the learner's, and no help.
     printed = [
         line for line in failure.output.splitlines() if not _TRANSPORT.search(line)
     ]
     if not printed:
         return []
+    if is_plan:
+        printed = [line.removeprefix("[rank 0] ") for line in printed]
     lines = [("dim", f"{_INDENT}printed meanwhile:")]
     lines += [("dim", f"{_INDENT}  {_cut(line)}") for line in printed[:6]]
     if len(printed) > 6:

@@ -18,13 +18,17 @@ _FEW = 4  # ranks that are named one by one
 _OUR_COMM = re.compile(
     r"'(PointToPointOnly|Journal|ByteMeter|TorchComm)' object|\bWrapper(?=\.\w+\(\))"
 )
+NOBODY = -1  # in the place of a rank: a line of evidence that is about none of them
 SENDS = ("send", "isend")
 RECEIVES = ("recv", "irecv")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """One rank's line in an autopsy: `rank 0  waiting  call #2 send → 1  file:41`."""
+    """One rank's line in an autopsy: `rank 0  waiting  call #2 send → 1  file:41`.
+
+    With NOBODY for a rank it is about the whole, and is shown without a number.
+    """
 
     rank: int
     state: str

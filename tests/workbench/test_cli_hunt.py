@@ -181,6 +181,8 @@ def test_hunts_of_later_milestones(
     numbers = {"2.19": "2.11"}  # its hunts are in what runs a schedule
     number = numbers.get(milestone, milestone)
     assert re.search(rf"^{number} C\d ", said, re.MULTILINE)
+    on_the_way = f"at {number}, a task on the way to {milestone}:"
+    assert (on_the_way in said) == (number != milestone)
     assert "HARNESS" not in said
     path = here.state / "hunt" / f"{unit}.py"
     kept = Progress(here.root).read()["hunts"][milestone]["open"]

@@ -91,14 +91,14 @@ def worked_out(
     """The run of a scenario in which one process plays all ranks.
 
     Raises:
-        NotYetError: the code raised something; not on "rank 0", which is our player.
+        NotYetError: the code did not come to its end; that is not said of "rank 0",
+            which is our player.
     """
     try:
         return cluster.run(impl, scenario, **values)
     except NotYetError as failure:
-        failure.message = re.sub(
-            r"^(rank 0|ranks 0 and 1 each) raised", "your code raised", failure.message
-        )
+        words = re.sub(r"^(rank 0|ranks 0 and 1 each)\b", "your code", failure.message)
+        failure.message = words.replace("; rank 0 was at", "; it was at")
         raise
 
 

@@ -18,7 +18,7 @@ from distlab.grading.clause import clause
 from distlab.grading.oracles import brief
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
-from distlab.runner.autopsy import Evidence
+from distlab.runner.autopsy import NOBODY, Evidence
 
 Buckets = list[list[int]]
 Spec = tuple[int, str, str]
@@ -230,7 +230,9 @@ def _table(model: Model, buckets: Buckets) -> tuple[Evidence, ...]:
             f"tensor {place} ({model.bytes_of(place)} B)" if place >= 0 else "another"
             for place in bucket[:5]
         )
-        lines.append(Evidence(rank=0, state=f"bucket {number}", text=text or "empty"))
+        lines.append(
+            Evidence(rank=NOBODY, state=f"bucket {number}", text=text or "empty")
+        )
     return tuple(lines)
 
 

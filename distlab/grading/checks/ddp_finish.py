@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.grading.bench import Bench, Implementation, Scenario
+from distlab.grading.checks.after import judged_after
 from distlab.grading.checks.ddp_hooks import LAYERS_MIB
 from distlab.grading.checks.ddp_watch import (
     FEWER,
@@ -262,8 +263,8 @@ def buffers_are_rank_0s(impl: Implementation, cluster: Bench) -> str | None:
 @clause("distributed_data_parallel.finish", "C3", worlds=FEWER)
 def no_sync_keeps_quiet(impl: Implementation, cluster: Bench) -> str | None:
     """J and V: no call under no_sync(); then the mean of what has come together."""
-    run = cluster.run(impl, hold_back)
-    n, seed = cluster.world_size, cluster.seed
+    with judged_after(mean_in_each_step, impl, cluster, "C1"):
+        run = cluster.run(impl, hold_back)
     for record in run.ranks:
         sent = [e for e in record.value["events"] if e[0] == "call"]
         if sent:
@@ -273,6 +274,14 @@ def no_sync_keeps_quiet(impl: Implementation, cluster: Bench) -> str | None:
                 slug="synced-every-microbatch",
                 rule="on_gradient looks at self.syncs: what must it find in the block?",
             )
+    with judged_after(mean_in_each_step, impl, cluster, "C1"):
+        _expect_held_back(run, cluster.seed)
+    return f"{HELD_BACK} microbatches without a message, then one step's"
+
+
+def _expect_held_back(run: Run, seed: int) -> None:
+    """The mean of all microbatches; and after an error, that of the next one."""
+    n = run.world_size
     parts = [
         [end_to_end(each) for each in chain_gradients(seed, step, n)]
         for step in range(HELD_BACK + 1)
@@ -317,4 +326,3 @@ def no_sync_keeps_quiet(impl: Implementation, cluster: Bench) -> str | None:
             )
         ],
     )
-    return f"{HELD_BACK} microbatches without a message, then one step's"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from distlab.comm import COLLECTIVES
 from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.after import judged_after
 from distlab.grading.checks.ddp_watch import (
     LAYER_BYTES,
     MIB,
@@ -173,8 +174,14 @@ def _untimely(events: list[Happened], buckets: list[list[str]]) -> tuple[str, st
 @clause("distributed_data_parallel.hooks", "C2", worlds=WORLDS)
 def same_order_everywhere(impl: Implementation, cluster: Bench) -> str | None:
     """V and X: the sums are those of the right layers, where ranks differ in order."""
-    run = cluster.run(impl, step_once)
-    n, seed = cluster.world_size, cluster.seed
+    own = "launched-by-readiness"
+    with judged_after(leaves_with_its_last_gradient, impl, cluster, "C1", own):
+        _expect_means(cluster.run(impl, step_once), cluster.seed)
+    return f"n = {cluster.world_size}: each rank's layers are ready in another order"
+
+
+def _expect_means(run: Run, seed: int) -> None:
+    n = run.world_size
     for part, own in (
         ("branches", branch_gradients(seed, n)),
         ("chain", chain_gradients(seed, 0, n)),
@@ -193,7 +200,6 @@ def same_order_everywhere(impl: Implementation, cluster: Bench) -> str | None:
             slug="own-order-sum",
             rule="a collective gives every rank the same bits; own sums do not",
         )
-    return f"n = {n}: each rank's layers are ready in another order"
 
 
 def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
@@ -231,7 +237,8 @@ def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
 @clause("distributed_data_parallel.hooks", "C3", worlds=WORLDS)
 def nobody_waits_in_backward(impl: Implementation, cluster: Bench) -> str | None:
     """O: until the last gradient is ready no call and no wait holds a rank up."""
-    run = cluster.run(impl, step_once)
+    with judged_after(leaves_with_its_last_gradient, impl, cluster, "C1"):
+        run = cluster.run(impl, step_once)
     for record in run.ranks:
         events = record.value["chain"]["events"]
         last = max(p for p, event in enumerate(events) if event[0] == "gradient")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.after import judged_after
 from distlab.grading.checks.ddp_hooks import BRANCH_MIB, LAYERS_MIB
 from distlab.grading.checks.ddp_watch import (
     FEWER,
@@ -31,7 +32,7 @@ from distlab.grading.oracles import (
     same_everywhere,
 )
 from distlab.grading.verdict import NotYetError
-from distlab.runner import RankContext
+from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
 
 LEARNING_RATE = 0.5
@@ -229,8 +230,12 @@ def nobodys_stays_none(impl: Implementation, cluster: Bench) -> str | None:
 @clause("distributed_data_parallel.unused", "C3", worlds=FEWER)
 def who_is_out_takes_part(impl: Implementation, cluster: Bench) -> str | None:
     """V: the weights of one process that has, in each step, what is there."""
-    run = cluster.run(impl, run_out)
-    n, seed = cluster.world_size, cluster.seed
+    with judged_after(unused_counts_as_zero, impl, cluster, "C1"):
+        return _joined(cluster.run(impl, run_out), cluster.seed)
+
+
+def _joined(run: Run, seed: int) -> str:
+    n = run.world_size
     batches = [BATCHES[rank % 4] for rank in range(n)]
     missed = [max(batches) - own for own in batches]
     told = [value["num_joined"] for value in run.values]

@@ -13,7 +13,7 @@ from distlab.grading.checks.data_loader_plans import in_call, worked_out
 from distlab.grading.clause import clause
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
-from distlab.runner.autopsy import Evidence
+from distlab.runner.autopsy import NOBODY, Evidence
 
 Bounds = list[tuple[int, int]]
 
@@ -99,8 +99,8 @@ def _flaw(length: int, n: int, bounds: Bounds) -> tuple[str, str]:
 
 def _drawn(bounds: Bounds) -> tuple[Evidence, ...]:
     lines = [
-        Evidence(rank=rank, state="chunk", text=f"({start}, {end})")
-        for rank, (start, end) in enumerate(bounds)
+        Evidence(rank=NOBODY, state=f"chunk {number}", text=f"({start}, {end})")
+        for number, (start, end) in enumerate(bounds)
     ]
     return tuple(lines[:8])
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from distlab.grading.checks.messages import calls_of_each, expect_messages, received
+from distlab.grading.checks.ring_counts import counted, in_words
 from distlab.grading.checks.ring_steps import SENDING
 from distlab.grading.oracles import (
     Suspect,
@@ -22,6 +23,7 @@ from distlab.runner.autopsy import Evidence
 
 FRESH = "what you send in a step is what came in the step before, with yours added"
 ADD = "add what came to your own chunk of the same number"
+TAKEN_AWAY = ": something was subtracted"
 IN_PLACE = (
     "write into the tensor you were given; what .contiguous() gives may be a copy"
 )
@@ -54,17 +56,13 @@ class Sums:
         return close(self.chunk(self.after[rank], number), done, 1e-12)
 
     def counts(self, tensor: Tensor) -> list[list[int]]:
-        """Of values in digits: the ranks that are in each element, as often as it is.
+        """Of values in digits: how often each rank is in each element."""
+        return counted(tensor, self.n)
 
-        Equal neighbours are told once.
-        """
-        told: list[list[int]] = []
-        for value in tensor.tolist():
-            digits = [(int(value) >> (4 * rank)) & 15 for rank in range(self.n)]
-            ranks = [rank for rank, times in enumerate(digits) for _ in range(times)]
-            if not told or told[-1] != ranks:
-                told.append(ranks)
-        return told
+    def is_less(self) -> bool:
+        """Of values in digits: whether something was taken away."""
+        found = [counts for tensor in self.after for counts in self.counts(tensor)]
+        return any(times < 0 for counts in found for times in counts)
 
 
 # ── 3.2: one chunk each ─────────────────────────────────────────────────────────────
@@ -169,10 +167,12 @@ def _wrong_chunk(sums: Sums, wrong: list[int], counts: Sums | None) -> NotYetErr
             evidence=evidence,
             rule="receive into a tensor of your own, then add it",
         )
+    less = counts is not None and counts.is_less()
     return NotYetError(
-        f"rank {rank} returns {own}, and its chunk {own} is not the sum",
+        f"rank {rank} returns {own}, and its chunk {own} is not the sum"
+        + TAKEN_AWAY * less,
         evidence=evidence,
-        rule=FRESH,
+        rule=ADD if less else FRESH,
     )
 
 
@@ -184,8 +184,8 @@ def _overwritten(counts: Sums) -> bool:
         counts.counts(counts.chunk(counts.after[rank], own))
         for rank, own in enumerate(counts.owners)
     ]
-    alone = all(len(c) == 1 and len(c[0]) == 1 for c in found)
-    return alone and any(c[0][0] != rank for rank, c in enumerate(found))
+    alone = all(len(c) == 1 and sorted(c[0])[-2:] == [0, 1] for c in found)
+    return alone and any(c[0].index(1) != rank for rank, c in enumerate(found))
 
 
 def _same_chunk(sums: Sums, counts: Sums | None) -> NotYetError | None:
@@ -198,9 +198,10 @@ def _same_chunk(sums: Sums, counts: Sums | None) -> NotYetError | None:
         if all(call["op"] in SENDING for call in record.calls())
     ]
     twice = any(
-        len(set(ranks)) < len(ranks)
+        times > 1
         for tensor in counts.after
         for ranks in counts.counts(tensor)
+        for times in ranks
     )
     if len(sent) != sums.n or not twice or any(len(places) > 1 for places in sent):
         return None
@@ -220,11 +221,11 @@ def _chunk_counts(counts: Sums) -> tuple[Evidence, ...]:
         chunks = []
         for number in range(counts.n if counts.cuts[0] else 0):
             ranks = counts.counts(counts.chunk(tensor, number))
-            who = "/".join("+".join(map(str, r)) or "nobody" for r in ranks)
+            who = "/".join(map(in_words, ranks))
             chunks.append(f"chunk {number}: {who}")
         if not chunks:
-            found = ["+".join(map(str, r)) or "nobody" for r in counts.counts(tensor)]
-            chunks = ["has the ranks", ", ".join(found)]
+            found = ", ".join(map(in_words, counts.counts(tensor)[:4]))
+            chunks = ["has the ranks", found]
         lines.append(Evidence(rank=rank, state="added", text="  ".join(chunks[:4])))
     return tuple(lines)
 
@@ -256,6 +257,8 @@ def expect_sums(sums: Sums, name: str, counts: Sums | None, aside: str = "") -> 
     except NotYetError as failure:
         if not failure.slug and counts and not all(map(counts.right, counts.after)):
             failure.evidence = _chunk_counts(counts)
+            if counts.is_less():
+                failure.message, failure.rule = failure.message + TAKEN_AWAY, ADD
         raise
     expect_equal_bits(
         sums.after,

@@ -1,8 +1,8 @@
 """Checks of 3.2 and 3.3: one chunk of the sum on each rank, and all of it everywhere.
 
 The values come in two kinds. "uneven" are float64 of very different sizes: whoever adds
-in another order gets other bits. "digits" are int64, 16^r on rank r: each hexadecimal
-digit of a sum says how often that rank's tensor is in it.
+in another order gets other bits. "digits" are int64, 16^r on rank r: what they
+add up to says how often each rank's tensor is in it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from distlab.grading.bench import Bench, Implementation, Scenario
+from distlab.grading.checks.after import judged_after
 from distlab.grading.checks.messages import expect_messages, numbers
 from distlab.grading.checks.ring_bounds import read_bounds
+from distlab.grading.checks.ring_counts import digits
 from distlab.grading.checks.ring_mistakes import (
     Sums,
     expect_owners,
@@ -42,7 +44,7 @@ Plays = list[tuple[Scenario, dict[str, Any]]]
 def values_of(kind: str, seed: int, rank: int, length: int) -> Tensor:
     """A rank's numbers."""
     if kind == "digits":
-        return torch.full((length,), 16**rank, dtype=torch.int64)
+        return digits(rank, length)
     powers = 10.0 ** torch.arange(length).remainder(7)
     return numbers(seed, rank, length) * powers
 
@@ -226,17 +228,8 @@ def _means(world_size: int) -> Plays:
 def mean_on_request(impl: Implementation, cluster: Bench) -> str | None:
     """V: the sum divided by n; a mean of int64 is refused."""
     n = cluster.world_size
-    run = cluster.run(impl, ring_once, average=True)
-    sums = Sums(run)
-    expect_messages(run, "the tensors are not the mean over the ranks")
-    expect_values(
-        sums.after,
-        same_everywhere(sums.total / n, n),
-        what="with average=True the tensor",
-        tolerance=1e-12,
-        suspects=mean_mistakes(sums),
-        rule="the mean is the sum divided by the number of ranks, once",
-    )
+    with judged_after(sum_everywhere, impl, cluster, "C1"):
+        _expect_mean(cluster.run(impl, ring_once, average=True))
     for value in cluster.run(impl, ring_once, average=True, kind="digits").values:
         if value["raised"] != "ValueError":
             what = value["raised"] or "nothing"
@@ -246,6 +239,19 @@ def mean_on_request(impl: Implementation, cluster: Bench) -> str | None:
                 rule="look at tensor.is_floating_point() before anything is sent",
             )
     return None
+
+
+def _expect_mean(run: Run) -> None:
+    n, sums = run.world_size, Sums(run)
+    expect_messages(run, "the tensors are not the mean over the ranks")
+    expect_values(
+        sums.after,
+        same_everywhere(sums.total / n, n),
+        what="with average=True the tensor",
+        tolerance=1e-12,
+        suspects=mean_mistakes(sums),
+        rule="the mean is the sum divided by the number of ranks, once",
+    )
 
 
 @clause("ring_allreduce.all_reduce", "C3", worlds=(3, 2, 4))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.checks.sharded_live import LiveBytes, unseen
+from distlab.grading.checks.sharded_live import LiveBytes, has_memory, unseen
 from distlab.grading.checks.sharded_runs import weights_of
 from distlab.runner import RankContext
 
@@ -131,6 +131,30 @@ class Whole:
         return sum(b.flat.untyped_storage().nbytes() for b in self.buckets)
 
 
+def lost_shards(zero: Any) -> list[tuple[str, bool]]:
+    """Shards without memory: whose they are, and whether they are views of `flat`."""
+    return [
+        (bucket.names[0], _share_memory(bucket.shard.data, bucket.flat))
+        for bucket in zero.buckets
+        if not has_memory(bucket.shard.data)
+    ]
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+
+
+def telling(stage3: Any, entered: list[list[int]]) -> Any:
+    """A Stage3 that writes down which layer it enters, and which follows that."""
+
+    class Telling(stage3):  # type: ignore[misc]
+        def enter(self, number: int, following: int, *rest: Any) -> None:
+            entered.append([number, following])
+            super().enter(number, following, *rest)
+
+    return Telling
+
+
 def only_forward(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """Two forwards without gradients, with other weights in between."""
     comm, inside = context.comm, list[int]()
@@ -138,6 +162,8 @@ def only_forward(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     with LiveBytes() as memory, torch.no_grad():
         model = make_layers(seed)
         zero = unit.Stage3(comm, model, make_groups(model), make_optimizer)
+        if lost := lost_shards(zero):
+            return {"lost": lost}
         shards = shard_bytes(comm.world_size) + ROOM
         for number, layer in enumerate(model):
             most = (
@@ -165,16 +191,21 @@ def train_stage3(
 ) -> dict[str, Any]:
     """STEPS steps; the weights after each are put together in the end."""
     comm, steps, whole = context.comm, [], Whole()
+    entered = list[list[int]]()
     batches = [make_inputs(seed, step, comm.rank) for step in range(STEPS)]
     with LiveBytes(whole.look) as memory:
         model = make_layers(seed)
-        zero = unit.Stage3(comm, model, make_groups(model), make_optimizer)
+        stage3 = telling(unit.Stage3, entered)
+        zero = stage3(comm, model, make_groups(model), make_optimizer)
+        if lost := lost_shards(zero):
+            return {"lost": lost}
         zero.is_prefetching = prefetch
         whole.buckets = zero.buckets
         for step, inputs in enumerate(batches):
             sent = context.traffic.sent_bytes
             loss = model(inputs).square().sum(1).mean()
             between = whole.now
+            entered.clear()
             loss.backward()
             held = memory.settled(
                 shard_bytes(comm.world_size) * (2 + (step > 0)) + ROOM
@@ -185,9 +216,9 @@ def train_stage3(
             zero.zero_grad()
             with unseen():
                 shards = [bucket.shard.detach().clone() for bucket in zero.buckets]
-            steps.append(
-                {"shards": shards, "between": between, "held": held, "sent": sent}
-            )
+            seen = {"between": between, "held": held, "kept": whole.now}
+            seen |= {"sent": sent, "ahead": list(entered)}
+            steps.append({"shards": shards, **seen})
     names = [list(bucket.names) for bucket in zero.buckets]
     return {"steps": steps, "names": names, "peak": whole.peak}
 

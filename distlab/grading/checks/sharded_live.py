@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +21,13 @@ unseen = _disable_current_modes
 """A context: what is made in it is not counted, as copies that a check keeps."""
 
 PATIENCE_S = 0.3  # gloo's thread may hold a tensor for a moment after a call has ended
+
+
+_NEEDS_NO_NUMBERS = ("empty", "zeros", "ones", "full", "rand", "resize", "set_")
+
+
+class FreedMemoryError(RuntimeError):
+    """An operation was given a tensor without memory: torch itself would crash."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -38,8 +46,19 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run the operation, and note what it made."""
-        out = func(*args, **(kwargs or {}))
+        """Run the operation, and note what it made.
+
+        Raises:
+            FreedMemoryError: it would read or write where there is no memory.
+        """
+        if needs_numbers(func) and not all(map(has_memory, _tensors(args))):
+            raise FreedMemoryError(_used_by(func))
+        try:
+            out = func(*args, **(kwargs or {}))
+        except RuntimeError as error:  # some views, of what is not there, are refused
+            if "setStorage" in str(error):
+                raise FreedMemoryError(_used_by(func)) from error
+            raise
         for tensor in _tensors(out):
             storage = tensor.untyped_storage()
             if storage._cdata not in self._storages:
@@ -77,6 +96,37 @@ class LiveBytes(TorchDispatchMode):
                 break
             time.sleep(0.01)
         return found
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Whether all of its elements lie in memory that is there."""
+    there = tensor.untyped_storage().nbytes() // tensor.element_size()
+    place = tensor.storage_offset()
+    for size, step in zip(tensor.shape, tensor.stride(), strict=True):
+        if size == 0:
+            return True
+        place += (size - 1) * step
+    return place < there
+
+
+@cache
+def needs_numbers(func: Any) -> bool:
+    """Whether an operation of torch looks at elements: one that gives a view does not.
+
+    Nor does one that takes a shape from a tensor, or gives it other memory.
+    """
+    name = _name_of(func).removeprefix("new_")
+    returned = func._schema.returns
+    looks = bool(returned) and not func.is_view
+    return looks and not name.startswith(_NEEDS_NO_NUMBERS)
+
+
+def _name_of(func: Any) -> str:
+    return str(func.overloadpacket).rpartition(".")[2]
+
+
+def _used_by(func: Any) -> str:
+    return f"a tensor is used whose memory was freed (in torch's {_name_of(func)})"
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -13,7 +13,7 @@ from distlab.grading.checks.data_loader_plans import in_call, worked_out
 from distlab.grading.clause import clause
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
-from distlab.runner.autopsy import Evidence
+from distlab.runner.autopsy import NOBODY, Evidence
 
 Piece = tuple[int, int, int]
 Shards = list[list[Piece]]
@@ -253,7 +253,9 @@ def _wrong_bytes(
         f"holds {right[stage]}",
         slug=slug,
         evidence=tuple(
-            Evidence(rank=0, state=f"stage {s}", text=f"got {told[s]}   is {right[s]}")
+            Evidence(
+                rank=NOBODY, state=f"stage {s}", text=f"got {told[s]}   is {right[s]}"
+            )
             for s in range(4)
         ),
         rule=FORMULA,

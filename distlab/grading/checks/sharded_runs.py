@@ -166,7 +166,7 @@ def _resumed(
             zero.load_state_dict(states)
         except (KeyError, ValueError, RuntimeError, IndexError, TypeError) as error:
             return [{"error": f"{type(error).__name__}: {error}"}]
-        _give_gradients(zero, next_gradient(seed, start), rank, n)
+        give_gradients(zero, next_gradient(seed, start), rank, n)
         zero.optimizer.step()
         found.append({"rank": rank, "weights": weights_of(copy)})
     return found
@@ -181,7 +181,8 @@ def next_gradient(seed: int, start: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _give_gradients(zero: Any, whole: dict[str, Tensor], rank: int, n: int) -> None:
+def give_gradients(zero: Any, whole: dict[str, Tensor], rank: int, n: int) -> None:
+    """Each shard gets its part of these gradients."""
     for bucket in zero.buckets:
         vector = torch.zeros_like(bucket.flat)
         own = torch.cat([whole[name].reshape(-1) for name in bucket.names])

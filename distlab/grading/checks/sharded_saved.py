@@ -2,29 +2,72 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from distlab.grading.bench import Bench, Implementation
+from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks import sharded_runs as runs
+from distlab.grading.checks.after import judged_after
+from distlab.grading.checks.sharded_mistakes import owner_of_each
 from distlab.grading.checks.sharded_runs import One, flat
 from distlab.grading.checks.sharded_stage1 import (
     TASK,
     WORLDS,
+    a_shard_of_the_state,
     found_after,
-    owner_of_each,
 )
 from distlab.grading.clause import clause
 from distlab.grading.oracles import all_close, same_everywhere
 from distlab.grading.verdict import NotJudgedError, NotYetError
-from distlab.runner import Run
+from distlab.runner import RankContext, Run
+
+ALL_OF_IT = "what self.optimizer.state[shard] has, all of it, under its own names"
 
 
-@clause(TASK, "C4", worlds=WORLDS)
+make_adam = partial(torch.optim.Adam, lr=0.1)
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def _layer(seed: int) -> nn.Sequential:
+    """One layer of four parameters, so that a shard has many pieces."""
+    linears = [nn.Linear(a, b, dtype=torch.float64) for a, b in ((5, 3), (3, 2))]
+    model = nn.Sequential(nn.Sequential(*linears))
+    generator = torch.Generator().manual_seed(seed + 3)
+    for p in model.parameters():
+        drawn = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+        p.data.copy_(drawn)
+    return model
+
+
+def keep_adams(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """What state_dict gives after a step of Adam, which keeps more than one thing."""
+    rank, n = context.rank, context.world_size
+    model = _layer(seed)
+    alone = runs.Alone(rank, n, context.comm.device)
+    groups = [{"params": list(model.parameters())}]
+    zero = unit.Stage1(alone, model, groups, make_adam)
+    gradient = runs.next_gradient(seed, runs.weights_of(model))
+    runs.give_gradients(zero, gradient, rank, n)
+    zero.optimizer.step()
+    return zero.state_dict()
+
+
+def _with_adam(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
+    return [(keep_adams, {})]
+
+
+@clause(TASK, "C4", worlds=WORLDS, also=_with_adam)
 def saved_by_name(impl: Implementation, cluster: Bench) -> str | None:
     """R: each piece's state under its name; and a step at another number of ranks."""
+    with judged_after(a_shard_of_the_state, impl, cluster, "C2"):
+        return _judge(impl, cluster)
+
+
+def _judge(impl: Implementation, cluster: Bench) -> str:
     run, n = cluster.run(impl, runs.train_stage1), cluster.world_size
     one = One(cluster.seed)
     for step in range(runs.STEPS):
@@ -40,6 +83,7 @@ def saved_by_name(impl: Implementation, cluster: Bench) -> str | None:
     for rank, value in enumerate(run.values):
         _expect_pieces(value["saved"], momentum, rank)
     _expect_whole([value["saved"] for value in run.values], momentum)
+    _expect_adams(cluster.run(impl, keep_adams), cluster.seed)
     _expect_resumed(run, one)
     m = runs.other_world(n)
     return f"saved at {n} rank{'s' * (n > 1)}, gone on with at {m}"
@@ -57,17 +101,43 @@ def _expect_pieces(saved: Any, momentum: dict[str, Tensor], rank: int) -> None:
             )
         if not isinstance(piece, dict) or not {"start", "stop"} <= piece.keys():
             raise NotYetError(f"{what} no start and stop under {name}")
-        start, stop = piece["start"], piece["stop"]
-        own = piece.get("momentum_buffer")
-        if not isinstance(own, Tensor):
-            raise NotYetError(
-                f"{what} no momentum_buffer under {name}",
-                rule="what self.optimizer.state[shard] has, under its own names",
-            )
-        right = momentum[name][start:stop]
-        if own.shape == right.shape and torch.allclose(own, right, rtol=1e-9):
-            continue
-        raise _wrong_piece(name, rank, (start, stop), own, momentum)
+        _expect_part(name, rank, piece, "momentum_buffer", momentum)
+
+
+def _expect_part(
+    name: str, rank: int, piece: dict[str, Any], key: str, whole: dict[str, Tensor]
+) -> None:
+    """What is saved under `key` is that of the piece's elements."""
+    start, stop, own = piece["start"], piece["stop"], piece.get(key)
+    if not isinstance(own, Tensor):
+        raise NotYetError(f"state_dict gives no {key} under {name}", rule=ALL_OF_IT)
+    right = whole[name][start:stop]
+    if own.shape != right.shape or not torch.allclose(own, right, rtol=1e-9):
+        raise _wrong_piece(name, rank, (start, stop), own)
+
+
+def _expect_adams(run: Run, seed: int) -> None:
+    model = _layer(seed)
+    optimizer = make_adam(model.parameters())
+    gradient = runs.next_gradient(seed, runs.weights_of(model))
+    for name, p in model.named_parameters():
+        p.grad = gradient[name]
+    optimizer.step()
+    named = dict(model.named_parameters())
+    right = {
+        key: {n: optimizer.state[p][key].reshape(-1) for n, p in named.items()}
+        for key in MOMENTS
+    }
+    for rank, saved in enumerate(run.values):
+        for name, piece in saved.items():
+            for key in MOMENTS:
+                _expect_part(name, rank, piece, key, right[key])
+            if "step" not in piece or float(piece["step"]) != 1.0:
+                raise NotYetError(
+                    f"after a step of Adam state_dict gives {piece.get('step')!r:.40} "
+                    f"as the step under {name}, not 1",
+                    rule=ALL_OF_IT,
+                )
 
 
 def _wrong_piece(
@@ -75,7 +145,6 @@ def _wrong_piece(
     rank: int,
     piece: tuple[int, int],
     own: Tensor,
-    momentum: dict[str, Tensor],
 ) -> NotYetError:
     start, stop = piece
     if own.numel() != stop - start:

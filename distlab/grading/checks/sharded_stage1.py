@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks import sharded_runs as runs
 from distlab.grading.checks.messages import expect_messages
+from distlab.grading.checks.sharded_mistakes import owner_of_each, suspects_of
 from distlab.grading.checks.sharded_runs import One, flat
 from distlab.grading.clause import clause
 from distlab.grading.oracles import (
@@ -43,124 +42,27 @@ def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
     one = One(cluster.seed)
     for step in range(PLAIN):
         gradients = one.gradients(step, n)
-        suspects = [] if step else _suspects(cluster.seed, gradients)
         one.step(runs.mean_of(gradients))
+        found = found_after(run, step)
+        right = same_everywhere(flat(runs.weights_of(one.model)), n)
+        looks_wrong = step == 0 and not all_close(found, right)
         expect_values(
-            found_after(run, step),
-            same_everywhere(flat(runs.weights_of(one.model)), n),
+            found,
+            right,
             what=f"after step {step + 1} the weights",
             verb="are",
-            suspects=suspects,
+            suspects=suspects_of(cluster.seed, gradients) if looks_wrong else [],
             rule="the mean gradient to each shard, a step of each shard, all shards to "
             "all ranks",
         )
         expect_equal_bits(
-            found_after(run, step),
+            found,
             what="the weights",
             slug="weights-not-gathered",
             rule="every rank has its shard's new weights from the rank that owns it",
         )
     expect_messages(run, "the weights are right, but not by way of comm")
     return None
-
-
-def _suspects(seed: int, gradients: list[dict[str, Tensor]]) -> list[Suspect]:
-    """What known misconceptions leave after the first step."""
-    n = len(gradients)
-    mean = runs.mean_of(gradients)
-
-    def after(gradient: dict[str, Tensor], groups: Any = runs.make_groups) -> Tensor:
-        one = One(seed, groups)
-        one.step(gradient)
-        return flat(runs.weights_of(one.model))
-
-    def times(factor: float) -> Tensor:
-        return after({name: value * factor for name, value in mean.items()})
-
-    start, right = flat(runs.weights_of(One(seed).model)), after(mean)
-    owners = owner_of_each(seed, n)
-    own = torch.stack([after(gradient) for gradient in gradients])
-    once = "divide the sum by comm.world_size, once"
-    found = [
-        _everywhere("sum-not-mean", times(n), n, f"{n} × the mean gradient", once),
-        _everywhere("divided-twice", times(1 / n), n, f"1/{n} of the mean", once),
-        _everywhere("", start, n, "no gradient at all", "reduce_gradients, then step"),
-        Suspect(
-            slug="own-gradient-only",
-            values=same_everywhere(own[owners, torch.arange(len(start))], n),
-            sentence="each shard was stepped with its own rank's gradient only",
-            rule="sum the gradients over the ranks before a shard gets its part",
-        ),
-        Suspect(
-            slug="weights-not-gathered",
-            values=[torch.where(owners == rank, right, start) for rank in range(n)],
-            sentence="each rank has the new weights of its own shard only",
-            rule="after the optimizer's step, all_gather each bucket's shards",
-        ),
-    ]
-    for index, which in enumerate(("first", "second")):
-        values = after(mean, _one_setting(index))
-        found.append(
-            _everywhere(
-                "group-settings-mixed",
-                values,
-                n,
-                f"the {which} group's settings for all parameters",
-                "a group of shards for each group of parameters, with its settings",
-            )
-        )
-    found.append(
-        _everywhere(
-            "group-settings-mixed",
-            after(mean, _exchanged_settings),
-            n,
-            "each group with the settings of the other",
-            "a bucket's shard belongs to bucket.group",
-        )
-    )
-    return found
-
-
-def _everywhere(slug: str, values: Tensor, n: int, how: str, rule: str) -> Suspect:
-    sentence = f"the first step was taken with {how}"
-    return Suspect(
-        slug=slug, values=same_everywhere(values, n), sentence=sentence, rule=rule
-    )
-
-
-def _one_setting(index: int) -> Any:
-    def groups(model: Any) -> list[dict[str, Any]]:
-        settings = (runs.WEIGHTS, runs.OTHERS)[index]
-        return [{"params": list(runs.trained(model).values()), **settings}]
-
-    return groups
-
-
-def _exchanged_settings(model: Any) -> list[dict[str, Any]]:
-    first, second = runs.make_groups(model)
-    return [
-        {**second, "params": first["params"]},
-        {**first, "params": second["params"]},
-    ]
-
-
-def owner_of_each(seed: int, n: int) -> Tensor:
-    """The rank that owns each trained element, in the model's order."""
-    model = runs.make_model(seed)
-    owners = {}
-    for name, layer in model.named_children():
-        for is_weight in (True, False):
-            own = {
-                f"{name}.{rest}": p.numel()
-                for rest, p in layer.named_parameters()
-                if p.requires_grad and (p.dim() > 1) == is_weight
-            }
-            share = -(-sum(own.values()) // n)
-            place = 0
-            for full, size in own.items():
-                owners[full] = torch.arange(place, place + size) // max(1, share)
-                place += size
-    return torch.cat([owners[name] for name in runs.trained(model)])
 
 
 # ── C2 ──────────────────────────────────────────────────────────────────────────────

@@ -8,8 +8,9 @@ from torch import Tensor
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks import sharded_runs as runs
 from distlab.grading.checks.messages import expect_messages
+from distlab.grading.checks.sharded_mistakes import owner_of_each
 from distlab.grading.checks.sharded_runs import One, flat
-from distlab.grading.checks.sharded_stage1 import WORLDS, owner_of_each
+from distlab.grading.checks.sharded_stage1 import WORLDS
 from distlab.grading.clause import clause
 from distlab.grading.oracles import (
     Suspect,

@@ -10,6 +10,7 @@ from torch import Tensor
 from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks import sharded_layers as layers
 from distlab.grading.checks.messages import expect_messages
+from distlab.grading.checks.sharded_named import kept_before, play, play_ahead
 from distlab.grading.checks.sharded_runs import SLACK
 from distlab.grading.checks.sharded_stage1 import WORLDS
 from distlab.grading.clause import clause
@@ -38,7 +39,7 @@ def _evidence(run: Run, key: str, allowed: float) -> tuple[Evidence, ...]:
 @clause(FORWARD, "C1", worlds=WORLDS)
 def outputs_of_the_whole_model(impl: Implementation, cluster: Bench) -> str | None:
     """V: two forwards; in between, every rank has changed its shards."""
-    run = cluster.run(impl, layers.only_forward)
+    run = play(impl, cluster, layers.only_forward)
     model = layers.make_layers(cluster.seed)
     inputs = [layers.make_inputs(cluster.seed, 0, r) for r in range(run.world_size)]
     with torch.no_grad():
@@ -76,7 +77,7 @@ def outputs_of_the_whole_model(impl: Implementation, cluster: Bench) -> str | No
 @clause(FORWARD, "C2", worlds=SEVERAL)
 def one_layer_at_a_time(impl: Implementation, cluster: Bench) -> str | None:
     """M: all that is alive: when all is set up, in each layer, and afterwards."""
-    run, n = cluster.run(impl, layers.only_forward), cluster.world_size
+    run, n = play(impl, cluster, layers.only_forward), cluster.world_size
     sizes = layers.layer_elements(n)
     shards = layers.shard_bytes(n)
     for rank, value in enumerate(run.values):
@@ -116,7 +117,7 @@ def one_layer_at_a_time(impl: Implementation, cluster: Bench) -> str | None:
 @clause(FORWARD, "C3", worlds=SEVERAL)
 def gathered_once(impl: Implementation, cluster: Bench) -> str | None:
     """B: a forward sends every shard to the others once."""
-    run, n = cluster.run(impl, layers.only_forward), cluster.world_size
+    run, n = play(impl, cluster, layers.only_forward), cluster.world_size
     right = 8.0 * (n - 1) * sum(layers.layer_elements(n))
     _expect_sent(run, [value["sent"] for value in run.values], right, "a forward")
     return f"n = {n}: {right:.0f} bytes per rank and forward"
@@ -151,7 +152,7 @@ def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
     """V: the shards of all ranks, put together after each step; also with prefetch."""
     right = layers.one_process(cluster.seed, cluster.world_size)
     for values in ({}, {"prefetch": True}):
-        run = cluster.run(impl, layers.train_stage3, **values)
+        run = play(impl, cluster, layers.train_stage3, **values)
         how = " with prefetch" if values else ""
         for step, expected in enumerate(right):
             _expect_weights(run, step, expected, how)
@@ -165,6 +166,8 @@ def _expect_weights(run: Run, step: int, expected: dict[str, Tensor], how: str) 
         shards = [value["steps"][step]["shards"][index] for value in run.values]
         found = torch.cat(shards)[: own.numel()]
         if not close(found, own):
+            if kept := kept_before(run, step):
+                raise kept
             raise NotYetError(
                 f"after step {step + 1}{how} the weights of {' and '.join(names)} are "
                 "wrong",
@@ -189,7 +192,7 @@ def never_more_than_that(impl: Implementation, cluster: Bench) -> str | None:
     n = cluster.world_size
     sizes = [8 * n * size for size in layers.layer_elements(n)]
     for count, values in ((1, {}), (2, {"prefetch": True})):
-        run = cluster.run(impl, layers.train_stage3, **values)
+        run = play(impl, cluster, layers.train_stage3, **values)
         most = max(sum(sizes[i : i + count]) for i in range(len(sizes)))
         how = "with prefetch two layers" if values else "one layer"
         peak = max(value["peak"] for value in run.values)
@@ -237,7 +240,7 @@ def three_times(impl: Implementation, cluster: Bench) -> str | None:
     n = cluster.world_size
     right = 3 * 8.0 * (n - 1) * sum(layers.layer_elements(n))
     for values in ({}, {"prefetch": True}):
-        run = cluster.run(impl, layers.train_stage3, **values)
+        run = play(impl, cluster, layers.train_stage3, **values)
         sent = [value["steps"][-1]["sent"] for value in run.values]
         _expect_sent(run, sent, right, "a step" + " with prefetch" * bool(values))
     return f"n = {n}: {right:.0f} bytes per rank and step, 1.5 × those of DDP"
@@ -269,6 +272,7 @@ def fetched_ahead(impl: Implementation, cluster: Bench) -> str | None:
             raise NotJudgedError("without prefetch it sends too much: see C3")
         most = compute + first + scatter
         if ahead > most + 0.05 * layers.PAUSE_S:
+            play_ahead(impl, cluster)
             raise NotYetError(
                 f"on {RANKS} simulated ranks {where} takes {plain:.2f} s, and with "
                 f"prefetch {ahead:.2f} s; if all layers but the first come while "

@@ -12,7 +12,7 @@ from distlab.grading.checks.topology_forms import NAMES, Islands
 from distlab.grading.clause import clause
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
-from distlab.runner.autopsy import Evidence
+from distlab.runner.autopsy import NOBODY, Evidence
 from distlab.sim import AlphaBeta
 
 SIZES = tuple(4**power for power in range(3, 16))  # 64 bytes … 1 GiB
@@ -120,7 +120,7 @@ def _line(factor: float, islands: Islands, size: int, name: str) -> Evidence:
     seconds = islands.seconds(size)
     best = min(seconds, key=lambda other: seconds[other])
     return Evidence(
-        rank=0,
+        rank=NOBODY,
         state="slow",
         text=f"{islands.setting}, {_size(size)}: {name} {1e6 * seconds[name]:,.0f} µs, "
         f"{best} {1e6 * seconds[best]:,.0f} µs",

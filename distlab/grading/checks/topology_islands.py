@@ -16,6 +16,7 @@ from torch import Tensor
 
 from distlab.comm import Call, Comm, Wrapper
 from distlab.grading.bench import Bench, Implementation
+from distlab.grading.checks.after import judged_after
 from distlab.grading.checks.messages import expect_messages, numbers
 from distlab.grading.clause import clause
 from distlab.grading.oracles import (
@@ -283,11 +284,13 @@ def little_goes_across(impl: Implementation, cluster: Bench) -> str | None:
     p, lane = MANY // MANY_IN_ISLAND, 2 * MANY // MANY_IN_ISLAND
     most = most_across(lane, p, 1)
     sent = [value["across"] for value in told]
-    if not all(value["is_right"] for value in told):
-        raise NotYetError(
-            f"{MANY} simulated ranks in islands of {MANY_IN_ISLAND}: the sum is wrong",
-            rule="try an island of more than two ranks by hand",
-        )
+    with judged_after(every_rank_has_the_sum, impl, cluster, "C1"):
+        if not all(value["is_right"] for value in told):
+            raise NotYetError(
+                f"{MANY} simulated ranks in islands of {MANY_IN_ISLAND}: the sum is "
+                "wrong",
+                rule="try an island of more than two ranks by hand",
+            )
     if max(sent) > most:
         where = f"{MANY} simulated ranks in islands of {MANY_IN_ISLAND}"
         raise _too_much(where, sent, most, MANY_IN_ISLAND, 2 * MANY * ITEM)

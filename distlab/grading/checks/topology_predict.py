@@ -18,7 +18,7 @@ from distlab.grading.checks.topology_forms import doubling_rounds, flat_s
 from distlab.grading.clause import clause
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
-from distlab.runner.autopsy import Evidence
+from distlab.runner.autopsy import NOBODY, Evidence
 from distlab.sim import AlphaBeta, Sized, run
 from distlab.sim.plans import schedules
 
@@ -238,7 +238,7 @@ def _wrong(
         slug=slug,
         evidence=tuple(
             Evidence(
-                rank=0,
+                rank=NOBODY,
                 state=f"n = {n}",
                 text=f"{size:,} bytes, α {link.alpha_s:g} s, β {link.bytes_per_s:g}: "
                 f"got {g:.6g} s   takes {r:.6g} s",

@@ -1,0 +1,44 @@
+"""A clause that may fail because of another one's mistake, and says nothing of it then.
+
+"C3 fails too" would send a learner to look for a second mistake that is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from distlab.grading.bench import Bench, Implementation
+from distlab.grading.clause import Judge
+from distlab.grading.verdict import NotJudgedError, NotYetError
+
+
+@contextmanager
+def judged_after(
+    other: Judge, impl: Implementation, cluster: Bench, where: str, own: str = ""
+) -> Iterator[None]:
+    """What fails in here counts only if `other`, the check of clause `where`, passes.
+
+    A mistake whose slug is `own` counts all the same.
+
+    Raises:
+        NotJudgedError: `other` finds a mistake too.
+        NotYetError: it does not; or that has yet to be tried without company.
+    """
+    try:
+        yield
+    except NotYetError as failure:
+        latest = cluster.latest
+        can_tell = not cluster.has_company and (not own or failure.slug != own)
+        if can_tell and _fails(other, impl, cluster):
+            raise NotJudgedError(f"see {where}") from failure
+        cluster.latest = latest
+        raise
+
+
+def _fails(other: Judge, impl: Implementation, cluster: Bench) -> bool:
+    try:
+        other(impl, cluster)
+    except (NotYetError, NotJudgedError):
+        return True
+    return False

@@ -1,0 +1,163 @@
+"""What known misconceptions of 3.12 leave after the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.checks import sharded_runs as runs
+from distlab.grading.checks.sharded_runs import One, flat
+from distlab.grading.oracles import Suspect, same_everywhere
+
+Named = dict[str, Tensor]
+
+
+def suspects_of(seed: int, gradients: list[Named]) -> list[Suspect]:
+    """What known misconceptions leave after the first step."""
+    n = len(gradients)
+    mean = runs.mean_of(gradients)
+
+    def after(gradient: Named, groups: Any = runs.make_groups) -> Tensor:
+        one = One(seed, groups)
+        one.step(gradient)
+        return flat(runs.weights_of(one.model))
+
+    def times(factor: float) -> Tensor:
+        return after({name: value * factor for name, value in mean.items()})
+
+    start, right = flat(runs.weights_of(One(seed).model)), after(mean)
+    owners = owner_of_each(seed, n)
+    own = torch.stack([after(gradient) for gradient in gradients])
+    once = "divide the sum by comm.world_size, once"
+    found = [
+        _everywhere("sum-not-mean", times(n), n, f"{n} × the mean gradient", once),
+        _everywhere("divided-twice", times(1 / n), n, f"1/{n} of the mean", once),
+        _everywhere("", start, n, "no gradient at all", "reduce_gradients, then step"),
+        Suspect(
+            slug="own-gradient-only",
+            values=same_everywhere(own[owners, torch.arange(len(start))], n),
+            sentence="each shard was stepped with its own rank's gradient only",
+            rule="sum the gradients over the ranks before a shard gets its part",
+        ),
+        Suspect(
+            slug="weights-not-gathered",
+            values=[torch.where(owners == rank, right, start) for rank in range(n)],
+            sentence="each rank has the new weights of its own shard only",
+            rule="after the optimizer's step, all_gather each bucket's shards",
+        ),
+    ]
+    for index, which in enumerate(("first", "second")):
+        values = after(mean, _one_setting(index))
+        found.append(
+            _everywhere(
+                "group-settings-mixed",
+                values,
+                n,
+                f"the {which} group's settings for all parameters",
+                "a group of shards for each group of parameters, with its settings",
+            )
+        )
+    found.append(
+        _everywhere(
+            "group-settings-mixed",
+            after(mean, _exchanged_settings),
+            n,
+            "each group with the settings of the other",
+            "a bucket's shard belongs to bucket.group",
+        )
+    )
+    for keys in (("lr", "weight_decay"), ("weight_decay",), ("lr",)):
+        found.append(
+            Suspect(
+                slug="group-settings-lost",
+                values=same_everywhere(after(mean, _without(keys)), n),
+                sentence=f"the first step was taken without the groups' "
+                f"{' and '.join(keys)}: the optimizer used its defaults",
+                rule="all that stands in a group goes with it; only params is replaced",
+            )
+        )
+    return [*found, *(_one_chunk(after, seed, mean, n, name) for name in _CHUNKS)]
+
+
+_CHUNKS = {"first": 0, "last": -1}
+
+
+def _one_chunk(
+    after: Callable[[Named], Tensor], seed: int, mean: Named, n: int, name: str
+) -> Suspect:
+    """Each shard with the gradient of the same chunk, whoever owns it."""
+    gradient: Named = {}
+    for bucket in buckets_of(seed):
+        own = torch.cat([mean[full].reshape(-1) for full in bucket])
+        padded = torch.cat([own, own.new_zeros(-len(own) % n)])
+        parts = padded.chunk(n)[_CHUNKS[name]].repeat(n)[: len(own)]
+        pieces = parts.split([mean[full].numel() for full in bucket])
+        shaped = zip(bucket, pieces, strict=True)
+        gradient |= {full: piece.view_as(mean[full]) for full, piece in shaped}
+    return Suspect(
+        slug="chunk-of-another-rank",
+        values=same_everywhere(after(gradient), n),
+        sentence=f"every rank stepped its shard with the {name} chunk of the gradient",
+        rule="rank r's shard is chunk r of the weights: which chunk of the gradient "
+        "belongs to it?",
+    )
+
+
+def _everywhere(slug: str, values: Tensor, n: int, how: str, rule: str) -> Suspect:
+    sentence = f"the first step was taken with {how}"
+    return Suspect(
+        slug=slug, values=same_everywhere(values, n), sentence=sentence, rule=rule
+    )
+
+
+def _one_setting(index: int) -> Any:
+    def groups(model: Any) -> list[dict[str, Any]]:
+        settings = (runs.WEIGHTS, runs.OTHERS)[index]
+        return [{"params": list(runs.trained(model).values()), **settings}]
+
+    return groups
+
+
+def _without(keys: tuple[str, ...]) -> Any:
+    def groups(model: Any) -> list[dict[str, Any]]:
+        given = runs.make_groups(model)
+        return [{k: v for k, v in group.items() if k not in keys} for group in given]
+
+    return groups
+
+
+def _exchanged_settings(model: Any) -> list[dict[str, Any]]:
+    first, second = runs.make_groups(model)
+    return [
+        {**second, "params": first["params"]},
+        {**first, "params": second["params"]},
+    ]
+
+
+def buckets_of(seed: int) -> list[dict[str, int]]:
+    """Layer by layer, group by group: the trained parameters' names and sizes."""
+    found = []
+    for name, layer in runs.make_model(seed).named_children():
+        for is_weight in (True, False):
+            own = {
+                f"{name}.{rest}": p.numel()
+                for rest, p in layer.named_parameters()
+                if p.requires_grad and (p.dim() > 1) == is_weight
+            }
+            found += [own] if own else []
+    return found
+
+
+def owner_of_each(seed: int, n: int) -> Tensor:
+    """The rank that owns each trained element, in the model's order."""
+    owners = {}
+    for bucket in buckets_of(seed):
+        share = -(-sum(bucket.values()) // n)
+        place = 0
+        for full, size in bucket.items():
+            owners[full] = torch.arange(place, place + size) // share
+            place += size
+    return torch.cat([owners[name] for name in runs.trained(runs.make_model(seed))])

@@ -1,0 +1,110 @@
+"""Mistakes that only stage 3 of ZeRO has, by name: memory that is gone, or is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distlab.grading.bench import Bench, Implementation, Scenario
+from distlab.grading.checks import sharded_layers as layers
+from distlab.grading.checks.sharded_live import FreedMemoryError
+from distlab.grading.verdict import NotYetError
+from distlab.runner import Run
+from distlab.runner.autopsy import Evidence, own_frame, place
+
+FREED = "freed-under-a-view"
+IN_BETWEEN = (
+    "flat has memory from allocate() to release(); all views of it, the parameters "
+    "too, are for use in between"
+)
+
+
+def play(
+    impl: Implementation, cluster: Bench, scenario: Scenario, **values: Any
+) -> Run:
+    """`cluster.run`, with names for what can go wrong at this stage.
+
+    Raises:
+        NotYetError: the run did not end well, or a shard has no memory.
+    """
+    try:
+        run = cluster.run(impl, scenario, **values)
+    except NotYetError as failure:
+        if cluster.latest is not None:
+            _name(failure, cluster.latest)
+        raise
+    for record in run.ranks:
+        if lost := record.value.get("lost"):
+            raise _lost(record.rank, *lost[0])
+    return run
+
+
+def _lost(rank: int, name: str, is_view: bool) -> NotYetError:
+    why = "it is a view of bucket.flat, which was released" if is_view else "it is gone"
+    return NotYetError(
+        f"after cut the shard of {name} on rank {rank} has no memory: {why}",
+        slug=FREED,
+        rule="detach() and chunk() give views of the same memory; what has to outlive "
+        "it is a copy",
+        fatal=True,
+    )
+
+
+def _name(failure: NotYetError, run: Run) -> None:
+    freed = [
+        r.error
+        for r in run.ranks
+        if r.error and r.error.type == FreedMemoryError.__name__
+    ]
+    if freed:
+        where = place(own_frame(freed[0].frames)).rpartition("/")[2]
+        at = f", at {where}" if where else ""
+        message = "bucket.flat, or a view of it, is used while its memory is freed"
+        failure.message, failure.slug, failure.rule = message + at, FREED, IN_BETWEEN
+    elif failure.slug == "never-waited" and (wrong := _wrong_way(run)):
+        failure.message, failure.slug, failure.rule = *wrong, WAY
+
+
+WAY = "backward() goes the way back: from the last layer to the first"
+
+
+def _wrong_way(run: Run) -> tuple[str, str] | None:
+    """Message and slug, if backward() asks for the layer that it has come from."""
+    for record in run.ranks:
+        for step in record.value.get("steps", ()):
+            for number, following in step["ahead"]:
+                if 0 < number < following < len(layers.WIDTHS) - 1:
+                    return (
+                        f"in backward() layer {number} has layer {following} fetched "
+                        f"ahead, which is through; layer {number - 1} is next",
+                        "prefetched-backwards",
+                    )
+    return None
+
+
+def play_ahead(impl: Implementation, cluster: Bench) -> None:
+    """Steps with prefetch, to see in which order the layers are fetched.
+
+    Raises:
+        NotYetError: it is the wrong one.
+    """
+    run = play(impl, cluster, layers.train_stage3, prefetch=True)
+    if wrong := _wrong_way(run):
+        raise NotYetError(wrong[0], slug=wrong[1], rule=WAY)
+
+
+def kept_before(run: Run, step: int) -> NotYetError | None:
+    """The verdict on wrong weights after `step` if old ones were there before it."""
+    kept = [value["steps"][step - 1]["kept"] if step else 0 for value in run.values]
+    if not max(kept):
+        return None
+    return NotYetError(
+        f"after step {step + 1} the weights are wrong: its forward took old ones, "
+        f"which were still there after backward() of step {step}",
+        slug="layers-not-freed",
+        evidence=tuple(
+            Evidence(rank=rank, state="kept", text=f"{count} bytes of whole weights")
+            for rank, count in enumerate(kept)
+        ),
+        rule="a layer that has had its backward() is released; the next forward "
+        "gathers it anew",
+    )
