@@ -159,7 +159,12 @@ def pipelined_all_reduce(
     steps = range(2 * (n - 1))
     arriving = [*chain(*(chunks[(rank - step - 2) % n] for step in steps))]
     num_sums = len(arriving) // 2  # the first half is added, the second half is done
-    receives: list[Work] = []
+    # Receives first: where a message finds its place waiting, it need not ask for it.
+    receives: list[Work] = [
+        comm.irecv(box[: len(segment)], left)
+        for box, segment in zip(boxes, arriving[:num_sums], strict=False)
+    ]
+    sends = [comm.isend(segment, right) for segment in chunks[rank - 1]]
 
     def receive_next() -> None:
         number = len(receives)
@@ -170,10 +175,6 @@ def pipelined_all_reduce(
             sends[number - num_sums].wait()  # it went out from this very place
         receives.append(comm.irecv(place, left))
 
-    # Receives first: where a message finds its place waiting, it need not ask for it.
-    for _ in boxes[:num_sums]:
-        receive_next()
-    sends = [comm.isend(segment, right) for segment in chunks[rank - 1]]
     for number, segment in enumerate(arriving):
         receives[number].wait()
         if number < num_sums:
