@@ -23,7 +23,8 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
-from distlab.comm._nccl import NcclMessages, connected, make_nccl_group
+from distlab.comm._nccl import NcclMessages
+from distlab.comm._process_groups import connected, make_gloo_group, make_nccl_group
 from distlab.comm._protocol import ANY, SUM, Comm, CommRefusedError, PeerLost, ReduceOp
 from distlab.comm._refusals import Refusals
 from distlab.comm._torch_work import TorchWork, says_peer_is_gone
@@ -93,7 +94,7 @@ class TorchComm:
         """
         if backend == "gloo":
             return cls(
-                _gloo_group(store, rank, world_size, timeout_s),
+                make_gloo_group(store, rank, world_size, timeout_s),
                 store=store,
                 timeout_s=timeout_s,
             )
@@ -380,14 +381,3 @@ class TorchComm:
         self._under_way.add(work)
         work.finish = partial(self._under_way.discard, work)
         return work
-
-
-def _gloo_group(store: Any, rank: int, world_size: int, timeout_s: float) -> Any:
-    gloo: Any = dist.ProcessGroupGloo  # its options are missing from torch's stubs
-    options = gloo._Options()
-    # The loopback address by number: a laptop's host name may resolve to an interface
-    # that is down, and then gloo waits in silence.
-    device = gloo.create_device(hostname="127.0.0.1")
-    options._devices = [device]
-    options._timeout = timedelta(seconds=timeout_s)
-    return gloo(store, rank, world_size, options)

@@ -1,0 +1,57 @@
+"""The process groups of torch that `TorchComm` talks through: its own, and ready."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def make_gloo_group(store: Any, rank: int, world_size: int, timeout_s: float) -> Any:
+    """Meet the other ranks through `store` (collective), over the loopback interface.
+
+    Returns:
+        torch's ProcessGroupGloo.
+    """
+    gloo: Any = dist.ProcessGroupGloo  # its options are missing from torch's stubs
+    options = gloo._Options()
+    # The loopback address by number: a laptop's host name may resolve to an interface
+    # that is down, and then gloo waits in silence.
+    device = gloo.create_device(hostname="127.0.0.1")
+    options._devices = [device]
+    options._timeout = timedelta(seconds=timeout_s)
+    return gloo(store, rank, world_size, options)
+
+
+def make_nccl_group(store: Any, rank: int, world_size: int, timeout_s: float) -> Any:
+    """The same with a GPU for each rank, shared if there are too few.
+
+    Returns:
+        torch's ProcessGroupNCCL; this process's current GPU is the rank's.
+    """
+    num_gpus = torch.cuda.device_count()
+    device = torch.device("cuda", rank % num_gpus)
+    torch.cuda.set_device(device)
+    if world_size > num_gpus:
+        # NCCL refuses two ranks of one host on one GPU; by this name they are on hosts
+        # of their own, and reach each other through sockets.
+        os.environ.setdefault("NCCL_HOSTID", f"distlab-{rank // num_gpus}")
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    group = dist.ProcessGroupNCCL(store, rank, world_size, options)
+    group.eager_connect_single_device(device)  # while all are here: see `connected`
+    return group
+
+
+def connected(group: Any, device: torch.device) -> Any:
+    """The ProcessGroupNCCL of a group of torch's, connected (collective).
+
+    A communicator needs all of its ranks, and a first message has only two.
+    """
+    backend = group._get_backend(device)
+    if group.bound_device_id is None:
+        backend.eager_connect_single_device(device)
+    return backend
