@@ -10,6 +10,7 @@ A task with a time limit of its own starts programs (1.16 a real torchrun): its 
 are shown and have no bar.
 
     distlab bench verdict [--json]
+    python benchmarks/verdict.py --phase 3 [--json]
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from distlab.curriculum import load_curriculum
 
 ROOT = Path(__file__).parents[1]
 TASK = "collectives.all_reduce"
@@ -49,10 +52,9 @@ class Watcher:
             source = ROOT / name
             copy = shutil.copytree if source.is_dir() else shutil.copy
             copy(source, folder / name)
-        unit = task.partition(".")[0]
-        self._template = folder / "phase1_data_parallel" / f"template_{unit}.py"
-        solution = folder / "solutions" / "phase1_data_parallel" / f"{unit}.py"
-        self._code = solution.read_text()
+        unit = load_curriculum(ROOT).units[task.partition(".")[0]]
+        self._template = unit.template(folder)
+        self._code = unit.solution(folder).read_text()
         worlds = [part for n in WORLDS for part in ("-n", str(n))]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "distlab", "watch", task, "--json", *worlds],
@@ -117,9 +119,9 @@ def spawn_all_worlds() -> float:
     return time.perf_counter() - started
 
 
-def cold_phase() -> float:
-    """Seconds of `distlab check --phase 1 --code reference` from nothing."""
-    command = [sys.executable, "-m", "distlab", "check", "--phase", "1"]
+def cold_phase(phase: int) -> float:
+    """Seconds of `distlab check --phase N --code reference` from nothing."""
+    command = [sys.executable, "-m", "distlab", "check", "--phase", str(phase)]
     started = time.perf_counter()
     subprocess.run(
         [*command, "--code", "reference", "--json"],
@@ -150,12 +152,11 @@ def quantiles(seconds: list[float]) -> tuple[float, float]:
     return statistics.median(seconds), sorted(seconds)[int(0.95 * len(seconds))]
 
 
-def each_task() -> list[dict[str, Any]]:
+def each_task(phase: int) -> list[dict[str, Any]]:
     """Two results for every other task of the phase."""
-    from distlab.curriculum import load_curriculum
-
     results: list[dict[str, Any]] = []
-    for task in load_curriculum(ROOT).tasks:
+    units = load_curriculum(ROOT).phase(phase).units
+    for task in (task for unit in units for task in unit.tasks):
         if task.id == TASK:
             continue
         has_bar = task.time_limit_s == type(task).time_limit_s
@@ -169,7 +170,7 @@ def each_task() -> list[dict[str, Any]]:
     return results
 
 
-def measure() -> dict[str, Any]:
+def measure(phase: int) -> dict[str, Any]:
     """All results, in the schema of every benchmark here."""
     import torch
 
@@ -188,8 +189,13 @@ def measure() -> dict[str, Any]:
             "peer_s": round(statistics.median(p for _, p in pairs), 3),
             "n": PAIRS,
         },
-        {"name": "cold_phase1_s", "value": round(cold_phase(), 2), "unit": "s", "n": 1},
-        *each_task(),
+        {
+            "name": f"cold_phase{phase}_s",
+            "value": round(cold_phase(phase), 2),
+            "unit": "s",
+            "n": 1,
+        },
+        *each_task(phase),
     ]
     machine = {"cores": os.cpu_count(), "torch": torch.__version__}
     return {
@@ -205,8 +211,9 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--phase", type=int, default=1, help="whose tasks, beside 1.4")
     arguments = parser.parse_args()
-    report = measure()
+    report = measure(arguments.phase)
     if arguments.json:
         print(json.dumps(report, indent=1))
         return
