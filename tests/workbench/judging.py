@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from distlab.curriculum import load_curriculum, make_template
 from distlab.grading import TaskVerdict
 from distlab.grading.grade import Grader
-from distlab.grading.mutants import Entry
+from distlab.grading.mutants import Entry, read_catalogue
 from distlab.runner import Cluster
 
 ROOT = Path(__file__).parents[2]
@@ -60,3 +61,18 @@ def verdict_on(
     if exit_code is not None:
         assert report.exit_code == exit_code
     return report.tasks[0]
+
+
+@functools.cache
+def catalogue() -> dict[str, Entry]:
+    """The catalogue of wrong and of right solutions, by name."""
+    return {entry.id: entry for entry in read_catalogue(CURRICULUM)}
+
+
+def verdict_on_entry(
+    cluster: Cluster, folder: Path, name: str, *, worlds: Sequence[int] = ()
+) -> TaskVerdict:
+    """The verdict on one of the catalogue; without `worlds`, at the usual ones."""
+    entry = catalogue()[name]
+    text = entry.applied_to(solution_of(entry.task.partition(".")[0]))
+    return verdict_on(cluster, folder, entry.task, text, worlds=worlds)

@@ -6,22 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from distlab.grading.mutants import Entry, read_catalogue
 from distlab.grading.verdict import ClauseVerdict
 from distlab.runner import Cluster
-from tests.workbench.judging import CURRICULUM, solution_of, verdict_on
-
-
-@pytest.fixture(scope="module")
-def catalogue() -> dict[str, Entry]:
-    return {entry.id: entry for entry in read_catalogue(CURRICULUM)}
+from tests.workbench.judging import catalogue, solution_of, verdict_on, verdict_on_entry
 
 
 def failure(
-    cluster: Cluster, folder: Path, entry: Entry, *, world_size: int = 3
+    cluster: Cluster, folder: Path, name: str, *, world_size: int = 3
 ) -> ClauseVerdict:
-    text = entry.applied_to(solution_of(entry.task.partition(".")[0]))
-    verdict = verdict_on(cluster, folder, entry.task, text, worlds=(world_size,))
+    verdict = verdict_on_entry(cluster, folder, name, worlds=(world_size,))
     found = verdict.first_failure()
     assert found is not None
     return found
@@ -54,12 +47,11 @@ def test_the_sentence_and_the_rule_are_about_this_mistake(
     name: str,
     says: str,
     rule: str,
-    catalogue: dict[str, Entry],
     cluster: Cluster,
     tmp_path: Path,
 ) -> None:
-    entry = catalogue[name]
-    found = failure(cluster, tmp_path, entry)
+    entry = catalogue()[name]
+    found = failure(cluster, tmp_path, name)
     assert (found.id, found.slug) == (entry.clause, entry.slug)
     assert says in found.message
     assert rule in found.rule
@@ -89,11 +81,9 @@ def test_a_schedule_that_stops_on_simulated_ranks_only_is_named(
 
 
 def test_an_error_is_the_clauses_whose_part_raised_it(
-    catalogue: dict[str, Entry], cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     for name, world_size in (("AC11", 1), ("TP14", 3)):
-        entry = catalogue[name]
-        text = entry.applied_to(solution_of(entry.task.partition(".")[0]))
-        verdict = verdict_on(cluster, tmp_path, entry.task, text, worlds=(world_size,))
+        verdict = verdict_on_entry(cluster, tmp_path, name, worlds=(world_size,))
         states = [clause.status for clause in verdict.clauses[:2]]
         assert (states, verdict.slug) == (["skip", "fail"], "raised")

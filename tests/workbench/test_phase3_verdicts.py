@@ -9,24 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from distlab.grading import TaskVerdict
 from distlab.grading.checks.ring_counts import counted, digits, in_words
 from distlab.grading.checks.sharded_live import FreedMemoryError, LiveBytes
-from distlab.grading.grade import Grader
-from distlab.grading.mutants import Entry, judge, read_catalogue
+from distlab.grading.mutants import Entry, judge
 from distlab.grading.report import lines_of, plain
 from distlab.runner import Cluster
-from tests.workbench.judging import CURRICULUM, SEED, solution_of
-
-ENTRIES = {entry.id: entry for entry in read_catalogue(CURRICULUM)}
-
-
-def verdict_of(entry: Entry, cluster: Cluster, folder: Path) -> TaskVerdict:
-    task = CURRICULUM.task(entry.task)
-    path = folder / f"{task.unit}.py"
-    path.write_text(entry.applied_to(solution_of(task.unit)), encoding="utf-8")
-    grader = Grader(CURRICULUM, cluster, code=str(path), seed=SEED)
-    return grader.grade([task]).tasks[0]
+from tests.workbench.judging import CURRICULUM, verdict_on_entry
 
 
 @pytest.mark.parametrize(
@@ -51,7 +39,7 @@ def test_who_is_in_a_sum_is_told_in_few_words(counts: list[int], words: str) -> 
 
 
 def test_a_wrong_sign_shows_as_a_sign(cluster: Cluster, tmp_path: Path) -> None:
-    verdict = verdict_of(ENTRIES["RA52"], cluster, tmp_path)
+    verdict = verdict_on_entry(cluster, tmp_path, "RA52")
     shown = plain(lines_of(verdict))
     assert "something was subtracted" in " ".join(shown.split())
     assert "−" in shown
@@ -75,7 +63,7 @@ def test_a_wrong_sign_shows_as_a_sign(cluster: Cluster, tmp_path: Path) -> None:
 def test_a_clause_that_fails_for_anothers_mistake_is_not_judged(
     name: str, clause: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    verdict = verdict_of(ENTRIES[name], cluster, tmp_path)
+    verdict = verdict_on_entry(cluster, tmp_path, name)
     assert verdict.status == "fail"
     assert {c.id: c.status for c in verdict.clauses}[clause] == "skip"
 
@@ -84,7 +72,7 @@ def test_a_clause_that_fails_for_anothers_mistake_is_not_judged(
 def test_where_no_ranks_are_none_are_named(
     name: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    shown = plain(lines_of(verdict_of(ENTRIES[name], cluster, tmp_path)))
+    shown = plain(lines_of(verdict_on_entry(cluster, tmp_path, name)))
     assert "NOT YET" in shown
     assert not re.search(r"\bn = 1\b|\branks? (0|-1)\b", shown)
 
@@ -103,7 +91,7 @@ def test_a_plan_that_never_ends_is_the_code_s_and_no_rank_s(cluster: Cluster) ->
 def test_freed_memory_is_named_before_it_is_read(
     name: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    verdict = verdict_of(ENTRIES[name], cluster, tmp_path)
+    verdict = verdict_on_entry(cluster, tmp_path, name)
     assert verdict.slug == "freed-under-a-view"
     assert "SIGSEGV" not in plain(lines_of(verdict))
 
