@@ -14,8 +14,15 @@ On one machine every byte that is sent is copied twice by a processor, into the 
 and out of it. So `copy_limit` is a time that no all-reduce over sockets can beat:
 2 · 2(n - 1)/n · S at the speed with which n processes copy memory at once.
 
-More ranks than cores are shown, and not barred. Exits with 1 if a bar is missed or a
-sum is wrong.
+Where there is a core for each rank, every launch is made twice: with its ranks bound to
+one core each, as mpirun binds them, and free. Bound, what gloo's thread has received is
+in the cache of the core that adds it; free, the threads of two ranks wander over the
+cores. Small messages want it the other way round: on one core, a thread of gloo's that
+polls keeps the rank's own from going on. So the bars hold for bound ranks from 1 MiB
+on, below it for free ones; the other way is shown, as `_free` or `_bound`. More ranks
+than cores are shown, and not barred.
+
+Exits with 1 if a bar is missed or a sum is wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +31,6 @@ import argparse
 import json
 import os
 import platform
-import random
 import statistics
 import sys
 import tempfile
@@ -37,27 +43,30 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from distlab.comm import Comm, TorchComm
-from distlab.curriculum import load
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # `python benchmarks/allreduce.py` starts in benchmarks/
+
+from benchmarks._ratios import Pair, ratio_of, upper_bound  # noqa: E402
+from distlab.comm import Comm, TorchComm  # noqa: E402
+from distlab.curriculum import load  # noqa: E402
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"4KiB": 4 * KIB, "1MiB": MIB, "16MiB": 16 * MIB, "64MiB": 64 * MIB}
 CALLS = {"4KiB": 100, "1MiB": 10, "16MiB": 1, "64MiB": 1}  # timed as one
-PAIRS = {"4KiB": 12, "1MiB": 12, "16MiB": 12, "64MiB": 6}  # in one launch of two
+PAIRS = {"4KiB": 20, "1MiB": 20, "16MiB": 40, "64MiB": 16}  # in one launch of two
 WORLDS = (2, 4)
 BARS = {"ratio_4KiB_n2": 0.8, "ratio_16MiB_n2": 1.0, "ratio_64MiB_n2": 1.0}
-RESAMPLINGS = 2000
 Way = Callable[[Comm, torch.Tensor], Any]
-Pairs = list[tuple[float, float]]
-"""(seconds of ours, seconds of the peer), for one call each."""
 
 
 # ── in the ranks ────────────────────────────────────────────────────────────────────
 
 
-def rank_main(rank: int, n: int, folder: str) -> None:
+def rank_main(rank: int, n: int, folder: str, is_bound: bool) -> None:
     """One rank of one launch; rank 0 writes down what was measured."""
     torch.set_num_threads(1)
+    if is_bound:  # before gloo starts its threads, which are bound with it
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     store = dist.FileStore(f"{folder}/store", n)
     comm = TorchComm.from_store(store, rank, n)
     ours: Way = load("ring_allreduce", "reference").pipelined_all_reduce
@@ -86,7 +95,7 @@ def rank_main(rank: int, n: int, folder: str) -> None:
 
 def pair(
     comm: Comm, ours: Way, peer: Way, tensor: torch.Tensor, calls: int, number: int
-) -> tuple[float, float]:
+) -> Pair:
     """Seconds of both, measured right after each other; who is first changes."""
     if number % 2:
         theirs = seconds(comm, peer, tensor, calls)
@@ -120,33 +129,35 @@ def expect_equal(comm: Comm, ours: Way, peer: Way, length: int) -> None:
 # ── here ────────────────────────────────────────────────────────────────────────────
 
 
-def launch(n: int) -> dict[str, Any]:
+def can_bind(n: int) -> bool:
+    """Whether each of n ranks can have a core; macOS has no such call."""
+    cores: Callable[[int], set[int]] | None
+    cores = getattr(os, "sched_getaffinity", None)
+    return cores is not None and n <= len(cores(0))
+
+
+def other_way(n: int, num_bytes: int, is_bound: bool) -> str:
+    """What is added to the names of results for which no bar is meant."""
+    if not can_bind(n) or is_bound == (num_bytes >= MIB):
+        return ""
+    return "_bound" if is_bound else "_free"
+
+
+def launch(n: int, is_bound: bool) -> dict[str, Any]:
     """Start n ranks, and what they measured."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(rank_main, (n, folder), n)  # type: ignore[no-untyped-call]
+        mp.spawn(rank_main, (n, folder, is_bound), n)  # type: ignore[no-untyped-call]
         told: dict[str, Any] = json.loads(Path(folder, "told.json").read_text())
     return told
 
 
-def median_ratio(launches: list[Pairs]) -> float:
-    """Of all pairs."""
-    return statistics.median(own / peer for pairs in launches for own, peer in pairs)
-
-
-def upper_bound(launches: list[Pairs], seed: int = 0) -> float:
-    """The 95th percentile of the ratio, launches and their pairs drawn anew."""
-    draw = random.Random(seed)
-    found = []
-    for _ in range(RESAMPLINGS):
-        drawn = draw.choices(launches, k=len(launches))
-        found.append(median_ratio([draw.choices(p, k=len(p)) for p in drawn]))
-    return sorted(found)[int(0.95 * RESAMPLINGS)]
-
-
-def results_of(n: int, told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def results_of(
+    n: int, told: list[dict[str, Any]], is_bound: bool
+) -> list[dict[str, Any]]:
     """The results of all launches of n ranks, in the schema of all benchmarks."""
     results = []
     for size, num_bytes in SIZES.items():
+        name = f"{size}_n{n}{other_way(n, num_bytes, is_bound)}"
         launches = [[(own, peer) for own, peer in t["pairs"][size]] for t in told]
         pairs = [pair for launch in launches for pair in launch]
         own_s = statistics.median(own for own, _ in pairs)
@@ -156,12 +167,12 @@ def results_of(n: int, told: list[dict[str, Any]]) -> list[dict[str, Any]]:
         copied_s = min(t["copy"][size] for t in told)
         results.append(
             {
-                "name": f"ratio_{size}_n{n}",
-                "value": median_ratio(launches),
+                "name": f"ratio_{name}",
+                "value": ratio_of(launches),
                 "unit": "ours/peer",
                 "peer": "gloo all_reduce",
                 "upper": upper_bound(launches),
-                "bar": BARS.get(f"ratio_{size}_n{n}"),
+                "bar": BARS.get(f"ratio_{name}"),
                 "ours_s": own_s,
                 "peer_s": peer_s,
                 "n": len(pairs),
@@ -173,14 +184,15 @@ def results_of(n: int, told: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "type": "float",
                 "redop": "sum",
                 "ranks": n,
+                "bound": is_bound,
                 "algbw_GBps": num_bytes / own_s / 1e9,
                 "busbw_GBps": share * num_bytes / own_s / 1e9,
                 "peer_busbw_GBps": share * num_bytes / peer_s / 1e9,
             }
         )
         limit = {"value": 2 * share * copied_s, "unit": "s", "ranks": n}
-        limit["busbw_GBps"] = num_bytes / (2 * copied_s) / 1e9
-        results.append({"name": f"copy_limit_{size}_n{n}", **limit})
+        limit |= {"bound": is_bound, "busbw_GBps": num_bytes / (2 * copied_s) / 1e9}
+        results.append({"name": f"copy_limit_{name}", **limit})
     return results
 
 
@@ -193,14 +205,24 @@ def missed(results: list[dict[str, Any]]) -> list[str]:
 def table(results: list[dict[str, Any]]) -> str:
     """As nccl-tests prints it, with gloo and the limit beside."""
     limits = {r["name"]: r for r in results if r["name"].startswith("copy_limit")}
-    head = ("ranks", "size(B)", "count", "type", "redop", "time(us)", "algbw", "busbw")
-    head += ("gloo(us)", "busbw", "limit(us)", "ratio", "upper", "bar")
+    head = ("ranks", "bound", "size(B)", "count", "type", "redop", "time(us)")
+    head += (
+        "algbw",
+        "busbw",
+        "gloo(us)",
+        "busbw",
+        "limit(us)",
+        "ratio",
+        "upper",
+        "bar",
+    )
     lines = [" ".join(f"{word:>9}" for word in head)]
     for r in results:
         if not r["name"].startswith("ratio"):
             continue
         limit = limits[r["name"].replace("ratio", "copy_limit")]["value"]
-        cells = [r["ranks"], r["size_bytes"], r["count"], r["type"], r["redop"]]
+        cells = [r["ranks"], "yes" if r["bound"] else "no", r["size_bytes"]]
+        cells += [r["count"], r["type"], r["redop"]]
         cells += [f"{1e6 * r['ours_s']:.1f}", f"{r['algbw_GBps']:.2f}"]
         cells += [f"{r['busbw_GBps']:.2f}", f"{1e6 * r['peer_s']:.1f}"]
         cells += [f"{r['peer_busbw_GBps']:.2f}", f"{1e6 * limit:.1f}"]
@@ -216,6 +238,7 @@ def plot(results: list[dict[str, Any]], path: str) -> None:
     mpl.use("agg")
     import matplotlib.pyplot as plt
 
+    results = [r for r in results if r["name"].endswith(f"_n{r['ranks']}")]
     worlds = sorted({r["ranks"] for r in results})
     figure, axes = plt.subplots(1, len(worlds), figsize=(5 * len(worlds), 4))
     for n, axis in zip(worlds, axes, strict=True):
@@ -240,7 +263,9 @@ def main() -> int:
     options = parser.parse_args()
     results = []
     for n in WORLDS:
-        results += results_of(n, [launch(n) for _ in range(options.launches)])
+        for is_bound in (True, False) if can_bind(n) else (False,):
+            told = [launch(n, is_bound) for _ in range(options.launches)]
+            results += results_of(n, told, is_bound)
     if options.plot:
         plot(results, options.plot)
     if options.json:
@@ -249,8 +274,8 @@ def main() -> int:
             "torch": torch.__version__,
             "python": platform.python_version(),
         }
-        told = {"bench": "allreduce", "machine": machine, "results": results}
-        print(json.dumps(told))
+        report = {"bench": "allreduce", "machine": machine, "results": results}
+        print(json.dumps(report))
     else:
         print(table(results))
         late = missed(results)

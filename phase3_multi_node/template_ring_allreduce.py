@@ -97,7 +97,7 @@ def cut(tensor: Tensor, num_chunks: int, segment_bytes: int) -> list[list[Tensor
 
 
 def pipelined_all_reduce(
-    comm: Comm, tensor: Tensor, segment_bytes: int = 1 << 22
+    comm: Comm, tensor: Tensor, segment_bytes: int = 1 << 21
 ) -> None:
     """Replace every rank's `tensor` by the sum, and add while messages are under way.
 
