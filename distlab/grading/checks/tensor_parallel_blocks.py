@@ -24,6 +24,7 @@ from distlab.grading.checks.tensor_parallel_shared import (
     attempt,
     enter,
     expect_calls,
+    expect_nothing_done,
     expect_refusal,
     leave,
 )
@@ -282,15 +283,10 @@ def whole_heads_only(impl: Implementation, cluster: Bench) -> str | None:
     tried = [value["refused"] for value in run.values]
     what = f"{n + 1} heads on {n} ranks"
     rule = "the rows can be cut, the heads cannot: ask attention.num_heads first"
-    expect_refusal(run, [one["raised"] for one in tried], what, rule)
+    raised = [one["raised"] for one in tried]
+    expect_refusal(run, raised, what, rule)
     for word in ("replaced", "sent"):
-        if any(one[word] for one in tried):
-            raise NotYetError(
-                f"{what}: refused, but only after something was {word}",
-                evidence=tuple(
-                    Evidence(rank=rank, state="refused", text=one["raised"][1][:70])
-                    for rank, one in enumerate(tried)
-                ),
-                rule="look first: an attention that was refused is as it was",
-            )
+        happened = f"{what}: refused, but only after something was {word}"
+        done = [one[word] for one in tried]
+        expect_nothing_done(happened, done, raised, "an attention")
     return None

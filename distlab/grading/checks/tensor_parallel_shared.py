@@ -138,6 +138,25 @@ def expect_refusal(run: Run, tried: Sequence[list[str]], what: str, rule: str) -
         )
 
 
+def expect_nothing_done(
+    happened: str, done: Sequence[object], tried: Sequence[list[str]], whose: str
+) -> None:
+    """What was refused must be as it was: `done` has what each rank did before.
+
+    Raises:
+        NotYetError: one of them did something; `happened` says what was refused, when.
+    """
+    if any(done):
+        raise NotYetError(
+            happened,
+            evidence=tuple(
+                Evidence(rank=rank, state="refused", text=raised[1][:70])
+                for rank, raised in enumerate(tried)
+            ),
+            rule=f"look first: {whose} that was refused is as it was",
+        )
+
+
 def _told(raised: list[str]) -> str:
     return f"{raised[0]}: {raised[1]}"[:70] if raised else "no error"
 
