@@ -35,7 +35,6 @@ LONG = {
     "tests/workbench/test_board.py",
     "tests/workbench/test_comm_conformance.py",
     "tests/workbench/test_comm_wrappers.py",
-    "tests/workbench/test_runner.py",
 }
 
 Files = dict[str, str]
