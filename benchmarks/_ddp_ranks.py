@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distlab.comm import Comm, TorchComm, Work, leave_default_group
+from benchmarks._both_ways import CONFIG, SMALL, leave, meet
+from distlab.comm import Comm, Work
 from distlab.curriculum import load
 from distlab.models.transformer import (
     TransformerConfig,
@@ -27,25 +28,10 @@ from distlab.runner import RankContext
 
 UNIT = "distributed_data_parallel"
 BUCKET_MIB = 4.0
-CONFIG = TransformerConfig(
-    vocab_size=512, context=32, dim=256, num_heads=4, num_layers=6
-)
 BATCH = 8
-SMALL = TransformerConfig(vocab_size=64, context=8, dim=32, num_heads=4, num_layers=2)
 SMALL_MIB = 0.02
 PARITY_STEPS = 20
 WARM_UP = 3
-
-
-def _meet(context: RankContext, folder: str) -> TorchComm:
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting",
-        rank=context.rank,
-        world_size=context.world_size,
-    )
-    torch.set_num_threads(1)
-    return TorchComm.from_default()
 
 
 def _tokens(config: TransformerConfig, batch: int, seed: int) -> Tensor:
@@ -71,7 +57,7 @@ def step_pairs(
     context: RankContext, side: str, folder: str, count: int
 ) -> list[tuple[float, float]]:
     """Seconds of a step, ours and torch's, `count` times in turn."""
-    comm = _meet(context, folder)
+    comm = meet(context, folder)
     unit = load(UNIT, side)
     model = make_transformer(CONFIG, seed=0).float()
     both = [wrap_ours(unit, copy.deepcopy(model), comm), wrap_torchs(model)]
@@ -91,13 +77,13 @@ def step_pairs(
             took[place] = time.perf_counter() - started
         if number >= WARM_UP:
             found.append((took[0], took[1]))
-    _leave()
+    leave()
     return found
 
 
 def parity(context: RankContext, side: str, folder: str) -> dict[str, float]:
     """Largest differences to torch's DDP in float64, after plain SGD."""
-    comm = _meet(context, folder)
+    comm = meet(context, folder)
     unit = load(UNIT, side)
     model = make_transformer(SMALL, seed=0)
     ours = unit.DistributedDataParallel(
@@ -117,7 +103,7 @@ def parity(context: RankContext, side: str, folder: str) -> dict[str, float]:
         loss_gap = max(loss_gap, abs(losses[0] - losses[1]))
     pairs = zip(ours.parameters(), torchs.parameters(), strict=True)
     gap = max(float((a - b).detach().abs().max()) for a, b in pairs)
-    _leave()
+    leave()
     return {"loss": loss_gap, "parameters": gap, "buckets": len(ours.buckets)}
 
 
@@ -126,7 +112,7 @@ def overlap(context: RankContext, side: str, folder: str) -> list[list[float]]:
 
     Each in seconds since backward() began.
     """
-    comm = _meet(context, folder)
+    comm = meet(context, folder)
     unit = load(UNIT, side)
     left: list[float] = []
     ready: list[float] = []
@@ -153,7 +139,7 @@ def overlap(context: RankContext, side: str, folder: str) -> list[list[float]]:
         loss.backward()
         over = time.perf_counter()
         found.append([moment - began for moment in (left[0], ready[-1], over)])
-    _leave()
+    leave()
     return found[WARM_UP:]
 
 
@@ -166,7 +152,7 @@ def peak_bytes(
     so that gradients and buckets are nearly all that is. And by how much the process
     grew meanwhile, gloo's own buffers included.
     """
-    comm = _meet(context, folder)
+    comm = meet(context, folder)
     unit = load(UNIT, side)
     model = make_transformer(CONFIG, seed=0).float()
     tokens = _tokens(CONFIG, 1, context.rank)[:, :2]
@@ -180,7 +166,7 @@ def peak_bytes(
             ddp.zero_grad()
             next_token_loss(ddp(tokens), tokens).backward()
     grown = _resident(peak=True) - before
-    _leave()
+    leave()
     gradients = sum(p.nbytes for p in model.parameters())
     return {"peak": _peak(profile), "grown": grown, "gradients": gradients}
 
@@ -206,11 +192,6 @@ def _resident(*, peak: bool = False) -> int:
         return 0
     lines = status.read_text().splitlines()
     return next(int(x.split()[1]) * 1024 for x in lines if x.startswith(key))
-
-
-def _leave() -> None:
-    dist.barrier()
-    leave_default_group()
 
 
 PROGRAMS: tuple[Callable[..., Any], ...] = (step_pairs, parity, overlap, peak_bytes)

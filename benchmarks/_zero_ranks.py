@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distlab.comm import Comm, TorchComm, leave_default_group
+from benchmarks._both_ways import CONFIG, SMALL, leave, meet
+from distlab.comm import Comm
 from distlab.curriculum import load
 from distlab.grading.checks.sharded_live import LiveBytes
 from distlab.models.transformer import (
@@ -27,33 +28,11 @@ from distlab.models.transformer import (
 from distlab.runner import RankContext
 
 UNIT = "sharded_optimizer"
-CONFIG = TransformerConfig(
-    vocab_size=512, context=32, dim=256, num_heads=4, num_layers=6
-)
-SMALL = TransformerConfig(vocab_size=64, context=8, dim=32, num_heads=4, num_layers=2)
 BATCH = 8
 STEPS = 20
 GLOBAL_BATCH = 12  # what 1, 2, 3 and 4 ranks can share out
 WARM_UP = 3
 make_optimizer = partial(torch.optim.AdamW, lr=1e-2)
-
-
-def meet(context: RankContext, folder: str) -> TorchComm:
-    """Torch's default group, and a Comm on it."""
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting",
-        rank=context.rank,
-        world_size=context.world_size,
-    )
-    torch.set_num_threads(1)
-    return TorchComm.from_default()
-
-
-def leave() -> None:
-    """End together: who leaves early closes the others' connections."""
-    dist.barrier()
-    leave_default_group()
 
 
 def make_groups(model: nn.Module) -> list[dict[str, Any]]:
