@@ -12,7 +12,7 @@ from distlab.curriculum.units import arrived, travelling
 from distlab.grading.diagnosis import diagnose, diagnose_finished, only_messages
 from distlab.grading.guard import install
 from distlab.grading.misfits import printed
-from distlab.grading.together import Play, asked, play_all, play_of, taken_apart
+from distlab.grading.together import Play, play_all, play_of, taken_apart
 from distlab.grading.together import Scenario as Scenario
 from distlab.runner import Cluster, Limits, RankContext, Run
 
@@ -119,15 +119,6 @@ class Bench:
         """What the ranks of the latest run printed."""
         runs = list(self._runs.values())
         return printed(runs[-1]) if runs else ""
-
-
-@dataclass
-class Asker(Bench):
-    """Answers a check's wish for a run by telling it to who asks: see `first_plays`."""
-
-    def observe(self, impl: Implementation, scenario: Scenario, **values: Any) -> Run:
-        """Never returns."""
-        asked(scenario, values)
 
 
 def perform(

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from distlab.curriculum import Curriculum, Task
 from distlab.curriculum.regions import functions_of
-from distlab.grading.bench import Asker, Bench, Implementation
+from distlab.grading.bench import Bench, Implementation
 from distlab.grading.clause import Check, checks_of
 from distlab.grading.liveness import in_order, suspects
 from distlab.grading.parts import parts_used
 from distlab.grading.preflight import PRELOADS, look_at
 from distlab.grading.threads import one_thread
-from distlab.grading.together import first_plays
 from distlab.grading.verdict import (
     ClauseVerdict,
     NotJudgedError,
@@ -23,6 +22,7 @@ from distlab.grading.verdict import (
     Report,
     TaskVerdict,
 )
+from distlab.grading.wishes import Asker, first_plays
 from distlab.runner import Cluster, Limits, RunCancelledError, RunnerError
 
 

@@ -1,25 +1,21 @@
 """Several scenarios of a task in one run: to start ranks takes longer than most play.
 
-Each check is asked what it would run first; what all of them name is then played in
-one run, with the unit loaded anew for each. Only a run that came to its end counts,
-and only what passes: where ranks fail, or a check finds fault, the scenario is played
-again by itself, so that no mistake is blamed on what was played before it or after it
-(a rank that is through with one play begins the next while others are still in it).
+What the checks of a task run first (see wishes) is played in one run, with the unit
+loaded anew for each. Only a run that came to its end counts, and only what passes:
+where ranks fail, or a check finds fault, the scenario is played again by itself, so
+that no mistake is blamed on what was played before it or after it (a rank that is
+through with one play begins the next while others are still in it).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 from distlab.runner import RankContext, RankRecord, Run
 from distlab.runner.context import seed_everything
 from distlab.runner.rank import name_of
-
-if TYPE_CHECKING:
-    from distlab.grading.bench import Bench, Implementation
-    from distlab.grading.clause import Check
 
 Scenario = Callable[..., Any]
 """A function `(context, unit, **values) -> record` that runs on every rank."""
@@ -41,38 +37,6 @@ class Play:
 def play_of(scenario: Scenario, values: dict[str, Any]) -> Play:
     """The same values in another order are the same play."""
     return Play(scenario, tuple(sorted(values.items())))
-
-
-class Asked(BaseException):  # no check may catch it
-    """What a check would run."""
-
-    def __init__(self, play: Play) -> None:
-        self.play = play
-
-
-def first_plays(
-    checks: Iterable[Check], impl: Implementation, asker: Bench
-) -> tuple[Play, ...]:
-    """What each of these checks runs first, and then; each play once.
-
-    `asker` is a bench that answers every wish for a run with `Asked`.
-    """
-    plays: dict[Play, None] = {}
-    for check in checks:
-        try:
-            check.judge(impl, asker)
-        except Asked as asked:
-            plays[asked.play] = None
-            more = check.also(asker.world_size)
-            plays.update((play_of(*wish), None) for wish in more)
-        except Exception:  # what it has to say is heard when it judges
-            continue
-    return tuple(plays)
-
-
-def asked(scenario: Scenario, values: dict[str, Any]) -> NoReturn:
-    """Say what is wanted instead of running it."""
-    raise Asked(play_of(scenario, values))
 
 
 def play_all(

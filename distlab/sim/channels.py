@@ -12,19 +12,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from distlab.comm import ANY
-from distlab.sim.collectives import Collectives
+from distlab.sim.collectives import Collectives, HoldsBack
 from distlab.sim.kernel import Fiber, Flight, Kernel, Lost
 from distlab.sim.messages import Fields, Message, deliver, move
 from distlab.sim.net.links import Wires
 from distlab.sim.payload import Sized
-
-if TYPE_CHECKING:
-    from distlab.sim.conditions import Conditions
 
 __all__ = ["Channel", "End", "Group", "Message"]
 
@@ -142,6 +139,16 @@ class Channel:
         self.num_started = 0
 
 
+class Rules(HoldsBack, Protocol):
+    """What makes messages other than plain ones: see `Conditions`."""
+
+    def post(self, group: Group, channel: Channel, send: End) -> bool:
+        """Send it off if it is small enough; False if it has to wait for its match."""
+
+    def start(self, group: Group, channel: Channel, send: End, receive: End) -> None:
+        """Both ends are there: let the message go."""
+
+
 class Group:
     """The channels of one group, and which members have given it up."""
 
@@ -151,7 +158,7 @@ class Group:
         wires: Wires,
         trace: list[Fields] | None,
         members: Sequence[int],
-        conditions: Conditions | None = None,
+        conditions: Rules | None = None,
     ) -> None:
         self.kernel, self.wires, self.trace = kernel, wires, trace
         self._message = wires.message

@@ -9,7 +9,8 @@ A broadcast that some never come to is over for others, see `broadcast`.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,10 +20,14 @@ from distlab.sim.broadcast import Tree
 from distlab.sim.kernel import Flight, Kernel, Lost
 from distlab.sim.net.links import Wires
 
-if TYPE_CHECKING:
-    from distlab.sim.conditions import Conditions
-
 Act = tuple[str, int | None]  # which collective, and its root
+
+
+class HoldsBack(Protocol):
+    """Whatever may let nobody start at once."""
+
+    def together_ps(self, members: Sequence[int], now_ps: int) -> int:
+        """When a collective can start for which all are ready now."""
 
 
 class Part(NamedTuple):
@@ -64,7 +69,7 @@ class Collectives:
         wires: Wires,
         members: tuple[int, ...],
         gone: set[int],
-        conditions: Conditions | None = None,
+        conditions: HoldsBack | None = None,
     ) -> None:
         self._conditions = conditions
         self._kernel, self._wires = kernel, wires

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from distlab.sim.channels import Channel, End
-from distlab.sim.kernel import Flight
+from distlab.sim.channels import Channel, End, Group
+from distlab.sim.kernel import Fiber, Flight
 from distlab.sim.payload import Sized
 
-if TYPE_CHECKING:
-    from distlab.sim.comm import SimComm
+
+class Waits(Protocol):
+    """What a call under way needs of the communicator that it was made on."""
+
+    group: Group
+
+    def await_in(
+        self,
+        fiber: Fiber,
+        flight: Flight,
+        needs: tuple[Flight, ...],
+        timeout_s: float | None,
+        peer: int | None,
+        step: int,
+    ) -> None:
+        """Wait for `flight`, as a part of a call that needs all of `needs`."""
 
 
 class SimWork:
@@ -20,7 +34,7 @@ class SimWork:
     __slots__ = ("_comm", "_flight", "_peer", "_step")
 
     def __init__(
-        self, comm: SimComm, flight: Flight, peer: int | None, step: int
+        self, comm: Waits, flight: Flight, peer: int | None, step: int
     ) -> None:
         self._comm, self._flight, self._peer, self._step = comm, flight, peer, step
 

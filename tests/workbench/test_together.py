@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from distlab.curriculum import UnitSource
-from distlab.grading.bench import Asker, Bench, Implementation
+from distlab.grading.bench import Bench, Implementation
 from distlab.grading.clause import checks_of
-from distlab.grading.together import Play, first_plays, taken_apart
+from distlab.grading.together import Play, taken_apart
+from distlab.grading.wishes import Asker, first_plays
 from distlab.runner import Cluster, Limits, RankRecord, Run
 from tests.workbench.judging import CURRICULUM, solution_of, verdict_on, with_body
 

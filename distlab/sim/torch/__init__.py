@@ -76,7 +76,7 @@ def run(
         )
     try:
         from distlab.sim.torch.patches import installed
-        from distlab.sim.torch.store import Shelf
+        from distlab.sim.torch.shelf import Shelf
 
         program = partial(
             _live, fn, Shelf(), 1 / flops_per_s, dict(vars(os.environ)["_data"])

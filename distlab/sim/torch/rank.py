@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,10 +20,7 @@ from distlab.runner import RankContext
 from distlab.sim.channels import Group
 from distlab.sim.comm import SimComm, SimWork
 from distlab.sim.kernel import Flight, Kernel
-
-if TYPE_CHECKING:
-    from distlab.sim.torch.store import Shelf
-    from distlab.sim.torch.work import TorchWork
+from distlab.sim.torch.shelf import Shelf
 
 _HERE = threading.local()
 
@@ -57,7 +54,7 @@ class Rank:
         self._seconds_per_flop = seconds_per_flop
         self._owed_s = 0.0
         self._num_messages = 0
-        self._to_drain: list[TorchWork] = []
+        self._to_drain: list[Callable[[], object]] = []
         self._draining_for = -1
 
     @property
@@ -99,14 +96,14 @@ class Rank:
 
     # ── work that ends inside backward() ────────────────────────────────────────────
 
-    def drain_after_backward(self, work: TorchWork) -> None:
-        """Have `work` done before anyone waits for its future inside torch.
+    def drain_after_backward(self, wait: Callable[[], object]) -> None:
+        """Have work waited for before anyone waits for its future inside torch.
 
         DDP waits for its buckets in C++, where the kernel cannot see that the rank
         waits. It does so in a callback at the end of backward(); ours is asked for
         before it, at the first bucket, so it runs before it.
         """
-        self._to_drain.append(work)
+        self._to_drain.append(wait)
         task = torch._C._current_graph_task_id()
         if task != self._draining_for:
             self._draining_for = task
@@ -115,7 +112,7 @@ class Rank:
     def _drain(self) -> None:
         self._draining_for = -1
         while self._to_drain:  # what follows on a future may start more
-            self._to_drain.pop(0).wait()
+            self._to_drain.pop(0)()
 
 
 def innermost(comm: Any) -> SimComm:

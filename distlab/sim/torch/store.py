@@ -2,56 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from distlab.sim.kernel import Flight
 from distlab.sim.net.links import picoseconds
 from distlab.sim.torch.rank import Rank
+from distlab.sim.torch.shelf import Awaited
 
 _Base: Any = Store
-
-
-class Awaited(Flight):
-    """A rank waits until someone has set a key."""
-
-    __slots__ = ("key", "others")
-
-    def __init__(self, key: str, others: tuple[int, ...]) -> None:
-        super().__init__()
-        self.key, self.others = key, others
-
-    def awaited(self) -> tuple[int, ...]:
-        """See `Flight.awaited`."""
-        return self.others
-
-    def call(self) -> dict[str, Any]:
-        """See `Flight.call`."""
-        return {"n": 0, "op": f"store.wait({self.key!r})"}
-
-
-class Brought(NamedTuple):
-    """What a rank brings to a collective."""
-
-    rank: int
-    op: str
-    num_elements: int
-    dtype: str
-    shape: list[int]
-
-
-class Shelf:
-    """What the ranks of a run have put where all see it."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self.waiting: defaultdict[str, list[Awaited]] = defaultdict(list)
-        self.first_parts: dict[tuple[object, int], Brought] = {}
 
 
 class SimStore(_Base):  # type: ignore[misc]

@@ -15,7 +15,7 @@ from distlab.sim.collectives import Act, Part
 from distlab.sim.comm import SimComm
 from distlab.sim.kernel import Flight
 from distlab.sim.torch.rank import Rank, innermost, post
-from distlab.sim.torch.store import Brought
+from distlab.sim.torch.shelf import Brought
 from distlab.sim.torch.tensors import flat, flat_or_none
 from distlab.sim.torch.work import TorchWork, Underway
 

@@ -100,7 +100,7 @@ class TorchWork(Work):
             if self._landed:
                 self._future.set_result(self._outputs)
             elif torch._C._current_autograd_node() is not None:
-                self._rank.drain_after_backward(self)
+                self._rank.drain_after_backward(self.wait)
             elif _is_torch_itself(sys._getframe(1)):
                 self.wait_s(None)
         return self._future
