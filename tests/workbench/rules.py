@@ -117,9 +117,31 @@ def no_circles_between_packages(files: Files) -> list[str]:
         own, other = package(path), package(name)
         if within(name, "distlab") and other and own != other:
             reached[own].add(other)
-    for _ in list(reached):  # further and further, until nothing new can be reached
+    return in_circles(reached)
+
+
+def no_circles_between_files(files: Files) -> list[str]:
+    """Faces of packages aside: they hand on what stands below them."""
+    modules = {
+        path.removesuffix(".py").replace("/", "."): path
+        for path in files
+        if path.startswith("distlab/") and not path.endswith("__init__.py")
+    }
+    reached: dict[str, set[str]] = defaultdict(set)
+    for path, name in imports(files, "distlab/"):
+        if name in modules and path in modules.values():
+            reached[path].add(modules[name])
+    return in_circles(reached)
+
+
+def in_circles(reached: dict[str, set[str]]) -> list[str]:
+    while True:  # further and further, until nothing new can be reached
+        before = sum(map(len, reached.values()))
         for own in list(reached):
-            reached[own] |= {far for near in reached[own] for far in reached[near]}
+            near = [reached[other] for other in reached[own] if other in reached]
+            reached[own] = reached[own].union(*near)
+        if sum(map(len, reached.values())) == before:
+            break
     return [
         f"{own} imports itself by way of others"
         for own in reached
@@ -224,6 +246,7 @@ RULES: list[Rule] = [
     comm_stands_alone,
     no_import_upward,
     no_circles_between_packages,
+    no_circles_between_files,
     nobody_imports_learners_code,
     solutions_see_comm_only,
     checks_do_without_pytest,

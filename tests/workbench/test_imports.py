@@ -17,6 +17,7 @@ from tests.workbench.rules import (
     exports_exist,
     files_are_short,
     fronts_are_thin,
+    no_circles_between_files,
     no_circles_between_packages,
     no_import_upward,
     nobody_imports_learners_code,
@@ -43,6 +44,12 @@ VIOLATIONS: list[tuple[Rule, str, str, str]] = [
         "distlab/comm/_a.py",
         "def f():\n    from ..runner import Cluster",
         "distlab.runner",
+    ),
+    (
+        no_circles_between_files,
+        "distlab/sim/a.py",
+        "if TYPE_CHECKING:\n    from distlab.sim.a import A",
+        "distlab/sim/a.py imports itself by way of others",
     ),
     (
         no_import_upward,
