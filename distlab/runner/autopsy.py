@@ -39,17 +39,12 @@ class Evidence:
 def explain(run: Run) -> str:
     """One sentence on how `run` ended, naming the rank and the line that matter."""
     if run.outcome == "finished":
-        return f"{_count(run.world_size)} finished in {_duration(run.seconds)}"
+        return f"{_count(run.world_size)} finished in {run.took}"
     if run.outcome == "deadlock":
         return explain_deadlock(run)
     if run.outcome == "timeout":
         return explain_timeout(run)
     return explain_failure(run)
-
-
-def _duration(seconds: float) -> str:
-    """In microseconds where it is a simulated run's: real ones take longer."""
-    return f"{seconds:.2f} s" if seconds >= 0.005 else f"{1e6 * seconds:.2f} µs"
 
 
 def explain_deadlock(run: Run) -> str:
