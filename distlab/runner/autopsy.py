@@ -77,6 +77,8 @@ def explain_timeout(run: Run) -> str:
         return f"{_names(stopped)} {were} stopped by a signal and never went on"
     busy = [r for r in run.ranks if r.status == "running"]
     named = busy or [r for r in run.ranks if r.status == "waiting"]
+    if not named:  # the last of them ended just as the time was up
+        return f"the run had not come to its end after {run.limit_s:g} s"
     at = _spot(own_frame(named[0].stack))
     return (
         f"{_names(r.rank for r in named)} had not finished after {run.limit_s:g} s"
