@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from distlab.cli.optional import offer
 from distlab.cli.screen import command, moves, show, show_json, warn, wrapped
 from distlab.cli.trace import keep_timeline
 from distlab.curriculum import (
@@ -258,20 +259,22 @@ def what_helps(
 def next_task(
     curriculum: Curriculum, progress: Progress, task_id: str
 ) -> list[tuple[str, str]]:
-    """Where to go after a task has passed: further on the path."""
+    """Where to go after a task has passed: further on the path, and what is off it."""
     lines = []
     done = curriculum.task(task_id)
     if done.milestone:
         milestone = wrapped(f"◆ {done.milestone}", "  ")
         lines += [("pass", line) for line in milestone]
-    task = following(curriculum, progress.passed(), done)
+    passed = {*progress.passed(), task_id}
+    task = following(curriculum, passed, done)
     if task is None:
         return [*lines, ("dim", "  all tasks that there are so far have passed")]
     verdict, _ = look_at(curriculum, task, "mine")
-    head = f"next: {task.number} {task.title}, about {task.minutes} min"
+    word = "next, optional" if task.stretch else "next"
+    head = f"{word}: {task.number} {task.title}, about {task.minutes} min"
     lines += [("dim", line) for line in wrapped(head, "  ", "      ")]
     lines.append(("dim", f"        {verdict.place}"))
-    return lines
+    return [*lines, *([] if task.stretch else offer(curriculum, passed, done))]
 
 
 def _what_next(

@@ -96,7 +96,7 @@ def scale(
     if as_json:
         show_json({"target": name, "net": net, "size": size, "runs": rows})
     else:
-        show(table(settings, rows, net))
+        show(table(settings, rows, parsed_net(net), net))
     return 0 if all(_is_well(row) for row in rows) else FAILED
 
 

@@ -32,11 +32,14 @@ def report(settings: dict[str, Any], row: Row, net: Network) -> list[tuple[str, 
         why = f"{row['outcome'].upper()}  {row['explanation']}"
         lines += [("fail", line) for line in wrapped(why, "  ")]
     else:
-        lines.append(("plain", f"  time       {time_words(row['time_s'])}, virtual"))
+        took = f"{time_words(row['time_s'])} of simulated time"
+        lines.append(("plain", f"  time       {took}"))
     formulas = {"reference_s": row.get("reference_s"), **beside(settings, row, net)}
     for name, seconds in formulas.items():
         if seconds is not None:
             lines.append(("plain", f"  {_NAMES[name]:<10} {time_words(seconds)}"))
+    if why := why_no_formula(settings, row, net):
+        lines.append(("dim", f"  formula    {why}"))
     sent = size_words(row["sent_bytes"])
     lines.append(("plain", f"  messages   {row['messages']:,}, {sent} in all"))
     if row["messages"]:
@@ -47,7 +50,7 @@ def report(settings: dict[str, Any], row: Row, net: Network) -> list[tuple[str, 
     if row["outcome"] == "finished":
         lines.append(_results(row))
     lines += [("dim", cut(f"  [rank 0] {line}")) for line in row["printed"]]
-    wall = f"simulated in {row['simulated_in_s']:.2f} s"
+    wall = f"(this machine took {row['simulated_in_s']:.2f} s to simulate it)"
     return [*lines, ("dim", f"  {wall}")]
 
 
@@ -85,11 +88,10 @@ def beside(settings: dict[str, Any], row: Row, net: Network) -> dict[str, float 
 
     n, num_bytes = row["world_size"], row["num_bytes"]
     found: dict[str, float | None] = dict.fromkeys(FORMULAS)
-    if not isinstance(net, AlphaBeta) or len(settings["functions"]) != 1 or n < 2:
+    if n < 2 or why_no_formula(settings, row, net):
         return found
-    what = settings["functions"][0]
-    for how in ("ring_", "tree_", "pipelined_"):
-        what = what.removeprefix(how)
+    assert isinstance(net, AlphaBeta)
+    what = _kind_of(settings["functions"][0], row)
     if what == "all_reduce":
         found["ring_s"] = forms.ring_all_reduce_s(n, num_bytes, net)
         found["tree_s"] = forms.tree_all_reduce_s(n, num_bytes, net)
@@ -102,13 +104,41 @@ def beside(settings: dict[str, Any], row: Row, net: Network) -> dict[str, float 
     return found
 
 
-def table(settings: dict[str, Any], rows: list[Row], net: str) -> list[tuple[str, str]]:
-    """A line for each number of ranks."""
+def why_no_formula(settings: dict[str, Any], row: Row, net: Network) -> str:
+    """What there is one for, if none stands beside a run in which something is sent."""
+    from distlab.sim import AlphaBeta
+
+    functions = settings["functions"]
+    if row["world_size"] < 2:
+        return ""
+    if len(functions) > 1:
+        one = f"{settings['source']['unit']}:{functions[0]}"
+        return f"none here; for one function alone, such as {one}"
+    if not _kind_of(functions[0], row):
+        return "none here; for all_reduce, reduce_scatter, all_gather, broadcast"
+    if not isinstance(net, AlphaBeta):
+        return "none here; for links that are all alike, as in ethernet-100g"
+    return ""
+
+
+def _kind_of(function: str, row: Row) -> str:
+    """What it is for: by its name, else by what every rank was found to have."""
+    from distlab.experiments.simulated_results import KINDS, kind_of
+
+    found = [kind for kind, left in KINDS.items() if left == row["known"]]
+    return kind_of(function) or "".join(found)
+
+
+def table(
+    settings: dict[str, Any], rows: list[Row], net: Network, name: str
+) -> list[tuple[str, str]]:
+    """A line for each number of ranks; the network's name is that which was typed."""
     size = size_words(settings["num_bytes"])
     known = [name for name in FORMULAS if any(row[name] is not None for row in rows)]
+    why = next(filter(None, (why_no_formula(settings, row, net) for row in rows)), "")
     head = f"{'ranks':>6} {'time':>10} {'messages':>10} {'busiest rank':>13}"
     head += "".join(f" {FORMULAS[name]:>10}" for name in known)
-    lines = [("plain", f"{settings['title']}: {size} each, {net}"), ("dim", head)]
+    lines = [("plain", f"{settings['title']}: {size} each, {name}"), ("dim", head)]
     for row in rows:
         ended = row["outcome"] == "finished"
         took = time_words(row["time_s"]) if ended else row["outcome"]
@@ -128,6 +158,8 @@ def table(settings: dict[str, Any], rows: list[Row], net: str) -> list[tuple[str
     elif wrong:
         words = f"on {wrong['world_size']} ranks it is not {wrong['known']}"
         lines.append(("fail", words))
+    if why:
+        lines.append(("dim", f"formulas: {why}"))
     look = command(f"sim {settings['name']} -n 64 --open")
     lines.append(("dim", f"one of them as a picture: {look}"))  # to be pasted whole
     return lines

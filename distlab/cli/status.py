@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from distlab.cli.check import current_task, remaining
+from distlab.cli.optional import offer
 from distlab.cli.screen import command, show
 from distlab.curriculum import Curriculum, Progress, Task, load_curriculum
 from distlab.grading.preflight import look_at
@@ -41,7 +42,7 @@ def status(*, now: datetime | None = None) -> int:
         ]
         stretch = [task for task in tasks if task.stretch]
         if stretch:
-            lines.append(("dim", "  for whoever wants more:"))
+            lines.append(("dim", "  optional, for whoever wants more:"))
             lines += [_row(task, state.get(task.id, {})) for task in stretch]
     show([*lines, *_next(curriculum, progress, passed)])
     return 0
@@ -60,12 +61,15 @@ def _emptied(curriculum: Curriculum, progress: Progress) -> list[Task]:
 def _next(
     curriculum: Curriculum, progress: Progress, passed: set[str]
 ) -> list[tuple[str, str]]:
-    left = [task for task in remaining(curriculum, passed) if not task.stretch]
+    open_ones = remaining(curriculum, passed)
+    left = [task for task in open_ones if not task.stretch]
     if not left:
+        more = offer(curriculum, passed, open_ones[0]) if open_ones else []
         see = command("demo --phase 2 --code mine")
         return [
             ("pass", "all there is so far: 2 × 2 ranks equal one, on your own code"),
             ("dim", f"      {see}"),
+            *more,
         ]
     task = current_task(curriculum, progress)
     if task not in left:  # it passed once, and what follows has passed, too

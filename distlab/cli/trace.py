@@ -51,6 +51,7 @@ def timeline_path(progress: Progress) -> Path:
 def keep_timeline(progress: Progress, verdict: TaskVerdict) -> list[tuple[str, str]]:
     """Draw the run that failed, if one did, and say in a dim line where it is.
 
+    Where the reference does the same quickly, its run stands below.
     A timeline that cannot be drawn or written changes no verdict.
     """
     failure = verdict.first_failure()
@@ -62,7 +63,9 @@ def keep_timeline(progress: Progress, verdict: TaskVerdict) -> list[tuple[str, s
     path = timeline_path(progress)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        to_html(failure.run, path, title=title, verdict=failure.message)
+        right = failure.reference_run() if failure.reference_run else None
+        said = failure.message
+        to_html(failure.run, path, beside=right, title=title, verdict=said)
         rows = "\n".join(draw_text(failure.run))
         path.with_suffix(".txt").write_text(rows, encoding="utf-8", errors="replace")
     except OSError:

@@ -260,9 +260,9 @@ class _Session:
             self._passed_here.add(verdict.id)
         else:
             self._passed_here.discard(verdict.id)
-        drawn = keep_timeline(self._progress, verdict)
         changed = self._changes.since_last(verdict)
         if self._as_json:
+            keep_timeline(self._progress, verdict)
             print(json.dumps(verdict.to_json()), flush=True)
             return
         if lost and verdict.world_sizes:
@@ -270,7 +270,7 @@ class _Session:
         show(lines_of(verdict))
         if changed and verdict.status == "fail":
             self._say("plain", f"  {changed}")
-        show(drawn)
+        show(keep_timeline(self._progress, verdict))  # the verdict is known by now
         show(what_helps(self._curriculum, self._progress, verdict, self._worlds))
         self._say_keys()
 

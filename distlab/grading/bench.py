@@ -51,6 +51,7 @@ class Bench:
     limits: Limits
     plan: tuple[Play, ...] = ()
     latest: Run | None = None  # what the check asked for last
+    latest_play: Play | None = None  # and of what it was the run
     _runs: dict[_Key, Run] = field(default_factory=dict)
     _in_company: list[_Key] = field(default_factory=list)
 
@@ -77,8 +78,13 @@ class Bench:
             self._play(impl, plays)
         if key not in self._runs:
             self._play(impl, (wanted,))
-        self.latest = self._runs[key]
+        self.latest, self.latest_play = self._runs[key], wanted
         return self.latest
+
+    def replay(self, impl: Implementation, play: Play) -> Run:
+        """A run of something that was played before, without any company."""
+        self._play(impl, (play,))
+        return self._runs[play, impl.grafts]
 
     @property
     def has_company(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from distlab.curriculum import Curriculum, Task
 from distlab.curriculum.regions import functions_of
 from distlab.grading.bench import Bench, Implementation
+from distlab.grading.beside import reference_of_latest
 from distlab.grading.clause import Check, checks_of
 from distlab.grading.liveness import in_order, suspects
 from distlab.grading.parts import parts_used
@@ -159,6 +160,7 @@ class Grader:
                 _take_over(failed, failure, world_size)
                 failed.output = failure.output or bench.printed()
                 failed.run = bench.latest
+                failed.reference_run = reference_of_latest(impl, bench)
                 if failure.kind != "TIME":  # a second wait as long would teach nothing
                     part = self._whose_part(task, check, impl, bench)
                     failed.rule = part or failed.rule

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -62,6 +63,8 @@ class ClauseVerdict:
     note: str = ""
     output: str = ""
     run: Run | None = field(default=None, repr=False)  # the one that failed
+    # Plays the reference in its stead; of use while the cluster lasts.
+    reference_run: Callable[[], Run | None] | None = field(default=None, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """The clause as MEASURES.md of the design lists it."""

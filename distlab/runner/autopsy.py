@@ -39,17 +39,12 @@ class Evidence:
 def explain(run: Run) -> str:
     """One sentence on how `run` ended, naming the rank and the line that matter."""
     if run.outcome == "finished":
-        return f"{_count(run.world_size)} finished in {_duration(run.seconds)}"
+        return f"{_count(run.world_size)} finished in {run.took}"
     if run.outcome == "deadlock":
         return explain_deadlock(run)
     if run.outcome == "timeout":
         return explain_timeout(run)
     return explain_failure(run)
-
-
-def _duration(seconds: float) -> str:
-    """In microseconds where it is a simulated run's: real ones take longer."""
-    return f"{seconds:.2f} s" if seconds >= 0.005 else f"{1e6 * seconds:.2f} µs"
 
 
 def explain_deadlock(run: Run) -> str:
@@ -82,6 +77,8 @@ def explain_timeout(run: Run) -> str:
         return f"{_names(stopped)} {were} stopped by a signal and never went on"
     busy = [r for r in run.ranks if r.status == "running"]
     named = busy or [r for r in run.ranks if r.status == "waiting"]
+    if not named:  # the last of them ended just as the time was up
+        return f"the run had not come to its end after {run.limit_s:g} s"
     at = _spot(own_frame(named[0].stack))
     return (
         f"{_names(r.rank for r in named)} had not finished after {run.limit_s:g} s"

@@ -84,6 +84,11 @@ class Run:
         """What the program returned on each rank."""
         return [record.value for record in self.ranks]
 
+    @property
+    def took(self) -> str:
+        """How long it went on, in words."""
+        return f"{self.seconds:.2f} s"
+
     def primary(self) -> RankRecord | None:
         """The rank whose failure came first; the others failed because of it."""
         failed = [r for r in self.ranks if r.status in ("died", "raised")]

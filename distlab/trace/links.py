@@ -58,11 +58,21 @@ def shares(
     return np.clip(covered, 0.0, 1.0)  # type: ignore[no-any-return,unused-ignore]
 
 
+def ways(trace: Trace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """How busy each rank's way out was in each part of the run, and its way in.
+
+    A message uses both until it has arrived; its latency counts.
+    """
+    m = trace.messages
+    begin, end = m["start_ps"], m["end_ps"]
+    return shares(trace, m["src"], begin, end), shares(trace, m["dst"], begin, end)
+
+
 def links_of(trace: Trace) -> tuple[Link, ...]:
-    """The links of the network; where they are not known, each rank's way out.
+    """The links of the network; where they are not known, each rank's way out and in.
 
     Of a link of the network only the share of the whole run is known, so that `busy`
-    has one part; the ways out have PARTS.
+    has one part; the ways have PARTS.
     """
     if trace.links:
         whole = max(trace.end_ps, 1)
@@ -70,10 +80,9 @@ def links_of(trace: Trace) -> tuple[Link, ...]:
             Link(name=name, busy=np.array([busy_ps / whole]))
             for name, busy_ps in trace.links.items()
         )
-    m = trace.messages
-    busy = shares(trace, m["src"], m["start_ps"], m["end_ps"])
     return tuple(
-        Link(name=f"rank{rank}.out", busy=busy[rank])
+        Link(name=f"rank{rank}.{way}", busy=busy[rank])
+        for way, busy in zip(("out", "in"), ways(trace), strict=True)
         for rank in range(trace.world_size)
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distlab.trace.critical_path import Segment
-from distlab.trace.links import PARTS, shares
+from distlab.trace.links import PARTS, shares, ways
 from distlab.trace.model import NONE, Table, Trace
 from distlab.trace.story import missing
 
@@ -54,7 +54,7 @@ def pack(
     if kept < len(trace.messages):
         notes.append(
             f"of {len(trace.messages):,} messages the first {kept:,} can be seen one "
-            "by one; the heat map, the matrix and the links count all of them"
+            "by one; the heat map, the matrix and the ways in use count all of them"
         )
     return {
         "title": title,
@@ -146,12 +146,14 @@ def _ended(run: Run) -> list[str]:
 
 
 def _shares(trace: Trace) -> dict[str, Any]:
-    m = trace.messages
-    out = shares(trace, m["src"], m["start_ps"], m["end_ps"])
-    strip = {"mean": _eighth(out.mean(axis=0)), "most": _eighth(out.max(axis=0))}
+    m, (out, into) = trace.messages, ways(trace)
+    strip = {
+        "mean": _eighth((out.mean(axis=0) + into.mean(axis=0)) / 2),
+        "most": _eighth(np.maximum(out, into).max(axis=0)),
+    }
     if trace.world_size < OVERVIEW:
         return {"strip": strip}
-    moving, waiting = _moving(trace, out)
+    moving, waiting = _moving(trace, np.maximum(out, into))
     per_row = -(-trace.world_size // _ROWS)
     since = np.array([(r, start) for r, (start, _) in trace.stuck.items()], np.int64)
     ranks, starts = since.reshape(-1, 2).T
@@ -174,11 +176,9 @@ def _shares(trace: Trace) -> dict[str, Any]:
     return {"strip": strip, "overview": overview}
 
 
-def _moving(trace: Trace, out: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _moving(trace: Trace, moving: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """How much of each part of time every rank moves data, and how much it waits."""
-    calls, m = trace.calls, trace.messages
-    into = shares(trace, m["dst"], m["start_ps"], m["end_ps"])
-    moving = np.maximum(out, into)
+    calls = trace.calls
     if not len(calls):
         return moving, np.zeros_like(moving)
     waiting = shares(trace, calls["rank"], calls["start_ps"], calls["ready_ps"])

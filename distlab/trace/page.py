@@ -231,6 +231,8 @@ def _clock(trace: Trace) -> str:
         clock = "Times are those of the simulated cluster."
     return (
         f"{clock} Steps show what happened before what: each call takes one, and a "
-        "message happens once both its sides are there. Links: the blue is how many of "
-        "the ranks' ways out are in use, the line is the busiest one."
+        "message happens once both its sides are there. Below the lanes, the blue is "
+        "how many of the ranks' ways out and in are in use, and the line the busiest "
+        "one: a message uses its sender's way out and its receiver's way in until it "
+        "has arrived."
     )

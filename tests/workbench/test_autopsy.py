@@ -133,6 +133,13 @@ def test_timeout_names_who_is_busy_and_where() -> None:
     )
 
 
+def test_timeout_just_as_the_last_rank_ended_names_nobody() -> None:
+    ended = run("timeout", done(0), raised(1, "ValueError", "no"))
+    assert (
+        explain(ended) == f"the run had not come to its end after {ended.limit_s:g} s"
+    )
+
+
 def test_timeout_without_a_busy_rank_names_who_waits() -> None:
     both = run("timeout", waiting(0, "all_reduce"), waiting(1, "all_reduce"))
     assert explain(both) == "ranks 0 and 1 had not finished after 10 s"

@@ -16,7 +16,7 @@ from distlab.cli.hint import hint
 from distlab.cli.reset import reset
 from distlab.cli.screen import warn
 from distlab.cli.status import status
-from distlab.curriculum import CurriculumError, Progress, load_curriculum
+from distlab.curriculum import CurriculumError, Progress, Task, load_curriculum
 from distlab.curriculum.misconceptions import read_misconceptions
 from tests.workbench.course import EXCHANGE, FIRST, ROOT, SECOND, Course, pristine
 
@@ -171,7 +171,8 @@ def test_status_fits_and_counts(here: Course, capsys: Capture) -> None:
     status()
     said = capsys.readouterr().out
     assert "next:" not in said
-    path, more, *_ = said.split("for whoever wants more")
+    assert "optional, nothing on the path needs it: 1.17 " in said
+    path, more, *_ = said.split("optional, for whoever wants more")
     assert "tree_broadcast" in more
     assert "tree_broadcast" not in path
 
@@ -298,6 +299,38 @@ def test_the_path_goes_on_behind_what_passed_last(here: Course) -> None:
     assert following(curriculum, everything, core[0]) in stretch
     everything |= {task.id for task in stretch}
     assert following(curriculum, everything, core[0]) is None
+
+
+def test_optional_tasks_are_offered_once_the_phase_is_through(here: Course) -> None:
+    curriculum, progress = load_curriculum(), Progress(here.root)
+    third = {unit.name for unit in curriculum.phase(3).units}
+    core = [task for task in curriculum.tasks if not task.stretch]
+    ours = [task for task in core if task.unit in third]
+    last = ours[-1]
+
+    def said(task: Task) -> str:
+        progress.record_verdict(task.id, passed=True, digest="")
+        lines = [line for _, line in next_task(curriculum, progress, task.id)]
+        assert all(len(line) <= 80 or "distlab" in line for line in lines), lines
+        return " ".join(" ".join(lines).split())
+
+    for task in ours[:-1]:
+        assert "optional" not in said(task)
+    # The path goes on where it would have gone; the phase's stretch tasks stand below.
+    first, *others = [t for t in curriculum.tasks if t.stretch and t.unit in third]
+    after = said(last)
+    assert after.index("next: 1.1 ") < after.index("optional, nothing on the path")
+    assert f"needs it: {first.number} {first.title}, about {first.minutes} min" in after
+    assert f"watch {first.number} also {', '.join(t.number for t in others)}" in after
+    # One of them passed: the next task is still the path's.
+    after = said(first)
+    assert "next: 1.1 " in after
+    assert f"needs it: {others[0].number} " in after
+    for task in core:
+        progress.record_verdict(task.id, passed=True, digest="")
+    # With the whole path behind one, what is next is optional, and says so.
+    assert f"next, optional: {others[0].number} " in said(last)
+    assert "next, optional: 1.17 " in said(others[-1])
 
 
 def test_what_is_reset_has_not_passed(here: Course, capsys: Capture) -> None:

@@ -180,6 +180,44 @@ def test_scale_has_formulas_and_the_bound_beside_it(
     assert len(said.splitlines()) == 5
 
 
+@pytest.mark.parametrize(
+    ("target", "net", "none"),
+    [
+        ("1.2", "ethernet-100g", "for all_reduce, reduce_scatter, all_gather, bro"),
+        ("1.4", "nvlink:8,nic=400Gbit", "for links that are all alike, as in ethe"),
+        ("1.14", "ethernet-100g", "for one function alone, such as collectives:all_"),
+        ("3.6", "ethernet-100g", ""),
+        ("FILE:ring", "ethernet-100g", ""),  # its result says what it is for
+        ("FILE:wrong_all_reduce", "ethernet-100g", ""),  # and here its name
+        ("FILE:ring", "dgx-h100", "for links that are all alike, as in ethernet-100g"),
+    ],
+)
+def test_where_no_formula_stands_the_reason_does(
+    file: Path, capsys: Capture, target: str, net: str, none: str
+) -> None:
+    target = target.replace("FILE", str(file))
+    code = "" if ".py" in target else "reference"
+    for verb, word in ((sim, "  formula    "), (scale, "formulas: ")):
+        size = {"world_size": 4} if verb is sim else {"worlds": (1, 4)}
+        verb(target, net=net, size="4KiB", code=code, **size)  # type: ignore[operator]
+        said = capsys.readouterr().out
+        assert (f"{word}none here; {none}" in said) == bool(none)
+        assert ("at least" in said) == (not none)
+        assert all(len(line) <= 80 for line in said.splitlines() if word in line)
+    assert sim("1.4", world_size=1, net=net, size="4KiB", code="reference") == 0
+    assert "formula" not in capsys.readouterr().out
+
+
+def test_nobody_takes_simulated_time_for_their_own(file: Path, capsys: Capture) -> None:
+    page = file.with_name("run.html")
+    assert sim(f"{file}:ring", world_size=4, size="4KiB", html=str(page)) == 0
+    said = capsys.readouterr().out
+    took = "60.49 µs of simulated time"
+    assert f"  time       {took}\n" in said
+    assert re.search(r"\(this machine took \d+\.\d\d s to simulate it\)", said)
+    assert f"4 ranks finished in {took}" in page.read_text(encoding="utf-8")
+
+
 def test_the_readme_shows_what_is_printed(file: Path, capsys: Capture) -> None:
     """The times are virtual: they are the same on every machine."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -201,6 +201,40 @@ def test_a_check_draws_for_mine_and_says_so_unless_it_is_json(
     assert "  timeline: ../state/last/trace.html\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("limit_s", [20.0, 0.001])
+def test_the_reference_does_the_same_below_without_its_source(
+    limit_s: float,
+    tmp_path: Path,
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    course = Course(tmp_path)
+    monkeypatch.chdir(course.root)
+    monkeypatch.setenv("DISTLAB_STATE", str(course.state))
+    monkeypatch.setattr("distlab.grading.beside.LIMIT_S", limit_s)
+    keep_warm(cluster, monkeypatch)
+    course.fill(SECOND, RING_OF_SENDS)
+    assert check(["1.2"]) == 1
+    said = capsys.readouterr().out
+    assert "0→1→2→0 all wait in send" in said
+    assert "could not be drawn" not in said
+    text = (course.state / "last" / "trace.html").read_text()
+    found = re.search(r'id="trace-data">(.*?)</script>', text, re.DOTALL)
+    assert found
+    mine, *right = json.loads(found[1])["traces"]
+    assert mine["never"]
+    assert any("comm.send" in site[2] for site in mine["sites"])
+    assert len(right) == (limit_s > 1)  # what takes too long is not waited for
+    for one in right:
+        assert (one["title"], one["ranks"]) == ("the reference", mine["ranks"])
+        assert one["sentence"].startswith(f"{one['ranks']} ranks finished in ")
+        assert (one["never"], one["messages"]["length"]) == ([], one["ranks"])
+        assert one["sites"] == [["", 0, ""]]
+    assert "comm.sendrecv" not in text
+    assert "solutions/" not in text
+
+
 def verdict_with(run: Run | None) -> TaskVerdict:
     clause = ClauseVerdict(
         id="C1", text="", status="fail", world_size=3, message="stuck", run=run

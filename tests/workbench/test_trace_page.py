@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from distlab.runner import Run
-from distlab.sim import AlphaBeta, run
+from distlab.sim import AlphaBeta, Fabric, Network, run
 from distlab.trace import packed as packing
 from distlab.trace import page
-from tests.workbench.traces import ring, run_of, stuck_ring
+from distlab.trace.links import PARTS
+from tests.workbench.traces import call, push, ring, run_of, stuck_ring
 
 NET = AlphaBeta(alpha_s=2e-6, bytes_per_s=1e9)
 HOSTILE = "</script><script>document.title='bad'</script><b>.py"
@@ -140,6 +141,56 @@ def test_of_too_many_messages_the_first_are_kept_and_it_says_so(
     assert f"of 112 messages the first {kept} can be seen one by one" in text
     starts = values_of(trace["messages"]["columns"]["start"])
     assert starts == sorted(m.start_ps for m in done.trace)[:kept]
+
+
+@pytest.mark.parametrize(
+    ("net", "busiest"),
+    [
+        (NET, "rank0.in"),
+        (Fabric(island_size=2, nic_bytes_per_s=1e9), "island0.nic0.in"),
+    ],
+)
+@pytest.mark.parametrize("many", [False, True])
+def test_ways_in_count_as_much_as_ways_out(
+    net: Network, busiest: str, many: bool
+) -> None:
+    """All send to rank 0 at once: each way out is seldom in use, its way in always."""
+    n = 100 if many else 4
+    done = run(push, n, 1000, net=net, journal=False)
+    text = page(done)
+    (trace,) = data_of(text)["traces"]
+    mean, most = (
+        np.frombuffer(zlib.decompress(base64.b64decode(trace["strip"][name])), np.uint8)
+        for name in ("mean", "most")
+    )
+    end = max(message.end_ps for message in done.trace)
+    used = {(way, rank): np.zeros(PARTS) for way in ("out", "in") for rank in range(n)}
+    edges = np.linspace(0, end, PARTS + 1)
+    for way, rank in used:
+        spans = sorted(
+            (m.start_ps, m.end_ps)
+            for m in done.trace
+            if rank == (m.src if way == "out" else m.dst)
+        )
+        for start, stop in spans:
+            inside = np.minimum(edges[1:], stop) - np.maximum(edges[:-1], start)
+            used[way, rank] += np.clip(inside, 0, None) / (end / PARTS)
+    whole = np.array(list(used.values())).clip(0, 1)
+    assert mean / 255 == pytest.approx(whole.mean(axis=0), abs=0.003)
+    assert most / 255 == pytest.approx(whole.max(axis=0), abs=0.003)
+    # In figures: the links that the network itself has kept count of.
+    assert "The busiest links, by the time in which bytes pass there: " in text
+    shares = {name: ps / end for name, ps in done.links.items()}
+    first = max(shares, key=lambda name: shares[name])
+    assert first == busiest
+    assert f"pass there: {first} {shares[first]:.0%}" in text
+
+
+def test_of_real_ranks_both_ways_are_named() -> None:
+    text = page(run_of(call(1, "send", 0, 2, dst=1), call(1, "recv", 1, 4, src=0), []))
+    assert "The busiest ways out and in of ranks, as shares of the time: " in text
+    assert re.search(r"rank0\.out \d+%, rank1\.in \d+%, rank\d\.\w+ 0%", text)
+    assert "how many of the ranks&#x27; ways out and in are in use" in text
 
 
 def test_very_many_ranks_are_counted_together() -> None:

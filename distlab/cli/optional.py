@@ -1,0 +1,43 @@
+"""The stretch tasks: when `distlab` speaks of them, and in which words.
+
+They are off the path: nothing on it waits for one, and the next task is never one while
+there is another. A phase's are offered once all its ordinary tasks have passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from distlab.cli.screen import command, wrapped
+from distlab.curriculum import Curriculum, Task
+
+
+def offered(curriculum: Curriculum, passed: Collection[str], task: Task) -> list[Task]:
+    """Those of `task`'s phase that have not passed, if its ordinary ones all have."""
+    (units,) = (
+        {unit.name for unit in phase.units}
+        for phase in curriculum.phases
+        if task.unit in {unit.name for unit in phase.units}
+    )
+    left = [t for t in curriculum.tasks if t.unit in units and t.id not in passed]
+    return left if all(other.stretch for other in left) else []
+
+
+def offer(
+    curriculum: Curriculum, passed: Collection[str], task: Task
+) -> list[tuple[str, str]]:
+    """Two dim lines about them: the first one to take in words, the others by number.
+
+    None once there are none, and none before the phase is through.
+    """
+    left = offered(curriculum, passed, task)
+    if not left:
+        return []
+    ready = (one for one in left if set(one.needs) <= set(passed))
+    first = next(ready, left[0])
+    head = f"optional, nothing on the path needs it: {first.number} {first.title}, "
+    head += f"about {first.minutes} min"
+    how = f"      {command(f'watch {first.number}')}"
+    if others := ", ".join(other.number for other in left if other is not first):
+        how += f"   also {others}"
+    return [("dim", line) for line in [*wrapped(head, "  ", "      "), how]]
