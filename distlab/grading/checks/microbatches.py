@@ -18,6 +18,10 @@ from distlab.grading.reference import make_model, weights_of
 Sizes = tuple[int, ...]
 """The samples in each microbatch of one rank."""
 Microbatch = tuple[Tensor, Tensor]
+Weight = Callable[[int, int], float]
+"""How much a microbatch counts, by rank and place."""
+Guess = tuple[str, str, Weight]
+"""Slug, sentence, and what each microbatch counts then."""
 
 # The ranks have unequally many microbatches, and most end with a short tail.
 RAGGED: tuple[Sizes, ...] = (
@@ -57,7 +61,7 @@ class Means:
         """All samples of all ranks."""
         return sum(map(sum, self.sizes))
 
-    def summed(self, weight: Callable[[int, int], float]) -> list[Tensor]:
+    def summed(self, weight: Weight) -> list[Tensor]:
         """For each rank the sum of weight(rank, place) × that gradient."""
         return [
             sum(
@@ -105,9 +109,22 @@ def gradients_of(model: nn.Module) -> Tensor:
 
 def wrong_weights(means: Means) -> list[Suspect]:
     """What each rank has if it weighs its microbatches wrongly."""
+    return [
+        Suspect(
+            slug=slug,
+            values=means.summed(weight),
+            sentence=sentence,
+            rule="each mean times its samples, by the samples of all ranks",
+        )
+        for slug, sentence, weight in wrong_guesses(means)
+    ]
+
+
+def wrong_guesses(means: Means) -> list[Guess]:
+    """Wrong ways to weigh a microbatch."""
     n, sizes, total = len(means.sizes), means.sizes, means.total
     counts = [len(own) for own in sizes]
-    guesses: list[tuple[str, str, Callable[[int, int], float]]] = [
+    return [
         (
             "microbatches-summed",
             "the microbatches' mean gradients were added up and never divided",
@@ -158,20 +175,9 @@ def wrong_weights(means: Means) -> list[Suspect]:
         ),
         *_only_some(means),
     ]
-    return [
-        Suspect(
-            slug=slug,
-            values=means.summed(weight),
-            sentence=sentence,
-            rule="each mean times its samples, by the samples of all ranks",
-        )
-        for slug, sentence, weight in guesses
-    ]
 
 
-def _as_if_full(
-    means: Means,
-) -> list[tuple[str, str, Callable[[int, int], float]]]:
+def _as_if_full(means: Means) -> list[Guess]:
     """K times the first size on each rank; alone in the world it is one's own."""
     sizes = means.sizes
     if len(sizes) == 1:
@@ -187,9 +193,7 @@ def _as_if_full(
     ]
 
 
-def _only_some(
-    means: Means,
-) -> list[tuple[str, str, Callable[[int, int], float]]]:
+def _only_some(means: Means) -> list[Guess]:
     sizes, total = means.sizes, means.total
 
     def right(r: int, k: int) -> float:
@@ -207,6 +211,11 @@ def _only_some(
             lambda r, k: right(r, k) if last(r, k) else 0.0,
         ),
         ("last-microbatch-only", wiped, lambda r, k: 1.0 if last(r, k) else 0.0),
+        (
+            "last-microbatch-only",
+            wiped,
+            lambda r, k: 1.0 / len(sizes[r]) if last(r, k) else 0.0,
+        ),
         ("tail-dropped", lost, lambda r, k: 0.0 if last(r, k) else right(r, k)),
         (
             "tail-dropped",
@@ -227,12 +236,15 @@ __all__ = [
     "FINE",
     "LEVEL",
     "RAGGED",
+    "Guess",
     "Means",
+    "Weight",
     "first_means",
     "gradients_of",
     "make_microbatches",
     "make_model",
     "means_of",
     "weights_of",
+    "wrong_guesses",
     "wrong_weights",
 ]

@@ -24,6 +24,7 @@ from distlab.grading.checks.pipeline_clock import (
     peak,
     unlike_orders,
 )
+from distlab.grading.checks.pipeline_kept import expect_let_go
 from distlab.grading.checks.pipeline_race import (
     BACKWARD_MS,
     FORWARD_MS,
@@ -132,6 +133,7 @@ def _run(
         "gradients": torch.cat([gradients_of(every[stage]) for stage in mine]),
         "loss": float(loss) if is_number else None,
         "kept": (full.peak, meter.peak),
+        "left": meter.left,
     }
 
 
@@ -309,10 +311,12 @@ def numbers_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
 def nothing_is_kept(impl: Implementation, cluster: Bench) -> str | None:
     """M: no more graphs alive than the schedule has forwards on their way.
 
-    One more is forgiven if backward() has emptied it: a variable may have its name.
+    One more is forgiven if backward() has emptied it: a variable may have its name,
+    until it is needed for the next one.
     """
     run = _run_all(impl, cluster)
-    for place, case in enumerate(cases(cluster.world_size)):
+    every = list(enumerate(cases(cluster.world_size)))
+    for place, case in every:
         wanted = [peak(schedule) for schedule in case.schedules]
         peaks = [
             graphs if graphs > w + 1 else full
@@ -336,6 +340,9 @@ def nothing_is_kept(impl: Implementation, cluster: Bench) -> str | None:
                 rule="after its backward let go of x, output and all that holds them; "
                 "retain_graph=True holds them too",
             )
+    for place, case in reversed(every):  # in 1F1B, before GPipe, it costs memory
+        left = [value[place]["left"] for value in run.values]
+        expect_let_go(case.name, case.schedules, left)
     return None
 
 

@@ -20,19 +20,19 @@ INPUT_MS = 1  # of BACKWARD_MS; the rest is for the gradient of the weight
 
 
 class Meter:
-    """How many forwards' graphs are alive, and were at most."""
+    """Which forwards' graphs are alive, by number; and how many were at most."""
 
     def __init__(self) -> None:
-        self.alive = self.peak = 0
+        self.made = self.peak = 0
+        self.alive: set[int] = set()
+        self.left: list[tuple[int, list[int]]] = []
+        """By backward that begins: its forward, and those whose graphs are used up."""
 
-    def count(self, part: object) -> None:
+    def count(self, part: object, number: int) -> None:
         """From now until `part` is no more."""
-        self.alive += 1
-        self.peak = max(self.peak, self.alive)
-        weakref.finalize(part, self._gone)
-
-    def _gone(self) -> None:
-        self.alive -= 1
+        self.alive.add(number)
+        self.peak = max(self.peak, len(self.alive))
+        weakref.finalize(part, self.alive.discard, number)
 
 
 class _Part:
@@ -41,15 +41,19 @@ class _Part:
 
 class _Counted(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, saved: Tensor, meter: Meter) -> Tensor:
-        ctx.part = _Part()
-        meter.count(ctx.part)
+    def forward(ctx: Any, x: Tensor, saved: Tensor, meter: Meter, full: Meter) -> Any:
+        ctx.part, ctx.meters, ctx.number = _Part(), (meter, full), meter.made
+        meter.made += 1
+        meter.count(ctx.part, ctx.number)
         ctx.save_for_backward(saved)
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return gradient, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        meter, full = ctx.meters
+        used_up = meter.alive - full.alive - {ctx.number}
+        meter.left.append((ctx.number, sorted(used_up)))
+        return gradient, None, None, None
 
 
 class Counted(nn.Module):
@@ -71,12 +75,14 @@ class Counted(nn.Module):
 
         def pack(_saved: Tensor) -> _Part:
             part = _Part()
-            self._full.count(part)
+            self._full.count(part, number)
             return part
 
-        made = self.stage(x)
+        made, number = self.stage(x), self._meter.made
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: torch.empty(0)):
-            counted: Tensor = _Counted.apply(made, torch.empty(0), self._meter)  # type: ignore[no-untyped-call]
+            counted: Tensor = _Counted.apply(  # type: ignore[no-untyped-call]
+                made, torch.empty(0), self._meter, self._full
+            )
         return counted
 
 

@@ -1,4 +1,4 @@
-"""What known misconceptions of 3.12 leave after the first step."""
+"""What known misconceptions of 3.12 and 3.13 leave after the first step."""
 
 from __future__ import annotations
 
@@ -79,28 +79,38 @@ def suspects_of(seed: int, gradients: list[Named]) -> list[Suspect]:
                 rule="all that stands in a group goes with it; only params is replaced",
             )
         )
-    return [*found, *(_one_chunk(after, seed, mean, n, name) for name in _CHUNKS)]
+    others = _other_chunks(n)
+    return found + [_with_chunks(after, seed, mean, *other) for other in others]
 
 
-_CHUNKS = {"first": 0, "last": -1}
+def _other_chunks(n: int) -> list[tuple[str, list[int]]]:
+    """Ways to take a wrong chunk of the gradient, in words, and by rank which it is."""
+    ranks = list(range(n))
+    return [
+        ("every rank stepped its shard with the first chunk", [0] * n),
+        ("every rank stepped its shard with the last chunk", [n - 1] * n),
+        ("rank r stepped its shard with chunk r + 1", [*ranks[1:], 0]),
+        ("rank r stepped its shard with chunk r - 1", [n - 1, *ranks[:-1]]),
+        ("rank r stepped its shard with chunk n - 1 - r", ranks[::-1]),
+    ]
 
 
-def _one_chunk(
-    after: Callable[[Named], Tensor], seed: int, mean: Named, n: int, name: str
+def _with_chunks(
+    after: Callable[[Named], Tensor], seed: int, mean: Named, how: str, which: list[int]
 ) -> Suspect:
-    """Each shard with the gradient of the same chunk, whoever owns it."""
-    gradient: Named = {}
+    """Each shard with the gradient of a chunk that may be another's."""
+    gradient, n = Named(), len(which)
     for bucket in buckets_of(seed):
         own = torch.cat([mean[full].reshape(-1) for full in bucket])
-        padded = torch.cat([own, own.new_zeros(-len(own) % n)])
-        parts = padded.chunk(n)[_CHUNKS[name]].repeat(n)[: len(own)]
+        chunks = torch.cat([own, own.new_zeros(-len(own) % n)]).chunk(n)
+        parts = torch.cat([chunks[chunk] for chunk in which])[: len(own)]
         pieces = parts.split([mean[full].numel() for full in bucket])
         shaped = zip(bucket, pieces, strict=True)
         gradient |= {full: piece.view_as(mean[full]) for full, piece in shaped}
     return Suspect(
         slug="chunk-of-another-rank",
         values=same_everywhere(after(gradient), n),
-        sentence=f"every rank stepped its shard with the {name} chunk of the gradient",
+        sentence=f"{how} of the gradient",
         rule="rank r's shard is chunk r of the weights: which chunk of the gradient "
         "belongs to it?",
     )

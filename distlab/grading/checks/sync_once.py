@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -16,16 +15,15 @@ from distlab.grading.checks.messages import calls_of_each, expect_messages
 from distlab.grading.checks.microbatches import (
     FINE,
     LEVEL,
-    Means,
     first_means,
     gradients_of,
     make_microbatches,
     make_model,
-    wrong_weights,
 )
+from distlab.grading.checks.sync_mistakes import suspects_of
 from distlab.grading.clause import clause
 from distlab.grading.oracles import (
-    Suspect,
+    all_close,
     expect_equal_bits,
     expect_values,
     same_everywhere,
@@ -36,8 +34,6 @@ from distlab.runner.autopsy import SENDS
 
 WORLDS = (3, 2, 4, 5, 1)
 OLD = 0.5  # what .grad holds of an old step
-RULE_ZERO = "backward() adds to .grad: set it to zero before the first microbatch"
-RULE_ONE_SUM = "one all_reduce per gradient, after the last microbatch"
 
 
 def sync(
@@ -67,11 +63,13 @@ def mean_over_the_step(impl: Implementation, cluster: Bench) -> str | None:
     n = cluster.world_size
     run = cluster.run(impl, sync)
     means = first_means(cluster.seed, LEVEL[:n])
+    right = same_everywhere(means.mean(), n)
+    looks_wrong = not all_close(list(run.values), right)
     expect_values(
         list(run.values),
-        same_everywhere(means.mean(), n),
+        right,
         what="the gradient",
-        suspects=_suspects(means),
+        suspects=suspects_of(means, OLD) if looks_wrong else [],
         rule="the parts of all ranks add up to the mean: one sum, and no division more",
     )
     expect_equal_bits(
@@ -81,103 +79,6 @@ def mean_over_the_step(impl: Implementation, cluster: Bench) -> str | None:
     )
     expect_messages(run, "the gradient is right, but not by way of comm")
     return f"n = {n}: the mean over {means.total} samples, on every rank"
-
-
-def _suspects(means: Means) -> list[Suspect]:
-    n, mean = len(means.sizes), means.mean()
-    everywhere = [
-        (
-            "divided-twice",
-            mean / n,
-            f"the gradient is 1/{n} of the mean: divided twice",
-            "",
-        ),
-        (
-            "gradients-not-zeroed",
-            mean + n * OLD,
-            "the gradients of the old step are still in the sum",
-            RULE_ZERO,
-        ),
-        (
-            "gradients-not-zeroed",
-            mean + OLD,
-            "the gradients of the old step are still in .grad",
-            RULE_ZERO,
-        ),
-        (
-            "gradients-wiped",
-            torch.zeros_like(mean),
-            "every gradient is zero or None: it was wiped out after backward()",
-            "model.zero_grad() comes before the first backward(), and not again",
-        ),
-        (
-            "rank0-gradient-for-all",
-            means.parts()[0],
-            "every rank has rank 0's part: the others' samples are lost",
-            "",
-        ),
-        *_reduced_again(means),
-    ]
-    found = [
-        Suspect(
-            slug=slug, values=same_everywhere(value, n), sentence=sentence, rule=rule
-        )
-        for slug, value, sentence, rule in everywhere
-    ]
-    found += [
-        Suspect(
-            slug="own-gradient-only",
-            values=[part + old for part in means.parts()],
-            sentence="every rank still has its own part: nothing was added up in place",
-            rule="comm.all_reduce(parameter.grad), once, after the last microbatch",
-        )
-        for old in (0.0, OLD)
-    ]
-    for wrong in wrong_weights(means):
-        total = torch.stack(list(wrong.values)).sum(0)
-        found += [
-            replace(wrong, values=same_everywhere(total * factor, n))
-            for factor in (1.0, 1 / n)
-        ]
-    return found
-
-
-def _reduced_again(means: Means) -> list[tuple[str, Tensor, str, str]]:
-    """Summed over the ranks after every microbatch: after a zero_grad(), and without.
-
-    Alone in the world the sum changes nothing, and only what was left in shows.
-    """
-    n = len(means.sizes)
-    if n == 1:
-        return []
-    summed = "the accumulated gradient was summed over the ranks after every microbatch"
-    return [
-        (
-            "reduced-again",
-            _again(means, 0.0),
-            f"{summed}: what came first counts {n} times or more",
-            RULE_ONE_SUM,
-        ),
-        (
-            "reduced-again",
-            _again(means, OLD),
-            f"{summed}, and with it those of the old step, which were left in",
-            f"{RULE_ZERO}; and {RULE_ONE_SUM}",
-        ),
-    ]
-
-
-def _again(means: Means, old: float) -> Tensor:
-    """Each rank adds a microbatch's part to what all have; then all are summed."""
-    n = len(means.sizes)
-    held = torch.full_like(means.gradients[0][0], old)
-    for place in range(len(means.sizes[0])):
-        new = [
-            own[place] * (sizes[place] / means.total)
-            for own, sizes in zip(means.gradients, means.sizes, strict=True)
-        ]
-        held = n * held + torch.stack(new).sum(0)
-    return held
 
 
 @clause("gradient_accumulation.sync_once", "C2", worlds=WORLDS)
