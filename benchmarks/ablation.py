@@ -42,6 +42,10 @@ EXCUSED: dict[tuple[str, str], str] = {
     ("ring_mistakes.py", "_expect_bounds(sums)"): _OF_3_1,
     ("ring_mistakes.py", "raise NotYetError('chunk_bounds does not give"): _OF_3_1,
     ("ring_segments.py", "cluster.run(impl, pipelined_once)"): _OUT_OF_TURN,
+    ("sharded_stage1.py", "expect_sent(run, sent, 'the weights are"): _CHEATED,
+    ("sharded_stage2.py", "expect_sent(run, sent, 'the weights are"): _CHEATED,
+    ("sharded_stage3.py", "expect_messages(run, 'the outputs are"): _CHEATED,
+    ("sharded_stage3.py", "expect_messages(run, 'the weights are"): _CHEATED,
     ("topology_doubling.py", "cluster.run(impl, double_all)"): _OUT_OF_TURN,
 }
 
