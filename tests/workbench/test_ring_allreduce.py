@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +26,7 @@ from distlab.grading.checks.ring_watched import (
 from distlab.runner import Cluster, RankContext
 from distlab.sim import AlphaBeta, SimRun, run
 from distlab.sim.plans import closed_forms as forms
+from tests.workbench.judging import catalogue, solution_of, verdict_on, with_body
 
 NET = AlphaBeta(alpha_s=1e-5, bytes_per_s=1e9)
 LENGTHS = (0, 1, 2, 13, 24, 1000)
@@ -100,6 +102,34 @@ def test_on_gloo_it_is_what_torch_makes_of_it(
     done = cluster.run(both, n, dtype)
     assert done.outcome == "finished", done.explanation
     assert all(all(value) for value in done.values)
+
+
+# ── whose mistake it is ─────────────────────────────────────────────────────────────
+
+OWN_CUTS = """
+n, rank = comm.world_size, comm.rank
+chunks = tensor.tensor_split(n)
+for step in range(n - 1):
+    box = torch.empty_like(chunks[(rank - step - 2) % n])
+    outgoing = chunks[(rank - step - 1) % n]
+    comm.sendrecv(outgoing, (rank + 1) % n, box, (rank - 1) % n)
+    chunks[(rank - step - 2) % n].add_(box)
+return rank
+"""
+
+
+@pytest.mark.parametrize("name", ["RA07", "RA08"])
+def test_a_ring_that_does_not_use_wrong_bounds_is_not_judged_by_them(
+    name: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    text = with_body(
+        solution_of("ring_allreduce"), "ring_allreduce.reduce_scatter", OWN_CUTS
+    )
+    text = catalogue()[name].applied_to(text)
+    verdict = verdict_on(
+        cluster, tmp_path, "ring_allreduce.reduce_scatter", text, worlds=(4,)
+    )
+    assert verdict.message == "chunk_bounds does not give n chunks: see 3.1"
 
 
 # ── simulated ranks: the formula ────────────────────────────────────────────────────

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from distlab.runner.autopsy import Evidence, describe, place_of
 # The world size that tells most comes first: with 3 a cycle is a cycle, and nothing
 # that is right by luck for 2 gets through.
 WORLDS = (3, 2, 4, 7, 1)
+ONLY_MESSAGES = "ranks are separate processes: only a message gets across"
 RECEIVING = frozenset({"recv", "irecv", "sendrecv"})
 
 
@@ -30,7 +33,18 @@ def expect_messages(run: Run, state: str) -> None:
             f"{state}: no rank sent anything",
             slug="no-messages",
             evidence=calls_of_each(run),
-            rule="ranks are separate processes: only a message gets across",
+            rule=ONLY_MESSAGES,
+            output=printed(run),
+        )
+
+
+def expect_sent(run: Run, amounts: Sequence[float], state: str) -> None:
+    """The same where the checks have messages of their own: by what each rank sent."""
+    if run.world_size > 1 and not any(amounts):
+        raise NotYetError(
+            f"{state}: no rank sent anything",
+            slug="no-messages",
+            rule=ONLY_MESSAGES,
             output=printed(run),
         )
 

@@ -17,6 +17,7 @@ from distlab.runner import RankContext
 WIDTHS = (13, 26, 17, 31, 22, 11)
 ROWS = 2
 ROOM = 8 * 8 * ROWS * max(WIDTHS)  # bytes of activations, and their kin
+LEFT = ROOM // 4  # after forward there is an output: less than the smallest layer
 STEPS = 2
 PAUSE_S = 1.0  # of virtual time: how long a layer computes in one direction
 make_optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
@@ -174,7 +175,7 @@ def only_forward(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
         cut, sent = memory.settled(shards), context.traffic.sent_bytes
         first = model(inputs).clone()
         sent = context.traffic.sent_bytes - sent
-        after = memory.settled(shards)
+        after = memory.settled(shards - ROOM + LEFT)
         _nudge_shards(zero, comm, seed)
         second = model(inputs).clone()
     return {
@@ -204,7 +205,6 @@ def train_stage3(
         for step, inputs in enumerate(batches):
             sent = context.traffic.sent_bytes
             loss = model(inputs).square().sum(1).mean()
-            between = whole.now
             entered.clear()
             loss.backward()
             held = memory.settled(
@@ -216,7 +216,7 @@ def train_stage3(
             zero.zero_grad()
             with unseen():
                 shards = [bucket.shard.detach().clone() for bucket in zero.buckets]
-            seen = {"between": between, "held": held, "kept": whole.now}
+            seen = {"held": held, "kept": whole.now}
             seen |= {"sent": sent, "ahead": list(entered)}
             steps.append({"shards": shards, **seen})
     names = [list(bucket.names) for bucket in zero.buckets]

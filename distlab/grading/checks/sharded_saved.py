@@ -112,6 +112,11 @@ def _expect_part(
     if not isinstance(own, Tensor):
         raise NotYetError(f"state_dict gives no {key} under {name}", rule=ALL_OF_IT)
     right = whole[name][start:stop]
+    if own.dtype != right.dtype:
+        raise NotYetError(
+            f"state_dict gives {key} of {name} as {own.dtype}, kept is {right.dtype}",
+            rule="what was rounded when it was saved goes on from other numbers",
+        )
     if own.shape != right.shape or not torch.allclose(own, right, rtol=1e-9):
         raise _wrong_piece(name, rank, (start, stop), own)
 
@@ -132,9 +137,12 @@ def _expect_adams(run: Run, seed: int) -> None:
         for name, piece in saved.items():
             for key in MOMENTS:
                 _expect_part(name, rank, piece, key, right[key])
-            if "step" not in piece or float(piece["step"]) != 1.0:
+            step = piece.get("step")
+            is_number = isinstance(step, int | float)
+            is_number |= isinstance(step, Tensor) and not step.dim()
+            if not is_number or float(step) != 1.0:
                 raise NotYetError(
-                    f"after a step of Adam state_dict gives {piece.get('step')!r:.40} "
+                    f"after a step of Adam state_dict gives {step!r:.40} "
                     f"as the step under {name}, not 1",
                     rule=ALL_OF_IT,
                 )

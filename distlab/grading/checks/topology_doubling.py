@@ -11,7 +11,7 @@ import torch
 
 from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.after import judged_after
-from distlab.grading.checks.messages import expect_messages, numbers
+from distlab.grading.checks.messages import expect_sent, numbers
 from distlab.grading.checks.topology_forms import doubling_rounds
 from distlab.grading.checks.topology_islands import ITEM, Ledger, sum_of
 from distlab.grading.clause import clause
@@ -92,6 +92,8 @@ def everyone_has_the_sum(impl: Implementation, cluster: Bench) -> str | None:
     run = cluster.run(impl, double_all)
     n = cluster.world_size
     for name in NAMES:
+        sent = [value[name][0]["messages"] for value in run.values]
+        expect_sent(run, sent, f"{name}: a sum over the ranks needs messages")
         for number, count in enumerate(COUNTS):
             told = [value[name][number] for value in run.values]
             before = [part["before"] for part in told]
@@ -115,7 +117,6 @@ def everyone_has_the_sum(impl: Implementation, cluster: Bench) -> str | None:
                 rule="partners that add a + b and b + a have the same bits; then the "
                 "next partners start from equal sums",
             )
-    expect_messages(run, "the sums are right, but not by way of comm")
     return None
 
 
