@@ -91,12 +91,13 @@ def scale(
     settings = settings_for(load_curriculum(), name, net, "", size, code, seed)
     settings |= {"html": "", "perfetto": "", "beside": False}
     rows = simulated(settings, worlds or SCALES)
+    network = parsed_net(net)
     for row in rows:
-        row |= beside(settings, row, parsed_net(net))
+        row |= beside(settings, row, network)
     if as_json:
         show_json({"target": name, "net": net, "size": size, "runs": rows})
     else:
-        show(table(settings, rows, parsed_net(net), net))
+        show(table(settings, rows, network, net))
     return 0 if all(_is_well(row) for row in rows) else FAILED
 
 

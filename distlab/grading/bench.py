@@ -81,11 +81,6 @@ class Bench:
         self.latest, self.latest_play = self._runs[key], wanted
         return self.latest
 
-    def replay(self, impl: Implementation, play: Play) -> Run:
-        """A run of something that was played before, without any company."""
-        self._play(impl, (play,))
-        return self._runs[play, impl.grafts]
-
     @property
     def has_company(self) -> bool:
         """Whether something was played with something else, and is not forgotten."""

@@ -31,7 +31,7 @@ def reference_of_latest(
         alone = Bench(bench.cluster, bench.world_size, bench.seed, limits)
         right = Implementation(impl.reference, impl.reference)
         try:
-            run = alone.replay(right, play)
+            run = alone.observe(right, play.scenario, **dict(play.values))
         except (RunnerError, RunCancelledError):
             return None
         return _without_lines(run) if run.outcome == "finished" else None

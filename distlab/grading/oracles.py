@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,11 +52,13 @@ def expect_values(
     *,
     what: str,
     verb: str = "is",
-    suspects: Sequence[Suspect] = (),
+    suspects: Sequence[Suspect] | Callable[[], Sequence[Suspect]] = (),
     tolerance: float = 1e-10,
     rule: str = "",
 ) -> None:
     """Rank by rank, `actual` must be close to `expected`.
+
+    What makes the suspects is called only if something is wrong.
 
     Raises:
         NotYetError: it is not; named after the suspect whose values fit every rank,
@@ -77,7 +79,7 @@ def expect_values(
         )
         for rank, (a, e) in enumerate(zip(actual, expected, strict=True))
     )
-    for suspect in suspects:
+    for suspect in suspects() if callable(suspects) else suspects:
         told_apart = not all_close(suspect.values, expected, tolerance)
         if told_apart and all_close(actual, suspect.values, tolerance):
             raise NotYetError(

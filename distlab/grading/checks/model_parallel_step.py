@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -175,7 +175,7 @@ def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
         expected,
         what=f"after {len(SIZES)} steps the weights of the stage",
         verb="are",
-        suspects=[] if all_close(weights, expected) else _suspects(seed, n),
+        suspects=partial(_suspects, seed, n),
         rule="follow one sample: forward through all stages, and its gradient back",
     )
     expect_messages(run, "the weights are right, but not by way of comm")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import ceil
 from types import ModuleType
 from typing import Any
@@ -99,15 +100,14 @@ def everyone_has_the_sum(impl: Implementation, cluster: Bench) -> str | None:
             before = [part["before"] for part in told]
             after = [part["after"] for part in told]
             total = same_everywhere(sum_of(before), n)
-            right = all_close(after, total)
-            if not right and count == COUNTS[0]:
+            if count == COUNTS[0] and not all_close(after, total):
                 _expect_sum_beside(name, before, after)
             what = f"{name}, {count} elements: the tensor"
             expect_values(
                 after,
                 total,
                 what=what,
-                suspects=[] if right else _suspects(name, before),
+                suspects=partial(_suspects, name, before),
                 rule="after each round: whose tensors are in this one?",
             )
             expect_equal_bits(

@@ -7,6 +7,7 @@ is handed in is the checks' own. What each rank sends is counted by where it goe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import ceil
 from types import ModuleType
 from typing import Any
@@ -229,12 +230,11 @@ def _judge(impl: Implementation, cluster: Bench, of_one_size: bool) -> None:
                 rule="inside, across, and back: the others of the island want it too",
             )
         what = f"islands {named(islands)}, {count} elements: the tensor"
-        right = all_close(after, total)
         expect_values(
             after,
             total,
             what=what,
-            suspects=[] if right else _suspects(islands, before),
+            suspects=partial(_suspects, islands, before),
             rule="whose tensors have been added into this lane by then?",
         )
         expect_equal_bits(
