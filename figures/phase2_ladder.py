@@ -178,8 +178,8 @@ def ladder() -> list[Rung]:
              activations(narrow, 1, checkpointed), wide=False),
     ]  # fmt: skip
     for shares, name, below in (
-        (1, "2 stages, 1F1B", "2.12, on 2 ranks"),
-        (2, "2 stages × 2 shares", "2.16, on 4 ranks"),
+        (1, "2 stages, 1F1B", "2.14, on 2 ranks"),
+        (2, "2 stages × 2 shares", "2.18, on 4 ranks"),
     ):
         rungs = [
             rung(name, below, size(stage),

@@ -1,7 +1,7 @@
 """Data-parallel training: every rank has the whole model and its own share of the data.
 
-Guide: phase1_data_parallel/guidelines.md, "Build it, task by task", 1.5 to 1.7, 1.11
-to 1.13 and 1.16.
+Guide: phase1_data_parallel/guidelines.md, "Build it, task by task", 1.5 to 1.7, 1.12
+to 1.11 and 1.16.
 Source: Li et al., PyTorch Distributed (arXiv 2006.15704), section 3.1.
 Symbols: n = comm.world_size.
 Cost: one all_reduce of all gradients per step; nothing else grows with the model.
@@ -110,7 +110,7 @@ def gradient_weight(comm: Comm, num_samples: int) -> float:
 
     In torch.distributed: nothing does it; DistributedDataParallel weighs ranks equally
     Example: n = 2 with 1 and 3 samples → 0.25 and 0.75
-    Cost: one all_reduce of one number. Check: distlab check 1.11
+    Cost: one all_reduce of one number. Check: distlab check 1.12
     """
     # TODO(trainer.gradient_weight)
     # how many samples do all ranks have together?
@@ -129,7 +129,7 @@ def average_weighted(comm: Comm, model: nn.Module, num_samples: int) -> None:
     parameters that need no gradient get none; one that no rank has: None or zeros
     In torch.distributed: the join() of DistributedDataParallel, for ranks without data
     Example: n = 2, 1 and 3 samples, gradients 2 and 6 → 5 and 5
-    Cost: one all_reduce per parameter, and one number. Check: distlab check 1.11
+    Cost: one all_reduce per parameter, and one number. Check: distlab check 1.12
     """
     # TODO(trainer.gradient_weight)
     # what must a rank without samples put into the sum?
@@ -153,7 +153,7 @@ def evaluate(
     C3 in eval mode, then back in the mode it was in (model.training); no gradients
     In torch.distributed: nothing does it; torchmetrics sums counts in the same way
     Example: n = 2, 1 of 1 and 0 of 3 right → accuracy 0.25
-    Cost: one all_reduce of three numbers. Check: distlab check 1.12
+    Cost: one all_reduce of three numbers. Check: distlab check 1.13
     """
     # TODO(trainer.evaluate)
     # what can be added up over samples, batches and ranks? (an average cannot)
@@ -173,13 +173,13 @@ def fit(
     """Train for `num_epochs`; the metrics on `held_out` after each epoch.
 
     Given: models that may differ, in either mode. `train_loader` and `held_out` give
-    this rank's part, as 1.10 and 1.12 know it. The first epoch is set_epoch(0).
+    this rank's part, as 1.10 and 1.13 know it. The first epoch is set_epoch(0).
 
     C1 the weights become what one process would get from the same global batches
     C2 the metrics after each epoch, the same on every rank
     C3 one rank, and no other, calls log: once per epoch, with one line
     In torch.distributed: the main() of any training script
-    Cost: a step costs what average_weighted costs. Check: distlab check 1.13
+    Cost: a step costs what average_weighted costs. Check: distlab check 1.11
     """
     # TODO(trainer.fit)
     # you have all the parts. What comes before the first step? What before each epoch?

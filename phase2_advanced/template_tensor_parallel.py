@@ -1,6 +1,6 @@
 """Tensor parallelism: one layer on several ranks, each with a share of its weights.
 
-Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.13 to 2.18, 2.23.
+Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.15 to 2.20, 2.25.
 Source: Shoeybi et al., Megatron-LM (arXiv 1909.08053), section 3, for f, g and cuts;
 Korthikanti et al. (arXiv 2205.05198), section 4.2.2, for the tokens shared out.
 Symbols: `comm` is the group that shares a layer, n = comm.world_size its ranks;
@@ -22,7 +22,7 @@ from distlab.comm import Comm, ReduceOp
 Passage = Callable[[Comm, Tensor], Tensor]
 """A way into the ranks' shares of a layer, or out of them; autograd knows it."""
 
-# ── 2.13 who works with whom ────────────────────────────────────────────────────────
+# ── 2.15 who works with whom ────────────────────────────────────────────────────────
 
 
 class Mesh(NamedTuple):
@@ -38,7 +38,7 @@ def coordinates(rank: int, tensor_size: int) -> tuple[int, int]:
     Neighbours share a model: ranks 0 … tensor_size - 1 have model 0, and so on.
 
     Example: tensor_size = 2, ranks 0, 1, 2, 3 → (0, 0), (0, 1), (1, 0), (1, 1)
-    Cost: nothing is sent. Check: distlab check 2.13
+    Cost: nothing is sent. Check: distlab check 2.15
     """
     # TODO(tensor_parallel.mesh)
     # how many whole models lie before this rank? and how many ranks of its own?
@@ -57,14 +57,14 @@ def make_mesh(comm: Comm, tensor_size: int) -> Mesh:
     C4 ValueError if tensor_size does not divide the ranks; nothing is sent
     In torch.distributed: init_device_mesh("cpu", (data_size, tensor_size))
     Example: 4 ranks, tensor_size = 2: rank 1 has tensor = 0, 1 and data = 1, 3
-    Cost: a new_group for each group that there is. Check: distlab check 2.13
+    Cost: a new_group for each group that there is. Check: distlab check 2.15
     """
     # TODO(tensor_parallel.mesh)
     # which groups are there in all? a rank also helps to make those it is not in
     raise NotImplementedError("tensor_parallel.mesh")
 
 
-# ── 2.14 the way in and the way out: f and g ────────────────────────────────────────
+# ── 2.16 the way in and the way out: f and g ────────────────────────────────────────
 
 
 class CopyToGroup(torch.autograd.Function):
@@ -76,7 +76,7 @@ class CopyToGroup(torch.autograd.Function):
     C4 an all_reduce where there is something to sum, and no other message
     In torch.distributed: DTensor does it, from Replicate to Partial and back
     Example: n = 2, gradients 3 and 4 → 7 and 7
-    Cost: one all_reduce in one direction of two. Check: distlab check 2.14
+    Cost: one all_reduce in one direction of two. Check: distlab check 2.16
     """
 
     @staticmethod
@@ -118,7 +118,7 @@ copy_to_group: Passage = CopyToGroup.apply
 reduce_from_group: Passage = ReduceFromGroup.apply
 """g as a function of comm and x; collective in forward()."""
 
-# ── 2.15 a linear layer, cut in one way and in the other ────────────────────────────
+# ── 2.17 a linear layer, cut in one way and in the other ────────────────────────────
 
 
 class LinearShare(nn.Module):
@@ -145,7 +145,7 @@ class ColumnLinear(LinearShare):
     C4 ValueError if n does not divide what is to be cut
     In torch.distributed: ColwiseParallel and RowwiseParallel, for parallelize_module
     Example: n = 2, outputs 4: rank 0 gives outputs 0 and 1, rank 1 gives 2 and 3
-    Cost: one all_reduce each, in one direction. Check: distlab check 2.15
+    Cost: one all_reduce each, in one direction. Check: distlab check 2.17
     """
 
     def cut(self, whole: nn.Linear) -> tuple[Tensor, Tensor | None]:
@@ -177,7 +177,7 @@ class RowLinear(LinearShare):
         raise NotImplementedError("tensor_parallel.linears")
 
 
-# ── 2.16 a transformer's block ──────────────────────────────────────────────────────
+# ── 2.18 a transformer's block ──────────────────────────────────────────────────────
 
 
 def parallel_mlp(
@@ -195,7 +195,7 @@ def parallel_mlp(
     C3 one all_reduce per MLP or attention forward, and one backward
     C4 ValueError if n does not divide the heads; nothing is sent, nothing replaced
     In torch.distributed: parallelize_module(mlp, mesh, {"up": ColwiseParallel(), …})
-    Cost: 2 all_reduces of B · T · C numbers. Check: distlab check 2.16
+    Cost: 2 all_reduces of B · T · C numbers. Check: distlab check 2.18
     """
     # TODO(tensor_parallel.block)
     # which of the two is cut in which way, so that nothing is sent between them?
@@ -215,14 +215,14 @@ def parallel_attention(
     head by head. How many heads there are attention reads off what qkv gives it.
 
     Example: n = 2, H = 4: rank 0 has the queries, keys and values of heads 0 and 1
-    Cost: 2 all_reduces of B · T · C numbers. Check: distlab check 2.16
+    Cost: 2 all_reduces of B · T · C numbers. Check: distlab check 2.18
     """
     # TODO(tensor_parallel.block)
     # which rows of qkv does this rank need? do they lie in one piece?
     raise NotImplementedError("tensor_parallel.block")
 
 
-# ── 2.17 the loss, without all the logits in one place ──────────────────────────────
+# ── 2.19 the loss, without all the logits in one place ──────────────────────────────
 
 
 def vocab_loss(comm: Comm, logits: Tensor, targets: Tensor) -> Tensor:
@@ -236,7 +236,7 @@ def vocab_loss(comm: Comm, logits: Tensor, targets: Tensor) -> Tensor:
     C3 what is sent grows with N, not with V
     In torch.distributed: loss_parallel(), around cross_entropy of a sharded DTensor
     Example: n = 2, V = 4: target 2 is column 0 on rank 1, and nothing on rank 0
-    Cost: two or three all_reduces of N numbers. Check: distlab check 2.17
+    Cost: two or three all_reduces of N numbers. Check: distlab check 2.19
     """
     # TODO(tensor_parallel.vocab_loss)
     # cross-entropy: log of the sum of exp(logit), minus the target's logit.
@@ -245,7 +245,7 @@ def vocab_loss(comm: Comm, logits: Tensor, targets: Tensor) -> Tensor:
     raise NotImplementedError("tensor_parallel.vocab_loss")
 
 
-# ── 2.18 the tokens between the blocks, shared out as well ──────────────────────────
+# ── 2.20 the tokens between the blocks, shared out as well ──────────────────────────
 
 
 def all_gather_tokens(comm: Comm, x: Tensor) -> Tensor:
@@ -256,7 +256,7 @@ def all_gather_tokens(comm: Comm, x: Tensor) -> Tensor:
     C3 sum_whole_gradients: after it all gradients of a block are one process's
     C4 per MLP or attention and direction one all_gather, one reduce_scatter, no more
     In torch.distributed: SequenceParallel(), beside the other two
-    Cost: the bytes of an all_reduce, in two halves. Check: distlab check 2.18
+    Cost: the bytes of an all_reduce, in two halves. Check: distlab check 2.20
     """
     # TODO(tensor_parallel.sequence)
     # comm.all_gather(output, input) puts the ranks' inputs one after another:
@@ -325,22 +325,22 @@ def sum_whole_gradients(comm: Comm, block: Any) -> None:
     raise NotImplementedError("tensor_parallel.sequence")
 
 
-# ── 2.23 torch's own words ──────────────────────────────────────────────────────────
+# ── 2.25 torch's own words ──────────────────────────────────────────────────────────
 
 
 def port(mesh: Any, block: Any) -> None:
-    """Cut a whole block as in 2.16, in place, by torch alone: there is no comm here.
+    """Cut a whole block as in 2.18, in place, by torch alone: there is no comm here.
 
     Given: `mesh`, a torch DeviceMesh of one dimension, mesh.size() ranks; `block`, the
     same on every rank, of which attention.qkv, attention.proj, mlp.up and mlp.down are
-    to be cut. The rows of qkv, and the rest, are as in 2.16.
+    to be cut. The rows of qkv, and the rest, are as in 2.18.
 
     C1 the outputs, the gradients and the steps of training are one process's
     C2 each rank has an n-th of each of the four weights
     C3 ValueError if n does not divide the heads; nothing is replaced
     In torch.distributed: that is what this is
     Example: block.mlp.up.weight is a DTensor then; its to_local() has an n-th
-    Cost: 4 all_reduces of B · T · C numbers, as in 2.16. Check: distlab check 2.23
+    Cost: 4 all_reduces of B · T · C numbers, as in 2.18. Check: distlab check 2.25
     """
     # TODO(tensor_parallel.port)
     # torch.distributed.tensor.parallel: parallelize_module(block, mesh, plan), and a

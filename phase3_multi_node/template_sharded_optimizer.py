@@ -1,6 +1,6 @@
 """Sharded training (ZeRO): what every rank has whole is cut into a shard per rank.
 
-Guide: phase3_multi_node/guidelines.md, "Build it, task by task", 3.11 … 3.19.
+Guide: phase3_multi_node/guidelines.md, "Build it, task by task", 3.12 … 3.22.
 Source: Rajbhandari et al., ZeRO (arXiv 1910.02054); stage 3: FSDP (arXiv 2304.11277).
 Symbols: n = comm.world_size; N trained elements; a shard is chunk r of n equal ones.
 Cost: `sent` is per rank and step, in units of (n - 1) / n · N; the state is Adam's.
@@ -40,7 +40,7 @@ def plan(sizes: Sequence[int], world_size: int) -> list[list[Piece]]:
     C1 every element is in one shard   C2 rank r's shard is chunk r, no piece is empty
     In torch.distributed: FSDP's FlatParameter does this; FSDP2 cuts each by its rows
     Example: sizes 3, 4 on 2 ranks → [(0, 0, 3), (1, 0, 1)] and [(1, 1, 4)]
-    Cost: nothing is sent. Check: distlab check 3.11
+    Cost: nothing is sent. Check: distlab check 3.12
     """
     # TODO(sharded_optimizer.plan)
     # where does each parameter begin in the vector, and where does each chunk?
@@ -112,7 +112,7 @@ class Stage1:
     C2 a rank has state for its shards only   C3 clip: with the whole gradient's norm
     C4 state_dict: what this rank has, by name; any number of ranks goes on with it
     In torch.distributed: ZeroRedundancyOptimizer; it gives away whole parameters
-    Cost: an all_reduce and an all_gather of N elements. Check: distlab check 3.12
+    Cost: an all_reduce and an all_gather of N elements. Check: distlab check 3.13
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Stage2(Stage1):
     C2 sends of the gradients what a reduce_scatter sends, half of an all_reduce
     C3 after backward() a rank has its shards' gradients only
     In torch.distributed: fully_shard(model, reshard_after_forward=False)
-    Cost: a reduce_scatter per backward(), an all_gather. Check: distlab check 3.13
+    Cost: a reduce_scatter per backward(), an all_gather. Check: distlab check 3.16
     """
 
     def __init__(self, *values: Any) -> None:
@@ -240,13 +240,13 @@ class Stage2(Stage1):
 class Stage3(Stage2):
     """As stage 2, but a layer's weights are whole only while it computes.
 
-    3.18 C1 the outputs are those of the whole model   C3 one all_gather of each layer
+    3.21 C1 the outputs are those of the whole model   C3 one all_gather of each layer
          C2 a rank holds its shards, and while a layer computes, that layer
-    3.19 C1 the weights are one process's   C3 one all_gather more, a reduce_scatter
+    3.22 C1 the weights are one process's   C3 one all_gather more, a reduce_scatter
          C2 never more weights than the shards and a layer, or two with prefetch
          C4 with prefetch the next layer's weights travel while one computes
     In torch.distributed: fully_shard(layer) for each layer, then fully_shard(model)
-    Cost: two all_gather and a reduce_scatter. Check: distlab check 3.18, 3.19
+    Cost: two all_gather and a reduce_scatter. Check: distlab check 3.21, 3.22
     """
 
     is_prefetching = False

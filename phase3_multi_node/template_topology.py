@@ -1,6 +1,6 @@
 """Which all-reduce on which network: foretold, built for islands, and chosen.
 
-Guide: phase3_multi_node/guidelines.md, "Build it, task by task", 3.5 to 3.7 and 3.21.
+Guide: phase3_multi_node/guidelines.md, "Build it, task by task", 3.6 to 3.8 and 3.24.
 Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
 Operations in MPICH" (2005), sections 4 and 5; X. Jia et al. (arXiv 1807.11205), section
 3.3, for the two levels.
@@ -80,7 +80,7 @@ def make_levels(comm: Comm, islands: Sequence[Sequence[int]]) -> Levels:
     return Levels(inside, across[inside.rank] if has_lane else None, num_lanes)
 
 
-# ── 3.5 before any run ──────────────────────────────────────────────────────────────
+# ── 3.6 before any run ──────────────────────────────────────────────────────────────
 
 
 def predict(n: int, num_bytes: int, link: Link) -> dict[str, float]:
@@ -97,14 +97,14 @@ def predict(n: int, num_bytes: int, link: Link) -> dict[str, float]:
     C1 naive   C2 ring   C3 recursive doubling, for any n
     In torch.distributed: nothing; NCCL works out such a table when it starts
     Example: n = 8, 1 GB, α = 10 µs, β = 12.5 GB/s → 1.120, 0.140 and 0.240
-    Cost: nothing is sent. Check: distlab check 3.5
+    Cost: nothing is sent. Check: distlab check 3.6
     """
     # TODO(topology.predict)
     # for each of the three: how many messages follow one another, how large are they?
     raise NotImplementedError("topology.predict")
 
 
-# ── 3.6 inside, across, and back ────────────────────────────────────────────────────
+# ── 3.7 inside, across, and back ────────────────────────────────────────────────────
 
 
 def hierarchical(levels: Levels, tensor: Tensor, all_reduce: AllReduce) -> None:
@@ -121,7 +121,7 @@ def hierarchical(levels: Levels, tensor: Tensor, all_reduce: AllReduce) -> None:
     In torch.distributed: nothing; NCCL does it by itself, from what it finds out
     Example: islands 0 1 and 2 3: two lanes, lane 0 between 0 and 2, lane 1 between 1
     and 3
-    Cost: that of the head of this file. Check: distlab check 3.6
+    Cost: that of the head of this file. Check: distlab check 3.7
     """
     # TODO(topology.hierarchical)
     # who of an island is to have which lane, summed up over the island?
@@ -129,7 +129,7 @@ def hierarchical(levels: Levels, tensor: Tensor, all_reduce: AllReduce) -> None:
     raise NotImplementedError("topology.hierarchical")
 
 
-# ── 3.7 which one ───────────────────────────────────────────────────────────────────
+# ── 3.8 which one ───────────────────────────────────────────────────────────────────
 
 
 def choose(cluster: Cluster, num_bytes: int) -> str:
@@ -145,7 +145,7 @@ def choose(cluster: Cluster, num_bytes: int) -> str:
     In torch.distributed: NCCL_ALGO=Ring,Tree overrules what NCCL would choose
     Example: 64 ranks, 10 µs, 12.5 GB/s, island_size = 1: recursive doubling for 64 kB,
     the ring for 64 MB
-    Cost: nothing is sent; asked once per bucket. Check: distlab check 3.7
+    Cost: nothing is sent; asked once per bucket. Check: distlab check 3.8
     """
     # TODO(topology.choose)
     # predict() knows what each takes on links alike. which messages go over which
@@ -153,7 +153,7 @@ def choose(cluster: Cluster, num_bytes: int) -> str:
     raise NotImplementedError("topology.choose")
 
 
-# ── 3.21 few messages ───────────────────────────────────────────────────────────────
+# ── 3.24 few messages ───────────────────────────────────────────────────────────────
 
 
 def recursive_doubling(comm: Comm, tensor: Tensor) -> None:
@@ -167,7 +167,7 @@ def recursive_doubling(comm: Comm, tensor: Tensor) -> None:
     power of two up to n; and S more where that is not n
     In torch.distributed: nothing; MPI_Allreduce does this for small tensors
     Example: n = 4: 0 and 1, 2 and 3 swap and add; then 0 and 2, 1 and 3
-    Cost: log2 n messages of S. Check: distlab check 3.21
+    Cost: log2 n messages of S. Check: distlab check 3.24
     """
     # TODO(topology.halving_doubling)
     # a + b and b + a have the same bits. what do the ranks do that have no partner?
@@ -182,7 +182,7 @@ def halving_doubling(comm: Comm, tensor: Tensor) -> None:
     In torch.distributed: nothing; MPI_Allreduce does this for large tensors
     Example: n = 4: 0 sends its last half to 2, then the second quarter to 1; it has the
     first quarter of the sum, and the way back is the same without adding
-    Cost: the head of this file. Check: distlab check 3.21
+    Cost: the head of this file. Check: distlab check 3.24
     """
     # TODO(topology.halving_doubling)
     # keep one half, give away the other: until each rank has one chunk of the sum.

@@ -189,7 +189,7 @@ class _Training:
             return 11
         warn(
             f"the ranks did not finish: {error}; "
-            f"`{command('check 1.13')}` looks at it closely"
+            f"`{command('check 1.11')}` looks at it closely"
         )
         return 1
 

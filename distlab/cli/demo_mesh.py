@@ -199,7 +199,7 @@ def _tell(alone: MeshResult, results: Results, code: str) -> None:
     if code == "reference":
         _aloud(
             f"  Next: {command('status')}",
-            "  With your own functions, once 2.8 to 2.16 have passed:",
+            "  With your own functions, once 2.8 to 2.18 have passed:",
             f"    {command('demo --phase 2 --code mine')}",
         )
     else:

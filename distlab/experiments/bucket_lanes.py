@@ -83,7 +83,7 @@ class _Layers(nn.Module):
 
 
 def play(context: RankContext, unit: Any, settings: dict[str, Any]) -> str:
-    """What `distlab sim 3.9` runs: a step of 8 layers, two of them in a bucket.
+    """What `distlab sim 3.10` runs: a step of 8 layers, two of them in a bucket.
 
     The gradients have as many bytes as was asked for; backward takes 0.1 ns per byte.
     """

@@ -1,6 +1,6 @@
 """Activation checkpointing: compute it a second time instead of keeping it.
 
-Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.4, 2.5, 2.21.
+Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.4, 2.5, 2.23.
 Source: Chen et al., Training Deep Nets with Sublinear Memory Cost (arXiv 1604.06174).
 Cost: one forward pass more; kept are the inputs of the blocks, and for a moment the
 activations of one block.
@@ -130,7 +130,7 @@ def port(block: Block, tensor: Tensor) -> Tensor:
     C3 between forward and backward no activation inside the block is kept
     In torch.distributed: that is what this is; FSDP2 and pipelining go along with it
     Example: torch.autograd.grad(loss, parameters) after 2.5's is a RuntimeError
-    Cost: the block runs twice. Check: distlab check 2.21
+    Cost: the block runs twice. Check: distlab check 2.23
     """
     ### BEGIN SOLUTION activation_checkpointing.port
     #| torch.utils.checkpoint.checkpoint: of its two ways, which one goes through

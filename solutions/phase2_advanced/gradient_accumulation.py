@@ -1,6 +1,6 @@
 """Gradient accumulation: one optimiser step from a batch that does not fit in memory.
 
-Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.1 to 2.3, and 2.20.
+Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.1 to 2.3, and 2.22.
 Source: Huang et al., GPipe (arXiv 1811.06965), section 2.2, for the microbatch; Pascanu
 et al. (arXiv 1211.5063) for clipping by the global norm.
 Symbols: n = comm.world_size; K = how many microbatches a rank has in this step.
@@ -129,7 +129,7 @@ def port(
     C3 returns the norm before clipping, the same number on every rank
     In torch.distributed: that is what this is
     Example: n = 2, gradients 2 | 4 and 6, one sample each → 4 and 4, not 3.5 and 3.5
-    Cost: each gradient once, and one number. Check: distlab check 2.20
+    Cost: each gradient once, and one number. Check: distlab check 2.22
     """
     ### BEGIN SOLUTION gradient_accumulation.port
     #| dist.all_reduce(tensor), dist.get_world_size() you know from 1.16.

@@ -1,6 +1,6 @@
 """Mixed precision: compute in 16 bits, keep the weights in 32, and mind the range.
 
-Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.6, 2.7, 2.22.
+Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.6, 2.7, 2.24.
 Source: Micikevicius et al., Mixed Precision Training (arXiv 1710.03740), section 3.
 Symbols: n = comm.world_size; S = the loss scale.
 Cost: 4 bytes more per weight for the master, 2 fewer per activation; one all_reduce of
@@ -245,7 +245,7 @@ def port(
     C3 the scale is the same on every rank: that of one scaler over all gradients
     In torch.distributed: ShardedGradScaler does so for FSDP, on a GPU
     Example: n = 2, a nan on rank 1 → False on both, and both scales are halved
-    Cost: one all_reduce of one number. Check: distlab check 2.22
+    Cost: one all_reduce of one number. Check: distlab check 2.24
     """
     ### BEGIN SOLUTION mixed_precision.port
     #| torch.autocast("cpu", torch.bfloat16): what belongs into it, and what not?

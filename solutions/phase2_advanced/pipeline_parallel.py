@@ -1,6 +1,6 @@
 """Many microbatches on their way through the stages at once: pipeline parallelism.
 
-Guide: phase2_advanced/guidelines.md, "Build it, task by task": 2.10 to 12, 2.19, 2.24.
+Guide: phase2_advanced/guidelines.md, "Build it, task by task": 2.10 to 2.14, 2.21, 2.26.
 Source: Y. Huang et al., GPipe (arXiv 1811.06965), figure 2; D. Narayanan et al. (arXiv
 2104.04473), sections 2.2 and 2.3, for 1F1B and its interleaved form.
 Symbols: n = world_size ranks; m microbatches; v chunks of the model on each rank; t_f
@@ -35,7 +35,7 @@ Batch = tuple[Tensor, Tensor]
 class Action(NamedTuple):
     """One entry of a schedule: Action("F", 3) is the forward of microbatch 3.
 
-    `chunk` is for 2.19, where a rank has several parts of the model; else it is 0.
+    `chunk` is for 2.21, where a rank has several parts of the model; else it is 0.
     """
 
     kind: str  # "F" forward, "B" backward
@@ -178,7 +178,7 @@ def one_f_one_b(rank: int, world_size: int, num_microbatches: int) -> list[Actio
     going on, backward not done
     In torch.distributed: torch.distributed.pipelining.Schedule1F1B
     Example: n = 2, m = 3 → F0 F1 B0 F2 B1 B2 on rank 0, F0 B0 F1 B1 F2 B2 on rank 1
-    Cost: the activations of n - rank microbatches are kept. Check: distlab check 2.12
+    Cost: the activations of n - rank microbatches are kept. Check: distlab check 2.14
     """
     ### BEGIN SOLUTION pipeline_parallel.one_f_one_b
     #| warm-up, steady state, cool-down: how many forwards until the first backward?
@@ -205,7 +205,7 @@ def interleaved(
     and a chunk on their way, forward begun and backward not done
     In torch.distributed: torch.distributed.pipelining.ScheduleInterleaved1F1B
     Example: n = 2, v = 2, m = 2, rank 1 → F0 F1 F0' B0' F1' B1' B0 B1 (' is chunk 1)
-    Cost: v times as many messages. Check: distlab check 2.19
+    Cost: v times as many messages. Check: distlab check 2.21
     """
     ### BEGIN SOLUTION pipeline_parallel.interleaved
     #| in which order does a rank go forward through its (microbatch, chunk)? backward?
@@ -250,7 +250,7 @@ def port(
     C3 never more than n - rank microbatches are on their way
     In torch.distributed: that is what this is
     Example: n = 2, m = 4 → rank 0 goes F F B F B F B B
-    Cost: as in 2.12, and some small messages about shapes. Check: distlab check 2.24
+    Cost: as in 2.14, and some small messages about shapes. Check: distlab check 2.26
     """
     ### BEGIN SOLUTION pipeline_parallel.port
     #| torch.distributed.pipelining: PipelineStage(module, index, number of stages,

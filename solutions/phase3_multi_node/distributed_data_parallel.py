@@ -1,6 +1,6 @@
 """Gradients leave while backward() still computes: what DistributedDataParallel does.
 
-Guide: phase3_multi_node/guidelines.md, "Build it, task by task", 3.8 to 3.10 and 3.20.
+Guide: phase3_multi_node/guidelines.md, "Build it, task by task", 3.9 to 3.11 and 3.23.
 Source: S. Li et al., PyTorch Distributed (arXiv 2006.15704), sections 3.2 and 4.2.
 Symbols: n = comm.world_size; S = the bytes of all gradients.
 Cost: S goes through all_reduce, most of it while backward() computes; S of memory more.
@@ -48,7 +48,7 @@ def assign_buckets(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[Te
     C3 all tensors of a bucket have one dtype and one device
     In torch.distributed: DistributedDataParallel does it when it is made
     Example: 8, 8, 40 and 8 bytes, at most 16 → [8], [40], [8, 8], the last one first
-    Cost: none. Check: distlab check 3.8
+    Cost: none. Check: distlab check 3.9
     """
     ### BEGIN SOLUTION distributed_data_parallel.buckets
     #| when does a bucket end and the next one begin?
@@ -126,22 +126,22 @@ class DistributedDataParallel(nn.Module):
     Collective: every rank makes one, from a module of the same architecture. Weights
     and buffers become rank 0's. `comm_hook` replaces `start_all_reduce`. With
     `find_unused_parameters` the ranks tell each other in each step who has a batch and
-    a gradient for what: see 3.20.
+    a gradient for what: see 3.23.
 
-    3.9  C1 a bucket's all_reduce begins as soon as its last gradient is ready; a weight
+    3.10  C1 a bucket's all_reduce begins as soon as its last gradient is ready; a weight
             with two names has one gradient
          C2 the buckets begin in the same order on every rank, whatever is ready first
          C3 nobody waits for a message while backward() computes
-    3.10 C1 when backward() returns, every .grad is the mean over the ranks, in each
+    3.11 C1 when backward() returns, every .grad is the mean over the ranks, in each
             step, also if .grad was None before or is zeroed in place
          C2 buffers are then rank 0's, on every rank
          C3 under no_sync() nothing is sent; .grad adds up until a backward() outside it
-    3.20 C1 a parameter without a gradient on some ranks counts as zero there
+    3.23 C1 a parameter without a gradient on some ranks counts as zero there
          C2 without one on any rank, its .grad stays None
          C3 a rank without batches takes part by join(); the mean is over those that
             have one, and all leave join() together
     In torch.distributed: torch.nn.parallel.DistributedDataParallel
-    Cost: every gradient once per step. Check: distlab check 3.9, 3.10, 3.20
+    Cost: every gradient once per step. Check: distlab check 3.10, 3.11, 3.23
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class DistributedDataParallel(nn.Module):
     def finish(self) -> None:
         """Wait for every bucket; .grad becomes the mean; ready for the next step.
 
-        The mean is over the ranks in self.active: all of them, but for 3.20. Buffers
+        The mean is over the ranks in self.active: all of them, but for 3.23. Buffers
         become those of the first of them.
         """
         ### BEGIN SOLUTION distributed_data_parallel.finish

@@ -186,7 +186,7 @@ def test_scale_has_formulas_and_the_bound_beside_it(
         ("1.2", "ethernet-100g", "for all_reduce, reduce_scatter, all_gather, bro"),
         ("1.4", "nvlink:8,nic=400Gbit", "for links that are all alike, as in ethe"),
         ("1.14", "ethernet-100g", "for one function alone, such as collectives:all_"),
-        ("3.6", "ethernet-100g", ""),
+        ("3.7", "ethernet-100g", ""),
         ("FILE:ring", "ethernet-100g", ""),  # its result says what it is for
         ("FILE:wrong_all_reduce", "ethernet-100g", ""),  # and here its name
         ("FILE:ring", "dgx-h100", "for links that are all alike, as in ethernet-100g"),

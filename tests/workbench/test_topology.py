@@ -48,7 +48,7 @@ def simulated(program: Callable[..., Any], n: int, *args: Any, **how: Any) -> Si
     return done
 
 
-# ── 3.5: the figures that the guidelines quote ──────────────────────────────────────
+# ── 3.6: the figures that the guidelines quote ──────────────────────────────────────
 
 
 def test_predictions_of_the_guidelines(unit: ModuleType) -> None:
@@ -73,7 +73,7 @@ def test_predictions_are_what_simulated_ranks_take(
         assert math.isclose(told[name], flat_s(n, num_bytes, LINK)[name], rel_tol=1e-9)
 
 
-# ── 3.6: on many ranks, and on real groups ──────────────────────────────────────────
+# ── 3.7: on many ranks, and on real groups ──────────────────────────────────────────
 
 
 def hierarchical(
@@ -163,7 +163,7 @@ def test_on_groups_of_gloo_with_its_all_reduce(cluster: Cluster) -> None:
         assert all(torch.equal(tensor, expected) for tensor in tensors)
 
 
-# ── 3.7: played, not only worked out ────────────────────────────────────────────────
+# ── 3.8: played, not only worked out ────────────────────────────────────────────────
 
 
 def _levels(context: RankContext, num_bytes: int, k: int) -> None:
@@ -198,7 +198,7 @@ def test_the_choice_is_the_best_in_virtual_time(
         assert chosen <= SLOWER * min(seconds.values())
 
 
-# ── 3.21: any number of ranks ───────────────────────────────────────────────────────
+# ── 3.24: any number of ranks ───────────────────────────────────────────────────────
 
 
 def double(context: RankContext, unit: ModuleType, name: str) -> tuple[Tensor, Tensor]:

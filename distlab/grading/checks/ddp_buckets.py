@@ -1,4 +1,4 @@
-"""Checks of task 3.8, `distributed_data_parallel.buckets`: one process, no messages."""
+"""Checks of task 3.9, `distributed_data_parallel.buckets`: one process, no messages."""
 
 from __future__ import annotations
 

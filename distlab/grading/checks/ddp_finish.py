@@ -1,4 +1,4 @@
-"""Checks of task 3.10, `distributed_data_parallel.finish`: several steps, one by one.
+"""Checks of task 3.11, `distributed_data_parallel.finish`: several steps, one by one.
 
 The weights stay as they are, so that the gradient of a step depends on nothing else.
 """

@@ -1,4 +1,4 @@
-"""Checks of task 3.9, `distributed_data_parallel.hooks`: when the buckets leave.
+"""Checks of task 3.10, `distributed_data_parallel.hooks`: when the buckets leave.
 
 O, the oracle of order: one list per rank of the gradients that become ready and of the
 calls on comm, in the order in which they happen. No clock is needed for it.

@@ -1,4 +1,4 @@
-"""Checks of task 3.20, `distributed_data_parallel.unused`: who has no gradient to give.
+"""Checks of task 3.23, `distributed_data_parallel.unused`: who has no gradient to give.
 
 Ranks that use other parts of the model than others, and ranks without a batch.
 """

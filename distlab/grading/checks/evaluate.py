@@ -1,4 +1,4 @@
-"""Checks of task 1.12, `trainer.evaluate`: exact over all samples, and harmless."""
+"""Checks of task 1.13, `trainer.evaluate`: exact over all samples, and harmless."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Checks of task 1.13, `trainer.fit`: the whole training, and what it reports.
+"""Checks of task 1.11, `trainer.fit`: the whole training, and what it reports.
 
-The loader is the check's own, so that a mistake in 1.10 is not blamed on 1.13; what
-the learner's fit calls of 1.5, 1.11 and 1.12 is told apart by the grader.
+The loader is the check's own, so that a mistake in 1.10 is not blamed on 1.11; what
+the learner's fit calls of 1.5, 1.12 and 1.13 is told apart by the grader.
 """
 
 from __future__ import annotations

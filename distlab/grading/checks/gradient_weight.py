@@ -1,4 +1,4 @@
-"""Checks of task 1.11, `trainer.gradient_weight`: the mean over samples, not ranks."""
+"""Checks of task 1.12, `trainer.gradient_weight`: the mean over samples, not ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the schedules, tasks 2.10, 2.12 and 2.19: lists, laid side by side."""
+"""Checks of the schedules, tasks 2.10, 2.14 and 2.21: lists, laid side by side."""
 
 from __future__ import annotations
 

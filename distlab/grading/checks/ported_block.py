@@ -1,4 +1,4 @@
-"""Checks of task 2.23, `tensor_parallel.port`: a block on a mesh, by DTensors."""
+"""Checks of task 2.25, `tensor_parallel.port`: a block on a mesh, by DTensors."""
 
 from __future__ import annotations
 

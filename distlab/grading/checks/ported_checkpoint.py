@@ -1,4 +1,4 @@
-"""Checks of task 2.21, `activation_checkpointing.port`: as 2.5, and autograd.grad."""
+"""Checks of task 2.23, `activation_checkpointing.port`: as 2.5, and autograd.grad."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of task 2.24, `pipeline_parallel.port`: a batch through torch's pipelining.
+"""Checks of task 2.26, `pipeline_parallel.port`: a batch through torch's pipelining.
 
 What is on its way is read from the order in which a stage goes forward and backward:
 torch keeps the outputs of the last stage to the end of a step, and those do not count.

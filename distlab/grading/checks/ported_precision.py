@@ -1,4 +1,4 @@
-"""Checks of task 2.22, `mixed_precision.port`: autocast, and one decision for all.
+"""Checks of task 2.24, `mixed_precision.port`: autocast, and one decision for all.
 
 Every rank has a model of its own. Its inputs and targets are eighths of small whole
 numbers, so that bfloat16 holds each gradient exactly: a wrong factor is a wrong factor.

@@ -1,4 +1,4 @@
-"""Checks of task 2.20, `gradient_accumulation.port`: torch's own, without comm.
+"""Checks of task 2.22, `gradient_accumulation.port`: torch's own, without comm.
 
 The ranks find in their environment what torchrun would have put there, and join a real
 gloo group. What is sent is counted where torch is asked to send it.

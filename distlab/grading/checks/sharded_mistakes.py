@@ -1,4 +1,4 @@
-"""What known misconceptions of 3.12 and 3.13 leave after the first step."""
+"""What known misconceptions of 3.13 and 3.16 leave after the first step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of 3.11, `sharded_optimizer.plan`: who owns what, and the bytes of a rank."""
+"""Checks of 3.12, `sharded_optimizer.plan`: who owns what, and the bytes of a rank."""
 
 from __future__ import annotations
 

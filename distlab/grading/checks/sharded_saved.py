@@ -1,4 +1,4 @@
-"""Checks of 3.12, `sharded_optimizer.stage1`, C4: state that is saved, and taken up."""
+"""Checks of 3.13, `sharded_optimizer.stage1`, C4: state that is saved, and taken up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of 3.12, `sharded_optimizer.stage1`: weights, memory, and the norm."""
+"""Checks of 3.13, `sharded_optimizer.stage1`: weights, memory, and the norm."""
 
 from __future__ import annotations
 

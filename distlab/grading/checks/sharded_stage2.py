@@ -1,4 +1,4 @@
-"""Checks of 3.13, `sharded_optimizer.stage2`: weights, bytes sent, gradients held."""
+"""Checks of 3.16, `sharded_optimizer.stage2`: weights, bytes sent, gradients held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of 3.18 and 3.19, ZeRO's third stage: numbers, memory, bytes, and time."""
+"""Checks of 3.21 and 3.22, ZeRO's third stage: numbers, memory, bytes, and time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _evidence(run: Run, key: str, allowed: float) -> tuple[Evidence, ...]:
     )
 
 
-# ── 3.18 C1 ─────────────────────────────────────────────────────────────────────────
+# ── 3.21 C1 ─────────────────────────────────────────────────────────────────────────
 
 
 @clause(FORWARD, "C1", worlds=WORLDS)
@@ -71,7 +71,7 @@ def outputs_of_the_whole_model(impl: Implementation, cluster: Bench) -> str | No
     return None
 
 
-# ── 3.18 C2 ─────────────────────────────────────────────────────────────────────────
+# ── 3.21 C2 ─────────────────────────────────────────────────────────────────────────
 
 
 @clause(FORWARD, "C2", worlds=SEVERAL)
@@ -111,7 +111,7 @@ def one_layer_at_a_time(impl: Implementation, cluster: Bench) -> str | None:
     return f"n = {n}: at most {most} bytes, the whole model has {shards * n}"
 
 
-# ── 3.18 C3 ─────────────────────────────────────────────────────────────────────────
+# ── 3.21 C3 ─────────────────────────────────────────────────────────────────────────
 
 
 @clause(FORWARD, "C3", worlds=SEVERAL)
@@ -140,7 +140,7 @@ def _expect_sent(run: Run, sent: list[float], right: float, what: str) -> None:
     )
 
 
-# ── 3.19 C1 ─────────────────────────────────────────────────────────────────────────
+# ── 3.22 C1 ─────────────────────────────────────────────────────────────────────────
 
 
 def _with_prefetch(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
@@ -183,7 +183,7 @@ def _expect_weights(run: Run, step: int, expected: dict[str, Tensor], how: str) 
             )
 
 
-# ── 3.19 C2 ─────────────────────────────────────────────────────────────────────────
+# ── 3.22 C2 ─────────────────────────────────────────────────────────────────────────
 
 
 @clause(BACKWARD, "C2", worlds=SEVERAL, also=_with_prefetch)
@@ -223,7 +223,7 @@ def _expect_only_shards(run: Run, n: int) -> None:
                 )
 
 
-# ── 3.19 C3 ─────────────────────────────────────────────────────────────────────────
+# ── 3.22 C3 ─────────────────────────────────────────────────────────────────────────
 
 
 @clause(BACKWARD, "C3", worlds=SEVERAL, also=_with_prefetch)
@@ -238,7 +238,7 @@ def three_times(impl: Implementation, cluster: Bench) -> str | None:
     return f"n = {n}: {right:.0f} bytes per rank and step, 1.5 × those of DDP"
 
 
-# ── 3.19 C4 ─────────────────────────────────────────────────────────────────────────
+# ── 3.22 C4 ─────────────────────────────────────────────────────────────────────────
 
 RANKS = 4
 WIRE = 0.5  # what the widest layer's shards take on the wire, in units of a pause

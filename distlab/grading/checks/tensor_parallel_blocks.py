@@ -1,4 +1,4 @@
-"""Checks of task 2.16: attention and MLP on shares of their weights.
+"""Checks of task 2.18: attention and MLP on shares of their weights.
 
 Both are those of `distlab.models.transformer`, with H = 2 n heads of two channels. What
 is judged is what they compute, over some steps of training: which rank has which heads

@@ -1,4 +1,4 @@
-"""Checks of task 2.15: outputs, gradients, memory, and what is refused."""
+"""Checks of task 2.17: outputs, gradients, memory, and what is refused."""
 
 from __future__ import annotations
 

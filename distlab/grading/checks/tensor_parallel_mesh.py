@@ -1,4 +1,4 @@
-"""Checks of task 2.13: which ranks form which groups, and who makes them.
+"""Checks of task 2.15: which ranks form which groups, and who makes them.
 
 The groups are first made on a comm that only writes down what it is asked for: what
 would hang for real is there seen at once. Then, where there is a table with more than

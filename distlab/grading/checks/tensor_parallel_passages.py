@@ -1,4 +1,4 @@
-"""Checks of task 2.14: f and g, forward and backward, and what they leave alone."""
+"""Checks of task 2.16: f and g, forward and backward, and what they leave alone."""
 
 from __future__ import annotations
 

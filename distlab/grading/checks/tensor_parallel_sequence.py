@@ -1,4 +1,4 @@
-"""Checks of task 2.18: tokens gathered and scattered, and a block on tokens."""
+"""Checks of task 2.20: tokens gathered and scattered, and a block on tokens."""
 
 from __future__ import annotations
 

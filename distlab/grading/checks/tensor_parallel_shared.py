@@ -1,6 +1,6 @@
 """What the checks of `tensor_parallel` share: f and g that are right, and marks.
 
-A task is judged with these f and g, not with the learner's own: a mistake in 2.14 is
+A task is judged with these f and g, not with the learner's own: a mistake in 2.16 is
 shown there. What is sent is read from the journal, between marks that a scenario sets.
 """
 

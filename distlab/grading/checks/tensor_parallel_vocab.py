@@ -1,4 +1,4 @@
-"""Checks of task 2.17: the loss, its gradient, and how much of the logits is sent."""
+"""Checks of task 2.19: the loss, its gradient, and how much of the logits is sent."""
 
 from __future__ import annotations
 

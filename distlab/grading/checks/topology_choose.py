@@ -1,4 +1,4 @@
-"""Checks of task 3.7, `topology.choose`: never much slower than the best there is."""
+"""Checks of task 3.8, `topology.choose`: never much slower than the best there is."""
 
 from __future__ import annotations
 

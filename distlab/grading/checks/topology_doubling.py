@@ -1,4 +1,4 @@
-"""Checks of task 3.21: all-reduces of few messages, for any number of ranks."""
+"""Checks of task 3.24: all-reduces of few messages, for any number of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of task 3.6, `topology.hierarchical`: sums, and bytes on the slow way.
+"""Checks of task 3.7, `topology.hierarchical`: sums, and bytes on the slow way.
 
 The groups are views of the rank's comm, so no new_group takes time; the all-reduce that
 is handed in is the checks' own. What each rank sends is counted by where it goes.

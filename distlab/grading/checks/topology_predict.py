@@ -1,4 +1,4 @@
-"""Checks of task 3.5, `topology.predict`: seconds, laid beside simulated runs.
+"""Checks of task 3.6, `topology.predict`: seconds, laid beside simulated runs.
 
 For few ranks the truth is how long the schedules take in the simulator; for many it is
 their formula, which the simulator bears out.
