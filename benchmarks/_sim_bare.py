@@ -2,7 +2,7 @@
 
 The ring programs that `benchmarks/sim.py` times run here on greenlets in a circle.
 `sendrecv` shows what it sends and enters the next one; entered again, it takes what its
-left neighbour has shown. There is no clock, no network, no matching of ends, and nobody
+left neighbor has shown. There is no clock, no network, no matching of ends, and nobody
 who notices a hang. What a simulator adds to that is its own; less it cannot take.
 """
 
@@ -24,7 +24,7 @@ OBJECTS = 50_000  # as in the simulator: made before Python looks for those that
 
 
 class BareComm:
-    """One in the circle, for programs that talk to their neighbours, all in step."""
+    """One in the circle, for programs that talk to their neighbors, all in step."""
 
     def __init__(self, rank: int, world_size: int, enter_next: Any) -> None:
         self.rank, self.world_size = rank, world_size
@@ -34,7 +34,7 @@ class BareComm:
         self._step = 0
 
     def sendrecv(self, send: Any, dst: int, receive: Any, src: int) -> None:
-        """Of the neighbours: `dst` is to the right, `src` to the left."""
+        """Of the neighbors: `dst` is to the right, `src` to the left."""
         self._step = step = self._step ^ 1
         self.shown[step] = send
         self.enter_next()

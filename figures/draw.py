@@ -1,4 +1,4 @@
-"""The canvas and colours of all pictures, and how they are written to files."""
+"""The canvas and colors of all pictures, and how they are written to files."""
 
 from __future__ import annotations
 

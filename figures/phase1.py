@@ -41,29 +41,29 @@ def lanes() -> str:
     c.rect(290, 18, 180, 50, fill=PAPER, thick=2, round_=6)
     c.text(380, 40, "train.py", size=16, bold=True, mono=True)
     c.text(380, 58, "one file, started four times", size=10.5)
-    for rank, colour in enumerate(RANK_COLOURS):
+    for rank, color in enumerate(RANK_COLOURS):
         x = 30 + 180 * rank
-        c.arrow(320 + 40 * rank, 69, x + 80, 108, colour=GREY, thick=1.5)
+        c.arrow(320 + 40 * rank, 69, x + 80, 108, color=GREY, thick=1.5)
         c.rect(x, 110, 160, 230, fill=PAPER, thick=1.5, round_=6)
-        c.rect(x, 110, 160, 40, fill=colour, thick=1.5, round_=6)
+        c.rect(x, 110, 160, 40, fill=color, thick=1.5, round_=6)
         c.text(x + 80, 136, f"process {rank}", size=15, bold=True)
         c.text(x + 80, 178, f"rank = {rank}", size=14, mono=True, bold=True)
         c.text(x + 80, 202, "world_size = 4", size=13, mono=True)
-        c.text(x + 80, 240, "its own memory:", size=11.5, colour=GREY)
+        c.text(x + 80, 240, "its own memory:", size=11.5, color=GREY)
         c.rect(x + 45, 252, 70, 34, fill=PALE, round_=4)
         c.text(x + 80, 274, f"x = {(5, 8, 1, 3)[rank]}", size=14, mono=True)
     for rank in range(3):
-        c.hatch(30 + 180 * rank + 165, 104, 10, 196, colour=INK)
+        c.hatch(30 + 180 * rank + 165, 104, 10, 196, color=INK)
     c.rect(82, 306, 56, 26, fill=PAPER, thick=1.5)
     c.line(82, 306, 110, 321)
     c.line(138, 306, 110, 321)
-    c.arrow(142, 319, 252, 319, colour=GREEN, thick=3)
+    c.arrow(142, 319, 252, 319, color=GREEN, thick=3)
     c.rect(256, 306, 68, 26, fill=PAPER, dash="4 3")
     c.text(290, 324, "a copy", size=11.5)
     c.text(110, 366, "send", size=13, bold=True)
     c.text(290, 366, "recv", size=13, bold=True)
     c.text(200, 388, "the only way through is a message", size=12.5)
-    c.hatch(452, 360, 10, 30, colour=INK)
+    c.hatch(452, 360, 10, 30, color=INK)
     c.text(474, 372, "a wall: no process can read", size=12, anchor="start")
     c.text(474, 388, "or change another one's x", size=12, anchor="start")
     c.text(380, 416, "nobody commands: all four run the same lines", size=12.5)
@@ -74,18 +74,18 @@ def _handshake(c: Canvas) -> None:
     c.text(124, 34, "1  a handshake", size=15, bold=True)
     for rank, x in enumerate((62, 158)):
         c.text(x, 66, f"rank {rank}", bold=True)
-        c.line(x, 76, x, 300, colour=GREY)
+        c.line(x, 76, x, 300, color=GREY)
     c.hatch(54, 110, 16, 102)
     c.text(76, 104, "send(box, 1)", size=10.5, mono=True, anchor="start")
     c.text(76, 160, "waits", size=11.5, anchor="start")
     c.rect(150, 198, 16, 16, fill=GREEN)
     c.text(168, 190, "recv(box, 0)", size=10.5, mono=True, anchor="start")
-    c.arrow(70, 206, 149, 206, colour=GREEN, thick=3)
-    c.line(62, 243, 158, 243, colour=GREEN, thick=2)
+    c.arrow(70, 206, 149, 206, color=GREEN, thick=3)
+    c.line(62, 243, 158, 243, color=GREEN, thick=2)
     c.text(172, 240, "both", size=11.5, anchor="start")
     c.text(172, 255, "return  ✓", size=11.5, anchor="start")
-    c.text(24, 122, "time", size=11, colour=GREY)
-    c.arrow(24, 132, 24, 280, colour=GREY, thick=1.5)
+    c.text(24, 122, "time", size=11, color=GREY)
+    c.arrow(24, 132, 24, 280, color=GREY, thick=1.5)
     c.text(124, 330, "send comes back only when", size=12)
     c.text(124, 347, "the other side has taken it", size=12)
 
@@ -95,14 +95,14 @@ def _triangle(x: float) -> list[tuple[float, float]]:
 
 
 def _edges(
-    c: Canvas, corners: list[tuple[float, float]], colour: str, dash: str
+    c: Canvas, corners: list[tuple[float, float]], color: str, dash: str
 ) -> None:
     """Draw the arrows 0→1, 1→2, 2→0 between circles of radius 26."""
     for rank in range(3):
         (x1, y1), (x2, y2) = corners[rank], corners[(rank + 1) % 3]
         length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
         dx, dy = (x2 - x1) / length * 31, (y2 - y1) / length * 31
-        c.arrow(x1 + dx, y1 + dy, x2 - dx, y2 - dy, colour=colour, thick=3, dash=dash)
+        c.arrow(x1 + dx, y1 + dy, x2 - dx, y2 - dy, color=color, thick=3, dash=dash)
 
 
 def _cycle(c: Canvas) -> None:
@@ -113,10 +113,10 @@ def _cycle(c: Canvas) -> None:
         c.circle(x, y, 26, fill=PAPER, stroke=RED)
         c.text(x, y - 2, f"rank {rank}", size=11, bold=True)
         c.text(x, y + 13, "waits", size=11)
-    c.text(380, 190, "✗", size=30, colour=RED, bold=True)
+    c.text(380, 190, "✗", size=30, color=RED, bold=True)
     c.text(380, 288, "send(right); recv(left)", size=11.5, mono=True)
     c.text(380, 330, "three are in send, nobody is in", size=12)
-    c.text(380, 347, "recv: they wait for ever", size=12)
+    c.text(380, 347, "recv: they wait forever", size=12)
 
 
 def _cured(c: Canvas) -> None:
@@ -127,7 +127,7 @@ def _cured(c: Canvas) -> None:
         c.circle(x, y, 26, fill=PAPER, stroke=GREEN)
         c.text(x, y - 2, f"rank {rank}", size=11, bold=True)
         c.text(x, y + 13, "both", size=11)
-    c.text(640, 190, "✓", size=30, colour=GREEN, bold=True)
+    c.text(640, 190, "✓", size=30, color=GREEN, bold=True)
     c.text(640, 288, "sendrecv(…)", size=11.5, mono=True)
     c.text(640, 330, "every rank sends and receives", size=12)
     c.text(640, 347, "in one call: nobody is stuck", size=12)
@@ -149,9 +149,9 @@ def handshake() -> str:
         ),
     )
     _handshake(c)
-    c.line(250, 20, 250, 350, colour=PALE)
+    c.line(250, 20, 250, 350, color=PALE)
     _cycle(c)
-    c.line(510, 20, 510, 350, colour=PALE)
+    c.line(510, 20, 510, 350, color=PALE)
     _cured(c)
     return c.svg()
 
@@ -189,7 +189,7 @@ def family() -> str:
     c.text(618, 34, "after", size=14, bold=True)
     for rank in range(4):
         for x in (173, 513):
-            c.text(x + 56 * rank + 20, 60, f"rank {rank}", size=11, colour=GREY)
+            c.text(x + 56 * rank + 20, 60, f"rank {rank}", size=11, color=GREY)
     for row, (name, what, after) in enumerate(rows):
         y = 72 + 84 * row
         c.text(24, y + 20, name, size=15, bold=True, anchor="start")
@@ -233,7 +233,7 @@ def step() -> str:
     for x, top, below in heads:
         c.text(x, 36, top, size=13, bold=True)
         c.text(x, 54, below, size=12)
-    for rank, colour in enumerate(RANK_COLOURS):
+    for rank, color in enumerate(RANK_COLOURS):
         y = 100 + 66 * rank
         c.rect(14, y - 27, 772, 54, fill=PAPER, stroke=PALE, round_=4)
         c.text(42, y + 5, f"rank {rank}", size=12, bold=True)
@@ -241,7 +241,7 @@ def step() -> str:
         c.arrow(148, y, 196, y)
         c.text(238, y + 5, f"{rank}, {rank + 4}, …", size=13, mono=True)
         c.arrow(282, y, 334, y)
-        _digest(c, 372, y, ("91c0", "e2d4", "08bb", "5d17")[rank], colour)
+        _digest(c, 372, y, ("91c0", "e2d4", "08bb", "5d17")[rank], color)
         c.arrow(408, y, 448, y)
         c.arrow(524, y, 562, y)
         _digest(c, 598, y, "b6e2", GREEN)
@@ -264,9 +264,7 @@ def step() -> str:
         "equal weights in and equal gradients in: equal weights out",
         anchor="start",
     )
-    c.text(
-        24, 391, "(digests are illustrative)", size=10.5, colour=GREY, anchor="start"
-    )
+    c.text(24, 391, "(digests are illustrative)", size=10.5, color=GREY, anchor="start")
     return c.svg()
 
 
@@ -288,10 +286,10 @@ def mean() -> str:
     def at(value: float) -> float:
         return 60 + 72 * value
 
-    c.arrow(40, 150, 736, 150, colour=INK)
+    c.arrow(40, 150, 736, 150, color=INK)
     for value in range(10):
         c.line(at(value), 144, at(value), 156)
-        c.text(at(value), 174, str(value), size=12, colour=GREY)
+        c.text(at(value), 174, str(value), size=12, color=GREY)
     for rank, value in enumerate((2, 6)):
         c.circle(at(value), 150, 10, fill=SKY, stroke=BLUE)
         c.text(at(value), 206, f"rank {rank} alone: {value}", size=13, bold=True)
@@ -300,14 +298,14 @@ def mean() -> str:
     c.polygon(
         [(x, 136), (x + 14, 150), (x, 164), (x - 14, 150)], fill=GREEN, stroke=INK
     )
-    c.line(x, 132, x, 106, colour=GREEN, thick=2)
+    c.line(x, 132, x, 106, color=GREEN, thick=2)
     c.text(x, 78, "mean: (2 + 6) / 2 = 4  ✓", size=14, bold=True)
     c.text(x, 97, "one process, whole batch", size=11.5)
     x = at(8)
     c.rect(x - 11, 139, 22, 22, fill=PAPER, stroke=RED, thick=2)
-    c.line(x - 11, 139, x + 11, 161, colour=RED, thick=2)
-    c.line(x - 11, 161, x + 11, 139, colour=RED, thick=2)
-    c.line(x, 135, x, 106, colour=RED, thick=2, dash="5 3")
+    c.line(x - 11, 139, x + 11, 161, color=RED, thick=2)
+    c.line(x - 11, 161, x + 11, 139, color=RED, thick=2)
+    c.line(x, 135, x, 106, color=RED, thick=2, dash="5 3")
     c.text(x, 78, "sum: 2 + 6 = 8  ✗", size=14, bold=True)
     c.text(x, 97, "never divided: 2 × too far", size=11.5)
     c.text(

@@ -40,8 +40,8 @@ def _row(
     for place in range(total, len(order)):
         x = LEFT + STEP * place
         c.rect(x, y, SIDE, SIDE, fill=PAPER, stroke=GREY, round_=4)
-        c.text(x + SIDE / 2, y + 24, str(order[place]), size=14, colour=GREY)
-        c.line(x + 4, y + 4, x + SIDE - 4, y + SIDE - 4, colour=RED, thick=2)
+        c.text(x + SIDE / 2, y + 24, str(order[place]), size=14, color=GREY)
+        c.line(x + 4, y + 4, x + SIDE - 4, y + SIDE - 4, color=RED, thick=2)
 
 
 def _shuffled(epoch: int) -> list[int]:
@@ -69,12 +69,12 @@ def samples() -> str:
     plain = list(range(SAMPLES))
     _row(c, 20, "padding", "3 each: two are given out again", plain, 12)
     _row(c, 78, "dropping", "2 each: two are nobody's", plain, 8)
-    c.line(20, 136, 780, 136, colour=GREY)
-    c.text(20, 160, "with set_epoch", size=13, bold=True, anchor="start", colour=INK)
+    c.line(20, 136, 780, 136, color=GREY)
+    c.text(20, 160, "with set_epoch", size=13, bold=True, anchor="start", color=INK)
     for epoch, order in enumerate(orders):
         what = f"set_epoch({epoch})"
         _row(c, 172 + 52 * epoch, f"epoch {epoch}", what, order, 12)
-    c.line(20, 290, 780, 290, colour=GREY)
+    c.line(20, 290, 780, 290, color=GREY)
     c.text(20, 314, "without set_epoch", size=13, bold=True, anchor="start")
     for epoch in range(2):
         what = "the same again" if epoch else "an order like any other"

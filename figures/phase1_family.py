@@ -8,7 +8,7 @@ from figures.draw import GREEN, GREY, INK, PALE, PAPER, Canvas, write
 from figures.phase1 import FOLDER, RANK_COLOURS
 
 Cell = tuple[str, str] | None
-"""What stands in one place of a rank's memory, and its colour; None is nothing."""
+"""What stands in one place of a rank's memory, and its color; None is nothing."""
 Memory = Callable[[int, int], Cell]
 """The cell of (rank, chunk)."""
 
@@ -79,7 +79,7 @@ def _squares(c: Canvas, x: float, y: float, memory: Memory) -> None:
 
 
 def family_of_six() -> str:
-    """Six collectives, before and after, four coloured squares each."""
+    """Six collectives, before and after, four colored squares each."""
     c = Canvas(
         "collectives",
         800,
@@ -97,14 +97,14 @@ def family_of_six() -> str:
     )
     c.text(200, 30, "one rank is special", size=14, bold=True)
     c.text(600, 30, "all ranks alike", size=14, bold=True)
-    c.line(400, 18, 400, 400, colour=PALE)
+    c.line(400, 18, 400, 400, color=PALE)
     for number, (name, what, before, after) in enumerate(PANELS):
         x, y = 14 + 400 * (number // 3), 78 + 122 * (number % 3)
         c.text(x, y - 22, name, size=14, bold=True, mono=True, anchor="start")
         c.text(x + 372, y - 22, what, size=12, anchor="end")
         for rank in range(4):
             for start in (x, x + 204):
-                c.text(start + STEP * rank + 19, y - 5, str(rank), colour=GREY, size=10)
+                c.text(start + STEP * rank + 19, y - 5, str(rank), color=GREY, size=10)
         _squares(c, x, y, before)
         c.arrow(x + 174, y + 2 * HIGH, x + 199, y + 2 * HIGH)
         _squares(c, x + 204, y, after)
@@ -126,14 +126,14 @@ def _lanes(
     reached = {0: 0}
     for number, messages in enumerate(rounds, 1):
         reached |= {dst: number for _, dst in messages}
-        c.text(left + 20 + 46 * number, 60, str(number), size=11, colour=GREY)
-    c.text(left + 20, 60, "round", size=11, colour=GREY)
+        c.text(left + 20 + 46 * number, 60, str(number), size=11, color=GREY)
+    c.text(left + 20, 60, "round", size=11, color=GREY)
     for rank in range(8):
         y = 82 + 34 * rank
         c.text(left + 8, y + 4, str(rank), size=12, bold=True)
         begin = left + 43 + 46 * reached[rank]
-        c.line(left + 24, y, begin, y, colour=GREY, thick=1, dash="3 3")
-        c.line(begin, y, left + 373, y, colour=GREEN, thick=5)
+        c.line(left + 24, y, begin, y, color=GREY, thick=1, dash="3 3")
+        c.line(begin, y, left + 373, y, color=GREEN, thick=5)
     for number, messages in enumerate(rounds, 1):
         x = left + 20 + 46 * number
         for src, dst in messages:
@@ -159,7 +159,7 @@ def star_and_tree() -> str:
     tree = [[(r, r + reach) for r in range(reach)] for reach in (1, 2, 4)]
     _lanes(c, 12, "star: rank 0 sends every copy", star)
     _lanes(c, 412, "tree: all who have it help", tree)
-    c.line(400, 20, 400, 345, colour=PALE)
+    c.line(400, 20, 400, 345, color=PALE)
     c.text(200, 368, "7 messages, 7 rounds", size=13)
     c.text(600, 368, "7 messages, 3 rounds", size=13)
     return c.svg()

@@ -37,13 +37,13 @@ def means() -> str:
         return 60 + 72 * value
 
     c.text(380, 30, "four samples on two ranks: 1 and 3", size=15, bold=True)
-    c.arrow(40, 210, 736, 210, colour=INK)
+    c.arrow(40, 210, 736, 210, color=INK)
     for value in range(10):
         c.line(at(value), 204, at(value), 216)
-        c.text(at(value), 234, str(value), size=12, colour=GREY)
-    for value, count, colour in ((2, 1, SKY), (6, 3, YELLOW)):
+        c.text(at(value), 234, str(value), size=12, color=GREY)
+    for value, count, color in ((2, 1, SKY), (6, 3, YELLOW)):
         for sample in range(count):
-            c.circle(at(value), 192 - 24 * sample, 10, fill=colour, stroke=BLUE)
+            c.circle(at(value), 192 - 24 * sample, 10, fill=color, stroke=BLUE)
     c.text(at(2), 268, "rank 0", size=13, bold=True)
     c.text(at(2), 286, "1 sample, gradient 2", size=11.5)
     c.text(at(6) + 14, 268, "rank 1", size=13, bold=True)
@@ -52,7 +52,7 @@ def means() -> str:
     c.polygon(
         [(x, 196), (x + 14, 210), (x, 224), (x - 14, 210)], fill=GREEN, stroke=INK
     )
-    c.line(x, 192, x, 88, colour=GREEN, thick=2)
+    c.line(x, 192, x, 88, color=GREEN, thick=2)
     c.text(x - 4, 62, "(1 × 2 + 3 × 6) / 4 = 5  ✓", size=14, bold=True)
     c.text(x - 4, 80, "every sample counts once", size=11.5)
     _crossed(c, at(4), 126)
@@ -66,9 +66,9 @@ def means() -> str:
 
 def _crossed(c: Canvas, x: float, top: float) -> None:
     c.rect(x - 11, 199, 22, 22, fill=PAPER, stroke=RED, thick=2)
-    c.line(x - 11, 199, x + 11, 221, colour=RED, thick=2)
-    c.line(x - 11, 221, x + 11, 199, colour=RED, thick=2)
-    c.line(x, 195, x, top, colour=RED, thick=2, dash="5 3")
+    c.line(x - 11, 199, x + 11, 221, color=RED, thick=2)
+    c.line(x - 11, 221, x + 11, 199, color=RED, thick=2)
+    c.line(x, 195, x, top, color=RED, thick=2, dash="5 3")
 
 
 def figures() -> dict[str, str]:

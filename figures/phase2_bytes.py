@@ -73,9 +73,9 @@ def bytes_sent() -> str:
         ),
     )
     _axes(c)
-    for way, (name, below, colour, dash, shift) in WAYS.items():
+    for way, (name, below, color, dash, shift) in WAYS.items():
         ends = [(_across(n), _up(sent(n)[way])) for n in (BATCHES[0], BATCHES[-1])]
-        c.line(*ends[0], *ends[1], colour=colour, thick=3.5, dash=dash)
+        c.line(*ends[0], *ends[1], color=color, thick=3.5, dash=dash)
         y = ends[1][1] + shift
         c.text(540, y, name, bold=True, anchor="start")
         c.text(540, y + 17, below, size=11, anchor="start")
@@ -97,7 +97,7 @@ def _axes(c: Canvas) -> None:
     """The title, the grid and what it counts."""
     for place, words in enumerate(SIZES):
         y = _up(10 ** (6 + place))
-        c.line(96, y, 540, y, colour=PALE, thick=1)
+        c.line(96, y, 540, y, color=PALE, thick=1)
         c.text(86, y + 4, words, size=11.5, anchor="end")
     for batch in BATCHES:
         c.line(_across(batch), 370, _across(batch), 376)

@@ -211,11 +211,11 @@ def memory() -> str:
         ),
     )
     scale = 440 / totals[0]
-    for place, (name, colour) in enumerate(PARTS):
+    for place, (name, color) in enumerate(PARTS):
         x = 208.0 + 132 * place
-        c.rect(x, 22, 16, 16, fill=colour)
+        c.rect(x, 22, 16, 16, fill=color)
         if name == "activations":
-            c.hatch(x, 22, 16, 16, colour=INK)
+            c.hatch(x, 22, 16, 16, color=INK)
         c.text(x + 24, 35, name, size=12.5, anchor="start")
     for place, row in enumerate(rows):
         _bar(c, 58 + 56 * place, row, scale)
@@ -226,7 +226,7 @@ def memory() -> str:
         f"{millions:.0f} million weights, {SEQUENCES} sequences of {CONFIG.context:,} "
         "tokens per step; the rank that needs most",
         size=11.5,
-        colour=GREY,
+        color=GREY,
         anchor="start",
     )
     return c.svg()
@@ -235,13 +235,13 @@ def memory() -> str:
 def _bar(c: Canvas, y: float, row: Rung, scale: float) -> None:
     """A row of the ladder; `scale` pixels for a GB."""
     c.text(196, y + 16, row.name, size=12.5, bold=True, anchor="end")
-    c.text(196, y + 32, row.below, size=11, colour=GREY, anchor="end")
+    c.text(196, y + 32, row.below, size=11, color=GREY, anchor="end")
     x = 208.0
-    for value, (name, colour) in zip(row[2:], PARTS, strict=True):
+    for value, (name, color) in zip(row[2:], PARTS, strict=True):
         wide = scale * round(value / 1e9, 2)
-        c.rect(x, y, wide, 36, fill=colour, thick=0.8)
+        c.rect(x, y, wide, 36, fill=color, thick=0.8)
         if name == "activations" and wide > 1:
-            c.hatch(x, y, wide, 36, colour=INK)
+            c.hatch(x, y, wide, 36, color=INK)
         x += wide
     total = f"{sum(row[2:]) / 1e9:.1f} GB"
     c.text(x + 8, y + 23, total, size=13, bold=True, anchor="start")

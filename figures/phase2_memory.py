@@ -51,21 +51,21 @@ def microbatches() -> str:
         (160, one_by_one, SKY, "forward, backward, forward, backward, …"),
         (350, together, ORANGE, "all forwards, then all backwards: the same gradient"),
     )
-    for bottom, steps, colour, words in rows:
-        _hills(c, 40, bottom, 18.0, 9.0, steps, colour)
+    for bottom, steps, color, words in rows:
+        _hills(c, 40, bottom, 18.0, 9.0, steps, color)
         c.text(40, bottom - 128, words, size=13, bold=True, anchor="start")
         end = 40 + 18.0 * len(steps)
         c.rect(end + 10, bottom - 26, 64, 26, fill=GREEN, round_=4)
-        c.text(end + 42, bottom - 9, "message", size=11.5, colour="#FFFFFF")
+        c.text(end + 42, bottom - 9, "message", size=11.5, color="#FFFFFF")
         c.rect(end + 84, bottom - 26, 44, 26, fill=PALE, round_=4)
         c.text(end + 106, bottom - 9, "step", size=11.5)
     peak = 350 - 9.0 * max(accumulate(together))
-    c.line(40, peak, 700, peak, colour=GREY, dash="5 4", thick=1)
+    c.line(40, peak, 700, peak, color=GREY, dash="5 4", thick=1)
     c.text(700, peak - 5, f"{sum(SIZES):.1f} × one microbatch", size=11.5, anchor="end")
     peak = 160 - 9.0 * max(accumulate(one_by_one))
-    c.line(40, peak, 700, peak, colour=GREY, dash="5 4", thick=1)
+    c.line(40, peak, 700, peak, color=GREY, dash="5 4", thick=1)
     c.text(700, peak - 5, "1 × one microbatch", size=11.5, anchor="end")
-    c.text(40, 386, "time →", size=11.5, colour=GREY, anchor="start")
+    c.text(40, 386, "time →", size=11.5, color=GREY, anchor="start")
     return c.svg()
 
 
@@ -87,7 +87,7 @@ def recompute() -> str:
     )
     for block in range(BLOCKS):
         x = 60 + 128 * block
-        c.arrow(x - 30, 60, x + 14, 60, colour=INK)
+        c.arrow(x - 30, 60, x + 14, 60, color=INK)
         c.rect(x + 16, 36, 86, 48, round_=6, fill=PALE)
         c.circle(x - 8, 60, 7, fill=BLUE)
         for place in range(3):
@@ -99,18 +99,18 @@ def recompute() -> str:
     again = [1.0] * BLOCKS
     for _ in range(BLOCKS):
         again += [*inside, *[-1.0] * LAYERS, -1.0]
-    for bottom, steps, colour, words in (
+    for bottom, steps, color, words in (
         (270, plain, ORANGE, "block(x)"),
         (404, again, SKY, "checkpoint(block, x)"),
     ):
-        _hills(c, 40, bottom, 10.5, 4.2, steps, colour)
+        _hills(c, 40, bottom, 10.5, 4.2, steps, color)
         top = max(accumulate(steps))
         c.text(742, bottom - 96, words, size=13, bold=True, anchor="end", mono=True)
         c.text(742, bottom - 78, f"peak {top:.0f}", size=12, anchor="end")
     middle = 40 + 10.5 * BLOCKS
-    c.text(middle - 4, 422, "forward", size=11.5, colour=GREY, anchor="end")
+    c.text(middle - 4, 422, "forward", size=11.5, color=GREY, anchor="end")
     c.text(middle + 8, 422, "backward, each block once more", size=11.5, anchor="start")
-    c.line(middle, 360, middle, 424, colour=GREY, dash="3 3", thick=1)
+    c.line(middle, 360, middle, 424, color=GREY, dash="3 3", thick=1)
     return c.svg()
 
 
@@ -121,16 +121,16 @@ def _hills(
     width: float,
     height: float,
     steps: Sequence[float],
-    colour: str,
+    color: str,
 ) -> None:
     """Live memory after each step, as bars; `height` pixels for one activation."""
     for place, live in enumerate(accumulate(steps)):
         tall = height * live
         if live > 1e-9:
             c.rect(
-                left + width * place, bottom - tall, width, tall, fill=colour, thick=0.5
+                left + width * place, bottom - tall, width, tall, fill=color, thick=0.5
             )
-    c.line(left, bottom, left + width * len(steps), bottom, colour=INK)
+    c.line(left, bottom, left + width * len(steps), bottom, color=INK)
 
 
 def figures() -> dict[str, str]:

@@ -40,16 +40,16 @@ def mesh() -> str:
         model, share = place[rank]
         return 190 + 170 * share, 130 + 150 * model
 
-    for model, colour in enumerate((BLUE, GREEN)):
+    for model, color in enumerate((BLUE, GREEN)):
         y = 130.0 + 150 * model
-        c.rect(120, y - 52, 310, 104, stroke=colour, thick=3.5, round_=18)
+        c.rect(120, y - 52, 310, 104, stroke=color, thick=3.5, round_=18)
         c.text(24, y - 2, f"model {model}", size=13, bold=True, anchor="start")
-        c.text(24, y + 15, "tensor group", size=11, anchor="start", colour=colour)
-    for share, colour in enumerate((ORANGE, PURPLE)):
+        c.text(24, y + 15, "tensor group", size=11, anchor="start", color=color)
+    for share, color in enumerate((ORANGE, PURPLE)):
         x = 190.0 + 170 * share
-        c.rect(x - 56, 62, 112, 286, stroke=colour, thick=3.5, dash="9 5", round_=18)
+        c.rect(x - 56, 62, 112, 286, stroke=color, thick=3.5, dash="9 5", round_=18)
         c.text(x, 34, f"share {share}", size=13, bold=True)
-        c.text(x, 51, "data group", size=11, colour=GREY)
+        c.text(x, 51, "data group", size=11, color=GREY)
     for rank in place:
         x, y = at(rank)
         c.circle(x, y, 36, fill=PALE)
@@ -64,9 +64,9 @@ def mesh() -> str:
             "talks once per step: gradients",
         ),
     )
-    for number, (colour, dash, words, below) in enumerate(lines):
+    for number, (color, dash, words, below) in enumerate(lines):
         y = 150 + 110 * number
-        c.rect(478, y - 22, 34, 34, stroke=colour, thick=3.5, dash=dash, round_=8)
+        c.rect(478, y - 22, 34, 34, stroke=color, thick=3.5, dash=dash, round_=8)
         c.text(526, y - 6, words, size=13, bold=True, anchor="start")
         c.text(526, y + 12, below, size=11.5, anchor="start")
     c.text(275, 384, "each rank is in one row and in one column", size=12.5)

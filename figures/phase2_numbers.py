@@ -43,7 +43,7 @@ SEED = 5
 
 def places(dtype: torch.dtype) -> list[float]:
     """Every number of this type from 1 to END, in order."""
-    gap = torch.finfo(dtype).eps  # from 1 to its next neighbour
+    gap = torch.finfo(dtype).eps  # from 1 to its next neighbor
     return [1 + gap * k for k in range(round((END - 1) / gap) + 1)]
 
 
@@ -70,7 +70,7 @@ def numbers() -> str:
         return 50 + 660 * (value - 1) / (END - 1)
 
     c.text(380, 28, f"who has a place for {SOUGHT}?", size=15, bold=True)
-    c.line(at(SOUGHT), 62, at(SOUGHT), 372, colour=RED, dash="5 4", thick=1.5)
+    c.line(at(SOUGHT), 62, at(SOUGHT), 372, color=RED, dash="5 4", thick=1.5)
     c.text(at(SOUGHT), 54, str(SOUGHT), size=13, bold=True)
     for row, (dtype, name) in enumerate(TYPES):
         y = 120 + 112 * row
@@ -90,7 +90,7 @@ def numbers() -> str:
                 c.circle(at(point), y, 5, fill=SKY, stroke=BLUE)
             for point in {points[0], points[1], points[-1]}:
                 if point == points[0] or at(point) - at(points[0]) > 60:
-                    c.text(at(point), y + 24, f"{point:.8g}", size=11.5, colour=GREY)
+                    c.text(at(point), y + 24, f"{point:.8g}", size=11.5, color=GREY)
         _rounding(c, at(SOUGHT), at(held[dtype]), y, held[dtype])
     return c.svg()
 
@@ -98,7 +98,7 @@ def numbers() -> str:
 def _rounding(c: Canvas, start: float, end: float, y: float, value: float) -> None:
     """Where the number sought comes to lie, and how far from where it should."""
     if abs(end - start) > 20:
-        c.arrow(start, y - 22, end + 4, y - 8, colour=RED, thick=2)
+        c.arrow(start, y - 22, end + 4, y - 8, color=RED, thick=2)
     c.circle(end, y, 7, fill=RED)
     c.text(start + 14, y - 18, f"becomes {value:.8g}", size=12.5, anchor="start")
 
@@ -173,7 +173,7 @@ def staircase() -> str:
 
     scale = top
     while scale >= low:
-        c.line(100, up(scale), across(len(steps)), up(scale), colour=PALE, thick=1)
+        c.line(100, up(scale), across(len(steps)), up(scale), color=PALE, thick=1)
         c.text(90, up(scale) + 4, f"{scale:,.0f}", size=11.5, anchor="end")
         scale /= 2
     c.text(24, 26, "S", size=14, bold=True, anchor="start")
@@ -184,13 +184,13 @@ def staircase() -> str:
         )
     for number, step in enumerate(steps):
         x, y = across(number), up(step.scale)
-        c.line(x, y, x + 14.4, y, colour=BLUE, thick=3.5)
+        c.line(x, y, x + 14.4, y, color=BLUE, thick=3.5)
         if number + 1 < len(steps) and steps[number + 1].scale != step.scale:
-            c.line(x + 14.4, y, x + 14.4, up(steps[number + 1].scale), colour=BLUE)
+            c.line(x + 14.4, y, x + 14.4, up(steps[number + 1].scale), color=BLUE)
     for rank in range(RANKS):
         y = floor + 26 * rank
         c.text(90, y + 4, f"rank {rank}", size=12, anchor="end")
-        c.line(100, y, across(len(steps)), y, colour=PALE, thick=1)
+        c.line(100, y, across(len(steps)), y, color=PALE, thick=1)
         for number, step in enumerate(steps):
             _mark(c, across(number) + 7.2, y, step, rank)
     y = floor + 26 * RANKS + 6
@@ -202,7 +202,7 @@ def _mark(c: Canvas, x: float, y: float, step: Taken, rank: int) -> None:
     """A dot for a step, a ring for a skipped one, a cross for an overflow."""
     if step.overflows[rank]:
         for sign in (-1, 1):
-            c.line(x - 5, y - 5 * sign, x + 5, y + 5 * sign, colour=RED, thick=2.5)
+            c.line(x - 5, y - 5 * sign, x + 5, y + 5 * sign, color=RED, thick=2.5)
     elif step.stepped:
         c.circle(x, y, 3, fill=GREEN, stroke=GREEN)
     else:
@@ -218,7 +218,7 @@ def _legend(c: Canvas, y: float) -> None:
         x = 110 + 150 * place
         _mark(c, x, y, step, 0)
         c.text(x + 14, y + 4, text, size=12, anchor="start")
-    c.text(730, y + 4, "steps of training →", size=12, colour=GREY, anchor="end")
+    c.text(730, y + 4, "steps of training →", size=12, color=GREY, anchor="end")
 
 
 def figures() -> dict[str, str]:

@@ -120,7 +120,7 @@ def _lane(c: Canvas, y: float, rank: int, row: list[str]) -> None:
             y + 34,
             words,
             size=9,
-            colour=INK if strong else GREY,
+            color=INK if strong else GREY,
             bold=strong,
         )
     c.text(748, y + 17, str(max(counts)), size=16, bold=True)

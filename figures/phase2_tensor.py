@@ -110,7 +110,7 @@ def _panel(
         _passage(c, x, top, lanes, name, crossed=name == crossed)
     for stop, name in ((stops[0], "x"), (stops[3], "y")):
         words = f"gradient of {name}" if back else name
-        c.text(stop, top - 6, words, size=11.5, colour=GREY)
+        c.text(stop, top - 6, words, size=11.5, color=GREY)
 
 
 def _passage(
@@ -123,12 +123,12 @@ def _passage(
     crossed: bool,
 ) -> None:
     """One of the pair: level lines hand on, crossing ones sum."""
-    colour = GREEN if crossed else INK
-    c.rect(x, top, 60, 152, fill=PAPER, stroke=colour, thick=2.5, round_=6)
+    color = GREEN if crossed else INK
+    c.rect(x, top, 60, 152, fill=PAPER, stroke=color, thick=2.5, round_=6)
     for start in lanes:
-        c.line(x + 6, start, x + 54, start, colour=colour, thick=2)
+        c.line(x + 6, start, x + 54, start, color=color, thick=2)
         if crossed:
-            c.line(x + 6, start, x + 54, sum(lanes) - start, colour=colour, thick=2)
+            c.line(x + 6, start, x + 54, sum(lanes) - start, color=color, thick=2)
     what = "sum" if crossed else "as it is"
     c.text(x + 30, top - 6, name, size=16, bold=True)
     c.text(x + 30, top + 168, what, size=11.5, bold=crossed)
@@ -178,10 +178,10 @@ def cuts() -> str:
     c.arrow(496, 132, 530, 132)
     _tensor(c, 538, 64, 66, 136, "down: by rows", COLOURS, level=True)
     _output(c, 132)
-    for rank, colour in enumerate(COLOURS):
-        c.rect(300 + 90 * rank, 20, 16, 16, fill=colour)
+    for rank, color in enumerate(COLOURS):
+        c.rect(300 + 90 * rank, 20, 16, 16, fill=color)
         c.text(322 + 90 * rank, 33, f"rank {rank}", size=12, anchor="start")
-    c.line(24, 262, 756, 262, colour=PALE)
+    c.line(24, 262, 756, 262, color=PALE)
     c.text(24, 292, "attention", size=15, bold=True, anchor="start")
     _tensor(c, 40, 366, 56, 72, "x", [PALE])
     c.arrow(104, 402, 144, 402)
@@ -206,21 +206,21 @@ def _tensor(
     w: float,
     h: float,
     words: str,
-    colours: tuple[str, ...] | list[str],
+    colors: tuple[str, ...] | list[str],
     *,
     level: bool = False,
 ) -> None:
-    """A matrix in as many parts as there are colours, side by side or one below."""
-    for part, colour in enumerate(colours):
+    """A matrix in as many parts as there are colors, side by side or one below."""
+    for part, color in enumerate(colors):
         if level:
-            each = h / len(colours)
-            c.rect(x, y + each * part, w, each, fill=colour)
-            if len(colours) > 1:
+            each = h / len(colors)
+            c.rect(x, y + each * part, w, each, fill=color)
+            if len(colors) > 1:
                 c.text(x + w / 2, y + each * (part + 0.5) + 4, str(part), size=12)
         else:
-            each = w / len(colours)
-            c.rect(x + each * part, y, each, h, fill=colour)
-            if len(colours) > 1:
+            each = w / len(colors)
+            c.rect(x + each * part, y, each, h, fill=color)
+            if len(colors) > 1:
                 c.text(x + each * (part + 0.5), y + h / 2 + 4, str(part), size=12)
     c.rect(x, y, w, h, thick=2)
     c.text(x + w / 2, y + h + 18, words, size=11.5)
@@ -228,14 +228,14 @@ def _tensor(
 
 def _output(c: Canvas, middle: float) -> None:
     """The two summands, and their sum."""
-    for rank, colour in enumerate(COLOURS):
+    for rank, color in enumerate(COLOURS):
         y = middle - 80 + 92 * rank
-        c.rect(628, y, 48, 68, fill=colour, thick=1.5)
+        c.rect(628, y, 48, 68, fill=color, thick=1.5)
         c.text(652, y + 38, f"{rank}", size=12)
-        c.line(676, y + 34, 688, middle, colour=GREEN, thick=2)
+        c.line(676, y + 34, 688, middle, color=GREEN, thick=2)
     c.arrow(606, middle, 626, middle, thick=1.5)
     c.text(652, middle + 4, "+", size=15, bold=True)
-    c.arrow(688, middle, 712, middle, colour=GREEN)
+    c.arrow(688, middle, 712, middle, color=GREEN)
     c.text(700, middle - 14, "g", size=15, bold=True)
     c.rect(714, middle - 36, 48, 72, fill=PALE, thick=2)
     c.text(738, middle + 54, "output", size=11.5)
@@ -250,11 +250,11 @@ def _heads(c: Canvas) -> None:
             c.rect(x, y, 34, 30, fill=COLOURS[rank])
             c.text(x + 17, y + 20, f"{name}{head}", size=12, mono=True)
     c.text(226, 476, "qkv: whole heads", size=11.5)
-    for rank, colour in enumerate(COLOURS):
+    for rank, color in enumerate(COLOURS):
         heads = [h for h, owner in enumerate(owners()[0]) if owner == rank]
         y = 348 + 60 * rank
         c.arrow(308, y + 24, 340, y + 24, thick=1.5)
-        c.rect(346, y, 142, 48, fill=colour, round_=4)
+        c.rect(346, y, 142, 48, fill=color, round_=4)
         c.text(417, y + 20, f"heads {' and '.join(map(str, heads))}", size=12)
         c.text(417, y + 37, "scores, softmax, values", size=10)
 

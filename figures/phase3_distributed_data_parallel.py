@@ -79,14 +79,14 @@ def lanes_of_buckets() -> str:
             c.rect(x, y + 42, w, 22, fill=ORANGE, thick=0.4)
             c.rect(x, y + 42, HOPS * ALPHA_MS * per_ms, 22, fill=INK, thick=0)
         x = left + end * per_ms
-        c.line(x, y + 12, x, y + 68, thick=2, colour=GREEN if end == best else INK)
+        c.line(x, y + 12, x, y + 68, thick=2, color=GREEN if end == best else INK)
         c.text(x + 6, y + 45, f"{end:.1f} ms", size=13, bold=True, anchor="start")
     c.rect(left, 400, 12, 14, fill=INK, thick=0)
     c.text(left + 18, 412, "latency, once per message", size=12, anchor="start")
     c.rect(left + 220, 400, 12, 14, fill=ORANGE, thick=0.4)
     c.text(left + 238, 412, "bytes", size=12, anchor="start")
     words = f"{RANKS} ranks, {1000 * ALPHA_MS:.0f} µs, 12.5 GB/s"
-    c.text(740, 412, words, size=12, colour=GREY, anchor="end")
+    c.text(740, 412, words, size=12, color=GREY, anchor="end")
     return c.svg()
 
 
@@ -133,9 +133,9 @@ def _meetings(c: Canvas, top: float, sent: list[list[str]]) -> None:
             missing = [other for other in earlier if other not in READY[rank][:place]]
             if missing:
                 gap = x + box, x + slot
-                c.line(gap[0] + 4, y + 24, gap[1] - 4, y + 24, colour=GREY, dash="4 3")
+                c.line(gap[0] + 4, y + 24, gap[1] - 4, y + 24, color=GREY, dash="4 3")
                 words = f"waits for {missing[0]}"
-                c.text(sum(gap) / 2, y + 18, words, size=11, colour=GREY)
+                c.text(sum(gap) / 2, y + 18, words, size=11, color=GREY)
     for number, pair in enumerate(zip(*sent, strict=True)):
         x = 500 + 84.0 * number
         same = pair[0] == pair[1]
@@ -143,13 +143,13 @@ def _meetings(c: Canvas, top: float, sent: list[list[str]]) -> None:
             y = top + 6 + 98 * rank
             c.rect(x, y, 52, 32, fill=COLOURS[layer], round_=4)
             c.text(x + 26, y + 21, layer, size=15, bold=True, mono=True)
-        colour = INK if same else RED
-        c.arrow(x + 26, top + 42, x + 26, top + 60, colour=colour)
-        c.arrow(x + 26, top + 100, x + 26, top + 84, colour=colour)
+        color = INK if same else RED
+        c.arrow(x + 26, top + 42, x + 26, top + 60, color=color)
+        c.arrow(x + 26, top + 100, x + 26, top + 84, color=color)
         words = f"{pair[0]} + {pair[1]}"
-        c.text(x + 26, top + 77, words, size=13, bold=True, colour=colour)
-    c.text(150, top + 156, "ready, one after another →", size=11.5, colour=GREY)
-    c.text(606, top + 156, "all_reduce 1, 2, 3", size=11.5, colour=GREY)
+        c.text(x + 26, top + 77, words, size=13, bold=True, color=color)
+    c.text(150, top + 156, "ready, one after another →", size=11.5, color=GREY)
+    c.text(606, top + 156, "all_reduce 1, 2, 3", size=11.5, color=GREY)
 
 
 def figures() -> dict[str, str]:

@@ -45,7 +45,7 @@ def states() -> list[Squares]:
 def _panel(c: Canvas, x: float, y: float, state: Squares, step: int) -> None:
     """A state as squares; those that go down in the next step have a thick edge."""
     for chunk in range(RANKS):
-        c.text(x + CELL * (chunk + 0.5), y - 6, str(chunk), size=11, colour=GREY)
+        c.text(x + CELL * (chunk + 0.5), y - 6, str(chunk), size=11, color=GREY)
     for rank, row in enumerate(state):
         top = y + CELL * rank
         c.text(x - 12, top + 22, str(rank), size=12, bold=True)
@@ -137,10 +137,10 @@ def star_ring() -> str:
             c.rect(x, y + 2, UNIT / 8 - 1, 7, fill=BLUE, stroke="none")
             c.rect(x, y + 10, UNIT / 8 - 1, 7, fill=ORANGE, stroke="none")
     end = 56 + UNIT * 14 / 8
-    c.line(end, 250, end, 420, colour=INK, dash="4 3")
+    c.line(end, 250, end, 420, color=INK, dash="4 3")
     c.text(end + 8, 344, "done: 14 steps of S / 8", size=13, anchor="start")
-    c.arrow(56, 432, 56 + 14 * UNIT, 432, colour=GREY)
-    c.text(56 + 14 * UNIT, 450, "time", size=12, anchor="end", colour=GREY)
+    c.arrow(56, 432, 56 + 14 * UNIT, 432, color=GREY)
+    c.text(56 + 14 * UNIT, 450, "time", size=12, anchor="end", color=GREY)
     c.rect(60, 442, 14, 12, fill=BLUE, stroke=BLUE)
     c.text(80, 453, "sends", size=12, anchor="start")
     c.rect(140, 442, 14, 12, fill=ORANGE, stroke=ORANGE)

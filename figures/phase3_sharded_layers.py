@@ -131,12 +131,12 @@ def zero_ahead() -> str:
     )
     _lanes(c, 30, "gathered when it is needed", plain)
     _lanes(c, 150, "fetched ahead (prefetch)", ahead)
-    for x, colour, words in (
+    for x, color, words in (
         (LEFT, SKY, "weights arrive"),
         (LEFT + 150, PURPLE, "gradients: reduce-scatter"),
         (LEFT + 360, ORANGE, "computes"),
     ):
-        c.rect(x, 268, 12, 12, fill=colour, stroke=INK)
+        c.rect(x, 268, 12, 12, fill=color, stroke=INK)
         c.text(x + 18, 279, words, size=12, anchor="start")
     return c.svg()
 
@@ -150,15 +150,15 @@ def _lanes(c: Canvas, top: float, title: str, found: list[Span]) -> None:
         c.rect(LEFT, y, SCALE * end, 30, fill=PALE, stroke=PALE)
     for span in found:
         is_wire = span.what in ("gather", "scatter")
-        colour = {"gather": SKY, "scatter": PURPLE}.get(span.what, ORANGE)
+        color = {"gather": SKY, "scatter": PURPLE}.get(span.what, ORANGE)
         x, y = LEFT + SCALE * span.start_s, top + 20 + 36 * is_wire
         width = SCALE * (span.end_s - span.start_s)
-        c.rect(x, y, width, 30, fill=colour, stroke=INK)
+        c.rect(x, y, width, 30, fill=color, stroke=INK)
         c.text(x + width / 2, y + 20, str(span.layer), size=11.5)
     back = max(span.end_s for span in found if span.what == "forward")
     x = LEFT + SCALE * back
-    c.line(x, top + 14, x, top + 90, colour=GREY, dash="4 3")
-    c.text(x + 4, top + 8, "backward →", size=11.5, colour=GREY, anchor="start")
+    c.line(x, top + 14, x, top + 90, color=GREY, dash="4 3")
+    c.text(x + 4, top + 8, "backward →", size=11.5, color=GREY, anchor="start")
     c.text(LEFT + SCALE * end + 6, top + 58, f"{end:g} s", size=13, anchor="start")
 
 

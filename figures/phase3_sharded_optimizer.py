@@ -37,15 +37,15 @@ def zero_bars() -> str:
         top = 52 + 54 * stage
         c.text(40, top + 22, f"stage {stage}", size=13, bold=True, anchor="start")
         x, total = float(left), 0.0
-        for kind, (name, size, colour) in enumerate(KINDS):
+        for kind, (name, size, color) in enumerate(KINDS):
             only = [size if other == kind else 0 for other in range(len(KINDS))]
             held = bytes_per_rank(RANKS, RANKS, stage, only) / RANKS
-            c.rect(x, top, held * scale, 34, fill=colour, round_=2)
+            c.rect(x, top, held * scale, 34, fill=color, round_=2)
             if held >= 2:
-                c.text(x + held * scale / 2, top + 22, name, size=12, colour="#FFFFFF")
+                c.text(x + held * scale / 2, top + 22, name, size=12, color="#FFFFFF")
             x, total = x + held * scale, total + held
         c.text(x + 10, top + 22, f"{total:g} bytes", size=13, anchor="start")
-        c.text(722, top + 22, f"sent: {sent}", size=12.5, colour=GREY, anchor="end")
+        c.text(722, top + 22, f"sent: {sent}", size=12.5, color=GREY, anchor="end")
     c.text(
         left,
         32,
@@ -58,7 +58,7 @@ def zero_bars() -> str:
         282,
         "sent: per rank and step, in units of (n - 1) / n of the weights",
         size=11.5,
-        colour=GREY,
+        color=GREY,
         anchor="start",
     )
     return c.svg()
@@ -93,17 +93,17 @@ def zero_layers() -> str:
     )
     for place, layer in enumerate(order):
         x = left + width * place
-        colour = SKY if place < LAYERS else ORANGE
-        c.rect(x + 6, bottom - shards - unit, width - 12, unit, fill=colour, round_=2)
+        color = SKY if place < LAYERS else ORANGE
+        c.rect(x + 6, bottom - shards - unit, width - 12, unit, fill=color, round_=2)
         c.text(
             x + width / 2, bottom - shards - unit / 2 + 4, f"layer {layer}", size=11.5
         )
     whole = bottom - LAYERS * unit
-    c.line(left, whole, end, whole, colour=GREY, dash="5 4", thick=1)
+    c.line(left, whole, end, whole, color=GREY, dash="5 4", thick=1)
     c.text(
         end, whole - 6, "the whole model, as at stages 0 to 2", size=11.5, anchor="end"
     )
-    c.line(left, bottom, end, bottom, colour=INK, thick=1)
+    c.line(left, bottom, end, bottom, color=INK, thick=1)
     half = left + width * LAYERS
     c.text((left + half) / 2, bottom + 20, "forward: gather, compute, free", size=12)
     c.text(
@@ -113,7 +113,7 @@ def zero_layers() -> str:
         size=12,
     )
     c.text(left, 32, "weights that one of 4 ranks holds", size=13, anchor="start")
-    c.text(left, 286, "time →", size=11.5, colour=GREY, anchor="start")
+    c.text(left, 286, "time →", size=11.5, color=GREY, anchor="start")
     return c.svg()
 
 

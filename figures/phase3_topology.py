@@ -50,25 +50,25 @@ def crossover() -> str:
     left, top, width, height = PLOT
     for power in range(*POWERS, 4):
         x = _x(2**power)
-        c.line(x, top, x, top + height, colour=PALE, thick=1)
+        c.line(x, top, x, top + height, color=PALE, thick=1)
         c.text(x, top + height + 18, _bytes(2**power), size=11)
     for exponent in range(-5, 3):
         y = _y(10.0**exponent)
-        c.line(left, y, left + width, y, colour=PALE, thick=1)
+        c.line(left, y, left + width, y, color=PALE, thick=1)
         c.text(left - 8, y + 4, _time(exponent), size=11, anchor="end")
     curves: tuple[tuple[str, str, Callable[[float], float]], ...] = (
         ("naive", PURPLE, lambda s: 2 * (RANKS - 1) * LINK.message_s(s)),
         ("ring", BLUE, lambda s: 2 * (RANKS - 1) * LINK.message_s(s / RANKS)),
         ("recursive doubling", ORANGE, lambda s: math.log2(RANKS) * LINK.message_s(s)),
     )
-    for name, colour, seconds in curves:
-        _curve(c, seconds, colour)
+    for name, color, seconds in curves:
+        _curve(c, seconds, color)
         c.text(
             left + width + 8,
             _y(seconds(2.0 ** POWERS[1])) + 4,
             name,
             size=12.5,
-            colour=INK,
+            color=INK,
             anchor="start",
         )
     _crossing(c)
@@ -85,17 +85,17 @@ def _crossing(c: Canvas) -> None:
     assert math.isclose(took_s, steps * LINK.message_s(size / RANKS))
     x, y = _x(size), _y(took_s)
     c.circle(x, y, 6, stroke=INK)
-    c.line(x, y + 8, x, PLOT[1] + PLOT[3], colour=GREY, dash="4 4", thick=1)
+    c.line(x, y + 8, x, PLOT[1] + PLOT[3], color=GREY, dash="4 4", thick=1)
     c.text(x + 12, y + 34, f"{size / 1e6:.1f} MB", size=12.5, anchor="start")
-    c.text(x - 12, y + 74, "latency counts", size=11.5, colour=GREY, anchor="end")
-    c.text(x + 12, y + 74, "bytes count", size=11.5, colour=GREY, anchor="start")
+    c.text(x - 12, y + 74, "latency counts", size=11.5, color=GREY, anchor="end")
+    c.text(x + 12, y + 74, "bytes count", size=11.5, color=GREY, anchor="start")
 
 
-def _curve(c: Canvas, seconds: Callable[[float], float], colour: str) -> None:
+def _curve(c: Canvas, seconds: Callable[[float], float], color: str) -> None:
     sizes = [2.0 ** (power / 2) for power in range(2 * POWERS[0], 2 * POWERS[1] + 1)]
     points = [(_x(size), _y(seconds(size))) for size in sizes]
     for (x1, y1), (x2, y2) in pairwise(points):
-        c.line(x1, y1, x2, y2, colour=colour, thick=2.5)
+        c.line(x1, y1, x2, y2, color=color, thick=2.5)
 
 
 def _x(size: float) -> float:
@@ -132,17 +132,17 @@ def islands() -> str:
             "left, recursive doubling: all four ranks of a box send the whole tensor "
             "up, four thick red arrows through one uplink: 4 S. On the right, two "
             "levels: each of the four ranks sends its own lane, a quarter, up: S in "
-            "all. Each rank's lane has a colour of its own."
+            "all. Each rank's lane has a color of its own."
         ),
     )
     _network(c, 30, "recursive doubling, the last round", is_flat=True)
     _network(c, 400, "two levels, the stage across", is_flat=False)
-    c.line(380, 30, 380, 370, colour=PALE)
+    c.line(380, 30, 380, 370, color=PALE)
     return c.svg()
 
 
 def _network(c: Canvas, left: float, title: str, *, is_flat: bool) -> None:
-    colours = (SKY, GREEN, ORANGE, PURPLE)
+    colors = (SKY, GREEN, ORANGE, PURPLE)
     c.text(left, 40, title, size=13, bold=True, anchor="start")
     c.rect(left + 90, 66, 150, 34, fill=PALE, round_=5)
     c.text(left + 165, 88, "switch", size=12)
@@ -152,23 +152,23 @@ def _network(c: Canvas, left: float, title: str, *, is_flat: bool) -> None:
         for place in range(4):
             at = x + 22 + 37 * place
             c.rect(at - 14, 262, 28, 40, fill="#FFFFFF", round_=3)
-            _tensor(c, at - 14, 262, None if is_flat else place, colours)
+            _tensor(c, at - 14, 262, None if is_flat else place, colors)
             c.text(at, 316, str(4 * box + place), size=11)
             end = left + 110 + 88 * box + (place - 1.5) * (9 if is_flat else 6)
-            colour = RED if is_flat else colours[place]
-            c.arrow(at, 258, end, 104, colour=colour, thick=4 if is_flat else 2)
+            color = RED if is_flat else colors[place]
+            c.arrow(at, 258, end, 104, color=color, thick=4 if is_flat else 2)
         c.text(x + 78, 338, f"box {box}", size=12)
     words = "up from each box: 4 · S" if is_flat else "up from each box: 4 · S / 4"
-    c.text(left, 368, words, size=13, anchor="start", colour=RED if is_flat else INK)
+    c.text(left, 368, words, size=13, anchor="start", color=RED if is_flat else INK)
 
 
 def _tensor(
-    c: Canvas, x: float, y: float, lane: int | None, colours: tuple[str, ...]
+    c: Canvas, x: float, y: float, lane: int | None, colors: tuple[str, ...]
 ) -> None:
     """Four lanes, one above the other: all of them to be sent, or one."""
     for row in range(4):
         is_sent = lane is None or lane == row
-        fill = (RED if lane is None else colours[row]) if is_sent else "#FFFFFF"
+        fill = (RED if lane is None else colors[row]) if is_sent else "#FFFFFF"
         c.rect(x, y + 10 * row, 28, 10, fill=fill, thick=0.7)
 
 

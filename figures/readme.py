@@ -73,7 +73,7 @@ def hang(cluster: Cluster) -> str:
             52 + 22 * row,
             spaced,
             size=13,
-            colour=_INKS[style],
+            color=_INKS[style],
             anchor="start",
             mono=True,
             bold=bold,

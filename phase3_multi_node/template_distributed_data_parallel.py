@@ -112,7 +112,7 @@ class DistributedDataParallel(nn.Module):
     `find_unused_parameters` the ranks tell each other in each step who has a batch and
     a gradient for what: see 3.23.
 
-    3.10  C1 a bucket's all_reduce begins as soon as its last gradient is ready; a weight
+    3.10 C1 a bucket's all_reduce begins as soon as its last gradient is ready; a weight
             with two names has one gradient
          C2 the buckets begin in the same order on every rank, whatever is ready first
          C3 nobody waits for a message while backward() computes

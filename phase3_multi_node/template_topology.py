@@ -43,7 +43,7 @@ class Link(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """n ranks in islands of neighbours: 0 … k - 1 are the first one, and so on.
+    """n ranks in islands of neighbors: 0 … k - 1 are the first one, and so on.
 
     All ranks of an island share its uplink: that is as much as they can send to other
     islands in a second, all together. A rank alone is never faster than `between`.

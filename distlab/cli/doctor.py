@@ -250,9 +250,9 @@ def render(finding: Finding) -> list[str]:
     """One line of rich markup, and one more with the advice where there is any."""
     from rich.markup import escape
 
-    colour = {"ok": "green", "warn": "yellow", "broken": "bold red"}[finding.state]
+    color = {"ok": "green", "warn": "yellow", "broken": "bold red"}[finding.state]
     detail = f"  [dim]{escape(finding.detail)}[/]" if finding.detail else ""
-    state = f"[{colour}]{finding.state:6}[/]"
+    state = f"[{color}]{finding.state:6}[/]"
     lines = [f"{finding.name:10}  {state}  {escape(finding.figure)}{detail}"]
     if finding.advice:
         lines.append(f"  {escape(finding.advice)}")

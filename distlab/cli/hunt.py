@@ -31,7 +31,7 @@ _TRIES = 3  # on a terminal, before the answer may be asked for
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prey:
+class Target:
     """A broken unit: where it lies, and which of its lines count as the mistake."""
 
     entry: Entry
@@ -59,13 +59,13 @@ def hunt(
     entries = _entries(curriculum)
     if line is not None:
         task, entry = _open_hunt(curriculum, progress, entries, milestone)
-        prey = _prepare(curriculum, progress, task, entry, entries)
-        return _judge(progress, prey, line)
+        target = _prepare(curriculum, progress, task, entry, entries)
+        return _judge(progress, target, line)
     task = _milestone(curriculum, progress, entries, milestone, anyway=anyway)
     entry = _entry_to_hunt(progress, task, entries, new=new, seed=seed)
-    prey = _prepare(curriculum, progress, task, entry, entries)
-    _tell(curriculum, prey)
-    return _ask(progress, prey)
+    target = _prepare(curriculum, progress, task, entry, entries)
+    _tell(curriculum, target)
+    return _ask(progress, target)
 
 
 # ── which one ───────────────────────────────────────────────────────────────────────
@@ -190,7 +190,7 @@ def _prepare(
     task: Task,
     entry: Entry,
     entries: list[Entry],
-) -> Prey:
+) -> Target:
     """Write the broken unit, and know its lines.
 
     Raises:
@@ -207,7 +207,7 @@ def _prepare(
         path.write_text(broken, encoding="utf-8")
     except OSError as error:
         raise CurriculumError(f"cannot write {path}: {error.strerror}") from error
-    return Prey(
+    return Target(
         entry=entry,
         milestone=task,
         path=path,
@@ -225,33 +225,33 @@ def right_text(solution: str, entry: Entry, entries: list[Entry]) -> str:
 # ── asking and answering ────────────────────────────────────────────────────────────
 
 
-def _tell(curriculum: Curriculum, prey: Prey) -> None:
+def _tell(curriculum: Curriculum, target: Target) -> None:
     lines = [
-        ("plain", f"A hunt at {prey.milestone.number}: one mistake is hidden in"),
-        ("plain", f"  {shown(prey.path)}"),
-        ("plain", f"This is what the grader saw{_part_of(curriculum, prey)}:"),
+        ("plain", f"A hunt at {target.milestone.number}: one mistake is hidden in"),
+        ("plain", f"  {shown(target.path)}"),
+        ("plain", f"This is what the grader saw{_part_of(curriculum, target)}:"),
         ("plain", ""),
     ]
-    show([*lines, *_symptoms(curriculum, prey), ("plain", "")])
+    show([*lines, *_symptoms(curriculum, target), ("plain", "")])
 
 
-def _part_of(curriculum: Curriculum, prey: Prey) -> str:
+def _part_of(curriculum: Curriculum, target: Target) -> str:
     """Where it looked, if that is not the milestone itself but a task before it."""
-    task = curriculum.task(prey.entry.task)
-    if task.number == prey.milestone.number:
+    task = curriculum.task(target.entry.task)
+    if task.number == target.milestone.number:
         return ""
-    return f" at {task.number}, a task on the way to {prey.milestone.number}"
+    return f" at {task.number}, a task on the way to {target.milestone.number}"
 
 
-def _symptoms(curriculum: Curriculum, prey: Prey) -> list[tuple[str, str]]:
+def _symptoms(curriculum: Curriculum, target: Target) -> list[tuple[str, str]]:
     """The verdict on the broken unit, without the name of the mistake or the rule."""
     from distlab.grading.grade import Grader
     from distlab.grading.report import lines_of
     from distlab.runner import Cluster
 
-    task = curriculum.task(prey.entry.task)
+    task = curriculum.task(target.entry.task)
     with Cluster() as cluster:
-        grader = Grader(curriculum, cluster, code=str(prey.path), seed=1)
+        grader = Grader(curriculum, cluster, code=str(target.path), seed=1)
         verdict = grader.grade([task]).tasks[0]
     return lines_of(bare(verdict))
 
@@ -280,7 +280,7 @@ def _spread_of(clause: ClauseVerdict) -> str:
     return f"; {len(wrong)} ranks have {len(got)} different results"
 
 
-def _ask(progress: Progress, prey: Prey) -> int:
+def _ask(progress: Progress, target: Target) -> int:
     for _ in range(_TRIES):
         try:
             answer = ask_line("Which line is wrong? (its number, or q) > ")
@@ -289,27 +289,27 @@ def _ask(progress: Progress, prey: Prey) -> int:
         if not answer.isdecimal():
             show([("plain", "A line number, such as 31; or q for later.")])
             continue
-        if _judge(progress, prey, int(answer)) == 0:
+        if _judge(progress, target, int(answer)) == 0:
             return 0
-    again = command(f"hunt {prey.milestone.number} --line N")
+    again = command(f"hunt {target.milestone.number} --line N")
     show([("dim", f"it stays where it is; later: {again}")])
     return FAILED
 
 
-def _judge(progress: Progress, prey: Prey, line: int) -> int:
-    lines = prey.text.splitlines()
+def _judge(progress: Progress, target: Target, line: int) -> int:
+    lines = target.text.splitlines()
     if not 1 <= line <= len(lines):
-        raise CurriculumError(f"{shown(prey.path)} has the lines 1 to {len(lines)}")
-    if line not in prey.guilty:
+        raise CurriculumError(f"{shown(target.path)} has the lines 1 to {len(lines)}")
+    if line not in target.guilty:
         here = lines[line - 1].strip() or "(empty)"
         show([("fail", cut(f"line {line} is as it should be: {here}"))])
         return FAILED
-    over = [*_kept(progress, prey.milestone).found, prey.entry.id]
-    _keep(progress, prey.milestone, Kept(current="", found=over, filled=[]))
-    found = wrapped(f"Found: line {line}. {prey.entry.title}")
+    over = [*_kept(progress, target.milestone).found, target.entry.id]
+    _keep(progress, target.milestone, Kept(current="", found=over, filled=[]))
+    found = wrapped(f"Found: line {line}. {target.entry.title}")
     show([("pass", row) for row in found])
-    show([("plain", f"  {n:>4}  {lines[n - 1]}") for n in sorted(prey.guilty)])
-    entry = read_misconceptions().get(prey.entry.slug)
+    show([("plain", f"  {n:>4}  {lines[n - 1]}") for n in sorted(target.guilty)])
+    entry = read_misconceptions().get(target.entry.slug)
     if entry:
         show([("plain", ""), ("rule", entry["title"])])
         text = entry["why"].strip().splitlines() + entry["fix"].strip().splitlines()

@@ -10,8 +10,8 @@ from distlab.curriculum import Curriculum, Task, load_curriculum
 
 if TYPE_CHECKING:
     from distlab.grading.generated import Outcome
+    from distlab.grading.generated_mutants import Mutation
     from distlab.grading.mutants import Entry, Result
-    from distlab.grading.slips import Mutation
 
 HARNESS, NOT_ALL, ALL = 11, 1, 0
 

@@ -15,7 +15,7 @@ def leave_default_group() -> None:
     A moment after a collective is over, gloo's threads still drop its tensors, and for
     a tensor that Python knows they need the interpreter's lock. If a wrapper such as
     torch's DistributedDataParallel is then the last to hold the group, its end takes
-    the group with it: it holds that lock and waits for those threads, for ever. On busy
+    the group with it: it holds that lock and waits for those threads, forever. On busy
     cores that was one run in ten with torch 2.13.
     """
     _LEFT.append(dist.group.WORLD)

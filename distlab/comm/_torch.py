@@ -195,7 +195,7 @@ class TorchComm:
         """See `Comm.sendrecv`."""
         self._refuse.tensor(send_tensor, "sendrecv")
         self._refuse.tensor(recv_tensor, "sendrecv")
-        if dst == src == self._rank:  # one rank alone: its own neighbour on both sides
+        if dst == src == self._rank:  # one rank alone: its own neighbor on both sides
             self._refuse.unlike(send_tensor, recv_tensor)
             recv_tensor.view(-1).copy_(send_tensor.view(-1))
             return

@@ -53,7 +53,7 @@ class TorchWork:
             waited_s = time.monotonic() - started
             raise PeerLost(self._rank, self._step, self._peer, waited_s) from error
         self._is_done = True
-        finish, self.finish = self.finish, None  # it may refer to this, for ever
+        finish, self.finish = self.finish, None  # it may refer to this, forever
         if finish is not None:
             finish()
 

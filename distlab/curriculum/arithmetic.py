@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Mapping
 
 _MOST_CHARACTERS = 200
-_MOST = 1e30  # a number beyond that is a mistake, and a power of it takes for ever
+_MOST = 1e30  # a number beyond that is a mistake, and a power of it takes forever
 _BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

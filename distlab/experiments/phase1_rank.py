@@ -30,7 +30,7 @@ def hello(context: RankContext, unit: ModuleType, *, seed: int = 0) -> str:
 def pass_around(
     context: RankContext, unit: ModuleType, *, seed: int = 0
 ) -> list[float]:
-    """What this rank held, and what came from its left neighbour."""
+    """What this rank held, and what came from its left neighbor."""
     outgoing = torch.tensor([10.0 + context.rank])
     incoming = torch.zeros(1)
     unit.pass_around(context.comm, outgoing, incoming)

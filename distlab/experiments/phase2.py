@@ -50,7 +50,7 @@ class Walkthrough(Ranks):
 
     def __init__(self) -> None:
         preloads = (
-            "distlab.grading.rehearsal:one_step",
+            "distlab.grading.warmup:one_step",
             "distlab.experiments.phase2_memory",
             "distlab.experiments.phase2_rank",
         )

@@ -63,7 +63,7 @@ class LiveBytes:
         return max(self.history)
 
     def _keep(self, tensor: Tensor) -> _Kept:
-        # Detached, or a result that is kept would hold its own graph for ever.
+        # Detached, or a result that is kept would hold its own graph forever.
         kept = _Kept(tensor.detach())
         memory = tensor.untyped_storage()
         place, size = memory.data_ptr(), memory.nbytes()

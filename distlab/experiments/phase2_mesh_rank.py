@@ -3,7 +3,7 @@
     tensor × pipeline   ranks 0 1 have the first layers, 2 3 the others
     data × tensor       ranks 0 1 have half of the samples, 2 3 the other half
 
-In both, neighbours share a layer: its heads and the inside of its MLP. make_mesh gives
+In both, neighbors share a layer: its heads and the inside of its MLP. make_mesh gives
 each rank the group of these two, and that of the two with the same half: along the
 second one go activations in a pipeline, or gradients where each pair has a model.
 

@@ -1,6 +1,6 @@
 """The figures of phase 2's walkthrough; each draws plain data that its caller prints.
 
-Colours are those of `pictures.py`, and never alone: there is a word, a shape or a
+Colors are those of `pictures.py`, and never alone: there is a word, a shape or a
 thickness beside each.
 """
 
@@ -26,18 +26,18 @@ def draw_stacked(
 ) -> None:
     """One bar for each label, of the parts that follow each other.
 
-    With `named` each part has its name in it, and its colour is that of its first word.
+    With `named` each part has its name in it, and its color is that of its first word.
     """
     _, axis = plt.subplots(figsize=(7, 0.9 + 0.42 * len(bars)))
-    colours: dict[str, str] = {}
+    colors: dict[str, str] = {}
     for label, parts in bars.items():
         start = 0.0
         for part, value in parts.items():
             kind = part.split()[0] if named else part
-            legend = None if kind in colours else kind
-            colour = colours.setdefault(kind, COLOURS[len(colours) % len(COLOURS)])
+            legend = None if kind in colors else kind
+            color = colors.setdefault(kind, COLOURS[len(colors) % len(COLOURS)])
             [bar] = axis.barh(label, value, left=start, label=legend)
-            bar.set(facecolor=colour, edgecolor="white")
+            bar.set(facecolor=color, edgecolor="white")
             if named and value:
                 middle = start + value / 2, label
                 axis.annotate(part, middle, ha="center", va="center", fontsize=8)
@@ -59,8 +59,8 @@ def draw_panels(
     figure, axes = plt.subplots(1, len(panels), figsize=(3.6 * len(panels), 2.8))
     for axis, (title, lines) in zip(axes, panels.items(), strict=True):
         for index, (label, values) in enumerate(lines.items()):
-            colour, style = (BLUE, RED)[index % 2], ("o-", "s--")[index % 2]
-            axis.plot(counts, values, style, color=colour, label=label)
+            color, style = (BLUE, RED)[index % 2], ("o-", "s--")[index % 2]
+            axis.plot(counts, values, style, color=color, label=label)
         axis.set(title=title, xlabel=xlabel, ylim=(0, None))
         axis.set_xticks(counts)
         if len(lines) > 1:
@@ -77,10 +77,10 @@ def draw_sawtooth(
     figure, axes = plt.subplots(
         1, len(histories), figsize=(4 * len(histories), 2.8), sharey=True
     )
-    for axis, (label, (history, turn)), colour in zip(
+    for axis, (label, (history, turn)), color in zip(
         axes, histories.items(), (RED, BLUE), strict=False
     ):
-        axis.fill_between(range(len(history)), history, color=colour, step="post")
+        axis.fill_between(range(len(history)), history, color=color, step="post")
         axis.axvline(turn - 0.5, color=INK, ls="--", lw=1)
         axis.set(title=label, xlabel="changes, in their order")
         axis.annotate(" backward →", (turn, 0.93), xycoords=("data", "axes fraction"))
@@ -106,8 +106,8 @@ def draw_curves(
     _, axis = plt.subplots(figsize=(6.5, 3))
     for index, (label, values) in enumerate(curves.items()):
         style = ("-", "o--", "^:")[index % 3]
-        width, colour = max(1.5, 7 - 3 * index), COLOURS[index]
-        axis.plot(xs, values, style, label=label, lw=width, color=colour, ms=4)
+        width, color = max(1.5, 7 - 3 * index), COLOURS[index]
+        axis.plot(xs, values, style, label=label, lw=width, color=color, ms=4)
     if doubling:
         axis.set_xscale("log", base=2)
         axis.set_xticks(list(xs), [f"{x:g}" for x in xs])
@@ -164,9 +164,9 @@ def _schedule(axis: Axes, title: str, play: Played) -> None:
             length = next(
                 (i for i, e in enumerate(row[place:]) if e != entry), len(row) - place
             )
-            colour = _KINDS[entry[0]]
+            color = _KINDS[entry[0]]
             axis.add_patch(
-                Rectangle((place, rank), length, 0.9, facecolor=colour, edgecolor=INK)
+                Rectangle((place, rank), length, 0.9, facecolor=color, edgecolor=INK)
             )
             middle = place + length / 2, rank + 0.47
             axis.annotate(entry, middle, ha="center", va="center", fontsize=8)
@@ -190,7 +190,7 @@ def _counter(axis: Axes, live: Sequence[int], rank: int, most: int) -> None:
 def draw_block(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> None:
     """Each rank's layers in the order in which it went through them, in two rows.
 
-    A layer that is whole on each rank is grey, a share has its rank's colour, and a
+    A layer that is whole on each rank is gray, a share has its rank's color, and a
     dark bar across all ranks is a message of all of them.
     """
     ways = ("forward", "backward")
@@ -216,8 +216,8 @@ def draw_block(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> None:
 
 def _layer(axis: Axes, place: int, rank: int, step: Mapping[str, Any]) -> None:
     shared = step["weights"] < step["whole"]
-    colour = COLOURS[rank % len(COLOURS)] if shared else PALE
-    axis.add_patch(Rectangle((place, rank), 0.76, 0.9, facecolor=colour, edgecolor=INK))
+    color = COLOURS[rank % len(COLOURS)] if shared else PALE
+    axis.add_patch(Rectangle((place, rank), 0.76, 0.9, facecolor=color, edgecolor=INK))
     words = f"{step['layer']}\n{step['weights']:,}"
     middle = place + 0.38, rank + 0.45
     axis.annotate(words, middle, ha="center", va="center", fontsize=9)

@@ -1,6 +1,6 @@
 """The figures of phase 3's walkthrough; each draws plain data that its caller prints.
 
-Colours are those of `pictures.py`, and never alone: there is a word, a shape or a line
+Colors are those of `pictures.py`, and never alone: there is a word, a shape or a line
 beside each.
 """
 
@@ -61,8 +61,8 @@ def draw_choices(
     _, axis = plt.subplots(figsize=(7, 0.6 + 0.36 * len(counts)))
     for row, names in enumerate(picked):
         for column, name in enumerate(names):
-            corner, colour = (column, row), COLOURS[name]
-            axis.add_patch(Rectangle(corner, 0.95, 0.9, facecolor=colour))
+            corner, color = (column, row), COLOURS[name]
+            axis.add_patch(Rectangle(corner, 0.95, 0.9, facecolor=color))
             axis.annotate(
                 LETTERS[name],
                 (column + 0.47, row + 0.45),
@@ -122,15 +122,15 @@ def draw_curves(
 def draw_held(bars: Mapping[str, Mapping[str, int]]) -> None:
     """A bar for each stage, of weights, gradients and state; each part is named."""
     _, axis = plt.subplots(figsize=(6.5, 2.2))
-    colours = {"weights": SKY, "gradients": ORANGE, "state": GREEN}
+    colors = {"weights": SKY, "gradients": ORANGE, "state": GREEN}
     for label, parts in bars.items():
         start = 0.0
-        for name, colour in colours.items():
+        for name, color in colors.items():
             width = parts[name] / 1000
-            axis.barh(label, width, left=start, color=colour, edgecolor=INK)
+            axis.barh(label, width, left=start, color=color, edgecolor=INK)
             start += width
     axis.legend(
-        handles=[Patch(color=c, label=name) for name, c in colours.items()],
+        handles=[Patch(color=c, label=name) for name, c in colors.items()],
         frameon=False,
         bbox_to_anchor=(1.01, 1),
         loc="upper left",

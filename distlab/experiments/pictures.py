@@ -1,7 +1,7 @@
 """The walkthroughs' figures: each draws plain data that its caller prints as a table.
 
-The colours are those of the guidelines' pictures: Okabe and Ito's, which people with
-the common kinds of colour blindness can tell apart.
+The colors are those of the guidelines' pictures: Okabe and Ito's, which people with
+the common kinds of color blindness can tell apart.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from distlab.trace.canvas import BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, RED, SKY
 
 RANKS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)
-"""One colour per rank."""
+"""One color per rank."""
 
 
 def draw_family(results: Sequence[Mapping[str, Sequence[int]]]) -> None:
@@ -98,8 +98,8 @@ def draw_mosaic(titles: Sequence[str], epochs: Sequence[Sequence[int]]) -> None:
     _, axis = plt.subplots(figsize=(7, 0.5 + 0.45 * len(epochs)))
     for row, owners in enumerate(epochs):
         for sample, owner in enumerate(owners):
-            colour = RANKS[owner % 6]
-            axis.add_patch(Rectangle((sample, row), 0.9, 0.85, facecolor=colour))
+            color = RANKS[owner % 6]
+            axis.add_patch(Rectangle((sample, row), 0.9, 0.85, facecolor=color))
             axis.annotate(
                 str(owner), (sample + 0.45, row + 0.45), ha="center", va="center"
             )

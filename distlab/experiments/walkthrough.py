@@ -12,9 +12,9 @@ from typing import Any
 from distlab.curriculum import load_curriculum
 from distlab.curriculum.choose import chosen_unit
 from distlab.curriculum.units import travelling
-from distlab.grading.bench import (
-    Bench,
+from distlab.grading.harness import (
     Implementation,
+    RankHarness,
     needed_reference,
     off_limits,
     perform,
@@ -56,7 +56,7 @@ class Ranks:
         Raises:
             NotYetError: it did not come to its end; with the verdict.
         """
-        bench = Bench(self._cluster, world_size, 0, _LIMITS)
+        bench = RankHarness(self._cluster, world_size, 0, _LIMITS)
         return bench.run(self._implementation(unit), scenario, **values)
 
     def simulate(

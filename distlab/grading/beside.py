@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from distlab.grading.bench import Bench, Implementation
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.runner import Run, RunCancelledError, RunnerError
 
 LIMIT_S = 0.25
 
 
 def reference_of_latest(
-    impl: Implementation, bench: Bench
+    impl: Implementation, bench: RankHarness
 ) -> Callable[[], Run | None] | None:
     """What plays the reference as the latest run was played; None if there was none.
 
@@ -28,7 +28,7 @@ def reference_of_latest(
 
     def played() -> Run | None:
         limits = replace(bench.limits, seconds=min(LIMIT_S, bench.limits.seconds))
-        alone = Bench(bench.cluster, bench.world_size, bench.seed, limits)
+        alone = RankHarness(bench.cluster, bench.world_size, bench.seed, limits)
         right = Implementation(impl.reference, impl.reference)
         try:
             run = alone.observe(right, play.scenario, **dict(play.values))

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distlab.grading.bench import Bench, Implementation
+    from distlab.grading.harness import Implementation, RankHarness
 
-Judge = Callable[["Implementation", "Bench"], str | None]
+Judge = Callable[["Implementation", "RankHarness"], str | None]
 Wishes = Callable[[int], Sequence[tuple[Callable[..., Any], dict[str, Any]]]]
 """By world size: scenarios with their values."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distlab.comm import COLLECTIVES
-from distlab.grading.misfits import (
+from distlab.grading.mismatches import (
     mismatched_ends,
     never_waited,
     not_yet,

@@ -1,4 +1,4 @@
-"""The autograder against small slips that are made by machine, see slips.py.
+"""The autograder against small slips that are made by machine, see generated_mutants.
 
 Each must be rejected, or else stand in `tests/mutants/survivors.toml` with the reason
 why it is as right as the solution:
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from distlab.curriculum import Curriculum, Task
+from distlab.grading.generated_mutants import Mutation, mutations_of
 from distlab.grading.grade import Grader
 from distlab.grading.mutants import FOLDER, SEED, CatalogueError
-from distlab.grading.slips import Mutation, mutations_of
 from distlab.grading.verdict import ClauseVerdict
 from distlab.runner import Cluster
 

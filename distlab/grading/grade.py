@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from distlab.curriculum import Curriculum, Task
 from distlab.curriculum.regions import functions_of
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.beside import reference_of_latest
 from distlab.grading.clause import Check, checks_of
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.liveness import in_order, suspects
 from distlab.grading.parts import parts_used
 from distlab.grading.preflight import PRELOADS, look_at
@@ -78,7 +78,7 @@ class Grader:
     def _run(
         self, verdict: TaskVerdict, task: Task, impl: Implementation
     ) -> TaskVerdict:
-        benches: dict[int, Bench] = {}
+        benches: dict[int, RankHarness] = {}
         try:
             checks = f"distlab.grading.checks.{task.unit}"
             judges = (checks, "distlab.grading.liveness")
@@ -137,7 +137,7 @@ class Grader:
         task: Task,
         check: Check,
         impl: Implementation,
-        benches: dict[int, Bench],
+        benches: dict[int, RankHarness],
         worlds: tuple[int, ...],
     ) -> tuple[ClauseVerdict, bool]:
         """One clause at its world sizes; and whether nothing more can be judged."""
@@ -174,11 +174,15 @@ class Grader:
         # single rank where the clause says nothing about one.
         return tuple(n for n in self._worlds if n > 1 or n in check.worlds)
 
-    def _bench(self, task: Task, world_size: int) -> Bench:
+    def _bench(self, task: Task, world_size: int) -> RankHarness:
         seconds = task.time_limit_s * max(1.0, world_size / 8)
-        return Bench(self._cluster, world_size, self._seed, Limits(seconds=seconds))
+        return RankHarness(
+            self._cluster, world_size, self._seed, Limits(seconds=seconds)
+        )
 
-    def _planned(self, task: Task, impl: Implementation, world_size: int) -> Bench:
+    def _planned(
+        self, task: Task, impl: Implementation, world_size: int
+    ) -> RankHarness:
         """A bench that plays together what the checks will want first."""
         bench = self._bench(task, world_size)
         asker = Asker(self._cluster, world_size, self._seed, bench.limits)
@@ -189,7 +193,7 @@ class Grader:
         return bench
 
     def _whose_part(
-        self, task: Task, check: Check, impl: Implementation, bench: Bench
+        self, task: Task, check: Check, impl: Implementation, bench: RankHarness
     ) -> str:
         """Say so if it passes with the reference's version of what the task builds on.
 
@@ -208,7 +212,7 @@ class Grader:
         return f"this part is right: it passes with the reference's {names}; fix yours"
 
 
-def _judged(check: Check, impl: Implementation, bench: Bench) -> str | None:
+def _judged(check: Check, impl: Implementation, bench: RankHarness) -> str | None:
     """What the check says; a fault is one only if it shows without company too."""
     try:
         return check.judge(impl, bench)
@@ -218,7 +222,7 @@ def _judged(check: Check, impl: Implementation, bench: Bench) -> str | None:
         return check.judge(impl, bench)
 
 
-def _passes(check: Check, impl: Implementation, bench: Bench) -> bool:
+def _passes(check: Check, impl: Implementation, bench: RankHarness) -> bool:
     try:
         check.judge(impl, bench)
     except (NotYetError, NotJudgedError):

@@ -28,15 +28,15 @@ from torch import Tensor
 from distlab.comm import PointToPointOnly
 from distlab.curriculum import load_graft
 from distlab.curriculum.units import arrived, travelling
-from distlab.grading.bench import (
+from distlab.grading.clause import Check, checks_of
+from distlab.grading.guard import install
+from distlab.grading.harness import (
     POINT_TO_POINT_UNITS,
-    Bench,
     Implementation,
+    RankHarness,
     needed_reference,
     off_limits,
 )
-from distlab.grading.clause import Check, checks_of
-from distlab.grading.guard import install
 from distlab.grading.together import Scenario, play_of
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import Cluster, Limits, RankContext, Run
@@ -50,7 +50,7 @@ Suspects = dict[int, list[int]]
 
 
 @dataclass
-class KernelBench(Bench):
+class KernelBench(RankHarness):
     """Ranks of the kernel, for checks that expect a bench.
 
     `modules` has the unit as it was loaded, by its grafts, for all benches of a task.
@@ -76,7 +76,7 @@ class KernelBench(Bench):
 
 
 def suspects(
-    cluster: Cluster, task_id: str, impl: Implementation, bench: Bench
+    cluster: Cluster, task_id: str, impl: Implementation, bench: RankHarness
 ) -> Suspects:
     """The checks of a task that do not come to their end in the kernel, and where.
 
@@ -166,7 +166,9 @@ def _sizes_for(check: Check) -> list[int]:
     return own + [n for n in SIZES if n > 1 and n not in own]
 
 
-def _failure(check: Check, impl: Implementation, bench: Bench) -> NotYetError | None:
+def _failure(
+    check: Check, impl: Implementation, bench: RankHarness
+) -> NotYetError | None:
     """What the check says; fatal if a run failed, and otherwise not our concern."""
     try:
         check.judge(impl, bench)

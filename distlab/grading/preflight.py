@@ -14,33 +14,33 @@ from distlab.curriculum import (
     read_source,
 )
 from distlab.curriculum.regions import functions_of
-from distlab.grading.forms import flaw_in, not_a_def
+from distlab.grading.static_checks import flaw_in, not_a_def
 from distlab.grading.verdict import HALF_DONE, ClauseVerdict, TaskVerdict
 from distlab.paths import shown
 
 PRELOADS = {
-    "trainer": ("torch._dynamo", "distlab.grading.rehearsal:one_step"),
+    "trainer": ("torch._dynamo", "distlab.grading.warmup:one_step"),
     "data_loader": ("numpy.random",),
-    "gradient_accumulation": ("torch._dynamo", "distlab.grading.rehearsal:one_step"),
+    "gradient_accumulation": ("torch._dynamo", "distlab.grading.warmup:one_step"),
     "activation_checkpointing": (
         "torch._dynamo",
-        "distlab.grading.rehearsal:one_step",
+        "distlab.grading.warmup:one_step",
     ),
-    "mixed_precision": ("torch._dynamo", "distlab.grading.rehearsal:one_step"),
-    "model_parallel": ("torch._dynamo", "distlab.grading.rehearsal:one_step"),
+    "mixed_precision": ("torch._dynamo", "distlab.grading.warmup:one_step"),
+    "model_parallel": ("torch._dynamo", "distlab.grading.warmup:one_step"),
     "pipeline_parallel": (
         "torch._dynamo",
         "torch.distributed.pipelining",
-        "distlab.grading.rehearsal:one_step",
+        "distlab.grading.warmup:one_step",
     ),
     "tensor_parallel": (
         "torch._dynamo",
         "torch.distributed.tensor.parallel",
-        "distlab.grading.rehearsal:one_step",
+        "distlab.grading.warmup:one_step",
     ),
     "ring_allreduce": ("torch._dynamo",),
-    "distributed_data_parallel": ("distlab.grading.rehearsal:one_step",),
-    "sharded_optimizer": ("torch._dynamo", "distlab.grading.rehearsal:one_step"),
+    "distributed_data_parallel": ("distlab.grading.warmup:one_step",),
+    "sharded_optimizer": ("torch._dynamo", "distlab.grading.warmup:one_step"),
 }
 """What each rank would import by itself: constructing an optimiser needs dynamo, as
 does counting operations in virtual time; and a data loader seeds numpy."""

@@ -26,7 +26,7 @@ def lines_of(verdict: TaskVerdict) -> list[tuple[str, str]]:
 
 
 def visible(text: str) -> str:
-    """`text` with what would move the cursor or colour the screen spelled out."""
+    """`text` with what would move the cursor or color the screen spelled out."""
     if text.isprintable():
         return text
     return "".join(
@@ -171,7 +171,7 @@ def _table(evidence: tuple[Evidence, ...]) -> list[str]:
 
 
 def _alike(evidence: Iterable[Evidence]) -> list[tuple[str, int, Evidence]]:
-    """Three or more neighbours that did the same, as one: name, how many, what."""
+    """Three or more neighbors that did the same, as one: name, how many, what."""
     groups: list[tuple[str, int, Evidence]] = []
     for _, rows in groupby(evidence, lambda row: (row.state, row.text, row.where)):
         same = list(rows)

@@ -15,15 +15,15 @@ from typing import Any
 
 from distlab.curriculum import load_graft
 from distlab.curriculum.units import arrived, travelling
-from distlab.grading.bench import (
-    Bench,
+from distlab.grading.diagnosis import diagnose
+from distlab.grading.guard import install
+from distlab.grading.harness import (
     Implementation,
+    RankHarness,
     Scenario,
     needed_reference,
     off_limits,
 )
-from distlab.grading.diagnosis import diagnose
-from distlab.grading.guard import install
 from distlab.grading.liveness import perform_simulated
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
@@ -34,7 +34,7 @@ from distlab.sim import run as simulate
 
 def rounds(
     impl: Implementation,
-    bench: Bench,
+    bench: RankHarness,
     scenario: Scenario,
     world_size: int,
     num_bytes: int,
@@ -51,7 +51,7 @@ def rounds(
 
 def simulated(
     impl: Implementation,
-    bench: Bench,
+    bench: RankHarness,
     scenario: Scenario,
     world_size: int,
     bytes_per_s: float = math.inf,

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.clause import Check
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.together import Play, play_of
 from distlab.runner import Run
 
@@ -20,7 +20,7 @@ class Asked(BaseException):  # no check may catch it
 
 
 @dataclass
-class Asker(Bench):
+class Asker(RankHarness):
     """Answers a check's wish for a run by telling it to who asks."""
 
     def observe(self, impl: Implementation, scenario: Scenario, **values: Any) -> Run:

@@ -239,12 +239,12 @@ class Group:
                 if not end.done:  # an eager send is through, whatever happens to it
                     self.kernel.end(end, Lost())
 
-    def bury(self, rank: int) -> None:
+    def reap(self, rank: int) -> None:
         """A rank of the world is dead: it leaves this group and all made from it."""
         if rank in self.members:
             self.leave(self.members.index(rank))
         for group in self.subgroups.values():
-            group.bury(rank)
+            group.reap(rank)
 
     # ── how ─────────────────────────────────────────────────────────────────────────
 

@@ -29,7 +29,7 @@ from distlab.sim.fast import FastExchange
 from distlab.sim.kernel import Fiber, Flight, Lost
 from distlab.sim.net.links import PS, picoseconds
 from distlab.sim.payload import Sized
-from distlab.sim.ways import SimWork, Way, can_travel
+from distlab.sim.routes import Route, SimWork, can_travel
 
 __all__ = ["SimComm", "SimWork"]
 
@@ -52,8 +52,8 @@ class SimComm(FastExchange):
         self._num_groups = 0
         self._refuse = Refusals(rank, len(group.members))
         self._groups: list[SimComm] = []
-        self._out: dict[tuple[int, int], Way] = {}  # by peer and tag
-        self._in: dict[tuple[int, int], Way] = {}
+        self._out: dict[tuple[int, int], Route] = {}  # by peer and tag
+        self._in: dict[tuple[int, int], Route] = {}
         self._keeps_ends = group.conditions is None
 
     @property
@@ -88,14 +88,14 @@ class SimComm(FastExchange):
         self, tensor: Tensor, dst: int, tag: int = 0, *, timeout_s: float | None = None
     ) -> None:
         """See `Comm.send`."""
-        way = self._way_out(dst, tag)
+        route = self._route_out(dst, tag)
         if not can_travel(tensor):
             self._look_closer(tensor, "send")
         group = self.group
         fiber = group.kernel.enter()
-        end = self._take(way, "send", tensor, dst, tag)
-        group.post_send(way.channel, end)
-        self._finish(fiber, end, (end,), timeout_s, way)
+        end = self._take(route, "send", tensor, dst, tag)
+        group.post_send(route.channel, end)
+        self._finish(fiber, end, (end,), timeout_s, route)
 
     def recv(
         self,
@@ -108,38 +108,38 @@ class SimComm(FastExchange):
         """See `Comm.recv`."""
         if src == ANY:
             return self._receive_any(tensor, tag, timeout_s)
-        way = self._way_in(src, tag)
+        route = self._route_in(src, tag)
         if not can_travel(tensor):
             self._look_closer(tensor, "recv")
         group = self.group
         fiber = group.kernel.enter()
-        end = self._take(way, "recv", tensor, src, tag)
-        group.post_receive(way.channel, end)
-        self._finish(fiber, end, (end,), timeout_s, way)
+        end = self._take(route, "recv", tensor, src, tag)
+        group.post_receive(route.channel, end)
+        self._finish(fiber, end, (end,), timeout_s, route)
         return src
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> SimWork:
         """See `Comm.isend`."""
-        way = self._way_out(dst, tag)
+        route = self._route_out(dst, tag)
         if not can_travel(tensor):
             self._look_closer(tensor, "send")
         group = self.group
         group.kernel.enter()
-        way.spare = None
-        end = self._take(way, "send", tensor, dst, tag)
-        group.post_send(way.channel, end)
+        route.spare = None
+        end = self._take(route, "send", tensor, dst, tag)
+        group.post_send(route.channel, end)
         return SimWork(self, end, dst, self._step)
 
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> SimWork:
         """See `Comm.irecv`."""
-        way = self._way_in(src, tag)
+        route = self._route_in(src, tag)
         if not can_travel(tensor):
             self._look_closer(tensor, "recv")
         group = self.group
         group.kernel.enter()
-        way.spare = None
-        end = self._take(way, "recv", tensor, src, tag)
-        group.post_receive(way.channel, end)
+        route.spare = None
+        end = self._take(route, "recv", tensor, src, tag)
+        group.post_receive(route.channel, end)
         return SimWork(self, end, src, self._step)
 
     def exchange(
@@ -154,11 +154,11 @@ class SimComm(FastExchange):
         if not (can_travel(send_tensor) and can_travel(recv_tensor)):
             self._look_closer(send_tensor, "sendrecv")
             self._look_closer(recv_tensor, "sendrecv")
-        if dst == src == self._rank:  # one rank alone: its own neighbour on both sides
+        if dst == src == self._rank:  # one rank alone: its own neighbor on both sides
             self._refuse.unlike(send_tensor, recv_tensor)
             recv_tensor.view(-1).copy_(send_tensor.view(-1))
             return
-        out, back = self._way_out(dst, 0), self._way_in(src, 0)
+        out, back = self._route_out(dst, 0), self._route_in(src, 0)
         group = self.group
         fiber = group.kernel.enter()
         sending = self._take(out, "send", send_tensor, dst, 0)
@@ -304,12 +304,12 @@ class SimComm(FastExchange):
         end: End,
         needs: tuple[Flight, ...],
         timeout_s: float | None,
-        way: Way,
+        route: Route,
     ) -> None:
         if not end.done or end.error is not None:
             self.await_in(fiber, end, needs, timeout_s, end.peer, end.step)
         if self._keeps_ends and timeout_s is None:  # a timer might still know it
-            end.tensor, way.spare = None, end
+            end.tensor, route.spare = None, end
 
     def _receive_any(self, tensor: Tensor, tag: int, timeout_s: float | None) -> int:
         self._look_closer(tensor, "recv")
@@ -320,32 +320,32 @@ class SimComm(FastExchange):
         self.await_in(fiber, end, (end,), timeout_s, None, self._step)
         return end.source
 
-    def _way_out(self, dst: int, tag: int) -> Way:
-        way = self._out.get((dst, tag))
-        if way is None or type(dst) is not int:
+    def _route_out(self, dst: int, tag: int) -> Route:
+        route = self._out.get((dst, tag))
+        if route is None or type(dst) is not int:
             self._refuse.peer(dst, "sends to")
-            way = Way(self.group.channel(self._rank, dst, tag))
-            self._out[dst, tag] = way
-        return way
+            route = Route(self.group.channel(self._rank, dst, tag))
+            self._out[dst, tag] = route
+        return route
 
-    def _way_in(self, src: int, tag: int) -> Way:
-        way = self._in.get((src, tag))
-        if way is None or type(src) is not int:
+    def _route_in(self, src: int, tag: int) -> Route:
+        route = self._in.get((src, tag))
+        if route is None or type(src) is not int:
             self._refuse.peer(src, "receives from")
-            way = Way(self.group.channel(src, self._rank, tag))
-            self._in[src, tag] = way
-        return way
+            route = Route(self.group.channel(src, self._rank, tag))
+            self._in[src, tag] = route
+        return route
 
-    def _take(self, way: Way, op: str, tensor: Tensor, peer: int, tag: int) -> End:
+    def _take(self, route: Route, op: str, tensor: Tensor, peer: int, tag: int) -> End:
         """An end for this call's tensor; the spare one, if there is one."""
         self._step += 1
         if self._traffic is not None and op == "send":
             self._traffic.messages += 1
             self._traffic.sent_bytes += tensor.nbytes
-        end = way.spare
+        end = route.spare
         if end is None:
             return End(self.group, op, self._rank, peer, tag, tensor, self._step)
-        way.spare = None
+        route.spare = None
         end.done = end.met = False
         end.tensor, end.step = tensor, self._step
         return end

@@ -26,7 +26,7 @@ class Faults:
                or calls it afterwards gets PeerLost.
     late       rank: seconds. It starts its program at that time.
     loss       the share of messages that vanish. What is sent after a lost message does
-               not take its place, so its receiver waits for ever; its sender does not
+               not take its place, so its receiver waits forever; its sender does not
                know. Library collectives and `new_group` lose nothing.
     duplicate  the share of messages that arrive twice. Of a Comm's the second copy is
                thrown away by its number; an Endpoint hands both to its program.

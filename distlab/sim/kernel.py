@@ -351,7 +351,7 @@ class Kernel:
         raise RankEnded
 
     def _too_late(self, fiber: Fiber) -> None:
-        """The run is over: end the rank; if it catches that for ever, leave it."""
+        """The run is over: end the rank; if it catches that forever, leave it."""
         fiber.calls_too_late += 1
         while fiber.calls_too_late > _PATIENCE:
             self._carrier.switch(self._carrier.hub)

@@ -21,7 +21,7 @@ Waits = Mapping[int, tuple[int, ...]]
 
 
 def tied_up(waits_for: Waits, any_of: Collection[int]) -> set[int]:
-    """The ranks that would be stuck for ever even if all others went on.
+    """The ranks that would be stuck forever even if all others went on.
 
     Others are ranks that do not wait, or for something else than each other.
     """

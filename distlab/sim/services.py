@@ -106,7 +106,7 @@ class Services:
         waited_s = (kernel.now_ps - started) / PS
         raise PeerLost(rank, step, question.peer, waited_s)
 
-    def bury(self, rank: int) -> None:
+    def reap(self, rank: int) -> None:
         """A rank is dead: who waits for its answer gets none."""
         self.handles.pop(rank, None)
         for question in list(self.asked):

@@ -212,8 +212,8 @@ class Simulation:
             record.status, record.exit_status = "died", signal.SIGKILL
             record.failed_s = self._kernel.now_s
             self._done_s = self._kernel.now_s
-            self._world.bury(rank)
-            self._services.bury(rank)
+            self._world.reap(rank)
+            self._services.reap(rank)
 
     def _what_was_lost(self, result: SimRun) -> str:
         """The lost messages that somebody still waits for, as the end of a sentence."""

@@ -1,6 +1,6 @@
 """A very small SVG canvas: boxes, lines, arrows, words; the same bytes every time.
 
-Colours are those of Okabe and Ito, which people with the common kinds of colour
+Colors are those of Okabe and Ito, which people with the common kinds of color
 blindness can tell apart. Arrow heads are drawn, not referenced, so that every viewer
 shows them.
 """
@@ -96,7 +96,7 @@ class Canvas:
         x2: float,
         y2: float,
         *,
-        colour: str = INK,
+        color: str = INK,
         thick: float = 1.5,
         dash: str = "",
     ) -> None:
@@ -104,7 +104,7 @@ class Canvas:
         extra = f' stroke-dasharray="{dash}"' if dash else ""
         self._parts.append(
             f'<line x1="{num(x1)}" y1="{num(y1)}" x2="{num(x2)}" y2="{num(y2)}" '
-            f'stroke="{colour}" stroke-width="{num(thick)}"{extra}/>'
+            f'stroke="{color}" stroke-width="{num(thick)}"{extra}/>'
         )
 
     def arrow(
@@ -114,7 +114,7 @@ class Canvas:
         x2: float,
         y2: float,
         *,
-        colour: str = INK,
+        color: str = INK,
         thick: float = 2,
         dash: str = "",
     ) -> None:
@@ -123,10 +123,10 @@ class Canvas:
         ux, uy = (x2 - x1) / length, (y2 - y1) / length
         size = 5 + 2 * thick
         bx, by = x2 - ux * size, y2 - uy * size
-        self.line(x1, y1, bx, by, colour=colour, thick=thick, dash=dash)
+        self.line(x1, y1, bx, by, color=color, thick=thick, dash=dash)
         side = size * 0.5
         left, right = (bx - uy * side, by + ux * side), (bx + uy * side, by - ux * side)
-        self.polygon([(x2, y2), left, right], fill=colour)
+        self.polygon([(x2, y2), left, right], fill=color)
 
     def text(
         self,
@@ -135,7 +135,7 @@ class Canvas:
         words: str,
         *,
         size: float = 13,
-        colour: str = INK,
+        color: str = INK,
         anchor: str = "middle",
         bold: bool = False,
         mono: bool = False,
@@ -144,21 +144,21 @@ class Canvas:
         extra = ' font-weight="bold"' if bold else ""
         extra += f' font-family="{MONO}"' if mono else ""
         self._parts.append(
-            f'<text x="{num(x)}" y="{num(y)}" font-size="{num(size)}" fill="{colour}" '
+            f'<text x="{num(x)}" y="{num(y)}" font-size="{num(size)}" fill="{color}" '
             f'text-anchor="{anchor}"{extra}>{escape(words, quote=False)}</text>'
         )
 
     def hatch(
-        self, x: float, y: float, w: float, h: float, *, colour: str = GREY
+        self, x: float, y: float, w: float, h: float, *, color: str = GREY
     ) -> None:
         """Fill a box with slanted lines: waiting, or a wall."""
-        self.rect(x, y, w, h, fill=PAPER, stroke=colour)
+        self.rect(x, y, w, h, fill=PAPER, stroke=color)
         step = 6.0
         offset = step
         while offset < w + h:
             x1, y1 = x + max(0.0, offset - h), y + min(h, offset)
             x2, y2 = x + min(w, offset), y + max(0.0, offset - w)
-            self.line(x1, y1, x2, y2, colour=colour, thick=1)
+            self.line(x1, y1, x2, y2, color=color, thick=1)
             offset += step
 
     @contextmanager

@@ -244,7 +244,7 @@ class _Reader:
     # ── clocks ──────────────────────────────────────────────────────────────────────
 
     def _end(self, messages: Table) -> int:
-        """The end of the picture; who waits for ever waits until there."""
+        """The end of the picture; who waits forever waits until there."""
         seen = [row["end_ps"] for row in self._rows]
         end = max([*seen, int(messages["end_ps"].max(initial=0))])
         if self._simulated:
@@ -257,7 +257,7 @@ class _Reader:
         return end
 
     def _stuck(self, messages: Table) -> dict[int, tuple[int, int]]:
-        """Since when each rank waits that waits for ever."""
+        """Since when each rank waits that waits forever."""
         since: dict[int, tuple[int, int]] = {}
         for record in self._run.ranks:
             if record.status == "waiting" and not self._rows:

@@ -105,7 +105,7 @@ class Trace:
     cycle: tuple[int, ...] = ()
     waits_for: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     stuck: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """Each rank that waits for ever: since when, in picoseconds and in steps."""
+    """Each rank that waits forever: since when, in picoseconds and in steps."""
     links: Mapping[str, int] = field(default_factory=dict)
     """Picoseconds for which each link of the network was busy, where that is known."""
     notes: tuple[str, ...] = ()

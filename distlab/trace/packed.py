@@ -1,6 +1,6 @@
 """A trace as the page reads it: names as they are, columns of numbers zipped.
 
-A column is written as the differences between neighbours, lowest bytes first: the two
+A column is written as the differences between neighbors, lowest bytes first: the two
 million messages of a ring of 1,024 ranks come to less than half a megabyte like that.
 """
 

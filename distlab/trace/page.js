@@ -69,7 +69,7 @@ function fit(canvas, high) {
 }
 
 function draw() {
-  const started = performance.now(), colours = coloursNow();
+  const started = performance.now(), colors = colorsNow();
   for (const panel of panels) {
     const heat = isOverview(panel), count = view.last - view.first + 1;
     if (panel.side) panel.side.hidden = panel.caption.hidden = !heat;
@@ -77,11 +77,11 @@ function draw() {
     panel.height = Math.round(AXIS + lane * count + 6);
     [panel.ctx, panel.width] = fit(panel.main, panel.height);
     panel.frame = frameOf(view, panel.width, lane);
-    (heat ? drawHeat : drawLanes)(panel, view, colours);
+    (heat ? drawHeat : drawLanes)(panel, view, colors);
     panel.strip.hidden = view.clock === "steps";
     [panel.stripCtx] = fit(panel.strip, 46);
-    if (view.clock !== "steps") drawStrip(panel, view, colours);
-    if (heat) drawMatrix(panel, colours);
+    if (view.clock !== "steps") drawStrip(panel, view, colors);
+    if (heat) drawMatrix(panel, colors);
   }
   report(performance.now() - started);
 }

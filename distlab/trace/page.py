@@ -42,7 +42,7 @@ _KEY_OF_MESSAGES = (
     *_KEY[-2:],
 )
 _KEY_OF_FAILURE = (
-    ("stuck", "waits for ever"),
+    ("stuck", "waits forever"),
     ("never", "message that never comes"),
     ("failed", "failed or refused"),
 )

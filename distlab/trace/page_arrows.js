@@ -13,13 +13,13 @@ function endsOf(panel, view, row) {
   ];
 }
 
-function drawMessages(panel, view, colours) {
+function drawMessages(panel, view, colors) {
   const { trace, ctx } = panel;
   const rows = messagesBetween(trace, view);
   panel.shown = rows.length <= LINES ? rows : [];
   panel.hidden = rows.length - panel.shown.length;
   if (rows.length > ARROWS) {
-    ctx.strokeStyle = colours.message;
+    ctx.strokeStyle = colors.message;
     ctx.globalAlpha = rows.length > 4 * ARROWS ? 0.2 : 0.4;
     ctx.lineWidth = 1;
     ctx.beginPath();
@@ -35,15 +35,15 @@ function drawMessages(panel, view, colours) {
   const thick = rows.length > 300 ? 1 : rows.length > 60 ? 1.5 : 2.2;
   for (const row of rows) {
     const ends = endsOf(panel, view, row);
-    if (trace.messages.lost[row]) lost(ctx, ...ends, colours.stuck, thick);
-    else arrow(ctx, ...ends, colours.message, thick);
+    if (trace.messages.lost[row]) lost(ctx, ...ends, colors.stuck, thick);
+    else arrow(ctx, ...ends, colors.message, thick);
   }
 }
 
 /** A message that went under on its way: half of it, and a cross. */
-function lost(ctx, x, y, toX, toY, colour, thick) {
+function lost(ctx, x, y, toX, toY, color, thick) {
   const midX = (x + toX) / 2, midY = (y + toY) / 2;
-  ctx.strokeStyle = colour;
+  ctx.strokeStyle = color;
   ctx.lineWidth = thick;
   ctx.setLineDash([5, 4]);
   ctx.beginPath();
@@ -60,12 +60,12 @@ function lost(ctx, x, y, toX, toY, colour, thick) {
   ctx.stroke();
 }
 
-function arrow(ctx, x, y, toX, toY, colour, thick) {
+function arrow(ctx, x, y, toX, toY, color, thick) {
   const length = Math.hypot(toX - x, toY - y) || 1;
   const size = Math.min(4 + 2 * thick, length / 2);
   const ux = (toX - x) / length, uy = (toY - y) / length;
   const baseX = toX - ux * size, baseY = toY - uy * size;
-  ctx.strokeStyle = ctx.fillStyle = colour;
+  ctx.strokeStyle = ctx.fillStyle = color;
   ctx.lineWidth = thick;
   ctx.beginPath();
   ctx.moveTo(x, y);
@@ -79,7 +79,7 @@ function arrow(ctx, x, y, toX, toY, colour, thick) {
 }
 
 /** The messages that are waited for and never come: in red, in the time after both its sides began. */
-function drawNever(panel, view, colours) {
+function drawNever(panel, view, colors) {
   const { trace, ctx, frame } = panel;
   const shown = trace.never.filter(
     ([src, dst]) => [src, dst].every((r) => r >= view.first && r <= view.last),
@@ -95,27 +95,27 @@ function drawNever(panel, view, colours) {
     const y = frame.y(src) + edge, toY = frame.y(dst) - edge;
     const toX = Math.min(x + 40, frame.right - 6);
     ctx.setLineDash(circle ? [] : [7, 6]);
-    arrow(ctx, x, y, toX, toY, colours.stuck, frame.lane > 20 ? 3 : 1.5);
+    arrow(ctx, x, y, toX, toY, colors.stuck, frame.lane > 20 ? 3 : 1.5);
     ctx.setLineDash([]);
     if (frame.lane < 40 || apart < 100) return;
     ctx.font = "12px Verdana, sans-serif";
-    ctx.fillStyle = colours.stuck;
+    ctx.fillStyle = colors.stuck;
     ctx.textAlign = "left";
     ctx.fillText(given ? "never taken" : "never sent", (x + toX) / 2 + 12, (y + toY) / 2 + 4);
   });
 }
 
 /** The critical path as one line: along lanes, and across where a message leads. */
-function drawPath(panel, view, colours) {
+function drawPath(panel, view, colors) {
   const { trace, ctx, frame } = panel, { path, messages } = trace;
-  ctx.strokeStyle = colours.path;
+  ctx.strokeStyle = colors.path;
   ctx.lineWidth = frame.lane > 20 ? 4 : 2.5;
   ctx.lineJoin = "round";
   if (view.clock === "steps") {
     for (const row of trace.pathMessages) {
-      if (row >= 0) arrow(ctx, ...endsOf(panel, view, row), colours.path, ctx.lineWidth);
+      if (row >= 0) arrow(ctx, ...endsOf(panel, view, row), colors.path, ctx.lineWidth);
     }
-    for (const row of trace.pathCalls) if (row >= 0) outline(panel, view, row, colours.path);
+    for (const row of trace.pathCalls) if (row >= 0) outline(panel, view, row, colors.path);
     return;
   }
   const messageOf = (i) => (path.kind[i] === 0 ? path.message[i] : -1);
@@ -137,26 +137,26 @@ function drawPath(panel, view, colours) {
   ctx.stroke();
 }
 
-function outline(panel, view, row, colour) {
+function outline(panel, view, row, color) {
   const { trace, ctx, frame } = panel;
   const [begin, , end] = timesOfCall(trace, row, view.clock);
   if (begin < 0) return;
   const x = Math.max(frame.x(begin), GUTTER), right = Math.min(frame.x(end), frame.right);
-  ctx.strokeStyle = colour;
+  ctx.strokeStyle = color;
   ctx.lineWidth = 2.5;
   const top = frame.y(trace.calls.rank[row]) - frame.bar / 2;
   ctx.strokeRect(x - 1, top - 1.5, Math.max(right - x, 4) + 1, frame.bar + 3);
 }
 
-function drawPicked(panel, view, colours) {
+function drawPicked(panel, view, colors) {
   const picked = view.picked;
   if (!picked || picked.panel !== panel.number) return;
-  if (picked.call >= 0) outline(panel, view, picked.call, colours.pick);
+  if (picked.call >= 0) outline(panel, view, picked.call, colors.pick);
   if (picked.message < 0) return;
   const { ctx, trace } = panel;
-  arrow(ctx, ...endsOf(panel, view, picked.message), colours.pick, 4);
+  arrow(ctx, ...endsOf(panel, view, picked.message), colors.pick, 4);
   for (const row of [trace.messages.sent, trace.messages.received]) {
-    if (row[picked.message] >= 0) outline(panel, view, row[picked.message], colours.pick);
+    if (row[picked.message] >= 0) outline(panel, view, row[picked.message], colors.pick);
   }
 }
 

@@ -13,7 +13,7 @@ async function unzip(text) {
 }
 
 /**
- * A column: differences between neighbours, as whole numbers of 4 or 8 bytes, all
+ * A column: differences between neighbors, as whole numbers of 4 or 8 bytes, all
  * lowest bytes first, then all second ones, and so on: so they zip best.
  */
 async function column([width, text]) {

@@ -3,8 +3,8 @@
 
 "use strict";
 
-/** Colours of a style sheet's variables, as the canvas needs them. */
-function coloursNow() {
+/** Colors of a style sheet's variables, as the canvas needs them. */
+function colorsNow() {
   const style = getComputedStyle(document.documentElement);
   const of = (name) => style.getPropertyValue(`--${name}`).trim();
   return {
@@ -15,20 +15,20 @@ function coloursNow() {
   };
 }
 
-function channels(colour) {
-  return [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+function channels(color) {
+  return [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
 }
 
 /** A picture of ranks (down) by time (across): blue where data moves, yellow where the
- * ranks wait, red where they do so for ever, else the colour of a lane. */
-function heatPicture(trace, colours) {
+ * ranks wait, red where they do so forever, else the color of a lane. */
+function heatPicture(trace, colors) {
   const { rows, parts, moving, waiting, stuck } = trace.overview;
   const canvas = document.createElement("canvas");
   canvas.width = parts;
   canvas.height = rows;
   const ctx = canvas.getContext("2d"), image = ctx.createImageData(parts, rows);
   const names = ["lane", "move", "wait", "stuck"];
-  const [lane, move, wait, red] = names.map((name) => channels(colours[name]));
+  const [lane, move, wait, red] = names.map((name) => channels(colors[name]));
   for (let i = 0; i < rows * parts; i++) {
     const s = stuck[i] / 255, m = Math.min(moving[i] / 255, 1 - s);
     const w = Math.min(waiting[i] / 255, 1 - s - m), rest = 1 - s - m - w;
@@ -41,11 +41,11 @@ function heatPicture(trace, colours) {
   return canvas;
 }
 
-function drawHeat(panel, view, colours) {
+function drawHeat(panel, view, colors) {
   const { trace, ctx, frame } = panel, { rows, parts } = trace.overview;
   const perRow = Math.ceil(trace.ranks / rows);
-  drawAxis(panel, view, colours);
-  const picture = heatPicture(trace, colours);
+  drawAxis(panel, view, colors);
+  const picture = heatPicture(trace, colors);
   const top = view.first / perRow, high = (view.last + 1) / perRow - top;
   const left = (view.from / trace.end) * parts;
   const wide = ((view.to - view.from) / trace.end) * parts;
@@ -56,7 +56,7 @@ function drawHeat(panel, view, colours) {
   );
   ctx.textAlign = "right";
   ctx.font = "11px Verdana, sans-serif";
-  ctx.fillStyle = colours.ink;
+  ctx.fillStyle = colors.ink;
   const count = view.last - view.first + 1;
   const every = 2 ** Math.ceil(Math.log2(count / 16));
   for (let rank = view.first; rank <= view.last; rank += every) {
@@ -68,24 +68,24 @@ function drawHeat(panel, view, colours) {
   ctx.beginPath();
   ctx.rect(GUTTER, AXIS, frame.right - GUTTER, panel.height);
   ctx.clip();
-  if (view.path) drawPath(panel, view, colours);
+  if (view.path) drawPath(panel, view, colors);
   ctx.restore();
 }
 
 // ── who sent how much to whom ───────────────────────────────────────────────────────
 
-function drawMatrix(panel, colours) {
+function drawMatrix(panel, colors) {
   const { trace, matrix } = panel, { groups, matrix: cells } = trace.overview;
   const ctx = matrix.getContext("2d"), size = matrix.width / groups;
   const most = cells.reduce((a, b) => Math.max(a, b), 1);
-  ctx.fillStyle = colours.lane;
+  ctx.fillStyle = colors.lane;
   ctx.fillRect(0, 0, matrix.width, matrix.height);
   for (let src = 0; src < groups; src++) {
     for (let dst = 0; dst < groups; dst++) {
       const count = cells[src * groups + dst];
       if (!count) continue;
       ctx.globalAlpha = 0.25 + 0.75 * (Math.log1p(count) / Math.log1p(most));
-      ctx.fillStyle = colours.move;
+      ctx.fillStyle = colors.move;
       ctx.fillRect(dst * size, src * size, Math.max(size, 2), Math.max(size, 2));
     }
   }
@@ -102,7 +102,7 @@ function cellAt(panel, x, y) {
 // ── links ───────────────────────────────────────────────────────────────────────────
 
 /** How many of the ranks' ways out and in were in use, and the busiest one. */
-function drawStrip(panel, view, colours) {
+function drawStrip(panel, view, colors) {
   const { trace, stripCtx: ctx, frame } = panel, high = panel.strip.clientHeight;
   const { mean, most } = trace.strip, parts = mean.length;
   ctx.clearRect(0, 0, frame.width, high);
@@ -123,18 +123,18 @@ function drawStrip(panel, view, colours) {
   outline(mean);
   ctx.lineTo(part(parts), floor);
   ctx.lineTo(part(0), floor);
-  ctx.fillStyle = colours.move;
+  ctx.fillStyle = colors.move;
   ctx.fill();
   outline(most);
-  ctx.strokeStyle = colours.ink;
+  ctx.strokeStyle = colors.ink;
   ctx.lineWidth = 1.2;
   ctx.stroke();
   ctx.restore();
   ctx.font = "11px Verdana, sans-serif";
   ctx.textAlign = "right";
-  ctx.fillStyle = colours.ink;
+  ctx.fillStyle = colors.ink;
   ctx.fillText("ways out", GUTTER - 10, high / 2 - 7);
   ctx.fillText("and in", GUTTER - 10, high / 2 + 5);
-  ctx.fillStyle = colours.dim;
+  ctx.fillStyle = colors.dim;
   ctx.fillText("in use", GUTTER - 10, high / 2 + 18);
 }

@@ -54,7 +54,7 @@ function callInWords(box, trace, { call }) {
   const waited = c.ready[call] - c.start[call];
   const state = STATES[c.state[call]];
   if (state === "waiting") {
-    add(box, "p", `began at ${duration(c.start[call])} and waits for ever`);
+    add(box, "p", `began at ${duration(c.start[call])} and waits forever`);
   } else {
     facts(box, c.num_bytes[call], c.tag[call], c.start[call], c.end[call]);
   }
@@ -90,7 +90,7 @@ function showSpot(panel, rank, time) {
   box.replaceChildren();
   add(add(box, "p"), "b", `rank ${rank}, about ${duration(time)}`);
   add(box, "p", `moves data ${percent(moving[at])} of the time, waits ` +
-    `${percent(waiting[at])}${stuck[at] ? " and then for ever" : ""}`);
+    `${percent(waiting[at])}${stuck[at] ? " and then forever" : ""}`);
   goTo(box, ...around(rank));
   root.dataset.picked = `r${rank}`;
 }

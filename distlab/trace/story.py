@@ -16,7 +16,7 @@ _LOST = " It was sent, but the message was lost on its way."
 
 
 def story(run: Run) -> list[str]:
-    """Sentences on a run in which ranks wait for ever; none on any other run."""
+    """Sentences on a run in which ranks wait forever; none on any other run."""
     waiting = [record for record in run.ranks if record.status == "waiting"]
     if run.outcome != "deadlock" or not waiting:
         return []

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from distlab.comm import Event
     from distlab.runner import Run
 
-LEGEND = "── a call   ·· until the other side comes   ~~ waits for ever   ! failed"
+LEGEND = "── a call   ·· until the other side comes   ~~ waits forever   ! failed"
 _MOST_RANKS = 16
 _TAIL = 9  # columns that a wait goes on beyond the last call
 _SLOT = (4, 14)  # columns, at least and at most

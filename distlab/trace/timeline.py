@@ -71,11 +71,11 @@ class _Picture:
             if arrow.start >= self._first:
                 self._draw_arrow(arrow)
         self._draw_waits()
-        colour = INK if self._run.outcome == "finished" else RED
+        color = INK if self._run.outcome == "finished" else RED
         words = explain(self._run)
         size = 14 if len(words) < 80 else 11
         middle, y = _WIDTH / 2, self._height - 14
-        self._canvas.text(middle, y, words, size=size, colour=colour, bold=True)
+        self._canvas.text(middle, y, words, size=size, color=color, bold=True)
         return self._canvas.svg()
 
     def _x(self, slot: float) -> float:
@@ -94,9 +94,9 @@ class _Picture:
         elif record.status == "finished" and self._run.outcome != "finished":
             words = "finished"
         if words and self._lane >= 60:
-            colour = RED if record.status in _ENDS else INK
+            color = RED if record.status in _ENDS else INK
             self._canvas.text(
-                self._right, y + 22, words, size=11, colour=colour, anchor="end"
+                self._right, y + 22, words, size=11, color=color, anchor="end"
             )
 
     def _draw_bar(self, bar: Bar) -> None:
@@ -104,7 +104,7 @@ class _Picture:
         y, wide = self._y(bar.rank), max(3.0, right - left - 3)
         with self._canvas.titled(f"rank {bar.rank}: {words_of(bar.call)}"):
             if bar.state == "waiting":
-                self._canvas.hatch(left, y - 9, self._right - left, 18, colour=RED)
+                self._canvas.hatch(left, y - 9, self._right - left, 18, color=RED)
             else:
                 ready = self._x(max(bar.start, bar.end - 1))
                 if bar.state == "done" and ready > left:  # the other side came later
@@ -117,7 +117,7 @@ class _Picture:
         if bar.state == "waiting":
             words = f"waits in {describe(bar.call)}"
             x, anchor = self._right, "end"
-            self._canvas.text(x, y - 14, words, size=12, colour=RED, anchor=anchor)
+            self._canvas.text(x, y - 14, words, size=12, color=RED, anchor=anchor)
         elif wide > 7 * len(describe(bar.call)):
             self._canvas.text(left + wide / 2, y + 4, describe(bar.call), size=11)
 
@@ -127,7 +127,7 @@ class _Picture:
         y, end_y = self._y(arrow.src) + 9 * down, self._y(arrow.dst) - 9 * down
         words = f"message of rank {arrow.src} to rank {arrow.dst}: "
         with self._canvas.titled(words + words_of(arrow.call)):
-            self._canvas.arrow(x, y, end, end_y, colour=GREEN, thick=2.5)
+            self._canvas.arrow(x, y, end, end_y, color=GREEN, thick=2.5)
 
     def _draw_waits(self) -> None:
         """Red arrows: the messages that are waited for and never get on."""
@@ -146,11 +146,11 @@ class _Picture:
         words = f"a message from {src} to {dst} that never gets on"
         dash = "" if wait.in_cycle else "7 6"
         with self._canvas.titled(f"rank {wait.waiter} waits: {words}"):
-            self._canvas.arrow(x, y, x + 34, end_y, colour=RED, thick=3, dash=dash)
+            self._canvas.arrow(x, y, x + 34, end_y, color=RED, thick=3, dash=dash)
         if not wait.in_cycle and self._lane >= 60:
             what = "never taken" if wait.given else "never sent"
             self._canvas.text(
-                x + 36, (y + end_y) / 2 + 4, what, size=11, colour=RED, anchor="start"
+                x + 36, (y + end_y) / 2 + 4, what, size=11, color=RED, anchor="start"
             )
 
 

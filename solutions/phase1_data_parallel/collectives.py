@@ -44,11 +44,11 @@ def exchange(comm: Comm, box: Tensor) -> None:
 
 
 def pass_around(comm: Comm, outgoing: Tensor, incoming: Tensor) -> None:
-    """Give `outgoing` to the right neighbour, take the left one's into `incoming`.
+    """Give `outgoing` to the right neighbor, take the left one's into `incoming`.
 
     The ranks stand in a circle: right of rank r is r + 1, right of the last is 0.
 
-    C1 incoming holds the left neighbour's outgoing; outgoing is as it was
+    C1 incoming holds the left neighbor's outgoing; outgoing is as it was
     C2 every rank sends exactly one message
     In torch.distributed: dist.batch_isend_irecv; MPI calls it sendrecv
     Example: n = 3, outgoing 10, 11, 12 → incoming 12, 10, 11

@@ -1,6 +1,6 @@
 """Many microbatches on their way through the stages at once: pipeline parallelism.
 
-Guide: phase2_advanced/guidelines.md, "Build it, task by task": 2.10 to 2.14, 2.21, 2.26.
+Guide: phase2_advanced/guidelines.md, tasks 2.10 to 2.14, 2.21, 2.26.
 Source: Y. Huang et al., GPipe (arXiv 1811.06965), figure 2; D. Narayanan et al. (arXiv
 2104.04473), sections 2.2 and 2.3, for 1F1B and its interleaved form.
 Symbols: n = world_size ranks; m microbatches; v chunks of the model on each rank; t_f
@@ -280,7 +280,7 @@ def draw(
     """All ranks' schedules as a table: a row per rank, a column per unit of time.
 
     `forward` and `backward` are t_f and t_b, in whole units. Where the ranks wait for
-    each other for ever, the table ends. A chunk other than 0 is marked with ' each.
+    each other forever, the table ends. A chunk other than 0 is marked with ' each.
     """
     takes = {"F": forward, "B": backward}
     num_stages = len(schedules) * (1 + max(a.chunk for s in schedules for a in s))

@@ -35,7 +35,7 @@ class Mesh(NamedTuple):
 def coordinates(rank: int, tensor_size: int) -> tuple[int, int]:
     """Where a rank stands: (which model, which share of it).
 
-    Neighbours share a model: ranks 0 … tensor_size - 1 have model 0, and so on.
+    Neighbors share a model: ranks 0 … tensor_size - 1 have model 0, and so on.
 
     Example: tensor_size = 2, ranks 0, 1, 2, 3 → (0, 0), (0, 1), (1, 0), (1, 1)
     Cost: nothing is sent. Check: distlab check 2.15
@@ -52,7 +52,7 @@ def make_mesh(comm: Comm, tensor_size: int) -> Mesh:
     `comm.new_group(ranks)` is a collective: all ranks of `comm` call it with the same
     list. It gives a Comm in the order of the list, and None to ranks not on it.
 
-    C1 coordinates: neighbours share a model
+    C1 coordinates: neighbors share a model
     C2 each rank's two groups, with their ranks in rising order
     C3 every rank makes the same groups, each once, in the same order
     C4 ValueError if tensor_size does not divide the ranks; nothing is sent

@@ -14,7 +14,7 @@ each sends less than 2 S; a rank that collects everything receives (n - 1) S.
     rank 2    .      1 →    .
 
 `comm` has send, recv, sendrecv, isend and irecv, no collectives. The tensors that it
-takes are contiguous. The right neighbour of rank r is r + 1; that of the last is 0.
+takes are contiguous. The right neighbor of rank r is r + 1; that of the last is 0.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def reduce_scatter(comm: Comm, tensor: Tensor) -> int:
     chunks may hold anything.
 
     C1 the chunk with the returned number holds the sum; every rank returns another one
-    C2 n - 1 steps; in each, a rank sends one chunk to its one neighbour in the ring
+    C2 n - 1 steps; in each, a rank sends one chunk to its one neighbor in the ring
     In torch.distributed: dist.reduce_scatter_tensor(output, input)
     Example: n = 2, tensors 1 2 and 10 20 → rank 0 has 11 . and returns 0, rank 1 has
     . 22 and returns 1; the other way round is as good
@@ -83,7 +83,7 @@ def all_reduce(comm: Comm, tensor: Tensor, average: bool = False) -> None:
 
     C1 every rank has the sum, the very same bits, in the caller's own tensor
     C2 with average=True, the mean; of a dtype of whole numbers: ValueError
-    C3 2(n - 1) steps; in each, a rank sends one chunk to its one neighbour in the ring
+    C3 2(n - 1) steps; in each, a rank sends one chunk to its one neighbor in the ring
     In torch.distributed: dist.all_reduce(tensor)
     Example: n = 3, tensors 1 2, 10 20 and 100 200 → 111 222 on every rank
     Cost: 2(n - 1) messages of S/n bytes per rank. Check: distlab check 3.3

@@ -20,7 +20,7 @@ def box(size: int = 4) -> Tensor:
     return torch.zeros(size)
 
 
-def neighbours(ctx: RankContext) -> tuple[int, int]:
+def neighbors(ctx: RankContext) -> tuple[int, int]:
     return (ctx.rank - 1) % ctx.world_size, (ctx.rank + 1) % ctx.world_size
 
 
@@ -54,7 +54,7 @@ def domino(ctx: RankContext) -> Tensor:
 @right(2, 3, 4, gives=lambda rank, n: [float((rank - 1) % n)] * 4)
 def irecv_before_send(ctx: RankContext) -> Tensor:
     """A ring of blocking sends that is none: all have posted their receive before."""
-    left, right_ = neighbours(ctx)
+    left, right_ = neighbors(ctx)
     got = box()
     work = ctx.comm.irecv(got, left)
     ctx.comm.send(filled(ctx.rank), right_)
@@ -201,7 +201,7 @@ def tag_is_the_step(ctx: RankContext) -> None:
 @hangs(4, 5)
 def listens_to_the_wrong_side(ctx: RankContext) -> None:
     """Odd ranks receive from the right, where even ranks send to the right."""
-    left, right_ = neighbours(ctx)
+    left, right_ = neighbors(ctx)
     if ctx.rank % 2:
         ctx.comm.recv(box(), right_)  # guilty
         ctx.comm.send(box(), right_)
@@ -213,8 +213,8 @@ def listens_to_the_wrong_side(ctx: RankContext) -> None:
 @right(2, gives=lambda rank, n: None)
 @hangs(3, 4)
 def one_turns_the_other_way(ctx: RankContext) -> None:
-    """Rank 0 mixes up its neighbours."""
-    left, right_ = neighbours(ctx)
+    """Rank 0 mixes up its neighbors."""
+    left, right_ = neighbors(ctx)
     if ctx.rank == 0:
         ctx.comm.sendrecv(box(), left, box(), right_)  # guilty
     else:

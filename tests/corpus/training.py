@@ -224,7 +224,7 @@ def last_stage_keeps_its_gradient(ctx: RankContext) -> None:
 
 @hangs(3)
 def stage_skips_a_microbatch(ctx: RankContext) -> None:
-    """The middle stage works on three microbatches, its neighbours on four."""
+    """The middle stage works on three microbatches, its neighbors on four."""
     x = torch.ones(3)
     for _ in range(3 if ctx.rank == 1 else 4):
         if ctx.rank > 0:

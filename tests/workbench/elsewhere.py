@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from distlab.comm import Call, Comm, Wrapper
-from distlab.grading.bench import perform
+from distlab.grading.harness import perform
 from distlab.runner import Cluster, RankContext, Run
 
 T = TypeVar("T")

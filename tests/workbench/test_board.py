@@ -197,7 +197,7 @@ def test_a_half_of_sendrecv_can_serve_a_third_rank() -> None:
     assert story.stuck() is None
 
 
-def test_finished_neighbours_leave_a_sendrecv_stuck() -> None:
+def test_finished_neighbors_leave_a_sendrecv_stuck() -> None:
     story = Story(3)
     story.start(1, "sendrecv", dst=2, src=0)
     story.finished(0)

@@ -224,12 +224,12 @@ def test_pipes_and_terminals(course: Course) -> None:
     assert done.err == ""
     assert done.out.splitlines()[1:] in (["141", "0", "0"], ["0", "0", "0"])
     assert (course.root / "ascii").read_bytes().isascii()
-    # A terminal has colours unless it is asked to have none.
+    # A terminal has colors unless it is asked to have none.
     script = shutil.which("script")
     if script:
         command = f"{sys.executable} -m distlab status"
-        coloured = course.shell(f"TERM=xterm script -qec '{command}' /dev/null")
-        assert "\x1b[" in coloured.out
+        colored = course.shell(f"TERM=xterm script -qec '{command}' /dev/null")
+        assert "\x1b[" in colored.out
         plain = course.shell(f"TERM=xterm NO_COLOR=1 script -qec '{command}' /dev/null")
         assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", plain.out)
 

@@ -22,8 +22,8 @@ from distlab.grading.generated import (
     judge_generated,
     read_reasons,
 )
+from distlab.grading.generated_mutants import Mutation, mutations_of
 from distlab.grading.mutants import CatalogueError, Entry
-from distlab.grading.slips import Mutation, mutations_of
 from distlab.runner import Cluster
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from distlab.grading import rehearsal
+from distlab.grading import warmup
 from distlab.runner import Cluster, RankContext
 from distlab.runner.gpus import show_gpus, without_gpus
 
@@ -44,7 +44,7 @@ def test_nothing_is_rehearsed_where_that_would_wake_a_gpu(
 ) -> None:
     taken = []
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
-    monkeypatch.setattr(rehearsal, "has_nvidia_gpu", lambda: here)
+    monkeypatch.setattr(warmup, "has_nvidia_gpu", lambda: here)
     monkeypatch.setattr(torch, "manual_seed", taken.append)
-    rehearsal.one_step()
+    warmup.one_step()
     assert len(taken) == steps

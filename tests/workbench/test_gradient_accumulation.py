@@ -40,7 +40,7 @@ SIZE = sum(p.numel() for p in make_model(SEED).parameters())
 @pytest.fixture(scope="module")
 def ranks(cluster: Cluster) -> Cluster:
     """With what each of them would import for itself."""
-    cluster.warm("torch._dynamo", "distlab.grading.rehearsal:one_step", __name__)
+    cluster.warm("torch._dynamo", "distlab.grading.warmup:one_step", __name__)
     return cluster
 
 

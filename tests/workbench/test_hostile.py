@@ -124,7 +124,7 @@ def test_a_change_of_the_course_is_seen(
 ) -> None:
     """Without the guard the very same submission gets through to the copy's tests."""
     monkeypatch.setattr(
-        "distlab.grading.bench.off_limits", lambda impl: {"course": [], "secrets": []}
+        "distlab.grading.harness.off_limits", lambda impl: {"course": [], "secrets": []}
     )
     case = replace(BY_ID["HC22"], slug=None, says="")
     (found,) = judge(ROOT, cluster, [case])
@@ -167,7 +167,7 @@ def broken(tmp_path: Path) -> Callable[..., str]:
     ("changes", "complaint"),
     [
         ({"title": None}, "some.toml: HO01: title is missing"),
-        ({"colour": "red"}, "HO01: colour means nothing here"),
+        ({"color": "red"}, "HO01: color means nothing here"),
         ({"id": "X1"}, "X1: the id must look like HO01"),
         ({"status": "maybe"}, "'maybe' is not a status"),
         ({"body": None}, "there is nothing to hand in"),

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from distlab.grading.forms import flaw_in, not_a_def
 from distlab.grading.guard import MAX_FORKS, MAX_SHARED_BYTES, ForbiddenError, _Guard
+from distlab.grading.static_checks import flaw_in, not_a_def
 from distlab.runner.incoming import record_in
 from distlab.runner.processes import is_stopped
 from distlab.runner.wire import encode

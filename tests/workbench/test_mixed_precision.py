@@ -30,7 +30,7 @@ POLICY_TOLERANCE = 1e-6  # float32: FSDP sums in another order
 def warm(cluster: Cluster) -> None:
     """Before ranks are forked: what each of them would import for itself."""
     needed = "torch._dynamo", "torch.distributed.fsdp", __name__
-    cluster.warm("distlab.grading.rehearsal:one_step", *needed)
+    cluster.warm("distlab.grading.warmup:one_step", *needed)
 
 
 @pytest.fixture(scope="module")

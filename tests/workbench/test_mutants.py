@@ -121,7 +121,7 @@ def broken(tmp_path: Path) -> Broken:
     ("changes", "complaint"),
     [
         ({"title": None}, "mutant CO01: title is missing"),
-        ({"colour": "red"}, "mutant CO01: colour means nothing here"),
+        ({"color": "red"}, "mutant CO01: color means nothing here"),
         ({"id": "X1"}, "mutant X1: the id must look like"),
         ({"task": "trainer.train_step"}, "train_step is not a task of collectives"),
         ({"task": "collectives.nothing"}, "there is no task collectives.nothing"),

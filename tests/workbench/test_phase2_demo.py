@@ -77,7 +77,7 @@ def test_a_batch_is_passages_of_the_text_and_the_same_for_all() -> None:
 @pytest.fixture(autouse=True)
 def warm(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that are there already; they end with the session."""
-    cluster.warm("distlab.grading.rehearsal:one_step", *PRELOADS)
+    cluster.warm("distlab.grading.warmup:one_step", *PRELOADS)
 
     class Warm:
         def __init__(self, **_: Any) -> None:

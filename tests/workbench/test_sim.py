@@ -20,7 +20,7 @@ def zeros(count: int) -> torch.Tensor:
     return torch.zeros(count, dtype=torch.float64)
 
 
-def neighbours(ctx: RankContext) -> tuple[int, int]:
+def neighbors(ctx: RankContext) -> tuple[int, int]:
     return (ctx.rank - 1) % ctx.world_size, (ctx.rank + 1) % ctx.world_size
 
 
@@ -33,7 +33,7 @@ def close_to(seconds: float) -> Any:
 
 def ring_all_reduce(ctx: RankContext, size: int) -> float:
     """Reduce-scatter, then all-gather: 2 (n - 1) steps of one chunk each."""
-    n, (left, right) = ctx.world_size, neighbours(ctx)
+    n, (left, right) = ctx.world_size, neighbors(ctx)
     chunks = list((zeros(size) + ctx.rank + 1).chunk(n))
     box = torch.empty_like(chunks[0])
     for step in range(2 * (n - 1)):
@@ -112,7 +112,7 @@ def test_a_library_collective_takes_what_its_formula_says(n: int, op: str) -> No
 
 def busy(ctx: RankContext) -> list[Any]:
     """A bit of everything, in an order that only the kernel decides."""
-    left, right = neighbours(ctx)
+    left, right = neighbors(ctx)
     ctx.comm.sendrecv(zeros(9), right, zeros(9), left)
     works = [ctx.comm.isend(zeros(ctx.rank + 1), right, tag=1)]
     works.append(ctx.comm.irecv(zeros(left + 1), left, tag=1))
@@ -154,7 +154,7 @@ def test_a_ranks_clock_is_the_virtual_one() -> None:
 
 
 def ring_of_sends(ctx: RankContext) -> None:
-    left, right = neighbours(ctx)
+    left, right = neighbors(ctx)
     ctx.comm.send(zeros(1), right)  # THE LINE OF THE SEND
     ctx.comm.recv(zeros(1), left)
 

@@ -22,13 +22,13 @@ def zeros(count: int) -> torch.Tensor:
     return torch.zeros(count, dtype=torch.float64)
 
 
-def neighbours(ctx: RankContext) -> tuple[int, int]:
+def neighbors(ctx: RankContext) -> tuple[int, int]:
     return (ctx.rank - 1) % ctx.world_size, (ctx.rank + 1) % ctx.world_size
 
 
 def mixture(ctx: RankContext) -> list[Any]:
     """Sends, receives from anyone, a time limit, random numbers, a group."""
-    left, right = neighbours(ctx)
+    left, right = neighbors(ctx)
     with torch.set_grad_enabled(ctx.rank % 2 == 0):
         ctx.comm.sendrecv(zeros(9), right, zeros(9), left)
         seen: list[Any] = [torch.is_grad_enabled()]
@@ -147,7 +147,7 @@ def test_autograd_works_after_a_run_that_ended_inside_it() -> None:
 
 
 def talks(ctx: RankContext) -> None:
-    left, right = neighbours(ctx)
+    left, right = neighbors(ctx)
     print("before", ctx.rank)
     ctx.comm.sendrecv(zeros(1), right, zeros(1), left)
     print("after", ctx.rank, file=sys.stderr)

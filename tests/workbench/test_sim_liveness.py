@@ -190,12 +190,12 @@ def test_only_a_suspicion_of_ours_counts(told: Any, is_ours: bool) -> None:
 
 def test_other_units_are_not_looked_at(cluster: Cluster) -> None:
     from distlab.curriculum.units import read_source
-    from distlab.grading.bench import Bench, Implementation
+    from distlab.grading.harness import Implementation, RankHarness
     from distlab.runner import Limits
 
     source = read_source(CURRICULUM, CURRICULUM.units["trainer"], "reference")
     impl = Implementation(source, source)
-    bench = Bench(cluster, 1, SEED, Limits())
+    bench = RankHarness(cluster, 1, SEED, Limits())
     assert suspects(cluster, "trainer.average_gradients", impl, bench) == {}
 
 

@@ -27,7 +27,7 @@ def ring_all_reduce(ctx: RankContext, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def forgets_the_last(ctx: RankContext, tensor: torch.Tensor) -> torch.Tensor:
-    """Every rank adds up what its neighbours have: two shares twice, none of others."""
+    """Every rank adds up what its neighbors have: two shares twice, none of others."""
     right, left = (ctx.rank + 1) % ctx.world_size, (ctx.rank - 1) % ctx.world_size
     box, own = torch.zeros_like(tensor), tensor.clone()
     ctx.comm.sendrecv(own, right, box, left)

@@ -17,7 +17,7 @@ def zeros(count: int) -> torch.Tensor:
     return torch.zeros(count, dtype=torch.float64)
 
 
-def neighbours(ctx: RankContext) -> tuple[int, int]:
+def neighbors(ctx: RankContext) -> tuple[int, int]:
     return (ctx.rank - 1) % ctx.world_size, (ctx.rank + 1) % ctx.world_size
 
 
@@ -30,7 +30,7 @@ def idle(ctx: RankContext) -> int:
 
 def grad_modes(ctx: RankContext) -> list[bool]:
     """Rank 0 waits inside no_grad, rank 1 outside; neither sees the other's mode."""
-    left, right = neighbours(ctx)
+    left, right = neighbors(ctx)
     seen = [torch.is_grad_enabled()]
     with torch.set_grad_enabled(ctx.rank % 2 == 1):
         for _ in range(3):
@@ -79,7 +79,7 @@ def test_a_parameter_can_be_sent_and_received_into() -> None:
 
 
 def random_numbers(ctx: RankContext) -> list[float]:
-    left, right = neighbours(ctx)
+    left, right = neighbors(ctx)
     numbers = []
     for _ in range(3):
         numbers.append(float(torch.rand(1)))
@@ -99,7 +99,7 @@ def test_each_rank_has_its_own_random_numbers() -> None:
 
 
 def talks(ctx: RankContext) -> None:
-    left, right = neighbours(ctx)
+    left, right = neighbors(ctx)
     print("before", ctx.rank)
     ctx.comm.sendrecv(zeros(1), right, zeros(1), left)
     print("after", ctx.rank, file=sys.stderr)

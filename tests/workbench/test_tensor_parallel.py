@@ -170,7 +170,7 @@ def placed(x: Tensor, n: int, rank: int) -> Tensor:
 @pytest.fixture(scope="module", autouse=True)
 def warm(cluster: Cluster) -> None:
     """Before ranks are forked: what each of them would import for itself."""
-    cluster.warm("distlab.grading.rehearsal:one_step", __name__)
+    cluster.warm("distlab.grading.warmup:one_step", __name__)
 
 
 @pytest.fixture(scope="module")

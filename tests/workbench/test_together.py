@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from distlab.curriculum import UnitSource
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.clause import checks_of
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.together import Play, taken_apart
 from distlab.grading.wishes import Asker, first_plays
 from distlab.runner import Cluster, Limits, RankRecord, Run
@@ -33,7 +33,7 @@ def implementation(unit: str) -> Implementation:
     return Implementation(source, replace(source, path=where))
 
 
-def bench_of(cluster: Cluster, kind: type[Bench] = Bench) -> Bench:
+def bench_of(cluster: Cluster, kind: type[RankHarness] = RankHarness) -> RankHarness:
     return kind(cluster, 3, 7, Limits(seconds=20.0))
 
 

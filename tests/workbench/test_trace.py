@@ -24,8 +24,8 @@ from tests.workbench.traces import ended, event, run_of, stuck_ring
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def shapes(svg: str, colour: str) -> int:
-    return len(re.findall(rf'<polygon [^>]*fill="{colour}"', svg))
+def shapes(svg: str, color: str) -> int:
+    return len(re.findall(rf'<polygon [^>]*fill="{color}"', svg))
 
 
 # ── where calls stand ───────────────────────────────────────────────────────────────

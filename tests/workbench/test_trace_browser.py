@@ -54,10 +54,10 @@ def look(web: Browser) -> tuple[float, float]:
     return shown[0], shown[1]
 
 
-def colour_at(web: Browser, source: str) -> str:
-    """The colour of the picture at a point of the first panel, by its name."""
+def color_at(web: Browser, source: str) -> str:
+    """The color of the picture at a point of the first panel, by its name."""
     name = web.script(
-        f"(() => {{ const panel = panels[0], f = panel.frame, c = coloursNow();"
+        f"(() => {{ const panel = panels[0], f = panel.frame, c = colorsNow();"
         f" const [x, y] = {source}; const at = [Math.round(x), Math.round(y), 1, 1];"
         " const seen = [...panel.ctx.getImageData(...at).data.slice(0, 3)];"
         " const off = (name) => Math.max(...channels(c[name]).map("
@@ -84,11 +84,11 @@ def test_a_deadlock_explains_itself_and_its_line_is_a_click_away(
     assert "That is a circle" in words
     assert web.script("view.clock") == "steps"
     edge = "[f.x(view.from) + 300, f.y(2) - Math.round(f.bar / 2)]"
-    assert colour_at(web, edge) == "stuck"
+    assert color_at(web, edge) == "stuck"
     web.click(*spot(web, "[f.right - 60, f.y(2)]"))
     said = details(web)
     assert "rank 2: send → 3" in said
-    assert "waits for ever" in said
+    assert "waits forever" in said
     assert "mine.py:41" in said
     assert "comm.send(box, right)" in said
 
@@ -112,8 +112,8 @@ def test_a_click_on_a_message_shows_its_call_site(web: Browser, tmp_path: Path) 
     )
     assert web.script("document.documentElement.dataset.picked") == "m1"
     moves, waits = "(view.to * 0.5)", "(view.to * 0.1)"
-    assert colour_at(web, f"[f.x{moves} + 40, f.y(2) + f.bar / 2 - 3]") == "move"
-    assert colour_at(web, f"[f.x{waits}, f.y(3)]") == "wait"
+    assert color_at(web, f"[f.x{moves} + 40, f.y(2) + f.bar / 2 - 3]") == "move"
+    assert color_at(web, f"[f.x{waits}, f.y(3)]") == "wait"
 
 
 def test_wheel_drag_and_keys_change_what_is_shown(web: Browser, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_very_many_ranks_are_a_heat_map_until_one_looks_closer(
     assert web.requests() == web.complaints() == []
     state = "document.documentElement.dataset"
     assert web.script(f"{state}.mode") == "overview"
-    assert colour_at(web, "[f.x(view.to / 2), f.y(50)]") == "move"
+    assert color_at(web, "[f.x(view.to / 2), f.y(50)]") == "move"
     web.click(*spot(web, "[f.x(view.to / 2), f.y(50)]"))
     assert "rank 50, about" in details(web)
     assert "moves data 100 % of the time" in details(web)

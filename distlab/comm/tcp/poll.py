@@ -28,7 +28,7 @@ class Poller(Protocol):
         """Take a descriptor out."""
 
     def poll(self, timeout_s: float | None = None) -> list[tuple[int, int]]:
-        """Wait; (descriptor, events) of those that are ready. None is for ever."""
+        """Wait; (descriptor, events) of those that are ready. None is forever."""
 
     def close(self) -> None:
         """Give it up."""

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.activations import Activations, Outputs
 from distlab.grading.checks.microbatches import (
     RAGGED,
@@ -21,6 +20,7 @@ from distlab.grading.checks.microbatches import (
     wrong_weights,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import (
     Suspect,
     expect_values,
@@ -66,11 +66,11 @@ def accumulate_once(
 
 
 @clause("gradient_accumulation.accumulate", "C1", worlds=WORLDS)
-def every_sample_counts_alike(impl: Implementation, cluster: Bench) -> str | None:
+def every_sample_counts_alike(impl: Implementation, harness: RankHarness) -> str | None:
     """V: each rank's part, against every microbatch by itself."""
-    n = cluster.world_size
-    run = cluster.run(impl, accumulate_once)
-    means = first_means(cluster.seed, RAGGED[:n])
+    n = harness.world_size
+    run = harness.run(impl, accumulate_once)
+    means = first_means(harness.seed, RAGGED[:n])
     expect_values(
         [value["added"] for value in run.values],
         means.parts(),
@@ -125,9 +125,9 @@ def _not_added(means: Means, old: Tensor) -> list[Suspect]:
 
 
 @clause("gradient_accumulation.accumulate", "C2", worlds=WORLDS)
-def one_microbatch_at_a_time(impl: Implementation, cluster: Bench) -> str | None:
+def one_microbatch_at_a_time(impl: Implementation, harness: RankHarness) -> str | None:
     """J: what autograd keeps at its peak, against one microbatch alone."""
-    run = cluster.run(impl, accumulate_once)
+    run = harness.run(impl, accumulate_once)
     worst = max(run.values, key=lambda value: value["peak"] / value["one"])
     if worst["peak"] > ROOM * worst["one"]:
         times = worst["peak"] / worst["one"]

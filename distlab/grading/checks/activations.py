@@ -44,7 +44,7 @@ class Activations:
         self._hooks.__exit__(kind, error, trace)
 
     def _keep(self, tensor: Tensor) -> _Kept:
-        # Detached, or a result that is kept would hold its own graph for ever.
+        # Detached, or a result that is kept would hold its own graph forever.
         kept = _Kept(tensor.detach())
         if tensor.untyped_storage().data_ptr() not in self._parameters:
             size = tensor.numel() * tensor.element_size()

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.clause import Judge
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.verdict import NotJudgedError, NotYetError
 
 
 @contextmanager
 def judged_after(
-    other: Judge, impl: Implementation, cluster: Bench, where: str, own: str = ""
+    other: Judge, impl: Implementation, harness: RankHarness, where: str, own: str = ""
 ) -> Iterator[None]:
     """What fails in here counts only if `other`, the check of clause `where`, passes.
 
@@ -28,17 +28,17 @@ def judged_after(
     try:
         yield
     except NotYetError as failure:
-        latest = cluster.latest
-        can_tell = not cluster.has_company and (not own or failure.slug != own)
-        if can_tell and _fails(other, impl, cluster):
+        latest = harness.latest
+        can_tell = not harness.has_company and (not own or failure.slug != own)
+        if can_tell and _fails(other, impl, harness):
             raise NotJudgedError(f"see {where}") from failure
-        cluster.latest = latest
+        harness.latest = latest
         raise
 
 
-def _fails(other: Judge, impl: Implementation, cluster: Bench) -> bool:
+def _fails(other: Judge, impl: Implementation, harness: RankHarness) -> bool:
     try:
-        other(impl, cluster)
+        other(impl, harness)
     except (NotYetError, NotJudgedError):
         return True
     return False

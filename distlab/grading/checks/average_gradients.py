@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import COLLECTIVES
-from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.messages import expect_messages
 from distlab.grading.checks.named import flat, listed, some_of, wrong_names
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.oracles import (
     Suspect,
     all_close,
@@ -99,10 +99,10 @@ def _again(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
 
 
 @clause("trainer.average_gradients", "C1", worlds=WORLDS, also=_again)
-def gradients_are_the_mean(impl: Implementation, cluster: Bench) -> str | None:
+def gradients_are_the_mean(impl: Implementation, harness: RankHarness) -> str | None:
     """V: each gradient is the mean over the ranks."""
-    run = cluster.run(impl, average_once)
-    n = cluster.world_size
+    run = harness.run(impl, average_once)
+    n = harness.world_size
     own = [value["own"] for value in run.values]
     after = [value["after"] for value in run.values]
     for rank, state in enumerate(after):
@@ -127,25 +127,25 @@ def gradients_are_the_mean(impl: Implementation, cluster: Bench) -> str | None:
     )
     expect_messages(run, "the gradients are right, but not by way of comm")
     if n == AGAIN_WORLD:
-        _expect_again(impl, cluster)
+        _expect_again(impl, harness)
     return None
 
 
-def _expect_again(impl: Implementation, cluster: Bench) -> None:
-    run = cluster.run(impl, average_once, again=True)
+def _expect_again(impl: Implementation, harness: RankHarness) -> None:
+    run = harness.run(impl, average_once, again=True)
     own = [flat(value["own"]) for value in run.values]
     expect_values(
         [flat(value["after"]) for value in run.values],
-        same_everywhere(torch.stack(own).mean(0), cluster.world_size),
+        same_everywhere(torch.stack(own).mean(0), harness.world_size),
         what="with a second model in the same process the averaged gradient",
         rule="keep nothing from one call to the next",
     )
 
 
 @clause("trainer.average_gradients", "C2", worlds=WORLDS)
-def same_calls_same_order(impl: Implementation, cluster: Bench) -> str | None:
+def same_calls_same_order(impl: Implementation, harness: RankHarness) -> str | None:
     """J and X: one sequence of calls on all ranks, and the same bits after it."""
-    run = cluster.run(impl, average_once)
+    run = harness.run(impl, average_once)
     order = _order_difference(run)
     if order:
         raise order
@@ -163,7 +163,7 @@ def same_calls_same_order(impl: Implementation, cluster: Bench) -> str | None:
     )
     calls = run.ranks[0].calls()
     moved = run.ranks[0].sent_bytes
-    return f"n = {cluster.world_size}: {len(calls)} calls, {moved:.0f} bytes per rank"
+    return f"n = {harness.world_size}: {len(calls)} calls, {moved:.0f} bytes per rank"
 
 
 def _weights_instead(run: Run, own: list[Tensor]) -> list[Suspect]:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.messages import expect_messages
 from distlab.grading.checks.named import State, flat, listed, some_of, wrong_names
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.oracles import Suspect, digest, expect_values, same_everywhere
 from distlab.grading.reference import make_model
 from distlab.grading.verdict import NotJudgedError, NotYetError
@@ -62,20 +62,20 @@ def _sources(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
     return [(broadcast_once, {"src": src}) for src in sources]
 
 
-def _broadcasts(impl: Implementation, cluster: Bench) -> list[tuple[int, Run]]:
+def _broadcasts(impl: Implementation, harness: RankHarness) -> list[tuple[int, Run]]:
     """Runs with their source."""
     return [
-        (values["src"] or 0, cluster.run(impl, scenario, **values))
-        for scenario, values in _sources(cluster.world_size)
+        (values["src"] or 0, harness.run(impl, scenario, **values))
+        for scenario, values in _sources(harness.world_size)
     ]
 
 
 @clause("trainer.broadcast_model", "C1", worlds=WORLDS, also=_sources)
-def parameters_agree(impl: Implementation, cluster: Bench) -> str | None:
+def parameters_agree(impl: Implementation, harness: RankHarness) -> str | None:
     """V: parameters equal those of src, in the caller's model."""
-    for src, run in _broadcasts(impl, cluster):
+    for src, run in _broadcasts(impl, harness):
         before, after = _states(run, "parameters")
-        n = cluster.world_size
+        n = harness.world_size
         expect_values(
             [flat(state) for state in after],
             same_everywhere(flat(before[src]), n),
@@ -95,10 +95,10 @@ def parameters_agree(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("trainer.broadcast_model", "C2", worlds=WORLDS)
-def buffers_agree(impl: Implementation, cluster: Bench) -> str | None:
+def buffers_agree(impl: Implementation, harness: RankHarness) -> str | None:
     """V: buffers too: BatchNorm's running statistics and its integer counter."""
-    for src, run in _broadcasts(impl, cluster):
-        n = cluster.world_size
+    for src, run in _broadcasts(impl, harness):
+        n = harness.world_size
         before, after = _states(run, "parameters")
         if wrong_names(before[src], after):
             raise NotJudgedError("the parameters do not agree: see C1")

@@ -12,13 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from distlab.comm import Comm
-from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.messages import (
     calls_of_each,
     expect_messages,
     numbers,
     received,
 )
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.oracles import (
     Suspect,
     all_close,
@@ -70,12 +70,14 @@ def sources(world_size: int) -> tuple[int, ...]:
     return (1, 0, 2) if world_size == 3 else (world_size // 2,)
 
 
-def finished(task: Broadcast, impl: Implementation, cluster: Bench, src: int) -> Run:
+def finished(
+    task: Broadcast, impl: Implementation, harness: RankHarness, src: int
+) -> Run:
     """The finished run; if it did not finish, first of all: did the right rank send?"""
     try:
-        return cluster.run(impl, task.scenario, src=src)
+        return harness.run(impl, task.scenario, src=src)
     except NotYetError as failure:
-        run = cluster.observe(impl, task.scenario, src=src)
+        run = harness.observe(impl, task.scenario, src=src)
         first = [record.calls()[:1] for record in run.ranks]
         sends = [bool(c) and c[0]["op"] in ("send", "isend") for c in first]
         if src == 0 or not sends[0] or sends[src]:
@@ -127,9 +129,11 @@ def expect_everywhere(task: Broadcast, run: Run, src: int) -> None:
     )
 
 
-def expect_it_again(task: Broadcast, impl: Implementation, cluster: Bench) -> None:
+def expect_it_again(
+    task: Broadcast, impl: Implementation, harness: RankHarness
+) -> None:
     """V: a second call, after one with another dtype, is as right as the first."""
-    run = cluster.run(impl, task.scenario, src=1, again=True)
+    run = harness.run(impl, task.scenario, src=1, again=True)
     expect_values(
         [value["after"] for value in run.values],
         same_everywhere(run.values[1]["before"], run.world_size),
@@ -138,16 +142,18 @@ def expect_it_again(task: Broadcast, impl: Implementation, cluster: Bench) -> No
     )
 
 
-def expect_few_messages(task: Broadcast, impl: Implementation, cluster: Bench) -> None:
+def expect_few_messages(
+    task: Broadcast, impl: Implementation, harness: RankHarness
+) -> None:
     """B: n - 1 messages, since each rank but src receives once.
 
     Raises:
         NotYetError: there are more, or fewer and yet all ranks have it.
         NotJudgedError: there are fewer because not all ranks were reached.
     """
-    n = cluster.world_size
+    n = harness.world_size
     for src in sources(n):
-        run = cluster.run(impl, task.scenario, src=src)
+        run = harness.run(impl, task.scenario, src=src)
         total = sum(record.messages for record in run.ranks)
         if total < n - 1:
             sent = same_everywhere(run.values[src]["before"], n)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.activations import Activations
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.oracles import digest
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
@@ -126,10 +126,10 @@ def _measure(
 
 
 @clause("activation_checkpointing.checkpoint", "C1", worlds=WORLDS)
-def same_bits(impl: Implementation, cluster: Bench) -> str | None:
+def same_bits(impl: Implementation, harness: RankHarness) -> str | None:
     """V: result and gradients, bit by bit, against the blocks without checkpoint."""
     try:
-        run = cluster.run(impl, there_and_back)
+        run = harness.run(impl, there_and_back)
     except NotYetError as error:
         _name_past(error)
         raise
@@ -255,14 +255,14 @@ def _with_dropout(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
 
 
 @clause("activation_checkpointing.checkpoint", "C2", worlds=WORLDS, also=_with_dropout)
-def same_random_numbers(impl: Implementation, cluster: Bench) -> str | None:
+def same_random_numbers(impl: Implementation, harness: RankHarness) -> str | None:
     """V: with dropout the same bits; random numbers drawn afterwards too."""
     try:
-        same_bits(impl, cluster)
+        same_bits(impl, harness)
     except NotYetError:  # what is wrong there is not the random numbers
         raise NotJudgedError("without random numbers first: see C1") from None
     return expect_same_random_numbers(
-        cluster.run(impl, there_and_back, dropout=DROPOUT)
+        harness.run(impl, there_and_back, dropout=DROPOUT)
     )
 
 
@@ -307,9 +307,9 @@ def _moved(rank: int, where: str) -> NotYetError:
 
 
 @clause("activation_checkpointing.checkpoint", "C3", worlds=WORLDS)
-def inputs_kept_only(impl: Implementation, cluster: Bench) -> str | None:
+def inputs_kept_only(impl: Implementation, harness: RankHarness) -> str | None:
     """J: what autograd keeps between forward and backward, and how often blocks run."""
-    return expect_inputs_only(cluster.run(impl, there_and_back))
+    return expect_inputs_only(harness.run(impl, there_and_back))
 
 
 def expect_inputs_only(run: Run) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.clip_mistakes import (
     LEARNING_RATE,
     MAX_NORMS,
@@ -25,6 +24,7 @@ from distlab.grading.checks.microbatches import (
     weights_of,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import (
     all_close,
     expect_equal_bits,
@@ -76,10 +76,10 @@ def clip_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str, A
 
 
 @clause("gradient_accumulation.clip", "C1", worlds=WORLDS)
-def clipped_once(impl: Implementation, cluster: Bench) -> str | None:
+def clipped_once(impl: Implementation, harness: RankHarness) -> str | None:
     """V: after some steps the weights are those of one process."""
-    n, seed = cluster.world_size, cluster.seed
-    run = cluster.run(impl, clip_steps)
+    n, seed = harness.world_size, harness.seed
+    run = harness.run(impl, clip_steps)
     weights = [value["weights"] for value in run.values]
     expected = right_training(seed, n)
     _expect_steps(run)
@@ -115,9 +115,9 @@ def _expect_steps(run: Run) -> None:
 
 
 @clause("gradient_accumulation.clip", "C2", worlds=WORLDS)
-def norm_before_clipping(impl: Implementation, cluster: Bench) -> str | None:
+def norm_before_clipping(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the returned number is the norm of the whole gradient, on every rank."""
-    return expect_norms(cluster.run(impl, clip_steps), cluster.seed, "clip")
+    return expect_norms(harness.run(impl, clip_steps), harness.seed, "clip")
 
 
 def expect_norms(run: Run, seed: int, name: str) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.broadcasts import (
     Broadcast,
     broadcast_with,
@@ -32,6 +31,7 @@ from distlab.grading.checks.messages import (
 from distlab.grading.checks.pairs import exchange_once, pass_once
 from distlab.grading.checks.tree_broadcast import tree_once
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.oracles import (
     Suspect,
     close,
@@ -72,20 +72,20 @@ BROADCAST = Broadcast(
 
 
 @clause("collectives.broadcast", "C1", worlds=WORLDS, also=BROADCAST.runs)
-def everyone_has_it(impl: Implementation, cluster: Bench) -> str | None:
+def everyone_has_it(impl: Implementation, harness: RankHarness) -> str | None:
     """V: after a broadcast from src every rank has src's values, for every src."""
-    for src in sources(cluster.world_size):
-        expect_everywhere(BROADCAST, finished(BROADCAST, impl, cluster, src), src)
-    if cluster.world_size == 3:
-        expect_it_again(BROADCAST, impl, cluster)
+    for src in sources(harness.world_size):
+        expect_everywhere(BROADCAST, finished(BROADCAST, impl, harness, src), src)
+    if harness.world_size == 3:
+        expect_it_again(BROADCAST, impl, harness)
     return None
 
 
 @clause("collectives.broadcast", "C2", worlds=(3, 2, 4, 7))
-def messages_of_broadcast(impl: Implementation, cluster: Bench) -> str | None:
+def messages_of_broadcast(impl: Implementation, harness: RankHarness) -> str | None:
     """B: each rank but src receives once."""
-    expect_few_messages(BROADCAST, impl, cluster)
-    return f"n = {cluster.world_size}: {cluster.world_size - 1} messages"
+    expect_few_messages(BROADCAST, impl, harness)
+    return f"n = {harness.world_size}: {harness.world_size - 1} messages"
 
 
 # ── 1.4 all_reduce ──────────────────────────────────────────────────────────────────
@@ -156,24 +156,24 @@ def _kinds(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
     return [(reduce_once, {"kind": kind}) for kind in kinds]
 
 
-def _sums(impl: Implementation, cluster: Bench) -> list[Sums]:
+def _sums(impl: Implementation, harness: RankHarness) -> list[Sums]:
     return [
-        Sums(cluster.run(impl, scenario, **values))
-        for scenario, values in _kinds(cluster.world_size)
+        Sums(harness.run(impl, scenario, **values))
+        for scenario, values in _kinds(harness.world_size)
     ]
 
 
 @clause("collectives.all_reduce", "C1", worlds=WORLDS, also=_kinds)
-def sum_everywhere(impl: Implementation, cluster: Bench) -> str | None:
+def sum_everywhere(impl: Implementation, harness: RankHarness) -> str | None:
     """V and X: what each rank ends up with is the sum, and the same bits."""
-    for sums in _sums(impl, cluster):
+    for sums in _sums(impl, harness):
         expect_messages(sums.run, "the tensors are not the sum over the ranks")
         if sums.outside():
             raise NotJudgedError("the sum is not in the caller's tensor: see C2")
         try:
             expect_values(
                 sums.after,
-                same_everywhere(sums.total, cluster.world_size),
+                same_everywhere(sums.total, harness.world_size),
                 what="the sum",
                 tolerance=sums.tolerance,
                 suspects=_wrong_sums(sums.before, sums.total),
@@ -181,7 +181,7 @@ def sum_everywhere(impl: Implementation, cluster: Bench) -> str | None:
             )
         except NotYetError as failure:
             if not failure.slug:
-                failure.evidence = _in_small_numbers(impl, cluster) or failure.evidence
+                failure.evidence = _in_small_numbers(impl, harness) or failure.evidence
             raise
         expect_equal_bits(
             sums.after,
@@ -194,10 +194,10 @@ def sum_everywhere(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("collectives.all_reduce", "C2", worlds=WORLDS)
-def in_place(impl: Implementation, cluster: Bench) -> str | None:
+def in_place(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the caller's own tensor holds the sum."""
-    n = cluster.world_size
-    for sums in _sums(impl, cluster):
+    n = harness.world_size
+    for sums in _sums(impl, harness):
         outside = sums.outside()
         if outside:
             raise NotYetError(
@@ -216,9 +216,11 @@ def in_place(impl: Implementation, cluster: Bench) -> str | None:
     )
 
 
-def _in_small_numbers(impl: Implementation, cluster: Bench) -> tuple[Evidence, ...]:
+def _in_small_numbers(
+    impl: Implementation, harness: RankHarness
+) -> tuple[Evidence, ...]:
     """The same mistake with 1, 10, 100, …, where one can see what was added up."""
-    run = cluster.observe(impl, reduce_once, kind="small")
+    run = harness.observe(impl, reduce_once, kind="small")
     if run.outcome != "finished":
         return ()
     sums = Sums(run)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.data_loader_plans import (
     Plan,
     listed,
@@ -23,15 +22,18 @@ from distlab.grading.checks.data_loader_steps import (
     work_out_batches,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.verdict import NotYetError
 from distlab.runner.autopsy import Evidence
 
 
 @clause("data_loader.loader", "C1", worlds=(1,))
 @builds_on(SAMPLER, SHARDS)
-def steps_are_those_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+def steps_are_those_of_one_process(
+    impl: Implementation, harness: RankHarness
+) -> str | None:
     """V: together one process's batch in every step, in parts of equal size."""
-    cases = worked_out(impl, cluster, work_out_batches).values[0]
+    cases = worked_out(impl, harness, work_out_batches).values[0]
     for case in cases:
         (alone,) = _readable(case, 1)
         failure = _one_process(case["samples"], case["size"], alone)

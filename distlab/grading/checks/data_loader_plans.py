@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import torch
 
-from distlab.grading.bench import Bench, Implementation, Scenario
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
 from distlab.runner.autopsy import Evidence
@@ -86,7 +86,7 @@ def disturb(unit: ModuleType, place: int) -> None:
 
 
 def worked_out(
-    impl: Implementation, cluster: Bench, scenario: Scenario, **values: Any
+    impl: Implementation, harness: RankHarness, scenario: Scenario, **values: Any
 ) -> Run:
     """The run of a scenario in which one process plays all ranks.
 
@@ -95,7 +95,7 @@ def worked_out(
             which is our player.
     """
     try:
-        return cluster.run(impl, scenario, **values)
+        return harness.run(impl, scenario, **values)
     except NotYetError as failure:
         words = re.sub(r"^(rank 0|ranks 0 and 1 each)\b", "your code", failure.message)
         failure.message = words.replace("; rank 0 was at", "; it was at")

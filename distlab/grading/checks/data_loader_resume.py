@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.data_loader_plans import listed, named, worked_out
 from distlab.grading.checks.data_loader_siblings import (
     LOADER,
@@ -22,14 +21,15 @@ from distlab.grading.checks.data_loader_stops import (
     stop_and_go_on,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner.autopsy import Evidence
 
 COUNTS_STEPS = "num_delivered counts steps, which all ranks take together"
 
 
-def _run(impl: Implementation, cluster: Bench) -> Record:
-    found: Record = worked_out(impl, cluster, stop_and_go_on).values[0]
+def _run(impl: Implementation, harness: RankHarness) -> Record:
+    found: Record = worked_out(impl, harness, stop_and_go_on).values[0]
     if found["state"] is not None:
         raise NotYetError(
             f"state_dict gives {found['state']}: a dictionary is asked for",
@@ -41,9 +41,9 @@ def _run(impl: Implementation, cluster: Bench) -> Record:
 
 @clause("data_loader.resume", "C1", worlds=(1,))
 @builds_on(LOADER, SAMPLER, SHARDS)
-def goes_on_with_the_next(impl: Implementation, cluster: Bench) -> str | None:
+def goes_on_with_the_next(impl: Implementation, harness: RankHarness) -> str | None:
     """R: the stream of samples is the one without the stop."""
-    found = _gone_on(impl, cluster)
+    found = _gone_on(impl, harness)
     for case in (*found["same"], *found["over"], *found["used"]):
         if case["refused"]:
             raise NotYetError(
@@ -81,8 +81,8 @@ def _end_carried_over(case: Record, rank: int, rest: Batches) -> NotYetError:
     )
 
 
-def _gone_on(impl: Implementation, cluster: Bench) -> Record:
-    found = _run(impl, cluster)
+def _gone_on(impl: Implementation, harness: RankHarness) -> Record:
+    found = _run(impl, harness)
     if found["same"] is None:
         raise NotJudgedError("the state is not plain, and nothing goes on from it")
     return found
@@ -166,9 +166,9 @@ def _flat(batches: Batches) -> str:
 
 @clause("data_loader.resume", "C2", worlds=(1,))
 @builds_on(LOADER, SAMPLER, SHARDS)
-def state_is_a_snapshot(impl: Implementation, cluster: Bench) -> str | None:
+def state_is_a_snapshot(impl: Implementation, harness: RankHarness) -> str | None:
     """V: plain, its own, and refused where the order is another."""
-    found = _run(impl, cluster)
+    found = _run(impl, harness)
     if found["json"]:
         raise NotYetError(
             f"json cannot write the state: {found['json']}",
@@ -215,9 +215,11 @@ def state_is_a_snapshot(impl: Implementation, cluster: Bench) -> str | None:
 
 @clause("data_loader.resume", "C3", worlds=(1,))
 @builds_on(LOADER, SAMPLER, SHARDS)
-def fits_another_number_of_ranks(impl: Implementation, cluster: Bench) -> str | None:
+def fits_another_number_of_ranks(
+    impl: Implementation, harness: RankHarness
+) -> str | None:
     """R: the steps after the stop are those of the new ranks without a stop."""
-    found = _gone_on(impl, cluster)
+    found = _gone_on(impl, harness)
     for case in found["moved"]:
         n, m = case["before"], case["after"]
         if case["refused"]:

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import torch
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.data_loader_orders import EPOCHS, Case, work_out_orders
 from distlab.grading.checks.data_loader_plans import (
     Plan,
@@ -20,6 +19,7 @@ from distlab.grading.checks.data_loader_plans import (
 )
 from distlab.grading.checks.data_loader_siblings import SHARDS, builds_on
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.verdict import NotYetError
 from distlab.runner.autopsy import Evidence
 
@@ -31,9 +31,9 @@ ENOUGH = 10  # samples of a rank that a shuffle does not leave in order by chanc
 
 @clause("data_loader.sampler", "C1", worlds=(1,))
 @builds_on(SHARDS)
-def ranks_share_one_shuffle(impl: Implementation, cluster: Bench) -> str | None:
+def ranks_share_one_shuffle(impl: Implementation, harness: RankHarness) -> str | None:
     """V: as in 1.8, of one order; another one in another epoch."""
-    cases = list(_readable(impl, cluster))
+    cases = list(_readable(impl, harness))
     for judge in (_same_again, _shared_out, _in_order, _follows_epochs):
         for case in cases:
             failure = judge(case)
@@ -47,8 +47,8 @@ def _listed(sizes: list[int]) -> str:
     return ", ".join(map(str, sizes))
 
 
-def _readable(impl: Implementation, cluster: Bench) -> Iterator[Case]:
-    for case in worked_out(impl, cluster, work_out_orders).values[0]:
+def _readable(impl: Implementation, harness: RankHarness) -> Iterator[Case]:
+    for case in worked_out(impl, harness, work_out_orders).values[0]:
         for plans in (*case["orders"], case["fresh"], case["again"], case["other"]):
             if not is_readable(plans):
                 rank = next(r for r, plan in enumerate(plans) if isinstance(plan, str))
@@ -202,10 +202,10 @@ def _start(plan: list[int]) -> str:
 
 @clause("data_loader.sampler", "C2", worlds=(1,))
 @builds_on(SHARDS)
-def len_and_random_numbers(impl: Implementation, cluster: Bench) -> str | None:
+def len_and_random_numbers(impl: Implementation, harness: RankHarness) -> str | None:
     """V: len() is what iterating gives; nobody else's random numbers change."""
     judges: tuple[Callable[[Case], NotYetError | None], ...] = (_length, _left_alone)
-    for case in _readable(impl, cluster):
+    for case in _readable(impl, harness):
         for judge in judges:
             failure = judge(case)
             if failure:

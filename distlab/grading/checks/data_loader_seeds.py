@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.data_loader_plans import disturb, in_call, worked_out
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
@@ -100,9 +100,9 @@ def _as_seed(given: Any) -> int | str:
 
 
 @clause("data_loader.loader", "C2", worlds=(2, 1))
-def workers_draw_their_own(impl: Implementation, cluster: Bench) -> str | None:
+def workers_draw_their_own(impl: Implementation, harness: RankHarness) -> str | None:
     """P: no two workers' streams start alike; the same run again has the same ones."""
-    run = worked_out(impl, cluster, work_out_seeds)
+    run = worked_out(impl, harness, work_out_seeds)
     cases, elsewhere = run.values[0], run.values[-1]
     for case in cases:
         if "in_order" in case:

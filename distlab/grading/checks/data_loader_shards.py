@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.data_loader_plans import (
     Plan,
     disturb,
@@ -21,6 +20,7 @@ from distlab.grading.checks.data_loader_plans import (
     worked_out,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
@@ -65,9 +65,11 @@ def _share(
         return numbers(unit.shard_indices(*given), 4 * num_samples + 64)
 
 
-def _cases(impl: Implementation, cluster: Bench) -> Iterator[tuple[Plan, int, bool]]:
+def _cases(
+    impl: Implementation, harness: RankHarness
+) -> Iterator[tuple[Plan, int, bool]]:
     """All shares, their number of samples, and whether dropping was asked for."""
-    for case in worked_out(impl, cluster, work_out_shards).values[0]:
+    for case in worked_out(impl, harness, work_out_shards).values[0]:
         num_samples, shares = case["num_samples"], case["shares"]
         if not is_readable(shares):
             rank = next(r for r, share in enumerate(shares) if isinstance(share, str))
@@ -81,10 +83,10 @@ def _cases(impl: Implementation, cluster: Bench) -> Iterator[tuple[Plan, int, bo
 
 
 @clause("data_loader.shard_indices", "C1", worlds=(1,))
-def shares_are_even(impl: Implementation, cluster: Bench) -> str | None:
+def shares_are_even(impl: Implementation, harness: RankHarness) -> str | None:
     """V: equally many on every rank."""
     failures = []
-    for shares, num_samples, drop_last in _cases(impl, cluster):
+    for shares, num_samples, drop_last in _cases(impl, harness):
         failure = expect_even(shares, num_samples, drop_last)
         if failure:
             failures.append((failure, shares, num_samples, drop_last))
@@ -106,8 +108,8 @@ def _takes_two_rounds(shares: Plan, num_samples: int, drop_last: bool) -> bool:
     return not drop_last and len(shares) > 2 * num_samples
 
 
-def _expect_same_again(impl: Implementation, cluster: Bench, place: int) -> None:
-    case = worked_out(impl, cluster, work_out_shards).values[0][place]
+def _expect_same_again(impl: Implementation, harness: RankHarness, place: int) -> None:
+    case = worked_out(impl, harness, work_out_shards).values[0][place]
     shares, again = case["shares"], case["again"]
     if again == shares[-1]:
         return
@@ -125,11 +127,11 @@ def _expect_same_again(impl: Implementation, cluster: Bench, place: int) -> None
 
 
 @clause("data_loader.shard_indices", "C2", worlds=(1,))
-def shares_are_complete(impl: Implementation, cluster: Bench) -> str | None:
+def shares_are_complete(impl: Implementation, harness: RankHarness) -> str | None:
     """V: every sample, as few repeats as it takes; or none twice, as few left out."""
     sizes, settings = set(), 0
-    for shares, num_samples, drop_last in _cases(impl, cluster):
-        _expect_same_again(impl, cluster, settings)
+    for shares, num_samples, drop_last in _cases(impl, harness):
+        _expect_same_again(impl, harness, settings)
         failure = expect_shared(shares, num_samples, drop_last)
         if failure:
             raise failure

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.clause import Judge
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.verdict import NotYetError
 
 SHARDS = "data_loader.shard_indices"
@@ -22,16 +22,16 @@ def builds_on(*siblings: str) -> Callable[[Judge], Judge]:
 
     def around(judge: Judge) -> Judge:
         @functools.wraps(judge)
-        def judged(impl: Implementation, cluster: Bench) -> str | None:
+        def judged(impl: Implementation, harness: RankHarness) -> str | None:
             try:
-                return judge(impl, cluster)
+                return judge(impl, harness)
             except NotYetError as own:
                 new = tuple(name for name in siblings if name not in impl.grafts)
                 if own.kind == "TIME" or not new:
                     raise
-                if not _passes(judge, impl.with_grafts(new), cluster):
+                if not _passes(judge, impl.with_grafts(new), harness):
                     raise
-                raise _of_another(judge, impl, cluster, own, new) from own
+                raise _of_another(judge, impl, harness, own, new) from own
 
         return judged
 
@@ -41,11 +41,11 @@ def builds_on(*siblings: str) -> Callable[[Judge], Judge]:
 def _of_another(
     judge: Judge,
     impl: Implementation,
-    cluster: Bench,
+    harness: RankHarness,
     own: NotYetError,
     siblings: tuple[str, ...],
 ) -> NotYetError:
-    enough = (n for n in siblings if _passes(judge, impl.with_grafts((n,)), cluster))
+    enough = (n for n in siblings if _passes(judge, impl.with_grafts((n,)), harness))
     guilty = next(enough, siblings[-1]).partition(".")[2]
     return NotYetError(
         f"{own.message}; not so with the reference's {guilty}",
@@ -56,9 +56,9 @@ def _of_another(
     )
 
 
-def _passes(judge: Judge, impl: Implementation, cluster: Bench) -> bool:
+def _passes(judge: Judge, impl: Implementation, harness: RankHarness) -> bool:
     try:
-        judge(impl, cluster)
+        judge(impl, harness)
     except NotYetError:
         return False
     return True

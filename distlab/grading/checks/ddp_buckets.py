@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.data_loader_plans import in_call, worked_out
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import brief
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
@@ -93,9 +93,11 @@ def lay_out(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
     return found
 
 
-def _laid_out(impl: Implementation, cluster: Bench) -> Iterator[tuple[Model, Buckets]]:
-    run = worked_out(impl, cluster, lay_out)
-    for model, buckets in zip(models(cluster.seed), run.values[0], strict=True):
+def _laid_out(
+    impl: Implementation, harness: RankHarness
+) -> Iterator[tuple[Model, Buckets]]:
+    run = worked_out(impl, harness, lay_out)
+    for model, buckets in zip(models(harness.seed), run.values[0], strict=True):
         if isinstance(buckets, str):
             raise NotYetError(
                 f"{model.name}: assign_buckets {buckets}",
@@ -106,9 +108,11 @@ def _laid_out(impl: Implementation, cluster: Bench) -> Iterator[tuple[Model, Buc
 
 
 @clause("distributed_data_parallel.buckets", "C1", worlds=(1,))
-def each_tensor_from_last_to_first(impl: Implementation, cluster: Bench) -> str | None:
+def each_tensor_from_last_to_first(
+    impl: Implementation, harness: RankHarness
+) -> str | None:
     """V: the tensors themselves, each once, in the order in which backward() comes."""
-    for model, buckets in _laid_out(impl, cluster):
+    for model, buckets in _laid_out(impl, harness):
         flaw, slug = _flaw(model, buckets)
         if flaw:
             raise NotYetError(
@@ -117,7 +121,7 @@ def each_tensor_from_last_to_first(impl: Implementation, cluster: Bench) -> str 
                 evidence=_table(model, buckets),
                 rule="go through the tensors from the last to the first",
             )
-    return f"{len(models(cluster.seed))} models"
+    return f"{len(models(harness.seed))} models"
 
 
 def _flaw(model: Model, buckets: Buckets) -> tuple[str, str]:
@@ -145,9 +149,9 @@ def _flaw(model: Model, buckets: Buckets) -> tuple[str, str]:
 
 
 @clause("distributed_data_parallel.buckets", "C2", worlds=(1,))
-def full_and_not_too_full(impl: Implementation, cluster: Bench) -> str | None:
+def full_and_not_too_full(impl: Implementation, harness: RankHarness) -> str | None:
     """V: no bucket above the limit, and none that could have taken the next tensor."""
-    laid_out = list(_laid_out(impl, cluster))
+    laid_out = list(_laid_out(impl, harness))
     if any(_flaw(*entry)[0] for entry in laid_out):
         raise NotJudgedError("the tensors are not where they must be: see C1")
     for model, buckets in laid_out:
@@ -207,9 +211,9 @@ def _by_count(model: Model) -> Buckets:
 
 
 @clause("distributed_data_parallel.buckets", "C3", worlds=(1,))
-def one_kind_in_a_bucket(impl: Implementation, cluster: Bench) -> str | None:
+def one_kind_in_a_bucket(impl: Implementation, harness: RankHarness) -> str | None:
     """V: a bucket is one flat tensor, and that has one dtype and one device."""
-    for model, buckets in _laid_out(impl, cluster):
+    for model, buckets in _laid_out(impl, harness):
         for number, bucket in enumerate(buckets):
             kinds = sorted({model.specs[p][1:] for p in bucket if p >= 0})
             if len(kinds) > 1:
@@ -276,10 +280,12 @@ def carry(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
 
 
 @clause("distributed_data_parallel.buckets", "C4", worlds=(1,))
-def what_was_packed_comes_back(impl: Implementation, cluster: Bench) -> str | None:
+def what_was_packed_comes_back(
+    impl: Implementation, harness: RankHarness
+) -> str | None:
     """V: in place, all numbers, and copies rather than views."""
-    told = worked_out(impl, cluster, carry).values[0]
-    expected, flat, back = _shaped(cluster.seed), told["flat"], told["back"]
+    told = worked_out(impl, harness, carry).values[0]
+    expected, flat, back = _shaped(harness.seed), told["flat"], told["back"]
     if bool(flat.isnan().all()) or told["moved"]:
         raise NotYetError(
             "after pack the caller's flat tensor is unchanged",

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.after import judged_after
 from distlab.grading.checks.ddp_hooks import LAYERS_MIB
 from distlab.grading.checks.ddp_watch import (
@@ -30,6 +29,7 @@ from distlab.grading.checks.ddp_watch import (
 )
 from distlab.grading.checks.messages import expect_messages
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.oracles import (
     Suspect,
     all_close,
@@ -128,12 +128,12 @@ def _other_zero(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
 
 
 @clause("distributed_data_parallel.finish", "C1", worlds=FEWER, also=_other_zero)
-def mean_in_each_step(impl: Implementation, cluster: Bench) -> str | None:
+def mean_in_each_step(impl: Implementation, harness: RankHarness) -> str | None:
     """V: every step's gradients; zeroed in place, and set to None."""
-    _judge_steps(cluster.run(impl, take_steps), cluster.seed, "zeroed in place")
-    run = cluster.run(impl, take_steps, to_none=True)
-    _judge_steps(run, cluster.seed, "set to None")
-    return f"n = {cluster.world_size}: {STEPS} steps, and {STEPS} with .grad = None"
+    _judge_steps(harness.run(impl, take_steps), harness.seed, "zeroed in place")
+    run = harness.run(impl, take_steps, to_none=True)
+    _judge_steps(run, harness.seed, "set to None")
+    return f"n = {harness.world_size}: {STEPS} steps, and {STEPS} with .grad = None"
 
 
 def _judge_steps(run: Run, seed: int, zeroed: str) -> None:
@@ -230,14 +230,14 @@ def _expect_reset(
 
 
 @clause("distributed_data_parallel.finish", "C2", worlds=FEWER)
-def buffers_are_rank_0s(impl: Implementation, cluster: Bench) -> str | None:
+def buffers_are_rank_0s(impl: Implementation, harness: RankHarness) -> str | None:
     """V: what rank 0's forward left in its buffers is on every rank."""
-    run = cluster.run(impl, take_steps)
-    n = cluster.world_size
-    own: list[Tracked] = [Tracked(cluster.seed) for _ in range(n)]
+    run = harness.run(impl, take_steps)
+    n = harness.world_size
+    own: list[Tracked] = [Tracked(harness.seed) for _ in range(n)]
     for step in range(STEPS):
         for rank, model in enumerate(own):
-            model(make_inputs(cluster.seed, step, rank))
+            model(make_inputs(harness.seed, step, rank))
         held = [value[step]["buffers"] for value in run.values]
         for place, (name, buffer) in enumerate(own[0].named_buffers()):
             expect_values(
@@ -261,10 +261,10 @@ def buffers_are_rank_0s(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("distributed_data_parallel.finish", "C3", worlds=FEWER)
-def no_sync_keeps_quiet(impl: Implementation, cluster: Bench) -> str | None:
+def no_sync_keeps_quiet(impl: Implementation, harness: RankHarness) -> str | None:
     """J and V: no call under no_sync(); then the mean of what has come together."""
-    with judged_after(mean_in_each_step, impl, cluster, "C1"):
-        run = cluster.run(impl, hold_back)
+    with judged_after(mean_in_each_step, impl, harness, "C1"):
+        run = harness.run(impl, hold_back)
     for record in run.ranks:
         sent = [e for e in record.value["events"] if e[0] == "call"]
         if sent:
@@ -274,8 +274,8 @@ def no_sync_keeps_quiet(impl: Implementation, cluster: Bench) -> str | None:
                 slug="synced-every-microbatch",
                 rule="on_gradient looks at self.syncs: what must it find in the block?",
             )
-    with judged_after(mean_in_each_step, impl, cluster, "C1"):
-        _expect_held_back(run, cluster.seed)
+    with judged_after(mean_in_each_step, impl, harness, "C1"):
+        _expect_held_back(run, harness.seed)
     return f"{HELD_BACK} microbatches without a message, then one step's"
 
 

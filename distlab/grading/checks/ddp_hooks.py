@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import COLLECTIVES
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.after import judged_after
 from distlab.grading.checks.ddp_watch import (
     LAYER_BYTES,
@@ -34,6 +33,7 @@ from distlab.grading.checks.ddp_watch import (
     watch_gradients,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import (
     Suspect,
     expect_equal_bits,
@@ -121,9 +121,11 @@ def _lanes(run: Run, part: str) -> tuple[Evidence, ...]:
 
 
 @clause("distributed_data_parallel.hooks", "C1", worlds=WORLDS)
-def leaves_with_its_last_gradient(impl: Implementation, cluster: Bench) -> str | None:
+def leaves_with_its_last_gradient(
+    impl: Implementation, harness: RankHarness
+) -> str | None:
     """O: between a bucket's last gradient and the next one its all_reduce begins."""
-    run = cluster.run(impl, step_once)
+    run = harness.run(impl, step_once)
     for record in run.ranks:
         told = record.value["chain"]
         flaw, slug = _untimely(told["events"], told["buckets"])
@@ -172,12 +174,12 @@ def _untimely(events: list[Happened], buckets: list[list[str]]) -> tuple[str, st
 
 
 @clause("distributed_data_parallel.hooks", "C2", worlds=WORLDS)
-def same_order_everywhere(impl: Implementation, cluster: Bench) -> str | None:
+def same_order_everywhere(impl: Implementation, harness: RankHarness) -> str | None:
     """V and X: the sums are those of the right layers, where ranks differ in order."""
     own = "launched-by-readiness"
-    with judged_after(leaves_with_its_last_gradient, impl, cluster, "C1", own):
-        _expect_means(cluster.run(impl, step_once), cluster.seed)
-    return f"n = {cluster.world_size}: each rank's layers are ready in another order"
+    with judged_after(leaves_with_its_last_gradient, impl, harness, "C1", own):
+        _expect_means(harness.run(impl, step_once), harness.seed)
+    return f"n = {harness.world_size}: each rank's layers are ready in another order"
 
 
 def _expect_means(run: Run, seed: int) -> None:
@@ -235,10 +237,10 @@ def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
 
 
 @clause("distributed_data_parallel.hooks", "C3", worlds=WORLDS)
-def nobody_waits_in_backward(impl: Implementation, cluster: Bench) -> str | None:
+def nobody_waits_in_backward(impl: Implementation, harness: RankHarness) -> str | None:
     """O: until the last gradient is ready no call and no wait holds a rank up."""
-    with judged_after(leaves_with_its_last_gradient, impl, cluster, "C1"):
-        run = cluster.run(impl, step_once)
+    with judged_after(leaves_with_its_last_gradient, impl, harness, "C1"):
+        run = harness.run(impl, step_once)
     for record in run.ranks:
         events = record.value["chain"]["events"]
         last = max(p for p, event in enumerate(events) if event[0] == "gradient")

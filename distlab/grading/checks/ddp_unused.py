@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.after import judged_after
 from distlab.grading.checks.ddp_hooks import BRANCH_MIB, LAYERS_MIB
 from distlab.grading.checks.ddp_watch import (
@@ -26,6 +25,7 @@ from distlab.grading.checks.ddp_watch import (
     own_gradients,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import (
     Suspect,
     expect_values,
@@ -154,10 +154,10 @@ def _filled(found: Found, like: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @clause("distributed_data_parallel.unused", "C1", worlds=FEWER)
-def unused_counts_as_zero(impl: Implementation, cluster: Bench) -> str | None:
+def unused_counts_as_zero(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the mean over all ranks, with zeros; with what no_sync() held back."""
-    run = cluster.run(impl, take_branches)
-    n, seed = cluster.world_size, cluster.seed
+    run = harness.run(impl, take_branches)
+    n, seed = harness.world_size, harness.seed
     for step in range(2):
         mean, _ = _branch_means(seed, n, step)
         found = [value["steps"][step] for value in run.values]
@@ -210,11 +210,11 @@ def _expect_somebodys(found: list[Found], n: int, step: int) -> None:
 
 
 @clause("distributed_data_parallel.unused", "C2", worlds=FEWER)
-def nobodys_stays_none(impl: Implementation, cluster: Bench) -> str | None:
+def nobodys_stays_none(impl: Implementation, harness: RankHarness) -> str | None:
     """V: a .grad of zeros would still move a weight: by momentum, by weight decay."""
-    run = cluster.run(impl, take_branches)
+    run = harness.run(impl, take_branches)
     for step in range(2):
-        _, names = _branch_means(cluster.seed, cluster.world_size, step)
+        _, names = _branch_means(harness.seed, harness.world_size, step)
         for record in run.ranks:
             for name, gradient in record.value["steps"][step].items():
                 if name not in names and gradient is not None:
@@ -228,10 +228,10 @@ def nobodys_stays_none(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("distributed_data_parallel.unused", "C3", worlds=FEWER)
-def who_is_out_takes_part(impl: Implementation, cluster: Bench) -> str | None:
+def who_is_out_takes_part(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the weights of one process that has, in each step, what is there."""
-    with judged_after(unused_counts_as_zero, impl, cluster, "C1"):
-        return _joined(cluster.run(impl, run_out), cluster.seed)
+    with judged_after(unused_counts_as_zero, impl, harness, "C1"):
+        return _joined(harness.run(impl, run_out), harness.seed)
 
 
 def _joined(run: Run, seed: int) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.evaluate_mistakes import (
     Counted,
     wrong_accuracies,
@@ -24,6 +23,7 @@ from distlab.grading.checks.shares import (
     run_or_name,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import expect_values, same_everywhere
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
@@ -103,34 +103,34 @@ def evaluate_once(
 
 
 @clause("trainer.evaluate", "C1", worlds=WORLDS)
-def over_all_samples(impl: Implementation, cluster: Bench) -> str | None:
+def over_all_samples(impl: Implementation, harness: RankHarness) -> str | None:
     """V: batches and ranks of unequal size count by their samples."""
-    run = _evaluated(impl, cluster, mixed=False, training=False)
+    run = _evaluated(impl, harness, mixed=False, training=False)
     expect_metrics(
         [value["metrics"] for value in run.values],
-        counted(cluster.seed, cluster.world_size, mixed=False),
+        counted(harness.seed, harness.world_size, mixed=False),
         "evaluate",
     )
     return None
 
 
 @clause("trainer.evaluate", "C2", worlds=WORLDS)
-def whatever_comes(impl: Implementation, cluster: Bench) -> str | None:
+def whatever_comes(impl: Implementation, harness: RankHarness) -> str | None:
     """L and V: ranks with more or fewer batches, with empty ones, and with none."""
-    run = _evaluated(impl, cluster, mixed=True, training=False)
+    run = _evaluated(impl, harness, mixed=True, training=False)
     expect_metrics(
         [value["metrics"] for value in run.values],
-        counted(cluster.seed, cluster.world_size, mixed=True),
+        counted(harness.seed, harness.world_size, mixed=True),
         "with fewer, no or empty batches on some ranks evaluate",
     )
     return None
 
 
 @clause("trainer.evaluate", "C3", worlds=WORLDS)
-def nothing_is_left(impl: Implementation, cluster: Bench) -> str | None:
+def nothing_is_left(impl: Implementation, harness: RankHarness) -> str | None:
     """The mode: evaluation during the call, the former after it. No gradients."""
     for training in (True, False):
-        run = _evaluated(impl, cluster, mixed=False, training=training)
+        run = _evaluated(impl, harness, mixed=False, training=training)
         for rank, value in enumerate(run.values):
             _expect_harmless(rank, value, training)
     return None
@@ -169,10 +169,10 @@ def _expect_harmless(rank: int, value: dict[str, Any], training: bool) -> None:
         )
 
 
-def _evaluated(impl: Implementation, cluster: Bench, **how: bool) -> Run:
+def _evaluated(impl: Implementation, harness: RankHarness, **how: bool) -> Run:
     sizes = MIXED if how["mixed"] else EVEN
-    fewest = min(map(len, sizes[: cluster.world_size]))
-    fewer = [r for r in range(cluster.world_size) if len(sizes[r]) == fewest]
+    fewest = min(map(len, sizes[: harness.world_size]))
+    fewer = [r for r in range(harness.world_size) if len(sizes[r]) == fewest]
 
     def name(run: Run) -> NotYetError | None:
         why = "has no batch" if fewest == 0 else "has fewer batches"
@@ -180,12 +180,12 @@ def _evaluated(impl: Implementation, cluster: Bench, **how: bool) -> Run:
         return early or on_one_rank_only(run)
 
     try:
-        return run_or_name(impl, cluster, evaluate_once, name, **how)
+        return run_or_name(impl, harness, evaluate_once, name, **how)
     except NotYetError as error:
-        once = cluster.latest
+        once = harness.latest
         if how["mixed"] and once and "ZeroDivisionError" in error.message:
-            even = cluster.observe(impl, evaluate_once, **{**how, "mixed": False})
-            cluster.latest = once
+            even = harness.observe(impl, evaluate_once, **{**how, "mixed": False})
+            harness.latest = once
             if any(made(record) > 1 for record in even.ranks):  # one for each batch
                 early = left_early(once, fewer, "has no batch", ended="raised")
                 raise early or error from error

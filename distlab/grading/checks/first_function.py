@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.activations import Activations
 from distlab.grading.checks.data_loader_plans import worked_out
 from distlab.grading.checks.messages import reports_made
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import Suspect, expect_values
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
@@ -68,9 +68,9 @@ def _numbers(seed: int) -> Tensor:
 
 
 @clause("activation_checkpointing.first_function", "C1", worlds=(1,))
-def forward_scales(impl: Implementation, cluster: Bench) -> str | None:
+def forward_scales(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the result for four pairs of factors."""
-    cases = _cases(impl, cluster, "C1")
+    cases = _cases(impl, harness, "C1")
     given = torch.stack([case["given"] for case in cases])
     forth, back = (_column(index) for index in (0, 1))
     expect_values(
@@ -110,9 +110,9 @@ def forward_scales(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("activation_checkpointing.first_function", "C2", worlds=(1,))
-def backward_scales(impl: Implementation, cluster: Bench) -> str | None:
+def backward_scales(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the gradient that comes out at the beginning of the chain."""
-    cases = _cases(impl, cluster, "C2")
+    cases = _cases(impl, harness, "C2")
     if any(case.get("gradient") is None for case in cases):
         raise NotYetError(
             "no gradient gets through: what stands before Scale has .grad None",
@@ -170,13 +170,13 @@ def backward_scales(impl: Implementation, cluster: Bench) -> str | None:
 
 
 def _cases(
-    impl: Implementation, cluster: Bench, clause_id: str
+    impl: Implementation, harness: RankHarness, clause_id: str
 ) -> list[dict[str, Any]]:
     """What the run has of each pair of factors; a failure goes to its clause."""
     try:
-        run = worked_out(impl, cluster, scale_and_back)
+        run = worked_out(impl, harness, scale_and_back)
     except NotYetError:
-        went_forward = cluster.latest is not None and reports_made(cluster.latest)
+        went_forward = harness.latest is not None and reports_made(harness.latest)
         if clause_id == "C1" and went_forward:
             raise NotJudgedError("what failed is backward: see C2") from None
         raise

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.evaluate import numbers_of
 from distlab.grading.checks.fit_mistakes import (
     expect_as_many_steps,
@@ -31,6 +30,7 @@ from distlab.grading.checks.fit_reference import (
 )
 from distlab.grading.checks.shares import TAKE_PART, on_one_rank_only, run_or_name
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import (
     Suspect,
     all_close,
@@ -103,10 +103,10 @@ def fit_once(
 
 
 @clause("trainer.fit", "C1", worlds=WORLDS)
-def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+def weights_of_one_process(impl: Implementation, harness: RankHarness) -> str | None:
     """V and X: the weights after two epochs are one process's, on every rank."""
-    run = _fitted(impl, cluster)
-    n, seed = cluster.world_size, cluster.seed
+    run = _fitted(impl, harness)
+    n, seed = harness.world_size, harness.seed
     expect_epochs(run)
     weights = [value["weights"] for value in run.values]
     expected = right_fit(seed, n).weights
@@ -134,11 +134,11 @@ def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("trainer.fit", "C2", worlds=WORLDS)
-def metrics_of_each_epoch(impl: Implementation, cluster: Bench) -> str | None:
+def metrics_of_each_epoch(impl: Implementation, harness: RankHarness) -> str | None:
     """V: loss and accuracy on what was held out, after each epoch, everywhere."""
-    run = _fitted(impl, cluster)
-    n = cluster.world_size
-    right = right_fit(cluster.seed, n)
+    run = _fitted(impl, harness)
+    n = harness.world_size
+    right = right_fit(harness.seed, n)
     if not all_close([value["weights"] for value in run.values], right.weights):
         raise NotJudgedError("the weights are wrong: see C1")
     for rank, value in enumerate(run.values):
@@ -183,9 +183,9 @@ def metrics_of_each_epoch(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("trainer.fit", "C3", worlds=WORLDS)
-def one_rank_logs(impl: Implementation, cluster: Bench) -> str | None:
+def one_rank_logs(impl: Implementation, harness: RankHarness) -> str | None:
     """J: log is called once per epoch, by one rank alone."""
-    run = _fitted(impl, cluster)
+    run = _fitted(impl, harness)
     lines = [value["lines"] for value in run.values]
     callers = [rank for rank, said in enumerate(lines) if said]
     if not callers:
@@ -214,10 +214,10 @@ def one_rank_logs(impl: Implementation, cluster: Bench) -> str | None:
     return None
 
 
-def _fitted(impl: Implementation, cluster: Bench) -> Run:
+def _fitted(impl: Implementation, harness: RankHarness) -> Run:
     def name(run: Run) -> NotYetError | None:
-        control = cluster.observe(impl, fit_once, full=True)
-        cluster.latest = run
+        control = harness.observe(impl, fit_once, full=True)
+        harness.latest = run
         if control.outcome != "finished":
             return on_one_rank_only(run)
         return NotYetError(
@@ -230,7 +230,7 @@ def _fitted(impl: Implementation, cluster: Bench) -> Run:
             fatal=True,
         )
 
-    return run_or_name(impl, cluster, fit_once, name)
+    return run_or_name(impl, harness, fit_once, name)
 
 
 def _lines(lines: list[list[str]]) -> tuple[Evidence, ...]:

@@ -28,7 +28,7 @@ Rule = Callable[[Gradients, Sequence[int], int], Tensor | None]
 
 
 class Net(nn.Module):
-    """Two layers, a buffer that counts, and a behaviour that depends on the mode."""
+    """Two layers, a buffer that counts, and a behavior that depends on the mode."""
 
     shift: Tensor
 

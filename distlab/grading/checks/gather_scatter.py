@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.gather_scatter_mistakes import (
     BEFORE,
     Outputs,
@@ -22,6 +21,7 @@ from distlab.grading.checks.gather_scatter_mistakes import (
 )
 from distlab.grading.checks.messages import WORLDS, calls_of_each, numbers
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 
@@ -95,10 +95,10 @@ def _gathers(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
 
 
 @clause("collectives.gather_scatter", "C1", worlds=WORLDS, also=_gathers)
-def all_inputs_everywhere(impl: Implementation, cluster: Bench) -> str | None:
+def all_inputs_everywhere(impl: Implementation, harness: RankHarness) -> str | None:
     """V: on every rank, the inputs of rank 0, 1, …, in this order."""
-    for again in _calls(cluster.world_size):
-        seen = Outputs(cluster.run(impl, gather_once, again=again))
+    for again in _calls(harness.world_size):
+        seen = Outputs(harness.run(impl, gather_once, again=again))
         expected = [torch.cat(seen.inputs)] * seen.n
         judge(seen, expected, "all_gather", wrong_gather)
     return None
@@ -112,15 +112,15 @@ def _scatters(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
 
 
 @clause("collectives.gather_scatter", "C2", worlds=WORLDS, also=_scatters)
-def own_chunk_of_the_sum(impl: Implementation, cluster: Bench) -> str | None:
+def own_chunk_of_the_sum(impl: Implementation, harness: RankHarness) -> str | None:
     """V: rank r's output is chunk r of the sum of all inputs."""
-    for again in _calls(cluster.world_size):
-        seen = Outputs(cluster.run(impl, scatter_once, again=again))
+    for again in _calls(harness.world_size):
+        seen = Outputs(harness.run(impl, scatter_once, again=again))
         expected = list(torch.stack(seen.inputs).sum(0).chunk(seen.n))
         judge(seen, expected, "reduce_scatter", wrong_scatter)
     first, last = (seen.run.ranks[rank].sent_bytes for rank in (0, -1))
     return (
-        f"n = {cluster.world_size}: to reduce and scatter {len(seen.inputs[0])} "
+        f"n = {harness.world_size}: to reduce and scatter {len(seen.inputs[0])} "
         f"numbers rank 0 sends {first:.0f} bytes, the last rank {last:.0f}"
     )
 
@@ -129,13 +129,13 @@ def own_chunk_of_the_sum(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("collectives.gather_scatter", "C3", worlds=WORLDS)
-def inputs_as_they_were(impl: Implementation, cluster: Bench) -> str | None:
+def inputs_as_they_were(impl: Implementation, harness: RankHarness) -> str | None:
     """V: no rank's input has changed, not by a bit."""
     for name, scenario in (
         ("all_gather", gather_once),
         ("reduce_scatter", scatter_once),
     ):
-        run = cluster.run(impl, scenario, again=False)
+        run = harness.run(impl, scenario, again=False)
         changed = [
             rank
             for rank, value in enumerate(run.values)

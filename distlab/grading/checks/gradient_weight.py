@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.average_gradients import Alike
 from distlab.grading.checks.gradient_weight_mistakes import (
     skipped_none,
@@ -19,13 +18,14 @@ from distlab.grading.checks.gradient_weight_mistakes import (
 from distlab.grading.checks.named import State, flat, listed, some_of
 from distlab.grading.checks.shares import left_early, run_or_name
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import Suspect, expect_values, same_everywhere
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
 
 # Three first: the plain mean, a hard-coded 2 and n - 1 all differ there.
 WORLDS = (3, 2, 4, 7, 1)
-COUNTS = (1, 3, 2, 5, 4, 1, 6)  # samples on each rank; no two neighbours alike
+COUNTS = (1, 3, 2, 5, 4, 1, 6)  # samples on each rank; no two neighbors alike
 # In the third clause: who has no samples, and whose gradients are of an old step then.
 EMPTY = {1: (), 2: (1,), 3: (1,), 4: (0, 2), 7: (1, 5, 6)}
 STALE = {2: (1,), 4: (2,), 7: (1, 6)}
@@ -117,13 +117,13 @@ def uses_right(world_size: int, rank: int) -> bool:
 
 
 @clause("trainer.gradient_weight", "C1", worlds=WORLDS)
-def the_share_of_all_samples(impl: Implementation, cluster: Bench) -> str | None:
+def the_share_of_all_samples(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the weights are the counts by their sum."""
-    n = cluster.world_size
+    n = harness.world_size
     empty = [r for r, count in enumerate(counts_of(n, empty=True)) if not count]
     name = partial(left_early, empty=empty, why="has no samples")
     try:
-        run = run_or_name(impl, cluster, weigh, name)
+        run = run_or_name(impl, harness, weigh, name)
     except NotYetError as error:
         if "ZeroDivisionError" in error.message:
             error.rule = "with no sample on any rank the share is 0.0"
@@ -162,29 +162,29 @@ def the_share_of_all_samples(impl: Implementation, cluster: Bench) -> str | None
 
 
 @clause("trainer.gradient_weight", "C2", worlds=WORLDS)
-def the_mean_over_samples(impl: Implementation, cluster: Bench) -> str | None:
+def the_mean_over_samples(impl: Implementation, harness: RankHarness) -> str | None:
     """V: with uneven shares each gradient is that of all samples together."""
-    counts = counts_of(cluster.world_size)
-    run = cluster.run(impl, average_uneven)
+    counts = counts_of(harness.world_size)
+    run = harness.run(impl, average_uneven)
     _expect_mean(run, counts)
     return None
 
 
 @clause("trainer.gradient_weight", "C3", worlds=WORLDS)
-def everyone_takes_part(impl: Implementation, cluster: Bench) -> str | None:
+def everyone_takes_part(impl: Implementation, harness: RankHarness) -> str | None:
     """V and L: ranks without samples or gradients; frozen parameters stay frozen."""
-    n = cluster.world_size
+    n = harness.world_size
     counts = counts_of(n, empty=True)
     empty = [rank for rank, count in enumerate(counts) if not count]
 
     def name(run: Run) -> NotYetError | None:
         left = left_early(run, empty, "has no samples")
-        own = _averaged(n, cluster.seed, counts, empty_too=False)
-        all_ = _averaged(n, cluster.seed, counts, empty_too=True)
+        own = _averaged(n, harness.seed, counts, empty_too=False)
+        all_ = _averaged(n, harness.seed, counts, empty_too=True)
         return left or skipped_none(run, own) or skipped_none(run, all_)
 
     try:
-        run = run_or_name(impl, cluster, average_with_gaps, name)
+        run = run_or_name(impl, harness, average_with_gaps, name)
     except NotYetError as error:
         if "NoneType" in error.message:
             error.rule = "a rank without samples, or without a layer's, has .grad None"

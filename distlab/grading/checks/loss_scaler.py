@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.loss_scaler_runs import (
     BACKOFF,
     GROWTH_INTERVAL,
@@ -28,6 +27,7 @@ from distlab.grading.checks.loss_scaler_runs import (
 )
 from distlab.grading.checks.messages import expect_messages
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.oracles import brief, close
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import Run
@@ -49,20 +49,20 @@ def _resumed(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
 
 
 @clause("mixed_precision.loss_scaler", "C1", worlds=WORLDS)
-def unscaled_once(impl: Implementation, cluster: Bench) -> str | None:
+def unscaled_once(impl: Implementation, harness: RankHarness) -> str | None:
     """V: after the step the gradients are what float16 left, over the scale."""
-    run = cluster.run(impl, scaled_steps)
-    n = cluster.world_size
+    run = harness.run(impl, scaled_steps)
+    n = harness.world_size
     for step in range(CALM):
         for rank in range(n):
             record = run.values[rank][step]
-            raw = raw_gradient(cluster.seed, step, rank, n)
+            raw = raw_gradient(harness.seed, step, rank, n)
             if not halved(raw, record["scale"]).isfinite().all():
                 continue  # the scale is wrong: see C3
             _expect_scaled(record, raw, rank)
             for when in ("early", "after"):
                 if when == "after" or step % 2 == 0:
-                    _expect_not_remembered(run, cluster.seed, rank)
+                    _expect_not_remembered(run, harness.seed, rank)
                     _expect_unscaled(record, when, raw, rank)
     return None
 
@@ -152,10 +152,10 @@ def _expect_unscaled(record: dict[str, Any], when: str, raw: Tensor, rank: int) 
 
 
 @clause("mixed_precision.loss_scaler", "C2", worlds=WORLDS)
-def all_or_none_step(impl: Implementation, cluster: Bench) -> str | None:
+def all_or_none_step(impl: Implementation, harness: RankHarness) -> str | None:
     """X: whoever overflows, in each step the ranks do the same."""
-    run = cluster.run(impl, scaled_steps)
-    n, seed = cluster.world_size, cluster.seed
+    run = harness.run(impl, scaled_steps)
+    n, seed = harness.world_size, harness.seed
     took = [[record["steps"] for record in rank] for rank in run.values]
     flags = [_own_overflows(run, seed, step) for step in range(STEPS)]
     expected = [0 if any(f) else 1 for f in flags]
@@ -250,10 +250,10 @@ def _stale(run: Run, seed: int, step: int) -> bool:
 
 
 @clause("mixed_precision.loss_scaler", "C3", worlds=WORLDS, also=_resumed)
-def same_staircase(impl: Implementation, cluster: Bench) -> str | None:
+def same_staircase(impl: Implementation, harness: RankHarness) -> str | None:
     """V, X and R: torch's scale after every step, on every rank, also on resuming."""
-    run = cluster.run(impl, scaled_steps)
-    n, seed = cluster.world_size, cluster.seed
+    run = harness.run(impl, scaled_steps)
+    n, seed = harness.world_size, harness.seed
     took = [[record["steps"] for record in rank] for rank in run.values]
     if any(rank != took[0] for rank in took) or not any(0 in rank for rank in took):
         raise NotJudgedError("the ranks do not skip together: see C2")
@@ -268,18 +268,18 @@ def same_staircase(impl: Implementation, cluster: Bench) -> str | None:
             rule="times backoff_factor, however small the scale is by then",
         )
     if n == RESUME_WORLD:
-        _expect_resumed(impl, cluster, expected)
+        _expect_resumed(impl, harness, expected)
     stairs = [s for s, was in zip(found[0], [0.0, *found[0]], strict=False) if s != was]
     return f"n = {n}: the scale goes " + ", ".join(f"{s:g}" for s in stairs)
 
 
 def _expect_resumed(
-    impl: Implementation, cluster: Bench, expected: list[list[float]]
+    impl: Implementation, harness: RankHarness, expected: list[list[float]]
 ) -> None:
-    run = cluster.run(impl, scaled_steps, resume=True)
+    run = harness.run(impl, scaled_steps, resume=True)
     found = [[record["next"] for record in rank] for rank in run.values]
     if found != expected:
-        forgot = found == scales(cluster.seed, cluster.world_size, forgets=True)
+        forgot = found == scales(harness.seed, harness.world_size, forgets=True)
         raise NotYetError(
             "a scaler that takes over the state goes on with another scale"
             + (": the count of good steps began anew" if forgot else ""),

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.main_reference import right_weights, suspects_of
 from distlab.grading.checks.main_stuck import name_of_stuck
 from distlab.grading.checks.main_surroundings import (
@@ -25,6 +24,7 @@ from distlab.grading.checks.main_surroundings import (
 )
 from distlab.grading.checks.main_torchrun import expect_clean_end
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import expect_equal_bits, expect_values, same_everywhere
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
@@ -76,11 +76,11 @@ def _saved() -> dict[str, Any]:
 
 
 @clause("trainer.main", "C1", worlds=WORLDS)
-def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+def weights_of_one_process(impl: Implementation, harness: RankHarness) -> str | None:
     """V and X: the ranks share the work, and arrive where one process does."""
-    run = _finished(impl, cluster)
+    run = _finished(impl, harness)
     try:
-        _expect_right_weights(run, _epochs(cluster))
+        _expect_right_weights(run, _epochs(harness))
     except NotYetError as error:
         error.fatal = True  # the other clauses take seconds, and can wait
         raise
@@ -116,9 +116,9 @@ def _expect_right_weights(run: Run, epochs: int) -> None:
 
 
 @clause("trainer.main", "C2", worlds=WORLDS)
-def one_rank_saves(impl: Implementation, cluster: Bench) -> str | None:
+def one_rank_saves(impl: Implementation, harness: RankHarness) -> str | None:
     """V: rank 0's folder has the file, with what the model holds; no other has one."""
-    run = _finished(impl, cluster)
+    run = _finished(impl, harness)
     files = [value["files"] for value in run.values]
     evidence = tuple(
         Evidence(rank=r, state="wrote", text=", ".join(own) or "no file")
@@ -146,9 +146,9 @@ def one_rank_saves(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("trainer.main", "C3", worlds=WORLDS)
-def ends_cleanly(impl: Implementation, cluster: Bench) -> str | None:
+def ends_cleanly(impl: Implementation, harness: RankHarness) -> str | None:
     """No group is left; and the file runs under torchrun where there is no distlab."""
-    run = _finished(impl, cluster)
+    run = _finished(impl, harness)
     left = [rank for rank, value in enumerate(run.values) if value["left"]]
     if left:
         raise NotYetError(
@@ -156,28 +156,28 @@ def ends_cleanly(impl: Implementation, cluster: Bench) -> str | None:
             slug="group-not-destroyed",
             rule="dist.destroy_process_group() at the end, on every rank",
         )
-    if cluster.world_size != TORCHRUN_WORLD:
+    if harness.world_size != TORCHRUN_WORLD:
         return None
     try:
-        weights_of_one_process(impl, cluster)
-        one_rank_saves(impl, cluster)
+        weights_of_one_process(impl, harness)
+        one_rank_saves(impl, harness)
     except NotYetError:
         raise NotJudgedError("torchrun takes seconds: C1 and C2 first") from None
     seconds = expect_clean_end(impl.source, TORCHRUN_WORLD)
     return f"under torchrun, with 2 ranks and without distlab: {seconds:.1f} s"
 
 
-def _epochs(cluster: Bench) -> int:
+def _epochs(harness: RankHarness) -> int:
     """Two where the order of epochs is looked at, else one: many ranks take long."""
-    return 2 if cluster.world_size == 3 else 1
+    return 2 if harness.world_size == 3 else 1
 
 
-def _finished(impl: Implementation, cluster: Bench) -> Run:
+def _finished(impl: Implementation, harness: RankHarness) -> Run:
     """Main's run; how it got stuck is told from torch's errors and from its lines."""
     try:
-        return cluster.run(impl, main_once, num_epochs=_epochs(cluster))
+        return harness.run(impl, main_once, num_epochs=_epochs(harness))
     except NotYetError as error:
-        run = cluster.latest
+        run = harness.latest
         named = name_of_stuck(run, impl.source, PATIENCE_S) if run else None
         raise named or error from error
 

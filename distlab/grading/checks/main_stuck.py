@@ -7,7 +7,7 @@ line it comes from, on each rank, is what there is to go by.
 from __future__ import annotations
 
 from distlab.curriculum import UnitSource
-from distlab.grading.misfits import RULES
+from distlab.grading.mismatches import RULES
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankRecord, Run, RunnerError
 from distlab.runner.autopsy import (

@@ -20,7 +20,7 @@ from distlab.runner import RankContext
 
 _KEPT: list[Any] = []
 """The store, and what main made. Freeing a DistributedDataParallel after its group was
-destroyed can block a process for ever (torch 2.13, gloo); ranks just end."""
+destroyed can block a process forever (torch 2.13, gloo); ranks just end."""
 
 
 def like_torchrun(context: RankContext, patience_s: float) -> None:

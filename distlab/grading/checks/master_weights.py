@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.master_weights_runs import (
     STEPS,
     TINY,
@@ -20,6 +19,7 @@ from distlab.grading.checks.master_weights_runs import (
 )
 from distlab.grading.checks.messages import expect_messages
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.oracles import (
     SINGLE,
     Suspect,
@@ -47,10 +47,10 @@ def _half(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
 
 
 @clause("mixed_precision.master_weights", "C1", worlds=(1, 3))
-def tiny_updates_add_up(impl: Implementation, cluster: Bench) -> str | None:
+def tiny_updates_add_up(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the copies are the model's values, and catch what 16 bits would lose."""
-    count = 1000 if cluster.world_size == 1 else 40
-    run = cluster.run(impl, tiny_updates, count=count)
+    count = 1000 if harness.world_size == 1 else 40
+    run = harness.run(impl, tiny_updates, count=count)
     for value in run.values:
         _expect_copies(value)
     start = run.values[0]["start"]
@@ -91,7 +91,7 @@ def tiny_updates_add_up(impl: Implementation, cluster: Bench) -> str | None:
             slug="nothing-copied",
             rule=".float() copies nothing that is float32: .to(…, copy=True) does",
         )
-    if cluster.world_size > 1:
+    if harness.world_size > 1:
         return None
     total = float(after[0][0] - start[0])
     return f"{count} updates of {TINY} add up to {total:.4f}"
@@ -131,9 +131,9 @@ def _expect_copies(value: dict[str, Any]) -> None:
 
 
 @clause("mixed_precision.master_weights", "C2", worlds=WORLDS)
-def mean_in_float32(impl: Implementation, cluster: Bench) -> str | None:
+def mean_in_float32(impl: Implementation, harness: RankHarness) -> str | None:
     """V and X: the mean gradient, summed wide; nothing left for the next step."""
-    run = cluster.run(impl, up_step_down)
+    run = harness.run(impl, up_step_down)
     for step in range(STEPS):
         ups = [value["up"][step] for value in run.values]
         _expect_mean(run, ups, step)
@@ -294,11 +294,13 @@ def _flat(state: dict[str, Tensor | None], own: dict[str, Tensor | None]) -> Ten
 
 
 @clause("mixed_precision.master_weights", "C3", worlds=WORLDS, also=_half)
-def model_is_the_master_rounded(impl: Implementation, cluster: Bench) -> str | None:
+def model_is_the_master_rounded(
+    impl: Implementation, harness: RankHarness
+) -> str | None:
     """V: same parameters, same dtypes, the master's values rounded."""
-    _expect_rounded(cluster.run(impl, up_step_down))
-    if cluster.world_size == HALF_WORLD:
-        _expect_rounded(cluster.run(impl, up_step_down, dtype="float16"))
+    _expect_rounded(harness.run(impl, up_step_down))
+    if harness.world_size == HALF_WORLD:
+        _expect_rounded(harness.run(impl, up_step_down, dtype="float16"))
     return None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from distlab.grading.misfits import printed
+from distlab.grading.mismatches import printed
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankRecord, Run
 from distlab.runner.autopsy import Evidence, describe, place_of

@@ -8,9 +8,9 @@ from itertools import combinations, pairwise
 from types import ModuleType
 from typing import Any
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.data_loader_plans import in_call, numbers, worked_out
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
@@ -76,11 +76,11 @@ def _stages(value: Any) -> list[list[int]] | str:
 
 
 def _cuts(
-    impl: Implementation, cluster: Bench
+    impl: Implementation, harness: RankHarness
 ) -> Iterator[tuple[Costs, int, list[list[int]]]]:
-    run = worked_out(impl, cluster, cut_models)
+    run = worked_out(impl, harness, cut_models)
     found = run.values[0]["found"]
-    for (costs, num_stages), stages in zip(models(cluster.seed), found, strict=True):
+    for (costs, num_stages), stages in zip(models(harness.seed), found, strict=True):
         if isinstance(stages, str):
             raise NotYetError(
                 f"{_setting(costs, num_stages)}: partition {stages}",
@@ -91,9 +91,9 @@ def _cuts(
 
 
 @clause("model_parallel.partition", "C1", worlds=(1,))
-def every_layer_has_its_stage(impl: Implementation, cluster: Bench) -> str | None:
+def every_layer_has_its_stage(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the stages one after another are the model."""
-    for costs, num_stages, stages in _cuts(impl, cluster):
+    for costs, num_stages, stages in _cuts(impl, harness):
         flaw, slug = _flaw(costs, num_stages, stages)
         if flaw:
             raise NotYetError(
@@ -122,13 +122,15 @@ def _flaw(costs: Costs, num_stages: int, stages: list[list[int]]) -> tuple[str, 
 
 
 @clause("model_parallel.partition", "C2", worlds=(1,))
-def the_dearest_stage_is_cheap(impl: Implementation, cluster: Bench) -> str | None:
+def the_dearest_stage_is_cheap(
+    impl: Implementation, harness: RankHarness
+) -> str | None:
     """V: no cut has a cheaper dearest stage. All cuts are tried."""
-    for costs, num_stages, stages in _cuts(impl, cluster):
+    for costs, num_stages, stages in _cuts(impl, harness):
         dearest = max(sum(costs[i] for i in s if i < len(costs)) for s in stages)
         best, where = _best(costs, num_stages)
         if dearest > best:
-            by_count = all(_by_count(*cut) for cut in _cuts(impl, cluster))
+            by_count = all(_by_count(*cut) for cut in _cuts(impl, harness))
             raise NotYetError(
                 f"{_setting(costs, num_stages)}: the dearest stage costs "
                 f"{dearest:g}, and {best:g} is possible",
@@ -136,7 +138,7 @@ def the_dearest_stage_is_cheap(impl: Implementation, cluster: Bench) -> str | No
                 evidence=_table(costs, stages),
                 rule=f"{best:g} is what you get from {where}",
             )
-    return f"{len(models(cluster.seed))} models, each against all of its cuts"
+    return f"{len(models(harness.seed))} models, each against all of its cuts"
 
 
 def _best(costs: Costs, num_stages: int) -> tuple[float, list[list[int]]]:
@@ -155,9 +157,11 @@ def _by_count(costs: Costs, num_stages: int, stages: list[list[int]]) -> bool:
 
 
 @clause("model_parallel.partition", "C3", worlds=(1,))
-def too_few_layers_are_refused(impl: Implementation, cluster: Bench) -> str | None:
+def too_few_layers_are_refused(
+    impl: Implementation, harness: RankHarness
+) -> str | None:
     """V: a ValueError, not an empty stage and not another error."""
-    told = worked_out(impl, cluster, cut_models).values[0]["refused"]
+    told = worked_out(impl, harness, cut_models).values[0]["refused"]
     for (costs, num_stages), what in zip(TOO_FEW, told, strict=True):
         if what != "ValueError":
             does = what if what.startswith("gives") else f"raises {what}"

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import COLLECTIVES, Event
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.messages import calls_of_each, expect_messages
 from distlab.grading.checks.stages import (
     LEARNING_RATE,
@@ -27,6 +26,7 @@ from distlab.grading.checks.stages import (
     widths,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import (
     Suspect,
     all_close,
@@ -164,10 +164,10 @@ def _suspects(seed: int, n: int) -> list[Suspect]:
 
 
 @clause("model_parallel.train_step", "C1", worlds=WORLDS)
-def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+def weights_of_one_process(impl: Implementation, harness: RankHarness) -> str | None:
     """V: after some steps each stage is what it is in one process."""
-    run = cluster.run(impl, step_stages)
-    n, seed = cluster.world_size, cluster.seed
+    run = harness.run(impl, step_stages)
+    n, seed = harness.world_size, harness.seed
     weights = [value["weights"] for value in run.values]
     expected = one_process(seed, n)[0]
     expect_values(
@@ -186,10 +186,10 @@ def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("model_parallel.train_step", "C2", worlds=WORLDS)
-def loss_on_every_rank(impl: Implementation, cluster: Bench) -> str | None:
+def loss_on_every_rank(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the last stage's loss, everywhere."""
-    run = cluster.run(impl, step_stages)
-    weights, losses = one_process(cluster.seed, cluster.world_size)
+    run = harness.run(impl, step_stages)
+    weights, losses = one_process(harness.seed, harness.world_size)
     # Once the weights have gone astray (C1) only the first loss can be compared.
     went_right = all_close([value["weights"] for value in run.values], weights)
     for step in range(len(SIZES) if went_right else 1):
@@ -271,10 +271,10 @@ _NARROW = (
 
 
 @clause("model_parallel.train_step", "C3", worlds=(3, 2, 4))
-def one_message_each_way(impl: Implementation, cluster: Bench) -> str | None:
+def one_message_each_way(impl: Implementation, harness: RankHarness) -> str | None:
     """B: activations to the next rank, gradients to the one before, and no more."""
-    run = cluster.run(impl, step_stages)
-    n = cluster.world_size
+    run = harness.run(impl, step_stages)
+    n = harness.world_size
     _expect_one_forward(run)
     sizes = widths(n)
     for record in run.ranks:
@@ -288,7 +288,7 @@ def one_message_each_way(impl: Implementation, cluster: Bench) -> str | None:
                 "elements: ranks take part that the tensor is not for",
                 slug="extra-messages",
                 evidence=calls_of_each(run),
-                rule="a tensor goes to one neighbour; only the loss goes to everybody",
+                rule="a tensor goes to one neighbor; only the loss goes to everybody",
             )
         sent = [c for c in calls if c["op"] in (*SENDS, "sendrecv") and _count(c) > 1]
         for step in (record.rank + 1, record.rank - 1):
@@ -310,7 +310,7 @@ def one_message_each_way(impl: Implementation, cluster: Bench) -> str | None:
         others = {c["dst"] for c in sent} - {record.rank - 1, record.rank + 1}
         if others:
             raise NotYetError(
-                f"rank {record.rank} sends to rank {min(others)}, no neighbour of it",
+                f"rank {record.rank} sends to rank {min(others)}, no neighbor of it",
                 slug="extra-messages",
                 evidence=calls_of_each(run),
                 rule="what a stage makes goes to the next stage, or the one before",

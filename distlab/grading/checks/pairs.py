@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.messages import (
     WORLDS,
     calls_of_each,
@@ -16,6 +15,7 @@ from distlab.grading.checks.messages import (
     received,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import (
     Suspect,
     all_close,
@@ -38,16 +38,16 @@ def exchange_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str
 
 
 @clause("collectives.exchange", "C1", worlds=(2, 3, 4, 7, 1))
-def box_arrives(impl: Implementation, cluster: Bench) -> str | None:
+def box_arrives(impl: Implementation, harness: RankHarness) -> str | None:
     """V: rank 1's box equals rank 0's."""
-    if cluster.world_size == 1:
-        _expect_no_hang_alone(impl, cluster, exchange_once)
+    if harness.world_size == 1:
+        _expect_no_hang_alone(impl, harness, exchange_once)
         return None
-    run = cluster.observe(impl, exchange_once)
+    run = harness.observe(impl, exchange_once)
     pair = run.ranks[:2]
     # If only others hang, the two that this clause is about can be judged all the same.
     if run.outcome != "deadlock" or any(r.status != "finished" for r in pair):
-        run = cluster.run(impl, exchange_once)
+        run = harness.run(impl, exchange_once)
     source, target = pair[0].value, pair[1].value
     if close(target["after"], source["before"]):
         expect_messages(run, "rank 1's box is right, but not by a message")
@@ -76,9 +76,9 @@ def box_arrives(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("collectives.exchange", "C2", worlds=(2, 3, 4, 7))
-def nobody_else(impl: Implementation, cluster: Bench) -> str | None:
+def nobody_else(impl: Implementation, harness: RankHarness) -> str | None:
     """J: one message, from rank 0 to rank 1, and no other box is touched."""
-    run = cluster.run(impl, exchange_once)
+    run = harness.run(impl, exchange_once)
     messages = sum(record.messages for record in run.ranks)
     if messages > 1:
         raise NotYetError(
@@ -110,17 +110,17 @@ def pass_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, An
 
 
 @clause("collectives.pass_around", "C1", worlds=WORLDS)
-def neighbours_number(impl: Implementation, cluster: Bench) -> str | None:
-    """V: incoming is the left neighbour's; outgoing is untouched."""
-    if cluster.world_size == 1:
-        _expect_no_hang_alone(impl, cluster, pass_once)
+def neighbors_number(impl: Implementation, harness: RankHarness) -> str | None:
+    """V: incoming is the left neighbor's; outgoing is untouched."""
+    if harness.world_size == 1:
+        _expect_no_hang_alone(impl, harness, pass_once)
         return None
-    run = cluster.run(impl, pass_once)
+    run = harness.run(impl, pass_once)
     sent = [value["sent"] for value in run.values]
     incoming = [value["incoming"] for value in run.values]
-    n = cluster.world_size
+    n = harness.world_size
     outgoing = [value["outgoing"] for value in run.values]
-    expect_messages(run, "incoming is not the left neighbour's number")
+    expect_messages(run, "incoming is not the left neighbor's number")
     if not all_close(outgoing, sent):
         raise NotYetError(
             "outgoing was overwritten; what arrives belongs in incoming",
@@ -137,7 +137,7 @@ def neighbours_number(impl: Implementation, cluster: Bench) -> str | None:
             Suspect(
                 slug="wrong-source",
                 values=[sent[(rank + 1) % n] for rank in range(n)],
-                sentence="incoming holds the right neighbour's number: the circle "
+                sentence="incoming holds the right neighbor's number: the circle "
                 "runs the other way",
                 rule="send to rank + 1, receive from rank - 1",
             ),
@@ -152,7 +152,7 @@ def neighbours_number(impl: Implementation, cluster: Bench) -> str | None:
                 slug="",
                 values=sent,
                 sentence="incoming holds the rank's own number",
-                rule="the number must come from the neighbour, in a message",
+                rule="the number must come from the neighbor, in a message",
             ),
         ],
         rule="send to rank + 1, receive from rank - 1, both modulo n",
@@ -161,9 +161,9 @@ def neighbours_number(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("collectives.pass_around", "C2", worlds=(3, 2, 4, 7))
-def one_message_each(impl: Implementation, cluster: Bench) -> str | None:
-    """J: every rank sends exactly one message, straight to its neighbour."""
-    run = cluster.run(impl, pass_once)
+def one_message_each(impl: Implementation, harness: RankHarness) -> str | None:
+    """J: every rank sends exactly one message, straight to its neighbor."""
+    run = harness.run(impl, pass_once)
     counts = [record.messages for record in run.ranks]
     if any(count != 1 for count in counts):
         raise NotYetError(
@@ -178,10 +178,12 @@ def one_message_each(impl: Implementation, cluster: Bench) -> str | None:
 # ── shared ─────────────────────────────────────────────────────────────────────────
 
 
-def _expect_no_hang_alone(impl: Implementation, cluster: Bench, scenario: Any) -> None:
+def _expect_no_hang_alone(
+    impl: Implementation, harness: RankHarness, scenario: Any
+) -> None:
     """One rank has nobody to talk to: to return or to be refused is both fine."""
-    run = cluster.observe(impl, scenario)
+    run = harness.observe(impl, scenario)
     first = run.primary()
     refused = first is not None and first.error is not None and first.error.refused
     if not refused:
-        cluster.run(impl, scenario)
+        harness.run(impl, scenario)

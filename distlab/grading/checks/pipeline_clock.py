@@ -18,7 +18,7 @@ Schedules = list[list[Entry]]
 
 @dataclass(frozen=True)
 class Played:
-    """How long all of it takes; and where ranks wait for ever, (rank, entry, need)."""
+    """How long all of it takes; and where ranks wait forever, (rank, entry, need)."""
 
     time: int
     stuck: tuple[tuple[int, Entry, str], ...] = ()

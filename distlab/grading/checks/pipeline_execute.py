@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.messages import expect_messages, reports_made
 from distlab.grading.checks.model_parallel_step import judge_losses
 from distlab.grading.checks.pipeline_clock import (
@@ -41,6 +40,7 @@ from distlab.grading.checks.stages import (
     make_stages,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import Suspect, all_close, expect_values
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
@@ -226,12 +226,12 @@ def _backward_in_two(case: Case, grown: list[Tensor]) -> list[Suspect]:
 # ── what went wrong ─────────────────────────────────────────────────────────────────
 
 
-def _run_all(impl: Implementation, cluster: Bench) -> Run:
+def _run_all(impl: Implementation, harness: RankHarness) -> Run:
     """The schedules on the ranks; what stops them is told in the words of this task."""
     try:
-        return cluster.run(impl, run_schedules)
+        return harness.run(impl, run_schedules)
     except NotYetError as error:
-        run = cluster.latest
+        run = harness.latest
         if run is None:
             raise
         waits = {record.waiting["op"] for record in run.ranks if record.waiting}
@@ -275,10 +275,10 @@ def _expect_no_more_runs(runs: list[int], late: str) -> None:
 
 
 @clause("pipeline_parallel.execute", "C1", worlds=WORLDS)
-def numbers_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+def numbers_of_one_process(impl: Implementation, harness: RankHarness) -> str | None:
     """V: gradients and loss, whatever the schedule."""
-    run = _run_all(impl, cluster)
-    n, seed = cluster.world_size, cluster.seed
+    run = _run_all(impl, harness)
+    n, seed = harness.world_size, harness.seed
     worst = 0.0
     for place, case in enumerate(cases(n)):
         grown, loss = _gradients(seed, n, place, _shares(case))
@@ -308,14 +308,14 @@ def numbers_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("pipeline_parallel.execute", "C2", worlds=(3, 4))
-def nothing_is_kept(impl: Implementation, cluster: Bench) -> str | None:
+def nothing_is_kept(impl: Implementation, harness: RankHarness) -> str | None:
     """M: no more graphs alive than the schedule has forwards on their way.
 
     One more is forgiven if backward() has emptied it: a variable may have its name,
     until it is needed for the next one.
     """
-    run = _run_all(impl, cluster)
-    every = list(enumerate(cases(cluster.world_size)))
+    run = _run_all(impl, harness)
+    every = list(enumerate(cases(harness.world_size)))
     for place, case in every:
         wanted = [peak(schedule) for schedule in case.schedules]
         peaks = [
@@ -347,13 +347,13 @@ def nothing_is_kept(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("pipeline_parallel.execute", "C3", worlds=(2,))
-def nobody_waits_in_vain(impl: Implementation, cluster: Bench) -> str | None:
+def nobody_waits_in_vain(impl: Implementation, harness: RankHarness) -> str | None:
     """T: on simulated ranks GPipe and 1F1B take no longer than their formula says.
 
     Less is for who sends the gradient of the input before that of the weight is there.
     """
-    _run_all(impl, cluster)
-    told = raced(impl, cluster, STAGES, MICROBATCHES)
+    _run_all(impl, harness)
+    told = raced(impl, harness, STAGES, MICROBATCHES)
     formula_s = forms.gpipe_s(STAGES, MICROBATCHES, FORWARD_MS, BACKWARD_MS) / 1000
     kept = ""
     for place, name in enumerate(RACED):

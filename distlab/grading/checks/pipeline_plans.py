@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.data_loader_plans import in_call, worked_out
 from distlab.grading.checks.pipeline_clock import (
     Entry,
@@ -20,6 +19,7 @@ from distlab.grading.checks.pipeline_clock import (
     play,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
@@ -105,9 +105,9 @@ def _read(schedule: Any) -> list[Entry] | str:
     return entries
 
 
-def _plans(impl: Implementation, cluster: Bench, name: str) -> Iterator[Plan]:
+def _plans(impl: Implementation, harness: RankHarness, name: str) -> Iterator[Plan]:
     settings = CHUNKED if name == "interleaved" else PLAIN
-    found = _worked_out(impl, cluster, name)["found"]
+    found = _worked_out(impl, harness, name)["found"]
     for (n, m, v), schedules in zip(settings, found, strict=True):
         for rank, schedule in enumerate(schedules):
             if isinstance(schedule, str):
@@ -120,8 +120,10 @@ def _plans(impl: Implementation, cluster: Bench, name: str) -> Iterator[Plan]:
         yield Plan([[tuple(e) for e in s] for s in schedules], m, v)
 
 
-def _worked_out(impl: Implementation, cluster: Bench, name: str) -> dict[str, Any]:
-    told: dict[str, Any] = worked_out(impl, cluster, make_schedules, name=name).values[
+def _worked_out(
+    impl: Implementation, harness: RankHarness, name: str
+) -> dict[str, Any]:
+    told: dict[str, Any] = worked_out(impl, harness, make_schedules, name=name).values[
         0
     ]
     return told
@@ -173,38 +175,38 @@ def _flaw(schedule: list[Entry], wanted: list[tuple[int, int]]) -> tuple[str, st
     return "", ""
 
 
-def _judge_complete(impl: Implementation, cluster: Bench, name: str) -> None:
-    for plan in _plans(impl, cluster, name):
+def _judge_complete(impl: Implementation, harness: RankHarness, name: str) -> None:
+    for plan in _plans(impl, harness, name):
         expect_complete(plan)
 
 
-def _complete(impl: Implementation, cluster: Bench, name: str) -> Iterator[Plan]:
+def _complete(impl: Implementation, harness: RankHarness, name: str) -> Iterator[Plan]:
     """The plans, for a clause that needs them whole."""
-    for plan in _plans(impl, cluster, name):
+    for plan in _plans(impl, harness, name):
         if any(_flaws(plan)):
             raise NotJudgedError("the schedules are not complete: see C1")
         yield plan
 
 
 @clause("pipeline_parallel.gpipe", "C1", worlds=(1,))
-def gpipe_is_complete(impl: Implementation, cluster: Bench) -> str | None:
+def gpipe_is_complete(impl: Implementation, harness: RankHarness) -> str | None:
     """V: each entry once, forward before backward."""
-    _judge_complete(impl, cluster, "gpipe")
+    _judge_complete(impl, harness, "gpipe")
     return None
 
 
 @clause("pipeline_parallel.one_f_one_b", "C1", worlds=(1,))
-def one_f_one_b_is_complete(impl: Implementation, cluster: Bench) -> str | None:
+def one_f_one_b_is_complete(impl: Implementation, harness: RankHarness) -> str | None:
     """V: each entry once, forward before backward."""
-    _judge_complete(impl, cluster, "one_f_one_b")
+    _judge_complete(impl, harness, "one_f_one_b")
     return None
 
 
 @clause("pipeline_parallel.interleaved", "C1", worlds=(1,))
-def interleaved_is_complete(impl: Implementation, cluster: Bench) -> str | None:
+def interleaved_is_complete(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the same through every chunk; and odd numbers are refused."""
-    _judge_complete(impl, cluster, "interleaved")
-    told = _worked_out(impl, cluster, "interleaved")["refused"]
+    _judge_complete(impl, harness, "interleaved")
+    told = _worked_out(impl, harness, "interleaved")["refused"]
     for (n, m, _), what in zip(ODD, told, strict=True):
         if what != "raises ValueError":
             raise NotYetError(
@@ -219,9 +221,9 @@ def interleaved_is_complete(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("pipeline_parallel.gpipe", "C2", worlds=(1,))
-def forwards_come_first(impl: Implementation, cluster: Bench) -> str | None:
+def forwards_come_first(impl: Implementation, harness: RankHarness) -> str | None:
     """O: no forward after a backward."""
-    for plan in _complete(impl, cluster, "gpipe"):
+    for plan in _complete(impl, harness, "gpipe"):
         for rank, schedule in enumerate(plan.schedules):
             if lead(schedule) < plan.m:
                 first, late = schedule[lead(schedule)], schedule[lead(schedule) :]
@@ -241,9 +243,9 @@ def _bound(plan: Plan, rank: int) -> int:
     return (plan.v - 1) * plan.n + 2 * (plan.n - 1 - rank) + 1
 
 
-def _judge_peaks(impl: Implementation, cluster: Bench, name: str) -> str:
+def _judge_peaks(impl: Implementation, harness: RankHarness, name: str) -> str:
     note = ""
-    for plan in _complete(impl, cluster, name):
+    for plan in _complete(impl, harness, name):
         peaks = [peak(schedule) for schedule in plan.schedules]
         for rank, most in enumerate(peaks):
             bound = _bound(plan, rank)
@@ -265,23 +267,23 @@ def _judge_peaks(impl: Implementation, cluster: Bench, name: str) -> str:
 
 
 @clause("pipeline_parallel.one_f_one_b", "C3", worlds=(1,))
-def one_f_one_b_keeps_few(impl: Implementation, cluster: Bench) -> str | None:
+def one_f_one_b_keeps_few(impl: Implementation, harness: RankHarness) -> str | None:
     """M: stage r keeps n - r."""
-    return _judge_peaks(impl, cluster, "one_f_one_b")
+    return _judge_peaks(impl, harness, "one_f_one_b")
 
 
 @clause("pipeline_parallel.interleaved", "C3", worlds=(1,))
-def interleaved_keeps_few(impl: Implementation, cluster: Bench) -> str | None:
+def interleaved_keeps_few(impl: Implementation, harness: RankHarness) -> str | None:
     """M: a bound that does not grow with m."""
-    return _judge_peaks(impl, cluster, "interleaved")
+    return _judge_peaks(impl, harness, "interleaved")
 
 
 # ── how long all ranks together take ────────────────────────────────────────────────
 
 
-def _judge_time(impl: Implementation, cluster: Bench, name: str) -> str:
+def _judge_time(impl: Implementation, harness: RankHarness, name: str) -> str:
     note = ""
-    for plan in _complete(impl, cluster, name):
+    for plan in _complete(impl, harness, name):
         for forward, backward in TIMES:
             played = play(plan.schedules, plan.v, forward, backward)
             if played.stuck:
@@ -342,18 +344,22 @@ def _slow(
 
 
 @clause("pipeline_parallel.gpipe", "C3", worlds=(1,))
-def gpipe_takes_its_time(impl: Implementation, cluster: Bench) -> str | None:
+def gpipe_takes_its_time(impl: Implementation, harness: RankHarness) -> str | None:
     """T: the closed form, exactly."""
-    return _judge_time(impl, cluster, "gpipe")
+    return _judge_time(impl, harness, "gpipe")
 
 
 @clause("pipeline_parallel.one_f_one_b", "C2", worlds=(1,))
-def one_f_one_b_takes_its_time(impl: Implementation, cluster: Bench) -> str | None:
+def one_f_one_b_takes_its_time(
+    impl: Implementation, harness: RankHarness
+) -> str | None:
     """T: the closed form, exactly."""
-    return _judge_time(impl, cluster, "one_f_one_b")
+    return _judge_time(impl, harness, "one_f_one_b")
 
 
 @clause("pipeline_parallel.interleaved", "C2", worlds=(1,))
-def interleaved_takes_its_time(impl: Implementation, cluster: Bench) -> str | None:
+def interleaved_takes_its_time(
+    impl: Implementation, harness: RankHarness
+) -> str | None:
     """T: the closed form, exactly."""
-    return _judge_time(impl, cluster, "interleaved")
+    return _judge_time(impl, harness, "interleaved")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.pipeline_clock import all_then_all, in_turns
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.verdict import NotYetError
 from distlab.grading.virtual import simulated
 from distlab.runner import RankContext
@@ -161,7 +161,7 @@ def race(
 
 
 def raced(
-    impl: Implementation, cluster: Bench, stages: int, m: int
+    impl: Implementation, harness: RankHarness, stages: int, m: int
 ) -> list[list[dict[str, Any]]]:
     """By simulated rank, what `race` tells of each schedule.
 
@@ -170,7 +170,7 @@ def raced(
     """
 
     def told(*names: str) -> list[list[dict[str, Any]]]:
-        run = simulated(impl, cluster, race, stages, m=m, names=names)
+        run = simulated(impl, harness, race, stages, m=m, names=names)
         values: list[list[dict[str, Any]]] = run["values"]
         return values
 

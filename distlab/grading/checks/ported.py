@@ -6,9 +6,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.main_stuck import name_of_stuck
 from distlab.grading.checks.main_surroundings import like_torchrun
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
 
@@ -23,7 +23,7 @@ def join(context: RankContext) -> None:
 
 
 def finished(
-    impl: Implementation, cluster: Bench, scenario: Scenario, **values: Any
+    impl: Implementation, harness: RankHarness, scenario: Scenario, **values: Any
 ) -> Run:
     """The run of a scenario that joins; calls are torch's own, so none are recorded.
 
@@ -31,8 +31,8 @@ def finished(
         NotYetError: it did not come to its end; how it got stuck, if it did.
     """
     try:
-        return cluster.run(impl, scenario, **values)
+        return harness.run(impl, scenario, **values)
     except NotYetError as error:
-        run = cluster.latest
+        run = harness.latest
         named = name_of_stuck(run, impl.source, PATIENCE_S) if run else None
         raise named or error from error

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import leave_default_group
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.ported import finished, join
 from distlab.grading.checks.tensor_parallel_shared import (
     as_tensor,
@@ -28,6 +27,7 @@ from distlab.grading.checks.tensor_parallel_whole import (
     upstream_of,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import Suspect, all_close, expect_values, same_everywhere
 from distlab.grading.verdict import NotYetError
 from distlab.models.transformer import Block, TransformerConfig
@@ -106,10 +106,10 @@ def one_process(seed: int, n: int) -> tuple[list[Tensor], list[Tensor]]:
 
 
 @clause("tensor_parallel.port", "C1", worlds=WORLDS)
-def as_in_one_process(impl: Implementation, cluster: Bench) -> str | None:
+def as_in_one_process(impl: Implementation, harness: RankHarness) -> str | None:
     """V: outputs and input gradients at each step, so the weights' gradients too."""
-    run = finished(impl, cluster, ported_block)
-    n, seed = cluster.world_size, cluster.seed
+    run = finished(impl, harness, ported_block)
+    n, seed = harness.world_size, harness.seed
     for step in range(STEPS):
         for key, right in zip(("outs", "backs"), one_process(seed, n), strict=True):
             values = [value[key][step] for value in run.values]
@@ -145,10 +145,10 @@ def _cut_across(seed: int, n: int) -> Suspect:
 
 
 @clause("tensor_parallel.port", "C2", worlds=DIVIDED)
-def a_share_of_the_weights(impl: Implementation, cluster: Bench) -> str | None:
+def a_share_of_the_weights(impl: Implementation, harness: RankHarness) -> str | None:
     """M: how many numbers of each of the four weights are on each rank."""
-    run, n = finished(impl, cluster, ported_block), cluster.world_size
-    block = make_block(cluster.seed, n)
+    run, n = finished(impl, harness, ported_block), harness.world_size
+    block = make_block(harness.seed, n)
     for name in CUT:
         size = _held(block.get_submodule(name))
         found = [value["held"][name] for value in run.values]
@@ -170,9 +170,9 @@ def a_share_of_the_weights(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("tensor_parallel.port", "C3", worlds=DIVIDED)
-def whole_heads_only(impl: Implementation, cluster: Bench) -> str | None:
+def whole_heads_only(impl: Implementation, harness: RankHarness) -> str | None:
     """V: n + 1 heads are refused, before anything was replaced."""
-    run, n = finished(impl, cluster, ported_block), cluster.world_size
+    run, n = finished(impl, harness, ported_block), harness.world_size
     tried = [value["refused"] for value in run.values]
     what = f"{n + 1} heads on {n} ranks"
     rule = "torch does not ask: it cuts what it can, in unequal parts if need be"

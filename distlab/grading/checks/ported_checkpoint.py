@@ -9,7 +9,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.checkpoint import (
     DROPOUT,
     ROWS,
@@ -21,6 +20,7 @@ from distlab.grading.checks.checkpoint import (
     there_and_back,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.oracles import digest
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
@@ -68,10 +68,10 @@ def asked_for(context: RankContext, unit: ModuleType, seed: int) -> dict[str, An
     worlds=WORLDS,
     also=lambda _: _WITH_DROPOUT,
 )
-def same_bits(impl: Implementation, cluster: Bench) -> str | None:
+def same_bits(impl: Implementation, harness: RankHarness) -> str | None:
     """V: bit by bit, then the same with dropout; random numbers drawn later too."""
-    said = _in_torchs_words(expect_same_bits, cluster.run(impl, ported_blocks))
-    dropped = cluster.run(impl, ported_blocks, dropout=DROPOUT)
+    said = _in_torchs_words(expect_same_bits, harness.run(impl, ported_blocks))
+    dropped = harness.run(impl, ported_blocks, dropout=DROPOUT)
     _in_torchs_words(expect_same_random_numbers, dropped)
     return f"{said}, with dropout {DROPOUT} too"
 
@@ -93,9 +93,9 @@ def _in_torchs_words(expect: Callable[[Run], str], run: Run) -> str:
 
 
 @clause("activation_checkpointing.port", "C2", worlds=WORLDS)
-def asked_by_name(impl: Implementation, cluster: Bench) -> str | None:
+def asked_by_name(impl: Implementation, harness: RankHarness) -> str | None:
     """V: torch.autograd.grad gives the bits that it gives without `port`."""
-    run = cluster.run(impl, asked_for)
+    run = harness.run(impl, asked_for)
     for rank, value in enumerate(run.values):
         if "refused" in value:
             raise NotYetError(
@@ -126,9 +126,9 @@ def asked_by_name(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("activation_checkpointing.port", "C3", worlds=WORLDS)
-def inputs_kept_only(impl: Implementation, cluster: Bench) -> str | None:
+def inputs_kept_only(impl: Implementation, harness: RankHarness) -> str | None:
     """J: as in task 2.5."""
-    run = cluster.run(impl, ported_blocks)
+    run = harness.run(impl, ported_blocks)
     try:
         return expect_inputs_only(run)
     except NotYetError as failure:

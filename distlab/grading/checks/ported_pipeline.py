@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import leave_default_group
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.model_parallel_step import judge_losses
 from distlab.grading.checks.ported import WORLDS, finished, join
 from distlab.grading.checks.stages import (
@@ -25,6 +24,7 @@ from distlab.grading.checks.stages import (
     make_stages,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import Suspect, expect_values
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
@@ -135,10 +135,10 @@ def one_process(seed: int, n: int) -> tuple[list[Tensor], Tensor]:
 
 
 @clause("pipeline_parallel.port", "C1", worlds=WORLDS)
-def gradients_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+def gradients_of_one_process(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the .grad of every stage."""
-    run, n = finished(impl, cluster, ported_pipeline), cluster.world_size
-    right, m = one_process(cluster.seed, n)[0], num_microbatches(n)
+    run, n = finished(impl, harness, ported_pipeline), harness.world_size
+    right, m = one_process(harness.seed, n)[0], num_microbatches(n)
     known = [
         (
             "microbatches-summed",
@@ -180,18 +180,18 @@ def gradients_of_one_process(impl: Implementation, cluster: Bench) -> str | None
 
 
 @clause("pipeline_parallel.port", "C2", worlds=WORLDS)
-def loss_everywhere(impl: Implementation, cluster: Bench) -> str | None:
+def loss_everywhere(impl: Implementation, harness: RankHarness) -> str | None:
     """V: what each rank returned."""
-    run = finished(impl, cluster, ported_pipeline)
-    loss = one_process(cluster.seed, cluster.world_size)[1]
+    run = finished(impl, harness, ported_pipeline)
+    loss = one_process(harness.seed, harness.world_size)[1]
     judge_losses([value["loss"] for value in run.values], loss)
     return None
 
 
 @clause("pipeline_parallel.port", "C3", worlds=(3, 2, 4))
-def few_on_their_way(impl: Implementation, cluster: Bench) -> str | None:
+def few_on_their_way(impl: Implementation, harness: RankHarness) -> str | None:
     """J: the order of forwards and backwards on each rank."""
-    run, n = finished(impl, cluster, ported_pipeline), cluster.world_size
+    run, n = finished(impl, harness, ported_pipeline), harness.world_size
     m = num_microbatches(n)
     orders = [value["events"] for value in run.values]
     peaks = [_peak(order) for order in orders]

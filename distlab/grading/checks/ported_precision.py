@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import leave_default_group
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.clip import Counted
 from distlab.grading.checks.ported import WORLDS, finished, join
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import Suspect, expect_values
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
@@ -122,13 +122,13 @@ def gradient(seed: int, rank: int, step: int) -> Tensor:
 
 
 @clause("mixed_precision.port", "C1", worlds=WORLDS)
-def computed_narrow_kept_wide(impl: Implementation, cluster: Bench) -> str | None:
+def computed_narrow_kept_wide(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the dtypes of activations and weights, then the weights after each step."""
-    run, n = finished(impl, cluster, ported_precision), cluster.world_size
+    run, n = finished(impl, harness, ported_precision), harness.world_size
     for step in range(CALM):
         records = [rank[step] for rank in run.values]
         _expect_types(records)
-        _expect_step(cluster.seed, records, step)
+        _expect_step(harness.seed, records, step)
     return f"n = {n}: activations torch.bfloat16, weights torch.float32"
 
 
@@ -211,9 +211,9 @@ def _piled_up(seed: int, rank: int, step: int, scale: float) -> Tensor:
 
 
 @clause("mixed_precision.port", "C2", worlds=WORLDS)
-def all_or_none_step(impl: Implementation, cluster: Bench) -> str | None:
+def all_or_none_step(impl: Implementation, harness: RankHarness) -> str | None:
     """X: in each step the ranks do the same, and say what they did."""
-    run, n = finished(impl, cluster, ported_precision), cluster.world_size
+    run, n = finished(impl, harness, ported_precision), harness.world_size
     for step in range(STEPS):
         took = [rank[step]["steps"] for rank in run.values]
         culprit = _culprit(step, n)
@@ -274,9 +274,9 @@ def scales(n: int, rank: int | None = None, *, moves: bool = True) -> list[float
 
 
 @clause("mixed_precision.port", "C3", worlds=WORLDS)
-def same_scale(impl: Implementation, cluster: Bench) -> str | None:
+def same_scale(impl: Implementation, harness: RankHarness) -> str | None:
     """V and X: the scale after every step, on every rank."""
-    run, n = finished(impl, cluster, ported_precision), cluster.world_size
+    run, n = finished(impl, harness, ported_precision), harness.world_size
     if _skips_differ(run):
         raise NotJudgedError("the ranks do not skip together: see C2")
     found = [[record["next"] for record in rank] for rank in run.values]

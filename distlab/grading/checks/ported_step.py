@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from distlab.comm import leave_default_group
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.clip import TOLERANCE, Counted, expect_norms
 from distlab.grading.checks.clip_mistakes import (
     LEARNING_RATE,
@@ -37,6 +36,7 @@ from distlab.grading.checks.microbatches import (
 )
 from distlab.grading.checks.ported import PATIENCE_S, finished
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import (
     Suspect,
     all_close,
@@ -99,10 +99,10 @@ def _number(value: Any) -> float | None:
 
 
 @clause("gradient_accumulation.port", "C1", worlds=WORLDS)
-def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+def weights_of_one_process(impl: Implementation, harness: RankHarness) -> str | None:
     """V: as in task 2.3."""
-    n, seed = cluster.world_size, cluster.seed
-    run = finished(impl, cluster, ported_steps)
+    n, seed = harness.world_size, harness.seed
+    run = finished(impl, harness, ported_steps)
     weights = [value["weights"] for value in run.values]
     expected = right_training(seed, n)
     expect_values(
@@ -126,9 +126,9 @@ def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("gradient_accumulation.port", "C2", worlds=(3, 2))
-def sent_once(impl: Implementation, cluster: Bench) -> str | None:
+def sent_once(impl: Implementation, harness: RankHarness) -> str | None:
     """J: how many numbers torch was asked to add up over the ranks, in a step."""
-    run = finished(impl, cluster, ported_steps)
+    run = finished(impl, harness, ported_steps)
     size = sum(parameter.numel() for parameter in make_model(0).parameters())
     sent = [value["sent"] for value in run.values]
     if max(sent) > size:
@@ -146,9 +146,9 @@ def sent_once(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("gradient_accumulation.port", "C3", worlds=WORLDS)
-def norm_before_clipping(impl: Implementation, cluster: Bench) -> str | None:
+def norm_before_clipping(impl: Implementation, harness: RankHarness) -> str | None:
     """V: as in task 2.3."""
-    expect_norms(finished(impl, cluster, ported_steps), cluster.seed, "port")
+    expect_norms(finished(impl, harness, ported_steps), harness.seed, "port")
     return None
 
 

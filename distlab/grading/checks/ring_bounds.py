@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.data_loader_plans import in_call, worked_out
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import NOBODY, Evidence
@@ -60,17 +60,21 @@ def read_bounds(value: Any) -> Bounds | str:
     return bounds
 
 
-def _cuts(impl: Implementation, cluster: Bench) -> Iterator[tuple[str, int, int, Any]]:
-    found = worked_out(impl, cluster, cut_lengths).values[0]
-    for (length, n), bounds in zip(cases(cluster.seed), found, strict=True):
+def _cuts(
+    impl: Implementation, harness: RankHarness
+) -> Iterator[tuple[str, int, int, Any]]:
+    found = worked_out(impl, harness, cut_lengths).values[0]
+    for (length, n), bounds in zip(cases(harness.seed), found, strict=True):
         call = f"chunk_bounds({length}, {n})"
         yield call, length, n, bounds
 
 
 @clause("ring_allreduce.chunk_bounds", "C1", worlds=(1,))
-def nothing_lost_nothing_twice(impl: Implementation, cluster: Bench) -> str | None:
+def nothing_lost_nothing_twice(
+    impl: Implementation, harness: RankHarness
+) -> str | None:
     """V: n chunks, each begins where the one before ends, from 0 to length."""
-    for call, length, n, bounds in _cuts(impl, cluster):
+    for call, length, n, bounds in _cuts(impl, harness):
         if isinstance(bounds, str):
             raise NotYetError(f"{call} {bounds}", rule=RULE, fatal=True)
         flaw, slug = _flaw(length, n, [tuple(pair) for pair in bounds])
@@ -106,9 +110,9 @@ def _drawn(bounds: Bounds) -> tuple[Evidence, ...]:
 
 
 @clause("ring_allreduce.chunk_bounds", "C2", worlds=(1,))
-def nearly_equal(impl: Implementation, cluster: Bench) -> str | None:
+def nearly_equal(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the longest chunk has at most one element more than the shortest."""
-    for call, length, n, bounds in _cuts(impl, cluster):
+    for call, length, n, bounds in _cuts(impl, harness):
         if isinstance(bounds, str) or _flaw(length, n, bounds)[0]:
             raise NotJudgedError("the chunks are not all there: see C1")
         sizes = [end - start for start, end in bounds]

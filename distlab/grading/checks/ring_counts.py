@@ -19,7 +19,7 @@ def digits(rank: int, length: int) -> Tensor:
 def counted(tensor: Tensor, n: int) -> list[list[int]]:
     """Of each element, how often each of n ranks is in it; less than 0 if taken away.
 
-    Equal neighbours are told once.
+    Equal neighbors are told once.
     """
     told: list[list[int]] = []
     for value in tensor.tolist():

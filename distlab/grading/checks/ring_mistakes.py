@@ -206,7 +206,7 @@ def _same_chunk(sums: Sums, counts: Sums | None) -> NotYetError | None:
     if len(sent) != sums.n or not twice or any(len(places) > 1 for places in sent):
         return None
     return NotYetError(
-        "every rank sends the same chunk in every step, so its neighbour adds it "
+        "every rank sends the same chunk in every step, so its neighbor adds it "
         f"{sums.n - 1} times",
         slug="same-chunk-every-step",
         evidence=_chunk_counts(counts),

@@ -5,17 +5,17 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.messages import calls_of_each
 from distlab.grading.checks.ring_mistakes import Sums, expect_sums
 from distlab.grading.checks.ring_steps import (
     SENDING,
     expect_few_bytes,
-    expect_one_neighbour,
+    expect_one_neighbor,
 )
 from distlab.grading.checks.ring_sums import LENGTH, WORLDS, Plays, values_of
 from distlab.grading.checks.ring_watched import READ_EARLY, Watched
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.grading.virtual import simulated
 from distlab.runner import RankContext, Run
@@ -64,16 +64,16 @@ def _sums(world_size: int) -> Plays:
 
 
 @clause("ring_allreduce.segments", "C1", worlds=WORLDS, also=_sums)
-def sum_everywhere(impl: Implementation, cluster: Bench) -> str | None:
+def sum_everywhere(impl: Implementation, harness: RankHarness) -> str | None:
     """V and X: as all_reduce, with several segments and with one."""
-    for scenario, values in _sums(cluster.world_size):
-        run = cluster.run(impl, scenario, **values)
-        digits = cluster.observe(impl, pipelined_once, kind="digits")
+    for scenario, values in _sums(harness.world_size):
+        run = harness.run(impl, scenario, **values)
+        digits = harness.observe(impl, pipelined_once, kind="digits")
         counts = Sums(digits) if digits.outcome == "finished" else None
         try:
             expect_sums(Sums(run), "pipelined_all_reduce", counts)
         except NotYetError as failure:
-            if not failure.slug and _sins(cluster.observe(impl, watched_once)):
+            if not failure.slug and _sins(harness.observe(impl, watched_once)):
                 raise NotJudgedError("a tensor under way is touched: see C2") from None
             raise
     return None
@@ -91,9 +91,9 @@ def _sins(run: Run) -> list[tuple[int, str, int]]:
 
 
 @clause("ring_allreduce.segments", "C2", worlds=(3, 2, 4))
-def left_alone(impl: Implementation, cluster: Bench) -> str | None:
+def left_alone(impl: Implementation, harness: RankHarness) -> str | None:
     """O: between isend or irecv and its wait, nobody touches the tensor."""
-    run = cluster.run(impl, watched_once)
+    run = harness.run(impl, watched_once)
     found = _sins(run)
     lines = tuple(
         Evidence(rank=rank, state="touched", text=f"line {line}: {what}")
@@ -112,11 +112,11 @@ def left_alone(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("ring_allreduce.segments", "C3", worlds=(3, 2, 4))
-def no_more_bytes(impl: Implementation, cluster: Bench) -> str | None:
+def no_more_bytes(impl: Implementation, harness: RankHarness) -> str | None:
     """B and J: the bytes of the ring, none of it longer than a segment."""
-    run = cluster.run(impl, pipelined_once)
+    run = harness.run(impl, pipelined_once)
     expect_few_bytes(run, LENGTH, 8, halves=2)
-    expect_one_neighbour(run)
+    expect_one_neighbor(run)
     for record in run.ranks:
         sends = [call for call in record.calls() if call["op"] in SENDING]
         longest = max((call["bytes"] for call in sends), default=0)
@@ -132,13 +132,13 @@ def no_more_bytes(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("ring_allreduce.segments", "C4", worlds=(RANKS,))
-def additions_hide(impl: Implementation, cluster: Bench) -> str | None:
+def additions_hide(impl: Implementation, harness: RankHarness) -> str | None:
     """T: with additions that take time, not much longer than the messages alone."""
-    cluster.run(impl, pipelined_once)  # a hang shows there, and is named
+    harness.run(impl, pipelined_once)  # a hang shows there, and is named
     length = RANKS * PER_CHUNK * SEGMENT_BYTES // 8
     told = simulated(
         impl,
-        cluster,
+        harness,
         pipelined_once,
         RANKS,
         SEGMENT_BYTES / WIRE_S,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.messages import calls_of_each
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.verdict import NotYetError
 from distlab.grading.virtual import rounds
 from distlab.runner import RankRecord, Run
@@ -60,7 +60,7 @@ def expect_few_messages(run: Run, halves: int) -> None:
             )
 
 
-def expect_one_neighbour(run: Run) -> None:
+def expect_one_neighbor(run: Run) -> None:
     """J: a rank sends to one other rank only.
 
     Raises:
@@ -71,7 +71,7 @@ def expect_one_neighbour(run: Run) -> None:
         if len(peers) > 1:
             raise NotYetError(
                 f"rank {record.rank} sends to ranks {', '.join(map(str, peers))}: in a "
-                "ring it has one neighbour to send to",
+                "ring it has one neighbor to send to",
                 slug="not-a-ring",
                 evidence=calls_of_each(run),
                 rule="pass on to the right what came from the left",
@@ -84,7 +84,7 @@ def _sends(record: RankRecord) -> list[Any]:
 
 def expect_few_steps(
     impl: Implementation,
-    cluster: Bench,
+    harness: RankHarness,
     scenario: Scenario,
     halves: int,
     **values: Any,
@@ -97,7 +97,7 @@ def expect_few_steps(
         NotYetError: it takes more steps than a ring.
     """
     enough = halves * (MANY - 1)
-    needed = rounds(impl, cluster, scenario, MANY, 8, **values)
+    needed = rounds(impl, harness, scenario, MANY, 8, **values)
     if needed > enough:
         raise NotYetError(
             f"{needed:.0f} steps on {MANY} simulated ranks, where {enough} are enough",

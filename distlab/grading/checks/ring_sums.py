@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.after import judged_after
 from distlab.grading.checks.messages import expect_messages, numbers
 from distlab.grading.checks.ring_bounds import read_bounds
@@ -29,9 +28,10 @@ from distlab.grading.checks.ring_steps import (
     expect_few_bytes,
     expect_few_messages,
     expect_few_steps,
-    expect_one_neighbour,
+    expect_one_neighbor,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.oracles import expect_values, same_everywhere
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
@@ -83,36 +83,36 @@ def _scatters(world_size: int) -> Plays:
 
 
 @clause("ring_allreduce.reduce_scatter", "C1", worlds=(*WORLDS, 7), also=_scatters)
-def own_chunk_is_the_sum(impl: Implementation, cluster: Bench) -> str | None:
+def own_chunk_is_the_sum(impl: Implementation, harness: RankHarness) -> str | None:
     """V: each rank's chunk, the one it says, is the sum; no two say the same."""
-    for scenario, values in _scatters(cluster.world_size):
-        run = cluster.run(impl, scenario, **values)
-        expect_owners(Sums(run), counts=_counted(impl, cluster))
+    for scenario, values in _scatters(harness.world_size):
+        run = harness.run(impl, scenario, **values)
+        expect_owners(Sums(run), counts=_counted(impl, harness))
     return None
 
 
-def _counted(impl: Implementation, cluster: Bench) -> Sums | None:
+def _counted(impl: Implementation, harness: RankHarness) -> Sums | None:
     """The same in digits, where one can see what was added."""
-    run = cluster.observe(impl, scatter_once, kind="digits")
+    run = harness.observe(impl, scatter_once, kind="digits")
     return Sums(run) if run.outcome == "finished" else None
 
 
 @clause("ring_allreduce.reduce_scatter", "C2", worlds=(3, 2, 4, 7))
-def scatter_is_a_ring(impl: Implementation, cluster: Bench) -> str | None:
-    """B, J and T: n - 1 messages of a chunk, to one neighbour, n - 1 steps."""
-    n = cluster.world_size
-    run = cluster.run(impl, scatter_once)
+def scatter_is_a_ring(impl: Implementation, harness: RankHarness) -> str | None:
+    """B, J and T: n - 1 messages of a chunk, to one neighbor, n - 1 steps."""
+    n = harness.world_size
+    run = harness.run(impl, scatter_once)
     _expect_ring(run, halves=1)
     if n == 7:
         length = {"length": MANY}
-        expect_few_steps(impl, cluster, scatter_once, 1, kind="uneven", **length)
+        expect_few_steps(impl, harness, scatter_once, 1, kind="uneven", **length)
     return _told(run, LENGTH)
 
 
 def _expect_ring(run: Run, halves: int) -> None:
     expect_few_bytes(run, LENGTH, 8, halves)
     expect_few_messages(run, halves)
-    expect_one_neighbour(run)
+    expect_one_neighbor(run)
 
 
 def _told(run: Run, length: int) -> str:
@@ -183,11 +183,11 @@ def _sums(world_size: int) -> Plays:
 
 
 @clause("ring_allreduce.all_reduce", "C1", worlds=WORLDS, also=_sums)
-def sum_everywhere(impl: Implementation, cluster: Bench) -> str | None:
+def sum_everywhere(impl: Implementation, harness: RankHarness) -> str | None:
     """V and X: the sum in the caller's tensor, the same bits on all ranks."""
-    for scenario, values in _sums(cluster.world_size):
-        run = cluster.run(impl, scenario, **values)
-        digits = cluster.observe(impl, ring_once, kind="digits")
+    for scenario, values in _sums(harness.world_size):
+        run = harness.run(impl, scenario, **values)
+        digits = harness.observe(impl, ring_once, kind="digits")
         counts = Sums(digits) if digits.outcome == "finished" else None
         _expect_no_refusal(run)
         expect_sums(Sums(run), "all_reduce", counts, **_said(values))
@@ -225,12 +225,12 @@ def _means(world_size: int) -> Plays:
 
 
 @clause("ring_allreduce.all_reduce", "C2", worlds=(3, 2, 4, 1), also=_means)
-def mean_on_request(impl: Implementation, cluster: Bench) -> str | None:
+def mean_on_request(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the sum divided by n; a mean of int64 is refused."""
-    n = cluster.world_size
-    with judged_after(sum_everywhere, impl, cluster, "C1"):
-        _expect_mean(cluster.run(impl, ring_once, average=True))
-    for value in cluster.run(impl, ring_once, average=True, kind="digits").values:
+    n = harness.world_size
+    with judged_after(sum_everywhere, impl, harness, "C1"):
+        _expect_mean(harness.run(impl, ring_once, average=True))
+    for value in harness.run(impl, ring_once, average=True, kind="digits").values:
         if value["raised"] != "ValueError":
             what = value["raised"] or "nothing"
             raise NotYetError(
@@ -255,10 +255,10 @@ def _expect_mean(run: Run) -> None:
 
 
 @clause("ring_allreduce.all_reduce", "C3", worlds=(3, 2, 4))
-def all_reduce_is_a_ring(impl: Implementation, cluster: Bench) -> str | None:
-    """B, J and T: 2(n - 1) messages of a chunk, to one neighbour, 2(n - 1) steps."""
-    run = cluster.run(impl, ring_once)
+def all_reduce_is_a_ring(impl: Implementation, harness: RankHarness) -> str | None:
+    """B, J and T: 2(n - 1) messages of a chunk, to one neighbor, 2(n - 1) steps."""
+    run = harness.run(impl, ring_once)
     _expect_ring(run, halves=2)
-    if cluster.world_size == 4:
-        expect_few_steps(impl, cluster, ring_once, 2, length=MANY)
+    if harness.world_size == 4:
+        expect_few_steps(impl, harness, ring_once, 2, length=MANY)
     return _told(run, LENGTH)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks import sharded_layers as layers
 from distlab.grading.checks.sharded_live import FreedMemoryError
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
 from distlab.runner.autopsy import Evidence, own_frame, place
@@ -19,18 +19,18 @@ IN_BETWEEN = (
 
 
 def play(
-    impl: Implementation, cluster: Bench, scenario: Scenario, **values: Any
+    impl: Implementation, harness: RankHarness, scenario: Scenario, **values: Any
 ) -> Run:
-    """`cluster.run`, with names for what can go wrong at this stage.
+    """`harness.run`, with names for what can go wrong at this stage.
 
     Raises:
         NotYetError: the run did not end well, or a shard has no memory.
     """
     try:
-        run = cluster.run(impl, scenario, **values)
+        run = harness.run(impl, scenario, **values)
     except NotYetError as failure:
-        if cluster.latest is not None:
-            _name(failure, cluster.latest)
+        if harness.latest is not None:
+            _name(failure, harness.latest)
         raise
     for record in run.ranks:
         if lost := record.value.get("lost"):
@@ -81,13 +81,13 @@ def _wrong_way(run: Run) -> tuple[str, str] | None:
     return None
 
 
-def play_ahead(impl: Implementation, cluster: Bench) -> None:
+def play_ahead(impl: Implementation, harness: RankHarness) -> None:
     """Steps with prefetch, to see in which order the layers are fetched.
 
     Raises:
         NotYetError: it is the wrong one.
     """
-    run = play(impl, cluster, layers.train_stage3, prefetch=True)
+    run = play(impl, harness, layers.train_stage3, prefetch=True)
     if wrong := _wrong_way(run):
         raise NotYetError(wrong[0], slug=wrong[1], rule=WAY)
 

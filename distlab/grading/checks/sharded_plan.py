@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.data_loader_plans import in_call, worked_out
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import NOBODY, Evidence
@@ -97,10 +97,10 @@ def right_plan(sizes: list[int], world_size: int) -> Shards:
 
 
 def _plans(
-    impl: Implementation, cluster: Bench
+    impl: Implementation, harness: RankHarness
 ) -> Iterator[tuple[str, list[int], int, Shards | str]]:
-    found = worked_out(impl, cluster, make_plans).values[0]
-    for (sizes, n), shards in zip(cases(cluster.seed), found, strict=True):
+    found = worked_out(impl, harness, make_plans).values[0]
+    for (sizes, n), shards in zip(cases(harness.seed), found, strict=True):
         if not isinstance(shards, str):
             shards = [[(a, b, c) for a, b, c in one] for one in shards]
         yield f"plan({sizes}, {n})", sizes, n, shards
@@ -110,9 +110,9 @@ def _plans(
 
 
 @clause("sharded_optimizer.plan", "C1", worlds=(1,))
-def each_element_once(impl: Implementation, cluster: Bench) -> str | None:
+def each_element_once(impl: Implementation, harness: RankHarness) -> str | None:
     """V: n lists; each element of each parameter is in one piece, and in one only."""
-    for call, sizes, n, shards in _plans(impl, cluster):
+    for call, sizes, n, shards in _plans(impl, harness):
         if isinstance(shards, str):
             raise NotYetError(f"{call} {shards}", rule=RULE, fatal=True)
         if len(shards) != n:
@@ -167,9 +167,9 @@ def _drawn(shards: Shards) -> tuple[Evidence, ...]:
 
 
 @clause("sharded_optimizer.plan", "C2", worlds=(1,))
-def chunk_by_chunk(impl: Implementation, cluster: Bench) -> str | None:
+def chunk_by_chunk(impl: Implementation, harness: RankHarness) -> str | None:
     """V: rank r has the pieces of chunk r, in order, and no empty ones."""
-    for call, sizes, n, shards in _plans(impl, cluster):
+    for call, sizes, n, shards in _plans(impl, harness):
         if isinstance(shards, str) or len(shards) != n or _flaw(sizes, shards)[0]:
             raise NotJudgedError("the elements are not all there: see C1")
         if shards == right_plan(sizes, n):
@@ -218,9 +218,9 @@ def right_bytes(size: int, n: int, stage: int, per_element: tuple[int, ...]) -> 
 
 
 @clause("sharded_optimizer.plan", "C3", worlds=(1,))
-def bytes_of_a_rank(impl: Implementation, cluster: Bench) -> str | None:
+def bytes_of_a_rank(impl: Implementation, harness: RankHarness) -> str | None:
     """V: whole or shard, for each of the three, at each stage."""
-    found = worked_out(impl, cluster, count_bytes).values[0]
+    found = worked_out(impl, harness, count_bytes).values[0]
     values = iter(found)
     for size, n in SIZES:
         for kind in PER_ELEMENT:

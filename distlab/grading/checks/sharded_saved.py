@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks import sharded_runs as runs
 from distlab.grading.checks.after import judged_after
 from distlab.grading.checks.sharded_mistakes import owner_of_each
@@ -21,6 +20,7 @@ from distlab.grading.checks.sharded_stage1 import (
     found_after,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.oracles import all_close, same_everywhere
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
@@ -61,15 +61,15 @@ def _with_adam(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
 
 
 @clause(TASK, "C4", worlds=WORLDS, also=_with_adam)
-def saved_by_name(impl: Implementation, cluster: Bench) -> str | None:
+def saved_by_name(impl: Implementation, harness: RankHarness) -> str | None:
     """R: each piece's state under its name; and a step at another number of ranks."""
-    with judged_after(a_shard_of_the_state, impl, cluster, "C2"):
-        return _judge(impl, cluster)
+    with judged_after(a_shard_of_the_state, impl, harness, "C2"):
+        return _judge(impl, harness)
 
 
-def _judge(impl: Implementation, cluster: Bench) -> str:
-    run, n = cluster.run(impl, runs.train_stage1), cluster.world_size
-    one = One(cluster.seed)
+def _judge(impl: Implementation, harness: RankHarness) -> str:
+    run, n = harness.run(impl, runs.train_stage1), harness.world_size
+    one = One(harness.seed)
     for step in range(runs.STEPS):
         gradient = runs.mean_of(one.gradients(step, n))
         one.step(gradient, runs.MAX_NORM.get(step, 0.0))
@@ -83,7 +83,7 @@ def _judge(impl: Implementation, cluster: Bench) -> str:
     for rank, value in enumerate(run.values):
         _expect_pieces(value["saved"], momentum, rank)
     _expect_whole([value["saved"] for value in run.values], momentum)
-    _expect_adams(cluster.run(impl, keep_adams), cluster.seed)
+    _expect_adams(harness.run(impl, keep_adams), harness.seed)
     _expect_resumed(run, one)
     m = runs.other_world(n)
     return f"saved at {n} rank{'s' * (n > 1)}, gone on with at {m}"

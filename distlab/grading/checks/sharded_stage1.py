@@ -7,12 +7,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks import sharded_runs as runs
 from distlab.grading.checks.messages import expect_sent
 from distlab.grading.checks.sharded_mistakes import owner_of_each, suspects_of
 from distlab.grading.checks.sharded_runs import One, flat
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import (
     Suspect,
     all_close,
@@ -38,10 +38,10 @@ def found_after(run: Run, step: int) -> list[Tensor]:
 
 
 @clause(TASK, "C1", worlds=WORLDS)
-def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+def weights_of_one_process(impl: Implementation, harness: RankHarness) -> str | None:
     """V and X: the weights after two steps that are not clipped."""
-    run, n = cluster.run(impl, runs.train_stage1), cluster.world_size
-    one = One(cluster.seed)
+    run, n = harness.run(impl, runs.train_stage1), harness.world_size
+    one = One(harness.seed)
     for step in range(PLAIN):
         gradients = one.gradients(step, n)
         one.step(runs.mean_of(gradients))
@@ -52,7 +52,7 @@ def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
             right,
             what=f"after step {step + 1} the weights",
             verb="are",
-            suspects=() if step else partial(suspects_of, cluster.seed, gradients),
+            suspects=() if step else partial(suspects_of, harness.seed, gradients),
             rule="the mean gradient to each shard, a step of each shard, all shards to "
             "all ranks",
         )
@@ -71,9 +71,9 @@ def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause(TASK, "C2", worlds=WORLDS)
-def a_shard_of_the_state(impl: Implementation, cluster: Bench) -> str | None:
+def a_shard_of_the_state(impl: Implementation, harness: RankHarness) -> str | None:
     """M: after a step, everything that is alive: the weights, and a shard of state."""
-    run, n = cluster.run(impl, runs.train_stage1), cluster.world_size
+    run, n = harness.run(impl, runs.train_stage1), harness.world_size
     whole, shard = runs.elements(n)
     allowed = runs.after_step(n)
     held = [value["held"] for value in run.values]
@@ -121,10 +121,10 @@ def _too_much(
 
 
 @clause(TASK, "C3", worlds=WORLDS)
-def one_norm_for_all(impl: Implementation, cluster: Bench) -> str | None:
+def one_norm_for_all(impl: Implementation, harness: RankHarness) -> str | None:
     """V and X: the norm that clip returns, and the weights after clipping."""
-    run, n = cluster.run(impl, runs.train_stage1), cluster.world_size
-    one = One(cluster.seed)
+    run, n = harness.run(impl, runs.train_stage1), harness.world_size
+    one = One(harness.seed)
     for step in range(PLAIN):
         one.step(runs.mean_of(one.gradients(step, n)))
     right = same_everywhere(flat(runs.weights_of(one.model)), n)

@@ -7,13 +7,13 @@ from functools import partial
 
 from torch import Tensor
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks import sharded_runs as runs
 from distlab.grading.checks.messages import expect_sent
 from distlab.grading.checks.sharded_mistakes import suspects_of
 from distlab.grading.checks.sharded_runs import One, flat
 from distlab.grading.checks.sharded_stage1 import WORLDS
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import (
     Suspect,
     expect_values,
@@ -47,10 +47,10 @@ def added(gradients: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 @clause(TASK, "C1", worlds=WORLDS)
-def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+def weights_of_one_process(impl: Implementation, harness: RankHarness) -> str | None:
     """V: after each step; the second adds up the gradients of two backward()."""
-    run, n = cluster.run(impl, runs.train_stage2), cluster.world_size
-    one = One(cluster.seed)
+    run, n = harness.run(impl, runs.train_stage2), harness.world_size
+    one = One(harness.seed)
     for step in range(len(PARTS)):
         gradients = gradients_in_step(one, step, n)
         one.step(added([runs.mean_of(ranks) for ranks in gradients]))
@@ -61,7 +61,7 @@ def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
             right,
             what=f"after step {step + 1} the weights",
             verb="are",
-            suspects=partial(_suspects, cluster.seed, step, gradients),
+            suspects=partial(_suspects, harness.seed, step, gradients),
             rule="add the rank's chunk of the mean gradient to bucket.shard.grad",
         )
         sent = [value["steps"][step]["sent"] for value in run.values]
@@ -99,9 +99,9 @@ def _suspects(
 
 
 @clause(TASK, "C2", worlds=(3, 2, 4, 7))
-def half_of_an_all_reduce(impl: Implementation, cluster: Bench) -> str | None:
+def half_of_an_all_reduce(impl: Implementation, harness: RankHarness) -> str | None:
     """B: what was sent until the gradients are reduced, per backward()."""
-    run, n = cluster.run(impl, runs.train_stage2), cluster.world_size
+    run, n = harness.run(impl, runs.train_stage2), harness.world_size
     whole, _ = runs.elements(n)
     scatter = 8 * whole * (n - 1) / n
     for step, parts in enumerate(PARTS):
@@ -131,9 +131,9 @@ def half_of_an_all_reduce(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause(TASK, "C3", worlds=(3, 2, 4, 7))
-def gradients_of_the_shards(impl: Implementation, cluster: Bench) -> str | None:
+def gradients_of_the_shards(impl: Implementation, harness: RankHarness) -> str | None:
     """M: all that is alive after backward(): the weights, and shards of the rest."""
-    run, n = cluster.run(impl, runs.train_stage2), cluster.world_size
+    run, n = harness.run(impl, runs.train_stage2), harness.world_size
     whole, shard = runs.elements(n)
     for step in (1, 0):  # in the second there is state, and a gradient to add to
         allowed = runs.after_backward(n, step)

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks import sharded_layers as layers
 from distlab.grading.checks.messages import expect_messages
 from distlab.grading.checks.sharded_named import kept_before, play, play_ahead
 from distlab.grading.checks.sharded_runs import SLACK
 from distlab.grading.checks.sharded_stage1 import WORLDS
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.oracles import Suspect, brief, close, expect_values
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.grading.virtual import simulated
@@ -37,15 +37,17 @@ def _evidence(run: Run, key: str, allowed: float) -> tuple[Evidence, ...]:
 
 
 @clause(FORWARD, "C1", worlds=WORLDS)
-def outputs_of_the_whole_model(impl: Implementation, cluster: Bench) -> str | None:
+def outputs_of_the_whole_model(
+    impl: Implementation, harness: RankHarness
+) -> str | None:
     """V: two forwards; in between, every rank has changed its shards."""
-    run = play(impl, cluster, layers.only_forward)
-    model = layers.make_layers(cluster.seed)
-    inputs = [layers.make_inputs(cluster.seed, 0, r) for r in range(run.world_size)]
+    run = play(impl, harness, layers.only_forward)
+    model = layers.make_layers(harness.seed)
+    inputs = [layers.make_inputs(harness.seed, 0, r) for r in range(run.world_size)]
     with torch.no_grad():
         before = [model(x) for x in inputs]
         for name, parameter in model.named_parameters():
-            parameter.add_(layers.nudge(cluster.seed, name, parameter.shape))
+            parameter.add_(layers.nudge(harness.seed, name, parameter.shape))
         after = [model(x) for x in inputs]
     expect_values(
         [value["outputs"][0] for value in run.values],
@@ -75,9 +77,9 @@ def outputs_of_the_whole_model(impl: Implementation, cluster: Bench) -> str | No
 
 
 @clause(FORWARD, "C2", worlds=SEVERAL)
-def one_layer_at_a_time(impl: Implementation, cluster: Bench) -> str | None:
+def one_layer_at_a_time(impl: Implementation, harness: RankHarness) -> str | None:
     """M: all that is alive: when all is set up, in each layer, and afterwards."""
-    run, n = play(impl, cluster, layers.only_forward), cluster.world_size
+    run, n = play(impl, harness, layers.only_forward), harness.world_size
     sizes = layers.layer_elements(n)
     shards = layers.shard_bytes(n)
     for rank, value in enumerate(run.values):
@@ -115,9 +117,9 @@ def one_layer_at_a_time(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause(FORWARD, "C3", worlds=SEVERAL)
-def gathered_once(impl: Implementation, cluster: Bench) -> str | None:
+def gathered_once(impl: Implementation, harness: RankHarness) -> str | None:
     """B: a forward sends every shard to the others once."""
-    run, n = play(impl, cluster, layers.only_forward), cluster.world_size
+    run, n = play(impl, harness, layers.only_forward), harness.world_size
     right = 8.0 * (n - 1) * sum(layers.layer_elements(n))
     _expect_sent(run, [value["sent"] for value in run.values], right, "a forward")
     return f"n = {n}: {right:.0f} bytes per rank and forward"
@@ -148,11 +150,11 @@ def _with_prefetch(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
 
 
 @clause(BACKWARD, "C1", worlds=WORLDS, also=_with_prefetch)
-def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+def weights_of_one_process(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the shards of all ranks, put together after each step; also with prefetch."""
-    right = layers.one_process(cluster.seed, cluster.world_size)
+    right = layers.one_process(harness.seed, harness.world_size)
     for values in ({}, {"prefetch": True}):
-        run = play(impl, cluster, layers.train_stage3, **values)
+        run = play(impl, harness, layers.train_stage3, **values)
         how = " with prefetch" if values else ""
         for step, expected in enumerate(right):
             _expect_weights(run, step, expected, how)
@@ -187,12 +189,12 @@ def _expect_weights(run: Run, step: int, expected: dict[str, Tensor], how: str) 
 
 
 @clause(BACKWARD, "C2", worlds=SEVERAL, also=_with_prefetch)
-def never_more_than_that(impl: Implementation, cluster: Bench) -> str | None:
+def never_more_than_that(impl: Implementation, harness: RankHarness) -> str | None:
     """M: whole weights at their most; and all that is alive after backward()."""
-    n = cluster.world_size
+    n = harness.world_size
     sizes = [8 * n * size for size in layers.layer_elements(n)]
     for count, values in ((1, {}), (2, {"prefetch": True})):
-        run = play(impl, cluster, layers.train_stage3, **values)
+        run = play(impl, harness, layers.train_stage3, **values)
         most = max(sum(sizes[i : i + count]) for i in range(len(sizes)))
         how = "with prefetch two layers" if values else "one layer"
         peak = max(value["peak"] for value in run.values)
@@ -227,12 +229,12 @@ def _expect_only_shards(run: Run, n: int) -> None:
 
 
 @clause(BACKWARD, "C3", worlds=SEVERAL, also=_with_prefetch)
-def three_times(impl: Implementation, cluster: Bench) -> str | None:
+def three_times(impl: Implementation, harness: RankHarness) -> str | None:
     """B: what a step sends: each layer twice, and its gradients once."""
-    n = cluster.world_size
+    n = harness.world_size
     right = 3 * 8.0 * (n - 1) * sum(layers.layer_elements(n))
     for values in ({}, {"prefetch": True}):
-        run = play(impl, cluster, layers.train_stage3, **values)
+        run = play(impl, harness, layers.train_stage3, **values)
         sent = [value["steps"][-1]["sent"] for value in run.values]
         _expect_sent(run, sent, right, "a step" + " with prefetch" * bool(values))
     return f"n = {n}: {right:.0f} bytes per rank and step, 1.5 × those of DDP"
@@ -245,12 +247,12 @@ WIRE = 0.5  # what the widest layer's shards take on the wire, in units of a pau
 
 
 @clause(BACKWARD, "C4", worlds=(3,))
-def fetched_ahead(impl: Implementation, cluster: Bench) -> str | None:
+def fetched_ahead(impl: Implementation, harness: RankHarness) -> str | None:
     """T: with prefetch, only the first layer of each direction is waited for."""
     sizes = [8 * (RANKS - 1) * size for size in layers.layer_elements(RANKS)]
     speed = max(sizes) / (WIRE * layers.PAUSE_S)
     told = [
-        max_of(simulated(impl, cluster, layers.timed, RANKS, speed, prefetch=ahead))
+        max_of(simulated(impl, harness, layers.timed, RANKS, speed, prefetch=ahead))
         for ahead in (False, True)
     ]
     wire = [size / speed for size in sizes]
@@ -264,7 +266,7 @@ def fetched_ahead(impl: Implementation, cluster: Bench) -> str | None:
             raise NotJudgedError("without prefetch it sends too much: see C3")
         most = compute + first + scatter
         if ahead > most + 0.05 * layers.PAUSE_S:
-            play_ahead(impl, cluster)
+            play_ahead(impl, harness)
             raise NotYetError(
                 f"on {RANKS} simulated ranks {where} takes {plain:.2f} s, and with "
                 f"prefetch {ahead:.2f} s; if all layers but the first come while "

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from distlab.comm import COLLECTIVES
-from distlab.grading.bench import Bench, Implementation, Scenario
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankRecord, Run
 from distlab.runner.autopsy import describe, evidence
@@ -25,20 +25,20 @@ Naming = Callable[[Run], NotYetError | None]
 
 def run_or_name(
     impl: Implementation,
-    cluster: Bench,
+    harness: RankHarness,
     scenario: Scenario,
     name: Naming,
     **values: Any,
 ) -> Run:
-    """`cluster.run`; a failure is looked at by `name` first.
+    """`harness.run`; a failure is looked at by `name` first.
 
     Raises:
         NotYetError: the run did not end well.
     """
     try:
-        return cluster.run(impl, scenario, **values)
+        return harness.run(impl, scenario, **values)
     except NotYetError as error:
-        run = cluster.latest
+        run = harness.latest
         # What a rank raised is told by its message; only misfits need another name.
         if run is not None and (run.outcome == "deadlock" or error.slug in _MISFITS):
             raise name(run) or error from error

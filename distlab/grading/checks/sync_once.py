@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import COLLECTIVES
-from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.messages import calls_of_each, expect_messages
 from distlab.grading.checks.microbatches import (
     FINE,
@@ -23,6 +22,7 @@ from distlab.grading.checks.microbatches import (
 )
 from distlab.grading.checks.sync_mistakes import suspects_of
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.oracles import (
     expect_equal_bits,
     expect_values,
@@ -58,11 +58,11 @@ def _finer(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
 
 
 @clause("gradient_accumulation.sync_once", "C1", worlds=WORLDS, also=_finer)
-def mean_over_the_step(impl: Implementation, cluster: Bench) -> str | None:
+def mean_over_the_step(impl: Implementation, harness: RankHarness) -> str | None:
     """V: every rank's gradients are those of the whole batch, the same bits."""
-    n = cluster.world_size
-    run = cluster.run(impl, sync)
-    means = first_means(cluster.seed, LEVEL[:n])
+    n = harness.world_size
+    run = harness.run(impl, sync)
+    means = first_means(harness.seed, LEVEL[:n])
     expect_values(
         list(run.values),
         same_everywhere(means.mean(), n),
@@ -80,10 +80,10 @@ def mean_over_the_step(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("gradient_accumulation.sync_once", "C2", worlds=WORLDS)
-def sent_once(impl: Implementation, cluster: Bench) -> str | None:
+def sent_once(impl: Implementation, harness: RankHarness) -> str | None:
     """J: the elements that are sent, with three microbatches and with five."""
-    few, many = cluster.run(impl, sync), cluster.run(impl, sync, fine=True)
-    size = sum(p.numel() for p in make_model(cluster.seed).parameters())
+    few, many = harness.run(impl, sync), harness.run(impl, sync, fine=True)
+    size = sum(p.numel() for p in make_model(harness.seed).parameters())
     sent = [max(_gradients_sent(run)) for run in (few, many)]
     if sent[1] > sent[0] + size // 2:
         raise NotYetError(

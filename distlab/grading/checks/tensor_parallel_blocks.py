@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import Comm
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.tensor_parallel_shared import (
     DIVIDED,
     NO_SUM_BACK,
@@ -37,6 +36,7 @@ from distlab.grading.checks.tensor_parallel_whole import (
     upstream_of,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import Suspect, all_close, expect_values, same_everywhere
 from distlab.grading.verdict import NotYetError
 from distlab.models.transformer import Attention, TransformerConfig
@@ -123,12 +123,12 @@ def _refused(comm: Counted, unit: ModuleType, n: int) -> dict[str, Any]:
 
 
 @clause("tensor_parallel.block", "C1", worlds=WORLDS)
-def as_in_one_process(impl: Implementation, cluster: Bench) -> str | None:
+def as_in_one_process(impl: Implementation, harness: RankHarness) -> str | None:
     """V: outputs and gradients at each of some steps, so the weights' gradients too."""
-    run, n = cluster.run(impl, blocks_once), cluster.world_size
+    run, n = harness.run(impl, blocks_once), harness.world_size
     worst = 0.0
     for name, words in NAMES.items():
-        whole = Whole(cluster.seed, n, name)
+        whole = Whole(harness.seed, n, name)
         for step in range(STEPS):
             right, right_back = whole.outs[step], whole.backs[step]
             outs = [value[name]["outs"][step] for value in run.values]
@@ -208,10 +208,10 @@ def _wrong_gradients(whole: Whole, words: str) -> list[Suspect]:
 
 
 @clause("tensor_parallel.block", "C2", worlds=DIVIDED)
-def a_share_of_the_weights(impl: Implementation, cluster: Bench) -> str | None:
+def a_share_of_the_weights(impl: Implementation, harness: RankHarness) -> str | None:
     """M: how many numbers each rank's parameters are."""
-    run, n = cluster.run(impl, blocks_once), cluster.world_size
-    block = make_block(cluster.seed, n)
+    run, n = harness.run(impl, blocks_once), harness.world_size
+    block = make_block(harness.seed, n)
     total = held = 0
     for name, words in NAMES.items():
         module, constant = getattr(block, name), block.attention.proj.bias.numel()
@@ -237,9 +237,9 @@ def a_share_of_the_weights(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("tensor_parallel.block", "C3", worlds=WORLDS)
-def one_each_way(impl: Implementation, cluster: Bench) -> str | None:
+def one_each_way(impl: Implementation, harness: RankHarness) -> str | None:
     """J: one all_reduce forward, one backward; by the ways that were handed in."""
-    run = cluster.run(impl, blocks_once)
+    run = harness.run(impl, blocks_once)
     expect_calls(
         run,
         [
@@ -277,9 +277,9 @@ def _uses(run: Run) -> tuple[Evidence, ...]:
 
 
 @clause("tensor_parallel.block", "C4", worlds=DIVIDED)
-def whole_heads_only(impl: Implementation, cluster: Bench) -> str | None:
+def whole_heads_only(impl: Implementation, harness: RankHarness) -> str | None:
     """V: n + 1 heads are refused, before anything was sent or replaced."""
-    run, n = cluster.run(impl, blocks_once), cluster.world_size
+    run, n = harness.run(impl, blocks_once), harness.world_size
     tried = [value["refused"] for value in run.values]
     what = f"{n + 1} heads on {n} ranks"
     rule = "the rows can be cut, the heads cannot: ask attention.num_heads first"

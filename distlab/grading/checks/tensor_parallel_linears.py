@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from distlab.comm import Comm
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.tensor_parallel_shared import (
     DIVIDED,
     NO_SUM_BACK,
@@ -25,6 +24,7 @@ from distlab.grading.checks.tensor_parallel_shared import (
     leave,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import Suspect, expect_values, same_everywhere
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
@@ -161,11 +161,11 @@ KINDS = (("", True), (" without bias", False))
 
 
 @clause("tensor_parallel.linears", "C1", worlds=WORLDS)
-def by_columns(impl: Implementation, cluster: Bench) -> str | None:
+def by_columns(impl: Implementation, harness: RankHarness) -> str | None:
     """V and M: rank r's outputs are chunk r; its parameters are no more than that."""
-    run, n = cluster.run(impl, linears_once), cluster.world_size
+    run, n = harness.run(impl, linears_once), harness.world_size
     for end, bias in KINDS:
-        one = One(cluster.seed, n, "column", bias)
+        one = One(harness.seed, n, "column", bias)
         expect_values(
             _found(run, "column" + end, "out"),
             one.columns(one.out),
@@ -245,11 +245,11 @@ def _rooms(run: Run, kind: str) -> tuple[Evidence, ...]:
 
 
 @clause("tensor_parallel.linears", "C2", worlds=WORLDS)
-def by_rows(impl: Implementation, cluster: Bench) -> str | None:
+def by_rows(impl: Implementation, harness: RankHarness) -> str | None:
     """V and M: the whole outputs everywhere, the bias in them once."""
-    run, n = cluster.run(impl, linears_once), cluster.world_size
+    run, n = harness.run(impl, linears_once), harness.world_size
     for end, bias in KINDS:
-        one = One(cluster.seed, n, "row", bias)
+        one = One(harness.seed, n, "row", bias)
         parts = [
             nn.functional.linear(x, share).detach()
             for x, share in zip(one.columns(one.x), one.shares, strict=True)
@@ -289,11 +289,11 @@ def by_rows(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("tensor_parallel.linears", "C3", worlds=WORLDS)
-def gradients_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+def gradients_of_one_process(impl: Implementation, harness: RankHarness) -> str | None:
     """V: inputs, weights, biases, for both cuts."""
-    run, n = cluster.run(impl, linears_once), cluster.world_size
+    run, n = harness.run(impl, linears_once), harness.world_size
     for end, bias in KINDS:
-        one = One(cluster.seed, n, "column", bias)
+        one = One(harness.seed, n, "column", bias)
         parts = [
             upstream @ share
             for upstream, share in zip(
@@ -319,7 +319,7 @@ def gradients_of_one_process(impl: Implementation, cluster: Bench) -> str | None
             ],
             rule="in by way of self.passage(self.comm, x)",
         )
-        one = One(cluster.seed, n, "row", bias)
+        one = One(harness.seed, n, "row", bias)
         name = f"RowLinear{end}"
         _expect(run, "row" + end, "weight", one.weight, name)
         _expect_bias(run, "row" + end, one.bias, name)
@@ -368,9 +368,11 @@ def _expect_bias(run: Run, kind: str, right: Tensor, name: str) -> None:
 
 
 @clause("tensor_parallel.linears", "C4", worlds=DIVIDED)
-def what_does_not_fit_is_refused(impl: Implementation, cluster: Bench) -> str | None:
+def what_does_not_fit_is_refused(
+    impl: Implementation, harness: RankHarness
+) -> str | None:
     """V: a ValueError for outputs, and for inputs, that n does not divide."""
-    run, n = cluster.run(impl, linears_once), cluster.world_size
+    run, n = harness.run(impl, linears_once), harness.world_size
     for index, what in enumerate(
         ("ColumnLinear with {} outputs", "RowLinear with {} inputs")
     ):

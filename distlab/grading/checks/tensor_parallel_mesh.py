@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from distlab.comm import Call, Comm, Wrapper
-from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.tensor_parallel_shared import attempt, expect_refusal
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence, place
@@ -134,10 +134,10 @@ def _place(value: Any) -> list[int]:
 
 
 @clause("tensor_parallel.mesh", "C1", worlds=WORLDS)
-def neighbours_share_a_model(impl: Implementation, cluster: Bench) -> str | None:
+def neighbors_share_a_model(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the coordinates of every rank, for every size that fits."""
-    n = cluster.world_size
-    for size, places in cluster.run(impl, places_once).values[0].items():
+    n = harness.world_size
+    for size, places in harness.run(impl, places_once).values[0].items():
         expected = [[rank // size, rank % size] for rank in range(n)]
         if places == expected:
             continue
@@ -168,10 +168,12 @@ def neighbours_share_a_model(impl: Implementation, cluster: Bench) -> str | None
 
 
 @clause("tensor_parallel.mesh", "C2", worlds=WORLDS)
-def each_rank_has_its_two_groups(impl: Implementation, cluster: Bench) -> str | None:
+def each_rank_has_its_two_groups(
+    impl: Implementation, harness: RankHarness
+) -> str | None:
     """V: the members of both groups on each rank, for every size that fits."""
-    n = cluster.world_size
-    run = cluster.run(impl, draft_meshes)
+    n = harness.world_size
+    run = harness.run(impl, draft_meshes)
     for size in run.values[0]["meshes"]:
         found = [value["meshes"][size]["groups"] for value in run.values]
         expected = [_right_groups(n, size, rank) for rank in range(n)]
@@ -210,9 +212,9 @@ def _wrong_groups(
         message = f"{start}: tensor and data are the wrong way round"
         rule = "tensor: the ranks that have one model together; data: the same share"
     elif found == [_transposed(n, size, rank) for rank in range(n)]:
-        message = f"{start}: neighbours are in different models"
+        message = f"{start}: neighbors are in different models"
         slug = "mesh-transposed"
-        rule = "the ranks of a model are neighbours: they talk in every layer"
+        rule = "the ranks of a model are neighbors: they talk in every layer"
     elif any(
         one == everybody != right and len(everybody) > 1
         for groups, rights in zip(found, expected, strict=True)
@@ -253,10 +255,10 @@ def _real(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
 
 
 @clause("tensor_parallel.mesh", "C3", worlds=WORLDS)
-def all_make_the_same_groups(impl: Implementation, cluster: Bench) -> str | None:
+def all_make_the_same_groups(impl: Implementation, harness: RankHarness) -> str | None:
     """J: every rank asks for the same lists in the same order; then for real."""
-    n = cluster.world_size
-    run = cluster.run(impl, draft_meshes)
+    n = harness.world_size
+    run = harness.run(impl, draft_meshes)
     for size in run.values[0]["meshes"]:
         asked = [value["meshes"][size]["asked"] for value in run.values]
         _expect_alike(n, size, asked)
@@ -267,7 +269,7 @@ def all_make_the_same_groups(impl: Implementation, cluster: Bench) -> str | None
         expected = [_right_groups(n, size, rank) for rank in range(n)]
         if [meshes[size]["groups"] for meshes in right] != expected:
             raise NotJudgedError("a rank's groups are wrong: see C2")
-        found = cluster.run(impl, real_mesh, **values).values
+        found = harness.run(impl, real_mesh, **values).values
         if found != expected:
             raise _wrong_groups(n, size, found, expected)
     sizes = {size: len(mesh["asked"]) for size, mesh in right[0].items()}
@@ -354,10 +356,12 @@ def _numbers(meshes: list[dict[str, Any]], kind: int) -> tuple[Evidence, ...]:
 
 
 @clause("tensor_parallel.mesh", "C4", worlds=WORLDS)
-def what_does_not_fit_is_refused(impl: Implementation, cluster: Bench) -> str | None:
+def what_does_not_fit_is_refused(
+    impl: Implementation, harness: RankHarness
+) -> str | None:
     """V: a ValueError, before any group was made."""
-    n = cluster.world_size
-    run = cluster.run(impl, draft_meshes)
+    n = harness.world_size
+    run = harness.run(impl, draft_meshes)
     for size in run.values[0]["refused"]:
         tried = [value["refused"][size] for value in run.values]
         what = f"tensor_size {size} for {n} rank{'s' if n > 1 else ''}"

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from distlab.comm import Comm
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.messages import reports_made
 from distlab.grading.checks.tensor_parallel_shared import (
     NO_SUM_BACK,
@@ -21,6 +20,7 @@ from distlab.grading.checks.tensor_parallel_shared import (
     expect_calls,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import Suspect, expect_values, same_everywhere
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
@@ -57,12 +57,12 @@ def passages_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str
     return {**found, "marks": marks}
 
 
-def _played(impl: Implementation, cluster: Bench, clause_id: str = "") -> Run:
+def _played(impl: Implementation, harness: RankHarness, clause_id: str = "") -> Run:
     """The run of both ways; where it failed on the way out, C1 is not to blame."""
     try:
-        return cluster.run(impl, passages_once)
+        return harness.run(impl, passages_once)
     except NotYetError:
-        if clause_id == "C1" and cluster.latest and reports_made(cluster.latest) > 1:
+        if clause_id == "C1" and harness.latest and reports_made(harness.latest) > 1:
             raise NotJudgedError("what failed is the way out: see C2") from None
         raise
 
@@ -115,10 +115,10 @@ def _each(run: Run, way: str, what: str) -> list[Tensor]:
 
 
 @clause("tensor_parallel.copy_reduce", "C1", worlds=WORLDS)
-def the_way_in(impl: Implementation, cluster: Bench) -> str | None:
+def the_way_in(impl: Implementation, harness: RankHarness) -> str | None:
     """V: forward x, backward the sum."""
-    run = _played(impl, cluster, "C1")
-    n, x = cluster.world_size, _each(run, "enter", "given")
+    run = _played(impl, harness, "C1")
+    n, x = harness.world_size, _each(run, "enter", "given")
     expect_values(
         _each(run, "enter", "out"),
         x,
@@ -143,7 +143,7 @@ def the_way_in(impl: Implementation, cluster: Bench) -> str | None:
     )
     expect_values(
         [value["odd"]["crossed"] for value in run.values],
-        same_everywhere(torch.stack(_crossed(cluster.seed, n)).sum(0), n),
+        same_everywhere(torch.stack(_crossed(harness.seed, n)).sum(0), n),
         what="the gradient of x, where a transposed one arrives,",
         rule="sum a contiguous copy of the gradient",
     )
@@ -185,10 +185,10 @@ def _expect_gradient(
 
 
 @clause("tensor_parallel.copy_reduce", "C2", worlds=WORLDS)
-def the_way_out(impl: Implementation, cluster: Bench) -> str | None:
+def the_way_out(impl: Implementation, harness: RankHarness) -> str | None:
     """V: forward the sum, backward the gradient."""
-    run = _played(impl, cluster)
-    n, own = cluster.world_size, _each(run, "leave", "given")
+    run = _played(impl, harness)
+    n, own = harness.world_size, _each(run, "leave", "given")
     total = torch.stack(own).sum(0)
     expect_values(
         _each(run, "leave", "out"),
@@ -229,7 +229,7 @@ def the_way_out(impl: Implementation, cluster: Bench) -> str | None:
     )
     expect_values(
         [value["odd"]["leave"] for value in run.values],
-        same_everywhere(torch.stack(_crossed(cluster.seed, n)).sum(0), n),
+        same_everywhere(torch.stack(_crossed(harness.seed, n)).sum(0), n),
         what="what reduce_from_group gives for a transposed x",
         rule="sum a contiguous copy of x",
     )
@@ -240,9 +240,9 @@ def the_way_out(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("tensor_parallel.copy_reduce", "C3", worlds=WORLDS)
-def what_is_the_callers(impl: Implementation, cluster: Bench) -> str | None:
+def what_is_the_callers(impl: Implementation, harness: RankHarness) -> str | None:
     """V: x and the incoming gradient have not changed by a bit."""
-    run = _played(impl, cluster)
+    run = _played(impl, harness)
     for way, name in (("leave", "reduce_from_group"), ("enter", "copy_to_group")):
         for before, after, what in (
             ("given", "after", "the caller's x"),
@@ -270,9 +270,9 @@ def what_is_the_callers(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("tensor_parallel.copy_reduce", "C4", worlds=WORLDS)
-def one_all_reduce_each(impl: Implementation, cluster: Bench) -> str | None:
+def one_all_reduce_each(impl: Implementation, harness: RankHarness) -> str | None:
     """J: f sends backward, g sends forward, and that is all."""
-    run = _played(impl, cluster)
+    run = _played(impl, harness)
     expect_calls(
         run,
         [
@@ -284,4 +284,4 @@ def one_all_reduce_each(impl: Implementation, cluster: Bench) -> str | None:
         slug="more-messages-than-needed",
         rule="f sums backward and g sums forward: one all_reduce each",
     )
-    return f"n = {cluster.world_size}: one all_reduce each, f backward and g forward"
+    return f"n = {harness.world_size}: one all_reduce each, f backward and g forward"

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.named import State, some_of
 from distlab.grading.checks.tensor_parallel_shared import (
     DIVIDED,
@@ -21,6 +20,7 @@ from distlab.grading.checks.tensor_parallel_shared import (
 )
 from distlab.grading.checks.tensor_parallel_whole import make_block
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import Suspect, all_close, expect_values, same_everywhere
 from distlab.grading.verdict import NotJudgedError
 from distlab.runner import RankContext, Run
@@ -120,10 +120,10 @@ def _tokens(seed: int, n: int) -> tuple[list[Tensor], list[Tensor]]:
 
 
 @clause("tensor_parallel.sequence", "C1", worlds=WORLDS)
-def along_the_tokens(impl: Implementation, cluster: Bench) -> str | None:
+def along_the_tokens(impl: Implementation, harness: RankHarness) -> str | None:
     """V: all tokens in their order; and each rank's tokens of the sum."""
-    run, n = cluster.run(impl, sequence_once), cluster.world_size
-    few, many = _tokens(cluster.seed, n)
+    run, n = harness.run(impl, sequence_once), harness.world_size
+    few, many = _tokens(harness.seed, n)
     shape = (SEQUENCES, EACH * n, CHANNELS)
     expect_values(
         _all(run, "gathered"),
@@ -173,10 +173,12 @@ def _all(run: Run, key: str) -> list[Tensor]:
 
 
 @clause("tensor_parallel.sequence", "C2", worlds=WORLDS)
-def each_is_the_others_way_back(impl: Implementation, cluster: Bench) -> str | None:
+def each_is_the_others_way_back(
+    impl: Implementation, harness: RankHarness
+) -> str | None:
     """V: the gradients of gather_tokens' x and of scatter_tokens' x."""
-    run, n = cluster.run(impl, sequence_once), cluster.world_size
-    few, many = _tokens(cluster.seed, n)
+    run, n = harness.run(impl, sequence_once), harness.world_size
+    few, many = _tokens(harness.seed, n)
     expect_values(
         _all(run, "gather back"),
         list(torch.stack(many).sum(0).chunk(n, 1)),
@@ -204,17 +206,17 @@ def each_is_the_others_way_back(impl: Implementation, cluster: Bench) -> str | N
 
 
 @clause("tensor_parallel.sequence", "C3", worlds=WORLDS)
-def gradients_of_a_block(impl: Implementation, cluster: Bench) -> str | None:
+def gradients_of_a_block(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the block's tokens, their gradients, and those of what is whole everywhere."""
-    run, n = cluster.run(impl, sequence_once), cluster.world_size
-    inputs, upstream = _block_batch(cluster.seed, n)
-    block, x = make_block(cluster.seed, n, heads=1), inputs.requires_grad_()
+    run, n = harness.run(impl, sequence_once), harness.world_size
+    inputs, upstream = _block_batch(harness.seed, n)
+    block, x = make_block(harness.seed, n, heads=1), inputs.requires_grad_()
     out = block(x)
     out.backward(upstream)
     for key, right in (("out", out), ("back", x.grad)):
         expected = list(as_tensor(right).chunk(n, 1))
         if not all_close(_all(run, key), expected):
-            few, _ = _tokens(cluster.seed, n)
+            few, _ = _tokens(harness.seed, n)
             if not all_close(_all(run, "scatter back"), [torch.cat(few, 1)] * n):
                 raise NotJudgedError("the ways there and back are wrong: see C1, C2")
             what = "tokens" if key == "out" else "gradients of the tokens"
@@ -252,9 +254,9 @@ def gradients_of_a_block(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("tensor_parallel.sequence", "C4", worlds=DIVIDED)
-def a_pair_each(impl: Implementation, cluster: Bench) -> str | None:
+def a_pair_each(impl: Implementation, harness: RankHarness) -> str | None:
     """J: in a block, two of each forward and two of each backward."""
-    run = cluster.run(impl, sequence_once)
+    run = harness.run(impl, sequence_once)
     expect_calls(
         run,
         [
@@ -266,4 +268,4 @@ def a_pair_each(impl: Implementation, cluster: Bench) -> str | None:
         "backward, the other one of the two",
     )
     sizes = [call["bytes"] for call in run.ranks[0].calls() if call["op"] in PAIR]
-    return f"n = {cluster.world_size}: {len(sizes)} calls, none of them an all_reduce"
+    return f"n = {harness.world_size}: {len(sizes)} calls, none of them an all_reduce"

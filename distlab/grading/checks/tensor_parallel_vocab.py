@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import Call, Comm, Wrapper
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.messages import calls_of_each, expect_messages
 from distlab.grading.checks.tensor_parallel_shared import (
     DIVIDED,
@@ -20,6 +19,7 @@ from distlab.grading.checks.tensor_parallel_shared import (
     drawn,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import (
     Suspect,
     all_close,
@@ -132,12 +132,12 @@ class Right:
 
 
 @clause("tensor_parallel.vocab_loss", "C1", worlds=WORLDS)
-def loss_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+def loss_of_one_process(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the mean over all tokens, for small logits and for large ones."""
-    run, n = cluster.run(impl, losses_once), cluster.world_size
+    run, n = harness.run(impl, losses_once), harness.world_size
     expect_messages(run, "the loss cannot be known")
     for name in ("small", "large"):
-        right = Right(cluster.seed, n, name)
+        right = Right(harness.seed, n, name)
         losses = [value[name]["loss"] for value in run.values]
         if all_close(losses, [right.loss] * n):
             continue
@@ -240,11 +240,11 @@ def _wrong_losses(right: Right) -> list[Suspect]:
 
 
 @clause("tensor_parallel.vocab_loss", "C2", worlds=WORLDS)
-def gradient_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+def gradient_of_one_process(impl: Implementation, harness: RankHarness) -> str | None:
     """V: each rank's columns of the gradient."""
-    run, n = cluster.run(impl, losses_once), cluster.world_size
+    run, n = harness.run(impl, losses_once), harness.world_size
     for name in ("small", "large"):
-        right = Right(cluster.seed, n, name)
+        right = Right(harness.seed, n, name)
         if not all_close([v[name]["loss"] for v in run.values], [right.loss] * n):
             raise NotJudgedError("the loss is not right: see C1")
         found = [value[name]["gradient"] for value in run.values]
@@ -280,9 +280,9 @@ def gradient_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("tensor_parallel.vocab_loss", "C3", worlds=DIVIDED)
-def little_is_sent(impl: Implementation, cluster: Bench) -> str | None:
+def little_is_sent(impl: Implementation, harness: RankHarness) -> str | None:
     """J and B: the numbers that a rank hands over, for one loss."""
-    run, n = cluster.run(impl, losses_once), cluster.world_size
+    run, n = harness.run(impl, losses_once), harness.world_size
     sent = [
         sum(math.prod(call["shape"] or []) for call in record.calls()) / 2
         for record in run.ranks

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.data_loader_plans import in_call, worked_out
 from distlab.grading.checks.topology_forms import NAMES, Islands
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import NOBODY, Evidence
@@ -77,8 +77,8 @@ def _read(chosen: Any) -> str:
 # ── the judge ───────────────────────────────────────────────────────────────────────
 
 
-def _judge(impl: Implementation, cluster: Bench, kinds: Sequence[Islands]) -> str:
-    told = worked_out(impl, cluster, choose_all).values[0]
+def _judge(impl: Implementation, harness: RankHarness, kinds: Sequence[Islands]) -> str:
+    told = worked_out(impl, harness, choose_all).values[0]
     every = (*FLAT, *ON_ISLANDS)
     rows = [told[every.index(islands)] for islands in kinds]
     slow: list[tuple[float, Islands, int, str]] = []
@@ -173,12 +173,14 @@ def _are(
 
 
 @clause("topology.choose", "C1", worlds=(1,))
-def best_where_links_are_alike(impl: Implementation, cluster: Bench) -> str | None:
+def best_where_links_are_alike(
+    impl: Implementation, harness: RankHarness
+) -> str | None:
     """T: by the formulas, for 1 to 1,024 ranks."""
-    return _judge(impl, cluster, FLAT)
+    return _judge(impl, harness, FLAT)
 
 
 @clause("topology.choose", "C2", worlds=(1,))
-def best_on_islands(impl: Implementation, cluster: Bench) -> str | None:
+def best_on_islands(impl: Implementation, harness: RankHarness) -> str | None:
     """T: by the formulas, which know that an uplink is shared."""
-    return _judge(impl, cluster, ON_ISLANDS)
+    return _judge(impl, harness, ON_ISLANDS)

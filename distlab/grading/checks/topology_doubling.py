@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.after import judged_after
 from distlab.grading.checks.messages import expect_sent, numbers
 from distlab.grading.checks.topology_forms import doubling_rounds
 from distlab.grading.checks.topology_islands import ITEM, Ledger, sum_of
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import (
     Suspect,
     all_close,
@@ -75,11 +75,11 @@ def double_many(
     return found
 
 
-def _many(impl: Implementation, cluster: Bench, n: int) -> list[dict[str, Any]]:
+def _many(impl: Implementation, harness: RankHarness, n: int) -> list[dict[str, Any]]:
     """By rank; a tensor takes a second, and messages have no latency."""
     count = 2 * MANY[0]
     told: list[dict[str, Any]] = simulated(
-        impl, cluster, double_many, n, float(count * ITEM), count=count
+        impl, harness, double_many, n, float(count * ITEM), count=count
     )["values"]
     return told
 
@@ -88,10 +88,10 @@ def _many(impl: Implementation, cluster: Bench, n: int) -> list[dict[str, Any]]:
 
 
 @clause("topology.halving_doubling", "C1", worlds=WORLDS)
-def everyone_has_the_sum(impl: Implementation, cluster: Bench) -> str | None:
+def everyone_has_the_sum(impl: Implementation, harness: RankHarness) -> str | None:
     """V and X: both functions."""
-    run = cluster.run(impl, double_all)
-    n = cluster.world_size
+    run = harness.run(impl, double_all)
+    n = harness.world_size
     for name in NAMES:
         sent = [value[name][0]["messages"] for value in run.values]
         expect_sent(run, sent, f"{name}: a sum over the ranks needs messages")
@@ -158,13 +158,13 @@ def _suspects(name: str, before: list[torch.Tensor]) -> list[Suspect]:
 
 
 @clause("topology.halving_doubling", "C2", worlds=(6,))
-def in_so_few_rounds(impl: Implementation, cluster: Bench) -> str | None:
+def in_so_few_rounds(impl: Implementation, harness: RankHarness) -> str | None:
     """T: on many simulated ranks."""
-    cluster.run(impl, double_all)
+    harness.run(impl, double_all)
     notes = []
     for n in MANY:
-        told = [value[NAMES[0]] for value in _many(impl, cluster, n)]
-        with judged_after(everyone_has_the_sum, impl, cluster, "C1"):
+        told = [value[NAMES[0]] for value in _many(impl, harness, n)]
+        with judged_after(everyone_has_the_sum, impl, harness, "C1"):
             _expect_right(NAMES[0], told, "go on until all ranks know of each other")
         needed = max(value["ended_s"] for value in told)
         enough = doubling_rounds(n)
@@ -180,16 +180,16 @@ def in_so_few_rounds(impl: Implementation, cluster: Bench) -> str | None:
 
 
 @clause("topology.halving_doubling", "C3", worlds=(4, 6, 3))
-def with_so_few_messages(impl: Implementation, cluster: Bench) -> str | None:
+def with_so_few_messages(impl: Implementation, harness: RankHarness) -> str | None:
     """J: by rank, here and on many simulated ranks."""
-    run = cluster.run(impl, double_all)
+    run = harness.run(impl, double_all)
     own = [value[NAMES[1]][0] for value in run.values]
     _expect_few_messages("", own)
-    if cluster.world_size != 6:  # where C1 is judged, too: six is no power of two
+    if harness.world_size != 6:  # where C1 is judged, too: six is no power of two
         return None
     n = MANY[-1]
-    told = [value[NAMES[1]] for value in _many(impl, cluster, n)]
-    with judged_after(everyone_has_the_sum, impl, cluster, "C1"):
+    told = [value[NAMES[1]] for value in _many(impl, harness, n)]
+    with judged_after(everyone_has_the_sum, impl, harness, "C1"):
         _expect_right(NAMES[1], told, "halve until each rank has a chunk of the sum")
     most = _expect_few_messages("simulated ", told)
     return f"{n} ranks, simulated: {most} messages each; in a ring {2 * (n - 1)}"
@@ -219,10 +219,10 @@ def _expect_few_messages(kind: str, told: Sequence[dict[str, Any]]) -> int:
 
 
 @clause("topology.halving_doubling", "C4", worlds=(4, 6, 3))
-def with_so_few_bytes(impl: Implementation, cluster: Bench) -> str | None:
+def with_so_few_bytes(impl: Implementation, harness: RankHarness) -> str | None:
     """B: by rank; each half may be larger by one element."""
-    run = cluster.run(impl, double_all)
-    n, count = cluster.world_size, COUNTS[0]
+    run = harness.run(impl, double_all)
+    n, count = harness.world_size, COUNTS[0]
     doublings = n.bit_length() - 1
     halves = [ceil(count / 2**turn) for turn in range(1, doublings + 1)]
     most = 2 * sum(halves) * ITEM + (n != 2**doublings) * count * ITEM

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from distlab.comm import Call, Comm, Wrapper
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.after import judged_after
 from distlab.grading.checks.messages import expect_messages, numbers
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import (
     Suspect,
     all_close,
@@ -213,10 +213,10 @@ def _only_own_lanes(
     )
 
 
-def _judge(impl: Implementation, cluster: Bench, of_one_size: bool) -> None:
-    run = cluster.run(impl, over_islands, of_one_size=of_one_size)
+def _judge(impl: Implementation, harness: RankHarness, of_one_size: bool) -> None:
+    run = harness.run(impl, over_islands, of_one_size=of_one_size)
     expect_messages(run, "a sum over the ranks needs messages")
-    n = cluster.world_size
+    n = harness.world_size
     for number, (islands, count) in enumerate(settings(n, of_one_size)):
         told = [value[number] for value in run.values]
         before = [part["before"] for part in told]
@@ -246,16 +246,16 @@ def _judge(impl: Implementation, cluster: Bench, of_one_size: bool) -> None:
 
 
 @clause("topology.hierarchical", "C1", worlds=(4, 6))
-def every_rank_has_the_sum(impl: Implementation, cluster: Bench) -> str | None:
-    """V and X: islands of one size, of neighbours and of others."""
-    _judge(impl, cluster, True)
+def every_rank_has_the_sum(impl: Implementation, harness: RankHarness) -> str | None:
+    """V and X: islands of one size, of neighbors and of others."""
+    _judge(impl, harness, True)
     return None
 
 
 @clause("topology.hierarchical", "C2", worlds=(3, 4, 6, 1))
-def whatever_the_islands(impl: Implementation, cluster: Bench) -> str | None:
+def whatever_the_islands(impl: Implementation, harness: RankHarness) -> str | None:
     """V and X: unlike islands, islands of one, one island."""
-    _judge(impl, cluster, False)
+    _judge(impl, harness, False)
     return None
 
 
@@ -269,22 +269,22 @@ def most_across(count: int, p: int, num_lanes: int) -> int:
 
 
 @clause("topology.hierarchical", "C3", worlds=(4, 6))
-def little_goes_across(impl: Implementation, cluster: Bench) -> str | None:
+def little_goes_across(impl: Implementation, harness: RankHarness) -> str | None:
     """B: by rank, here and on simulated islands."""
-    run = cluster.run(impl, over_islands, of_one_size=True)
-    for number, (islands, count) in enumerate(settings(cluster.world_size, True)):
+    run = harness.run(impl, over_islands, of_one_size=True)
+    for number, (islands, count) in enumerate(settings(harness.world_size, True)):
         num_lanes = min(map(len, islands))
         most = most_across(count, len(islands), num_lanes)
         sent = [value[number]["across"] for value in run.values]
         if max(sent) > most:
             raise _too_much(named(islands), sent, most, num_lanes, count * ITEM)
-    if cluster.world_size != 4:
+    if harness.world_size != 4:
         return None
-    told = simulated(impl, cluster, on_many, MANY)["values"]
+    told = simulated(impl, harness, on_many, MANY)["values"]
     p, lane = MANY // MANY_IN_ISLAND, 2 * MANY // MANY_IN_ISLAND
     most = most_across(lane, p, 1)
     sent = [value["across"] for value in told]
-    with judged_after(every_rank_has_the_sum, impl, cluster, "C1"):
+    with judged_after(every_rank_has_the_sum, impl, harness, "C1"):
         if not all(value["is_right"] for value in told):
             raise NotYetError(
                 f"{MANY} simulated ranks in islands of {MANY_IN_ISLAND}: the sum is "
@@ -328,10 +328,10 @@ def _too_much(
 
 
 @clause("topology.hierarchical", "C4", worlds=(6, 4))
-def no_more_inside_than_there(impl: Implementation, cluster: Bench) -> str | None:
+def no_more_inside_than_there(impl: Implementation, harness: RankHarness) -> str | None:
     """B: two rings' worth, where the islands have one size."""
-    run = cluster.run(impl, over_islands, of_one_size=True)
-    for number, (islands, count) in enumerate(settings(cluster.world_size, True)):
+    run = harness.run(impl, over_islands, of_one_size=True)
+    for number, (islands, count) in enumerate(settings(harness.world_size, True)):
         k = len(islands[0])
         most = 2 * (k - 1) * ceil(count / k) * ITEM
         sent = [value[number]["inside"] for value in run.values]

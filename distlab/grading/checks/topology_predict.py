@@ -12,10 +12,10 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.data_loader_plans import in_call, worked_out
 from distlab.grading.checks.topology_forms import doubling_rounds, flat_s
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import NOBODY, Evidence
@@ -187,8 +187,8 @@ def _ideal(link: AlphaBeta) -> AlphaBeta:
     return AlphaBeta(alpha_s=0.0, bytes_per_s=link.bytes_per_s)
 
 
-def _judge(impl: Implementation, cluster: Bench, name: str) -> str:
-    told = worked_out(impl, cluster, foretell).values[0]
+def _judge(impl: Implementation, harness: RankHarness, name: str) -> str:
+    told = worked_out(impl, harness, foretell).values[0]
     for (n, size, _), values in zip(settings(), told, strict=True):
         if isinstance(values, str):
             raise NotYetError(
@@ -250,18 +250,18 @@ def _wrong(
 
 
 @clause("topology.predict", "C1", worlds=(1,))
-def naive_is_foretold(impl: Implementation, cluster: Bench) -> str | None:
+def naive_is_foretold(impl: Implementation, harness: RankHarness) -> str | None:
     """T: seconds of simulated runs, and of the formula."""
-    return _judge(impl, cluster, "naive")
+    return _judge(impl, harness, "naive")
 
 
 @clause("topology.predict", "C2", worlds=(1,))
-def ring_is_foretold(impl: Implementation, cluster: Bench) -> str | None:
+def ring_is_foretold(impl: Implementation, harness: RankHarness) -> str | None:
     """T: the same."""
-    return _judge(impl, cluster, "ring")
+    return _judge(impl, harness, "ring")
 
 
 @clause("topology.predict", "C3", worlds=(1,))
-def doubling_is_foretold(impl: Implementation, cluster: Bench) -> str | None:
+def doubling_is_foretold(impl: Implementation, harness: RankHarness) -> str | None:
     """T: the same, and for any n."""
-    return _judge(impl, cluster, "recursive doubling")
+    return _judge(impl, harness, "recursive doubling")

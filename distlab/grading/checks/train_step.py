@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.bench import Bench, Implementation, Scenario
 from distlab.grading.checks.messages import expect_messages
 from distlab.grading.checks.train_step_mistakes import (
     odd_count,
@@ -22,6 +21,7 @@ from distlab.grading.checks.train_step_mistakes import (
     suspects_of,
 )
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness, Scenario
 from distlab.grading.oracles import (
     Suspect,
     all_close,
@@ -119,10 +119,10 @@ def _bent(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
 
 
 @clause("trainer.train_step", "C1", worlds=WORLDS, also=_bent)
-def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
+def weights_of_one_process(impl: Implementation, harness: RankHarness) -> str | None:
     """V and X: after some steps the weights are one process's, on every rank."""
-    run = cluster.run(impl, train_steps)
-    n, seed = cluster.world_size, cluster.seed
+    run = harness.run(impl, train_steps)
+    n, seed = harness.world_size, harness.seed
     weights = [value["weights"] for value in run.values]
     expected = right_training(seed, n).weights
     if not all_close(weights, expected):
@@ -147,7 +147,7 @@ def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
             rule="a step of training: leave model.train() and model.eval() alone",
         )
     if n == BEND_WORLD:
-        _expect_with_bend(impl, cluster)
+        _expect_with_bend(impl, harness)
     worst = max(float((w - expected[0]).abs().max()) for w in weights)
     marks = sorted({digest(w) for w in weights})
     return (
@@ -156,9 +156,9 @@ def weights_of_one_process(impl: Implementation, cluster: Bench) -> str | None:
     )
 
 
-def _expect_with_bend(impl: Implementation, cluster: Bench) -> None:
-    run = cluster.run(impl, train_steps, with_bend=True)
-    n, seed = cluster.world_size, cluster.seed
+def _expect_with_bend(impl: Implementation, harness: RankHarness) -> None:
+    run = harness.run(impl, train_steps, with_bend=True)
+    n, seed = harness.world_size, harness.seed
     what = (
         "with SGD the weights are right; with an optimizer whose step is not "
         "proportional to the gradient, as Adam's is not, they"
@@ -183,10 +183,10 @@ def _expect_with_bend(impl: Implementation, cluster: Bench) -> None:
 
 
 @clause("trainer.train_step", "C2", worlds=WORLDS)
-def loss_of_the_whole_batch(impl: Implementation, cluster: Bench) -> str | None:
+def loss_of_the_whole_batch(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the returned number is the mean loss over all ranks."""
-    run = cluster.run(impl, train_steps)
-    n = cluster.world_size
+    run = harness.run(impl, train_steps)
+    n = harness.world_size
     losses = [value["losses"] for value in run.values]
     if any(loss is None for rank in losses for loss in rank):
         raise NotYetError(
@@ -194,7 +194,7 @@ def loss_of_the_whole_batch(impl: Implementation, cluster: Bench) -> str | None:
             slug="returned-none",
             rule="return the mean loss over all ranks as a float, on every rank",
         )
-    right = right_training(cluster.seed, n)
+    right = right_training(harness.seed, n)
     # Once the weights have gone astray (C1) only the first loss can be compared.
     weights = [value["weights"] for value in run.values]
     steps = STEPS if all_close(weights, right.weights) else 1

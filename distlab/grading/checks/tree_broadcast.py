@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from distlab.grading.bench import Bench, Implementation
 from distlab.grading.checks.broadcasts import (
     Broadcast,
     broadcast_with,
@@ -24,6 +23,7 @@ from distlab.grading.checks.broadcasts import (
 )
 from distlab.grading.checks.messages import calls_of_each, received
 from distlab.grading.clause import clause
+from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.grading.virtual import rounds
 from distlab.runner import RankContext, RankRecord, Run
@@ -51,17 +51,17 @@ TREE = Broadcast(
 
 
 @clause("collectives.tree_broadcast", "C1", worlds=(3, 2, 4, 7, 5, 1), also=TREE.runs)
-def everyone_has_it(impl: Implementation, cluster: Bench) -> str | None:
+def everyone_has_it(impl: Implementation, harness: RankHarness) -> str | None:
     """V: every rank has src's values, for every src and any number of ranks."""
-    for src in sources(cluster.world_size):
-        run = finished(TREE, impl, cluster, src)
+    for src in sources(harness.world_size):
+        run = finished(TREE, impl, harness, src)
         first = run.values[0]["before"]
         from_0 = all(torch.equal(value["after"], first) for value in run.values)
         if any(map(received, run.ranks)) and not from_0:
             _expect_reached(run, src)
         expect_everywhere(TREE, run, src)
-    if cluster.world_size == 3:
-        expect_it_again(TREE, impl, cluster)
+    if harness.world_size == 3:
+        expect_it_again(TREE, impl, harness)
     return None
 
 
@@ -78,17 +78,17 @@ def _expect_reached(run: Run, src: int) -> None:
 
 
 @clause("collectives.tree_broadcast", "C2", worlds=(3, 2, 4, 7, 5))
-def one_message_per_rank(impl: Implementation, cluster: Bench) -> str | None:
+def one_message_per_rank(impl: Implementation, harness: RankHarness) -> str | None:
     """B: each rank but src receives once."""
-    expect_few_messages(TREE, impl, cluster)
+    expect_few_messages(TREE, impl, harness)
     return None
 
 
 @clause("collectives.tree_broadcast", "C3", worlds=(4, 7, 8))
-def in_few_rounds(impl: Implementation, cluster: Bench) -> str | None:
+def in_few_rounds(impl: Implementation, harness: RankHarness) -> str | None:
     """J and T: the last rank is reached in round ⌈log2 n⌉, whatever the tree."""
-    n, src = cluster.world_size, cluster.world_size // 2
-    run = cluster.run(impl, tree_once, src=src)
+    n, src = harness.world_size, harness.world_size // 2
+    run = harness.run(impl, tree_once, src=src)
     sends = [_sends(record) for record in run.ranks]
     rounds = _rounds(sends, src)
     if len(rounds) < n or sum(map(len, sends)) != n - 1:
@@ -103,15 +103,15 @@ def in_few_rounds(impl: Implementation, cluster: Bench) -> str | None:
             rule="in each round every rank that has the tensor sends it once",
         )
     if n == MANY_AFTER:
-        _expect_few_on_many(impl, cluster)
+        _expect_few_on_many(impl, harness)
     return (
         f"n = {MANY}, simulated: {(MANY - 1).bit_length()} rounds; a star: {MANY - 1}"
     )
 
 
-def _expect_few_on_many(impl: Implementation, cluster: Bench) -> None:
+def _expect_few_on_many(impl: Implementation, harness: RankHarness) -> None:
     """T: on more ranks than there are processors, in virtual time."""
-    needed = rounds(impl, cluster, tree_once, MANY, NUM_BYTES, src=1)
+    needed = rounds(impl, harness, tree_once, MANY, NUM_BYTES, src=1)
     enough = (MANY - 1).bit_length()
     if needed > enough:
         raise NotYetError(

@@ -96,7 +96,7 @@ def one_f_one_b(comm: Comm, stage: Stage, microbatches: Sequence[Tensor]) -> Non
 
 
 class _Pipe:
-    """A stage and its neighbours; a transfer goes on while the stage computes."""
+    """A stage and its neighbors; a transfer goes on while the stage computes."""
 
     def __init__(
         self, comm: Comm, stage: Stage, microbatches: Sequence[Tensor]
@@ -121,7 +121,7 @@ class _Pipe:
         self._give(self._before, grad)
 
     def finish(self) -> None:
-        """Wait until the neighbours have everything."""
+        """Wait until the neighbors have everything."""
         for work in self._sent:
             work.wait()
 
@@ -131,7 +131,7 @@ class _Pipe:
 
 
 class _Inbox:
-    """What comes from one neighbour, in order; the next receive is posted ahead."""
+    """What comes from one neighbor, in order; the next receive is posted ahead."""
 
     def __init__(self, comm: Comm, src: int | None, shapes: Sequence[Tensor]) -> None:
         self._comm, self._src = comm, src
@@ -140,7 +140,7 @@ class _Inbox:
         self._post()
 
     def take(self) -> Tensor | None:
-        """The next tensor; None if there is no such neighbour."""
+        """The next tensor; None if there is no such neighbor."""
         if self._posted is None:
             return None
         work, box = self._posted

@@ -76,10 +76,10 @@ def run(
         )
     try:
         from distlab.sim.torch.patches import installed
-        from distlab.sim.torch.shelf import Shelf
+        from distlab.sim.torch.shared_store import SharedStore
 
         program = partial(
-            _live, fn, Shelf(), 1 / flops_per_s, dict(vars(os.environ)["_data"])
+            _live, fn, SharedStore(), 1 / flops_per_s, dict(vars(os.environ)["_data"])
         )
         with installed():
             return simulate(
@@ -125,7 +125,7 @@ def require_tested(version: str) -> None:
 
 def _live(
     fn: Callable[..., Any],
-    shelf: Any,
+    shared: Any,
     seconds_per_flop: float,
     environment: dict[bytes, bytes],
     context: RankContext,
@@ -136,7 +136,7 @@ def _live(
     from distlab.sim.torch.patches import RankWorld, environment_of
     from distlab.sim.torch.rank import Rank, settle_in
 
-    rank = Rank(context, shelf, seconds_per_flop)
+    rank = Rank(context, shared, seconds_per_flop)
     rank.world = RankWorld()
     rank.environment = environment_of(rank.number, rank.world_size, environment)
     settle_in(rank)

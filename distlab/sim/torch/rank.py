@@ -20,7 +20,7 @@ from distlab.runner import RankContext
 from distlab.sim.channels import Group
 from distlab.sim.comm import SimComm, SimWork
 from distlab.sim.kernel import Flight, Kernel
-from distlab.sim.torch.shelf import Shelf
+from distlab.sim.torch.shared_store import SharedStore
 
 _HERE = threading.local()
 
@@ -43,10 +43,10 @@ class Rank:
     """
 
     def __init__(
-        self, context: RankContext, shelf: Shelf, seconds_per_flop: float
+        self, context: RankContext, shared: SharedStore, seconds_per_flop: float
     ) -> None:
         self.comm, self.clock = context.comm, context.clock
-        self.shelf = shelf
+        self.shared = shared
         self.world: Any = None  # torch's own record of this process's groups
         self.environment: dict[bytes, bytes] = {}
         self.num_joined: Counter[object] = Counter()  # collectives with data, by group

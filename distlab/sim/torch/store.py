@@ -1,4 +1,4 @@
-"""The key-value store of a process group: one shelf for all ranks, in virtual time."""
+"""The key-value store of a process group: one for all ranks, in virtual time."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch._C._distributed_c10d import Store
 
 from distlab.sim.net.links import picoseconds
 from distlab.sim.torch.rank import Rank
-from distlab.sim.torch.shelf import Awaited
+from distlab.sim.torch.shared_store import Awaited
 
 _Base: Any = Store
 
 
 class SimStore(_Base):  # type: ignore[misc]
-    """One rank's view of the shelf; a look at it takes no virtual time."""
+    """One rank's view of the shared store; a look at it takes no virtual time."""
 
     def __init__(self, rank: Rank) -> None:
         super().__init__()
-        self._rank, self._shelf = rank, rank.shelf
-        self._values: dict[str, bytes] = rank.shelf.values
+        self._rank, self._shared = rank, rank.shared
+        self._values: dict[str, bytes] = rank.shared.values
 
     def set(self, key: str, value: Any) -> None:
         """Put a value there; whoever waits for the key goes on."""
@@ -80,7 +80,7 @@ class SimStore(_Base):  # type: ignore[misc]
         return True
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Of a rank that waits for ever the kernel knows without a timeout."""
+        """Of a rank that waits forever the kernel knows without a timeout."""
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Let virtual time pass until all keys are there.
@@ -96,14 +96,14 @@ class SimStore(_Base):  # type: ignore[misc]
             if key in self._values:
                 continue
             flight = Awaited(key, others)
-            self._shelf.waiting[key].append(flight)
+            self._shared.waiting[key].append(flight)
             if not self._rank.kernel.wait(flight, limit_ps):
                 raise dist.DistStoreError(f"wait timeout, key {key!r}")
 
     def _put(self, key: str, value: bytes) -> None:
         self._rank.settle()
         self._values[key] = value
-        for flight in self._shelf.waiting.pop(key, ()):
+        for flight in self._shared.waiting.pop(key, ()):
             self._rank.kernel.end(flight)
 
 

@@ -15,7 +15,7 @@ from distlab.sim.collectives import Act, Part
 from distlab.sim.comm import SimComm
 from distlab.sim.kernel import Flight
 from distlab.sim.torch.rank import Rank, innermost, post
-from distlab.sim.torch.shelf import Brought
+from distlab.sim.torch.shared_store import Contribution
 from distlab.sim.torch.tensors import flat, flat_or_none
 from distlab.sim.torch.work import TorchWork, Underway
 
@@ -98,8 +98,8 @@ class Transfers(_Base):  # type: ignore[misc]
         key = (group, self._rank.num_joined[group])
         self._rank.num_joined[group] += 1
         dtype = str(sent.dtype).removeprefix("torch.")
-        own = Brought(self._rank.number, op, sent.numel(), dtype, list(sent.shape))
-        first = self._rank.shelf.first_parts.setdefault(key, own)
+        own = Contribution(self._rank.number, op, sent.numel(), dtype, list(sent.shape))
+        first = self._rank.shared.first_parts.setdefault(key, own)
         if first.op == op and first[2:4] != own[2:4]:
             raise ValueError(
                 f"rank {own.rank} called {op} on {own.shape} {own.dtype}, "

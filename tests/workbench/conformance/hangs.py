@@ -19,20 +19,20 @@ def _box(size: int = 4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.zeros(size, dtype=dtype)
 
 
-def _neighbours(ctx: RankContext) -> tuple[int, int]:
+def _neighbors(ctx: RankContext) -> tuple[int, int]:
     return (ctx.rank - 1) % ctx.world_size, (ctx.rank + 1) % ctx.world_size
 
 
 @hangs(2, 3, 5)
 def ring_of_sends(ctx: RankContext) -> None:
-    left, right = _neighbours(ctx)
+    left, right = _neighbors(ctx)
     ctx.comm.send(_box(), right)  # guilty
     ctx.comm.recv(_box(), left)
 
 
 @hangs(2, 3, 5)
 def ring_of_recvs(ctx: RankContext) -> None:
-    left, right = _neighbours(ctx)
+    left, right = _neighbors(ctx)
     ctx.comm.recv(_box(), left)  # guilty
     ctx.comm.send(_box(), right)
 
@@ -40,7 +40,7 @@ def ring_of_recvs(ctx: RankContext) -> None:
 @right(2, 3, 5, gives=lambda rank, n: float(rank or n))
 def ring_but_one_turns(ctx: RankContext) -> float:
     """Right: rank 0 sends first, all others receive first."""
-    left, right = _neighbours(ctx)
+    left, right = _neighbors(ctx)
     box = _box()
     if ctx.rank == 0:
         ctx.comm.send(box + 1, right)
@@ -53,8 +53,8 @@ def ring_but_one_turns(ctx: RankContext) -> float:
 
 @right(2, 3, 4, 5, gives=lambda rank, n: float((rank - 1) % n))
 def odd_even(ctx: RankContext) -> float:
-    """Even ranks send first: two even neighbours meet where n is odd, and still go."""
-    left, right = _neighbours(ctx)
+    """Even ranks send first: two even neighbors meet where n is odd, and still go."""
+    left, right = _neighbors(ctx)
     box = _box()
     if ctx.rank % 2 == 0:
         ctx.comm.send(_box() + ctx.rank, right)
@@ -67,7 +67,7 @@ def odd_even(ctx: RankContext) -> float:
 
 @hangs(2, 3)
 def waits_before_receiving(ctx: RankContext) -> None:
-    left, right = _neighbours(ctx)
+    left, right = _neighbors(ctx)
     work = ctx.comm.isend(_box(), right)
     work.wait()  # guilty
     ctx.comm.recv(_box(), left)
@@ -75,7 +75,7 @@ def waits_before_receiving(ctx: RankContext) -> None:
 
 @right(2, 4, gives=lambda rank, n: float((rank - 1) % n))
 def waits_after_receiving(ctx: RankContext) -> float:
-    left, right = _neighbours(ctx)
+    left, right = _neighbors(ctx)
     work, box = ctx.comm.isend(_box() + ctx.rank, right), _box()
     ctx.comm.recv(box, left)
     work.wait()
@@ -84,7 +84,7 @@ def waits_after_receiving(ctx: RankContext) -> float:
 
 @hangs(2, 3)
 def irecv_waited_first(ctx: RankContext) -> None:
-    left, right = _neighbours(ctx)
+    left, right = _neighbors(ctx)
     ctx.comm.irecv(_box(), left).wait()  # guilty
     ctx.comm.send(_box(), right)
 
@@ -141,7 +141,7 @@ def all_receive_from_anyone(ctx: RankContext) -> None:
 
 @hangs(2, 3, 4)
 def sendrecv_one_leaves_out(ctx: RankContext) -> None:
-    left, right = _neighbours(ctx)
+    left, right = _neighbors(ctx)
     if ctx.rank != 1:
         ctx.comm.sendrecv(_box(), right, _box(), left)  # guilty
 
@@ -149,7 +149,7 @@ def sendrecv_one_leaves_out(ctx: RankContext) -> None:
 @right(2, gives=lambda rank, n: None)
 @hangs(3)
 def sendrecv_both_to_the_left(ctx: RankContext) -> None:
-    left, _ = _neighbours(ctx)
+    left, _ = _neighbors(ctx)
     ctx.comm.sendrecv(_box(), left, _box(), left)  # guilty
 
 
@@ -221,7 +221,7 @@ def collective_refused(ctx: RankContext) -> None:
 @hangs(2, 3)
 def catches_a_refusal(ctx: RankContext) -> None:
     """The refused call takes no part in the matching."""
-    _left, right = _neighbours(ctx)
+    _left, right = _neighbors(ctx)
     with contextlib.suppress(ValueError):
         ctx.comm.send(_box(), ctx.rank)
     ctx.comm.send(_box(), right)  # guilty

@@ -1,4 +1,4 @@
-"""A call under way: what a rank waits for, and where its messages go."""
+"""A call in flight: what a rank waits for, and where its messages go."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distlab.sim.payload import Sized
 
 
 class Waits(Protocol):
-    """What a call under way needs of the communicator that it was made on."""
+    """What a call in flight needs of the communicator that it was made on."""
 
     group: Group
 
@@ -29,7 +29,7 @@ class Waits(Protocol):
 
 
 class SimWork:
-    """A simulated transfer under way."""
+    """A simulated transfer in flight."""
 
     __slots__ = ("_comm", "_flight", "_peer", "_step")
 
@@ -47,7 +47,7 @@ class SimWork:
             flight.parcel.require_unchanged(flight)
 
 
-class Way:
+class Route:
     """To or from one peer with one tag: its channel, and an end to be used again.
 
     A blocking call leaves nothing behind that could still refer to its end.

@@ -11,7 +11,7 @@ from distlab.curriculum import UnitSource, load_graft
 from distlab.curriculum.units import arrived, travelling
 from distlab.grading.diagnosis import diagnose, diagnose_finished, only_messages
 from distlab.grading.guard import install
-from distlab.grading.misfits import printed
+from distlab.grading.mismatches import printed
 from distlab.grading.together import Play, play_all, play_of, taken_apart
 from distlab.grading.together import Scenario as Scenario
 from distlab.runner import Cluster, Limits, RankContext, Run
@@ -39,7 +39,7 @@ class Implementation:
 
 
 @dataclass
-class Bench:
+class RankHarness:
     """`world_size` ranks on which a check runs scenarios; equal runs are run once.
 
     Those of `plan` are run together as soon as one of them is wanted.

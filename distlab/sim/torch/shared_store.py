@@ -26,7 +26,7 @@ class Awaited(Flight):
         return {"n": 0, "op": f"store.wait({self.key!r})"}
 
 
-class Brought(NamedTuple):
+class Contribution(NamedTuple):
     """What a rank brings to a collective."""
 
     rank: int
@@ -36,10 +36,10 @@ class Brought(NamedTuple):
     shape: list[int]
 
 
-class Shelf:
+class SharedStore:
     """What the ranks of a run have put where all see it."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
         self.waiting: defaultdict[str, list[Awaited]] = defaultdict(list)
-        self.first_parts: dict[tuple[object, int], Brought] = {}
+        self.first_parts: dict[tuple[object, int], Contribution] = {}
