@@ -1,6 +1,6 @@
 """Who reads which samples: the ranks share one data set without a single message.
 
-Guide: phase1_data_parallel/guidelines.md, "Build it, task by task", 1.8 to 1.10, 1.15.
+Guide: phase1_data_parallel/guide/data_loader.md.
 Source: Li et al., PyTorch Distributed (arXiv 2006.15704), section 2; torch.utils.data.
 Symbols: N = num_samples, n = world_size, G = global_batch_size.
 Cost: no communication. Every rank works out the same plan and takes its own part.

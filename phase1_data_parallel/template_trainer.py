@@ -1,7 +1,6 @@
 """Data-parallel training: every rank has the whole model and its own share of the data.
 
-Guide: phase1_data_parallel/guidelines.md, "Build it, task by task", 1.5 to 1.7, 1.12
-to 1.11 and 1.16.
+Guide: phase1_data_parallel/guide/trainer.md.
 Source: Li et al., PyTorch Distributed (arXiv 2006.15704), section 3.1.
 Symbols: n = comm.world_size.
 Cost: one all_reduce of all gradients per step; nothing else grows with the model.

@@ -1,6 +1,6 @@
 """Activation checkpointing: compute it a second time instead of keeping it.
 
-Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.4, 2.5, 2.23.
+Guide: phase2_advanced/guide/activation_checkpointing.md.
 Source: Chen et al., Training Deep Nets with Sublinear Memory Cost (arXiv 1604.06174).
 Cost: one forward pass more; kept are the inputs of the blocks, and for a moment the
 activations of one block.

@@ -1,6 +1,6 @@
 """Gradient accumulation: one optimiser step from a batch that does not fit in memory.
 
-Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.1 to 2.3, and 2.22.
+Guide: phase2_advanced/guide/gradient_accumulation.md.
 Source: Huang et al., GPipe (arXiv 1811.06965), section 2.2, for the microbatch; Pascanu
 et al. (arXiv 1211.5063) for clipping by the global norm.
 Symbols: n = comm.world_size; K = how many microbatches a rank has in this step.

@@ -1,6 +1,6 @@
 """Mixed precision: compute in 16 bits, keep the weights in 32, and mind the range.
 
-Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.6, 2.7, 2.24.
+Guide: phase2_advanced/guide/mixed_precision.md.
 Source: Micikevicius et al., Mixed Precision Training (arXiv 1710.03740), section 3.
 Symbols: n = comm.world_size; S = the loss scale.
 Cost: 4 bytes more per weight for the master, 2 fewer per activation; one all_reduce of

@@ -1,6 +1,6 @@
 """Many microbatches on their way through the stages at once: pipeline parallelism.
 
-Guide: phase2_advanced/guidelines.md, tasks 2.10 to 2.14, 2.21, 2.26.
+Guide: phase2_advanced/guide/pipeline_parallel.md.
 Source: Y. Huang et al., GPipe (arXiv 1811.06965), figure 2; D. Narayanan et al. (arXiv
 2104.04473), sections 2.2 and 2.3, for 1F1B and its interleaved form.
 Symbols: n = world_size ranks; m microbatches; v chunks of the model on each rank; t_f

@@ -1,6 +1,6 @@
 """Sharded training (ZeRO): what every rank has whole is cut into a shard per rank.
 
-Guide: phase3_multi_node/guidelines.md, "Build it, task by task", 3.12 … 3.22.
+Guide: phase3_multi_node/guide/sharded_optimizer.md.
 Source: Rajbhandari et al., ZeRO (arXiv 1910.02054); stage 3: FSDP (arXiv 2304.11277).
 Symbols: n = comm.world_size; N trained elements; a shard is chunk r of n equal ones.
 Cost: `sent` is per rank and step, in units of (n - 1) / n · N; the state is Adam's.

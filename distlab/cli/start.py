@@ -219,14 +219,14 @@ class Tour:
             return 0
         task = current_task(self._curriculum, self._progress)
         verdict, _ = look_at(self._curriculum, task, "mine")
-        guide = self._curriculum.root / self._curriculum.units[task.unit].folder
+        guide = self._curriculum.units[task.unit].guide(self._curriculum.root)
         where = "your first task" if task.number == "1.1" else "your next task"
         title(f"5/5  {where}: {task.number} {task.id} · about {task.minutes} min")
         say(f"{task.title}:")
         say(*(f"  {name}  {text}" for name, text in task.clauses.items()), "")
         say(
             f"Write it here:  {verdict.place}",
-            f"What and why:   {shown(guide / 'guidelines.md')}",
+            f"What and why:   {shown(guide)}",
             "",
         )
         offer_editor(verdict.path, verdict.line)

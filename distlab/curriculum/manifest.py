@@ -65,6 +65,10 @@ class Unit:
         """The complete implementation."""
         return root / "solutions" / self.folder / f"{self.name}.py"
 
+    def guide(self, root: Path) -> Path:
+        """The page of the guide that explains it."""
+        return root / self.folder / "guide" / f"{self.name}.md"
+
     def hints(self, root: Path) -> Path:
         """The hints of all its tasks."""
         return root / self.folder / "hints" / f"{self.name}.md"

@@ -1,7 +1,6 @@
 """Collectives by hand: what broadcast and all_reduce do, from send and recv alone.
 
-Guide: phase1_data_parallel/guidelines.md, "Build it, task by task", 1.1 to 1.4, 1.14
-and 1.17.
+Guide: phase1_data_parallel/guide/collectives.md.
 Source: the MPI standard for the names; torch.distributed for the in-place form.
 Symbols: n = comm.world_size; every function runs on all n ranks at the same time.
 Cost: counted in messages, because on one machine a message costs more than its bytes.

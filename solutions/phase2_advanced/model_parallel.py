@@ -1,6 +1,6 @@
 """A model cut into stages, one per rank: activations go forward, gradients come back.
 
-Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.8 and 2.9.
+Guide: phase2_advanced/guide/model_parallel.md.
 Source: Y. Huang et al., GPipe (arXiv 1811.06965), section 2, for the cutting.
 Symbols: n = comm.world_size; rank r has stage r, the r-th part of the layers.
 Cost: two messages per cut and step; all ranks but one are idle at any time.

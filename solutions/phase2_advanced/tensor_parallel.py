@@ -1,6 +1,6 @@
 """Tensor parallelism: one layer on several ranks, each with a share of its weights.
 
-Guide: phase2_advanced/guidelines.md, "Build it, task by task", 2.15 to 2.20, 2.25.
+Guide: phase2_advanced/guide/tensor_parallel.md.
 Source: Shoeybi et al., Megatron-LM (arXiv 1909.08053), section 3, for f, g and cuts;
 Korthikanti et al. (arXiv 2205.05198), section 4.2.2, for the tokens shared out.
 Symbols: `comm` is the group that shares a layer, n = comm.world_size its ranks;

@@ -1,6 +1,6 @@
 """Gradients leave while backward() still computes: what DistributedDataParallel does.
 
-Guide: phase3_multi_node/guidelines.md, "Build it, task by task", 3.9 to 3.11 and 3.23.
+Guide: phase3_multi_node/guide/distributed_data_parallel.md.
 Source: S. Li et al., PyTorch Distributed (arXiv 2006.15704), sections 3.2 and 4.2.
 Symbols: n = comm.world_size; S = the bytes of all gradients.
 Cost: S goes through all_reduce, most of it while backward() computes; S of memory more.

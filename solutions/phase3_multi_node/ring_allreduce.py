@@ -1,6 +1,6 @@
 """All-reduce as a ring: every rank sends the same, and no rank is the busy one.
 
-Guide: phase3_multi_node/guidelines.md, "Build it, task by task", 3.1 to 3.4.
+Guide: phase3_multi_node/guide/ring_allreduce.md.
 Source: P. Patarasuk and X. Yuan, Bandwidth optimal all-reduce algorithms for clusters
 of workstations (JPDC 69, 2009), section 4; NCCL runs the same ring.
 Symbols: n = comm.world_size ranks; S = the bytes of the tensor; α = what a message

@@ -1,6 +1,6 @@
 """Which all-reduce on which network: foretold, built for islands, and chosen.
 
-Guide: phase3_multi_node/guidelines.md, "Build it, task by task", 3.6 to 3.8 and 3.24.
+Guide: phase3_multi_node/guide/topology.md.
 Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
 Operations in MPICH" (2005), sections 4 and 5; X. Jia et al. (arXiv 1807.11205), section
 3.3, for the two levels.

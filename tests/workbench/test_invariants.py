@@ -183,10 +183,9 @@ def test_every_task_has_what_a_learner_needs(task: Task) -> None:
     section = re.split(r"^## (.+)\n", hints, flags=re.M)
     own = section[section.index(task.name) + 1]
     assert re.findall(r"^### ([1-4]) ", own, flags=re.M) == ["1", "2", "3", "4"]
-    guide = (ROOT / UNITS[task.unit].folder / "guidelines.md").read_text(
-        encoding="utf-8"
-    )
-    assert f"\n### {task.number} {task.id}\n" in guide
+    folder = ROOT / UNITS[task.unit].folder
+    page = (folder / "guide" / f"{task.unit}.md").read_text(encoding="utf-8")
+    assert f"\n### {task.number} {task.id}\n" in page
 
 
 @each_task

@@ -10,25 +10,47 @@ from distlab.curriculum import load_curriculum
 ROOT = Path(__file__).resolve().parents[2]
 PHASES = {phase.folder: phase for phase in load_curriculum(ROOT).phases}
 TASKS = {task.number: task.id for task in load_curriculum(ROOT).tasks}
-HEADINGS = [
+INDEX = [
+    "Contents",
+    "Before you start",
+    "Time table",
     "Why",
-    "Ideas, with pictures",
-    "The contract",
-    "Build it, task by task",
-    "What production does more",
+    "How work is judged",
+    "What you can now explain",
+    "What it is called elsewhere",
+]
+PAGE = [
+    "Why",
+    "Idea",
+    "A worked example",
+    "The tasks",
+    "What production systems add",
+    "References",
 ]
 LEVELS = ["1 question", "2 principle", "3 steps", "4 near-code"]
 KEYS = {"title", "happened", "why", "fix", "torch"}
 VERBS = {"start", "watch", "check", "hint", "status", "demo", "doctor", "reset"}
 VERBS |= {"explain", "trace", "quiz", "hunt", "use", "diff", "update", "ddp"}
 VERBS |= {"sim", "scale", "calibrate", "bench"}
-MISCONCEPTIONS = tomllib.loads(
-    (ROOT / "distlab/curriculum/misconceptions.toml").read_text(encoding="utf-8")
-)
+MISCONCEPTIONS = {
+    slug: entry
+    for path in (ROOT / "distlab/curriculum/misconceptions").glob("*.toml")
+    for slug, entry in tomllib.loads(path.read_text(encoding="utf-8")).items()
+}
 HINTS = {
     path.stem: path for folder in PHASES for path in (ROOT / folder).glob("hints/*.md")
 }
-TEXTS = [*HINTS.values(), *(ROOT / folder / "guidelines.md" for folder in PHASES)]
+GUIDES = [
+    path
+    for folder in PHASES
+    for path in (ROOT / folder / "guidelines.md", *(ROOT / folder).glob("guide/*.md"))
+]
+PAGES = {
+    unit.name: ROOT / folder / "guide" / f"{unit.name}.md"
+    for folder, phase in PHASES.items()
+    for unit in phase.units
+}
+TEXTS = [*HINTS.values(), *GUIDES]
 
 each_phase = pytest.mark.parametrize("folder", PHASES)
 
@@ -48,8 +70,13 @@ def task_names(unit: str) -> list[str]:
     ]
 
 
-def guidelines(folder: str) -> str:
-    return (ROOT / folder / "guidelines.md").read_text(encoding="utf-8")
+def guide(folder: str) -> dict[Path, str]:
+    """Every page of a phase's guide."""
+    return {
+        path: path.read_text(encoding="utf-8")
+        for path in GUIDES
+        if path.is_relative_to(ROOT / folder)
+    }
 
 
 @pytest.fixture
@@ -82,32 +109,77 @@ def test_every_figure_describes_itself(generated: dict[str, str]) -> None:
 
 
 @each_phase
-def test_guidelines_have_the_five_headings_in_order(folder: str) -> None:
-    found = [title for title in sections(guidelines(folder), 2) if title in HEADINGS]
-    assert found == HEADINGS
+def test_the_index_has_its_headings_in_order_and_is_short(folder: str) -> None:
+    text = (ROOT / folder / "guidelines.md").read_text(encoding="utf-8")
+    assert [title for title in sections(text, 2) if title in INDEX] == INDEX
+    assert text.count("\n") <= 300
+
+
+@pytest.mark.parametrize("unit", PAGES)
+def test_a_page_has_its_headings_in_order_and_a_section_for_each_task(
+    unit: str,
+) -> None:
+    text = PAGES[unit].read_text(encoding="utf-8")
+    parts = sections(text, 2)
+    assert list(parts) == PAGE
+    assert all(len(body.split()) > 30 for body in parts.values())
+    tasks = sections(parts["The tasks"], 3)
+    for number, task in TASKS.items():
+        if task.partition(".")[0] == unit:
+            assert len(tasks[f"{number} {task}"].split()) > 50, task
+    links = re.findall(
+        r"^- .*\]\((https?://[^)]+)\)", parts["References"], re.MULTILINE
+    )
+    assert 3 <= len(links) <= 8
 
 
 @each_phase
-def test_guidelines_have_a_section_for_each_task(folder: str) -> None:
-    build = sections(sections(guidelines(folder), 2)["Build it, task by task"], 3)
-    for task in (task for unit in PHASES[folder].units for task in unit.tasks):
-        assert len(build[f"{task.number} {task.id}"].split()) > 50, task.id
+def test_the_time_table_has_every_task_with_its_minutes(folder: str) -> None:
+    text = (ROOT / folder / "guidelines.md").read_text(encoding="utf-8")
+    table = sections(text, 2)["Time table"]
+    for unit in PHASES[folder].units:
+        for task in unit.tasks:
+            row = rf"^\| {task.number} \[`{task.id}`\]\(guide/{unit.name}\.md#\S+\) "
+            row += rf"\|.*\| {task.minutes} \| \d+ \|$"
+            assert re.search(row, table, re.MULTILINE), task.id
 
 
 @each_phase
-def test_images_of_the_guidelines_exist_and_have_words_for_them(
+def test_images_of_the_guide_exist_and_have_words_for_them(
     folder: str, generated: dict[str, str]
 ) -> None:
-    links = re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", guidelines(folder))
-    assert {Path(target).name for _, target in links} == set(generated)
-    for words, target in links:
-        assert (ROOT / folder / target).is_file(), target
-        assert len(words) > 40, target
+    shown = set()
+    for page, text in guide(folder).items():
+        for words, target in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", text):
+            shown.add(Path(target).name)
+            assert (page.parent / target).is_file(), target
+            assert len(words) > 40, target
+    assert shown == set(generated)
 
 
-@each_phase
-def test_folds_are_closed(folder: str) -> None:
-    text = guidelines(folder)
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.stem)
+def test_links_lead_to_files_and_headings_that_exist(path: Path) -> None:
+    for link in re.findall(r"(?<!!)\[[^\]]+\]\(([^)]+)\)", path.read_text("utf-8")):
+        if link.startswith("https://"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = path.parent / name if name else path
+        assert target.exists(), link
+        if anchor:
+            text = target.read_text(encoding="utf-8")
+            titles = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+            assert anchor in {anchor_of(title) for title in titles}, link
+
+
+def anchor_of(title: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    kept = re.sub(r"[^\w\- ]", "", title.lower())
+    return kept.replace(" ", "-")
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.stem)
+def test_folds_are_closed(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
     for tag in ("details", "summary"):
         assert text.count(f"<{tag}>") == text.count(f"</{tag}>") > 0
 
@@ -152,8 +224,8 @@ def test_misconceptions_are_complete_and_fit_the_screen(slug: str) -> None:
 
 
 @each_phase
-def test_every_slug_that_the_guidelines_name_is_explained(folder: str) -> None:
-    text = guidelines(folder)
+def test_every_slug_that_the_guide_names_is_explained(folder: str) -> None:
+    text = "\n".join(guide(folder).values())
     named = set(re.findall(r"`\[([a-z0-9-]+)\]`", text))
     named |= set(re.findall(r"`distlab explain ([a-z0-9-]+)`", text))
     assert named <= set(MISCONCEPTIONS)
