@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,9 +15,12 @@ from distlab.curriculum import (
     ProgressUnavailableError,
     Task,
     load_curriculum,
+    path,
 )
+from distlab.curriculum.path import current_task, passed_tasks
 from distlab.grading import Report, TaskVerdict
 from distlab.grading.preflight import PRELOADS, graded_files, look_at
+from distlab.grading.remember import record
 from distlab.grading.report import WIDTH, lines_of
 
 
@@ -172,63 +175,25 @@ def chosen(
     if names and phase is not None:
         raise ValueError("a phase or tasks: not both")
     if phase is not None:
-        units = {unit.name for unit in curriculum.phase(phase).units}
-        return [task for task in curriculum.tasks if task.unit in units]
+        return curriculum.tasks_of(phase)
     if names:
-        return [curriculum.task(name) for name in names]
+        return [task for name in names for task in _named(curriculum, name)]
     return [current_task(curriculum, progress)]
 
 
-def current_task(curriculum: Curriculum, progress: Progress) -> Task:
-    """The one that follows the latest to pass; the last of all when all have passed."""
-    passed = progress.passed()
-    entries = progress.read().get("tasks", {})
-    done = [task for task in curriculum.tasks if task.id in passed]
-    # Of those that passed in the same second, the last one of the path.
-    done.sort(key=lambda task: str(entries[task.id]["passed"]))
-    left = remaining(curriculum, passed)
-    task = following(curriculum, passed, done[-1]) if done else next(iter(left), None)
-    return task or curriculum.tasks[-1]
-
-
-def following(
-    curriculum: Curriculum, passed: Collection[str], task: Task
-) -> Task | None:
-    """The next after `task` that has not passed; else the first one before it."""
-    left = remaining(curriculum, {*passed, task.id})
-    place = curriculum.tasks.index(task)
-    later = [other for other in left if curriculum.tasks.index(other) > place]
-    return next(iter(later or left), None)
-
-
-def remaining(curriculum: Curriculum, passed: Collection[str]) -> list[Task]:
-    """The tasks of the path that have not passed; once all have, the stretch ones."""
-    left = [task for task in curriculum.tasks if task.id not in passed]
-    return [task for task in left if not task.stretch] or left
+def _named(curriculum: Curriculum, name: str) -> list[Task]:
+    """A bare number is a phase; anything else is one task."""
+    if name.isdecimal():
+        return curriculum.tasks_of(int(name))
+    return [curriculum.task(name)]
 
 
 def remember(
     progress: Progress, verdict: TaskVerdict, worlds: Sequence[int] = ()
 ) -> None:
-    """Note the verdict in the progress file, or say once that it cannot be kept.
-
-    With ranks of the learner's choosing it does not count: one rank alone, for
-    example, lets nearly everything pass.
-    """
-    emptied = verdict.status == "not_started" and verdict.id in progress.passed()
-    if not emptied and (worlds or verdict.status not in ("pass", "fail")):
-        return
+    """Note the verdict in the progress file, or say once that it cannot be kept."""
     try:
-        if emptied:  # the pass was of code that is not there any more
-            progress.forget_passes([verdict.id])
-            return
-        progress.record_verdict(
-            verdict.id,
-            passed=verdict.status == "pass",
-            digest=verdict.function_digest,
-            ran=bool(verdict.world_sizes),
-            slug=verdict.slug,
-        )
+        record(progress, verdict, worlds)
     except ProgressUnavailableError as error:
         warn(str(error))
 
@@ -265,8 +230,8 @@ def next_task(
     if done.milestone:
         milestone = wrapped(f"◆ {done.milestone}", "  ")
         lines += [("pass", line) for line in milestone]
-    passed = {*progress.passed(), task_id}
-    task = following(curriculum, passed, done)
+    passed = {*passed_tasks(curriculum, progress), task_id}
+    task = path.next_task(curriculum, progress, {task_id})
     if task is None:
         return [*lines, ("dim", "  all tasks that there are so far have passed")]
     verdict, _ = look_at(curriculum, task, "mine")

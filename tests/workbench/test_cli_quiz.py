@@ -123,7 +123,7 @@ def test_right_wrong_and_left_out_are_told_and_kept(
     kept = Progress(here.root).read()["quiz"]
     assert kept["1/rank-0-sends"] == {"answer": "7", "right": False}
     assert kept["1/bytes-per-step"]["right"] is True
-    assert Progress(here.root).passed() == set()
+    assert "tasks" not in Progress(here.root).read() or not here.progress()
     quiz(1, answers=";".join(right), seed=3)
     said = capsys.readouterr().out
     assert f"{len(right)} of {len(right)} answers were right" in said
