@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from distlab.cli.optional import offer
-from distlab.cli.screen import command, moves, show, show_json, warn, wrapped
+from distlab.cli.screen import command, show, show_json, waiting, warn, wrapped
 from distlab.cli.trace import keep_timeline
 from distlab.curriculum import (
     Curriculum,
@@ -21,7 +20,8 @@ from distlab.curriculum.path import current_task, passed_tasks
 from distlab.grading import Report, TaskVerdict
 from distlab.grading.preflight import PRELOADS, graded_files, look_at
 from distlab.grading.remember import record
-from distlab.grading.report import WIDTH, lines_of
+from distlab.grading.report import lines_of
+from distlab.terminal import screen_width
 
 
 def check(
@@ -56,7 +56,7 @@ def check(
 
     if not as_json and (len(tasks) > 1 or code != "mine"):
         show([("dim", line) for line in graded_files(curriculum, tasks, code)])
-    with under_way(quiet=as_json) as sign:
+    with waiting(quiet=as_json) as sign:
         report = judge(
             curriculum,
             tasks,
@@ -64,7 +64,7 @@ def check(
             worlds=worlds,
             seed=seed,
             tell=tell,
-            on_task=sign,
+            sign=sign,
         )
     if as_json:
         show_json(report.to_json())
@@ -81,12 +81,11 @@ def judge(
     worlds: Sequence[int] = (),
     seed: int | None = None,
     tell: object = None,
-    on_task: Callable[[str], None] = lambda _: None,
+    sign: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Judge `tasks`; torch and ranks are started only if something can be run.
 
-    `on_task` hears the number of a task when it begins to be judged, and an empty text
-    once it is.
+    `sign` hears what is being judged, and an empty text once a task is.
     """
     on_verdict = tell if callable(tell) else None
     looked = [look_at(curriculum, task, code) for task in tasks]
@@ -96,7 +95,7 @@ def judge(
             if on_verdict:
                 on_verdict(verdict)
         return Report(code=code, seed=0, tasks=verdicts)
-    on_task(tasks[0].number)  # torch alone takes a second
+    sign(f"checking {tasks[0].number}")  # torch alone takes a second
     from distlab.runner import Cluster
 
     units = {task.unit for task in tasks}
@@ -106,37 +105,24 @@ def judge(
         cluster.start(wait=False)  # it imports all that while we import torch
         from distlab.grading.grade import Grader
 
-        waiting = [task.number for task in tasks]
+        left = [task.number for task in tasks]
 
         def told(verdict: TaskVerdict) -> None:
-            on_task("")
-            waiting.remove(verdict.number)
+            sign("")
+            left.remove(verdict.number)
             if on_verdict:
                 on_verdict(verdict)
-            on_task(waiting[0] if waiting else "")
+            sign(f"checking {left[0]}" if left else "")
 
-        grader = Grader(curriculum, cluster, code=code, seed=seed, worlds=worlds)
+        grader = Grader(
+            curriculum,
+            cluster,
+            code=code,
+            seed=seed,
+            worlds=worlds,
+            on_step=lambda step: sign(f"checking {left[0]}: {step}"),
+        )
         return grader.grade(tasks, told)
-
-
-@contextmanager
-def under_way(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """A function that shows `checking 1.16 …` on a screen, and takes it away again.
-
-    An empty text takes it away, and so does the end of the block.
-    """
-    if quiet or not moves():
-        yield lambda _: None
-        return
-
-    def sign(number: str) -> None:
-        line = f"  checking {number} …" if number else ""
-        print(f"\r\x1b[K{line}", end="", flush=True)
-
-    try:
-        yield sign
-    finally:
-        sign("")
 
 
 def check_worlds(worlds: Sequence[int]) -> Sequence[int]:
@@ -215,7 +201,7 @@ def what_helps(
         if verdict.slug:
             helps.append(command(f"explain {verdict.slug}"))
         side_by_side = "   ".join(helps)
-        if len(side_by_side) + 2 <= WIDTH:
+        if len(side_by_side) + 2 <= screen_width():
             helps = [side_by_side]
         return [("dim", f"  {line}") for line in helps]
     return []

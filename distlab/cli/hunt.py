@@ -13,7 +13,7 @@ from pathlib import Path
 
 from distlab.cli.hunt_text import guilty_lines, hunted_text
 from distlab.cli.prompt import QuitError, ask_line
-from distlab.cli.screen import command, cut, show, warn, wrapped
+from distlab.cli.screen import command, cut, show, waiting, warn, wrapped
 from distlab.curriculum import (
     Curriculum,
     CurriculumError,
@@ -257,7 +257,8 @@ def _symptoms(curriculum: Curriculum, target: Target) -> list[tuple[str, str]]:
     from distlab.runner import Cluster
 
     task = curriculum.task(target.entry.task)
-    with Cluster() as cluster:
+    sign = waiting(f"checking {task.number} in the broken file")
+    with sign, Cluster() as cluster:
         grader = Grader(curriculum, cluster, code=str(target.path), seed=1)
         verdict = grader.grade([task]).tasks[0]
     return lines_of(bare(verdict))

@@ -19,11 +19,10 @@ from distlab.cli.check import (
     check_worlds,
     chosen,
     remember,
-    under_way,
     what_helps,
 )
 from distlab.cli.hint import LEVELS, hint
-from distlab.cli.screen import command, show
+from distlab.cli.screen import command, show, waiting
 from distlab.cli.trace import keep_timeline, open_page, timeline_path
 from distlab.curriculum import Progress, Task, load_curriculum
 from distlab.curriculum.path import following, passed_tasks
@@ -243,14 +242,15 @@ class _Session:
         if ready is not None:
             from distlab.grading.grade import Grader
 
-            with under_way(quiet=self._as_json) as sign:
-                sign(task.number)
+            with waiting(f"checking {task.number}", quiet=self._as_json) as sign:
                 grader = Grader(
                     self._curriculum,
                     self._cluster,
                     worlds=self._worlds,
                     first=self._changes.failing(task.id),
-                    on_first=lambda clause: sign(f"{task.number}, {_as_yet(clause)}"),
+                    on_first=lambda clause: sign(
+                        f"checking {task.number}, {_as_yet(clause)}"
+                    ),
                 )
                 report = grader.grade([task])
         self.exit_code = report.exit_code
