@@ -132,7 +132,7 @@ def test_a_cycle_is_red_and_says_so() -> None:
     svg = draw_timeline(stuck_ring())
     assert shapes(svg, RED) == 3
     assert "stroke-dasharray" not in svg
-    assert "0→1→2→0 all wait in send, nobody is in recv" in svg
+    assert "0→1→2→0 all wait in send, no rank is in recv" in svg
     titles = [t.text for t in ET.fromstring(svg).iter(f"{SVG}title")]
     assert "rank 0: call #1 send → 1  [1] float32  template_collectives.py:41" in titles
     assert "rank 2 waits: a message from 2 to 0 that never gets on" in titles

@@ -104,7 +104,7 @@ def test_no_name_can_end_the_script_or_become_markup() -> None:
 
 def test_all_is_there_in_words_too() -> None:
     text = page(stuck_ring())
-    assert "0→1→2→0 all wait in send, nobody is in recv" in text
+    assert "0→1→2→0 all wait in send, no rank is in recv" in text
     assert "Rank 2 is sending to rank 0 (template_collectives.py:41)" in text
     assert text.count("<td>waiting</td>") == 3
     assert "call #1 send → 1  [1] float32  template_collectives.py:41" in text
