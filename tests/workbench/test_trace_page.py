@@ -190,7 +190,7 @@ def test_of_real_ranks_both_ways_are_named() -> None:
     text = page(run_of(call(1, "send", 0, 2, dst=1), call(1, "recv", 1, 4, src=0), []))
     assert "The busiest links of ranks, as a fraction of the time: " in text
     assert re.search(r"rank0\.out \d+%, rank1\.in \d+%, rank\d\.\w+ 0%", text)
-    assert "how many of the ranks&#x27; ways out and in are in use" in text
+    assert "the blue area is the fraction of all links in use" in text
 
 
 def test_very_many_ranks_are_counted_together() -> None:
