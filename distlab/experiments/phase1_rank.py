@@ -27,13 +27,13 @@ def hello(context: RankContext, unit: ModuleType, *, seed: int = 0) -> str:
     return f"rank {context.rank} of {context.world_size}: my samples are {first}, …"
 
 
-def pass_around(
+def ring_shift(
     context: RankContext, unit: ModuleType, *, seed: int = 0
 ) -> list[float]:
     """What this rank held, and what came from its left neighbor."""
     outgoing = torch.tensor([10.0 + context.rank])
     incoming = torch.zeros(1)
-    unit.pass_around(context.comm, outgoing, incoming)
+    unit.ring_shift(context.comm, outgoing, incoming)
     return [float(outgoing), float(incoming)]
 
 

@@ -143,9 +143,9 @@ def test_a_broken_catalogue_is_refused_with_a_sentence(
 def test_the_solution_itself_is_no_entry(broken: Broken) -> None:
     body = """
     if comm.rank == 0:
-        comm.send(box, dst=1)
+        comm.send(tensor, dst=1)
     elif comm.rank == 1:
-        comm.recv(box, src=0)
+        comm.recv(tensor, src=0)
     """
     assert "that is the solution itself" in broken(body=body)
 
@@ -159,13 +159,14 @@ def test_a_body_replaces_the_region_and_nothing_else() -> None:
         title="",
         clause="C1",
         body="\n  pass\n  return None\n",
-        signature="def exchange(comm, box):",
+        signature="def send_recv(comm, tensor):",
         helper="\nimport os\n",
     )
     begin, rest = solution.split("### BEGIN SOLUTION collectives.exchange", 1)
     _, end = rest.split("### END SOLUTION\n", 1)
     begin = begin.replace(
-        "def exchange(comm: Comm, box: Tensor) -> None:", "def exchange(comm, box):"
+        "def send_recv(comm: Comm, tensor: Tensor) -> None:",
+        "def send_recv(comm, tensor):",
     )
     expected = f"{begin}pass\n    return None\n{end}\n\nimport os\n"
     assert entry.applied_to(solution) == expected
