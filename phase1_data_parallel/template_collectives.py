@@ -109,7 +109,7 @@ def reduce_scatter(comm: Comm, output: Tensor, input: Tensor) -> None:
     Cost: n (n - 1) messages of S elements. Check: distlab check 1.14
     """
     # TODO(collectives.gather_scatter)
-    # chunk number r of the sum is for rank r: which rank needs which chunk of whom?
+    # chunk number r of the sum is for rank r: which rank needs it from which ranks?
     raise NotImplementedError("collectives.gather_scatter")
 
 

@@ -134,7 +134,7 @@ def reduce_scatter(comm: Comm, output: Tensor, input: Tensor) -> None:
     Cost: n (n - 1) messages of S elements. Check: distlab check 1.14
     """
     ### BEGIN SOLUTION collectives.gather_scatter
-    #| chunk number r of the sum is for rank r: which rank needs which chunk of whom?
+    #| chunk number r of the sum is for rank r: which rank needs it from which ranks?
     chunks = input.chunk(comm.world_size)
     received = torch.empty_like(output)
     output.copy_(chunks[comm.rank])
