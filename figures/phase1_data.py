@@ -62,8 +62,8 @@ def samples() -> str:
             "positions, the last two repeat samples 0 and 1, with a dashed border. "
             "Dropping: eight positions, samples 8 and 9 are crossed out. With "
             f"set_epoch the order of epoch 0 is {in_words[0]} and that of epoch 1 is "
-            f"{in_words[1]}: the samples change ranks. Without set_epoch epoch 1 is {in_words[0]} again: "
-            "every rank has the same samples as before."
+            f"{in_words[1]}: the samples change ranks. Without set_epoch epoch 1 "
+            f"is {in_words[0]} again: every rank has the same samples as before."
         ),
     )
     plain = list(range(SAMPLES))
