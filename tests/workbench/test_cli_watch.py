@@ -109,7 +109,7 @@ def test_saves_keys_and_the_next_task(course: Course, terminal: Terminal) -> Non
     said = terminal.until(READY)
     assert "1.1 NOT YET  line 1 is not Python" in said
     course.fill(FIRST, "comm.send(tensor, 1)")
-    assert "[nobody-receives]" in terminal.until(READY)
+    assert "[unmatched-send]" in terminal.until(READY)
 
     # gone, and back again
     course.template().unlink()
@@ -196,7 +196,7 @@ def test_what_passed_before_is_looked_at_again(course: Course) -> None:
         assert "1.2 not started" in terminal.until(READY)
         course.fill(FIRST, "comm.send(tensor, 1)")
         said = terminal.until("1.1 passed before, and fails now:(?s:.*)" + READY)
-        assert "[nobody-receives]" in said
+        assert "[unmatched-send]" in said
         assert course.progress()[FIRST]["fails_now"]
         course.fill(FIRST, EXCHANGE)
         terminal.until("1.1 PASS(?s:.*)" + READY)

@@ -209,13 +209,13 @@ def test_command_says_all_is_well(
 def test_command_names_survivors_and_wrong_names(
     run_on: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    survivor = replace(BY_ID["A01"], id="CO98", clause="C1", slug="nobody-sends")
-    misnamed = replace(BY_ID["CO01"], slug="nobody-sends")
+    survivor = replace(BY_ID["A01"], id="CO98", clause="C1", slug="unmatched-recv")
+    misnamed = replace(BY_ID["CO01"], slug="unmatched-recv")
     rejected = replace(BY_ID["CO02"], id="A99", clause="", slug="")
     run_on(survivor, misnamed, rejected)
     assert command.mutants() == 1
     out = capsys.readouterr().out
-    for word in ("SURVIVED", "MISNAMED", "REJECTED", "expected: C1 [nobody-sends]"):
+    for word in ("SURVIVED", "MISNAMED", "REJECTED", "expected: C1 [unmatched-recv]"):
         assert word in out
 
 
@@ -234,7 +234,7 @@ def test_command_gives_the_json_of_the_figures(
         "killed": True,
         "as_named": True,
         "clause": "C1",
-        "slug": "nobody-receives",
+        "slug": "unmatched-send",
     }
     assert accept["accepted"] is True
 
