@@ -143,7 +143,7 @@ def test_the_verdict_opens_the_hint(here: Course, capsys: Capture) -> None:
 
 def test_explain(capsys: Capture) -> None:
     explain("[ring-of-sends] ")
-    assert "Everyone sends first" in capsys.readouterr().out
+    assert "Every rank sends first" in capsys.readouterr().out
     explain()
     listed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in listed] == list(read_misconceptions())
@@ -253,7 +253,7 @@ def test_status_recalls_what_was_a_fortnight_ago(here: Course, capsys: Capture) 
     recap = capsys.readouterr().out.splitlines()[:3]
     assert recap[0].startswith("20 days ago you checked 1.1 rank 0 sends")
     assert recap[0].endswith("and it passed.")
-    assert recap[1] == "Next is 1.2: send right, receive left."
+    assert recap[1] == "Next is 1.2: send to the right, receive from the left."
     assert recap[2].startswith("The idea of collectives: what broadcast and all_reduce")
     for broken in ({"at": 3}, {"at": "then", "task": FIRST}, [], {"task": "gone"}):
         path = here.state / "progress.json"
