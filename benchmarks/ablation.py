@@ -36,7 +36,7 @@ EXCUSED: dict[tuple[str, str], str] = {
     ("sync_once.py", "expect_messages(run, 'the gradient is right"): _CHEATED,
     ("checkpoint.py", "_expect_tensors(run)"): _OUT_OF_TURN,
     ("broadcasts.py", "raise NotYetError(f'every rank has it after"): _CHEATED,
-    ("pairs.py", "expect_messages(run, \"rank 1's box is right"): _CHEATED,
+    ("pairs.py", "expect_messages(run, \"rank 1's tensor is right"): _CHEATED,
     ("data_loader_siblings.py", "return NotYetError("): _OF_A_LOADER,
     ("data_loader_siblings.py", "judge(impl, cluster)"): _OF_A_LOADER,
     ("ring_mistakes.py", "_expect_bounds(sums)"): _OF_3_1,

@@ -34,8 +34,9 @@ def lanes() -> str:
         desc=(
             "One file, train.py, is started four times. Each of the four processes "
             "has its own rank, from 0 to 3, and its own variable x with its own "
-            "value. Walls stand between the memories. The only opening is at the "
-            "bottom, where a message from rank 0 travels to rank 1."
+            "value. The four memories are separate. A "
+            "message from rank 0 to rank 1 is the only way to copy data between "
+            "them."
         ),
     )
     c.rect(290, 18, 180, 50, fill=PAPER, thick=2, round_=6)
@@ -62,32 +63,32 @@ def lanes() -> str:
     c.text(290, 324, "a copy", size=11.5)
     c.text(110, 366, "send", size=13, bold=True)
     c.text(290, 366, "recv", size=13, bold=True)
-    c.text(200, 388, "the only way through is a message", size=12.5)
+    c.text(200, 388, "only a message copies data", size=12.5)
     c.hatch(452, 360, 10, 30, color=INK)
-    c.text(474, 372, "a wall: no process can read", size=12, anchor="start")
-    c.text(474, 388, "or change another one's x", size=12, anchor="start")
-    c.text(380, 416, "nobody commands: all four run the same lines", size=12.5)
+    c.text(474, 372, "separate memories: no process", size=12, anchor="start")
+    c.text(474, 388, "reads or writes another's x", size=12, anchor="start")
+    c.text(380, 416, "no rank is special: all four run the same lines", size=12.5)
     return c.svg()
 
 
 def _handshake(c: Canvas) -> None:
-    c.text(124, 34, "1  a handshake", size=15, bold=True)
+    c.text(124, 34, "1  send meets recv", size=15, bold=True)
     for rank, x in enumerate((62, 158)):
         c.text(x, 66, f"rank {rank}", bold=True)
         c.line(x, 76, x, 300, color=GREY)
     c.hatch(54, 110, 16, 102)
-    c.text(76, 104, "send(box, 1)", size=10.5, mono=True, anchor="start")
-    c.text(76, 160, "waits", size=11.5, anchor="start")
+    c.text(76, 104, "send(t, 1)", size=10.5, mono=True, anchor="start")
+    c.text(76, 160, "blocked", size=11.5, anchor="start")
     c.rect(150, 198, 16, 16, fill=GREEN)
-    c.text(168, 190, "recv(box, 0)", size=10.5, mono=True, anchor="start")
+    c.text(168, 190, "recv(t, 0)", size=10.5, mono=True, anchor="start")
     c.arrow(70, 206, 149, 206, color=GREEN, thick=3)
     c.line(62, 243, 158, 243, color=GREEN, thick=2)
     c.text(172, 240, "both", size=11.5, anchor="start")
     c.text(172, 255, "return  ✓", size=11.5, anchor="start")
     c.text(24, 122, "time", size=11, color=GREY)
     c.arrow(24, 132, 24, 280, color=GREY, thick=1.5)
-    c.text(124, 330, "send comes back only when", size=12)
-    c.text(124, 347, "the other side has taken it", size=12)
+    c.text(124, 330, "send returns only when", size=12)
+    c.text(124, 347, "the other rank receives", size=12)
 
 
 def _triangle(x: float) -> list[tuple[float, float]]:
@@ -106,21 +107,21 @@ def _edges(
 
 
 def _cycle(c: Canvas) -> None:
-    c.text(380, 34, "2  everyone sends first", size=15, bold=True)
+    c.text(380, 34, "2  every rank sends first", size=15, bold=True)
     corners = _triangle(380)
     _edges(c, corners, RED, "7 4")
     for rank, (x, y) in enumerate(corners):
         c.circle(x, y, 26, fill=PAPER, stroke=RED)
         c.text(x, y - 2, f"rank {rank}", size=11, bold=True)
-        c.text(x, y + 13, "waits", size=11)
+        c.text(x, y + 13, "blocked", size=11)
     c.text(380, 190, "✗", size=30, color=RED, bold=True)
     c.text(380, 288, "send(right); recv(left)", size=11.5, mono=True)
-    c.text(380, 330, "three are in send, nobody is in", size=12)
-    c.text(380, 347, "recv: they wait forever", size=12)
+    c.text(380, 330, "all three are blocked in send,", size=12)
+    c.text(380, 347, "no rank is in recv: a deadlock", size=12)
 
 
 def _cured(c: Canvas) -> None:
-    c.text(640, 34, "3  give and take at once", size=15, bold=True)
+    c.text(640, 34, "3  send and recv at once", size=15, bold=True)
     corners = _triangle(640)
     _edges(c, corners, GREEN, "")
     for rank, (x, y) in enumerate(corners):
@@ -130,22 +131,22 @@ def _cured(c: Canvas) -> None:
     c.text(640, 190, "✓", size=30, color=GREEN, bold=True)
     c.text(640, 288, "sendrecv(…)", size=11.5, mono=True)
     c.text(640, 330, "every rank sends and receives", size=12)
-    c.text(640, 347, "in one call: nobody is stuck", size=12)
+    c.text(640, 347, "in one call: no deadlock", size=12)
 
 
 def handshake() -> str:
-    """A send meets its recv; a ring of sends; the same ring cured."""
+    """A send meets its recv; a ring of sends; the same ring with sendrecv."""
     c = Canvas(
         "handshake",
         770,
         370,
-        title="A send meets its receive, a ring of sends, and its cure",
+        title="A matched send, a ring of sends that deadlocks, and sendrecv",
         desc=(
-            "Left: rank 0 calls send and waits until rank 1 calls recv; then both "
+            "Left: rank 0 calls send and blocks until rank 1 calls recv; then both "
             "return. Middle, dashed and marked with a cross: ranks 0, 1 and 2 each "
-            "send to the next one, all three wait, nobody receives. Right, solid and "
-            "marked with a tick: each rank sends and receives in one call, and "
-            "nobody is stuck."
+            "send to the next rank; all three block. Right, solid and marked with a "
+            "tick: each rank sends and receives in one call, and "
+            "all ranks return."
         ),
     )
     _handshake(c)
@@ -174,8 +175,8 @@ def family() -> str:
         desc=(
             "Ranks 0 to 3 begin with 1, 2, 3 and 4. Broadcast from rank 2 leaves 3, "
             "3, 3, 3. Reduce to rank 0 leaves 10 on rank 0 and the others unchanged. "
-            "All-reduce leaves 10 on every rank. A heavy border marks a value that "
-            "was changed."
+            "All-reduce leaves 10 on every rank. A heavy border marks a changed "
+            "value."
         ),
     )
     start = [(str(k + 1), RANK_COLOURS[k]) for k in range(4)]
@@ -183,7 +184,7 @@ def family() -> str:
     rows = [
         ("broadcast", "from rank 2", [("3*", PURPLE)] * 2 + [start[2], ("3*", PURPLE)]),
         ("reduce", "sum at rank 0", [total, *start[1:]]),
-        ("all-reduce", "sum everywhere", [total] * 4),
+        ("all-reduce", "sum on all ranks", [total] * 4),
     ]
     c.text(278, 34, "before", size=14, bold=True)
     c.text(618, 34, "after", size=14, bold=True)
@@ -209,17 +210,17 @@ def _digest(c: Canvas, x: float, y: float, text: str, fill: str) -> None:
 
 
 def step() -> str:
-    """One training step in four lanes, with digests."""
+    """One training step of four ranks, with digests."""
     c = Canvas(
         "step",
         800,
         400,
         title="One training step on four ranks, with a digest at each stage",
         desc=(
-            "Four lanes, one per rank. All four begin with weights of digest 7f3a. "
-            "Each takes different samples and so gets a different gradient: 91c0, "
-            "e2d4, 08bb, 5d17. A box across all lanes averages the gradients; after "
-            "it every lane holds gradient b6e2. Each lane takes its own optimizer "
+            "Four rows, one per rank. All four ranks start with weights of digest "
+            "7f3a. Each rank has different samples and so a different gradient: "
+            "91c0, e2d4, 08bb, 5d17. A frame across all rows averages the gradients; "
+            "after it every rank has gradient b6e2. Each rank takes its own optimizer "
             "step, and all four end with weights of digest c41d."
         ),
     )
@@ -255,13 +256,13 @@ def step() -> str:
     c.text(
         24,
         352,
-        "the only messages of the step are those of the average;",
+        "the average is the only communication of the step;",
         anchor="start",
     )
     c.text(
         24,
         374,
-        "equal weights in and equal gradients in: equal weights out",
+        "equal weights and equal gradients give equal weights",
         anchor="start",
     )
     c.text(24, 391, "(digests are illustrative)", size=10.5, color=GREY, anchor="start")
@@ -277,8 +278,8 @@ def mean() -> str:
         title="Two gradients, 2 and 6, on a number line: their mean and their sum",
         desc=(
             "A number line from 0 to 9. Rank 0's gradient is 2, a circle; rank 1's is "
-            "6, a circle. Their mean 4, a filled diamond, is what one process "
-            "gets from the whole batch. Their sum 8, a square with a cross, "
+            "6, a circle. Their mean 4, a filled diamond, is the gradient of "
+            "a single process on the full batch. Their sum 8, a square with a cross, "
             "is twice as far."
         ),
     )
@@ -300,17 +301,15 @@ def mean() -> str:
     )
     c.line(x, 132, x, 106, color=GREEN, thick=2)
     c.text(x, 78, "mean: (2 + 6) / 2 = 4  ✓", size=14, bold=True)
-    c.text(x, 97, "one process, whole batch", size=11.5)
+    c.text(x, 97, "single process, full batch", size=11.5)
     x = at(8)
     c.rect(x - 11, 139, 22, 22, fill=PAPER, stroke=RED, thick=2)
     c.line(x - 11, 139, x + 11, 161, color=RED, thick=2)
     c.line(x - 11, 161, x + 11, 139, color=RED, thick=2)
     c.line(x, 135, x, 106, color=RED, thick=2, dash="5 3")
     c.text(x, 78, "sum: 2 + 6 = 8  ✗", size=14, bold=True)
-    c.text(x, 97, "never divided: 2 × too far", size=11.5)
-    c.text(
-        380, 36, "the same step, four candidates for the gradient", size=15, bold=True
-    )
+    c.text(x, 97, "not divided: 2 × too large", size=11.5)
+    c.text(380, 36, "one step, four candidates for the gradient", size=15, bold=True)
     return c.svg()
 
 

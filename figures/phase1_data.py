@@ -58,17 +58,17 @@ def samples() -> str:
         456,
         title="Ten samples on four ranks: padding, dropping, and two shuffled epochs",
         desc=(
-            "Places go to ranks 0, 1, 2, 3, 0, 1 and so on. Padding: twelve places, "
-            "the last two hold samples 0 and 1 again, with a dashed border. Dropping: "
-            "eight places, samples 8 and 9 are crossed out. With set_epoch the order "
-            f"of epoch 0 is {in_words[0]} and that of epoch 1 is {in_words[1]}: the "
-            f"samples change ranks. Without set_epoch epoch 1 is {in_words[0]} again: "
-            "every rank meets the samples it had before."
+            "Positions go to ranks 0, 1, 2, 3, 0, 1 and so on. Padding: twelve "
+            "positions, the last two repeat samples 0 and 1, with a dashed border. "
+            "Dropping: eight positions, samples 8 and 9 are crossed out. With "
+            f"set_epoch the order of epoch 0 is {in_words[0]} and that of epoch 1 is "
+            f"{in_words[1]}: the samples change ranks. Without set_epoch epoch 1 "
+            f"is {in_words[0]} again: every rank has the same samples as before."
         ),
     )
     plain = list(range(SAMPLES))
-    _row(c, 20, "padding", "3 each: two are given out again", plain, 12)
-    _row(c, 78, "dropping", "2 each: two are nobody's", plain, 8)
+    _row(c, 20, "padding", "3 per rank, 2 samples repeated", plain, 12)
+    _row(c, 78, "dropping", "2 per rank, 2 samples dropped", plain, 8)
     c.line(20, 136, 780, 136, color=GREY)
     c.text(20, 160, "with set_epoch", size=13, bold=True, anchor="start", color=INK)
     for epoch, order in enumerate(orders):
@@ -77,13 +77,13 @@ def samples() -> str:
     c.line(20, 290, 780, 290, color=GREY)
     c.text(20, 314, "without set_epoch", size=13, bold=True, anchor="start")
     for epoch in range(2):
-        what = "the same again" if epoch else "an order like any other"
+        what = "the same order again" if epoch else "a shuffled order"
         _row(c, 326 + 52 * epoch, f"epoch {epoch}", what, orders[0], 12)
     c.text(
         20,
         446,
-        "dashed border: given out again; the shuffle is the same on every rank, and "
-        "each takes every fourth place of it",
+        "dashed border: repeated; the shuffle is the same on every rank, and "
+        "each rank takes every fourth position",
         size=11,
         anchor="start",
     )

@@ -8,7 +8,7 @@ from figures.draw import GREEN, GREY, INK, PALE, PAPER, Canvas, write
 from figures.phase1 import FOLDER, RANK_COLOURS
 
 Cell = tuple[str, str] | None
-"""What stands in one place of a rank's memory, and its color; None is nothing."""
+"""The label and color of one chunk of a rank's memory; None is undefined."""
 Memory = Callable[[int, int], Cell]
 """The cell of (rank, chunk)."""
 
@@ -49,19 +49,19 @@ PANELS: list[tuple[str, str, Memory, Memory]] = [
     ),
     (
         "scatter",
-        "rank 1 gives each its chunk",
+        "chunk r of rank 1 to rank r",
         _only(_own, lambda rank, _: rank == 1),
         _only(_as_rank(1, _own), _mine),
     ),
     (
         "gather",
-        "rank 1 takes one from each",
+        "one chunk per rank to rank 1",
         _only(_of_chunk, _mine),
         _only(_of_chunk, lambda rank, _: rank == 1),
     ),
-    ("reduce_scatter", "of the sum, each its chunk", _own, _only(_sum, _mine)),
-    ("all_gather", "one from each, for all", _only(_of_chunk, _mine), _of_chunk),
-    ("all_reduce", "the two above in turn", _own, _sum),
+    ("reduce_scatter", "chunk r of the sum to rank r", _own, _only(_sum, _mine)),
+    ("all_gather", "one chunk per rank, to all", _only(_of_chunk, _mine), _of_chunk),
+    ("all_reduce", "both above, one after the other", _own, _sum),
 ]
 
 
@@ -86,17 +86,16 @@ def family_of_six() -> str:
         440,
         title="Six collectives on four ranks, before and after",
         desc=(
-            "Each rank is a square with four places, one per chunk. Left column, with "
-            "one special rank, 1: broadcast copies its four chunks to all; scatter "
-            "gives chunk r to rank r; gather collects one chunk of each rank on rank "
-            "1. Right column, all ranks alike: reduce_scatter leaves chunk r of the "
-            "sum on rank r; all_gather gives all ranks everybody's chunk; all_reduce "
-            "leaves the whole sum on all ranks, which is what the two above do in "
-            "turn."
+            "Each rank is a column of four chunks. Left, with root rank 1: broadcast "
+            "copies its four chunks to all ranks; scatter sends chunk r to rank r; "
+            "gather collects one chunk of each rank on rank 1. Right, without a root: "
+            "reduce_scatter leaves chunk r of the sum on rank r; all_gather leaves "
+            "the chunks of all ranks on every rank; all_reduce leaves the full sum on "
+            "all ranks, which equals reduce_scatter and then all_gather."
         ),
     )
-    c.text(200, 30, "one rank is special", size=14, bold=True)
-    c.text(600, 30, "all ranks alike", size=14, bold=True)
+    c.text(200, 30, "with a root (rank 1)", size=14, bold=True)
+    c.text(600, 30, "without a root", size=14, bold=True)
     c.line(400, 18, 400, 400, color=PALE)
     for number, (name, what, before, after) in enumerate(PANELS):
         x, y = 14 + 400 * (number // 3), 78 + 122 * (number % 3)
@@ -112,7 +111,7 @@ def family_of_six() -> str:
         400,
         426,
         "a2: chunk 2 of rank 0 (a to d are ranks 0 to 3) · "
-        "Σ2: chunk 2 of the sum · empty: anything",
+        "Σ2: chunk 2 of the sum · empty: undefined",
         size=11.5,
     )
     return c.svg()
@@ -121,7 +120,7 @@ def family_of_six() -> str:
 def _lanes(
     c: Canvas, left: float, title: str, rounds: list[list[tuple[int, int]]]
 ) -> None:
-    """Draw eight lanes; a lane is filled from the round in which its rank has it."""
+    """Draw eight rows, filled from the round in which the rank has the tensor."""
     c.text(left + 175, 34, title, size=15, bold=True)
     reached = {0: 0}
     for number, messages in enumerate(rounds, 1):
@@ -148,17 +147,17 @@ def star_and_tree() -> str:
         390,
         title="A broadcast to eight ranks as a star and as a tree",
         desc=(
-            "Two diagrams with a lane per rank, 0 to 7, and rounds from left to "
+            "Two diagrams with a row per rank, 0 to 7, and rounds from left to "
             "right. Left, a star: rank 0 sends one message in each of seven rounds. "
             "Right, a tree: 0 to 1 in round one; 0 to 2 and 1 to 3 in round two; 0 "
-            "to 4, 1 to 5, 2 to 6 and 3 to 7 in round three, and all have it. Both "
-            "take seven messages."
+            "to 4, 1 to 5, 2 to 6 and 3 to 7 in round three. Both take "
+            "seven messages."
         ),
     )
     star = [[(0, dst)] for dst in range(1, 8)]
     tree = [[(r, r + reach) for r in range(reach)] for reach in (1, 2, 4)]
     _lanes(c, 12, "star: rank 0 sends every copy", star)
-    _lanes(c, 412, "tree: all who have it help", tree)
+    _lanes(c, 412, "tree: receivers forward it", tree)
     c.line(400, 20, 400, 345, color=PALE)
     c.text(200, 368, "7 messages, 7 rounds", size=13)
     c.text(600, 368, "7 messages, 3 rounds", size=13)

@@ -1,7 +1,7 @@
 """The two pictures of the README, from runs made here; `python -m figures.readme`.
 
 Nothing in them is typed by hand: the autopsy is the grader's verdict on a wrong
-`pass_around`, the timeline is the journal of four ranks of which one leaves early.
+`ring_shift`, the timeline is the journal of four ranks of which one leaves early.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""Collectives by hand: what broadcast and all_reduce do, from send and recv alone.
+"""Collectives by hand: broadcast and all_reduce from send and recv alone.
 
 Guide: phase1_data_parallel/guide/collectives.md.
 Source: the MPI standard for the names; torch.distributed for the in-place form.
 Symbols: n = comm.world_size; every function runs on all n ranks at the same time.
-Cost: counted in messages, because on one machine a message costs more than its bytes.
+Cost: counted in messages, because on one machine the latency of a message dominates.
 
-`comm` here has no collectives of its own, only these. None of them gives you a tensor:
-what arrives is in the tensor that you hand in.
+`comm` has point-to-point calls only in this file. No call returns a tensor: a message
+is written into the tensor that you pass to recv (the receive buffer).
 
     comm.rank   comm.world_size
     comm.send(tensor, dst)             comm.recv(tensor, src)
-    comm.sendrecv(send_tensor, dst, recv_tensor, src)         both at once
+    comm.sendrecv(send_tensor, dst, recv_tensor, src)         both at the same time
     work = comm.isend(tensor, dst)     work = comm.irecv(tensor, src)
-    work.wait()                        the last two return at once; wait for them later
+    work.wait()                        isend and irecv return at once; wait() blocks
 
-`send` returns when the other side is receiving, not earlier: it is a handshake.
+`send` is a blocking call: it returns when rank dst receives the message.
 """
 
 from __future__ import annotations
@@ -25,71 +25,71 @@ from torch import Tensor
 from distlab.comm import Comm
 
 
-def exchange(comm: Comm, box: Tensor) -> None:
-    """Copy rank 0's box into rank 1's box, in place. Other ranks do nothing.
+def send_recv(comm: Comm, tensor: Tensor) -> None:
+    """Copy rank 0's tensor into rank 1's tensor, in place. Other ranks do nothing.
 
-    C1 rank 1's box equals rank 0's   C2 nobody else sends or receives
+    C1 rank 1's tensor equals rank 0's   C2 no other rank sends or receives
     In torch.distributed: dist.send(tensor, dst), dist.recv(tensor, src)
     Cost: 1 message. Check: distlab check 1.1
     """
     # TODO(collectives.exchange)
-    # two branches on comm.rank, one call each:
+    # two branches on comm.rank, with one call each:
     # comm.send(tensor, dst) and comm.recv(tensor, src)
     raise NotImplementedError("collectives.exchange")
 
 
-def pass_around(comm: Comm, outgoing: Tensor, incoming: Tensor) -> None:
-    """Give `outgoing` to the right neighbor, take the left one's into `incoming`.
+def ring_shift(comm: Comm, outgoing: Tensor, incoming: Tensor) -> None:
+    """Send `outgoing` to the right neighbor, receive the left one's into `incoming`.
 
-    The ranks stand in a circle: right of rank r is r + 1, right of the last is 0.
+    The ranks form a ring: the right neighbor of rank r is r + 1, that of the last is 0.
 
-    C1 incoming holds the left neighbor's outgoing; outgoing is as it was
+    C1 incoming equals the left neighbor's outgoing; outgoing is not modified
     C2 every rank sends exactly one message
-    In torch.distributed: dist.batch_isend_irecv; MPI calls it sendrecv
+    In torch.distributed: dist.batch_isend_irecv; in MPI: MPI_Sendrecv
     Example: n = 3, outgoing 10, 11, 12 → incoming 12, 10, 11
     Cost: n messages, one per rank. Check: distlab check 1.2
     """
     # TODO(collectives.pass_around)
-    # first try the obvious: send to the right, then receive from the left.
-    # save it, look at what happens, then cure it
+    # first write the obvious version: send to the right, then receive from the left.
+    # save the file, read the verdict, then correct it
     raise NotImplementedError("collectives.pass_around")
 
 
 def broadcast(comm: Comm, tensor: Tensor, src: int) -> None:
     """Make every rank's `tensor` equal to that of rank `src`, in place.
 
-    C1 the value of rank src is on all ranks, for any src   C2 n - 1 messages in all
+    C1 every rank's tensor equals that of rank src, for any src   C2 n - 1 messages
     In torch.distributed: dist.broadcast(tensor, src)
     Example: n = 3, src = 1, tensors 5, 6, 7 → 6, 6, 6
     Cost: n - 1 messages. Check: distlab check 1.3
     """
     # TODO(collectives.broadcast)
-    # who sends to whom? who only receives?
+    # which rank sends, and to which ranks? which ranks only receive?
     raise NotImplementedError("collectives.broadcast")
 
 
 def all_reduce(comm: Comm, tensor: Tensor) -> None:
     """Replace every rank's `tensor` by the sum over all ranks, in place.
 
-    C1 every rank has the sum, and the very same bits   C2 in the caller's own tensor
+    C1 every rank has the sum, bit for bit the same   C2 in the caller's tensor
     In torch.distributed: dist.all_reduce(tensor)
     Example: n = 3, tensors 1, 2, 3 → 6, 6, 6
-    Cost: 2(n - 1) messages, all of them through one rank. Check: distlab check 1.4
+    Cost: 2(n - 1) messages, all of them to or from one rank. Check: distlab check 1.4
     """
     # TODO(collectives.all_reduce)
-    # one rank adds everything up; then everybody gets the result
-    # (you have written the second half already)
+    # one rank adds all tensors; then every rank gets the result
+    # (your broadcast does the second half)
     raise NotImplementedError("collectives.all_reduce")
 
 
 def all_gather(comm: Comm, output: Tensor, input: Tensor) -> None:
-    """Collect every rank's `input` on every rank, in `output`, in place.
+    """Gather every rank's `input` into `output`, on every rank, in place.
 
     Given: `input` has S elements, `output` n · S; both have one dimension.
 
-    all_gather      C1 output is the inputs of rank 0, 1, … n - 1, one after another
+    all_gather      C1 output is the inputs of rank 0, 1, … n - 1, concatenated
     reduce_scatter  C2 output is chunk number `rank` of the sum of all inputs
-    both            C3 the caller's input is as it was
+    both            C3 input is not modified
     In torch.distributed: dist.all_gather_into_tensor(output, input)
     Example: n = 3, inputs 5, 6, 7 → 5 6 7 on every rank
     Cost: n (n - 1) messages of S elements. Check: distlab check 1.14
@@ -100,7 +100,7 @@ def all_gather(comm: Comm, output: Tensor, input: Tensor) -> None:
 
 
 def reduce_scatter(comm: Comm, output: Tensor, input: Tensor) -> None:
-    """Sum all ranks' `input` and give each rank one chunk of it, in `output`.
+    """Sum all ranks' `input`; write chunk number `rank` of the sum into `output`.
 
     Given: `output` has S elements, `input` n · S; both have one dimension.
 
@@ -109,19 +109,19 @@ def reduce_scatter(comm: Comm, output: Tensor, input: Tensor) -> None:
     Cost: n (n - 1) messages of S elements. Check: distlab check 1.14
     """
     # TODO(collectives.gather_scatter)
-    # chunk number r of the sum is for rank r: who needs which chunk from whom?
+    # chunk number r of the sum is for rank r: which rank needs it from which ranks?
     raise NotImplementedError("collectives.gather_scatter")
 
 
 def tree_broadcast(comm: Comm, tensor: Tensor, src: int) -> None:
-    """Make every rank's `tensor` that of rank `src`, in place; all who have it help.
+    """Broadcast from rank `src`, in place, along a tree: receivers forward the tensor.
 
-    C1 the value of rank src is on all ranks, for any src   C2 n - 1 messages in all
-    C3 after ⌈log2 n⌉ rounds; in a round each rank sends or receives one message
-    In torch.distributed: dist.broadcast(tensor, src), which has a tree inside, too
+    C1 every rank's tensor equals that of rank src, for any src   C2 n - 1 messages
+    C3 ⌈log2 n⌉ rounds; in a round each rank sends or receives one message
+    In torch.distributed: dist.broadcast(tensor, src), which may use a tree inside
     Example: n = 4, src = 0: 0 → 1 in round one; 0 → 2 and 1 → 3 in round two
     Cost: n - 1 messages, ⌈log2 n⌉ of them one after another. Check: distlab check 1.17
     """
     # TODO(collectives.tree_broadcast)
-    # in every round all who have the tensor pass it on to one who does not
+    # in every round each rank that has the tensor sends it to a rank that has not
     raise NotImplementedError("collectives.tree_broadcast")

@@ -1,9 +1,9 @@
-"""Who reads which samples: the ranks share one data set without a single message.
+"""Distributed data loading: which rank reads which samples, without any message.
 
 Guide: phase1_data_parallel/guide/data_loader.md.
 Source: Li et al., PyTorch Distributed (arXiv 2006.15704), section 2; torch.utils.data.
 Symbols: N = num_samples, n = world_size, G = global_batch_size.
-Cost: no communication. Every rank works out the same plan and takes its own part.
+Cost: no communication. Every rank computes the same order and takes its own shard.
 
     one shuffle, the same on every rank      7 2 9 4 1 8 0 3 6 5
     sampler   rank 0 of 2                    7   9   1   0   6
@@ -11,9 +11,9 @@ Cost: no communication. Every rank works out the same plan and takes its own par
     loader, G = 4, rank 0 of 2               7   9 | 1   0 | 6
                    rank 1 of 2                 2   4 | 8   3 | 5
 
-The sampler gives every rank equally many samples. The loader cuts the shuffle into
-global batches first, and shares out each of them: step by step the ranks together see
-what one process would see.
+The sampler gives every rank the same number of samples. The loader splits the shuffle
+into global batches first, and then shards each batch: in every step the ranks together
+have the batch of the single-process baseline.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 def shard_indices(
     num_samples: int, rank: int, world_size: int, drop_last: bool = False
 ) -> list[int]:
-    """The numbers of the samples that are rank `rank`'s: some of 0 … num_samples - 1.
+    """The indices of rank `rank`'s samples, out of 0 … num_samples - 1.
 
-    Where the samples cannot be shared out equally, some are given out again (padding)
-    or, with `drop_last`, some are given to nobody (dropping): as few as possible.
+    If num_samples is no multiple of world_size, some samples are repeated (padding) or,
+    with `drop_last`, some samples are on no rank (dropping): as few as possible.
 
-    C1 equally many on every rank
-    C2 padding: every sample, the repeats spread evenly; dropping: no sample twice
+    C1 the same number of samples on every rank
+    C2 padding: every sample, repeats spread evenly; dropping: no sample twice
     In torch.distributed: torch.utils.data.distributed.DistributedSampler, inside
     Example: 5 samples, 2 ranks → 0 2 4 and 1 3 0; with drop_last 0 2 and 1 3
     Cost: none. Check: distlab check 1.8
     """
     # TODO(data_loader.shard_indices)
-    # how many does every rank get? try 5 samples on 2 ranks, and 3 samples on 8
+    # how many samples per rank? try 5 samples on 2 ranks, and 3 samples on 8 ranks
     raise NotImplementedError("data_loader.shard_indices")
 
 
 class DistributedSampler(Sampler[int]):
-    """One rank's samples in the order of this epoch's shuffle; made for DataLoader.
+    """One rank's samples in the order of this epoch's shuffle; for a DataLoader.
 
     All ranks construct it with the same arguments, except `rank`.
 
-    C1 the ranks share one shuffle as in 1.8; another epoch or seed, another shuffle
-    C2 len() tells what iterating gives; everybody else's random numbers stay the same
+    C1 all ranks shard one shuffle as in 1.8; epoch and seed change the shuffle
+    C2 len() is the number of samples; the global random state is not modified
     In torch.distributed: torch.utils.data.distributed.DistributedSampler
     Cost: none. Check: distlab check 1.9
     """
@@ -74,45 +74,45 @@ class DistributedSampler(Sampler[int]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """From here on, the order of `epoch`; to be called before each epoch."""
+        """Use the order of `epoch` from now on; call it before each epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        """How many samples this rank gets in an epoch."""
+        """The number of this rank's samples in an epoch."""
         # TODO(data_loader.sampler)
-        # of this rank, not of the data set
+        # the samples of this rank, not of the data set
         raise NotImplementedError("data_loader.sampler")
 
     def __iter__(self) -> Iterator[int]:
-        """The numbers of this rank's samples, one after another."""
+        """Yield the indices of this rank's samples."""
         # TODO(data_loader.sampler)
-        # one order of all samples, the same on every rank; then this rank's part of it
-        # torch.randperm(n, generator=g) shuffles with the random numbers of
-        # g = torch.Generator(), after g.manual_seed(...)
+        # one order of all samples, the same on every rank; then this rank's shard
+        # torch.randperm(n, generator=g) draws a shuffle from g = torch.Generator(),
+        # after g.manual_seed(...)
         raise NotImplementedError("data_loader.sampler")
 
     def _shard(self) -> list[int]:
-        """The places in the order that are this rank's."""
+        """The positions in the order that belong to this rank."""
         return shard_indices(
             self.num_samples, self.rank, self.world_size, self.drop_last
         )
 
 
 class DistributedDataLoader:
-    """One rank's part of each global batch: the ranks together do one process's epoch.
+    """One rank's shard of each global batch, as in an epoch of a single process.
 
     All ranks construct it with the same arguments, except `rank`. Each step has one
     global batch of `global_batch_size` samples; the last of an epoch may be smaller. A
-    rank for which nothing is left of it gets a batch without samples.
+    rank gets a batch without samples if its shard of the last global batch is empty.
 
-    1.10 C1 in every step the ranks together have one process's batch, in parts that
-            differ by one sample at most
+    1.10 C1 in every step the ranks together have the global batch of a single process;
+            the shard sizes differ by at most one
          C2 no two data workers draw the same random numbers, on any rank, in any epoch;
-            the same run again draws the same ones again; with another seed each
-            worker draws others
-    1.15 C1 a loader that takes over the state goes on with the very next sample
-         C2 the state is a snapshot of plain numbers; that of another run is refused
-         C3 it also fits another number of ranks: rank and world size are not in it
+            a second run with the same seed draws the same numbers; another seed
+            changes the numbers of every worker
+    1.15 C1 a loader that loads the state continues with the next sample
+         C2 the state is a snapshot of plain numbers; a state of another run is refused
+         C3 the state fits any number of ranks: it has no rank and no world size
     In torch.distributed: DataLoader with DistributedSampler; torchdata's
     StatefulDataLoader for the state
     Cost: none. Check: distlab check 1.10, distlab check 1.15
@@ -134,20 +134,20 @@ class DistributedDataLoader:
         self.rank, self.world_size = rank, world_size
         self.shuffle, self.seed, self.num_workers = shuffle, seed, num_workers
         self.epoch = 0
-        self.num_delivered = 0  # batches of this epoch that iterating has given out
-        self._is_over = False  # this loader's own loop has ended: no part of a state
+        self.num_delivered = 0  # batches of this epoch that iterating has returned
+        self._is_over = False  # this loader's loop has ended; not part of the state
 
     def set_epoch(self, epoch: int) -> None:
-        """From here on, the order of `epoch`; a new one begins at its beginning."""
+        """Use the order of `epoch`; a new epoch starts at its first batch."""
         if epoch != self.epoch:
             self.epoch, self.num_delivered = epoch, 0
 
     def __len__(self) -> int:
-        """How many steps an epoch has: the same on every rank."""
+        """The number of steps of an epoch: the same on every rank."""
         return math.ceil(self.num_samples / self.global_batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        """The batches of this epoch still to come; once it is over, all anew."""
+        """The remaining batches of this epoch; after its end, all batches again."""
         if self._is_over and self.num_delivered == len(self):
             self.num_delivered = 0
         self._is_over = False
@@ -158,67 +158,67 @@ class DistributedDataLoader:
             num_workers=self.num_workers,
             collate_fn=self._collate,
             worker_init_fn=self._start_worker,
-            # Data workers start with a number drawn from it: not from the global one.
+            # Data workers get a base seed from it, not from the global generator.
             generator=torch.Generator(),
         )
         for batch in loader:
-            # Counted when it is handed out: the workers read ahead.
+            # Counted when it is returned, not when it is loaded: workers prefetch.
             self.num_delivered += 1
             yield batch
-        # Not yet back to 0: a state that is taken now says that nothing is left.
+        # Not yet back to 0: a state that is saved now says that no batch is left.
         self._is_over = True
 
     def batches(self) -> list[list[int]]:
-        """The numbers of this rank's samples in this epoch, one list for each step."""
+        """The indices of this rank's samples in this epoch, one list per step."""
         # TODO(data_loader.loader)
         # self._order() is the shuffle of this epoch, the same on every rank:
-        # first cut it into global batches, then share out each of them
+        # split it into global batches, then shard each global batch
         raise NotImplementedError("data_loader.loader")
 
     def worker_seed(self, worker: int) -> int:
         """The seed for data worker `worker` (0 … num_workers - 1) of this rank.
 
-        torch keeps the lowest 32 bits of a seed only: it is by these that the seeds of
-        a run must differ. Tried with up to 128 ranks, 40 workers and 200 epochs.
+        torch uses only the lowest 32 bits of a seed, so the seeds of a run must differ
+        in these bits. Tried with up to 128 ranks, 40 workers and 200 epochs.
         """
         # TODO(data_loader.loader)
-        # on what must it depend, so that no two workers anywhere share it?
+        # what must the seed depend on, so that no two workers of a run share it?
         raise NotImplementedError("data_loader.loader")
 
     def state_dict(self) -> dict[str, Any]:
-        """How far this epoch is, and what the order depends on; for json or a file.
+        """The position in this epoch, and what the order depends on; fit for json.
 
-        Taken after the last batch it says that nothing is left of this epoch.
+        A state saved after the last batch says that no batch of this epoch is left.
         """
         # TODO(data_loader.resume)
-        # what must a loader in a new process know to go on with the very next sample?
-        # and what must be the same there, or the numbers mean something else?
+        # what must a loader in a new process know to continue with the next sample?
+        # and which settings must be equal there, or the position is meaningless?
         raise NotImplementedError("data_loader.resume")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where the loader that gave `state` was.
+        """Continue where the loader that saved `state` was.
 
         Raises:
-            ValueError: its order was another: other data, batch size, shuffle or seed.
-                This loader is then as it was before.
+            ValueError: its data size, batch size, shuffle or seed differs. This loader
+                is then unchanged.
         """
         # TODO(data_loader.resume)
-        # take over what tells how far it is; refuse what does not fit
+        # compare the settings and refuse a state that differs; then load the position
         raise NotImplementedError("data_loader.resume")
 
     def _order(self) -> list[int]:
         """All samples in the order of this epoch."""
-        everything = DistributedSampler(
+        sampler = DistributedSampler(
             self.num_samples, 0, 1, shuffle=self.shuffle, seed=self.seed
         )
-        everything.set_epoch(self.epoch)
-        return list(everything)
+        sampler.set_epoch(self.epoch)
+        return list(sampler)
 
     def _collate(self, samples: list[Any]) -> tuple[Tensor, ...]:
-        """Samples as one batch; a batch without samples has the usual shapes, too."""
+        """Stack samples to a batch; an empty batch keeps the shape of a sample."""
         is_empty = not samples
         samples = [self.dataset[0]] if is_empty else samples
-        # An item may be a tuple, or a tensor alone: then the batch has one column.
+        # An item is a tuple, or a single tensor: then the batch has one column.
         rows = [row if isinstance(row, tuple | list) else (row,) for row in samples]
         columns = [
             torch.stack([torch.as_tensor(value) for value in column])
@@ -227,8 +227,8 @@ class DistributedDataLoader:
         return tuple(column[:0] if is_empty else column for column in columns)
 
     def _start_worker(self, worker: int) -> None:
-        """In a new data worker: its own random numbers, whoever draws them."""
+        """In a new data worker: seed torch, Python's random and numpy."""
         seed = self.worker_seed(worker)
         torch.manual_seed(seed)
         random.seed(seed)
-        np.random.seed(seed % 2**32)  # as large as numpy takes them
+        np.random.seed(seed % 2**32)  # numpy takes 32 bits

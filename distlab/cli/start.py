@@ -127,8 +127,8 @@ class Tour:
             ).require_finished()
             say(
                 "",
-                "The rank is the only thing that differs. Nobody is in command, and no",
-                "memory is shared: what one knows, another learns from a message.",
+                "The rank is the only thing that differs. No rank is the main process.",
+                "No memory is shared: data moves between ranks in messages only.",
                 "",
             )
             again = ask(
@@ -181,11 +181,11 @@ class Tour:
 
         title("4/5  predict, then run")
         say(
-            "In every step the 4 ranks average their gradients. Delete that line, and",
-            "each follows its own quarter of the batch.",
+            "In every step the 4 ranks average their gradients. Without that line each",
+            "rank trains on its own quarter of the batch.",
             "",
-            "The accuracy on digits that nobody has seen will",
-            "    a   collapse     b   hardly change",
+            "The accuracy on held-out digits will",
+            "    a   drop to guessing (0.1)     b   stay above 0.9",
             "",
         )
         self.predict("start.accuracy", "ab")
@@ -205,9 +205,9 @@ class Tour:
         spread = max(found) - min(found)
         say(
             "",
-            f"Accuracy hardly sees it: {spread:.3f} between best and worst. The",
-            "weights do. Without messages there are 4 models. With sums there is one,",
-            f"but not the right one: a weight is off by {off:.2f}.",
+            f"Accuracy is no reliable witness: {spread:.3f} between best and worst,",
+            "and a wrong run may be the best. The weights differ clearly: without",
+            f"messages there are 4 models; with sums a weight is off by {off:.2f}.",
             "So this course never grades you by accuracy.",
             "",
         )

@@ -27,20 +27,16 @@ def hello(context: RankContext, unit: ModuleType, *, seed: int = 0) -> str:
     return f"rank {context.rank} of {context.world_size}: my samples are {first}, …"
 
 
-def pass_around(
-    context: RankContext, unit: ModuleType, *, seed: int = 0
-) -> list[float]:
+def ring_shift(context: RankContext, unit: ModuleType, *, seed: int = 0) -> list[float]:
     """What this rank held, and what came from its left neighbor."""
     outgoing = torch.tensor([10.0 + context.rank])
     incoming = torch.zeros(1)
-    unit.pass_around(context.comm, outgoing, incoming)
+    unit.ring_shift(context.comm, outgoing, incoming)
     return [float(outgoing), float(incoming)]
 
 
-def pass_around_naively(
-    context: RankContext, unit: ModuleType, *, seed: int = 0
-) -> None:
-    """The broken twin: everybody sends first, and nobody is there to receive."""
+def ring_of_sends(context: RankContext, unit: ModuleType, *, seed: int = 0) -> None:
+    """A deadlock: every rank sends first, so no rank receives."""
     comm = context.comm
     outgoing, incoming = torch.ones(1), torch.zeros(1)
     comm.send(outgoing, (comm.rank + 1) % comm.world_size)

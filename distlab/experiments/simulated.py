@@ -156,7 +156,7 @@ class Arguments:
 FILLED: dict[str, Callable[[Arguments], Any]] = {
     "comm": Arguments.comm,
     "context": Arguments.context,
-    **dict.fromkeys(("tensor", "input", "box", "outgoing"), Arguments.own),
+    **dict.fromkeys(("tensor", "input", "outgoing"), Arguments.own),
     **dict.fromkeys(("output", "incoming"), Arguments.room),
     **dict.fromkeys(("src", "dst", "root"), Arguments.root),
     "num_samples": Arguments.number,

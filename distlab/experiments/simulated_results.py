@@ -53,7 +53,7 @@ def left_behind(arguments: dict[str, Any], returned: Any) -> list[Tensor]:
     """What a call has written into; or returned, if it got nothing to write into."""
     models = [value for value in arguments.values() if isinstance(value, nn.Module)]
     if not models:
-        written = ("output", "incoming", "tensor", "box")
+        written = ("output", "incoming", "tensor")
         found = [arguments[name] for name in written if name in arguments]
         return found[:1] or ([returned] if isinstance(returned, Tensor) else [])
     parameters = [p for model in models for p in model.parameters()]

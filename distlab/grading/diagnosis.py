@@ -93,9 +93,9 @@ def _deadlock(run: Run) -> NotYetError:
     if _same_peer_round(run):
         return not_yet(run, "sendrecv-with-one-peer", kind="DEADLOCK")
     if _never(run, "recv") and ops <= {"send", "isend"}:
-        return _one_sided(run, "nobody-receives", "send", "recv")
+        return _one_sided(run, "unmatched-send", "send", "recv")
     if _never(run, "send") and ops <= {"recv", "irecv"}:
-        return _one_sided(run, "nobody-sends", "recv", "send")
+        return _one_sided(run, "unmatched-recv", "recv", "send")
     if any(r.status == "finished" for r in run.ranks):
         verdict = not_yet(run, "peer-finished", kind="DEADLOCK")
         verdict.rule = _own_collective(run) or verdict.rule
@@ -186,8 +186,8 @@ def _itself(run: Run, first: RankRecord, text: str) -> NotYetError:
     """A rank named itself: alone, or because all ranks run a line without a branch."""
     others = [r.waiting for r in run.ranks if r.waiting]
     for slug, called, missing, end in (
-        ("nobody-receives", "send", "recv", "dst"),
-        ("nobody-sends", "recv", "send", "src"),
+        ("unmatched-send", "send", "recv", "dst"),
+        ("unmatched-recv", "recv", "send", "src"),
     ):
         same = all(c["op"] == called and c[end] == first.rank for c in others)
         if others and same and _last_op(first) == called and _never(run, missing):

@@ -35,8 +35,8 @@ RULES = {
     "sendrecv-with-one-peer": (
         "send to the right and receive from the left: (rank + i) % n and (rank - i) % n"
     ),
-    "nobody-receives": "every rank runs the same line: branch on comm.rank",
-    "nobody-sends": "every recv needs a send on the other side: branch on comm.rank",
+    "unmatched-send": "every rank runs the same line: branch on comm.rank",
+    "unmatched-recv": "every recv needs a send on the other side: branch on comm.rank",
     "peer-finished": "each send needs its recv on the rank it names, and the other way",
     "send-to-self": "a rank does not send to itself: leave your own rank out",
     "no-such-rank": "ranks are 0 … n - 1; the one after the last is 0: use % n",

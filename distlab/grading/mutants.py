@@ -11,7 +11,7 @@ solution's own:
     task = "collectives.exchange"         task = "collectives.exchange"
     title = "both ranks send"             title = "isend, then wait"
     clause = "C1"                         body = '''...'''
-    slug = "nobody-receives"
+    slug = "unmatched-send"
     body = '''...'''
 
 Also possible: `function` (which one, where the task has holes in several), `signature`

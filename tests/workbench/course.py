@@ -28,9 +28,9 @@ PATIENCE_S = 120  # for one command; nothing here is measured
 FIRST, SECOND = "collectives.exchange", "collectives.pass_around"
 EXCHANGE = """
 if comm.rank == 0:
-    comm.send(box, 1)
+    comm.send(tensor, 1)
 elif comm.rank == 1:
-    comm.recv(box, 0)
+    comm.recv(tensor, 0)
 """
 RING_OF_SENDS = """
 comm.send(outgoing, (comm.rank + 1) % comm.world_size)

@@ -54,9 +54,9 @@ def test_an_assertion_without_which_a_verdict_changes_is_needed(
     findings: dict[str, Finding],
 ) -> None:
     (spoken,) = [t for t in findings if t.startswith('expect_messages(run, "rank 1\'s')
-                 and "as it was" in t]  # fmt: skip
+                 and "unchanged" in t]  # fmt: skip
     assert (findings[spoken].state, findings[spoken].entry) == ("needed", "CO05")
-    (other,) = [t for t in findings if "the other way round" in t]
+    (other,) = [t for t in findings if "the wrong direction" in t]
     assert (findings[other].state, findings[other].entry) == ("needed", "CO04")
 
 
@@ -64,7 +64,7 @@ def test_an_assertion_that_no_wrong_solution_makes_speak_is_silent(
     findings: dict[str, Finding],
 ) -> None:
     silent = [text for text, finding in findings.items() if finding.state == "silent"]
-    assert any("a message arrived, but not in" in text for text in silent)
+    assert any("a message arrived on rank 1, but not" in text for text in silent)
     assert all(findings[text].entry == "" for text in silent)
 
 

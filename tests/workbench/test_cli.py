@@ -131,11 +131,11 @@ def test_a_file_of_ones_choice(
     warm: Course, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = warm.root / "other.py"
-    other.write_text(f"def exchange(comm, box):{EXCHANGE}".replace("\n", "\n    "))
+    other.write_text(f"def send_recv(comm, tensor):{EXCHANGE}".replace("\n", "\n    "))
     assert check(["1.1"], code="other.py") == 0
     assert capsys.readouterr().out.startswith("grading other.py  digest ")
     assert warm.progress() == {}
-    other.write_text("def exchange(:")
+    other.write_text("def send_recv(:")
     assert check(["1.1"], code="other.py") == 1
     assert "\n  other.py:1\n" in capsys.readouterr().out
 
@@ -308,7 +308,7 @@ def test_the_phase_front(course: Course) -> None:
     assert "1 failed, 1 passed" in done.out
     assert done.out.count("1.2 not started   ") == 1
 
-    course.template().write_text("def exchange(:\n")
+    course.template().write_text("def send_recv(:\n")
     done = course.python("test_phase1.py", cwd=course.root / "tests")
     assert done.code == 1
     assert done.out.count("line 1 is not Python") == 2

@@ -29,7 +29,7 @@ NAMES = {
     "1.2": "collectives.pass_around",
     "1.4": "collectives.all_reduce",
 }
-SECOND_EXCHANGE = "\n\ndef exchange(comm, box):" + EXCHANGE.replace("\n", "\n    ")
+SECOND_EXCHANGE = "\n\ndef send_recv(comm, tensor):" + EXCHANGE.replace("\n", "\n    ")
 Check = Callable[..., tuple[int, str]]
 
 
@@ -80,11 +80,11 @@ def judged(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (TEMPLATE.replace("exchange(", "exchange(("), r"line \d+ is not Python"),
-        (TEMPLATE.replace("exchange(", "swap("), "no function exchange: it was ren"),
+        (TEMPLATE.replace("send_recv(", "send_recv(("), r"line \d+ is not Python"),
+        (TEMPLATE.replace("send_recv(", "swap("), "no function send_recv: it was ren"),
         (filled(NAMES["1.1"], "pass") + "\nreturn 3\n", "'return' outside function"),
-        ("", "no function exchange: it is empty"),
-        ("def exchange(\0", "line 1 is not Python: a null byte"),
+        ("", "no function send_recv: it is empty"),
+        ("def send_recv(\0", "line 1 is not Python: a null byte"),
         ("# café\n".encode("latin-1"), "the file is not UTF-8 text"),
         (filled(NAMES["1.1"], "x = " + "-" * 100_000 + "1"), "nested too deeply"),
         (filled(NAMES["1.1"], "x = " + "+".join("1" * 20_000)), "nested too deeply"),
@@ -142,12 +142,12 @@ class Case:
 CASES = {
     "returns None": Case("return None", ("[no-messages]",)),
     "wrong shape": Case(
-        EXCHANGE.replace("send(box", "send(box.repeat(3)"),
+        EXCHANGE.replace("send(tensor", "send(tensor.repeat(3)"),
         ("rank 0 sends [12] float64, but rank 1 receives into [4] float64",),
         never=("gloo::", "enforce fail"),
     ),
     "wrong dtype": Case(
-        EXCHANGE.replace("send(box", "send(box.float()"),
+        EXCHANGE.replace("send(tensor", "send(tensor.float()"),
         ("rank 0 sends [4] float32, but rank 1 receives into [4] float64",),
     ),
     "one rank raises": Case(
@@ -176,7 +176,7 @@ CASES = {
     "sys.exit()": Case("import sys\nsys.exit()", ("raised SystemExit",)),
     "KeyboardInterrupt": Case("raise KeyboardInterrupt", ("KeyboardInterrupt",)),
     "deadlock": Case(
-        "if comm.rank < 2:\n    comm.recv(box, 1 - comm.rank)",
+        "if comm.rank < 2:\n    comm.recv(tensor, 1 - comm.rank)",
         ("DEADLOCK  0→1→0 all wait in recv", "[ring-of-recvs]"),
     ),
     "ring of sends": Case(
@@ -193,7 +193,7 @@ CASES = {
         "import torch\ntorch.empty(10**13)", ("MEMORY", "[out-of-memory]")
     ),
     "huge object": Case("bytearray(10**13)", ("MEMORY", "MemoryError")),
-    "recursion": Case("exchange(comm, box)", ("RecursionError",)),
+    "recursion": Case("send_recv(comm, tensor)", ("RecursionError",)),
     "prints the success line": Case(
         "print('1.1 PASS  n = 1, 2, 3, 4, 7')",
         ("1.1 C1 NOT YET", "printed meanwhile:", "[rank 0] 1.1 PASS"),
@@ -219,7 +219,7 @@ CASES = {
     ),
     "imports the solutions": Case(
         "from solutions.phase1_data_parallel import collectives as theirs\n"
-        "theirs.exchange(comm, box)",
+        "theirs.send_recv(comm, tensor)",
         ("1.1 ",),
         code=-1,  # nobody claims that this is prevented, only that it is survived
     ),

@@ -146,6 +146,7 @@ def test_the_verdict_opens_the_hint(here: Course, capsys: Capture) -> None:
 def test_explain(here: Course, capsys: Capture) -> None:
     known = read_misconceptions()
     explain("[ring-of-sends] ")
+<<<<<<< HEAD
     assert known["ring-of-sends"]["title"] in capsys.readouterr().out
     explain(every=True)
     listed = capsys.readouterr().out
@@ -159,6 +160,16 @@ def test_explain(here: Course, capsys: Capture) -> None:
     with pytest.raises(ValueError, match="no explanation is called 'xyzzy'"):
         explain("xyzzy")
     for slug in known:
+=======
+    assert "Every rank sends first" in capsys.readouterr().out
+    explain()
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed] == list(read_misconceptions())
+    for near, meant in (("ring-of-send", "ring-of-sends"), ("sum", "sum-not-mean")):
+        with pytest.raises(ValueError, match=f"did you mean .*{meant}"):
+            explain(near)
+    for slug in read_misconceptions():
+>>>>>>> h-a
         explain(slug)
     said = capsys.readouterr().out
     assert max(len(line) for line in (listed + said).splitlines()) <= 92
@@ -223,7 +234,7 @@ def test_code_that_passed_once_counts_again_when_it_is_back(here: Course) -> Non
     curriculum, progress = load_curriculum(), Progress(here.root)
     here.fill(FIRST, EXCHANGE)
     here.judged(FIRST)
-    here.fill(FIRST, "comm.send(box, 1)")
+    here.fill(FIRST, "comm.send(tensor, 1)")
     assert passed_tasks(curriculum, progress) == set()
     here.judged(FIRST, passed=False)
     here.fill(FIRST, f"# a remark changes nothing\n{EXCHANGE.strip()}")
@@ -267,7 +278,7 @@ def test_status_tells_of_the_last_check_and_not_of_now(
     here: Course, capsys: Capture
 ) -> None:
     for passed in (True, False):
-        here.fill(FIRST, EXCHANGE if passed else "comm.send(box, 1)")
+        here.fill(FIRST, EXCHANGE if passed else "comm.send(tensor, 1)")
         here.judged(FIRST, passed=passed)
     assert status() == 0
     said = capsys.readouterr().out
@@ -326,7 +337,7 @@ def test_status_recalls_what_was_a_fortnight_ago(here: Course, capsys: Capture) 
     recap = capsys.readouterr().out.splitlines()[:3]
     assert recap[0].startswith("20 days ago you checked 1.1 rank 0 sends")
     assert recap[0].endswith("and it passed.")
-    assert recap[1] == "Next is 1.2: send right, receive left."
+    assert recap[1] == "Next is 1.2: send to the right, receive from the left."
     assert recap[2].startswith("The idea of collectives: what broadcast and all_reduce")
     for broken in ({"at": 3}, {"at": "then", "task": FIRST}, [], {"task": "gone"}):
         path = here.state / "progress.json"

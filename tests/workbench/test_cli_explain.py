@@ -56,7 +56,7 @@ def test_of_several_the_cause_comes_first(capsys: Capture) -> None:
     explain(log)
     said = capsys.readouterr().out
     assert said.startswith("message-larger-than-its-tensor")
-    assert re.search(r"also in this text.*torn away, torchrun reports", said)
+    assert re.search(r"also in this text.*aborted, torchrun reports", said)
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,7 @@ def test_the_readme_shows_what_is_printed(file: Path, capsys: Capture) -> None:
     [
         ("1.99", {}, "no task is called '1.99'"),
         ("collectives", {}, "name one of its tasks: collectives.exchange"),
-        ("collectives:nothing", {}, "has no nothing; it has exchange"),
+        ("collectives:nothing", {}, "has no nothing; it has send_recv"),
         ("missing.py:ring", {}, "missing.py cannot be read: No such file"),
         ("FILE:nothing", {}, "algorithms.py has no nothing; it has ring"),
         ("FILE", {}, "algorithms.py needs a function, FILE.py:NAME; it has ring"),

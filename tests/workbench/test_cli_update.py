@@ -153,7 +153,7 @@ def pull(course: Course) -> None:
     path = course.root / "solutions" / "phase1_data_parallel" / "collectives.py"
     text = path.read_text()
     text = text.replace("Other ranks do nothing.", "The others do nothing.")
-    path.write_text(text.replace("#| first try the obvious", "#| first, the obvious"))
+    path.write_text(text.replace("#| first write the obvious version", "#| first, the obvious"))
 
 
 def test_update_keeps_the_old_file(here: Course, capsys: Capture) -> None:
@@ -172,7 +172,7 @@ def test_update_keeps_the_old_file(here: Course, capsys: Capture) -> None:
     assert "other in the new template" not in said
     text = here.template().read_text()
     assert "The others do nothing." in text
-    assert "comm.send(box, 1)" in text
+    assert "comm.send(tensor, 1)" in text
     assert "# first, the obvious" in text
     (kept,) = here.template().parent.glob("template_collectives.kept-*.py")
     assert kept.read_text() == old

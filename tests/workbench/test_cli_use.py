@@ -46,8 +46,8 @@ def test_auto_is_mine_once_it_has_passed(here: Course) -> None:
     assert whose(choice)[SECOND] == "reference"
     assert choice.parts[1].why == "not started"
     module = choice.load()
-    assert module.exchange(None, None) == "mine"
-    assert "NotImplementedError" not in module.pass_around.__code__.co_names
+    assert module.send_recv(None, None) == "mine"
+    assert "NotImplementedError" not in module.ring_shift.__code__.co_names
     here.judged(FIRST, passed=False)
     assert set(whose(choose()).values()) == {"reference"}
 
@@ -59,7 +59,7 @@ def test_settings_of_units_and_tasks(
     assert use("mine", ["collectives"]) == 0
     said = capsys.readouterr().out
     assert re.search(rf"1\.1 +{FIRST} +yours +[0-9a-f]{{12}}$", said, re.MULTILINE)
-    assert choose().load().exchange(None, None) == "mine"
+    assert choose().load().send_recv(None, None) == "mine"
     use("reference", ["1.1"])
     assert whose(choose())[FIRST] == "reference"
     use("mine", ["collectives"])  # the whole unit again: its tasks' settings go
@@ -79,7 +79,7 @@ def test_a_file_that_is_no_python(here: Course) -> None:
     choice = choose()
     assert set(whose(choice).values()) == {"reference"}
     assert "is not Python" in choice.parts[0].why
-    assert choice.load().exchange
+    assert choice.load().send_recv
     with pytest.raises(SourceError, match="line 1 is not Python"):
         choose("mine")
 
@@ -119,20 +119,20 @@ def test_diff_waits_for_the_pass(here: Course, capsys: Capture) -> None:
     capsys.readouterr()
     assert diff("1.1", width=200) == 0
     said = capsys.readouterr().out
-    assert "-        comm.send(box, 1)" in said
-    assert "+        comm.send(box, dst=1)" in said
+    assert "-        comm.send(tensor, 1)" in said
+    assert "+        comm.send(tensor, dst=1)" in said
     assert "SOLUTION" not in said
     assert "#|" not in said
 
 
 def test_diff_of_the_same_and_of_what_is_missing(here: Course, capsys: Capture) -> None:
-    same = "if comm.rank == 0:\n    comm.send(box, dst=1)\nelif comm.rank == 1:"
-    here.template().write_text(filled(FIRST, f"{same}\n    comm.recv(box, src=0)"))
+    same = "if comm.rank == 0:\n    comm.send(tensor, dst=1)\nelif comm.rank == 1:"
+    here.template().write_text(filled(FIRST, f"{same}\n    comm.recv(tensor, src=0)"))
     here.judged(FIRST)
     assert diff("1.1") == 0
     assert "yours is the reference's" in capsys.readouterr().out
     here.template().write_text("x = 1\n")
-    with pytest.raises(SourceError, match="has no function exchange"):
+    with pytest.raises(SourceError, match="has no function send_recv"):
         diff("1.1")
     here.template().write_text("def (")
     with pytest.raises(SourceError, match=r"template_collectives\.py: line 1 is not"):

@@ -105,11 +105,11 @@ def test_saves_keys_and_the_next_task(course: Course, terminal: Terminal) -> Non
     assert "checking" not in terminal.said
 
     # a save that is no Python, then one that is wrong, then a right one
-    course.template().write_text("def exchange(\n")
+    course.template().write_text("def send_recv(\n")
     said = terminal.until(READY)
     assert "1.1 NOT YET  line 1 is not Python" in said
-    course.fill(FIRST, "comm.send(box, 1)")
-    assert "[nobody-receives]" in terminal.until(READY)
+    course.fill(FIRST, "comm.send(tensor, 1)")
+    assert "[unmatched-send]" in terminal.until(READY)
 
     # gone, and back again
     course.template().unlink()
@@ -150,7 +150,7 @@ def test_what_changed_the_timeline_and_going_on(
     terminal.until(READY)
     terminal.press("t")
     terminal.until("no timeline yet")
-    course.fill(FIRST, "comm.send(box, 1)")
+    course.fill(FIRST, "comm.send(tensor, 1)")
     page = course.state / "last" / "trace.html"
     terminal.until("timeline: ../state/last/trace.html(?s:.*)" + READY)
     assert re.search(r"1.1 collectives.exchange C1: \d ranks", page.read_text())
@@ -158,8 +158,8 @@ def test_what_changed_the_timeline_and_going_on(
     terminal.until("timeline: ../state/last/trace.html")
 
     # the message arrives, and one more is sent
-    back = "if comm.rank == 1:\n    comm.send(box, 0)\nelif comm.rank == 0:"
-    course.fill(FIRST, f"{EXCHANGE}{back}\n    comm.recv(box, 1)")
+    back = "if comm.rank == 1:\n    comm.send(tensor, 0)\nelif comm.rank == 0:"
+    course.fill(FIRST, f"{EXCHANGE}{back}\n    comm.recv(tensor, 1)")
     said = terminal.until("C2 NOT(?s:.*)" + READY)
     assert "  C1 now passes, C2 does not yet" in said
     assert said.index("checking 1.1, C1 passes now …") < said.index("C2 NOT")
@@ -179,9 +179,9 @@ def test_a_save_that_begins_the_next_task_goes_on_by_itself(
     terminal.until(READY)
     course.fill(FIRST, EXCHANGE)
     terminal.until("1.1 PASS(?s:.*)" + READY)
-    both = filled(SECOND, RING_OF_SENDS).split("def pass_around")
-    first = course.template().read_text().split("def pass_around")
-    course.template().write_text(f"{first[0]}def pass_around{both[1]}")
+    both = filled(SECOND, RING_OF_SENDS).split("def ring_shift")
+    first = course.template().read_text().split("def ring_shift")
+    course.template().write_text(f"{first[0]}def ring_shift{both[1]}")
     terminal.until("1.2 C1 DEADLOCK(?s:.*)ring-of-sends(?s:.*)" + READY)
     terminal.press("q")
     assert terminal.end() == 1
@@ -194,9 +194,9 @@ def test_what_passed_before_is_looked_at_again(course: Course) -> None:
     try:
         # the current task is 1.2; breaking 1.1 must not go unnoticed
         assert "1.2 not started" in terminal.until(READY)
-        course.fill(FIRST, "comm.send(box, 1)")
+        course.fill(FIRST, "comm.send(tensor, 1)")
         said = terminal.until("1.1 passed before, and fails now:(?s:.*)" + READY)
-        assert "[nobody-receives]" in said
+        assert "[unmatched-send]" in said
         assert course.progress()[FIRST]["fails_now"]
         course.fill(FIRST, EXCHANGE)
         terminal.until("1.1 PASS(?s:.*)" + READY)
@@ -207,7 +207,7 @@ def test_what_passed_before_is_looked_at_again(course: Course) -> None:
         terminal.until("line 1 is not Python(?s:.*)" + READY)
         course.template("trainer").write_text(pristine("trainer"))
         terminal.until(READY)
-        course.fill(FIRST, "comm.send(box, 1)")
+        course.fill(FIRST, "comm.send(tensor, 1)")
         terminal.until("1.1 passed before(?s:.*)" + READY)
         terminal.press("q")
         assert terminal.end() == 1

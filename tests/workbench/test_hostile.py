@@ -29,9 +29,9 @@ SEND_LATE = """
 import time
 time.sleep(0.5)
 if comm.rank == 0:
-    comm.send(box, 1)
+    comm.send(tensor, 1)
 elif comm.rank == 1:
-    comm.recv(box, 0)
+    comm.recv(tensor, 0)
 """
 
 
@@ -55,7 +55,7 @@ def test_a_file_that_changes_while_it_is_graded_is_judged_as_it_was_read(
 ) -> None:
     curriculum = load_curriculum(ROOT)
     path = tmp_path / "collectives.py"
-    head = "def exchange(comm, box):\n"
+    head = "def send_recv(comm, tensor):\n"
     path.write_text(head + SEND_LATE.replace("\n", "\n    ").rstrip() + "\n")
     saved = threading.Timer(0.2, path.write_text, ["raise SystemExit\n"])
     grader = Grader(curriculum, cluster, code=str(path), seed=1, worlds=(2,))

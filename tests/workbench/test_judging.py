@@ -31,7 +31,11 @@ WHOLE = solution_of("collectives")
     [
         (WHOLE.replace("def broadcast(", "def brodcast("), "renamed", "no function"),
         (WHOLE.replace("-> None:", "-> None", 1), "syntax-error", "is not Python"),
-        (WHOLE.replace("box, dst=1", "box, dst=", 1), "syntax-error", "is not Python"),
+        (
+            WHOLE.replace("tensor, dst=1", "tensor, dst=", 1),
+            "syntax-error",
+            "is not Python",
+        ),
         (WHOLE + "   x = 1\n", "syntax-error", "is not Python"),
         (WHOLE + "return 1\n", "syntax-error", "is not Python"),
         (WHOLE.encode() + b"# \xe9t\xe9\n", "", "not UTF-8 text"),
@@ -176,18 +180,18 @@ broadcast(comm, tensor, 0)
         ("all_reduce", DOUBLED, "rank 0  wrong  had 1   got 200   expected 111"),
         (
             "exchange",
-            "if comm.rank == 0:\n    comm.send(box, 1)",
+            "if comm.rank == 0:\n    comm.send(tensor, 1)",
             "rank 1 made no call",
         ),
         (
             "exchange",
-            "comm.sendrecv(box, box, 0, 1)",
+            "comm.sendrecv(tensor, tensor, 0, 1)",
             "comm.sendrecv(send_tensor, dst, recv_tensor, src)",
         ),
-        ("exchange", "comm.send(box, box)", "a Tensor: a rank is a whole number"),
+        ("exchange", "comm.send(tensor, tensor)", "a Tensor: a rank is a whole number"),
         ("exchange", "input()", "ranks have no keyboard"),
-        ("exchange", "comm.send(comm.send(box, 1), 1) / 2", "called send to rank 1"),
-        ("exchange", "print('seen')\nbox += comm.rank", "[rank 0] seen"),
+        ("exchange", "comm.send(comm.send(tensor, 1), 1) / 2", "called send to rank 1"),
+        ("exchange", "print('seen')\ntensor += comm.rank", "[rank 0] seen"),
     ],
     ids=str.split("via doubled no-call order no-rank keyboard nested printed"),
 )
@@ -200,10 +204,10 @@ def test_a_verdict_says_what_to_do(
 
 
 def test_the_line_named_is_that_of_the_rank_that_failed(judged: Judged) -> None:
-    body = "if comm.rank == 0:\n    comm.send(box, 1)\nelif comm.rank == 1:\n"
-    text = with_body(WHOLE, "collectives.exchange", f"{body}    comm.recv(box, 9)")
+    body = "if comm.rank == 0:\n    comm.send(tensor, 1)\nelif comm.rank == 1:\n"
+    text = with_body(WHOLE, "collectives.exchange", f"{body}    comm.recv(tensor, 9)")
     verdict = judged("collectives.exchange", text, worlds=(2,))
-    guilty = text.splitlines().index("        comm.recv(box, 9)") + 1
+    guilty = text.splitlines().index("        comm.recv(tensor, 9)") + 1
     assert (
         plain(lines_of(verdict)).splitlines()[-2].endswith(f"collectives.py:{guilty}")
     )

@@ -143,9 +143,9 @@ def test_a_broken_catalogue_is_refused_with_a_sentence(
 def test_the_solution_itself_is_no_entry(broken: Broken) -> None:
     body = """
     if comm.rank == 0:
-        comm.send(box, dst=1)
+        comm.send(tensor, dst=1)
     elif comm.rank == 1:
-        comm.recv(box, src=0)
+        comm.recv(tensor, src=0)
     """
     assert "that is the solution itself" in broken(body=body)
 
@@ -159,13 +159,14 @@ def test_a_body_replaces_the_region_and_nothing_else() -> None:
         title="",
         clause="C1",
         body="\n  pass\n  return None\n",
-        signature="def exchange(comm, box):",
+        signature="def send_recv(comm, tensor):",
         helper="\nimport os\n",
     )
     begin, rest = solution.split("### BEGIN SOLUTION collectives.exchange", 1)
     _, end = rest.split("### END SOLUTION\n", 1)
     begin = begin.replace(
-        "def exchange(comm: Comm, box: Tensor) -> None:", "def exchange(comm, box):"
+        "def send_recv(comm: Comm, tensor: Tensor) -> None:",
+        "def send_recv(comm, tensor):",
     )
     expected = f"{begin}pass\n    return None\n{end}\n\nimport os\n"
     assert entry.applied_to(solution) == expected
@@ -208,13 +209,13 @@ def test_command_says_all_is_well(
 def test_command_names_survivors_and_wrong_names(
     run_on: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    survivor = replace(BY_ID["A01"], id="CO98", clause="C1", slug="nobody-sends")
-    misnamed = replace(BY_ID["CO01"], slug="nobody-sends")
+    survivor = replace(BY_ID["A01"], id="CO98", clause="C1", slug="unmatched-recv")
+    misnamed = replace(BY_ID["CO01"], slug="unmatched-recv")
     rejected = replace(BY_ID["CO02"], id="A99", clause="", slug="")
     run_on(survivor, misnamed, rejected)
     assert command.mutants() == 1
     out = capsys.readouterr().out
-    for word in ("SURVIVED", "MISNAMED", "REJECTED", "expected: C1 [nobody-sends]"):
+    for word in ("SURVIVED", "MISNAMED", "REJECTED", "expected: C1 [unmatched-recv]"):
         assert word in out
 
 
@@ -233,7 +234,7 @@ def test_command_gives_the_json_of_the_figures(
         "killed": True,
         "as_named": True,
         "clause": "C1",
-        "slug": "nobody-receives",
+        "slug": "unmatched-send",
     }
     assert accept["accepted"] is True
 

@@ -115,8 +115,8 @@ def expect_everywhere(task: Broadcast, run: Run, src: int) -> None:
             Suspect(
                 slug="not-in-place" if all(arrived) else "",
                 values=before,
-                sentence="every rank's tensor is as it was before",
-                rule="receive into the tensor you were given",
+                sentence="every rank's tensor is unchanged",
+                rule="receive into the argument itself: comm.recv(tensor, …)",
             ),
             Suspect(
                 slug="source-ignored",
@@ -138,7 +138,7 @@ def expect_it_again(
         [value["after"] for value in run.values],
         same_everywhere(run.values[1]["before"], run.world_size),
         what="after a second call in the same process the tensor",
-        rule="keep nothing from one call to the next",
+        rule="keep no state between two calls",
     )
 
 
@@ -160,7 +160,7 @@ def expect_few_messages(
             if all_close([value["after"] for value in run.values], sent):
                 raise NotYetError(
                     f"every rank has it after {total} messages; {n - 1} are needed: "
-                    "it came by another way",
+                    "it did not come in a message",
                     evidence=calls_of_each(run),
                     rule="only a message of comm counts",
                 )

@@ -27,6 +27,7 @@ from distlab.grading.checks.messages import (
     expect_messages,
     numbers,
     received,
+    with_lines,
 )
 from distlab.grading.checks.pairs import exchange_once, pass_once
 from distlab.grading.checks.tree_broadcast import tree_once
@@ -65,9 +66,9 @@ def broadcast_once(
 
 BROADCAST = Broadcast(
     scenario=broadcast_once,
-    rule="src sends to everyone else; everyone else receives from src",
+    rule="rank src sends to every other rank; every other rank receives from src",
     rule_of_source="the source is the argument src: branch on comm.rank == src",
-    rule_of_messages="every rank but src receives once",
+    rule_of_messages="every rank except src receives once",
 )
 
 
@@ -174,14 +175,15 @@ def sum_everywhere(impl: Implementation, harness: RankHarness) -> str | None:
             expect_values(
                 sums.after,
                 same_everywhere(sums.total, harness.world_size),
-                what="the sum",
+                what="the tensor after all_reduce",
                 tolerance=sums.tolerance,
                 suspects=_wrong_sums(sums.before, sums.total),
                 rule="add up all ranks' tensors, each exactly once",
             )
         except NotYetError as failure:
             if not failure.slug:
-                failure.evidence = _in_small_numbers(impl, harness) or failure.evidence
+                small = _in_small_numbers(impl, harness)
+                failure.evidence = with_lines(small or failure.evidence, sums.run)
             raise
         expect_equal_bits(
             sums.after,
@@ -204,8 +206,8 @@ def in_place(impl: Implementation, harness: RankHarness) -> str | None:
                 _where_the_sum_is(sums, outside),
                 slug="not-in-place",
                 evidence=calls_of_each(sums.run),
-                rule="write into the tensor you were given: tensor += … or "
-                "tensor.copy_(…); tensor = … makes a new one",
+                rule="write into the argument: tensor += … or tensor.copy_(…); "
+                "tensor = … only makes a new tensor",
             )
         if not all(sums.right(now) for now in sums.after):
             raise NotJudgedError("no rank's sum is right: see C1")
@@ -243,7 +245,7 @@ def _where_the_sum_is(sums: Sums, outside: list[int]) -> str:
     unchanged = f"the caller's tensor is unchanged on {on}"
     if all(sums.right(sums.returned[rank]) for rank in outside):
         return f"your return value is right, but {unchanged}"
-    return f"{unchanged}: what arrived there went into another one"
+    return f"{unchanged}: what arrived there went into another tensor"
 
 
 def _wrong_sums(before: list[Tensor], total: Tensor) -> list[Suspect]:
@@ -254,32 +256,32 @@ def _wrong_sums(before: list[Tensor], total: Tensor) -> list[Suspect]:
             slug="",
             values=[total, *before[1:]],
             sentence="rank 0 has the sum, the other ranks still have their own tensor",
-            rule="the second half is missing: everybody gets the result",
+            rule="the second half is missing: every rank gets the result",
         ),
         Suspect(
             slug="",
             values=before,
-            sentence="every rank's tensor is as it was before",
-            rule="write into the tensor you were given: tensor += … or tensor.copy_(…)",
+            sentence="every rank's tensor is unchanged",
+            rule="write into the argument: tensor += … or tensor.copy_(…)",
         ),
         Suspect(
             slug="",
             values=same_everywhere(before[0], n),
             sentence="every rank has rank 0's tensor: nothing was added to it",
-            rule="the first half is missing: one rank adds everything up",
+            rule="the first half is missing: one rank adds all tensors",
         ),
         Suspect(
             slug="last-write-wins",
             values=same_everywhere(before[-1], n),
-            sentence=f"every rank has rank {n - 1}'s tensor: what arrived replaced "
-            "the sum instead of being added to it",
-            rule="receive into a second tensor, then add it",
+            sentence=f"every rank has rank {n - 1}'s tensor: each received tensor "
+            "replaced the sum instead of being added",
+            rule="receive into a receive buffer, then add the buffer",
         ),
         Suspect(
             slug="own-value-missing",
             values=same_everywhere(total - first, n),
             sentence="rank 0's own tensor is missing from the sum",
-            rule="start from your own values, then add the others'",
+            rule="start from rank 0's own tensor, then add the others",
         ),
         Suspect(
             slug="own-value-twice",
@@ -291,6 +293,6 @@ def _wrong_sums(before: list[Tensor], total: Tensor) -> list[Suspect]:
             slug="mean-not-sum",
             values=same_everywhere(total / n, n),
             sentence=f"every rank has the mean, not the sum: divided by {n}",
-            rule="all_reduce sums; who wants the mean divides afterwards",
+            rule="all_reduce returns the sum; the caller divides if it needs the mean",
         ),
     ]

@@ -87,7 +87,7 @@ def _one_process(num_samples: int, size: int, alone: Batches) -> NotYetError | N
             "is missing",
             slug="last-batch-dropped",
             evidence=evidence,
-            rule="the last batch of an epoch may be smaller; it is not left out",
+            rule="keep the last batch of an epoch, even if it is smaller",
         )
     everything = sorted(number for batch in alone for number in batch)
     if everything != list(range(num_samples)):
@@ -95,13 +95,13 @@ def _one_process(num_samples: int, size: int, alone: Batches) -> NotYetError | N
         return NotYetError(
             f"{setting}: {wrong}",
             evidence=evidence,
-            rule="an epoch is every sample once",
+            rule="an epoch has every sample once",
         )
     if sizes != [size] * full + [rest] * bool(rest):
         return NotYetError(
             f"{setting}: the batches have {listed(sizes)} samples",
             evidence=evidence,
-            rule=f"steps of {size} samples, and what is left in the last one",
+            rule=f"steps of {size} samples, and the remaining samples in the last step",
         )
     return None
 
@@ -143,10 +143,10 @@ def _too_large(
     together = {number for plan in plans for number in plan[0]}
     if len(together) == size:
         return NotYetError(
-            f"{setting}: every rank has the whole global batch",
+            f"{setting}: every rank has the full global batch",
             slug="not-sharded",
             evidence=_steps(plans),
-            rule="the ranks share out each global batch: every rank has a part of it",
+            rule="shard each global batch: every rank has one shard of it",
         )
     return NotYetError(
         f"{setting}: each rank takes {size} samples in a step, so the ranks together "
@@ -177,11 +177,11 @@ def _shared_out_first(
         return None
     steps = [len(plan[0]) for plan in plans if plan]
     return NotYetError(
-        f"{setting}: each rank has its part of the whole epoch, and cuts that into "
-        f"batches of {max(steps, default=0)}; so no step is one global batch",
+        f"{setting}: each rank has its shard of the epoch and splits the shard into "
+        f"batches of {max(steps, default=0)}; no step is one global batch",
         slug="cut-after-sharding",
         evidence=_steps(plans),
-        rule="cut the order into global batches first; then share out each of them",
+        rule="split the order into global batches first; then shard each of them",
     )
 
 
@@ -193,18 +193,18 @@ def _loops_end_together(
         most, least = steps.index(max(steps)), steps.index(min(steps))
         return NotYetError(
             f"{setting}: rank {most} has {steps[most]} steps, rank {least} only "
-            f"{steps[least]}: it would leave the others waiting",
+            f"{steps[least]}: the other ranks would wait forever",
             slug="uneven-shards",
             evidence=_steps(plans),
-            rule="a rank for which nothing is left gets an empty batch, not none",
+            rule="a rank without samples in a step gets an empty batch",
         )
     if steps[0] != len(alone):
         in_first = sum(len(plan[0]) for plan in plans if plan)
         return NotYetError(
-            f"{setting}: {steps[0]} steps, where one process has {len(alone)}",
+            f"{setting}: {steps[0]} steps; a single process has {len(alone)}",
             slug="cut-after-sharding" if in_first == len(alone[0]) else "",
             evidence=_steps(plans),
-            rule="as many steps as len(loader) says, on every rank",
+            rule="len(loader) steps on every rank",
         )
     return None
 
@@ -219,16 +219,16 @@ def _unlike(
             f"{setting}: {difference}",
             slug=slug,
             evidence=_step(parts),
-            rule=f"one process has {listed(batch)} in this step",
+            rule=f"a single process has {listed(batch)} in this step",
         )
     sizes = list(map(len, parts))
     if max(sizes) - min(sizes) > 1:
         return NotYetError(
-            f"{setting}: the parts have {listed(sizes)} samples; no two need differ by "
-            "more than one",
+            f"{setting}: the shards have {listed(sizes)} samples; they may differ by "
+            "at most 1",
             slug="lopsided-parts",
             evidence=_step(parts),
-            rule="the slowest rank sets the pace: no part larger than it must be",
+            rule="the largest shard determines the time of the step",
         )
     return None
 
@@ -251,10 +251,10 @@ def _difference(
             "batch-padded",
             f"sample {twice[0]} counts {together.count(twice[0])} times",
         )
-    nobody = f"nobody has {named(missing)}"
+    no_rank = f"no rank has {named(missing)}"
     if twice:
-        return "", f"{nobody}, while {twice[0]} is on several ranks"
-    return "remainder-lost" if len(missing) < len(plans) else "", nobody
+        return "", f"{no_rank}, while {twice[0]} is on several ranks"
+    return "remainder-lost" if len(missing) < len(plans) else "", no_rank
 
 
 def _steps(plans: list[Batches]) -> tuple[Evidence, ...]:

@@ -62,7 +62,7 @@ def taken(values: Any, limit: int) -> list[int] | str:
         except TypeError:
             return f"gives {item!r:.40}, which is not the number of a sample"
     if len(found) > limit:
-        return f"gives more than {limit} numbers; is there an end?"
+        return f"gives more than {limit} numbers; does the loop end?"
     return found
 
 
@@ -152,14 +152,14 @@ def expect_even(plans: Plan, num_samples: int, drop_last: bool) -> NotYetError |
         f"{counts[most]}, rank {least} only {counts[least]}",
         slug="uneven-shards",
         evidence=table(plans),
-        rule="ranks that take turns in every step must have equally many turns",
+        rule="every rank takes part in every step: all ranks need equally many samples",
     )
 
 
 def expect_shared(
     plans: Plan, num_samples: int, drop_last: bool, what: str = ""
 ) -> NotYetError | None:
-    """The right samples, none oftener than it must be. The ranks have equally many."""
+    """The right samples, and no more repeats than needed; equally many per rank."""
     n = len(plans)
     setting = f"{on(num_samples, n)}{', drop_last' if drop_last else ''}{what}"
     counts = Counter(number for plan in plans for number in plan)
@@ -169,15 +169,15 @@ def expect_shared(
             f"{setting}: there is no sample {unknown[0]}; they are 0 … "
             f"{num_samples - 1}",
             evidence=table(plans),
-            rule="look at the last rank's last number, and at the first rank's first",
+            rule="check the last index of the last rank and the first index of rank 0",
         )
     has_all = share_of(num_samples, n, drop_last) == num_samples
     if not has_all and all(set(p) == set(range(num_samples)) for p in plans):
         return NotYetError(
-            f"{setting}: every rank has all samples, so nothing is shared out",
+            f"{setting}: every rank has all samples, so nothing is sharded",
             slug="not-sharded",
             evidence=table(plans),
-            rule="rank and world_size say which part of the samples is this rank's",
+            rule="rank and world_size determine this rank's shard",
         )
     missing = sorted(set(range(num_samples)) - set(counts))
     wanted = share_of(num_samples, n, drop_last) * n
@@ -194,14 +194,14 @@ def _dropped(
         return NotYetError(
             f"{setting}: sample {repeat} is on {_ranks_with(plans, repeat)}",
             evidence=table(plans),
-            rule="with drop_last ranks get fewer samples, and none is given out twice",
+            rule="with drop_last ranks get fewer samples; no sample is repeated",
         )
     if len(missing) != wanted:
         return NotYetError(
-            f"{setting}: nobody has {_count(len(missing))} ({listed(missing)}); "
-            f"leaving out {wanted} is enough",
+            f"{setting}: no rank has {_count(len(missing))} ({listed(missing)}); "
+            f"dropping {wanted} is enough",
             evidence=table(plans),
-            rule="as many as can be shared out equally, and no fewer",
+            rule="keep the largest number of samples that n divides",
         )
     return None
 
@@ -213,33 +213,32 @@ def _padded(
     often = max(counts, key=lambda number: counts[number], default=0)
     if missing and not repeats:
         return NotYetError(
-            f"{setting}: nobody has {named(missing)}",
+            f"{setting}: no rank has {named(missing)}",
             slug="remainder-lost" if len(missing) < len(plans) else "",
             evidence=table(plans),
-            rule="without drop_last every sample is somebody's",
+            rule="without drop_last every sample is on some rank",
         )
     if missing:
         return NotYetError(
-            f"{setting}: nobody has {named(missing)}, while sample {often} is on "
+            f"{setting}: no rank has {named(missing)}, while sample {often} is on "
             f"{_ranks_with(plans, often)}",
             evidence=table(plans),
-            rule="without drop_last every sample is somebody's",
+            rule="without drop_last every sample is on some rank",
         )
     if repeats != wanted:
         return NotYetError(
-            f"{setting}: {_count(repeats)} are given out again, where {wanted} are "
-            "enough",
+            f"{setting}: {_count(repeats)} are repeated; {wanted} repeats are enough",
             evidence=table(plans),
-            rule="each rank gets as many as it takes, and no more",
+            rule="pad to the next multiple of n, and no further",
         )
     rare = min(counts, key=lambda number: counts[number])
     if counts[often] - counts[rare] > 1:
         return NotYetError(
-            f"{setting}: sample {often} is given out {counts[often]} times, sample "
+            f"{setting}: sample {often} occurs {counts[often]} times, sample "
             f"{rare} {_times(counts[rare])}",
             slug="padding-repeats-one",
             evidence=table(plans),
-            rule="spread the repeats over the samples: their counts may differ by one",
+            rule="spread the repeats over the samples: counts may differ by at most 1",
         )
     return None
 

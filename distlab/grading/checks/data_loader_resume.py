@@ -32,8 +32,8 @@ def _run(impl: Implementation, harness: RankHarness) -> Record:
     found: Record = worked_out(impl, harness, stop_and_go_on).values[0]
     if found["state"] is not None:
         raise NotYetError(
-            f"state_dict gives {found['state']}: a dictionary is asked for",
-            rule="return what a new loader has to know, by name",
+            f"state_dict gives {found['state']}; expected a dictionary",
+            rule="return a dictionary: names, and the values that a new loader needs",
             fatal=True,
         )
     return found
@@ -49,7 +49,7 @@ def goes_on_with_the_next(impl: Implementation, harness: RankHarness) -> str | N
             raise NotYetError(
                 f"{_setting(case)}, on {case['after']} ranks: a new loader of the same "
                 f"run raises ValueError: {case['refused']:.60}",
-                rule="refuse only what changes the order: other data, batch size, "
+                rule="refuse only a state with another data size, batch size, "
                 "shuffle or seed",
                 fatal=True,
             )
@@ -63,10 +63,10 @@ def goes_on_with_the_next(impl: Implementation, harness: RankHarness) -> str | N
                 raise _not_next(case, rank, rest, whole, stop)
         if case["later"] != case["others"][EPOCH + 1]:
             raise NotYetError(
-                f"{_setting(case)}: what is left is right, but the epoch after it is "
-                "not complete",
+                f"{_setting(case)}: the rest of the epoch is right, but the next epoch "
+                "is not complete",
                 evidence=_rows(0, case["later"], case["others"][EPOCH + 1]),
-                rule="load_state_dict says where to begin, once",
+                rule="the loaded position applies to one epoch only",
             )
     sizes = ", ".join(map(str, sorted(RANKS)))
     return f"stopped after 0 to {STEPS} of {STEPS} steps, on {sizes} ranks"
@@ -74,17 +74,17 @@ def goes_on_with_the_next(impl: Implementation, harness: RankHarness) -> str | N
 
 def _end_carried_over(case: Record, rank: int, rest: Batches) -> NotYetError:
     return NotYetError(
-        f"{_setting(case)}: the state carries `_is_over` over, and so the new loader "
-        "begins the epoch anew",
+        f"{_setting(case)}: the state contains `_is_over`, so the new loader "
+        "restarts the epoch",
         evidence=_rows(rank, rest, []),
-        rule="_is_over is about the old loader's own loop: leave it out of the state",
+        rule="_is_over belongs to the old loader's loop: leave it out of the state",
     )
 
 
 def _gone_on(impl: Implementation, harness: RankHarness) -> Record:
     found = _run(impl, harness)
     if found["same"] is None:
-        raise NotJudgedError("the state is not plain, and nothing goes on from it")
+        raise NotJudgedError("the state is not plain data: no loader can load it")
     return found
 
 
@@ -113,49 +113,53 @@ def _named(
     if rank == 0 and rest == start[stop:] and stop and rest:
         return (
             "state-without-epoch",
-            "the new loader goes on in epoch 0",
-            "the order depends on the epoch: the state must tell it",
+            "the new loader continues in epoch 0",
+            "the order depends on the epoch: save the epoch in the state",
         )
     if rank == 0 and rest == start:
         return (
             "resume-restarts-epoch",
             "the new loader begins with epoch 0, as if nothing had been loaded",
-            "loading takes over what the state tells",
+            "load_state_dict must set the epoch and the position",
         )
     if stop and rest == whole:
         return (
             "resume-restarts-epoch",
-            "the new loader begins the epoch anew",
-            "the state must tell how far the epoch is, and loading must take it over",
+            "the new loader restarts the epoch",
+            "save the position in the state, and set it in load_state_dict",
         )
     if stop and rest == whole[stop - 1 :]:
         return (
             "resume-off-by-one",
-            "the last batch before the stop comes once more",
-            "num_delivered counts the batches that were handed out, this one included",
+            "the last batch before the stop is repeated",
+            "num_delivered counts all batches that were returned, the last included",
         )
     if rest == whole[stop + 1 :] and stop < STEPS:
         return (
             "resume-off-by-one",
-            "one batch is left out",
-            "num_delivered counts what was handed out: the next one has that number",
+            "one batch is skipped",
+            "num_delivered is the index of the next batch: indices start at 0",
         )
     if stop == STEPS:
-        sentence = f"nothing is left of it, but {len(rest)} more batches come"
-        return "", sentence, "a state taken after the last batch says just that"
+        sentence = f"the epoch is over, but {len(rest)} more batches come"
+        return (
+            "",
+            sentence,
+            "a state saved after the last batch leaves no batch",
+        )
     ahead = len(whole) - len(rest)
     if not rest:
-        sentence = f"nothing is left on rank {rank}; {STEPS - stop} steps should be"
+        sentence = f"rank {rank} gets no more steps; expected {STEPS - stop}"
         return "", sentence, COUNTS_STEPS
     if rest == whole[ahead:]:
-        sentence = f"the new loader goes on with step {ahead}, not with step {stop}"
+        sentence = f"the new loader continues with step {ahead}, expected step {stop}"
         return "", sentence, COUNTS_STEPS
-    return "", f"rank {rank} does not go on with its next sample", ""
+    return "", f"rank {rank} does not continue with its next sample", ""
 
 
 def _rows(rank: int, rest: Batches, expected: Batches) -> tuple[Evidence, ...]:
     return (
-        Evidence(rank=rank, state="goes on", text=_flat(rest)),
+        Evidence(rank=rank, state="continues", text=_flat(rest)),
         Evidence(rank=rank, state="expected", text=_flat(expected)),
     )
 
@@ -173,13 +177,13 @@ def state_is_a_snapshot(impl: Implementation, harness: RankHarness) -> str | Non
         raise NotYetError(
             f"json cannot write the state: {found['json']}",
             slug="state-not-plain",
-            rule="numbers, texts, lists and dictionaries of them; no objects",
+            rule="only numbers, strings, lists and dictionaries of them",
         )
     if found["snapshot"]:
         raise NotYetError(
             found["snapshot"],
             slug="state-not-a-snapshot",
-            rule="a new dictionary each time, with the values of this moment",
+            rule="return a new dictionary in each call, with the current values",
         )
     for name, met in found["refused"].items():
         error = met["error"]
@@ -192,23 +196,23 @@ def state_is_a_snapshot(impl: Implementation, harness: RankHarness) -> str | Non
                 )
         elif not error:
             raise NotYetError(
-                f"the state of a loader with another {name} is taken over, and means "
-                "other samples here",
+                f"the state of a loader with another {name} is accepted, but its "
+                "position means other samples here",
                 slug="foreign-state-accepted",
                 rule="compare what the order depends on, and raise ValueError",
             )
         elif error != "ValueError":
             raise NotYetError(
-                f"the state of a loader with another {name} ends in {error}; a "
-                "ValueError is asked for",
-                rule="raise ValueError with one sentence: what differs",
+                f"the state of a loader with another {name} ends in {error}; expected "
+                "ValueError",
+                rule="raise ValueError and name the setting that differs",
             )
         elif met["got"] != met["wanted"]:
             raise NotYetError(
                 f"the state of a loader with another {name} is refused, but this "
                 "loader has changed: it gives other batches than before",
                 evidence=_rows(0, met["got"], met["wanted"]),
-                rule="compare everything first, and only then take over",
+                rule="compare all settings first; only then set epoch and position",
             )
     return None
 
@@ -236,17 +240,17 @@ def fits_another_number_of_ranks(
                 f"{_what_differs(rest, expected)}",
                 slug="position-per-rank",
                 evidence=tuple(
-                    Evidence(rank=rank, state="goes on", text=_flat(batches))
+                    Evidence(rank=rank, state="continues", text=_flat(batches))
                     for rank, batches in enumerate(case["rest"])
                 ),
-                rule="count what all ranks have done together: that fits any number",
+                rule="count global batches: that count fits any number of ranks",
             )
     if found["differing"]:
         raise NotYetError(
-            "after the same step the state is another one on another rank, or with "
-            f"another number of ranks: {found['differing']:.60}",
-            rule="leave rank and world size out, and what follows from them: one state "
-            "is for all ranks",
+            "after the same step the state differs between ranks, or between "
+            f"numbers of ranks: {found['differing']:.60}",
+            rule="leave out rank, world size and all that depends on them: one state "
+            "fits all ranks",
         )
     moves = ", ".join(f"{n} → {m}" for n, m in MOVES)
     return f"ranks before and after: {moves}"
@@ -266,7 +270,7 @@ def _what_differs(rest: Batches, expected: Batches) -> str:
     again = sorted(set(got) - set(wanted))
     lost = sorted(set(wanted) - set(got))
     if again:
-        return f"given out a second time: {named(again)}"
+        return f"repeated: {named(again)}"
     if lost:
-        return f"never given out: {named(lost)}"
-    return "the steps are not those that were left"
+        return f"never returned: {named(lost)}"
+    return "the steps are not the remaining steps"

@@ -54,7 +54,7 @@ def _readable(impl: Implementation, harness: RankHarness) -> Iterator[Case]:
                 rank = next(r for r, plan in enumerate(plans) if isinstance(plan, str))
                 raise NotYetError(
                     f"{_setting(case)}: on rank {rank} __iter__ {plans[rank]}",
-                    rule="give the numbers of this rank's samples, one after another",
+                    rule="yield the indices of this rank's samples",
                     fatal=True,
                 )
         yield case
@@ -73,13 +73,13 @@ def _same_again(case: Case) -> NotYetError | None:
             f"{_setting(case)}: iterating changes self.epoch, in epoch 0 to "
             f"{case['moved_to']}",
             evidence=table(first),
-            rule="only set_epoch says which epoch it is; iterating leaves that alone",
+            rule="only set_epoch changes the epoch; iterating does not",
         )
     is_used = first == fresh  # a new sampler agrees, one that was iterated does not
     again = again if is_used else fresh
     rank = next(r for r, plan in enumerate(first) if plan != again[r])
     sentence = (
-        f"iterated a second time, without set_epoch, rank {rank} gets another order"
+        f"in a second iteration without set_epoch rank {rank} gets another order"
         if is_used
         else f"with the same seed and epoch rank {rank} gets other samples the next "
         "time, so the ranks cannot share one shuffle"
@@ -91,7 +91,7 @@ def _same_again(case: Case) -> NotYetError | None:
             Evidence(rank=rank, state="first", text=_start(first[rank])),
             Evidence(rank=rank, state="second", text=_start(again[rank])),
         ),
-        rule="the order may depend on seed and epoch, on nothing else"
+        rule="the order depends on seed and epoch only"
         + "; iterating changes neither" * is_used,
     )
 
@@ -123,7 +123,7 @@ def _follows_epochs(case: Case) -> NotYetError | None:
             "every epoch and for every self.seed",
             orders,
             "",
-            "torch.Generator() begins with a fixed number: give it one, by manual_seed",
+            "torch.Generator() has a fixed default seed: call manual_seed",
         )
     if any(later == orders[0] for later in orders[1:]):
         epoch = orders.index(orders[0], 1)
@@ -132,7 +132,7 @@ def _follows_epochs(case: Case) -> NotYetError | None:
             f"set_epoch({epoch})",
             orders,
             "epoch-ignored",
-            "self.epoch belongs to what the shuffle depends on",
+            "the shuffle must depend on self.epoch",
         )
     if len(orders[0]) > 1 and _never_mixed(orders):
         return _told_by_rank_0(
@@ -140,13 +140,13 @@ def _follows_epochs(case: Case) -> NotYetError | None:
             "order",
             orders,
             "shuffle-inside-shards",
-            "shuffle all samples first; then take this rank's part",
+            "shuffle all samples first; then take this rank's shard",
         )
     if case["other"] == orders[0]:
         return NotYetError(
-            f"{_setting(case)}, epoch 0: another seed gives the very same order",
+            f"{_setting(case)}, epoch 0: another seed gives the same order",
             evidence=table(orders[0]),
-            rule="self.seed belongs to what the shuffle depends on, in every epoch; "
+            rule="the shuffle must depend on self.seed, in every epoch; "
             "torch keeps only the lowest 32 bits of a seed",
         )
     return None
@@ -203,7 +203,7 @@ def _start(plan: list[int]) -> str:
 @clause("data_loader.sampler", "C2", worlds=(1,))
 @builds_on(SHARDS)
 def len_and_random_numbers(impl: Implementation, harness: RankHarness) -> str | None:
-    """V: len() is what iterating gives; nobody else's random numbers change."""
+    """V: len() is what iterating gives; the global random state does not change."""
     judges: tuple[Callable[[Case], NotYetError | None], ...] = (_length, _left_alone)
     for case in _readable(impl, harness):
         for judge in judges:
@@ -225,10 +225,10 @@ def _length(case: Case) -> NotYetError | None:
             f"{_setting(case)}{drop}: len() says {length}, iterating gives "
             f"{len(plan)} on rank {place % n}",
             slug="len-of-the-whole" if of_all else "",
-            rule="len() counts what this rank gets: rounded down, since what is left "
-            "over is dropped"
+            rule="len() is the number of this rank's samples: rounded down, since the "
+            "rest is dropped"
             if case["drop_last"]
-            else "len() counts what this rank gets, padding included",
+            else "len() is the number of this rank's samples, padding included",
         )
     return None
 
@@ -240,5 +240,5 @@ def _left_alone(case: Case) -> NotYetError | None:
         f"iterating changes {case['changed']}'s global random numbers, which dropout "
         "and augmentation draw from",
         slug="global-rng-changed",
-        rule="shuffle with a generator of your own",
+        rule="shuffle with a new torch.Generator()",
     )

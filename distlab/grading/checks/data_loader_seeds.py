@@ -94,7 +94,7 @@ def _as_seed(given: Any) -> int | str:
     if not -(1 << 63) <= number < 1 << 64:
         return (
             f"gives a number of {number.bit_length()} bits; torch.manual_seed takes "
-            "one of 64 at most"
+            "at most 64 bits"
         )
     return number
 
@@ -119,7 +119,7 @@ def workers_draw_their_own(impl: Implementation, harness: RankHarness) -> str | 
     most = [max(column) for column in zip(*LARGE, strict=True)]
     return (
         f"up to {most[0]} ranks, {most[1]} data workers each, {most[2]} epochs: all "
-        "draw other numbers"
+        "draw different numbers"
     )
 
 
@@ -128,7 +128,7 @@ def _usable(seeds: dict[Place, int | str]) -> NotYetError | None:
         if isinstance(found, str):
             return NotYetError(
                 f"worker_seed {found}",
-                rule="make it smaller: torch keeps only the lowest 32 bits of it"
+                rule="return a smaller number: torch uses only its lowest 32 bits"
                 if " bits;" in found
                 else "return the seed as an int",
                 fatal=True,
@@ -151,11 +151,11 @@ def _shared(case: dict[str, Any]) -> NotYetError | None:
     one, other = _nearest(seeds, alike[0])
     where = [_place(*key) for key in (one, other)]
     though = "" if seeds[one] == seeds[other] else ", though their seeds differ"
-    rule = "what tells these two apart has to tell their seeds apart"
+    rule = "the seed must depend on what differs between these two workers"
     if seeds[one] == -seeds[other] != 0:
-        rule = "to Python's random a seed and its negative are the same"
+        rule = "Python's random treats a seed and its negative alike"
     elif seeds[one] != seeds[other]:
-        rule = "torch keeps only the lowest 32 bits of a seed: they must differ there"
+        rule = "torch uses only the lowest 32 bits of a seed: they must differ there"
     ranks, workers, _ = case["size"]
     return NotYetError(
         f"{ranks} ranks, {workers} data workers each: {where[0]} and {where[1]} draw "
@@ -194,9 +194,9 @@ def _fixed(case: dict[str, Any], elsewhere: dict[str, Any]) -> NotYetError | Non
     for key, seed in seeds.items():
         if not seed == case["again"].get(key) == elsewhere["seeds"].get(key):
             return NotYetError(
-                f"{_place(*key)} gets another seed when the same run is made again",
+                f"{_place(*key)} gets another seed in a second, equal run",
                 slug="not-reproducible",
-                rule="a seed may depend on what is the same next time, on nothing else",
+                rule="the seed may depend only on values that a second run repeats",
             )
     for shift, others in case["others"].items():
         failure = _usable(others)
@@ -209,9 +209,9 @@ def _fixed(case: dict[str, Any], elsewhere: dict[str, Any]) -> NotYetError | Non
 
 
 def _same_in_another_run(key: Place, shift: int, is_equal: bool) -> NotYetError:
-    rule = "torch keeps only the lowest 32 bits of a seed: self.seed must change those"
+    rule = "torch uses only the lowest 32 bits of a seed: self.seed must change them"
     return NotYetError(
         f"{_place(*key)} draws the same random numbers in a run whose seed is {shift} "
         "larger",
-        rule="self.seed belongs into it, too" if is_equal else rule,
+        rule="the worker's seed must depend on self.seed" if is_equal else rule,
     )

@@ -76,7 +76,7 @@ def _cases(
             raise NotYetError(
                 f"{on(num_samples, len(shares))}: on rank {rank} shard_indices "
                 f"{shares[rank]}",
-                rule="return the numbers of the samples as a list",
+                rule="return the indices of the samples as a list",
                 fatal=True,
             )
         yield shares, num_samples, case["drop_last"]
@@ -96,10 +96,10 @@ def shares_are_even(impl: Implementation, harness: RankHarness) -> str | None:
     if all(_takes_two_rounds(s, count, drop) for _, s, count, drop in failures):
         raise NotYetError(
             f"{on(num_samples, len(shares))}: repeating every sample once is not "
-            "enough here, and the last ranks get less",
+            "enough here: the last ranks get fewer samples",
             slug="padding-wraps-once",
             evidence=table(shares),
-            rule="go round as often as it takes",
+            rule="repeat the samples as often as needed",
         )
     raise first
 
@@ -116,13 +116,13 @@ def _expect_same_again(impl: Implementation, harness: RankHarness, place: int) -
     rank = len(shares) - 1
     raise NotYetError(
         f"{on(case['num_samples'], len(shares))}: called twice for rank {rank}, "
-        "shard_indices gives other samples, so each rank shares out another order",
+        "shard_indices gives different samples, so the shards do not fit together",
         slug="not-reproducible",
         evidence=(
             Evidence(rank=rank, state="first", text=listed(shares[-1])),
             Evidence(rank=rank, state="second", text=listed(again)),
         ),
-        rule="all ranks follow one rule; no random numbers are needed here",
+        rule="all ranks use the same rule; do not use random numbers here",
     )
 
 

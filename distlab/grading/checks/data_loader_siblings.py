@@ -50,7 +50,7 @@ def _of_another(
     return NotYetError(
         f"{own.message}; not so with the reference's {guilty}",
         evidence=own.evidence,
-        rule=f"this part is right as far as one can see; look at your {guilty}",
+        rule=f"this part seems right; look at your {guilty}",
         fatal=own.fatal,
         output=own.output,
     )

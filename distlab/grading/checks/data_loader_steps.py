@@ -16,7 +16,7 @@ SAMPLES = ((10, 4), (24, 8), (37, 8), (10, 3), (5, 8), (41, 16), (20, 7))
 RANKS = (2, 3, 4, 7, 8)
 EPOCHS = 2
 
-CHANGES = "gives other numbers the next time"
+CHANGES = "gives other numbers in a second call"
 
 Batches = list[list[int]]
 """One rank's: for each step the numbers of its samples."""

@@ -120,8 +120,8 @@ def own_chunk_of_the_sum(impl: Implementation, harness: RankHarness) -> str | No
         judge(seen, expected, "reduce_scatter", wrong_scatter)
     first, last = (seen.run.ranks[rank].sent_bytes for rank in (0, -1))
     return (
-        f"n = {harness.world_size}: to reduce and scatter {len(seen.inputs[0])} "
-        f"numbers rank 0 sends {first:.0f} bytes, the last rank {last:.0f}"
+        f"n = {harness.world_size}: for a reduce_scatter of {len(seen.inputs[0])} "
+        f"elements rank 0 sends {first:.0f} bytes, the last rank {last:.0f}"
     )
 
 
@@ -145,9 +145,9 @@ def inputs_as_they_were(impl: Implementation, harness: RankHarness) -> str | Non
             numbers_of = ", ".join(map(str, changed))
             on = f"rank{'s' if len(changed) > 1 else ''} {numbers_of}"
             raise NotYetError(
-                f"{name} has changed the caller's input on {on}",
+                f"{name} modified the caller's input on {on}",
                 slug="input-changed",
                 evidence=calls_of_each(run),
-                rule="input is only read: add up in output, or in a tensor of your own",
+                rule="do not modify input: add in output, or in a new tensor",
             )
     return None

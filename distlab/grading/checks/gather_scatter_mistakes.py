@@ -22,8 +22,8 @@ FOR_THE_OTHER = (
     "chunk r of every input is for rank r: what is sent to rank dst is "
     "input.chunk(n)[dst]"
 )
-IN_PLACE = "write into output: its chunks are views; output = … only moves the name"
-FILL = "everybody's output is filled, not one rank's alone"
+IN_PLACE = "write into output: its chunks are views; output = … only rebinds the name"
+FILL = "every rank's output is filled, not only one rank's"
 
 
 class Guess(NamedTuple):
@@ -88,9 +88,9 @@ def judge(
         NotYetError: it is not; with what `guesser` makes of it, if it knows it.
     """
     if seen.are(expected):
-        expect_messages(seen.run, f"{name}'s output is right, but not by a message")
+        expect_messages(seen.run, f"{name}'s output is right, but came in no message")
         return
-    expect_messages(seen.run, f"{name}'s output is as it was")
+    expect_messages(seen.run, f"{name}'s output is unchanged")
     guess = _outside(seen, expected, name) or guesser(seen, expected)
     if guess:
         lines = seen.evidence(expected)
@@ -116,14 +116,18 @@ def _outside(seen: Outputs, expected: Sequence[Tensor], name: str) -> Guess | No
     if not ranks:
         return None
     on = "every rank" if len(ranks) == seen.n > 1 else f"rank {ranks[0]}"
-    unchanged = f"{name}'s output is as it was on {on}"
+    unchanged = f"{name}'s output is unchanged on {on}"
     if all(seen.same(seen.returned[rank], expected[rank]) for rank in ranks):
         sentence = f"your return value is right, but {unchanged}"
         return Guess("not-in-place", sentence, IN_PLACE)
     if seen.n == 1:
-        return Guess("", f"{unchanged}, alone", "one rank: the output is its input")
+        return Guess("", f"{unchanged}, with one rank", "n = 1: output = input")
     if len(ranks) == seen.n and all(map(received, seen.run.ranks)):
-        return Guess("not-in-place", f"{unchanged}: what came went elsewhere", IN_PLACE)
+        return Guess(
+            "not-in-place",
+            f"{unchanged}: data went into another tensor",
+            IN_PLACE,
+        )
     return Guess("", unchanged, FILL)
 
 
@@ -137,8 +141,8 @@ def wrong_gather(seen: Outputs, expected: Sequence[Tensor]) -> Guess | None:
     if all(holds[r] == [None if k == r else k for k in ranks] for r in ranks):
         return Guess(
             "own-chunk-missing",
-            "each rank has the others' inputs, but its own chunk is as it was",
-            "a rank's own input is one of the n: copy it into chunk number rank",
+            "each rank has the others' inputs, but its own chunk is unchanged",
+            "a rank's own input is one of the n inputs: copy it into chunk number rank",
         )
     if all(held == [r] * n for r, held in enumerate(holds)):
         sentence = "every chunk is the rank's own input; what arrived is not there"
@@ -149,7 +153,7 @@ def wrong_gather(seen: Outputs, expected: Sequence[Tensor]) -> Guess | None:
         return Guess(
             "wrong-chunk-order",
             f"every input is there, but not in the order of the ranks: rank {odd[0]} "
-            f"has those of ranks {order}",
+            f"has the inputs of ranks {order}",
         )
     alone = all(set(holds[rank]) <= {None, rank} for rank in odd)
     if len(odd) == n - 1 and 0 not in odd and alone:
@@ -160,8 +164,8 @@ def wrong_gather(seen: Outputs, expected: Sequence[Tensor]) -> Guess | None:
 def _old_in_it(seen: Outputs, expected: Sequence[Tensor]) -> Guess | None:
     for times in (1, seen.n - 1, seen.n):
         if seen.are([right + times * BEFORE for right in expected]):
-            sentence = f"what was in output before, {BEFORE:g}, is in it on every rank"
-            rule = "output may hold anything: set it to zero before you add to it"
+            sentence = f"output's old content, {BEFORE:g}, is in it on every rank"
+            rule = "output may hold any values: set it to zero before you add to it"
             return Guess("output-not-empty", sentence, rule)
     return None
 
@@ -173,13 +177,13 @@ def _odd_chunk(
     if len({*map(tuple, holds)}) == 1 and len({*holds[0]}) == 1 and holds[0][0] == 0:
         now = [value["input"] for value in seen.run.values]
         is_lost = not all(map(seen.same, now, seen.inputs))
-        and_so = ", and so is everybody's input now" if is_lost else ""
+        and_so = ", and so is every rank's input now" if is_lost else ""
         sentence = f"every chunk is rank 0's input{and_so}"
         return Guess("", sentence)
     chunk = next(k for k, held in enumerate(holds[odd]) if held != k)
     held = holds[odd][chunk]
     if held is None:
-        sentence = f"rank {odd} lacks rank {chunk}'s input: chunk {chunk} is as it was"
+        sentence = f"rank {odd} lacks rank {chunk}'s input: chunk {chunk} is unchanged"
         return Guess("", sentence, "n - 1 inputs have to reach every rank")
     if held >= 0:
         return Guess("", f"on rank {odd} chunk {chunk} is rank {held}'s input")
@@ -205,8 +209,8 @@ def wrong_scatter(seen: Outputs, expected: Sequence[Tensor]) -> Guess | None:
     if seen.are([right + BEFORE for right in expected]):
         return Guess(
             "output-not-empty",
-            f"what was in output before, {BEFORE:g}, is in the sum on every rank",
-            "output may hold anything: write the first part, then add the others",
+            f"output's old content, {BEFORE:g}, is in the sum on every rank",
+            "output may hold any values: copy the first chunk, then add the others",
         )
     if seen.are([right / n for right in expected]):
         sentence = f"each rank has the mean, not the sum: divided by {n}"
@@ -232,16 +236,16 @@ def _misdirected(seen: Outputs) -> Guess | None:
         return Guess(
             "",
             f"every rank has the sum of rank 0's chunk 0, rank 1's chunk 1"
-            f"{', …' * (n > 2)}: each sent its own chunk to all",
+            f"{', …' * (n > 2)}: each rank sent its own chunk to all ranks",
             FOR_THE_OTHER,
         )
     for other in range(1, n) if n > 2 else ():
         if seen.same(seen.outputs[0], own[0] + (n - 1) * cut[other][0]):
             return Guess(
                 "",
-                f"in rank 0's sum rank {other}'s chunk is {n - 1} times, the others' "
-                "not at all",
-                "each receive that is under way needs a tensor of its own",
+                f"rank 0's sum has rank {other}'s chunk {n - 1} times and no other "
+                "rank's chunk",
+                "each receive in flight needs its own receive buffer",
             )
     return None
 
@@ -263,25 +267,25 @@ def _incomplete(whose: list[set[int]]) -> Guess:
         return Guess(
             "own-chunk-only",
             "each rank has its chunk of its own input: nothing was added",
-            "the chunk is cut from the sum: the others' chunks have to be added",
+            "the chunk is a chunk of the sum: add the other ranks' chunks",
         )
     if all(ranks == everyone - {r} for r, ranks in enumerate(whose)):
         return Guess(
             "own-value-missing",
             "each rank's own chunk is missing from its sum",
-            "start from your own chunk, then add the others'",
+            "start from the rank's own chunk, then add the others",
         )
     odd = next(r for r, ranks in enumerate(whose) if ranks != everyone)
     if all(len(ranks) == 1 for ranks in whose):
         return Guess(
             "last-write-wins",
-            f"rank {odd} has rank {min(whose[odd])}'s chunk alone: what arrived "
+            f"rank {odd} has rank {min(whose[odd])}'s chunk only: what arrived "
             "replaced the sum",
-            "receive into a second tensor, then add it",
+            "receive into a receive buffer, then add the buffer",
         )
     lost = ", ".join(map(str, sorted(everyone - whose[odd])))
     sentence = f"rank {odd}'s sum lacks the chunk of rank {lost}"
-    return Guess("", sentence, "every rank's chunk is added, exactly once")
+    return Guess("", sentence, "add every rank's chunk exactly once")
 
 
 def _parts_of(seen: Outputs, output: Tensor) -> tuple[int, set[int]] | None:

@@ -32,7 +32,7 @@ from distlab.runner.autopsy import Evidence
 
 WORLDS = (3, 2, 4, 7, 1)
 TORCHRUN_WORLD = 2
-PATIENCE_S = 4.0  # a rank waits this long in one call; torch would wait 30 minutes
+PATIENCE_S = 4.0  # a rank waits this long in one call; gloo: 30 min
 FILE = "trained.pt"  # not the default: a path typed in would be seen
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from distlab.runner.autopsy import Evidence, describe, place_of
 # The world size that tells most comes first: with 3 a cycle is a cycle, and nothing
 # that is right by luck for 2 gets through.
 WORLDS = (3, 2, 4, 7, 1)
-ONLY_MESSAGES = "ranks are separate processes: only a message gets across"
+ONLY_MESSAGES = "ranks are separate processes: data moves between them in messages only"
 RECEIVING = frozenset({"recv", "irecv", "sendrecv"})
 
 
@@ -65,6 +66,17 @@ def reports_made(run: Run) -> int:
 def received(record: RankRecord) -> bool:
     """Whether any message came to this rank."""
     return any(call["op"] in RECEIVING for call in record.calls())
+
+
+def with_lines(evidence: Sequence[Evidence], run: Run) -> tuple[Evidence, ...]:
+    """The same evidence, and where each rank's first call stands in the function."""
+    first = {record.rank: record.calls()[:1] for record in run.ranks}
+    return tuple(
+        replace(line, where=line.where or place_of(first[line.rank][0]))
+        if first.get(line.rank)
+        else line
+        for line in evidence
+    )
 
 
 def calls_of_each(run: Run) -> tuple[Evidence, ...]:

@@ -26,20 +26,20 @@ from distlab.grading.oracles import (
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 
-# ── 1.1 exchange ────────────────────────────────────────────────────────────────────
+# ── 1.1 send_recv ───────────────────────────────────────────────────────────────────
 
 
 def exchange_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
-    """Every rank has a box of its own; afterwards, what is in it."""
-    box = numbers(seed, context.rank, 4).to(context.comm.device)
-    before = box.clone()
-    unit.exchange(context.comm, box)
-    return {"before": before, "after": box}
+    """Every rank's tensor, before and after the call."""
+    tensor = numbers(seed, context.rank, 4).to(context.comm.device)
+    before = tensor.clone()
+    unit.send_recv(context.comm, tensor)
+    return {"before": before, "after": tensor}
 
 
 @clause("collectives.exchange", "C1", worlds=(2, 3, 4, 7, 1))
 def box_arrives(impl: Implementation, harness: RankHarness) -> str | None:
-    """V: rank 1's box equals rank 0's."""
+    """V: rank 1's tensor equals rank 0's."""
     if harness.world_size == 1:
         _expect_no_hang_alone(impl, harness, exchange_once)
         return None
@@ -50,26 +50,26 @@ def box_arrives(impl: Implementation, harness: RankHarness) -> str | None:
         run = harness.run(impl, exchange_once)
     source, target = pair[0].value, pair[1].value
     if close(target["after"], source["before"]):
-        expect_messages(run, "rank 1's box is right, but not by a message")
+        expect_messages(run, "rank 1's tensor is right, but came in no message")
         return None
-    expect_messages(run, "rank 1's box is as it was")
+    expect_messages(run, "rank 1's tensor is unchanged")
     evidence = calls_of_each(run)
     if close(source["after"], target["before"]):
         raise NotYetError(
-            "the other way round: rank 0 got rank 1's box",
+            "the wrong direction: rank 0 got rank 1's tensor",
             evidence=evidence,
             rule="rank 0 sends, rank 1 receives",
         )
     unchanged = close(target["after"], target["before"])
     if unchanged and received(pair[1]):
         raise NotYetError(
-            "a message arrived, but not in the caller's box on rank 1",
+            "a message arrived on rank 1, but not in the caller's tensor",
             slug="not-in-place",
             evidence=evidence,
-            rule="receive into the tensor you were given",
+            rule="receive into the argument itself: comm.recv(tensor, 0)",
         )
     raise NotYetError(
-        "rank 1's box differs from rank 0's",
+        "rank 1's tensor differs from rank 0's",
         evidence=evidence,
         rule="rank 0 sends, rank 1 receives, however many ranks there are",
     )
@@ -77,27 +77,27 @@ def box_arrives(impl: Implementation, harness: RankHarness) -> str | None:
 
 @clause("collectives.exchange", "C2", worlds=(2, 3, 4, 7))
 def nobody_else(impl: Implementation, harness: RankHarness) -> str | None:
-    """J: one message, from rank 0 to rank 1, and no other box is touched."""
+    """J: one message, from rank 0 to rank 1, and no other rank's tensor changes."""
     run = harness.run(impl, exchange_once)
     messages = sum(record.messages for record in run.ranks)
     if messages > 1:
         raise NotYetError(
-            f"{messages} messages in all, where one is enough",
+            f"{messages} messages in all; 1 is enough",
             slug="extra-messages",
             evidence=calls_of_each(run),
-            rule="rank 0 sends once, rank 1 receives once, the others do nothing",
+            rule="rank 0 sends once, rank 1 receives once, all other ranks do nothing",
         )
     for rank, value in enumerate(run.values):
         if rank != 1 and not close(value["after"], value["before"]):
             raise NotYetError(
-                f"rank {rank}'s box changed; only rank 1's may",
+                f"rank {rank}'s tensor changed; only rank 1's may change",
                 evidence=calls_of_each(run),
-                rule="a message is a copy: the sender keeps what it has",
+                rule="a message is a copy: the sender's tensor stays unchanged",
             )
     return "drawn: rank 0 ──────▶ rank 1"
 
 
-# ── 1.2 pass_around ─────────────────────────────────────────────────────────────────
+# ── 1.2 ring_shift ──────────────────────────────────────────────────────────────────
 
 
 def pass_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def pass_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, An
     outgoing = numbers(seed, context.rank, 1).to(context.comm.device)
     incoming = torch.zeros(1, dtype=torch.float64, device=context.comm.device)
     before = outgoing.clone()
-    unit.pass_around(context.comm, outgoing, incoming)
+    unit.ring_shift(context.comm, outgoing, incoming)
     return {"sent": before, "outgoing": outgoing, "incoming": incoming}
 
 
@@ -123,10 +123,10 @@ def neighbors_number(impl: Implementation, harness: RankHarness) -> str | None:
     expect_messages(run, "incoming is not the left neighbor's number")
     if not all_close(outgoing, sent):
         raise NotYetError(
-            "outgoing was overwritten; what arrives belongs in incoming",
+            "outgoing was overwritten; receive into incoming instead",
             slug="outgoing-changed",
             evidence=calls_of_each(run),
-            rule="two tensors: one to give, one to receive into",
+            rule="send from outgoing, receive into incoming",
         )
     zero = torch.zeros(1, dtype=torch.float64)
     expect_values(
@@ -137,22 +137,22 @@ def neighbors_number(impl: Implementation, harness: RankHarness) -> str | None:
             Suspect(
                 slug="wrong-source",
                 values=[sent[(rank + 1) % n] for rank in range(n)],
-                sentence="incoming holds the right neighbor's number: the circle "
-                "runs the other way",
+                sentence="incoming holds the right neighbor's number: the ring "
+                "runs in the wrong direction",
                 rule="send to rank + 1, receive from rank - 1",
             ),
             Suspect(
                 slug="not-in-place" if all(map(received, run.ranks)) else "",
                 values=same_everywhere(zero, n),
-                sentence="incoming is as it was on every rank: nothing was received "
+                sentence="incoming is unchanged on every rank: nothing was received "
                 "into it",
-                rule="receive into the tensor you were given",
+                rule="receive into the argument itself: incoming",
             ),
             Suspect(
                 slug="",
                 values=sent,
                 sentence="incoming holds the rank's own number",
-                rule="the number must come from the neighbor, in a message",
+                rule="the number must come from the left neighbor, in a message",
             ),
         ],
         rule="send to rank + 1, receive from rank - 1, both modulo n",
@@ -167,10 +167,10 @@ def one_message_each(impl: Implementation, harness: RankHarness) -> str | None:
     counts = [record.messages for record in run.ranks]
     if any(count != 1 for count in counts):
         raise NotYetError(
-            f"messages sent by ranks 0, 1, …: {counts}; one each is enough",
+            f"messages sent by ranks 0, 1, …: {counts}; 1 per rank is enough",
             slug="extra-messages",
             evidence=calls_of_each(run),
-            rule="everybody gives to the right and takes from the left, once",
+            rule="every rank sends once to the right and receives once from the left",
         )
     return f"messages {sum(counts)}, bytes per rank {run.ranks[0].sent_bytes:.0f}"
 
@@ -181,7 +181,7 @@ def one_message_each(impl: Implementation, harness: RankHarness) -> str | None:
 def _expect_no_hang_alone(
     impl: Implementation, harness: RankHarness, scenario: Any
 ) -> None:
-    """One rank has nobody to talk to: to return or to be refused is both fine."""
+    """A single rank has no other rank: returning and being refused both pass."""
     run = harness.observe(impl, scenario)
     first = run.primary()
     refused = first is not None and first.error is not None and first.error.refused

@@ -44,9 +44,9 @@ def tree_once(
 
 TREE = Broadcast(
     scenario=tree_once,
-    rule="only a rank that has the tensor passes it on",
-    rule_of_source="count places from src: (rank - src) % n is 0 at the source",
-    rule_of_messages="every rank but src receives once, and src never",
+    rule="only a rank that has the tensor can send it",
+    rule_of_source="count offsets from src: (rank - src) % n is 0 at the source",
+    rule_of_messages="every rank except src receives once; src does not receive",
 )
 
 
@@ -73,7 +73,7 @@ def _expect_reached(run: Run, src: int) -> None:
             raise NotYetError(
                 f"src is {src}; no message came to rank {record.rank}",
                 evidence=calls_of_each(run),
-                rule="every rank but src receives once, for any number of ranks",
+                rule="every rank except src receives once, for any number of ranks",
             )
 
 
@@ -92,12 +92,11 @@ def in_few_rounds(impl: Implementation, harness: RankHarness) -> str | None:
     sends = [_sends(record) for record in run.ranks]
     rounds = _rounds(sends, src)
     if len(rounds) < n or sum(map(len, sends)) != n - 1:
-        raise NotJudgedError("it is not a tree that reaches all ranks: see C1 and C2")
+        raise NotJudgedError("the messages form no tree over all ranks: see C1 and C2")
     enough, needed = (n - 1).bit_length(), max(rounds.values())
     if needed > enough:
         raise NotYetError(
-            f"{needed} rounds on {n} ranks, where {enough} are enough"
-            f"{_shape(sends, src)}",
+            f"{needed} rounds on {n} ranks; {enough} are enough{_shape(sends, src)}",
             slug="too-many-rounds",
             evidence=_timetable(sends, rounds, src),
             rule="in each round every rank that has the tensor sends it once",
@@ -115,7 +114,7 @@ def _expect_few_on_many(impl: Implementation, harness: RankHarness) -> None:
     enough = (MANY - 1).bit_length()
     if needed > enough:
         raise NotYetError(
-            f"{needed:.0f} rounds on {MANY} simulated ranks, where {enough} are enough",
+            f"{needed:.0f} rounds on {MANY} simulated ranks; {enough} are enough",
             slug="too-many-rounds",
             rule="in each round every rank that has the tensor sends it once",
         )
@@ -142,7 +141,7 @@ def _shape(sends: list[list[int]], src: int) -> str:
     if len(sends[src]) == len(sends) - 1:
         return f": rank {src} sends every copy itself"
     if max(map(len, sends)) == 1:
-        return ": a chain, each rank passes it on to one other"
+        return ": a chain, each rank sends it to one other rank"
     return ""
 
 
