@@ -25,6 +25,7 @@ from distlab.grading.checks.microbatches import (
     make_model,
     weights_of,
 )
+from distlab.grading.checks.train_step import expect_float, number_of
 from distlab.grading.clause import clause
 from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import (
@@ -77,7 +78,7 @@ def clip_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str, A
         norm = unit.clip(
             context.comm, model, optimizer, loss_fn, microbatches, max_norm
         )
-        norms.append(float_or_type(norm))
+        norms.append(number_of(norm))
         stepped.append((before - weights_of(model)) / LEARNING_RATE)
     return {
         "weights": weights_of(model),
@@ -188,14 +189,8 @@ def expect_norms(run: Run, seed: int, name: str) -> str:
         NotYetError: it is not the norm before clipping, or not a float.
     """
     n, norms = run.world_size, [value["norms"] for value in run.values]
-    kinds = {norm for own in norms for norm in own if isinstance(norm, str)}
-    if kinds:
-        kind = min(kinds)
-        raise NotYetError(
-            f"{name} must return a float, but it returned {kind}",
-            slug="returned-none" if kind == "None" else "",
-            rule="return the norm before clipping, float(norm), on every rank",
-        )
+    for rank, own in enumerate(norms):
+        expect_float(own, f"{name} returned {{}} on rank {rank}")
     # Once the weights are wrong (C1) only the first norm can be compared.
     weights = [value["weights"] for value in run.values]
     count = len(MAX_NORMS) if all_close(weights, right_training(seed, n), 1e-6) else 1
@@ -222,10 +217,3 @@ def _expect_all_digits(norms: list[list[float]], expected: list[Tensor]) -> None
     except NotYetError as error:
         error.rule = "take the norm in the gradients' dtype; float(tensor) keeps it"
         raise
-
-
-def float_or_type(value: Any) -> float | str:
-    """A float as it is; of anything else, what it is."""
-    if value is None or isinstance(value, float):
-        return "None" if value is None else value
-    return f"a value of type {type(value).__name__}"

@@ -21,7 +21,6 @@ from distlab.grading.checks.clip import (
     Counted,
     expect_norms,
     expect_weights,
-    float_or_type,
 )
 from distlab.grading.checks.clip_mistakes import (
     LEARNING_RATE,
@@ -39,6 +38,7 @@ from distlab.grading.checks.microbatches import (
     weights_of,
 )
 from distlab.grading.checks.ported import PATIENCE_S, finished
+from distlab.grading.checks.train_step import number_of
 from distlab.grading.clause import clause
 from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import Suspect, same_everywhere
@@ -74,7 +74,7 @@ def ported_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
         loss_fn = nn.functional.cross_entropy
         before = weights_of(model.module)
         norm = unit.with_torch(model, optimizer, loss_fn, batches, max_norm)
-        norms.append(float_or_type(norm))
+        norms.append(number_of(norm))
         stepped.append((before - weights_of(model.module)) / LEARNING_RATE)
     weights = weights_of(model.module)
     leave_default_group()
