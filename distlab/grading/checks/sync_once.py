@@ -75,7 +75,7 @@ def mean_over_the_step(impl: Implementation, harness: RankHarness) -> str | None
         what="the gradient",
         rule="every rank must hold the result of the very same all_reduce",
     )
-    expect_messages(run, "the gradient is right, but not with comm")
+    expect_messages(run, "the gradient is right, but not through comm")
     return f"n = {n}: the mean over {means.total} samples, on every rank"
 
 
