@@ -1,6 +1,6 @@
 """What a rank sends in a step; `python -m figures.phase2_bytes` writes the picture.
 
-The model is that of `figures.phase2_ladder`: what is sent follows from its sizes.
+The model is that of `figures.phase2_ladder`: the bytes follow from its sizes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ WAYS = {  # name, what is sent, and how its line looks
     "data": ("data parallel", "all gradients, once", ORANGE, "", -6),
     "tensor": ("tensor parallel", "4 all_reduces per block", BLUE, "9 4", 0),
     "pipeline": (
-        "pipeline, a middle stage",
-        "a cut's activations, there and back",
+        "pipeline, middle stage",
+        "activations forward, gradients back",
         GREEN,
         "2 4",
         8,
@@ -38,8 +38,8 @@ WAYS = {  # name, what is sent, and how its line looks
 def sent(sequences: float) -> dict[str, float]:
     """Bytes that go into messages per step and rank, float32, on RANKS ranks.
 
-    A ring's all_reduce sends 2 (n - 1) / n of the tensor. A stage sends what crosses
-    a cut, there and back: one in the middle of the pipeline has a cut on either side.
+    A ring all_reduce sends 2 (n - 1) / n of the tensor. A middle stage sends its
+    activations to the next stage, and the gradients of its input to the stage before.
     """
     numbers = sequences * CONFIG.context * CONFIG.dim * 4
     ring = 2 * (RANKS - 1) / RANKS
@@ -51,21 +51,21 @@ def sent(sequences: float) -> dict[str, float]:
 
 
 def crossing() -> float:
-    """At how many sequences per step tensor parallelism sends as much as data."""
+    """The sequences per step at which tensor parallelism sends as much as data."""
     one = sent(1)
     return one["data"] / one["tensor"]
 
 
 def bytes_sent() -> str:
-    """Bytes per step against the batch, of the three ways to share the work out."""
+    """Bytes per step against the batch, for three kinds of parallelism."""
     c = Canvas(
         "bytes",
         760,
         440,
-        title="What a rank sends in a step: data, tensor and pipeline parallel",
+        title="Bytes sent per rank and step: data, tensor and pipeline parallel",
         desc=(
             f"Bytes that each of {RANKS} ranks sends in a step, against the sequences "
-            "in the batch, both on logarithmic axes. Data parallel is a level line at "
+            "in the batch, on logarithmic axes. Data parallel is a horizontal line at "
             f"{sent(1)['data'] / 1e9:.1f} GB, whatever the batch is. Tensor parallel "
             "rises with the batch and crosses that line at "
             f"{crossing():.0f} sequences. Pipeline parallel rises in parallel to it, "
@@ -94,7 +94,7 @@ def _up(count: float) -> float:
 
 
 def _axes(c: Canvas) -> None:
-    """The title, the grid and what it counts."""
+    """The title, the grid and the labels of both axes."""
     for place, words in enumerate(SIZES):
         y = _up(10 ** (6 + place))
         c.line(96, y, 540, y, color=PALE, thick=1)
@@ -107,7 +107,7 @@ def _axes(c: Canvas) -> None:
     c.text(
         96,
         30,
-        f"bytes that a rank sends in a step; {RANKS} ranks, float32, "
+        f"bytes sent per rank and step; {RANKS} ranks, float32, "
         f"{size(model()) / 1e6:.0f} million weights",
         bold=True,
         size=12.5,

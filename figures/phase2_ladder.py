@@ -1,8 +1,8 @@
 """What a rank keeps in memory; `python -m figures.phase2_ladder` writes the picture.
 
-It is measured on the course's own transformer, with GPT-2 medium's sizes. That stands
-on torch's `meta` device, where tensors have shapes and no contents, so that nothing is
-computed and 30 GB need no memory.
+It is measured on the course's own transformer, with GPT-2 medium's sizes, on torch's
+`meta` device: tensors there have shapes and no contents, so that nothing is computed
+and 30 GB need no memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SEQUENCES = 8  # the batch of one step
 PARTS = (
     ("weights", BLUE),
     ("gradients", YELLOW),
-    ("optimizer", PURPLE),
+    ("optimizer state", PURPLE),
     ("activations", SKY),
 )
 Step = Callable[[nn.Module, Tensor], Tensor]
@@ -70,7 +70,7 @@ def size(module: nn.Module) -> int:
 
 
 def tokens(sequences: int) -> Tensor:
-    """Whole numbers (B, T) without contents."""
+    """Integers (B, T) without contents."""
     return torch.empty(sequences, CONFIG.context, dtype=torch.long, device="meta")
 
 
@@ -92,13 +92,13 @@ def kept(module: nn.Module, compute: Callable[[], Tensor]) -> int:
 
 
 def plainly(layer: nn.Module, x: Tensor) -> Tensor:
-    """A layer as it is."""
+    """A layer without checkpointing."""
     result: Tensor = layer(x)
     return result
 
 
 def checkpointed(layer: nn.Module, x: Tensor) -> Tensor:
-    """A block keeps its input only; the other layers as they are."""
+    """A block keeps its input only; the other layers are not checkpointed."""
     if not isinstance(layer, Block):
         return plainly(layer, x)
     result: Tensor = unit("activation_checkpointing").checkpoint(layer, x)
@@ -114,7 +114,7 @@ def unit(name: str) -> ModuleType:
 def activations(
     layers: nn.Sequential, sequences: int, step: Step = plainly, live: int = 1
 ) -> int:
-    """Bytes kept at the peak of a stage that has `live` microbatches on their way."""
+    """Bytes kept at the peak of a stage that has `live` microbatches in flight."""
     dtype = next(layers.parameters()).dtype
     shape = (sequences, CONFIG.context, CONFIG.dim)
 
@@ -139,7 +139,7 @@ def activations(
 
 
 def stages(shares: int) -> list[nn.Sequential]:
-    """Two stages of about equal cost; each block is cut in `shares`."""
+    """Two stages of about equal cost; each block on `shares` tensor ranks."""
     whole = model(torch.bfloat16)
     cuts = unit("model_parallel").partition([size(layer) for layer in whole], 2)
     if shares > 1:
@@ -152,7 +152,7 @@ def stages(shares: int) -> list[nn.Sequential]:
 
 
 def rung(name: str, below: str, weights: int, kept_bytes: int, *, wide: bool) -> Rung:
-    """Adam in float32, or in bfloat16 with a float32 master beside Adam's two."""
+    """Adam in float32, or in bfloat16 with float32 master weights and moments."""
     return Rung(
         name,
         below,
@@ -165,21 +165,21 @@ def rung(name: str, below: str, weights: int, kept_bytes: int, *, wide: bool) ->
 
 @cache
 def ladder() -> list[Rung]:
-    """One trick more in each row."""
+    """One more technique in each row."""
     wide, narrow = model(), model(torch.bfloat16)
     count = size(wide)
     rows = [
-        rung("everything at once", "float32, Adam", count,
+        rung("full batch at once", "float32, Adam", count,
              activations(wide, SEQUENCES), wide=True),
         rung("8 microbatches", "2.1", count, activations(wide, 1), wide=True),
         rung("each block checkpointed", "2.5", count,
              activations(wide, 1, checkpointed), wide=True),
-        rung("bfloat16 and a master", "2.6", count,
+        rung("bf16, fp32 master", "2.6", count,
              activations(narrow, 1, checkpointed), wide=False),
     ]  # fmt: skip
     for shares, name, below in (
         (1, "2 stages, 1F1B", "2.14, on 2 ranks"),
-        (2, "2 stages × 2 shares", "2.18, on 4 ranks"),
+        (2, "2 stages × 2 shards", "2.18, on 4 ranks"),
     ):
         rungs = [
             rung(name, below, size(stage),
@@ -191,28 +191,27 @@ def ladder() -> list[Rung]:
 
 
 def memory() -> str:
-    """A bar per trick: weights, gradients, optimizer, activations."""
+    """A bar per row: weights, gradients, optimizer state, activations."""
     rows = ladder()
     totals = [sum(row[2:]) / 1e9 for row in rows]
     c = Canvas(
         "memory",
         760,
         420,
-        title="The memory of one training step, one trick more in each row",
+        title="Memory of one training step: each row adds one technique",
         desc=(
-            "Six bars for the rank that needs most, each cut into weights, gradients, "
-            "optimizer and activations. "
+            "Six bars for the rank that needs most, each divided into weights, "
+            "gradients, optimizer state and activations. "
             + "; ".join(
                 f"{row.name}: {total:.1f} GB"
                 for row, total in zip(rows, totals, strict=True)
             )
-            + ". Microbatches and checkpointing shrink the activations until hardly "
-            "any are left; only cutting the model shrinks the rest."
+            + ". Microbatches and checkpointing reduce the activations to a small "
+            "rest; only sharding the model reduces the other three."
         ),
     )
     scale = 440 / totals[0]
-    for place, (name, color) in enumerate(PARTS):
-        x = 208.0 + 132 * place
+    for x, (name, color) in zip((208.0, 320.0, 440.0, 592.0), PARTS, strict=True):
         c.rect(x, 22, 16, 16, fill=color)
         if name == "activations":
             c.hatch(x, 22, 16, 16, color=INK)

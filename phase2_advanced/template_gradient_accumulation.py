@@ -1,16 +1,16 @@
-"""Gradient accumulation: one optimiser step from a batch that does not fit in memory.
+"""Gradient accumulation: one optimizer step from a batch that does not fit in memory.
 
 Guide: phase2_advanced/guide/gradient_accumulation.md.
 Source: Huang et al., GPipe (arXiv 1811.06965), section 2.2, for the microbatch; Pascanu
-et al. (arXiv 1211.5063) for clipping by the global norm.
-Symbols: n = comm.world_size; K = how many microbatches a rank has in this step.
+et al. (arXiv 1211.5063), section 3.2, for clipping by the global norm.
+Symbols: n = comm.world_size; K = number of microbatches of a rank in this step.
 Cost: the activations of one microbatch; the messages of one step, whatever K is.
 
-    rank 0   microbatch 0, 1, 2 … one after another   sum in .grad ─┐ once ─▶ same step
-    rank 1   microbatch 0, 1, 2 … one after another   sum in .grad ─┘      ─▶ same step
+    rank 0   microbatch 0, 1, 2, …   one after another   sum in .grad ─┐ all_reduce
+    rank 1   microbatch 0, 1, 2, …   one after another   sum in .grad ─┘ once, then step
 
-backward() adds to .grad. That is all there is to accumulation; the rest is about what
-is added (2.1), when it is sent (2.2), and what is done with it (2.3).
+backward() adds to .grad. The tasks are about what is added (2.1), when the sum is sent
+(2.2), and how it is clipped (2.3).
 """
 
 from __future__ import annotations
@@ -31,40 +31,41 @@ Microbatches = Sequence[tuple[Tensor, Tensor]]
 def accumulate(
     comm: Comm, model: nn.Module, loss_fn: LossFn, microbatches: Microbatches
 ) -> None:
-    """Add to every `.grad` this rank's part of the mean gradient over all samples.
+    """Add to every `.grad` this rank's contribution to the mean gradient.
 
-    Given: `microbatches` are this rank's (inputs, targets). They may differ in size,
-    and the ranks may have unequally many, but each has a sample. `loss_fn` averages
-    over its samples. All samples of all ranks are one batch; the parts of all ranks
-    add up to its gradient. What `.grad` holds before the call stays in the sum.
+    Given: `microbatches` holds this rank's (inputs, targets). The microbatches may
+    differ in size, and the ranks in their number of microbatches; every rank has at
+    least one sample. `loss_fn` returns the mean over its samples. The global batch is
+    all samples of all ranks. The sum of all ranks' contributions is its mean gradient.
+    Keep what `.grad` holds before the call: add to it.
 
-    C1 a sample counts as much as any other, on whichever rank, in whichever microbatch
-    C2 no more activations are kept at any time than those of one microbatch
-    In torch.distributed: nothing does it; Trainer code divides by a global count
+    C1 every sample has the same weight, whatever its rank and its microbatch
+    C2 autograd keeps the activations of at most one microbatch at a time
+    In torch.distributed: no function; the training loop divides by a global count
     Example: n = 2, gradients 2 | 4 and 6, one sample each → 2/3 and 10/3
-    Cost: one all_reduce of one number. Check: distlab check 2.1
+    Cost: one all_reduce of one element. Check: distlab check 2.1
     """
     # TODO(gradient_accumulation.accumulate)
-    # how many samples does the whole batch have?
-    # and when may autograd forget a microbatch?
+    # how many samples does the global batch have?
+    # when may autograd free the activations of a microbatch?
     raise NotImplementedError("gradient_accumulation.accumulate")
 
 
 def sync_once(
     comm: Comm, model: nn.Module, loss_fn: LossFn, microbatches: Microbatches
 ) -> None:
-    """Replace every `.grad` by the mean gradient over all samples of all ranks.
+    """Set every `.grad` to the mean gradient of the global batch.
 
-    Given: as in 2.1. `.grad` may hold those of an old step.
+    Given: as in 2.1. `.grad` may hold the gradient of an earlier step.
 
     C1 every .grad is the mean over the samples of this step
-    C2 every gradient is sent once, however many microbatches there are
-    In torch.distributed: all but the last backward() under model.no_sync()
+    C2 every gradient is sent once, whatever the number of microbatches
+    In torch.distributed: all but the last forward and backward under model.no_sync()
     Example: n = 2, gradients 2 | 4 and 6, one sample each → 4 and 4
-    Cost: one all_reduce per parameter, and one number. Check: distlab check 2.2
+    Cost: one all_reduce per parameter, and one of one element. Check: distlab check 2.2
     """
     # TODO(gradient_accumulation.sync_once)
-    # accumulate() has done most of it: what is in .grad before, what after?
+    # accumulate() does most of it: what does .grad hold before and after the call?
     raise NotImplementedError("gradient_accumulation.sync_once")
 
 
@@ -76,45 +77,46 @@ def clip(
     microbatches: Microbatches,
     max_norm: float,
 ) -> float:
-    """Take one step with the mean gradient, no longer than `max_norm`; its norm before.
+    """Take one optimizer step with the mean gradient, clipped to the norm `max_norm`.
 
-    The norm is that of all gradients of the model as one long vector. A gradient that
-    is longer keeps its direction and gets the length max_norm; others stay as they are.
+    The norm is that of one vector: all elements of all gradients of the model. If it is
+    larger than max_norm, scale the gradient: same direction, norm max_norm. Otherwise
+    do not change it. Return the norm before clipping as a Python float.
 
-    C1 the weights become those of one process that has the whole batch and clips once
-    C2 returns the norm before clipping, the same number on every rank
+    C1 the weights are those of the single-process baseline, which clips once per step
+    C2 returns the norm before clipping as a float, equal on every rank
     In torch.distributed: torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     Example: gradients 3 and 4, max_norm 1 → 0.6 and 0.8; returns 5.0
-    Cost: that of sync_once; no message more. Check: distlab check 2.3
+    Cost: that of sync_once, and no further message. Check: distlab check 2.3
     """
     # TODO(gradient_accumulation.clip)
-    # which gradient is to be clipped: a microbatch's, a rank's, or that of all?
+    # which gradient is clipped: a microbatch's, a rank's, or the global batch's?
     raise NotImplementedError("gradient_accumulation.clip")
 
 
-def port(
+def with_torch(
     model: Any,
     optimizer: torch.optim.Optimizer,
     loss_fn: LossFn,
     microbatches: Microbatches,
     max_norm: float,
 ) -> float:
-    """The step of clip() in torch.distributed alone: there is no comm here.
+    """The step of clip() with torch.distributed alone, without comm.
 
-    Given: as in 2.3, but `model` is a torch.nn.parallel.DistributedDataParallel. In the
-    course of backward() it replaces every `.grad` by the mean over the ranks, except
-    under `with model.no_sync():`. All ranks have equally many microbatches. Whatever
-    has to be sent besides goes through torch's default process group.
+    Given: as in 2.3, but `model` is a torch.nn.parallel.DistributedDataParallel. During
+    backward() it sets every `.grad` to the mean over the ranks, except under
+    `with model.no_sync():`. All ranks have the same number of microbatches. Send
+    everything else through torch's default process group.
 
-    C1 the weights become those of one process that has the whole batch and clips once
-    C2 every gradient is sent once, however many microbatches there are
-    C3 returns the norm before clipping, the same number on every rank
-    In torch.distributed: that is what this is
+    C1 the weights are those of the single-process baseline, which clips once per step
+    C2 every gradient is sent once, whatever the number of microbatches
+    C3 returns the norm before clipping as a float, equal on every rank
+    In torch.distributed: already plain torch
     Example: n = 2, gradients 2 | 4 and 6, one sample each → 4 and 4, not 3.5 and 3.5
-    Cost: each gradient once, and one number. Check: distlab check 2.22
+    Cost: each gradient once, and one element. Check: distlab check 2.22
     """
     # TODO(gradient_accumulation.port)
-    # dist.all_reduce(tensor), dist.get_world_size() you know from 1.16.
-    # by what does DistributedDataParallel divide, and by what should be divided?
-    # which of the microbatches is the one whose backward() may send?
+    # dist.all_reduce(tensor) and dist.get_world_size() are known from 1.16.
+    # DistributedDataParallel divides by what? by what does the contract divide?
+    # in the backward() of which microbatch may gradients be sent?
     raise NotImplementedError("gradient_accumulation.port")

@@ -1,17 +1,17 @@
-"""Activation checkpointing: compute it a second time instead of keeping it.
+"""Activation checkpointing: recompute activations in backward instead of keeping them.
 
 Guide: phase2_advanced/guide/activation_checkpointing.md.
 Source: Chen et al., Training Deep Nets with Sublinear Memory Cost (arXiv 1604.06174).
-Cost: one forward pass more; kept are the inputs of the blocks, and for a moment the
+Cost: one more forward pass. Memory: the inputs of all blocks, and during backward the
 activations of one block.
 
-    forward    x ─▶ block ─▶ block ─▶ block      each keeps its input, nothing else
-    backward             ◀─ again, this time with a graph, then backward through it
+    forward    x ─▶ block ─▶ block ─▶ block      keep each block's input, nothing else
+    backward             ◀─ run the block again with a graph, then backward through it
 
-A torch.autograd.Function says for itself what forward does and what backward does.
-autograd calls `forward` with autograd turned off, and later `backward` with the
-gradient of what forward returned; backward returns a gradient for each argument of
-forward, or None for an argument that has none. `ctx` is the same object in both.
+A torch.autograd.Function defines its own forward and backward. autograd calls `forward`
+without recording a graph, and later `backward` with the gradient of forward's result.
+backward returns one value for each argument of forward: a gradient, or None for an
+argument that has none. Both get the same `ctx`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ RandomState = tuple[Tensor, ...]
 
 
 class Scale(torch.autograd.Function):
-    """Multiply by one number on the way forward, by another on the way back.
+    """A custom autograd function with one factor for forward, another for backward.
 
-    Scale.apply(tensor, forward_factor, backward_factor) gives a new tensor.
+    Scale.apply(tensor, forward_factor, backward_factor) returns a new tensor.
 
-    C1 forward: the tensor times forward_factor; the caller's tensor is as it was
-    C2 backward: the gradient that arrives, times backward_factor, is passed on
+    C1 forward returns tensor * forward_factor; the input is not modified
+    C2 backward passes on the incoming gradient times backward_factor
     In torch.distributed: the collectives of torch.distributed.nn.functional
     Example: 2 with factors 3 and 5 → 6; its gradient is 5
-    Cost: no tensor is kept for backward. Check: distlab check 2.4
+    Cost: no tensor is saved for backward. Check: distlab check 2.4
     """
 
     @staticmethod
@@ -45,7 +45,7 @@ class Scale(torch.autograd.Function):
     ) -> Tensor:
         """What `Scale.apply` returns."""
         ### BEGIN SOLUTION activation_checkpointing.first_function
-        #| what must backward know that it is not told? ctx can carry it
+        #| backward gets only ctx and a gradient: what else does it need?
         ctx.backward_factor = backward_factor
         return tensor * forward_factor
         ### END SOLUTION
@@ -54,38 +54,38 @@ class Scale(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         """A gradient, or None, for each argument of forward."""
         ### BEGIN SOLUTION activation_checkpointing.first_function
-        #| forward has three arguments: which of them has a gradient?
+        #| forward has three arguments: which of them have a gradient?
         return gradient * ctx.backward_factor, None, None
         ### END SOLUTION
 
 
 def checkpoint(block: Block, tensor: Tensor) -> Tensor:
-    """`block(tensor)`; its activations are computed again when backward needs them."""
-    # autograd calls backward only if some argument needs a gradient. The first block's
-    # tensor is data, token numbers even, and needs none, though the block's parameters
-    # do: hence the anchor.
+    """Return `block(tensor)`; its activations are recomputed in backward."""
+    # autograd calls backward only if an argument requires a gradient. The input of the
+    # first block is data, such as token ids, and requires none, but the parameters of
+    # the block do. The anchor is an argument that always requires a gradient.
     anchor = torch.empty(0, requires_grad=True)
     apply: Callable[[Block, Tensor, Tensor], Tensor] = Recompute.apply
     return apply(block, anchor, tensor)
 
 
 class Recompute(torch.autograd.Function):
-    """What `checkpoint` stands on.
+    """The custom autograd function behind `checkpoint`.
 
-    C1 the result and all gradients, of the tensor and of the block's parameters, have
-    the bits that block(tensor) and its backward() would give
-    C2 also if the block draws random numbers; and whoever draws later, draws the same
+    C1 the result and the gradients of the tensor and of the block's parameters equal
+    those of block(tensor) and its backward(), bit for bit
+    C2 also if the block draws random numbers; later random numbers do not change
     C3 between forward and backward no activation inside the block is kept
     In torch.distributed: torch.utils.checkpoint.checkpoint(block, tensor)
-    Example: three blocks, kept are their three inputs
+    Example: three blocks: their three inputs are kept
     Cost: the block runs twice. Check: distlab check 2.5
     """
 
     @staticmethod
     def forward(ctx: Any, block: Block, anchor: Tensor, tensor: Tensor) -> Tensor:
-        """What `checkpoint` returns. autograd is turned off in here."""
+        """What `checkpoint` returns. Nothing in here is recorded by autograd."""
         ### BEGIN SOLUTION activation_checkpointing.checkpoint
-        #| what will backward need to do it all again? (a tensor: ctx.save_for_backward)
+        #| what does backward need to repeat this run? (a tensor: ctx.save_for_backward)
         ctx.block, ctx.random = block, random_state()
         ctx.save_for_backward(tensor)
         return block(tensor)
@@ -95,46 +95,46 @@ class Recompute(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         """A gradient, or None, for each argument of forward."""
         ### BEGIN SOLUTION activation_checkpointing.checkpoint
-        #| once more, with torch.enable_grad(), from a tensor that has no past;
-        #| and the random numbers of forward, not those of now
+        #| run the block again, with torch.enable_grad(), from a leaf tensor,
+        #| and with the random numbers of forward, not with the current ones
         tensor = ctx.saved_tensors[0].detach().requires_grad_(ctx.needs_input_grad[2])
-        now = random_state()
+        current = random_state()
         set_random_state(ctx.random)
         with torch.enable_grad():
             result = ctx.block(tensor)
-        set_random_state(now)
+        set_random_state(current)
         result.backward(gradient)
         return None, None, tensor.grad
         ### END SOLUTION
 
 
 def random_state() -> RandomState:
-    """Where this process is in its random numbers: on the CPU, then on each GPU."""
+    """The states of this process's random number generators: CPU, then each GPU."""
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return torch.get_rng_state(), *gpus
 
 
 def set_random_state(state: RandomState) -> None:
-    """Go to a place that `random_state` has told; the next numbers follow from it."""
+    """Set all random number generators to what `random_state` returned."""
     torch.set_rng_state(state[0])
     for number, gpu in enumerate(state[1:]):
         torch.cuda.set_rng_state(gpu, number)
 
 
-def port(block: Block, tensor: Tensor) -> Tensor:
-    """`checkpoint(block, tensor)` in torch's own words, and without its limits.
+def with_torch(block: Block, tensor: Tensor) -> Tensor:
+    """`checkpoint(block, tensor)` by torch.utils.checkpoint, without the limits of 2.5.
 
-    C1 the result and all gradients have the bits that block(tensor) and its backward()
-    would give, also if the block draws random numbers; and later ones are the same
-    C2 torch.autograd.grad gives these gradients too, and writes none into a `.grad`
+    C1 the result and all gradients equal those of block(tensor) and its backward(), bit
+    for bit, also if the block draws random numbers; later random numbers do not change
+    C2 torch.autograd.grad returns these gradients too, and writes to no `.grad`
     C3 between forward and backward no activation inside the block is kept
-    In torch.distributed: that is what this is; FSDP2 and pipelining go along with it
-    Example: torch.autograd.grad(loss, parameters) after 2.5's is a RuntimeError
+    In torch.distributed: already plain torch; it works with FSDP2 and pipelining
+    Example: torch.autograd.grad(loss, parameters) raises a RuntimeError with 2.5
     Cost: the block runs twice. Check: distlab check 2.23
     """
     ### BEGIN SOLUTION activation_checkpointing.port
-    #| torch.utils.checkpoint.checkpoint: of its two ways, which one goes through
-    #| autograd.grad, and gives a first block its gradients though data needs none?
+    #| torch.utils.checkpoint.checkpoint has two variants: which one supports
+    #| torch.autograd.grad, and an input that requires no gradient?
     result: Tensor = torch.utils.checkpoint.checkpoint(
         block, tensor, use_reentrant=False
     )

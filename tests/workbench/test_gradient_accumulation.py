@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from distlab.grading.checks.microbatches import (
 from distlab.grading.oracles import close
 from distlab.runner import Cluster, Limits, RankContext
 from distlab.sim import run
+from tests.workbench.judging import verdict_on_entry
 
 SEED = 5
 SAMPLES = 24  # on each rank
@@ -129,6 +131,18 @@ def test_simulated_ranks_hold_one_clipped_gradient() -> None:
     for gradient, norm in done.values:
         assert close(norm, mean.norm())
         assert close(gradient, mean * (1e-3 / mean.norm()), 1e-13)
+
+
+def test_two_mistakes_at_once_are_told_as_facts_without_a_rule(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    verdict = verdict_on_entry(cluster, tmp_path, "GA56", worlds=(3,))
+    failure = verdict.first_failure()
+    assert failure is not None
+    assert (failure.id, failure.slug, failure.rule) == ("C1", "", "")
+    assert "in call 1, with max_norm 50, rank 0 stepped" in failure.message
+    assert re.search(r"of norm [\d.e-]+: expected [\d.e-]+$", failure.message)
+    assert all("expected" in line.text for line in failure.evidence)
 
 
 def test_the_finer_cut_has_the_same_samples() -> None:

@@ -1,4 +1,4 @@
-"""Checks of task 2.1, `gradient_accumulation.accumulate`: the parts, the memory."""
+"""Checks of task 2.1, `gradient_accumulation.accumulate`: contributions and memory."""
 
 from __future__ import annotations
 
@@ -67,25 +67,25 @@ def accumulate_once(
 
 @clause("gradient_accumulation.accumulate", "C1", worlds=WORLDS)
 def every_sample_counts_alike(impl: Implementation, harness: RankHarness) -> str | None:
-    """V: each rank's part, against every microbatch by itself."""
+    """V: each rank's contribution, against every microbatch by itself."""
     n = harness.world_size
     run = harness.run(impl, accumulate_once)
     means = first_means(harness.seed, RAGGED[:n])
     expect_values(
         [value["added"] for value in run.values],
         means.parts(),
-        what="this rank's part of the gradient",
+        what="this rank's contribution to the gradient",
         suspects=[
             *wrong_weights(means),
             Suspect(
                 slug="",
                 values=same_everywhere(means.mean(), n),
-                sentence="every rank has the whole mean: what is asked for is its part "
-                "of it, and the ranks add up their parts in 2.2",
+                sentence="every rank has the full mean: expected is its contribution, "
+                "and the ranks sum their contributions in 2.2",
             ),
             *_not_added(means, run.values[0]["old"]),
         ],
-        rule="each microbatch's mean times its samples, by the samples of all ranks",
+        rule="each microbatch's mean times its samples / samples of all ranks",
     )
     return (
         f"n = {n}: {means.total} samples in {sum(map(len, means.sizes))} microbatches"
@@ -94,12 +94,12 @@ def every_sample_counts_alike(impl: Implementation, harness: RankHarness) -> str
 
 def _not_added(means: Means, old: Tensor) -> list[Suspect]:
     """What .grad held before is gone, or was changed."""
-    rule = "backward() adds to .grad: whoever calls decides when to begin anew"
+    rule = "backward() adds to .grad: the caller decides when to zero it"
     gone = [
         Suspect(
             slug="old-gradient-changed",
             values=[part - old for part in means.parts()],
-            sentence="what .grad held before the call is gone: add to it",
+            sentence="what .grad held before the call is lost: add to it",
             rule=rule,
         ),
         *(
@@ -116,8 +116,8 @@ def _not_added(means: Means, old: Tensor) -> list[Suspect]:
                 part + (factor - 1) * old
                 for part, factor in zip(means.parts(), factors, strict=True)
             ],
-            sentence="what .grad held before the call was divided as well",
-            rule="divide what you add, not what is there",
+            sentence="what .grad held before the call was divided, too",
+            rule="divide what you add, not what .grad holds already",
         )
         for factors in (by_all, by_own)
     ]
@@ -132,7 +132,7 @@ def one_microbatch_at_a_time(impl: Implementation, harness: RankHarness) -> str 
     if worst["peak"] > ROOM * worst["one"]:
         times = worst["peak"] / worst["one"]
         raise NotYetError(
-            f"at its peak autograd keeps {times:.1f} times the activations of one "
+            f"at the peak autograd keeps {times:.1f} times the activations of one "
             "microbatch",
             slug="graphs-kept",
             evidence=tuple(
@@ -146,20 +146,20 @@ def one_microbatch_at_a_time(impl: Implementation, harness: RankHarness) -> str 
             rule="backward() of one microbatch before forward of the next",
         )
     _expect_results_let_go([value["results"] for value in run.values])
-    return f"at its peak {worst['peak']} bytes of activations, as for one microbatch"
+    return f"at the peak {worst['peak']} bytes of activations, as for one microbatch"
 
 
 def _expect_results_let_go(results: list[int]) -> None:
     if max(results) <= RESULTS:
         return
     raise NotYetError(
-        f"{max(results)} results of the model are held at the same time, each with "
+        f"{max(results)} outputs of the model are alive at the same time, each with "
         "its graph",
         slug="graphs-kept",
         evidence=tuple(
-            Evidence(rank=rank, state="held", text=f"{count} results of the model")
+            Evidence(rank=rank, state="held", text=f"{count} outputs of the model")
             for rank, count in enumerate(results)
         ),
-        rule="let go of a microbatch's result before the next forward; to look at it "
-        "later, keep result.detach()",
+        rule="drop a microbatch's result before the next forward; to keep its values, "
+        "keep result.detach()",
     )

@@ -20,7 +20,9 @@ WORLDS = (3, 2, 4, 5, 1)
 WIDTH, ROWS, BLOCKS, HIDDEN = 6, 5, 4, 12
 STORED = BLOCKS * ROWS * WIDTH * 8  # bytes of all blocks' inputs
 DROPOUT = 0.4
-AGAIN = "in backward: the random state of forward, the block, then the state of before"
+AGAIN = (
+    "in backward: set forward's random state, run the block, restore the current one"
+)
 
 
 def make_blocks(seed: int, dropout: float) -> list[nn.Module]:
@@ -59,7 +61,7 @@ def there_and_back(
 
 
 def _tokens(run: Any, device: torch.device) -> str:
-    """What goes wrong in a block whose input is whole numbers, or nothing."""
+    """What goes wrong in a block whose input is integers, or nothing."""
     table = nn.Embedding.from_pretrained(
         torch.ones(4, 3, dtype=torch.float64), freeze=False
     ).to(device)
@@ -68,7 +70,7 @@ def _tokens(run: Any, device: torch.device) -> str:
     except RuntimeError as error:
         return str(error)
     if table.weight.grad is None or table.weight.grad[3, 0] != 2:
-        return "its parameters have no gradient, or a wrong one"
+        return "its parameters have no gradient, or a wrong gradient"
     return ""
 
 
@@ -146,39 +148,41 @@ def expect_same_bits(run: Run) -> str:
     for rank, value in enumerate(run.values):
         plain, again = value["plain"], value["again"]
         if not torch.equal(plain["result"], again["result"]):
-            raise _differ(run, "result", f"the result is another one on rank {rank}")
+            raise _differ(
+                run, "result", f"the result differs from block(tensor) on rank {rank}"
+            )
         if again["start"] is None:
             raise NotYetError(
-                "no gradient gets through: what is before the block has .grad None",
+                "no gradient passes through: the leaf tensor before it has .grad None",
                 slug="gradient-chain-cut",
-                rule="backward returns the tensor's gradient in the tensor's place",
+                rule="backward returns the tensor's gradient at the tensor's position",
             )
         if any(gradient is None for gradient in again["gradients"]):
             raise NotYetError(
                 f"on rank {rank} parameters of a block have no gradient",
                 slug="parameters-without-gradient",
-                rule="result.backward(gradient) reaches the parameters too; "
-                "torch.autograd.grad gives only what it is asked for",
+                rule="result.backward(gradient) writes the parameters' .grad; "
+                "torch.autograd.grad returns only the gradients it is asked for",
             )
         if not _same_gradients(plain, again):
             raise _wrong_gradients(run, rank)
     if run.values[0]["tokens"]:
         raise NotYetError(
-            "a block whose input is whole numbers, as tokens are, does not get through "
-            f"backward: {run.values[0]['tokens']}"[:200],
+            "a block whose input is integers, such as token ids, fails in backward: "
+            f"{run.values[0]['tokens']}"[:200],
             slug="tokens-need-no-gradient",
-            rule="the tensor in backward needs a gradient if that of forward did: "
+            rule="the tensor in backward requires a gradient if forward's tensor did: "
             "ctx.needs_input_grad[2]",
         )
-    return f"n = {run.world_size}: result and gradients have the very same bits"
+    return f"n = {run.world_size}: result and gradients are equal bit for bit"
 
 
 def _name_past(error: NotYetError) -> None:
-    """Torch's own words say what it did, and not where that comes from."""
+    """Torch's message says what happened, and not why."""
     if "backward through the graph a second time" in error.message:
         error.slug = "past-not-cut"
-        error.rule = "in backward begin with tensor.detach(): what came before the "
-        error.rule += "block is for autograd to go through, and it will"
+        error.rule = "in backward start from tensor.detach(), a leaf tensor: autograd "
+        error.rule += "itself runs the backward of the layers before the block"
 
 
 def _expect_tensors(run: Run) -> None:
@@ -203,15 +207,15 @@ def _wrong_gradients(run: Run, rank: int) -> NotYetError:
     found, expected = value["again"]["gradients"], value["plain"]["gradients"]
     if _alike(found, [2 * gradient for gradient in expected]):
         return _differ(
-            run, "gradients", "the parameters' gradients are twice the right"
+            run, "gradients", "the parameters' gradients are twice the expected ones"
         )
     if _alike(found, value["ones"]):
         return _differ(
             run,
             "gradients",
-            "backward of a block starts from ones: the gradient that arrives is lost",
+            "backward of a block starts from ones: the incoming gradient is lost",
             slug="arriving-gradient-ignored",
-            rule="result.backward(gradient), with what backward was given",
+            rule="result.backward(gradient), with the argument of backward",
         )
     return _differ(run, "gradients", f"the gradients are wrong on rank {rank}")
 
@@ -225,7 +229,7 @@ def _differ(
     what: str,
     message: str,
     slug: str = "",
-    rule: str = "what the block gives, and its backward(), as without checkpoint",
+    rule: str = "expected: the result and gradients of the block without checkpoint",
 ) -> NotYetError:
     return NotYetError(
         message,
@@ -260,7 +264,7 @@ def same_random_numbers(impl: Implementation, harness: RankHarness) -> str | Non
     try:
         same_bits(impl, harness)
     except NotYetError:  # what is wrong there is not the random numbers
-        raise NotJudgedError("without random numbers first: see C1") from None
+        raise NotJudgedError("it fails without random numbers, too: see C1") from None
     return expect_same_random_numbers(
         harness.run(impl, there_and_back, dropout=DROPOUT)
     )
@@ -277,13 +281,13 @@ def expect_same_random_numbers(run: Run) -> str:
         plain, again = value["plain"], value["again"]
         if not torch.equal(plain["result"], again["result"]):
             message = (
-                "with dropout the result is another one: forward drew other numbers"
+                "with dropout the result differs: forward drew other random numbers"
             )
             raise _differ(run, "result", f"{message} on rank {rank}")
         if not _same_gradients(plain, again):
             raise NotYetError(
-                f"with dropout the gradients are wrong on rank {rank}: the second time "
-                "the block dropped other numbers",
+                f"with dropout the gradients are wrong on rank {rank}: the second run "
+                "used another dropout mask",
                 slug="recomputed-with-other-numbers",
                 rule=AGAIN,
             )
@@ -291,12 +295,12 @@ def expect_same_random_numbers(run: Run) -> str:
             raise _moved(rank, "forward")
         if not torch.equal(plain["later"], again["later"]):
             raise _moved(rank, "backward")
-    return f"n = {run.world_size}: the same with dropout {DROPOUT}"
+    return f"n = {run.world_size}: also with dropout {DROPOUT}"
 
 
 def _moved(rank: int, where: str) -> NotYetError:
     return NotYetError(
-        f"random numbers drawn after {where} are others than without checkpoint, on "
+        f"random numbers drawn after {where} differ from those without checkpoint, on "
         f"rank {rank}",
         slug="random-numbers-moved",
         rule=AGAIN,
@@ -325,14 +329,14 @@ def expect_inputs_only(run: Run) -> str:
             f"between forward and backward {again['held']} bytes are kept; the inputs "
             f"of the {BLOCKS} blocks are {STORED}",
             slug="recompute-kept-all",
-            rule="keep the block's input, and compute the rest again",
+            rule="keep the block's input, and recompute the rest",
         )
     forward, both = again["calls"]
     if (forward, both) != (BLOCKS, 2 * BLOCKS):
         raise NotYetError(
             f"{BLOCKS} blocks ran {forward} times in forward, {both - forward} times "
-            "in backward: each once is enough",
-            rule="once without a graph, once with one",
+            "in backward: expected is once each",
+            rule="run it once without a graph, and once with a graph",
         )
     share = again["held"] / plain["held"]
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +13,7 @@ from distlab.grading.checks.clip_mistakes import (
     LEARNING_RATE,
     MAX_NORMS,
     norms_of,
+    right_steps,
     right_training,
     wrong_norms,
     wrong_trainings,
@@ -23,16 +25,20 @@ from distlab.grading.checks.microbatches import (
     make_model,
     weights_of,
 )
+from distlab.grading.checks.train_step import expect_float, number_of
 from distlab.grading.clause import clause
 from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import (
+    Suspect,
     all_close,
+    close,
     expect_equal_bits,
     expect_values,
     same_everywhere,
 )
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence
 
 WORLDS = (3, 2, 4, 5, 1)
 # clip_grad_norm_ divides by the norm plus 1e-6.
@@ -56,11 +62,11 @@ class Counted(torch.optim.SGD):
 
 
 def clip_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
-    """Steps with different limits: some are longer than the gradient, some shorter."""
+    """Steps with different limits: some are above the gradient's norm, some below."""
     device = context.comm.device
     model = make_model(seed).to(device)
     optimizer = Counted(model.parameters(), lr=LEARNING_RATE)
-    norms = []
+    norms, stepped = [], []
     for step, max_norm in enumerate(MAX_NORMS):
         sizes = LEVEL[context.rank % len(LEVEL)]
         microbatches = [
@@ -68,37 +74,91 @@ def clip_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str, A
             for inputs, targets in make_microbatches(seed, step, context.rank, sizes)
         ]
         loss_fn = nn.functional.cross_entropy
+        before = weights_of(model)
         norm = unit.clip(
             context.comm, model, optimizer, loss_fn, microbatches, max_norm
         )
-        norms.append(_number(norm))
-    return {"weights": weights_of(model), "norms": norms, "steps": optimizer.steps}
+        norms.append(number_of(norm))
+        stepped.append((before - weights_of(model)) / LEARNING_RATE)
+    return {
+        "weights": weights_of(model),
+        "norms": norms,
+        "steps": optimizer.steps,
+        "stepped": stepped,
+    }
 
 
 @clause("gradient_accumulation.clip", "C1", worlds=WORLDS)
 def clipped_once(impl: Implementation, harness: RankHarness) -> str | None:
-    """V: after some steps the weights are those of one process."""
+    """V: after some steps the weights are those of the single-process baseline."""
     n, seed = harness.world_size, harness.seed
     run = harness.run(impl, clip_steps)
-    weights = [value["weights"] for value in run.values]
-    expected = right_training(seed, n)
     _expect_steps(run)
-    expect_values(
-        weights,
-        expected,
-        what=f"the weights after {len(MAX_NORMS)} steps",
-        verb="are",
-        tolerance=TOLERANCE,
-        suspects=[] if all_close(weights, expected) else wrong_trainings(seed, n),
-        rule="accumulate, send, then clip, then step",
-    )
+    expect_weights(run, seed, lambda: wrong_trainings(seed, n))
+    expect_messages(run, "the weights are right, but not through comm")
+    return f"n = {n}: the weights of the baseline after {len(MAX_NORMS)} steps"
+
+
+def expect_weights(
+    run: Run, seed: int, suspects: Callable[[], Sequence[Suspect]]
+) -> None:
+    """The weights at the end, on every rank. Every suspect has a rule.
+
+    Raises:
+        NotYetError: they are wrong; if no suspect fits, with the facts of the first
+            step that is wrong.
+    """
+    weights = [value["weights"] for value in run.values]
+    what = f"the weights after {len(MAX_NORMS)} steps"
+    try:
+        expect_values(
+            weights,
+            right_training(seed, run.world_size),
+            what=what,
+            verb="are",
+            tolerance=TOLERANCE,
+            suspects=suspects,
+        )
+    except NotYetError as error:
+        if error.rule:
+            raise
+        raise _first_wrong_step(run, seed) from None
     expect_equal_bits(
-        weights,
-        what=f"the weights after {len(MAX_NORMS)} steps",
-        rule="every rank must apply the very same gradient",
+        weights, what=what, rule="every rank must apply the very same gradient"
     )
-    expect_messages(run, "the weights are right, but not by way of comm")
-    return f"n = {n}: the weights of one process after {len(MAX_NORMS)} steps"
+
+
+def _first_wrong_step(run: Run, seed: int) -> NotYetError:
+    """No known mistake fits: what is expected and what was applied, and no advice."""
+    expected = right_steps(seed, run.world_size)
+    applied = [value["stepped"] for value in run.values]
+    step, rank = next(
+        (step, rank)
+        for step in range(len(MAX_NORMS))
+        for rank in range(run.world_size)
+        if step == len(MAX_NORMS) - 1
+        or not close(applied[rank][step], expected[step], TOLERANCE)
+    )
+    wanted = float(expected[step].norm())
+    evidence, norms = [], []
+    for number, own in enumerate(applied):
+        norms.append(float(own[step].norm()))
+        alike = nn.functional.cosine_similarity(own[step], expected[step], dim=0)
+        is_right = close(own[step], expected[step], TOLERANCE)
+        evidence.append(
+            Evidence(
+                rank=number,
+                state="right" if is_right else "wrong",
+                text=f"norm: got {norms[-1]:.4g}   expected {wanted:.4g}   "
+                f"cosine of the two gradients {float(alike):.4f}",
+            )
+        )
+    call = f"in call {step + 1}, with max_norm {MAX_NORMS[step]:g}, rank {rank} stepped"
+    if abs(norms[rank] - wanted) <= TOLERANCE * max(1.0, wanted):
+        said = f"with the expected norm, {wanted:.4g}, but with other elements"
+    else:
+        said = f"with a gradient of norm {norms[rank]:.4g}: expected {wanted:.4g}"
+    return NotYetError(f"{call} {said}", evidence=tuple(evidence))
 
 
 def _expect_steps(run: Run) -> None:
@@ -107,7 +167,7 @@ def _expect_steps(run: Run) -> None:
         if steps not in (0, len(MAX_NORMS)):
             is_each = steps == len(MAX_NORMS) * len(LEVEL[rank])
             raise NotYetError(
-                f"in {len(MAX_NORMS)} calls of clip rank {rank} called "
+                f"in {len(MAX_NORMS)} calls of clip, rank {rank} called "
                 f"optimizer.step() {steps} times",
                 slug="stepped-every-microbatch" if is_each else "",
                 rule="one step, after the last microbatch",
@@ -116,7 +176,7 @@ def _expect_steps(run: Run) -> None:
 
 @clause("gradient_accumulation.clip", "C2", worlds=WORLDS)
 def norm_before_clipping(impl: Implementation, harness: RankHarness) -> str | None:
-    """V: the returned number is the norm of the whole gradient, on every rank."""
+    """V: the returned float is the norm of the full gradient, on every rank."""
     return expect_norms(harness.run(impl, clip_steps), harness.seed, "clip")
 
 
@@ -124,16 +184,12 @@ def expect_norms(run: Run, seed: int, name: str) -> str:
     """What `name` has returned on every rank, step by step.
 
     Raises:
-        NotYetError: it is not the norm before clipping.
+        NotYetError: it is not the norm before clipping, or not a float.
     """
     n, norms = run.world_size, [value["norms"] for value in run.values]
-    if any(norm is None for own in norms for norm in own):
-        raise NotYetError(
-            f"{name} returned no number",
-            slug="returned-none",
-            rule="return the norm before clipping as a float, on every rank",
-        )
-    # Once the weights have gone astray (C1) only the first norm can be compared.
+    for rank, own in enumerate(norms):
+        expect_float(own, f"{name} returned {{}} on rank {rank}")
+    # Once the weights are wrong (C1) only the first norm can be compared.
     weights = [value["weights"] for value in run.values]
     count = len(MAX_NORMS) if all_close(weights, right_training(seed, n), 1e-6) else 1
     expected = norms_of(seed, n)[:count]
@@ -143,7 +199,6 @@ def expect_norms(run: Run, seed: int, name: str) -> str:
         what="the returned norm",
         tolerance=TOLERANCE,
         suspects=wrong_norms(seed, n, count),
-        rule="of all gradients as one vector: the root of the sum of all squares",
     )
     if count > 1:
         _expect_all_digits(norms, same_everywhere(expected[:EXACT], n))
@@ -158,11 +213,5 @@ def _expect_all_digits(norms: list[list[float]], expected: list[Tensor]) -> None
             what="the returned norm",
         )
     except NotYetError as error:
-        error.rule = "take the norm in the gradients' own dtype; float(tensor) keeps it"
+        error.rule = "take the norm in the gradients' dtype; float(tensor) keeps it"
         raise
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
-    return float(value) if isinstance(value, int | float) else None

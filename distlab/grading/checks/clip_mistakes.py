@@ -1,4 +1,4 @@
-"""Clipped training in this one process, right and with known mistakes."""
+"""Clipped training in a single process, right and with known mistakes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ LEARNING_RATE = 0.2
 # is large enough to leave single parameters alone.
 MAX_NORMS = (50.0, 0.1, 0.2, 0.4)
 
+NORM = "one norm over all gradients: the square root of the sum of all squares"
 Rule = Callable[[Means, float], list[Tensor]]
 """`(the step's gradients, max_norm)` → the gradient with which each rank steps."""
 
@@ -45,7 +46,7 @@ def train(seed: int, n: int, rule: Rule) -> tuple[list[Tensor], list[Means]]:
 
 
 def right(means: Means, max_norm: float) -> list[Tensor]:
-    """One process: the mean of all samples, clipped once."""
+    """The single-process baseline: the mean of all samples, clipped once."""
     return same_everywhere(clipped(means.mean(), max_norm), len(means.sizes))
 
 
@@ -59,6 +60,12 @@ def right_training(seed: int, n: int) -> list[Tensor]:
     return _right(seed, n)[0]
 
 
+def right_steps(seed: int, n: int) -> list[Tensor]:
+    """The gradient of each step, after clipping."""
+    met = _right(seed, n)[1]
+    return [clipped(m.mean(), limit) for m, limit in zip(met, MAX_NORMS, strict=True)]
+
+
 def norms_of(seed: int, n: int) -> Tensor:
     """The norm before clipping, step by step."""
     return torch.stack([means.mean().norm() for means in _right(seed, n)[1]])
@@ -66,32 +73,30 @@ def norms_of(seed: int, n: int) -> Tensor:
 
 def wrong_trainings(seed: int, n: int) -> list[Suspect]:
     """What known mistakes lead to."""
-    after = (
-        "clip what all ranks have together: after accumulating, after the all_reduce"
-    )
+    after = "clip the gradient of the global batch: after the all_reduce"
     guesses: list[tuple[str, str, str, Callable[[Means, float], Tensor]]] = [
         (
             "never-clipped",
-            "the steps were as long as the gradients: not clipped before the step",
-            "clip in place, before optimizer.step()",
+            "the gradients were not clipped before the step",
+            "change every .grad in place, before optimizer.step()",
             lambda means, limit: means.mean(),
         ),
         (
             "clip-always-scales",
-            "gradients that were short enough were made longer, to max_norm",
-            "only a gradient longer than max_norm is changed",
+            "gradients shorter than max_norm were scaled up to max_norm",
+            "scale only a gradient whose norm is larger than max_norm",
             lambda means, limit: means.mean() * (limit / float(means.mean().norm())),
         ),
         (
             "clip-per-parameter",
-            "every parameter's gradient was clipped by its own norm: the direction of "
-            "the step is another one",
+            "every parameter's gradient was clipped by its own norm: the step has "
+            "another direction",
             "one norm over all gradients, one factor for all",
             _per_parameter,
         ),
         (
             "clip-before-averaging",
-            "each rank clipped its own part, and the clipped parts were added up",
+            "each rank clipped its own gradient before the sum over the ranks",
             after,
             lambda means, limit: _sum([clipped(part, limit) for part in means.parts()]),
         ),
@@ -103,21 +108,20 @@ def wrong_trainings(seed: int, n: int) -> list[Suspect]:
         ),
         (
             "clip-every-microbatch",
-            "each microbatch's gradient was clipped by itself",
+            "each microbatch's gradient was clipped separately",
             after,
             _each,
         ),
         (
             "norm-over-ranks",
             f"the gradients were clipped as if their norm were √{n} times as large: "
-            f"its square was added up over the {n} ranks",
-            "after the all_reduce every rank has the whole gradient, and its norm",
+            f"its square was summed over the {n} ranks",
+            "after the all_reduce every rank has the full gradient, and its norm",
             lambda means, limit: clipped(means.mean(), limit / n**0.5),
         ),
         (
             "",
-            "the single numbers were clipped, not the norm: the direction of the step "
-            "is another one",
+            "the elements were clipped, not the norm: the step has another direction",
             "one norm over all gradients, one factor for all",
             lambda means, limit: means.mean().clamp(-limit, limit),
         ),
@@ -134,7 +138,7 @@ def wrong_trainings(seed: int, n: int) -> list[Suspect]:
 
 
 def wrong_norms(seed: int, n: int, count: int) -> list[Suspect]:
-    """What other numbers there are."""
+    """What known mistakes return."""
     steps = _right(seed, n)[1][:count]
     norms = norms_of(seed, n)[:count]
     limits = torch.tensor(MAX_NORMS[:count], dtype=torch.float64)
@@ -143,14 +147,14 @@ def wrong_norms(seed: int, n: int, count: int) -> list[Suspect]:
         (
             "norm-after-clipping",
             torch.minimum(norms, limits),
-            "the returned norm is that after clipping",
+            "the returned norm is the norm after clipping",
         ),
         ("", norms.square(), "the returned number is the square of the norm"),
         (
             "norms-added-up",
             torch.stack([_sum(_norms(m.mean())) for m in steps]),
-            "the returned number is the sum of the parameters' norms: of norms it is "
-            "the squares that add up",
+            "the returned number is the sum of the parameters' norms: add their "
+            "squares instead",
         ),
         (
             "",
@@ -161,23 +165,26 @@ def wrong_norms(seed: int, n: int, count: int) -> list[Suspect]:
             "norm-over-ranks",
             norms * n**0.5,
             f"the returned norm is √{n} times that of the mean gradient: its square "
-            f"was added up over the {n} ranks",
+            f"was summed over the {n} ranks",
         ),
         ("", norms * n, f"the returned norm is {n} times that of the mean gradient"),
     ]
-    found = [
-        Suspect(slug=slug, values=same_everywhere(value, n), sentence=sentence)
+    suspects = [
+        Suspect(
+            slug=slug, values=same_everywhere(value, n), sentence=sentence, rule=NORM
+        )
         for slug, value, sentence in everywhere
     ]
-    found.append(
+    suspects.append(
         Suspect(
             slug="norm-of-own-part",
             values=own,
-            sentence="every rank returned the norm of its own part of the gradient",
-            rule="the norm of the gradient that all ranks have together",
+            sentence="the returned norm is that of each rank's own contribution, not "
+            "of the mean gradient",
+            rule="the norm of the mean gradient, after the all_reduce",
         )
     )
-    return found
+    return suspects
 
 
 def _everywhere(rule: Callable[[Means, float], Tensor]) -> Rule:

@@ -25,7 +25,7 @@ RULE_BACK = "gradient * backward_factor for the tensor, None for the two numbers
 def scale_and_back(
     context: RankContext, unit: ModuleType, seed: int
 ) -> list[dict[str, Any]]:
-    """The middle of a short chain, for each pair of factors; all forward, then back."""
+    """The middle of a short chain, for each pair of factors: forward, then backward."""
     device = context.comm.device
     cases: list[dict[str, Any]] = []
     chains = []
@@ -55,7 +55,7 @@ def scale_and_back(
 
 
 def _back(case: dict[str, Any], given: Tensor, outer: Tensor) -> None:
-    """Backward from a gradient that somebody else may still need."""
+    """Backward from a gradient that another branch may still need."""
     arriving = 2.0 * outer.detach()
     lent = arriving.clone()
     outer.backward(lent)
@@ -83,39 +83,39 @@ def forward_scales(impl: Implementation, harness: RankHarness) -> str | None:
                 (
                     "factors-swapped",
                     given * back,
-                    "forward took the factor of backward",
+                    "forward used the factor of backward",
                 ),
-                ("", given, "forward returned the tensor as it was"),
-                ("", given * forth * back, "forward took both factors"),
+                ("", given, "forward returned the tensor unchanged"),
+                ("", given * forth * back, "forward used both factors"),
             )
         ],
         rule="tensor * forward_factor",
     )
     if any(case["changed"] for case in cases):
         raise NotYetError(
-            "the caller's tensor was changed: forward worked in place",
+            "forward modified its argument: it worked in place",
             slug="input-changed",
-            rule="tensor * factor makes a new tensor, tensor *= factor changes yours",
+            rule="tensor * factor is a new tensor, tensor *= factor works in place",
         )
     pairs = zip(cases, FACTORS, strict=True)
     same = [forth for case, (forth, _) in pairs if case["shared"]]
     if same:
         raise NotYetError(
-            f"with the factor {same[0]:g} forward returned no new tensor but the "
-            "caller's: who changes one changes both",
+            f"with the factor {same[0]:g} forward returned its argument's memory, not "
+            "a new tensor: a change to one changes both",
             slug="nothing-copied",
-            rule="tensor * forward_factor makes a new tensor, also where it is 1",
+            rule="tensor * forward_factor returns a new tensor, also for the factor 1",
         )
     return f"{len(FACTORS)} pairs of factors"
 
 
 @clause("activation_checkpointing.first_function", "C2", worlds=(1,))
 def backward_scales(impl: Implementation, harness: RankHarness) -> str | None:
-    """V: the gradient that comes out at the beginning of the chain."""
+    """V: the gradient at the beginning of the chain."""
     cases = _cases(impl, harness, "C2")
     if any(case.get("gradient") is None for case in cases):
         raise NotYetError(
-            "no gradient gets through: what stands before Scale has .grad None",
+            "no gradient passes Scale: the leaf tensor before it has .grad None",
             slug="gradient-chain-cut",
             rule=RULE_BACK,
         )
@@ -123,23 +123,23 @@ def backward_scales(impl: Implementation, harness: RankHarness) -> str | None:
     forth, back = (_column(index) for index in (0, 1))
     arriving = 2.0 * torch.stack([case["outer"] for case in cases])
     guesses = (
-        ("factors-swapped", arriving * forth, "backward took the factor of forward"),
-        ("", arriving, "backward passed the gradient on as it came"),
-        ("", arriving * back * forth, "backward took both factors"),
+        ("factors-swapped", arriving * forth, "backward used the factor of forward"),
+        ("", arriving, "backward passed on the incoming gradient unchanged"),
+        ("", arriving * back * forth, "backward used both factors"),
         (
             "factor-of-last-call",
             arriving * FACTORS[-1][1],
-            f"backward took the factor of the last of {len(FACTORS)} calls for all",
+            f"backward used the factor of the last of {len(FACTORS)} calls for all",
         ),
         (
             "arriving-gradient-ignored",
             torch.ones_like(given) * back,
-            "backward returned its factor, not the gradient that arrived times it",
+            "backward returned its factor, not the incoming gradient times it",
         ),
         (
             "arriving-gradient-ignored",
             given * back,
-            "backward returned the tensor times its factor: what arrived is lost",
+            "backward returned tensor * factor: the incoming gradient is lost",
         ),
     )
     expect_values(
@@ -154,19 +154,19 @@ def backward_scales(impl: Implementation, harness: RankHarness) -> str | None:
     )
     if any(case["lent_changed"] for case in cases):
         raise NotYetError(
-            "backward changed the gradient that it was given: it worked in place",
+            "backward modified the incoming gradient: it worked in place",
             slug="autograd-input-changed",
-            rule="gradient * factor makes a new tensor, gradient *= factor changes one "
-            "that another branch of the graph may still need",
+            rule="gradient * factor returns a new tensor; gradient *= factor changes a "
+            "tensor that another branch of the graph may still need",
         )
     worst = max(case["kept"] for case in cases)
     if worst:
         raise NotYetError(
-            f"forward keeps {worst} bytes for backward, which needs no tensor",
+            f"forward saves {worst} bytes for backward, which needs no tensor",
             slug="kept-for-nothing",
             rule="a number is enough: ctx.backward_factor = backward_factor",
         )
-    return "the gradient that arrives, times the factor; nothing kept"
+    return "the incoming gradient times the factor; no tensor saved"
 
 
 def _cases(

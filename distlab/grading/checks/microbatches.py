@@ -40,7 +40,7 @@ FINE: tuple[Sizes, ...] = (
 def make_microbatches(
     seed: int, step: int, rank: int, sizes: Sequence[int]
 ) -> list[Microbatch]:
-    """One rank's share of a batch, cut up: inputs (size, 6), class numbers (size,)."""
+    """One rank's batch in microbatches: inputs (size, 6), class numbers (size,)."""
     generator = torch.Generator().manual_seed(seed * 7919 + step * 101 + rank)
     count = sum(sizes)
     inputs = torch.randn(count, 6, generator=generator, dtype=torch.float64)
@@ -95,7 +95,7 @@ def means_of(model: nn.Module, seed: int, step: int, sizes: Sequence[Sizes]) -> 
 
 @lru_cache(maxsize=32)
 def first_means(seed: int, sizes: tuple[Sizes, ...]) -> Means:
-    """Those of step 0, at the weights that everybody starts with."""
+    """Those of step 0, at the initial weights."""
     return means_of(make_model(seed), seed, 0, sizes)
 
 
@@ -127,50 +127,50 @@ def wrong_guesses(means: Means) -> list[Guess]:
     return [
         (
             "microbatches-summed",
-            "the microbatches' mean gradients were added up and never divided",
+            "the microbatches' mean gradients were summed and never divided",
             lambda r, k: 1.0,
         ),
         (
             "mean-of-microbatches",
-            "every microbatch counts alike, however many samples it has: divided by K",
+            "every microbatch has the same weight, whatever its size: divided by K",
             lambda r, k: 1 / counts[r],
         ),
         (
             "mean-of-microbatches",
-            "every microbatch counts alike, however many samples it has: divided by "
-            "K times the ranks",
+            "every microbatch has the same weight, whatever its size: divided by K "
+            "times the number of ranks",
             lambda r, k: 1 / counts[r] / n,
         ),
         (
             "mean-of-microbatches",
-            "every microbatch of all ranks counts alike, however many samples it has",
+            "every microbatch of all ranks has the same weight, whatever its size",
             lambda r, k: 1 / sum(counts),
         ),
         (
             "own-denominator",
-            "the gradient is the mean over this rank's samples: the others' samples "
-            "are not in the denominator",
+            "the gradient is the mean over this rank's samples: the denominator lacks "
+            "the other ranks' samples",
             lambda r, k: sizes[r][k] / sum(sizes[r]),
         ),
         (
             "mean-of-means",
-            "each rank's mean counts alike, however many samples it has",
+            "every rank's mean has the same weight, whatever its number of samples",
             lambda r, k: sizes[r][k] / sum(sizes[r]) / n,
         ),
         (
             "short-tail-as-full",
-            "the last microbatch is short, and the division is by K full ones",
+            "the last microbatch is shorter, but the divisor is K times the first size",
             lambda r, k: sizes[r][k] / (counts[r] * sizes[r][0]),
         ),
         *_as_if_full(means),
         (
             "",
-            "the microbatches' sums were added up and never divided",
+            "the microbatches' sums were summed and never divided",
             lambda r, k: float(sizes[r][k]),
         ),
         (
             "",
-            "the mean gradients were added up and divided by the number of all samples",
+            "the mean gradients were summed and divided by the number of all samples",
             lambda r, k: 1 / total,
         ),
         *_only_some(means),
@@ -186,8 +186,8 @@ def _as_if_full(means: Means) -> list[Guess]:
     return [
         (
             "short-tail-as-full",
-            f"the division is by {full} samples, as if every microbatch were as large "
-            f"as its rank's first; there are {means.total}",
+            f"the divisor is {full}, as if every microbatch were as large as its "
+            f"rank's first; there are {means.total} samples",
             lambda r, k: sizes[r][k] / full,
         )
     ]
@@ -202,8 +202,8 @@ def _only_some(means: Means) -> list[Guess]:
     def last(r: int, k: int) -> bool:
         return k == len(sizes[r]) - 1
 
-    wiped = "only the last microbatch is in .grad: the others were wiped out"
-    lost = "the last microbatch, the short one, is not in the gradient"
+    wiped = "only the last microbatch is in .grad: the others were overwritten"
+    lost = "the last, shorter microbatch is not in the gradient"
     return [
         (
             "last-microbatch-only",

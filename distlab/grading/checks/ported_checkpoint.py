@@ -27,25 +27,25 @@ from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
 
 WORLDS = (2, 1)  # nothing is sent; two ranks draw different numbers
-NON_REENTRANT = "use_reentrant=False: the graph of forward is kept, without its tensors"
+NON_REENTRANT = "use_reentrant=False keeps forward's graph, without its tensors"
 RULES = {
     "parameters-without-gradient": NON_REENTRANT,
-    "recomputed-with-other-numbers": "preserve_rng_state is True unless you say False",
+    "recomputed-with-other-numbers": "leave preserve_rng_state at its default, True",
 }
 
 
 def ported_blocks(
     context: RankContext, unit: ModuleType, seed: int, dropout: float = 0.0
 ) -> dict[str, Any]:
-    """As in 2.5, with `port` in the place of `checkpoint`."""
-    theirs = cast(ModuleType, SimpleNamespace(checkpoint=unit.port))
+    """As in 2.5, with `with_torch` in the place of `checkpoint`."""
+    theirs = cast(ModuleType, SimpleNamespace(checkpoint=unit.with_torch))
     return there_and_back(context, theirs, seed, dropout)
 
 
 def asked_for(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
-    """The gradients from torch.autograd.grad, without and with `port`."""
+    """The gradients from torch.autograd.grad, without and with `with_torch`."""
     found: dict[str, Any] = {}
-    for name, run in (("plain", lambda block, x: block(x)), ("again", unit.port)):
+    for name, run in (("plain", lambda block, x: block(x)), ("again", unit.with_torch)):
         blocks = make_blocks(seed, 0.0)
         generator = torch.Generator().manual_seed(seed * 7919 + context.rank)
         start = torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64)
@@ -69,11 +69,11 @@ def asked_for(context: RankContext, unit: ModuleType, seed: int) -> dict[str, An
     also=lambda _: _WITH_DROPOUT,
 )
 def same_bits(impl: Implementation, harness: RankHarness) -> str | None:
-    """V: bit by bit, then the same with dropout; random numbers drawn later too."""
+    """V: bit by bit, then the same with dropout; later random numbers, too."""
     said = _in_torchs_words(expect_same_bits, harness.run(impl, ported_blocks))
     dropped = harness.run(impl, ported_blocks, dropout=DROPOUT)
     _in_torchs_words(expect_same_random_numbers, dropped)
-    return f"{said}, with dropout {DROPOUT} too"
+    return f"{said}, also with dropout {DROPOUT}"
 
 
 _WITH_DROPOUT: list[tuple[Scenario, dict[str, Any]]] = [
@@ -82,42 +82,42 @@ _WITH_DROPOUT: list[tuple[Scenario, dict[str, Any]]] = [
 
 
 def _in_torchs_words(expect: Callable[[Run], str], run: Run) -> str:
-    """What task 2.5 expects; the rules are those of who calls torch's."""
+    """What task 2.5 expects; the rules are about the call of torch's function."""
     try:
         return expect(run)
     except NotYetError as failure:
         failure.rule = RULES.get(
-            failure.slug, "block(tensor), computed again by torch when backward comes"
+            failure.slug, "expected: block(tensor), recomputed by torch in backward"
         )
         raise
 
 
 @clause("activation_checkpointing.port", "C2", worlds=WORLDS)
 def asked_by_name(impl: Implementation, harness: RankHarness) -> str | None:
-    """V: torch.autograd.grad gives the bits that it gives without `port`."""
+    """V: torch.autograd.grad gives the bits that it gives without checkpointing."""
     run = harness.run(impl, asked_for)
     for rank, value in enumerate(run.values):
         if "refused" in value:
             raise NotYetError(
-                f"torch.autograd.grad is refused on rank {rank}: {value['refused']}",
+                f"torch.autograd.grad fails on rank {rank}: {value['refused']}",
                 slug="backward-inside-backward",
                 rule=NON_REENTRANT,
             )
         if value["written"]:
             raise NotYetError(
-                f"torch.autograd.grad wrote {value['written']} .grad on rank {rank}",
+                f"torch.autograd.grad wrote to {value['written']} .grad on rank {rank}",
                 slug="backward-inside-backward",
                 rule=NON_REENTRANT,
             )
         if not all(map(torch.equal, value["again"], value["plain"])):
             raise NotYetError(
-                f"torch.autograd.grad gives other gradients on rank {rank}",
+                f"torch.autograd.grad returns wrong gradients on rank {rank}",
                 evidence=(
                     Evidence(
                         rank=rank,
                         state="bits",
                         text=f"without {digest(*value['plain'])}   "
-                        f"with port {digest(*value['again'])}",
+                        f"with_torch {digest(*value['again'])}",
                     ),
                 ),
                 rule=NON_REENTRANT,
@@ -133,6 +133,6 @@ def inputs_kept_only(impl: Implementation, harness: RankHarness) -> str | None:
         return expect_inputs_only(run)
     except NotYetError as failure:
         if failure.fatal:
-            raise NotJudgedError("no tensor: see C1") from None
-        failure.rule = "each block through torch.utils.checkpoint.checkpoint, once"
+            raise NotJudgedError("no tensor was returned: see C1") from None
+        failure.rule = "call torch.utils.checkpoint.checkpoint once for each block"
         raise

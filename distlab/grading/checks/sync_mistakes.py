@@ -13,11 +13,11 @@ from distlab.grading.oracles import Suspect, same_everywhere
 RULE_ZERO = "backward() adds to .grad: set it to zero before the first microbatch"
 RULE_ONE_SUM = "one all_reduce per gradient, after the last microbatch"
 RULE_IN_PLACE = "comm.all_reduce(parameter.grad), once, after the last microbatch"
-RULE_WEIGHT = "each mean times its samples, by the samples of all ranks"
-WIPED = "model.zero_grad() comes before the first backward(), and not again"
+RULE_WEIGHT = "each mean times its samples / samples of all ranks"
+WIPED = "call model.zero_grad() before the first backward(), and not again"
 
-OWN = "every rank still has its own part: nothing was added up in place"
-RANK_0 = "every rank has rank 0's part: the others' samples are lost"
+OWN = "every rank still has its own contribution: nothing was summed in place"
+RANK_0 = "every rank has rank 0's contribution: the others' samples are lost"
 SUMMED = "the accumulated gradient was summed over the ranks after every microbatch"
 LEFT = "the gradients of the old step are still in"
 

@@ -68,14 +68,14 @@ def mean_over_the_step(impl: Implementation, harness: RankHarness) -> str | None
         same_everywhere(means.mean(), n),
         what="the gradient",
         suspects=partial(suspects_of, means, OLD),
-        rule="the parts of all ranks add up to the mean: one sum, and no division more",
+        rule="the contributions of all ranks add up to the mean: one sum, no division",
     )
     expect_equal_bits(
         list(run.values),
         what="the gradient",
         rule="every rank must hold the result of the very same all_reduce",
     )
-    expect_messages(run, "the gradient is right, but not by way of comm")
+    expect_messages(run, "the gradient is right, but not through comm")
     return f"n = {n}: the mean over {means.total} samples, on every rank"
 
 
@@ -91,16 +91,16 @@ def sent_once(impl: Implementation, harness: RankHarness) -> str | None:
             f"gradients, with 5 microbatches {sent[1] / size:.3g} times",
             slug="synced-every-microbatch",
             evidence=calls_of_each(many),
-            rule="accumulate first; then one all_reduce of what has come together",
+            rule="accumulate first; then one all_reduce of the sums",
         )
     if _is_collective(many) and sent[1] > 1.5 * size:
         raise NotYetError(
-            f"the model has {size} gradients, and a rank hands {sent[1]} numbers to "
+            f"the model has {size} gradient elements, and a rank passes {sent[1]} to "
             "comm",
             evidence=calls_of_each(many),
             rule="every gradient goes through one all_reduce",
         )
-    return f"{sent[1]} gradients sent per rank, with 3 microbatches and with 5"
+    return f"{sent[1]} elements sent per rank, with 3 microbatches and with 5"
 
 
 def _gradients_sent(run: Run) -> list[int]:
