@@ -146,7 +146,6 @@ def test_the_verdict_opens_the_hint(here: Course, capsys: Capture) -> None:
 def test_explain(here: Course, capsys: Capture) -> None:
     known = read_misconceptions()
     explain("[ring-of-sends] ")
-<<<<<<< HEAD
     assert known["ring-of-sends"]["title"] in capsys.readouterr().out
     explain(every=True)
     listed = capsys.readouterr().out
@@ -160,16 +159,6 @@ def test_explain(here: Course, capsys: Capture) -> None:
     with pytest.raises(ValueError, match="no explanation is called 'xyzzy'"):
         explain("xyzzy")
     for slug in known:
-=======
-    assert "Every rank sends first" in capsys.readouterr().out
-    explain()
-    listed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in listed] == list(read_misconceptions())
-    for near, meant in (("ring-of-send", "ring-of-sends"), ("sum", "sum-not-mean")):
-        with pytest.raises(ValueError, match=f"did you mean .*{meant}"):
-            explain(near)
-    for slug in read_misconceptions():
->>>>>>> h-a
         explain(slug)
     said = capsys.readouterr().out
     assert max(len(line) for line in (listed + said).splitlines()) <= 92
