@@ -123,7 +123,7 @@ def as_a_stage(
     like = torch.empty(config.context, config.dim, dtype=torch.float64)
     pipeline, m = units["pipeline_parallel"], config.num_microbatches
     schedule = pipeline.one_f_one_b(comm.rank, comm.world_size, m)
-    chunks = [pipeline.Chunk(stage, like)]
+    chunks = [pipeline.ModelChunk(stage, like)]
 
     def step(batch: Tensor) -> float:
         microbatches = [(part, part) for part in batch.chunk(m)]
