@@ -90,13 +90,6 @@ def _flaws(
             received = other.kind == "F" and other[1:][::-1] not in expected
             if send.waited and not received:
                 yield "waited", f"{after} it waits for the send of {named(other)}"
-            if other not in sends and not send.waited:
-                yield "kept", f"{after} it drops the send of {named(other)}, unwaited"
-        if key in kept and key not in expected:
-            yield "kept", f"{after} x and output are still in kept"
-        if missing := expected - set(kept):
-            chunk, number = min(missing)
-            yield "kept", f"{after} x and output of {named(('F', number, chunk))} gone"
         if action.kind == "B" and forward in sends:
             yield "kept", f"{after} the send of {named(forward)} is still in sends"
 
