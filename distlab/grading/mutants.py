@@ -96,9 +96,7 @@ class Entry:
         return f"{text}\n\n{_dedented(self.helper)}" if self.helper else text
 
 
-def owner_of(
-    functions: Mapping[str, Collection[str]], task: str, function: str
-) -> str:
+def owner_of(functions: Mapping[str, Collection[str]], task: str, function: str) -> str:
     """The task in whose region `function` is; "" is the task's own first one."""
     return next((o for o, names in functions.items() if function in names), task)
 

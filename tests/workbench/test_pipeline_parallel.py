@@ -74,7 +74,8 @@ def chunked(context: RankContext, unit: ModuleType, v: int) -> tuple[float, int]
     """Interleaved 1F1B of stages that take their time."""
     x, meter = torch.ones(1, 1, dtype=torch.float64), Meter()
     chunks = [
-        unit.ModelChunk(Counted(Timed(context.clock.sleep), meter), x[0]) for _ in range(v)
+        unit.ModelChunk(Counted(Timed(context.clock.sleep), meter), x[0])
+        for _ in range(v)
     ]
     n = context.world_size
     schedule = unit.interleaved(context.rank, n, MICROBATCHES, v)

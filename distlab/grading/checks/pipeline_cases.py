@@ -228,7 +228,7 @@ def _backward_in_two(case: Case, grown: list[Tensor]) -> list[Suspect]:
         Suspect(
             slug="backward-twice",
             values=[case.before + (1 + (r > 0)) * g for r, g in enumerate(grown)],
-            sentence=f"{case.name}: every stage but the first added its gradients twice",
+            sentence=f"{case.name}: all stages but the first add their gradients twice",
             rule="each backward() adds to every .grad it reaches: name the tensors "
             "that need gradients, torch.autograd.grad(output, x, gradient)",
         ),

@@ -1,4 +1,4 @@
-"""Checks of task 2.12, `pipeline_parallel.execute`: gradients and loss, any schedule."""
+"""Checks of task 2.12, `pipeline_parallel.execute`: gradients and loss."""
 
 from __future__ import annotations
 

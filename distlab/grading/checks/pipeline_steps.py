@@ -122,5 +122,3 @@ def _expect_one_forward(case: Case, runs: list[int]) -> None:
             ),
             rule="return the output of the forward: backward_step starts at it",
         )
-
-
