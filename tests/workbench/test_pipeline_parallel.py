@@ -206,11 +206,11 @@ def ours(context: RankContext, name: str, v: int) -> Any:
     unit = load("pipeline_parallel", "reference")
     n, rank = context.world_size, context.rank
     values = (rank, n, PARTS, v) if v > 1 else (rank, n, PARTS)
-    like = torch.empty(CONFIG.context, CONFIG.dim, dtype=torch.float64)
+    example = torch.empty(CONFIG.context, CONFIG.dim, dtype=torch.float64)
     parts = cut(v, n, rank)
     loss = unit.execute(
         context.comm,
-        [unit.ModelChunk(part, like) for part in parts],
+        [unit.ModelChunk(part, example) for part in parts],
         getattr(unit, name)(*values),
         next_token_loss,
         [(part, part) for part in make_tokens().chunk(PARTS)],
