@@ -74,7 +74,7 @@ def _three(value: Any) -> tuple[Tensor, Tensor, Any]:
 def run_steps(
     context: RankContext, unit: ModuleType, seed: int
 ) -> list[dict[str, Any]]:
-    """Schedules in which even a blocking send finds its receiver."""
+    """A schedule in which even a blocking send finds its receiver."""
     return run_cases(context, unit, seed, plain_cases, _execute(unit))
 
 
@@ -87,7 +87,7 @@ def run_any_order(
 
 @clause("pipeline_parallel.forward_backward", "C1", worlds=WORLDS)
 def there_and_back(impl: Implementation, harness: RankHarness) -> str | None:
-    """V: each stage's gradients, from one microbatch after another."""
+    """V: each stage's gradients, one microbatch after the other."""
     run = finished(impl, harness, run_steps, plain_cases)
     cases, worst = plain_cases(harness.world_size), 0.0
     for number, case in enumerate(cases):
