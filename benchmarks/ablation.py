@@ -32,6 +32,10 @@ EXCUSED: dict[tuple[str, str], str] = {
     ("master_weights.py", "expect_messages(run, 'the gradients are"): _CHEATED,
     ("model_parallel_step.py", "expect_messages(run, 'the weights are"): _CHEATED,
     ("pipeline_execute.py", "expect_messages(run, 'the gradients are"): _CHEATED,
+    ("pipeline_steps.py", "expect_messages(run, 'the gradients are"): _CHEATED,
+    ("pipeline_steps.py", "expect_gradients(case, actual, harness.seed)"): (
+        "speaks of values that are wrong only with several microbatches in flight"
+    ),
     ("clip.py", "expect_messages(run, 'the weights are right"): _CHEATED,
     ("sync_once.py", "expect_messages(run, 'the gradient is right"): _CHEATED,
     ("checkpoint.py", "_expect_tensors(run)"): _OUT_OF_TURN,

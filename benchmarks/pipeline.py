@@ -57,7 +57,7 @@ def one_batch(
     stages = [Counted(Timed(context.clock.sleep), meter) for _ in range(chunks)]
     unit.execute(
         context.comm,
-        [unit.Chunk(stage, x[0]) for stage in stages],
+        [unit.ModelChunk(stage, x[0]) for stage in stages],
         schedule,
         lambda output, target: (output - target).square().mean(),
         [(x, x)] * num_microbatches,

@@ -1,7 +1,7 @@
-"""GPipe beside 1F1B; `python -m figures.phase2_pipeline` writes the picture.
+"""GPipe and 1F1B compared; `python -m figures.phase2_pipeline` writes the picture.
 
-The lists are the reference's, and when each entry runs is read from the table that its
-`draw` makes of them. How much a rank keeps is counted from that table.
+The lists are the reference's. The times of the actions come from the table of its
+`draw`, and the number of kept microbatches is counted in that table.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def unit() -> ModuleType:
 
 
 def table(name: str) -> list[list[str]]:
-    """For each rank what it does in each unit of time, as "F3", "B0" or IDLE."""
+    """By rank, the action of each unit of time: "F3", "B0" or IDLE."""
     plan = getattr(unit(), name)
     drawn = unit().draw([plan(rank, RANKS, MICROBATCHES) for rank in range(RANKS)])
     rows = [line.split()[2:] for line in drawn.splitlines()[:-1]]
@@ -59,7 +59,7 @@ def live(row: list[str]) -> list[int]:
 
 
 def schedules() -> str:
-    """Both tables, with a counter of what is kept below each row."""
+    """Both tables, with a counter of the kept microbatches below each row."""
     both = {"GPipe": table("gpipe"), "1F1B": table("one_f_one_b")}
     peaks = {name: [max(live(row)) for row in rows] for name, rows in both.items()}
     times = {name: len(rows[0]) for name, rows in both.items()}
@@ -77,7 +77,7 @@ def schedules() -> str:
                 f"{RANKS - 1}."
                 for name in both
             )
-            + " Small numbers below each row count what is kept in each unit."
+            + " Small numbers below each row count the kept microbatches in each unit."
         ),
     )
     for place, (name, rows) in enumerate(both.items()):
@@ -127,7 +127,7 @@ def _lane(c: Canvas, y: float, rank: int, row: list[str]) -> None:
 
 
 def _legend(c: Canvas, y: float) -> None:
-    """What the cells and the small numbers are."""
+    """The meaning of the cells and the small numbers."""
     for x, fill, stroke, words in (
         (74, SKY, INK, "forward"),
         (170, YELLOW, INK, "backward"),
@@ -136,7 +136,7 @@ def _legend(c: Canvas, y: float) -> None:
         c.rect(x, y - 12, 16, 14, fill=fill, stroke=stroke, thick=0.8)
         c.text(x + 22, y, words, size=11.5, anchor="start")
     c.text(
-        766, y, "small numbers: microbatches kept just then", size=11.5, anchor="end"
+        766, y, "small numbers: microbatches kept at this time", size=11.5, anchor="end"
     )
 
 

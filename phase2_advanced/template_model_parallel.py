@@ -1,17 +1,17 @@
-"""A model cut into stages, one per rank: activations go forward, gradients come back.
+"""Model parallelism: the layers are split into stages, one stage per rank.
 
 Guide: phase2_advanced/guide/model_parallel.md.
-Source: Y. Huang et al., GPipe (arXiv 1811.06965), section 2, for the cutting.
-Symbols: n = comm.world_size; rank r has stage r, the r-th part of the layers.
-Cost: two messages per cut and step; all ranks but one are idle at any time.
+Source: Y. Huang et al., GPipe (arXiv 1811.06965), section 2.2, for the split.
+Symbols: n = comm.world_size; stage r of the n stages is on rank r.
+Cost: two messages between neighbors per step; at any time only one rank computes.
 
     rank 0   layers 0 1   forward ──▶                                    ◀── backward
     rank 1   layers 2 3             forward ──▶               ◀── backward
     rank 2   layers 4                         forward, loss, backward
 
-Nobody has the whole model, so nobody can compute its gradient alone. The chain rule
-can be cut where the model is cut: all that a stage needs from the ones behind it is
-the gradient with respect to what it has sent them.
+No rank has the full model, so no rank can compute its gradient alone. The chain rule
+works across processes: from the stages behind it, a stage needs only the gradient of
+the loss with respect to its own output.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ LossFn = Callable[[Tensor, Tensor], Tensor]
 
 
 def partition(costs: Sequence[float], num_stages: int) -> list[list[int]]:
-    """The numbers of each stage's layers; layer k costs `costs[k]`, zero or more.
+    """Return the layer indices of each stage; layer k costs `costs[k]`, zero or more.
 
-    All stages work on every batch, so the one that costs most sets the pace.
+    All stages work on every batch, so the most expensive stage is the bottleneck.
 
     C1 every layer is in one stage, in the model's order, and no stage is empty
-    C2 the stage that costs most costs as little as it can
-    C3 fewer layers than stages, or no stage at all, is a ValueError
-    In torch.distributed: torch.distributed.pipelining leaves it to you: SplitPoint
+    C2 the most expensive stage is as cheap as possible
+    C3 fewer layers than stages, or num_stages < 1, is a ValueError
+    In torch.distributed: torch.distributed.pipelining leaves the split to you
     Example: costs 1 1 1 5, 2 stages → [0, 1, 2] and [3]
     Cost: no communication. Check: distlab check 2.8
     """
     # TODO(model_parallel.partition)
-    # where are the cuts? of all the places for them, which are the best?
+    # after which layers can the model be split? which of these splits is the best?
     raise NotImplementedError("model_parallel.partition")
 
 
@@ -51,23 +51,23 @@ def train_step(
     loss_fn: LossFn,
     inputs: Tensor,
     targets: Tensor,
-    like: Tensor,
+    example: Tensor,
 ) -> float:
-    """Take one optimiser step of a model whose stage r is on rank r.
+    """Take one optimizer step of a model whose stage r is on rank r.
 
-    Given: `stage` and `optimizer` are this rank's part. The batch is the same on every
-    rank, but only the first stage may read `inputs`, and only the last `targets`; for
-    the others it says how many samples there are. `like` has the shape and dtype of ONE
-    sample of what comes into this stage from the one before; its values mean nothing.
+    Given: `stage` and `optimizer` are this rank's. The batch is the same on every rank,
+    but only the first stage may read `inputs`, and only the last `targets`; on the
+    others it tells the number of samples. `example` has the shape and dtype of ONE
+    sample that enters this stage; its values mean nothing.
 
-    C1 the weights become what one process would get from the whole model
+    C1 the weights become those of a single process that trains the full model
     C2 returns the loss of the batch, the same number on every rank
-    C3 each stage runs once; over each cut: the activations once, their gradient back
-    In torch.distributed: torch.distributed.pipelining.PipelineStage; fairscale's Pipe
-    Example: 3 samples, like of shape (5,) → receive into a tensor of shape (3, 5)
+    C3 each stage runs once and sends its activations once, and their gradient back once
+    In torch.distributed: torch.distributed.pipelining.PipelineStage
+    Example: 3 samples, example of shape (5,) → receive into a tensor of shape (3, 5)
     Cost: 2(n - 1) messages, and one number. Check: distlab check 2.9
     """
     # TODO(model_parallel.train_step)
-    # forward: from whom does x come, and to whom does what you make of it go?
+    # forward: from which rank does x come, and to which rank does the output go?
     # backward: torch's tensor.backward(gradient) starts at any tensor of a graph
     raise NotImplementedError("model_parallel.train_step")

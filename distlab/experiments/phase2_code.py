@@ -11,7 +11,9 @@ from distlab.paths import shown
 NEEDED = {
     "model_parallel": ("model_parallel.partition",),
     "pipeline_parallel": (
+        "pipeline_parallel.forward_backward",
         "pipeline_parallel.execute",
+        "pipeline_parallel.free",
         "pipeline_parallel.one_f_one_b",
     ),
     "tensor_parallel": (

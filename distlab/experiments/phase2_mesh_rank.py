@@ -120,10 +120,10 @@ def as_a_stage(
     costs = [num_weights(layer) for layer in model]
     stages = units["model_parallel"].partition(costs, comm.world_size)
     stage = nn.Sequential(*(model[layer] for layer in stages[comm.rank]))
-    like = torch.empty(config.context, config.dim, dtype=torch.float64)
+    example = torch.empty(config.context, config.dim, dtype=torch.float64)
     pipeline, m = units["pipeline_parallel"], config.num_microbatches
     schedule = pipeline.one_f_one_b(comm.rank, comm.world_size, m)
-    chunks = [pipeline.Chunk(stage, like)]
+    chunks = [pipeline.ModelChunk(stage, example)]
 
     def step(batch: Tensor) -> float:
         microbatches = [(part, part) for part in batch.chunk(m)]

@@ -123,7 +123,7 @@ def pipeline_times(
     comm, x = context.comm, torch.ones(1, 1, dtype=torch.float64)
     times = []
     for m in counts:
-        chunk = unit.Chunk(Timed(context.clock.sleep), x[0])
+        chunk = unit.ModelChunk(Timed(context.clock.sleep), x[0])
         schedule = unit.one_f_one_b(comm.rank, comm.world_size, m)
         comm.barrier()
         started = comm.time()

@@ -14,7 +14,8 @@ solution's own:
     slug = "unmatched-send"
     body = '''...'''
 
-Also possible: `function` (which one, where the task has holes in several), `signature`
+Also possible: `function` (which one, where the task has holes in several; or that of
+another task of the unit, whose code this task's clauses judge as well), `signature`
 (the def line anew), `helper` (code for the end of the file), `limit_s` (how long a
 run may take, for what never ends), `hunt` (the number of the milestone after which
 `distlab hunt` may hide this mistake in a solution) and `twin` (the right variant that
@@ -28,7 +29,7 @@ import re
 import tempfile
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -79,8 +80,10 @@ class Entry:
 
     def applied_to(self, solution: str) -> str:
         """The solution's text with this entry's body in place of the task's own."""
-        names = functions_of(solution)[self.task]
-        regions = [r for r in find_regions(solution) if r.id == self.task]
+        functions = functions_of(solution)
+        owner = owner_of(functions, self.task, self.function)
+        names = functions[owner]
+        regions = [r for r in find_regions(solution) if r.id == owner]
         place = names.index(self.function) if self.function else 0
         region = regions[place]
         lines = solution.splitlines(keepends=True)
@@ -91,6 +94,11 @@ class Entry:
             lines[first - 1 : last] = [_dedented(self.signature)]
         text = "".join(lines)
         return f"{text}\n\n{_dedented(self.helper)}" if self.helper else text
+
+
+def owner_of(functions: Mapping[str, Collection[str]], task: str, function: str) -> str:
+    """The task in whose region `function` is; "" is the task's own first one."""
+    return next((o for o, names in functions.items() if function in names), task)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +268,8 @@ def _check_keys(kind: str, row: dict[str, Any], where: str) -> None:
 def _check_text(curriculum: Curriculum, entry: Entry, where: str) -> None:
     unit = curriculum.units[entry.task.partition(".")[0]]
     try:
-        bodies = _bodies(unit.solution(curriculum.root))[entry.task]
+        every = _bodies(unit.solution(curriculum.root))
+        bodies = every[owner_of(every, entry.task, entry.function)]
     except (OSError, KeyError) as error:
         raise CurriculumError(f"{entry.task} has no region in its solution") from error
     if entry.function and entry.function not in bodies:

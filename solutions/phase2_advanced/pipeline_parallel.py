@@ -1,20 +1,20 @@
-"""Many microbatches on their way through the stages at once: pipeline parallelism.
+"""Pipeline parallelism: several microbatches in the stages at the same time.
 
 Guide: phase2_advanced/guide/pipeline_parallel.md.
 Source: Y. Huang et al., GPipe (arXiv 1811.06965), figure 2; D. Narayanan et al. (arXiv
-2104.04473), sections 2.2 and 2.3, for 1F1B and its interleaved form.
-Symbols: n = world_size ranks; m microbatches; v chunks of the model on each rank; t_f
-and t_b, how long one chunk takes to go forward and backward with one microbatch.
-Cost: (m + n - 1)(t_f + t_b), of which m (t_f + t_b) is work and the rest the bubble.
+2104.04473), sections 2.2.1 and 2.2.2, for 1F1B and interleaved 1F1B.
+Symbols: n = world_size ranks; m microbatches; v model chunks on each rank; t_f and t_b,
+the time of one model chunk for the forward and the backward of one microbatch.
+Cost: (m + n - 1)(t_f + t_b); m (t_f + t_b) is work, the rest is the pipeline bubble.
 
     rank 0   F0 F1 F2 F3 .  .  .  .  B0 B1 B2 B3        GPipe, n = 3, m = 4, drawn
     rank 1   .  F0 F1 F2 F3 .  .  B0 B1 B2 B3 .         with t_f = t_b
     rank 2   .  .  F0 F1 F2 F3 B0 B1 B2 B3 .  .
 
-A schedule is a plain list: what one rank does, in order. When each entry starts is not
-in it. That follows: an entry starts when the rank is free and what it needs is there.
-So a schedule can be thought out, drawn and judged before any tensor is sent; and one
-executor runs them all. `python` with the name of this file draws yours.
+A schedule is a list: the actions of one rank, in order. It holds no times. An action
+starts when the rank is free and the tensor it needs has arrived. So a schedule can be
+written, drawn and judged before any tensor is sent, and one executor runs all
+schedules. Run this file with `python` to draw yours.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Batch = tuple[Tensor, Tensor]
 class Action(NamedTuple):
     """One entry of a schedule: Action("F", 3) is the forward of microbatch 3.
 
-    `chunk` is for 2.21, where a rank has several parts of the model; else it is 0.
+    `chunk` matters in 2.21, where a rank has several model chunks; elsewhere it is 0.
     """
 
     kind: str  # "F" forward, "B" backward
@@ -43,36 +43,42 @@ class Action(NamedTuple):
     chunk: int = 0
 
 
-class Chunk(NamedTuple):
-    """A part of the model: the layers, and what ONE sample that comes in is like.
+class ModelChunk(NamedTuple):
+    """The layers of one stage, and an example of ONE sample that enters the stage.
 
-    Chunk c of rank r is stage c · n + r of all n · v: after the last rank comes rank 0
-    again, with its next chunk. Of `like` the shape and dtype count, not the values.
+    Chunk c of rank r is stage c · n + r of all n · v stages: the stage after the last
+    rank's is the next chunk of rank 0. Only `example`'s shape and dtype matter.
     """
 
     module: nn.Module
-    like: Tensor
+    example: Tensor
 
 
 class Peer(NamedTuple):
     """The other end of a message: comm.recv(tensor, *peer), comm.isend(tensor, *peer).
 
-    The tag says which message it is: two ranks may have several under way.
+    The tag identifies the message: several may be in flight between two ranks.
     """
 
     rank: int
     tag: int
 
 
-def gpipe(rank: int, world_size: int, num_microbatches: int) -> list[Action]:
-    """What `rank` does, in order: all forwards, then all backwards.
+Kept = dict[tuple[int, int], tuple[Tensor, Tensor]]
+"""x and output of a microbatch, from forward to backward, by (chunk, microbatch)."""
+Sends = dict[Action, Work]
+"""The sends that have not been waited for, by the action that started them."""
 
-    C1 each microbatch goes forward once and backward once, in that order
+
+def gpipe(rank: int, world_size: int, num_microbatches: int) -> list[Action]:
+    """Return the actions of `rank` in order: all forwards, then all backwards.
+
+    C1 each microbatch has one forward and one backward, in that order
     C2 all forwards come before the first backward
     C3 all ranks together take (m + n - 1)(t_f + t_b)
     In torch.distributed: torch.distributed.pipelining.ScheduleGPipe
     Example: m = 2 → F0 F1 B0 B1 on every rank
-    Cost: the activations of m microbatches are kept. Check: distlab check 2.10
+    Cost: each rank keeps the activations of m microbatches. Check: distlab check 2.10
     """
     ### BEGIN SOLUTION pipeline_parallel.gpipe
     #| a list of Action("F", number) and Action("B", number)
@@ -85,10 +91,10 @@ def gpipe(rank: int, world_size: int, num_microbatches: int) -> list[Action]:
 def peers(
     comm: Comm, action: Action, num_chunks: int
 ) -> tuple[Peer | None, Peer | None]:
-    """From whom `action` gets its tensor, and to whom its result goes.
+    """The peer from which `action` receives, and the peer to which it sends.
 
-    A forward gets activations from the stage before; a backward gets their gradient
-    from the stage after. None where the model begins or ends.
+    A forward receives activations from the stage before; a backward receives their
+    gradient from the stage after. None at the first and the last stage of the model.
     """
     num_stages = num_chunks * comm.world_size
     stage = action.chunk * comm.world_size + comm.rank
@@ -96,92 +102,161 @@ def peers(
     def peer(other: int) -> Peer | None:
         if not 0 <= other < num_stages:
             return None
-        cut = action.microbatch * num_stages + min(stage, other)
-        return Peer(other % comm.world_size, 2 * cut + (action.kind == "B"))
+        link = action.microbatch * num_stages + min(stage, other)
+        return Peer(other % comm.world_size, 2 * link + (action.kind == "B"))
 
     before, after = peer(stage - 1), peer(stage + 1)
     return (before, after) if action.kind == "F" else (after, before)
 
 
+def forward_step(
+    comm: Comm,
+    chunk: ModelChunk,
+    inputs: Tensor,
+    source: Peer | None,
+    destination: Peer | None,
+) -> tuple[Tensor, Tensor, Work | None]:
+    """Run one microbatch forward through one stage: receive, compute, send.
+
+    Given: `source` and `destination` come from peers(). Without a source, x is `inputs`
+    itself; with one, `inputs` only tells the number of samples.
+
+    Returns x and output, which backward_step needs, and the Work of the send, if any.
+
+    C1 in backward_step every .grad grows by the microbatch's gradient; the stage before
+    receives the gradient of x
+    C2 both steps run in any order of the microbatches: a send is started, not waited
+    for; messages carry the peer's tag; the module runs once
+    In torch.distributed: PipelineStage's forward_one_chunk, backward_one_chunk
+    Cost: one message to each neighbor. Check: distlab check 2.11
+    """
+    ### BEGIN SOLUTION pipeline_parallel.forward_backward
+    #| which tensor enters the stage? which tensor leaves it, with which peer's tag?
+    x = inputs
+    if source:
+        x = chunk.example.new_empty(len(inputs), *chunk.example.shape)
+        comm.recv(x, *source)
+        x.requires_grad_()
+    output = chunk.module(x)
+    work = comm.isend(output.detach(), *destination) if destination else None
+    return x, output, work
+    ### END SOLUTION
+
+
+def backward_step(
+    comm: Comm,
+    x: Tensor,
+    output: Tensor,
+    source: Peer | None,
+    destination: Peer | None,
+) -> Work | None:
+    """Run the same microbatch backward: receive its gradient, backward, send it on.
+
+    Given: `x` and `output` of forward_step. Without a source, `output` is the loss.
+    Returns the Work of the send, if any. The clauses are those of forward_step.
+    """
+    ### BEGIN SOLUTION pipeline_parallel.forward_backward
+    #| the gradient of which tensor arrives? the gradient of which tensor leaves?
+    gradient = None
+    if source:
+        gradient = torch.empty_like(output)
+        comm.recv(gradient, *source)
+    output.backward(gradient)
+    if not destination:
+        return None
+    assert x.grad is not None
+    return comm.isend(x.grad, *destination)
+    ### END SOLUTION
+
+
 def execute(
     comm: Comm,
-    chunks: Sequence[Chunk],
+    chunks: Sequence[ModelChunk],
     schedule: Sequence[Action],
     loss_fn: LossFn,
     microbatches: Sequence[Batch],
 ) -> float:
-    """Do what this rank's `schedule` says; every .grad grows by that of the batch.
+    """Run this rank's `schedule`; every .grad grows by the gradient of the batch.
 
     Given: `chunks` are this rank's. `microbatches` are (inputs, targets), the same on
-    every rank, but only the first stage may read inputs and only the last targets; for
-    the others they say how many samples there are. They may differ in size. `loss_fn`
+    every rank, but only the first stage may read inputs and only the last targets; on
+    the others they tell the number of samples. They may differ in size. `loss_fn`
     averages over its samples. The schedules of all ranks fit together.
 
-    C1 every .grad grows by the gradient of the mean loss over ALL samples; that loss is
-    returned, the same number on every rank
-    C2 after its backward nothing is kept of a microbatch
-    C3 a rank waits for what its next action needs, and for nothing else
+    C1 every .grad grows by the gradient of the mean loss over ALL samples
+    C2 returns that loss, the same number on every rank
     In torch.distributed: torch.distributed.pipelining, PipelineScheduleMulti
-    Cost: 2 m messages over each cut, and one number. Check: distlab check 2.11
+    Example: microbatches of 2, 2 and 1 samples → weights 2/5, 2/5, 1/5
+    Cost: 2 m messages between two stages, and one number. Check: distlab check 2.12
     """
     ### BEGIN SOLUTION pipeline_parallel.execute
-    #| for each action: what must be here first? what must be kept for later, and until
-    #| when? peers(comm, action, len(chunks)) knows where tensors come from and go to
+    #| for each action: peers(), forward_step or backward_step, then free(). where does
+    #| the loss come in, and with which weight? at the end: which sends are left?
     num_samples = sum(len(inputs) for inputs, _ in microbatches)
     loss = torch.zeros(1, dtype=torch.float64, device=comm.device)
-    kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-    sent: dict[tuple[int, int], Work] = {}
-    returned: list[Work] = []
+    kept: Kept = {}
+    sends: Sends = {}
     for action in schedule:
         source, destination = peers(comm, action, len(chunks))
         inputs, targets = microbatches[action.microbatch]
         key = action.chunk, action.microbatch
         if action.kind == "F":
-            module, like = chunks[action.chunk]
-            x = inputs
-            if source:
-                x = like.new_empty(len(inputs), *like.shape)
-                comm.recv(x, *source)
-                x.requires_grad_()
-            output = module(x)
-            if destination:
-                sent[key] = comm.isend(output.detach(), *destination)
-            else:
+            chunk = chunks[action.chunk]
+            x, output, work = forward_step(comm, chunk, inputs, source, destination)
+            if not destination:
                 output = loss_fn(output, targets) * (len(inputs) / num_samples)
                 loss += output.detach()
             kept[key] = x, output
+            del x, output  # these names would hold the microbatch after its backward
         else:
-            x, output = kept.pop(key)
-            gradient = None
-            if source:
-                gradient = torch.empty_like(output)
-                comm.recv(gradient, *source)
-                sent.pop(key).wait()  # they have it: else no gradient could be here
-            output.backward(gradient)
-            if destination:
-                assert x.grad is not None
-                returned.append(comm.isend(x.grad, *destination))
-            del x, output  # their names alone would keep them through the next forward
-    for work in returned:
+            work = backward_step(comm, *kept[key], source, destination)
+        if work:
+            sends[action] = work
+        free(action, kept, sends)
+    for work in sends.values():
         work.wait()
     comm.broadcast(loss, src=comm.world_size - 1)
     return float(loss)
     ### END SOLUTION
 
 
-def one_f_one_b(rank: int, world_size: int, num_microbatches: int) -> list[Action]:
-    """What `rank` does, in order: one forward, one backward, as soon as that can be.
+def free(action: Action, kept: Kept, sends: Sends) -> None:
+    """Drop what no later action needs. execute calls this after each action.
 
-    C1 each microbatch goes forward once and backward once, in that order
+    Given: `kept` holds x and output of every microbatch that is not freed yet; `sends`
+    holds every send that has not been waited for, that of `action` too. Remove entries.
+    execute waits at the end for the sends that are left.
+
+    C1 a rank waits only for what its next action needs: free waits for a send only when
+    the receiver must have it already
+    C2 after its backward nothing is kept of a microbatch: neither its entry of `kept`,
+    nor the send of its output; all other entries stay
+    In torch.distributed: PipelineStage.fwd_cache; Megatron: deallocate_output_tensor
+    Cost: no communication. Check: distlab check 2.13
+    """
+    ### BEGIN SOLUTION pipeline_parallel.free
+    #| after which action is a microbatch done? which of its sends must have arrived?
+    if action.kind == "B":
+        del kept[action.chunk, action.microbatch]
+        sent = sends.pop(action._replace(kind="F"), None)
+        if sent:
+            sent.wait()  # its gradient has come back, so the output has arrived
+    ### END SOLUTION
+
+
+def one_f_one_b(rank: int, world_size: int, num_microbatches: int) -> list[Action]:
+    """Return the actions of `rank` in order: 1F1B, one forward, then one backward.
+
+    C1 each microbatch has one forward and one backward, in that order
     C2 all ranks together take (m + n - 1)(t_f + t_b), as GPipe does
-    C3 at no time are more than n - rank microbatches on their way: forward done or
-    going on, backward not done
+    C3 at no time are more than n - rank microbatches in flight: forward begun, backward
+    not done
     In torch.distributed: torch.distributed.pipelining.Schedule1F1B
     Example: n = 2, m = 3 → F0 F1 B0 F2 B1 B2 on rank 0, F0 B0 F1 B1 F2 B2 on rank 1
-    Cost: the activations of n - rank microbatches are kept. Check: distlab check 2.14
+    Cost: keeps the activations of n - rank microbatches. Check: distlab check 2.14
     """
     ### BEGIN SOLUTION pipeline_parallel.one_f_one_b
-    #| warm-up, steady state, cool-down: how many forwards until the first backward?
+    #| warm-up, steady state, cool-down: how many forwards before the first backward?
     warmup = min(world_size - 1 - rank, num_microbatches)
     order = [Action("F", number) for number in range(warmup)]
     for number in range(num_microbatches - warmup):
@@ -194,34 +269,34 @@ def one_f_one_b(rank: int, world_size: int, num_microbatches: int) -> list[Actio
 def interleaved(
     rank: int, world_size: int, num_microbatches: int, num_chunks: int
 ) -> list[Action]:
-    """What `rank` does, in order, when it has `num_chunks` parts of the model.
+    """Return the actions of `rank` in order: interleaved 1F1B with `num_chunks` chunks.
 
-    Here t_f and t_b are those of one chunk, a v-th of what the rank has.
+    Here t_f and t_b are the times of one chunk: 1/v of the rank's layers.
 
-    C1 each microbatch goes once forward and once backward through each chunk: forward
-    from chunk 0 on, backward from the last one; m that is no multiple of n: ValueError
-    C2 all ranks together take (m v + n - 1)(t_f + t_b): the bubble is a v-th
+    C1 each microbatch has one forward and one backward in each chunk: forward from
+    chunk 0 up, backward from the last chunk down. ValueError unless n divides m
+    C2 all ranks together take (m v + n - 1)(t_f + t_b): 1/v of the bubble
     C3 at no time are more than (v - 1) n + 2 (n - 1 - rank) + 1 pairs of a microbatch
-    and a chunk on their way, forward begun and backward not done
+    and a chunk in flight: forward begun, backward not done
     In torch.distributed: torch.distributed.pipelining.ScheduleInterleaved1F1B
     Example: n = 2, v = 2, m = 2, rank 1 → F0 F1 F0' B0' F1' B1' B0 B1 (' is chunk 1)
     Cost: v times as many messages. Check: distlab check 2.21
     """
     ### BEGIN SOLUTION pipeline_parallel.interleaved
-    #| in which order does a rank go forward through its (microbatch, chunk)? backward?
-    #| then it is 1F1B again: how many forwards until the first backward?
+    #| in which order do the forwards of all (microbatch, chunk) come? the backwards?
+    #| then it is 1F1B again: how many forwards before the first backward?
     if num_microbatches % world_size:
         raise ValueError(
             f"{num_microbatches} microbatches are not a multiple of {world_size} ranks"
         )
     forwards = [
-        Action("F", start + place, chunk)
+        Action("F", start + offset, chunk)
         for start in range(0, num_microbatches, world_size)
         for chunk in range(num_chunks)
-        for place in range(world_size)
+        for offset in range(world_size)
     ]
     backwards = [Action("B", f.microbatch, num_chunks - 1 - f.chunk) for f in forwards]
-    # Until its last chunk has had a first microbatch; and there and back to the end.
+    # To the first forward of the last chunk; then to the last stage and back.
     warmup = (num_chunks - 1) * world_size + 2 * (world_size - 1 - rank)
     warmup = min(warmup, len(forwards))
     order = forwards[:warmup]
@@ -231,31 +306,30 @@ def interleaved(
     ### END SOLUTION
 
 
-def port(
+def with_torch(
     stage: nn.Module,
     loss_fn: LossFn,
     inputs: Tensor,
     targets: Tensor,
     num_microbatches: int,
 ) -> float:
-    """A batch forward and backward in torch's own words: there is no comm here.
+    """Run a batch forward and backward with torch.distributed.pipelining; no comm.
 
-    Given: torch's default process group; `stage`, this rank's part of the model, of as
-    many parts as there are ranks; the whole batch, of which the inputs are right on
-    rank 0 only, and the targets on the last rank only. num_microbatches divides the
-    batch, and is at least the number of ranks; loss_fn gives a mean.
+    Given: torch's default process group; `stage`, this rank's stage of n; the full
+    batch, whose inputs are valid on rank 0 only and targets on the last rank only.
+    num_microbatches divides the batch and is at least n. loss_fn returns a mean.
 
-    C1 the gradients are those of one process: of the mean loss of the batch
+    C1 the gradients are those of the mean loss of the batch, as in a single process
     C2 returns that loss, on every rank
-    C3 never more than n - rank microbatches are on their way
-    In torch.distributed: that is what this is
+    C3 never more than n - rank microbatches are in flight
+    In torch.distributed: already plain torch
     Example: n = 2, m = 4 → rank 0 goes F F B F B F B B
-    Cost: as in 2.14, and some small messages about shapes. Check: distlab check 2.26
+    Cost: as in 2.14, plus small messages about shapes. Check: distlab check 2.26
     """
     ### BEGIN SOLUTION pipeline_parallel.port
     #| torch.distributed.pipelining: PipelineStage(module, index, number of stages,
     #| device), Schedule1F1B(stage, m, loss_fn=…), its step(input, target=…, losses=[]).
-    #| which rank gives it the input, which one the target? who has the losses then?
+    #| which rank passes the input, which rank the target? which rank has the losses?
     from torch.distributed import pipelining
 
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -277,10 +351,10 @@ def port(
 def draw(
     schedules: Sequence[Sequence[Action]], forward: int = 1, backward: int = 2
 ) -> str:
-    """All ranks' schedules as a table: a row per rank, a column per unit of time.
+    """Draw all ranks' schedules as a table: a row per rank, a column per unit of time.
 
-    `forward` and `backward` are t_f and t_b, in whole units. Where the ranks wait for
-    each other forever, the table ends. A chunk other than 0 is marked with ' each.
+    `forward` and `backward` are t_f and t_b, as integers. Where the ranks deadlock, the
+    table ends. Each ' behind an entry counts one chunk up from chunk 0.
     """
     takes = {"F": forward, "B": backward}
     num_stages = len(schedules) * (1 + max(a.chunk for s in schedules for a in s))

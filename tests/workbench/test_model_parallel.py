@@ -43,10 +43,10 @@ def trained(context: RankContext) -> tuple[list[Tensor], list[float]]:
     stages = unit.partition(costs, context.world_size)
     stage = nn.Sequential(*(layers[i] for i in stages[context.rank]))
     optimizer = torch.optim.SGD(stage.parameters(), lr=0.5)
-    like = torch.empty(CONFIG.context, CONFIG.dim, dtype=torch.float64)
+    example = torch.empty(CONFIG.context, CONFIG.dim, dtype=torch.float64)
     losses = [
         unit.train_step(
-            context.comm, stage, optimizer, next_token_loss, tokens, tokens, like
+            context.comm, stage, optimizer, next_token_loss, tokens, tokens, example
         )
         for tokens in batches()
     ]

@@ -74,7 +74,8 @@ def chunked(context: RankContext, unit: ModuleType, v: int) -> tuple[float, int]
     """Interleaved 1F1B of stages that take their time."""
     x, meter = torch.ones(1, 1, dtype=torch.float64), Meter()
     chunks = [
-        unit.Chunk(Counted(Timed(context.clock.sleep), meter), x[0]) for _ in range(v)
+        unit.ModelChunk(Counted(Timed(context.clock.sleep), meter), x[0])
+        for _ in range(v)
     ]
     n = context.world_size
     schedule = unit.interleaved(context.rank, n, MICROBATCHES, v)
@@ -205,11 +206,11 @@ def ours(context: RankContext, name: str, v: int) -> Any:
     unit = load("pipeline_parallel", "reference")
     n, rank = context.world_size, context.rank
     values = (rank, n, PARTS, v) if v > 1 else (rank, n, PARTS)
-    like = torch.empty(CONFIG.context, CONFIG.dim, dtype=torch.float64)
+    example = torch.empty(CONFIG.context, CONFIG.dim, dtype=torch.float64)
     parts = cut(v, n, rank)
     loss = unit.execute(
         context.comm,
-        [unit.Chunk(part, like) for part in parts],
+        [unit.ModelChunk(part, example) for part in parts],
         getattr(unit, name)(*values),
         next_token_loss,
         [(part, part) for part in make_tokens().chunk(PARTS)],

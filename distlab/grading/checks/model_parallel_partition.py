@@ -1,4 +1,4 @@
-"""Checks of task 2.8, `model_parallel.partition`: many models, cut by one process."""
+"""Checks of task 2.8, `model_parallel.partition`: many models, split by one process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distlab.runner.autopsy import Evidence
 Costs = list[float]
 
 MODELS: tuple[tuple[Costs, int], ...] = (
-    ([1.0] * 7, 3),  # the remainder is somebody's
+    ([1.0] * 7, 3),  # the remainder belongs to a stage
     ([1.0, 1.0, 1.0, 5.0], 2),
     ([5.0, 1.0, 1.0, 1.0], 2),
     ([4.0, 1.0, 4.0, 1.0, 4.0], 3),
@@ -27,8 +27,8 @@ MODELS: tuple[tuple[Costs, int], ...] = (
     ([3.0, 1.0, 2.0], 3),
     ([7.0, 2.0], 1),
     ([0.0, 0.0, 6.0, 0.0], 2),  # what costs nothing is a layer, too
-    ([1.0, 6.0, 4.0, 1.0, 1.0], 3),  # the least sum of squares has a dearer one
-    ([1.5, 1.0, 0.5, 1.0, 1.0], 2),  # between 2 and 3: costs are no whole numbers
+    ([1.0, 6.0, 4.0, 1.0, 1.0], 3),  # the least sum of squares has a larger maximum
+    ([1.5, 1.0, 0.5, 1.0, 1.0], 2),  # between 2 and 3: costs are not integers
     ([1.0], 1),
 )
 TOO_FEW: tuple[tuple[Costs, int], ...] = (([1.0, 2.0], 3), ([1.0, 2.0], 0), ([], 1))
@@ -84,7 +84,7 @@ def _cuts(
         if isinstance(stages, str):
             raise NotYetError(
                 f"{_setting(costs, num_stages)}: partition {stages}",
-                rule="return a list with a list of layer numbers for each stage",
+                rule="return a list with one list of layer indices per stage",
                 fatal=True,
             )
         yield costs, num_stages, stages
@@ -117,28 +117,26 @@ def _flaw(costs: Costs, num_stages: int, stages: list[list[int]]) -> tuple[str, 
     if [] in stages:
         return f"stage {stages.index([])} has no layer", ""
     if placed != list(range(len(costs))):
-        return "the layers are not in the model's order, each of them once", ""
+        return "the layers are not each there once, in the model's order", ""
     return "", ""
 
 
 @clause("model_parallel.partition", "C2", worlds=(1,))
-def the_dearest_stage_is_cheap(
-    impl: Implementation, harness: RankHarness
-) -> str | None:
-    """V: no cut has a cheaper dearest stage. All cuts are tried."""
+def the_bottleneck_is_cheap(impl: Implementation, harness: RankHarness) -> str | None:
+    """V: no split has a cheaper bottleneck. All splits are tried."""
     for costs, num_stages, stages in _cuts(impl, harness):
-        dearest = max(sum(costs[i] for i in s if i < len(costs)) for s in stages)
+        most = max(sum(costs[i] for i in s if i < len(costs)) for s in stages)
         best, where = _best(costs, num_stages)
-        if dearest > best:
+        if most > best:
             by_count = all(_by_count(*cut) for cut in _cuts(impl, harness))
             raise NotYetError(
-                f"{_setting(costs, num_stages)}: the dearest stage costs "
-                f"{dearest:g}, and {best:g} is possible",
+                f"{_setting(costs, num_stages)}: the most expensive stage costs "
+                f"{most:g}, and {best:g} is possible",
                 slug="cut-by-count" if by_count else "",
                 evidence=_table(costs, stages),
-                rule=f"{best:g} is what you get from {where}",
+                rule=f"{where} has a bottleneck of {best:g}",
             )
-    return f"{len(models(harness.seed))} models, each against all of its cuts"
+    return f"{len(models(harness.seed))} models, each against all of its splits"
 
 
 def _best(costs: Costs, num_stages: int) -> tuple[float, list[list[int]]]:
@@ -167,7 +165,7 @@ def too_few_layers_are_refused(
             does = what if what.startswith("gives") else f"raises {what}"
             raise NotYetError(
                 f"{_setting(costs, num_stages)}: partition {does}; a stage without a "
-                "layer has nothing to do, so that must be a ValueError",
+                "layer has no work: that must be a ValueError",
                 rule="look at len(costs) and num_stages first",
             )
     return None

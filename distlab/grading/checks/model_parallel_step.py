@@ -125,7 +125,7 @@ def _suspects(seed: int, n: int) -> list[Suspect]:
         Suspect(
             slug="",
             values=start,
-            sentence="the weights are as they were on every rank: no step was taken",
+            sentence="the weights are unchanged on every rank: no step was taken",
             rule="the order is: zero_grad, forward, backward, step, on every rank",
         ),
         Suspect(
@@ -141,23 +141,23 @@ def _suspects(seed: int, n: int) -> list[Suspect]:
         Suspect(
             slug="only-last-stage-learns",
             values=_misled(seed, n, lambda output, targets, gradient: None),
-            sentence="the last stage learns; the stages before it stay as they were",
-            rule="receive the gradient of what you sent: output.backward(gradient)",
+            sentence="the last stage learns; the stages before it do not change",
+            rule="receive the gradient of your output: output.backward(gradient)",
         ),
         Suspect(
             slug="ones-as-gradient",
             values=_misled(seed, n, lambda output, targets, _: output.sum().backward()),
-            sentence="each stage before the last one took a gradient of ones, as if "
+            sentence="each stage before the last one used a gradient of ones, as if "
             "its loss were the sum of its outputs",
-            rule="output.backward(gradient), with what the next stage sent",
+            rule="output.backward(gradient), with the next stage's gradient",
         ),
         Suspect(
             slug="loss-on-every-stage",
             values=_misled(
                 seed, n, lambda out, targets, _: taken(out, targets).backward()
             ),
-            sentence="each stage took a loss of its own, from its own output",
-            rule="only the last stage has what the loss is about; the others are told",
+            sentence="each stage computed a loss from its own output",
+            rule="only the last stage has class scores; the others receive a gradient",
         ),
         *found,
     ]
@@ -178,11 +178,11 @@ def weights_of_one_process(impl: Implementation, harness: RankHarness) -> str | 
         suspects=partial(_suspects, seed, n),
         rule="follow one sample: forward through all stages, and its gradient back",
     )
-    expect_messages(run, "the weights are right, but not by way of comm")
+    expect_messages(run, "the weights are right, but not through comm")
     worst = max(
         float((w - e).abs().max()) for w, e in zip(weights, expected, strict=True)
     )
-    return f"n = {n}: weights {worst:.0e} from one process's"
+    return f"n = {n}: weights {worst:.0e} from a single process's"
 
 
 @clause("model_parallel.train_step", "C2", worlds=WORLDS)
@@ -217,7 +217,7 @@ def judge_losses(losses: list[float | None], expected: Tensor) -> None:
         raise NotYetError(
             f"the last stage returned the loss; rank 0 {does}",
             slug="loss-on-last-stage-only",
-            rule="the last rank has a number that all ranks need: comm.broadcast",
+            rule="comm.broadcast the loss from the last rank",
         )
     if all(loss is None for loss in losses):
         raise NotYetError(
@@ -229,7 +229,7 @@ def judge_losses(losses: list[float | None], expected: Tensor) -> None:
         told,
         same_everywhere(expected, n),
         what="the returned loss",
-        rule="the loss that the last stage has, the same on every rank",
+        rule="the loss of the last stage, the same on every rank",
     )
 
 
@@ -247,8 +247,8 @@ def _expect_all_digits(told: list[Tensor], right: list[bool], expected: Tensor) 
         if near and fits:
             wanted = f"expected {float(expected):.10g}"
             raise NotYetError(
-                f"the returned loss is right to {digits} digits or so: on its way it "
-                f"was in a tensor of {bits} bits",
+                f"the returned loss is right to about {digits} digits: it was sent in "
+                f"a tensor of {bits} bits",
                 slug="wrong-dtype",
                 evidence=tuple(
                     Evidence(
@@ -258,7 +258,7 @@ def _expect_all_digits(told: list[Tensor], right: list[bool], expected: Tensor) 
                     )
                     for rank, number in enumerate(told)
                 ),
-                rule="torch.zeros(1) is float32: give what carries the loss a "
+                rule="torch.zeros(1) is float32: send the loss in a tensor with "
                 "dtype=torch.float64",
             )
 
@@ -285,10 +285,10 @@ def one_message_each_way(impl: Implementation, harness: RankHarness) -> str | No
         if big:
             raise NotYetError(
                 f"rank {record.rank} calls {big[0]['op']} on {_count(big[0])} "
-                "elements: ranks take part that the tensor is not for",
+                "elements: ranks take part that do not need this tensor",
                 slug="extra-messages",
                 evidence=calls_of_each(run),
-                rule="a tensor goes to one neighbor; only the loss goes to everybody",
+                rule="a tensor goes to one neighbor; only the loss goes to every rank",
             )
         sent = [c for c in calls if c["op"] in (*SENDS, "sendrecv") and _count(c) > 1]
         for step in (record.rank + 1, record.rank - 1):
@@ -297,23 +297,23 @@ def one_message_each_way(impl: Implementation, harness: RankHarness) -> str | No
                 wanted = sum(SIZES) * sizes[max(step, record.rank)]
             given = sum(_count(c) for c in sent if c["dst"] == step)
             if given < wanted:
-                raise NotJudgedError("what has to be sent is not sent: see C1")
+                raise NotJudgedError("a message is missing: see C1")
             if given > wanted:
                 raise NotYetError(
-                    f"in {len(SIZES)} steps rank {record.rank} sends {given} numbers "
+                    f"in {len(SIZES)} steps rank {record.rank} sends {given} values "
                     f"to rank {step}, where {wanted} are enough",
                     slug="extra-messages",
                     evidence=calls_of_each(run),
-                    rule="forward: the output of the stage; back: the gradient of its "
-                    "input",
+                    rule="forward: the output of the stage; backward: the gradient of "
+                    "its input",
                 )
         others = {c["dst"] for c in sent} - {record.rank - 1, record.rank + 1}
         if others:
             raise NotYetError(
-                f"rank {record.rank} sends to rank {min(others)}, no neighbor of it",
+                f"rank {record.rank} sends to rank {min(others)}, not a neighbor",
                 slug="extra-messages",
                 evidence=calls_of_each(run),
-                rule="what a stage makes goes to the next stage, or the one before",
+                rule="a stage sends to the next stage and to the stage before",
             )
     return f"n = {n}: {2 * (n - 1)} messages a step, and one number"
 
@@ -330,7 +330,7 @@ def _expect_one_forward(run: Run) -> None:
                 Evidence(rank=rank, state="runs", text=f"its stage {count} times")
                 for rank, count in enumerate(counts)
             ),
-            rule="keep the output of the forward: it is what goes backward, too",
+            rule="keep the output of the forward: backward starts at it",
         )
 
 

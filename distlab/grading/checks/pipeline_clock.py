@@ -128,3 +128,8 @@ def in_turns(n: int, m: int, num_chunks: int = 1) -> Schedules:
             order += pair
         schedules.append(order + backwards[len(forwards) - warmup :])
     return schedules
+
+
+def one_at_a_time(n: int, m: int) -> Schedules:
+    """No pipeline: each microbatch forward and backward before the next."""
+    return [[(kind, number, 0) for number in range(m) for kind in "FB"]] * n

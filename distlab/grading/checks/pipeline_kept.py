@@ -25,11 +25,11 @@ def expect_let_go(name: str, schedules: Schedules, left: list[Left]) -> None:
         return
     always = all(_is_one_late(left[rank]) for rank in late)
     if always:
-        sentence = "each microbatch is still kept when the next one goes backward"
+        sentence = "each microbatch is still kept when the next one runs backward"
     else:
         number, kept = next((b, k) for b, k in left[late[0]] if k)
-        sentence = f"when microbatch {number} goes backward on rank {late[0]}, "
-        sentence += f"{kept[-1]} is still kept, which has had its backward"
+        sentence = f"during the backward of microbatch {number}, rank {late[0]} "
+        sentence += f"still keeps microbatch {kept[-1]}, whose backward is done"
     raise NotYetError(
         f"{name}: {sentence}",
         slug="let-go-one-late" if always else "",
@@ -41,8 +41,8 @@ def expect_let_go(name: str, schedules: Schedules, left: list[Left]) -> None:
             )
             for rank, own in enumerate(left)
         ),
-        rule="after its backward let go of x, output and all that holds them, before "
-        "the next action",
+        rule="after its backward drop x, output and everything that holds them, "
+        "before the next action",
     )
 
 
@@ -60,5 +60,5 @@ def _is_one_late(own: Left) -> bool:
 def _told(own: Left) -> str:
     found = [f"{kept[-1]} during B{number}" for number, kept in own if kept]
     if not found:
-        return "nothing that has gone backward"
+        return "nothing whose backward is done"
     return "; ".join(found[:4]) + ("; …" if len(found) > 4 else "")

@@ -99,9 +99,9 @@ def _read(schedule: Any) -> list[Entry] | str:
             kind, number, chunk = (*entry, 0) if len(entry) == 2 else entry
             entries.append((kind, operator.index(number), operator.index(chunk)))
         except (TypeError, ValueError):
-            return f"has {entry!r:.40} in it, which is no Action"
+            return f"contains {entry!r:.40}, which is not an Action"
         if kind not in ("F", "B"):
-            return f'has {kind!r:.20} in it: an Action\'s kind is "F" or "B"'
+            return f'contains {kind!r:.20}: an Action\'s kind is "F" or "B"'
     return entries
 
 
@@ -143,7 +143,7 @@ def expect_complete(plan: Plan) -> None:
             f"{plan.setting}: rank {rank} {flaw}",
             slug=slug,
             evidence=plan.table(),
-            rule="each microbatch once forward, and later once backward",
+            rule="each microbatch one forward, and later one backward",
         )
 
 
@@ -161,17 +161,17 @@ def _flaw(schedule: list[Entry], wanted: list[tuple[int, int]]) -> tuple[str, st
     counts = Counter(schedule)
     for entry in schedule:
         if entry not in every:
-            return f"does {named(entry)}, which there is not", ""
+            return f"has {named(entry)}, which does not exist", ""
         if counts[entry] > 1:
-            return f"does {named(entry)} {counts[entry]} times", ""
+            return f"has {named(entry)} {counts[entry]} times", ""
     missing = sorted(every - set(schedule), key=lambda entry: (entry[0] != "F", *entry))
     if missing:
-        return f"never does {named(missing[0])}", "schedule-incomplete"
+        return f"never runs {named(missing[0])}", "schedule-incomplete"
     place = {entry: index for index, entry in enumerate(schedule)}
     for pair in wanted:
         if place[("B", *pair)] < place[("F", *pair)]:
             first, second = named(("B", *pair)), named(("F", *pair))
-            return f"does {first} before {second}", "backward-before-forward"
+            return f"runs {first} before {second}", "backward-before-forward"
     return "", ""
 
 
@@ -181,7 +181,7 @@ def _judge_complete(impl: Implementation, harness: RankHarness, name: str) -> No
 
 
 def _complete(impl: Implementation, harness: RankHarness, name: str) -> Iterator[Plan]:
-    """The plans, for a clause that needs them whole."""
+    """The plans, for a clause that needs complete ones."""
     for plan in _plans(impl, harness, name):
         if any(_flaws(plan)):
             raise NotJudgedError("the schedules are not complete: see C1")
@@ -204,14 +204,14 @@ def one_f_one_b_is_complete(impl: Implementation, harness: RankHarness) -> str |
 
 @clause("pipeline_parallel.interleaved", "C1", worlds=(1,))
 def interleaved_is_complete(impl: Implementation, harness: RankHarness) -> str | None:
-    """V: the same through every chunk; and odd numbers are refused."""
+    """V: the same through every chunk; m that n does not divide is refused."""
     _judge_complete(impl, harness, "interleaved")
     told = _worked_out(impl, harness, "interleaved")["refused"]
     for (n, m, _), what in zip(ODD, told, strict=True):
         if what != "raises ValueError":
             raise NotYetError(
                 f"{m} microbatches on {n} ranks: interleaved {what}; they do not "
-                "fall into groups as large as the ranks: that must be a ValueError",
+                f"form groups of {n}: that must be a ValueError",
                 rule="look at num_microbatches % world_size first",
             )
     return None
@@ -229,10 +229,10 @@ def forwards_come_first(impl: Implementation, harness: RankHarness) -> str | Non
                 first, late = schedule[lead(schedule)], schedule[lead(schedule) :]
                 forward = next(entry for entry in late if entry[0] == "F")
                 raise NotYetError(
-                    f"{plan.setting}: rank {rank} does {named(first)} before "
+                    f"{plan.setting}: rank {rank} runs {named(first)} before "
                     f"{named(forward)}",
                     evidence=plan.table(),
-                    rule="GPipe: the whole batch forward, then all of it backward",
+                    rule="GPipe: all forwards of the batch, then all backwards",
                 )
     return None
 
@@ -256,13 +256,13 @@ def _judge_peaks(impl: Implementation, harness: RankHarness, name: str) -> str:
             one_more = max(p - _bound(plan, r) for r, p in enumerate(peaks)) <= 1
             slug = "warmup-too-long" if one_more and bound < total else ""
             raise NotYetError(
-                f"{plan.setting}: rank {rank} has {most} forwards on their way at "
+                f"{plan.setting}: rank {rank} has {most} forwards in flight at "
                 f"once, where {bound} are enough",
                 slug="gpipe-in-disguise" if disguised else slug,
                 evidence=plan.table(),
-                rule="each forward that is done must be kept until its backward",
+                rule="the activations of each forward are kept until its backward",
             )
-        note = f"{plan.setting}: {' '.join(map(str, peaks))} on their way at most"
+        note = f"{plan.setting}: {' '.join(map(str, peaks))} in flight at most"
     return note
 
 
@@ -308,11 +308,11 @@ def _stuck(plan: Plan, stuck: tuple[tuple[int, Entry, str], ...]) -> NotYetError
     )
     rank, entry, needed = stuck[0]
     return NotYetError(
-        f"{plan.setting}: rank {rank} cannot do {named(entry)} before {needed}, and "
-        "that never comes",
+        f"{plan.setting}: deadlock: rank {rank} cannot run {named(entry)} before "
+        f"{needed}, which never runs",
         slug="schedules-do-not-fit",
         evidence=lines,
-        rule="follow the waiting from rank to rank: it closes in a circle",
+        rule="follow the waits from rank to rank: they form a cycle",
         kind="DEADLOCK",
     )
 
@@ -336,10 +336,11 @@ def _slow(
         f"units, where {enough} are enough",
         slug=slug,
         evidence=plan.table(),
-        rule=f"rank {short[0]} goes backward after {lead(plan.schedules[short[0]])} "
-        "forwards: what could it have done while it waited?"
+        rule=f"rank {short[0]} runs its first backward after "
+        f"{lead(plan.schedules[short[0]])} forwards: which forwards could it run while "
+        "it waits?"
         if slug
-        else "draw them, and look for a rank that waits for another",
+        else "draw the schedules, and look for a rank that waits",
     )
 
 

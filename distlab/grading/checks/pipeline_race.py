@@ -144,7 +144,7 @@ def race(
     for schedules in [RACED[name](n, m) for name in names]:
         meter = Meter()
         stage = Timed(context.clock.sleep)
-        chunk = unit.Chunk(Counted(stage, meter), x[0])
+        chunk = unit.ModelChunk(Counted(stage, meter), x[0])
         schedule = [unit.Action(*entry) for entry in schedules[context.rank]]
         comm.barrier()
         start_s = comm.time()

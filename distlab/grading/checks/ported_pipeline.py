@@ -1,6 +1,6 @@
 """Checks of task 2.26, `pipeline_parallel.port`: a batch through torch's pipelining.
 
-What is on its way is read from the order in which a stage goes forward and backward:
+Microbatches in flight are counted from the order of a stage's forwards and backwards:
 torch keeps the outputs of the last stage to the end of a step, and those do not count.
 """
 
@@ -106,7 +106,7 @@ def ported_pipeline(
     watched = Watched(stage)
     m = num_microbatches(n)
     inputs, targets = make_batch(seed, 0, PER_MICROBATCH * m)
-    loss = unit.port(
+    loss = unit.with_torch(
         watched,
         nn.functional.cross_entropy,
         torch.full_like(inputs, NOT_YOURS) if rank else inputs,
@@ -150,14 +150,14 @@ def gradients_of_one_process(impl: Implementation, harness: RankHarness) -> str 
         (
             "",
             1 / m,
-            f"the gradients are 1/{m} of the right ones: divided by the {m} "
+            f"the gradients are 1/{m} of the expected ones: divided by the {m} "
             "microbatches twice",
             "a schedule divides by the microbatches; the loss is a plain mean",
         ),
         (
             "",
             0.0,
-            "there are no gradients: nothing went backward",
+            "there are no gradients: no backward ran",
             "a schedule with a loss_fn, and step with the target on the last rank",
         ),
     ]
@@ -174,9 +174,9 @@ def gradients_of_one_process(impl: Implementation, harness: RankHarness) -> str 
             )
             for slug, factor, sentence, rule in known
         ],
-        rule="rank r is stage r of n; inputs on the first one, targets on the last",
+        rule="rank r has stage r of n; inputs on the first rank, targets on the last",
     )
-    return f"n = {n}: gradients of one process, {m} microbatches"
+    return f"n = {n}: gradients of a single process, {m} microbatches"
 
 
 @clause("pipeline_parallel.port", "C2", worlds=WORLDS)
@@ -189,7 +189,7 @@ def loss_everywhere(impl: Implementation, harness: RankHarness) -> str | None:
 
 
 @clause("pipeline_parallel.port", "C3", worlds=(3, 2, 4))
-def few_on_their_way(impl: Implementation, harness: RankHarness) -> str | None:
+def few_in_flight(impl: Implementation, harness: RankHarness) -> str | None:
     """J: the order of forwards and backwards on each rank."""
     run, n = finished(impl, harness, ported_pipeline), harness.world_size
     m = num_microbatches(n)
@@ -197,8 +197,8 @@ def few_on_their_way(impl: Implementation, harness: RankHarness) -> str | None:
     peaks = [_peak(order) for order in orders]
     if any(peak > n - rank for rank, peak in enumerate(peaks)):
         raise NotYetError(
-            f"up to {max(peaks)} microbatches are on their way on a rank, of {m}; "
-            f"1F1B has {n} on rank 0, and one fewer on each that follows",
+            f"up to {max(peaks)} of {m} microbatches are in flight on a rank; 1F1B "
+            f"has {n} on rank 0, and one fewer on each rank after it",
             slug="gpipe-in-disguise" if peaks == [m] * n else "",
             evidence=tuple(
                 Evidence(
@@ -210,7 +210,7 @@ def few_on_their_way(impl: Implementation, harness: RankHarness) -> str | None:
             ),
             rule="Schedule1F1B: one forward, one backward",
         )
-    return f"n = {n}: at most {', '.join(map(str, peaks))} on their way"
+    return f"n = {n}: at most {', '.join(map(str, peaks))} in flight"
 
 
 def _peak(events: str) -> int:
