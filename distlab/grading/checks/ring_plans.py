@@ -134,6 +134,7 @@ def plans_add_up(impl: Implementation, harness: RankHarness) -> str | None:
     """V: every rank's values exactly once, in each segment of each rank."""
     for setting in _settings(impl, harness):
         played = Played(setting.plans, setting.total)
+        _expect_order(setting, played)
         try:
             _expect_an_end(setting, played)
             _expect_sums(setting, played)
@@ -172,6 +173,9 @@ def _expect_an_end(setting: Setting, played: Played) -> None:
                 f"{right} receives {len(link.received)}",
                 rule="each isend meets one irecv of the right neighbor",
             )
+
+
+def _expect_order(setting: Setting, played: Played) -> None:
     if played.crossed:
         sender, number, segment, meant = played.crossed
         right = (sender + 1) % setting.n
