@@ -50,7 +50,7 @@ def watched_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     tensor = values_of("uneven", seed, context.rank, 4 * context.world_size)
     unit.pipelined_all_reduce(comm, tensor, SEGMENT_BYTES)
     if not comm.sins and bool(tensor.isnan().any()):
-        comm.sin(READ_EARLY)  # nor was it handed on: nobody saw in which line
+        comm.sin(READ_EARLY)  # never used again: the line is unknown
     return {"sins": comm.sins[:1]}
 
 
@@ -92,7 +92,7 @@ def _sins(run: Run) -> list[tuple[int, str, int]]:
 
 @clause("ring_allreduce.segments", "C2", worlds=(3, 2, 4))
 def left_alone(impl: Implementation, harness: RankHarness) -> str | None:
-    """O: between isend or irecv and its wait, nobody touches the tensor."""
+    """O: between isend or irecv and its wait, the tensor is not touched."""
     run = harness.run(impl, watched_once)
     found = _sins(run)
     lines = tuple(
