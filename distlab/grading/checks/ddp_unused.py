@@ -221,8 +221,8 @@ def nobodys_stays_none(impl: Implementation, harness: RankHarness) -> str | None
                     raise NotYetError(
                         f"step {step + 1}: no rank has used {name}, and on rank "
                         f"{record.rank} its .grad is a tensor",
-                        rule="find_unused returns all parameters that backward() cannot "
-                        "reach",
+                        rule="find_unused returns all parameters that backward() "
+                        "cannot reach",
                     )
     return None
 

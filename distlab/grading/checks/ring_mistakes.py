@@ -262,8 +262,8 @@ def expect_sums(sums: Sums, name: str, counts: Sums | None, aside: str = "") -> 
         sums.after,
         what="the sum",
         slug="own-order-sum",
-        rule="finish each chunk on one rank, then copy it: a + b + c and c + b + a round "
-        "differently",
+        rule="finish each chunk on one rank, then copy it: a + b + c and c + b + a "
+        "round differently",
     )
 
 
