@@ -202,8 +202,8 @@ def _expect_sums(setting: Setting, played: Played) -> None:
             sends = max(len(link.sent) for link in played.links)
             half = sends <= (setting.n - 1) * setting.num_segments
             raise NotYetError(
-                f"{setting.words}: after the plans, segment {number} of rank {rank} is "
-                f"the sum of ranks {in_words(list(counts))}",
+                f"{setting.words}: after the plans, segment {number} of rank {rank} "
+                f"holds {in_words(list(counts))}, expected {in_words(list(every))}",
                 slug="second-half-missing" if few and owned and half else "",
                 evidence=tuple(
                     Evidence(rank=r, state="holds", text=_words(own))
@@ -260,13 +260,12 @@ def additions_overlap(impl: Implementation, harness: RankHarness) -> str | None:
     settings = {(s.n, s.num_segments): s for s in _settings(impl, harness)}
     setting = settings[ALL_IN_ONE]
     played = Played(setting.plans, setting.total, WIRE_S, ADD_S)
-    if played.stuck():
-        raise NotJudgedError("the plans do not come to an end: see C1")
+    adds = sum(kind == "add" for kind, _, _ in setting.plans[0])
+    if played.stuck() or adds < (setting.n - 1) * setting.num_segments:
+        raise NotJudgedError("the plans do not give the sum: see C1")
     alone_s = 2 * (setting.n - 1) * setting.num_segments * WIRE_S
     adding_s = (setting.n - 1) * setting.num_segments * ADD_S
     if played.time_s > MOST * alone_s:
-        plan = setting.plans[0]
-        adds = sum(kind == "add" for kind, _, _ in plan)
         overlap = 1 - (played.time_s - alone_s) / adding_s
         raise NotYetError(
             f"{setting.words}: {played.time_s:.4g} s, where the messages alone take "
@@ -276,8 +275,8 @@ def additions_overlap(impl: Implementation, harness: RankHarness) -> str | None:
                 Evidence(
                     rank=NOBODY,
                     state="rank 0",
-                    text=f"{adds} additions; during {exposed_adds(plan)} of them no "
-                    "irecv or no isend is in flight",
+                    text=f"{adds} additions; during {exposed_adds(setting.plans[0])} of "
+                    "them no irecv or no isend is in flight",
                 ),
             ),
             rule="start the next irecv before the add, and wait for an isend as late "
