@@ -21,6 +21,7 @@ with the name of this file draws your plan of 3.4.
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple

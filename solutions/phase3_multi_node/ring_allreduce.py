@@ -21,6 +21,7 @@ with the name of this file draws your plan of 3.4.
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -225,17 +226,18 @@ def pipelined_all_reduce(
     ### BEGIN SOLUTION ring_allreduce.segments
     #| run the operations one by one. which tensor does an Op work on, and how long is
     #| it? where does its wait find the Work?
-    works: dict[tuple[int, int | None], Work] = {}
+    # All Works are kept until the end: to free one takes time, between two messages.
+    works: defaultdict[tuple[int, int | None], list[Work]] = defaultdict(list)
     for kind, segment, buffer in plan:
         target = segments[segment]
         if buffer is not None:
             target = recv_buffers[buffer][: len(target)]
         if kind == "irecv":
-            works[segment, buffer] = comm.irecv(target, left)
+            works[segment, buffer].append(comm.irecv(target, left))
         elif kind == "isend":
-            works[segment, buffer] = comm.isend(target, right)
+            works[segment, buffer].append(comm.isend(target, right))
         elif kind == "wait":
-            works.pop((segment, buffer)).wait()
+            works[segment, buffer][-1].wait()
         else:
             segments[segment] += target
     ### END SOLUTION
