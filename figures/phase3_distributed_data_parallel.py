@@ -1,4 +1,4 @@
-"""Buckets on their way; `python -m figures.phase3_distributed_data_parallel` draws.
+"""Buckets in flight: `python -m figures.phase3_distributed_data_parallel` draws them.
 
 The times are those of a formula. The tests of the unit play the same steps on simulated
 ranks, and find the same.
@@ -57,13 +57,14 @@ def lanes_of_buckets() -> str:
         "lanes-of-buckets",
         760,
         430,
-        title="The same 100 MB of gradients, sent in four ways",
+        title="The same 100 MB of gradients, all-reduced in four ways",
         desc=(
-            "Four pairs of lanes over time. The upper lane of each pair is backward, "
-            "10 ms; the lower one holds the messages, with the latency at the head of "
-            "each one dark. Without overlap fifty messages begin when backward ends. "
-            "One bucket begins then, too. Five buckets begin after a fifth of it and "
-            f"follow each other without a gap. The steps take: {told}."
+            "Four pairs of rows over time. The upper row of each pair is backward, "
+            "10 ms; the lower row shows the messages, each with its latency in dark at "
+            "its start. Without overlap fifty messages start when backward ends. One "
+            "bucket starts then, too. The first of five buckets starts after one fifth "
+            "of backward, and the others follow without a gap. "
+            f"The steps take: {told}."
         ),
     )
     left, per_ms = 40.0, 17.0
@@ -100,20 +101,24 @@ def ready_order() -> str:
         "ready-order",
         760,
         400,
-        title="One order for all ranks, whatever is ready first",
+        title="One order of buckets for all ranks, whichever is ready first",
         desc=(
             "Two ranks with the layers a, b and c. On rank 0 they become ready in the "
-            "order c, b, a, on rank 1 in the order b, c, a. Above, each rank sends "
-            "what is ready: the first message of rank 0 is c, that of rank 1 is b, and "
-            "they are added to each other, which is marked in red; so are the second "
-            "ones. Below, both send c, b, a: b of rank 1 is ready first and waits "
-            "until c has left, and then equal layers meet."
+            "order c, b, a, on rank 1 in the order b, c, a. Above, each rank sends the "
+            "layer that is ready: the first message of rank 0 is c, that of rank 1 is "
+            "b, and they are added, which is marked in red; so are the second "
+            "messages. Below, both ranks send c, b, a: b of rank 1 is ready first and "
+            "waits until c has been sent, and then equal layers meet."
         ),
     )
-    c.text(40, 30, "what is ready first leaves first", bold=True, anchor="start")
+    c.text(40, 30, "each rank sends what is ready first", bold=True, anchor="start")
     _meetings(c, 44, [list(order) for order in READY])
     c.text(
-        40, 224, "the order of the buckets, on every rank", bold=True, anchor="start"
+        40,
+        224,
+        "every rank sends in the order of the buckets",
+        bold=True,
+        anchor="start",
     )
     _meetings(c, 238, [list("cba")] * 2)
     return c.svg()
@@ -121,18 +126,18 @@ def ready_order() -> str:
 
 def _meetings(c: Canvas, top: float, sent: list[list[str]]) -> None:
     """Who is ready when, on two ranks, and which of their messages meet."""
-    slot, box = 118.0, 44.0
+    slot, side = 118.0, 44.0
     for rank in range(2):
         y = top + (0 if rank == 0 else 98)
         c.text(40, y + 28, f"rank {rank}", size=13, anchor="start")
         for place, layer in enumerate(READY[rank]):
             x = 130 + slot * place
-            c.rect(x, y + 6, box, 32, fill=COLOURS[layer], round_=4)
-            c.text(x + box / 2, y + 27, layer, size=15, bold=True, mono=True)
+            c.rect(x, y + 6, side, 32, fill=COLOURS[layer], round_=4)
+            c.text(x + side / 2, y + 27, layer, size=15, bold=True, mono=True)
             earlier = sent[rank][: sent[rank].index(layer)]
             missing = [other for other in earlier if other not in READY[rank][:place]]
             if missing:
-                gap = x + box, x + slot
+                gap = x + side, x + slot
                 c.line(gap[0] + 4, y + 24, gap[1] - 4, y + 24, color=GREY, dash="4 3")
                 words = f"waits for {missing[0]}"
                 c.text(sum(gap) / 2, y + 18, words, size=11, color=GREY)

@@ -22,7 +22,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "phase3_multi_node" / "figures
 RANKS = 4
 CELL = 34
 Squares = list[list[set[int]]]
-"""By rank and chunk: the ranks whose numbers are in it."""
+"""By rank and chunk: the ranks whose values are in it."""
 
 
 def states() -> list[Squares]:
@@ -69,30 +69,35 @@ def ring_steps() -> str:
         470,
         title="A ring all-reduce of four ranks, step by step",
         desc=(
-            "Seven tables of four ranks by four chunks. A square says which ranks' "
-            "numbers are in it. In each of the first three steps every rank sends one "
-            "chunk to the rank below, which adds it: squares with one, two, three and "
-            "at last all four ranks. Then each rank has one finished chunk. In the "
-            "last three steps the finished ones are passed on until all sixteen "
+            "Seven tables of four ranks by four chunks. A square lists the ranks "
+            "whose values are in the sum. In each of the first three steps every rank "
+            "sends one chunk to the rank below, which adds it: squares with one, two, "
+            "three and at last all four ranks. Then each rank has one finished chunk. "
+            "In the last three steps the finished chunks are sent on until all sixteen "
             "squares hold all ranks."
         ),
     )
     names = ["before", "after step 1", "after step 2", "after step 3"]
     names += ["after step 4", "after step 5", "after step 6"]
-    c.text(380, 26, "reduce_scatter: send a chunk down, add it there", bold=True)
+    c.text(
+        380,
+        26,
+        "reduce_scatter: send a chunk to the next rank, add it there",
+        bold=True,
+    )
     for step, state in enumerate(states()):
         column, row = (step, 0) if step < RANKS else (step - RANKS + 1, 1)
         x, y = 34 + 186 * column, 78 + 216 * row
         c.text(x + 2 * CELL, y - 24, names[step], size=12.5)
         _panel(c, x, y, state, step)
-    c.text(442, 246, "all_gather: send on what is finished, add nothing", bold=True)
+    c.text(442, 246, "all_gather: send the finished chunks on, add nothing", bold=True)
     c.text(20, 300, "rows: ranks", size=12, anchor="start")
     c.text(20, 320, "columns: chunks", size=12, anchor="start")
     c.rect(21, 334, 18, 18, thick=3)
-    c.text(48, 348, "goes down next", size=12, anchor="start")
-    c.text(20, 374, "(and from 3 up to 0)", size=12, anchor="start")
-    c.text(20, 402, "01: the numbers of", size=12, anchor="start")
-    c.text(20, 418, "ranks 0 and 1, added", size=12, anchor="start")
+    c.text(48, 348, "is sent next", size=12, anchor="start")
+    c.text(20, 374, "(rank 3 sends to 0)", size=12, anchor="start")
+    c.text(20, 402, "01: the sum of", size=12, anchor="start")
+    c.text(20, 418, "ranks 0 and 1", size=12, anchor="start")
     c.text(380, 456, "every rank sends one chunk in every step: 2 (4 − 1) = 6 chunks")
     return c.svg()
 
@@ -116,21 +121,23 @@ def star_ring() -> str:
         470,
         title="A star and a ring of eight ranks, on one axis of time",
         desc=(
-            "Above, a star: in fourteen equal spans one after another rank 0 receives "
-            "from each of the seven others, and then sends to each of them; the others "
-            "are busy for two spans each. Below, a ring: all eight ranks send and "
-            "receive all the time, in fourteen spans an eighth as long, and are done "
-            "before the star has finished its second message."
+            "Above, a star: in fourteen equal steps rank 0 receives from each of the "
+            "seven other ranks, and then sends to each of them; every other rank is "
+            "busy for two steps. Below, a ring: all eight ranks send and receive all "
+            "the time, in fourteen steps of one eighth of the length, and finish "
+            "before the second message of the star."
         ),
     )
-    _lanes(c, 46, "star (1.4): everything goes through rank 0")
+    _lanes(c, 46, "star (1.4): every message goes through rank 0")
     for step in range(14):
         other = step % 7 + 1
         x = 56 + UNIT * step
         sender, taker = (other, 0) if step < 7 else (0, other)
         c.rect(x, 46 + 20 * sender + 2, UNIT - 1, 15, fill=BLUE, stroke=BLUE)
         c.rect(x, 46 + 20 * taker + 2, UNIT - 1, 15, fill=ORANGE, stroke=ORANGE)
-    _lanes(c, 252, "ring (3.3): everybody gives and takes, an eighth at a time")
+    _lanes(
+        c, 252, "ring (3.3): every rank sends and receives 1/8 of the tensor at a time"
+    )
     for step in range(14):
         for rank in range(8):
             x, y = 56 + UNIT / 8 * step, 252 + 20 * rank

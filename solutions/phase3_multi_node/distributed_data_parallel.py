@@ -1,18 +1,18 @@
-"""Gradients leave while backward() still computes: what DistributedDataParallel does.
+"""DistributedDataParallel: gradients are all-reduced while backward() still computes.
 
 Guide: phase3_multi_node/guide/distributed_data_parallel.md.
 Source: S. Li et al., PyTorch Distributed (arXiv 2006.15704), sections 3.2 and 4.2.
 Symbols: n = comm.world_size; S = the bytes of all gradients.
-Cost: S goes through all_reduce, most of it while backward() computes; S of memory more.
+Cost: an all_reduce of S, most of it during backward(); S bytes of memory for buckets.
 
     backward   layer 4 │ layer 3 │ layer 2 │ layer 1 │
-    bucket 0           └─▶ all_reduce of 4, 3 ▒▒▒▒▒▒▒│▒▒     finish: wait, copy back
-    bucket 1                               └─▶ of 2, 1 ▒▒▒▒▒▒│▒▒▒▒
+    bucket 0                     └─▶ all_reduce of 4, 3 ▒▒▒▒▒     wait, divide, unpack
+    bucket 1                                         └─▶ of 2, 1 ▒▒▒▒▒▒▒▒
 
-backward() comes to the last layer first. So its gradient is ready first, and can leave
-while those of the layers before it are still to be computed. One message per parameter
-would be too many; so parameters are put together in buckets. `python` with the name of
-this file trains yours beside torch's.
+backward() computes the last layer's gradient first. So this gradient can be sent while
+the gradients of earlier layers are still being computed. One message per parameter
+costs too much latency, so gradients are sent in buckets. `python` with the name of
+this file trains your class and torch's on the same data.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ CommHook = Callable[[Comm, Tensor], Work]
 
 
 def assign_buckets(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
-    """Share out the tensors into buckets, the last tensor into the first bucket.
+    """Group the tensors into buckets, beginning with the last tensor.
 
-    C1 each tensor is in one bucket; inside a bucket, and from bucket to bucket, they
-    come from the last to the first
-    C2 a bucket has at most bucket_bytes, unless it is one tensor alone; and the next
-    tensor does not fit into it any more
+    C1 each tensor is in one bucket; inside a bucket, and from bucket to bucket, the
+    tensors come in reverse order
+    C2 a bucket has at most bucket_bytes, unless it is a single tensor; the next tensor
+    would not fit into it
     C3 all tensors of a bucket have one dtype and one device
-    In torch.distributed: DistributedDataParallel does it when it is made
+    In torch.distributed: DistributedDataParallel does this in its constructor
     Example: 8, 8, 40 and 8 bytes, at most 16 → [8], [40], [8, 8], the last one first
     Cost: none. Check: distlab check 3.9
     """
@@ -65,36 +65,36 @@ def assign_buckets(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[Te
 
 
 def pack(tensors: Sequence[Tensor], flat: Tensor) -> None:
-    """Fill `flat`, in place, with all numbers of the tensors, one after another.
+    """Fill `flat`, in place, with all elements of the tensors, one after another.
 
-    Given: `flat` (as many numbers,), of the same dtype and device. A tensor may have
-    any shape, none at all, and need not be contiguous.
+    Given: `flat` has one dimension, as many elements, the same dtype and device. A
+    tensor may have any shape, also (), and may be non-contiguous.
 
-    C4 unpack gives every tensor back what pack took from it; flat is filled in place
+    C4 unpack restores the values of every tensor; flat is filled in place
     """
     ### BEGIN SOLUTION distributed_data_parallel.buckets
-    #| what is the shape of `flat`, and what that of a tensor?
+    #| which shape has `flat`, and which shape has a tensor?
     torch.cat([tensor.reshape(-1) for tensor in tensors], out=flat)
     ### END SOLUTION
 
 
 def unpack(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Give the tensors, in place, the numbers that `flat` has for them: see `pack`."""
+    """Copy the elements of `flat` back into the tensors, in place: see `pack`."""
     ### BEGIN SOLUTION distributed_data_parallel.buckets
-    #| the other way round
-    pieces = flat.split([tensor.numel() for tensor in tensors])
-    for tensor, piece in zip(tensors, pieces, strict=True):
-        tensor.copy_(piece.view(tensor.shape))
+    #| the reverse of pack
+    slices = flat.split([tensor.numel() for tensor in tensors])
+    for tensor, values in zip(tensors, slices, strict=True):
+        tensor.copy_(values.view(tensor.shape))
     ### END SOLUTION
 
 
 def start_all_reduce(comm: Comm, flat: Tensor) -> Work:
-    """Begin to add up `flat` over the ranks, in place, and come back at once.
+    """Start to sum `flat` over the ranks, in place, and return at once.
 
-    What is returned has a `wait()`, which comes back when the sum is there.
+    The `wait()` of the returned Work blocks until the sum is in `flat`.
     """
     ### BEGIN SOLUTION distributed_data_parallel.hooks
-    #| which argument of comm.all_reduce says that you do not want to wait for it?
+    #| which argument makes comm.all_reduce non-blocking?
     work = comm.all_reduce(flat, async_op=True)
     assert work is not None
     return work
@@ -102,44 +102,45 @@ def start_all_reduce(comm: Comm, flat: Tensor) -> Work:
 
 
 class Bucket:
-    """Parameters whose gradients travel together, in `flat`."""
+    """Parameters whose gradients are sent in one message, `flat`."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
         size = sum(parameter.numel() for parameter in parameters)
         self.flat = parameters[0].new_empty(size)
         self.num_ready = 0  # of their gradients, in this backward()
-        self.work: Work | None = None  # the transfer, once it has begun
+        self.work: Work | None = None  # the all_reduce, once it has started
 
     def gradients(self) -> list[Tensor]:
         """The .grad of its parameters, in their order."""
-        found = [p.grad for p in self.parameters if p.grad is not None]
-        missing = len(self.parameters) - len(found)
+        ready = [p.grad for p in self.parameters if p.grad is not None]
+        missing = len(self.parameters) - len(ready)
         if missing:
-            raise RuntimeError(f"{missing} gradients of a bucket are not there yet")
-        return found
+            raise RuntimeError(f"{missing} gradients of a bucket are not ready yet")
+        return ready
 
 
 class DistributedDataParallel(nn.Module):
-    """The module itself; but when backward() returns, gradients are means over ranks.
+    """The module; when backward() returns, .grad is the mean over the ranks.
 
-    Collective: every rank makes one, from a module of the same architecture. Weights
-    and buffers become rank 0's. `comm_hook` replaces `start_all_reduce`. With
-    `find_unused_parameters` the ranks tell each other in each step who has a batch and
-    a gradient for what: see 3.23.
+    Collective: every rank constructs it, from a module of the same architecture.
+    Parameters and buffers become rank 0's. `comm_hook` replaces `start_all_reduce`.
+    With `find_unused_parameters` the ranks count in each step who has a batch and which
+    parameters have a gradient: see 3.23.
 
-    3.10 C1 a bucket's all_reduce begins as soon as its last gradient is ready; a weight
+    3.10 C1 a bucket's all_reduce starts as soon as its last gradient is ready; a weight
             with two names has one gradient
-         C2 the buckets begin in the same order on every rank, whatever is ready first
-         C3 nobody waits for a message while backward() computes
+         C2 all ranks start the buckets in the same order, whichever is ready first
+         C3 no rank waits for a message while backward() computes
     3.11 C1 when backward() returns, every .grad is the mean over the ranks, in each
-            step, also if .grad was None before or is zeroed in place
+            step, also if .grad was None before or was zeroed in place
          C2 buffers are then rank 0's, on every rank
-         C3 under no_sync() nothing is sent; .grad adds up until a backward() outside it
+         C3 under no_sync() nothing is sent; .grad accumulates until a backward()
+            outside
     3.23 C1 a parameter without a gradient on some ranks counts as zero there
-         C2 without one on any rank, its .grad stays None
-         C3 a rank without batches takes part by join(); the mean is over those that
-            have one, and all leave join() together
+         C2 a parameter without a gradient on all ranks keeps .grad = None
+         C3 a rank without batches takes part through join(); the mean is over the ranks
+            that have a batch, and all ranks leave join() together
     In torch.distributed: torch.nn.parallel.DistributedDataParallel
     Cost: every gradient once per step. Check: distlab check 3.10, 3.11, 3.23
     """
@@ -159,56 +160,56 @@ class DistributedDataParallel(nn.Module):
         self.comm_hook = comm_hook or start_all_reduce
         self.trainable = [p for p in module.parameters() if p.requires_grad]
         if not self.trainable:
-            raise ValueError("no parameter of the module needs a gradient")
+            raise ValueError("no parameter of the module requires a gradient")
         if not bucket_size_mib > 0:
-            raise ValueError(f"bucket_size_mib is {bucket_size_mib}: more than 0")
+            raise ValueError(f"bucket_size_mib is {bucket_size_mib}, must be positive")
         for tensor in (*module.parameters(), *module.buffers()):
             comm.broadcast(tensor.data, 0)
-        shares = assign_buckets(self.trainable, int(bucket_size_mib * 2**20))
-        self.buckets = [Bucket(share) for share in shares]
+        groups = assign_buckets(self.trainable, int(bucket_size_mib * 2**20))
+        self.buckets = [Bucket(group) for group in groups]
         self.bucket_of = {p: b for b in self.buckets for p in b.parameters}
-        self.num_launched = 0  # buckets whose transfer has begun, in this backward()
+        self.num_launched = 0  # buckets whose all_reduce has started
         self.syncs = True  # False under no_sync()
-        self.active = list(range(comm.world_size))  # who has a batch in this step
-        self.arrived: set[Tensor] = set()  # whose gradient is ready, in this backward()
-        self.unused: list[Tensor] = []  # without a gradient in the next backward()
-        self.news: tuple[Tensor, Work] | None = None
+        self.active = list(range(comm.world_size))  # ranks with a batch, this step
+        self.arrived: set[Tensor] = set()  # gradient is ready, in this backward()
+        self.unused: list[Tensor] = []  # get no gradient in the next backward()
+        self.usage_work: tuple[Tensor, Work] | None = None
         self.watch()
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """What the module makes of them."""
+        """The outputs of the module."""
         outputs = self.module(*inputs, **named)
         if self.find_unused_parameters and self.syncs and torch.is_grad_enabled():
             self.unused = self.find_unused(outputs)
         return outputs
 
     def watch(self) -> None:
-        """Have `on_gradient` called with each parameter whose .grad is ready."""
+        """Register `on_gradient` as a hook: autograd calls it when a .grad is ready."""
         ### BEGIN SOLUTION distributed_data_parallel.hooks
-        #| of self.trainable; Tensor.register_post_accumulate_grad_hook is what calls
+        #| for self.trainable; see Tensor.register_post_accumulate_grad_hook
         for parameter in self.trainable:
             parameter.register_post_accumulate_grad_hook(self.on_gradient)
         ### END SOLUTION
 
     def on_gradient(self, parameter: Tensor) -> None:
-        """In backward(): parameter.grad now has all that this backward() adds to it."""
+        """In backward(): parameter.grad is complete."""
         if not self.syncs:
             return
-        if not self.arrived:  # the first one: backward() has only just begun
+        if not self.arrived:  # the first gradient of this backward()
             engine: Any = torch.autograd.Variable._execution_engine
             engine.queue_callback(self.end_of_backward)
             if self.find_unused_parameters:
-                self.news = self.tell_ranks(has_batch=True)
+                self.usage_work = self.all_reduce_usage(has_batch=True)
                 for other in self.unused:
                     self.without_gradient(other)
         self.arrived.add(parameter)
-        self.ready(parameter)
+        self.mark_ready(parameter)
 
-    def ready(self, parameter: Tensor) -> None:
-        """Count it; begin the transfer of every bucket whose turn has come."""
+    def mark_ready(self, parameter: Tensor) -> None:
+        """Count the gradient; start the all_reduce of every bucket whose turn it is."""
         ### BEGIN SOLUTION distributed_data_parallel.hooks
-        #| self.bucket_of[parameter] has one more gradient that is ready. Which buckets
-        #| can leave now, and in which order? pack, then self.comm_hook(comm, flat)
+        #| self.bucket_of[parameter] has one more ready gradient. Which buckets can be
+        #| sent now, and in which order? pack, then self.comm_hook(comm, flat)
         self.bucket_of[parameter].num_ready += 1
         for bucket in self.buckets[self.num_launched :]:
             if bucket.num_ready < len(bucket.parameters):
@@ -226,33 +227,30 @@ class DistributedDataParallel(nn.Module):
             names = [k for k, p in self.module.named_parameters() if p is absent[0]]
             raise RuntimeError(
                 f"{len(absent)} parameters, such as {names[0]}, got no gradient in "
-                "this backward(): find_unused_parameters=True is for that"
+                "this backward(): set find_unused_parameters=True"
             )
-        self.complete()
+        self.finalize_backward()
 
-    def complete(self) -> None:
-        """All transfers have begun: hear who has what, and finish."""
-        nobodys: list[Tensor] = []
-        if self.news:
-            told, work = self.news
-            work.wait()
-            n, self.news = self.comm.world_size, None
-            self.active = [rank for rank in range(n) if told[rank]]
-            counts = told[n:].tolist()
-            pairs = zip(self.trainable, counts, strict=True)
-            nobodys = [parameter for parameter, count in pairs if not count]
-        self.finish()
-        for parameter in nobodys:
-            parameter.grad = None
+    def wait_usage(self) -> list[Tensor]:
+        """Set self.active; return the parameters that no rank has a gradient for."""
+        if self.usage_work is None:
+            return []
+        (usage, work), self.usage_work = self.usage_work, None
+        work.wait()
+        n = self.comm.world_size
+        self.active = [rank for rank in range(n) if usage[rank]]
+        pairs = zip(self.trainable, usage[n:].tolist(), strict=True)
+        return [parameter for parameter, count in pairs if not count]
 
-    def finish(self) -> None:
-        """Wait for every bucket; .grad becomes the mean; ready for the next step.
+    def finalize_backward(self) -> None:
+        """Wait for every bucket; .grad becomes the mean; reset for the next step.
 
-        The mean is over the ranks in self.active: all of them, but for 3.23. Buffers
-        become those of the first of them.
+        The mean is over the ranks in self.active: all ranks, except in 3.23. Buffers
+        become those of the first rank in self.active.
         """
+        unused_everywhere = self.wait_usage()
         ### BEGIN SOLUTION distributed_data_parallel.finish
-        #| what must be as it was before, so that the next backward() finds it so?
+        #| which counters must be reset, so that the next backward() can begin?
         for bucket in self.buckets:
             assert bucket.work is not None
             bucket.work.wait()
@@ -263,12 +261,14 @@ class DistributedDataParallel(nn.Module):
         for buffer in self.module.buffers():
             self.comm.broadcast(buffer, self.active[0])
         ### END SOLUTION
+        for parameter in unused_everywhere:
+            parameter.grad = None
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients stay at home: backward() in here only adds to .grad."""
+        """Send nothing: backward() in this block only accumulates into .grad."""
         ### BEGIN SOLUTION distributed_data_parallel.finish
-        #| on_gradient looks at self.syncs; what if an error leaves the block?
+        #| on_gradient reads self.syncs. What if an error ends the block?
         before, self.syncs = self.syncs, False
         try:
             yield
@@ -281,8 +281,8 @@ class DistributedDataParallel(nn.Module):
         tensors = [t for t in tree_leaves(outputs) if isinstance(t, Tensor)]
         roots = [get_gradient_edge(t).node for t in tensors if t.requires_grad]
         ### BEGIN SOLUTION distributed_data_parallel.unused
-        #| autograd's graph: node.next_functions are pairs (node or None, number);
-        #| where it ends in a parameter, that is node.variable
+        #| autograd's graph: node.next_functions are pairs (node or None, number); a
+        #| node with an attribute `variable` is the end, at that parameter
         reached: set[Tensor] = set()
         seen: set[Node] = set()
         while roots:
@@ -295,58 +295,56 @@ class DistributedDataParallel(nn.Module):
         ### END SOLUTION
 
     def without_gradient(self, parameter: Tensor) -> None:
-        """In backward(): `parameter` gets no gradient in it, but its bucket must go."""
+        """In backward(): `parameter` gets no gradient, but its bucket must be sent."""
         ### BEGIN SOLUTION distributed_data_parallel.unused
-        #| what does this rank have to add to the sum? .grad may be of a microbatch
-        #| under no_sync(), or None
+        #| which values does this rank add to the sum? .grad may hold the gradient of a
+        #| microbatch under no_sync(), or be None
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         self.arrived.add(parameter)
-        self.ready(parameter)
+        self.mark_ready(parameter)
         ### END SOLUTION
 
-    def tell_ranks(self, has_batch: bool) -> tuple[Tensor, Work]:
-        """Collective: begin to count who has a batch, and a gradient for what.
+    def all_reduce_usage(self, has_batch: bool) -> tuple[Tensor, Work]:
+        """Collective: start to count the ranks with a batch, and used parameters.
 
-        The sum has a number for each rank, and then one for each trainable parameter.
+        The sum has one number for each rank, then one for each trainable parameter.
         """
         comm, unused = self.comm, set(self.unused)
-        mine = [rank == comm.rank for rank in range(comm.world_size)]
-        mine += [p not in unused or p.grad is not None for p in self.trainable]
-        told = torch.tensor(mine, dtype=torch.int32, device=comm.device) * has_batch
-        return told, start_all_reduce(comm, told)
+        counts = [rank == comm.rank for rank in range(comm.world_size)]
+        counts += [p not in unused or p.grad is not None for p in self.trainable]
+        usage = torch.tensor(counts, dtype=torch.int32, device=comm.device) * has_batch
+        return usage, start_all_reduce(comm, usage)
 
     def join(self) -> Iterator[None]:
-        """Out of batches: take part in the steps of those that are not, one by one.
+        """After the last batch: take part in the remaining steps of the other ranks.
 
-        `for _ in ddp.join(): optimizer.step()` after the last batch, on every rank: it
-        ends, on all ranks at once, when nobody has a batch any more.
+        `for _ in ddp.join(): optimizer.step()` after the last batch, on every rank. It
+        ends on all ranks at once, when no rank has a batch any more.
         """
         if not self.find_unused_parameters:
             raise ValueError("join() needs find_unused_parameters=True")
         ### BEGIN SOLUTION distributed_data_parallel.unused
-        #| a step of theirs: tell_ranks, then every bucket, then complete()
-        #| does finish() divide by the ranks that have a batch?
+        #| one step of the other ranks: all_reduce_usage, every bucket, then
+        #| finalize_backward(). who divides by the ranks that have a batch?
         while True:
-            told, work = self.news = self.tell_ranks(has_batch=False)
+            usage, work = self.usage_work = self.all_reduce_usage(has_batch=False)
             work.wait()
-            if not told[: self.comm.world_size].any():
+            if not usage[: self.comm.world_size].any():
                 break
             for parameter in reversed(self.trainable):
                 parameter.grad = torch.zeros_like(parameter)
-                self.ready(parameter)
-            self.complete()
+                self.mark_ready(parameter)
+            self.finalize_backward()
             yield
         ### END SOLUTION
 
 
 def train(rank: int, world_size: int, folder: str) -> None:
-    """One rank of the comparison: the same steps with yours, and with torch's."""
+    """One rank of the comparison: the same steps with your class and with torch's."""
     torch.set_num_threads(1)
-    meeting = f"file://{folder}/meeting"
-    dist.init_process_group(
-        "gloo", init_method=meeting, rank=rank, world_size=world_size
-    )
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size)
     torch.manual_seed(0)
     layers = [part for _ in range(6) for part in (nn.Linear(512, 512), nn.Tanh())]
     model = nn.Sequential(*layers, nn.Linear(512, 1)).double()
@@ -379,5 +377,5 @@ def train(rank: int, world_size: int, folder: str) -> None:
 if __name__ == "__main__":
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    with tempfile.TemporaryDirectory() as made:
-        mp.spawn(train, (2, made), 2)  # type: ignore[attr-defined,no-untyped-call]
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(train, (2, folder), 2)  # type: ignore[attr-defined,no-untyped-call]

@@ -1,25 +1,30 @@
-"""All-reduce as a ring: every rank sends the same, and no rank is the busy one.
+"""All-reduce on a ring: every rank sends equally much, and no link is the bottleneck.
 
 Guide: phase3_multi_node/guide/ring_allreduce.md.
 Source: P. Patarasuk and X. Yuan, Bandwidth optimal all-reduce algorithms for clusters
-of workstations (JPDC 69, 2009), section 4; NCCL runs the same ring.
-Symbols: n = comm.world_size ranks; S = the bytes of the tensor; α = what a message
-costs before its first byte arrives, B = bytes per second.
-Cost: 2(n - 1) steps of S/n bytes: 2(n - 1)(α + S/(n B)). However many ranks there are,
-each sends less than 2 S; a rank that collects everything receives (n - 1) S.
+of workstations (JPDC 69, 2009), section 4.
+Symbols: n = comm.world_size ranks; S = the bytes of the tensor; α = the latency of a
+message in seconds; β = seconds per byte.
+Cost: 2(n - 1) steps of S/n bytes: 2(n - 1)(α + β S/n). For any number of ranks, a rank
+sends less than 2 S; in a star, rank 0 receives (n - 1) S.
 
     chunk     0      1      2          n = 3: the first half, reduce_scatter
     rank 0    .      .      2 →        each rank sends a chunk to the right, and adds
-    rank 1    0 →    .      .          what comes from the left to its own
+    rank 1    0 →    .      .          what comes from the left to its own chunk
     rank 2    .      1 →    .
 
-`comm` has send, recv, sendrecv, isend and irecv, no collectives. The tensors that it
-takes are contiguous. The right neighbor of rank r is r + 1; that of the last is 0.
+`comm` has send, recv, sendrecv, isend and irecv, no collectives. It takes contiguous
+tensors. The right neighbor of rank r is r + 1; that of the last rank is 0. `python`
+with the name of this file draws your plan of 3.4.
 """
 
 from __future__ import annotations
 
-from itertools import chain, pairwise
+import functools
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,20 +33,20 @@ from distlab.comm import Comm, Work
 
 
 def chunk_bounds(length: int, num_chunks: int) -> list[tuple[int, int]]:
-    """Where to cut `length` elements into `num_chunks` chunks: a (start, end) for each.
+    """Split `length` elements into `num_chunks` chunks: return a (start, end) for each.
 
-    C1 the chunks follow each other from 0 to length: nothing is lost, nothing is twice
+    C1 the chunks follow each other from 0 to length: no element is lost or repeated
     C2 no two sizes differ by more than one
-    In torch.distributed: torch.tensor_split(tensor, n); not chunk(n), which may give
-    fewer than n
-    Example: 10 in 4 → (0, 2) (2, 5) (5, 7) (7, 10); other places for the longer ones
-    are as good. 2 in 3 → (0, 0) (0, 1) (1, 2)
+    In torch.distributed: torch.tensor_split(tensor, n); not chunk(n), which may return
+    fewer than n chunks
+    Example: 10 in 4 → (0, 2) (2, 5) (5, 7) (7, 10); any chunks may be the longer ones.
+    2 in 3 → (0, 0) (0, 1) (1, 2)
     Cost: none, nothing is sent. Check: distlab check 3.1
     """
     ### BEGIN SOLUTION ring_allreduce.chunk_bounds
     #| also for fewer elements than chunks: then some chunks are empty
-    cuts = [length * number // num_chunks for number in range(num_chunks + 1)]
-    return list(pairwise(cuts))
+    edges = [length * number // num_chunks for number in range(num_chunks + 1)]
+    return list(pairwise(edges))
     ### END SOLUTION
 
 
@@ -52,48 +57,49 @@ def reduce_scatter(comm: Comm, tensor: Tensor) -> int:
     the same on all ranks. Its n chunks are those of chunk_bounds. Afterwards the other
     chunks may hold anything.
 
-    C1 the chunk with the returned number holds the sum; every rank returns another one
-    C2 n - 1 steps; in each, a rank sends one chunk to its one neighbor in the ring
+    C1 the chunk with the returned number holds the sum; all ranks return different
+    numbers
+    C2 n - 1 steps; in each, a rank sends one chunk to one neighbor, always the same
     In torch.distributed: dist.reduce_scatter_tensor(output, input)
     Example: n = 2, tensors 1 2 and 10 20 → rank 0 has 11 . and returns 0, rank 1 has
-    . 22 and returns 1; the other way round is as good
+    . 22 and returns 1; rank 0 may own chunk 1 instead
     Cost: n - 1 messages of S/n bytes per rank. Check: distlab check 3.2
     """
     ### BEGIN SOLUTION ring_allreduce.reduce_scatter
-    #| in step 0 each rank sends one chunk, another one on each rank. which one does
-    #| it send in step 1? and which chunk comes in meanwhile?
+    #| in step 0 each rank sends a different chunk. which chunk does it send in step 1?
+    #| which chunk does it receive meanwhile?
     n, rank = comm.world_size, comm.rank
     right, left = (rank + 1) % n, (rank - 1) % n
     chunks = [tensor[start:end] for start, end in chunk_bounds(len(tensor), n)]
-    box = torch.empty_like(max(chunks, key=len))
+    recv_buffer = torch.empty_like(max(chunks, key=len))
     for step in range(n - 1):
         outgoing = chunks[(rank - step - 1) % n]
         incoming = chunks[(rank - step - 2) % n]
-        received = box[: len(incoming)]
+        received = recv_buffer[: len(incoming)]
         comm.sendrecv(outgoing, right, received, left)
         incoming += received
-    return rank  # what came last is chunk number rank - (n - 2) - 2, modulo n
+    return rank  # the last chunk to arrive is rank - (n - 2) - 2, modulo n
     ### END SOLUTION
 
 
 def all_reduce(comm: Comm, tensor: Tensor, average: bool = False) -> None:
     """Replace every rank's `tensor` by the sum over all ranks, or the mean, in place.
 
-    Given: any shape, any strides, any number of elements, none at all among them.
+    Given: any shape, any strides, any number of elements, including none.
 
-    C1 every rank has the sum, the very same bits, in the caller's own tensor
-    C2 with average=True, the mean; of a dtype of whole numbers: ValueError
-    C3 2(n - 1) steps; in each, a rank sends one chunk to its one neighbor in the ring
+    C1 every rank has the sum, bit for bit the same, in the caller's tensor
+    C2 with average=True the mean; for an integer dtype ValueError
+    C3 2(n - 1) steps; in each, a rank sends one chunk to one neighbor, always the same
     In torch.distributed: dist.all_reduce(tensor)
     Example: n = 3, tensors 1 2, 10 20 and 100 200 → 111 222 on every rank
     Cost: 2(n - 1) messages of S/n bytes per rank. Check: distlab check 3.3
     """
     ### BEGIN SOLUTION ring_allreduce.all_reduce
-    #| after reduce_scatter every rank has one chunk that is done. how does it get to
-    #| all the others, one step at a time? (a tensor with strides: .contiguous() is
-    #| the tensor itself or a copy)
+    #| after reduce_scatter every rank has one finished chunk. how does that chunk reach
+    #| all other ranks, one step at a time? (.contiguous() returns the tensor itself, or
+    #| a copy if the tensor is non-contiguous)
     if average and not tensor.is_floating_point():
-        raise ValueError(f"{tensor.dtype} has no mean: whole numbers can be summed")
+        raise ValueError(f"{tensor.dtype} has no mean: integers can only be summed")
     n, rank = comm.world_size, comm.rank
     right, left = (rank + 1) % n, (rank - 1) % n
     flat = tensor.detach().contiguous().view(-1)
@@ -110,8 +116,8 @@ def all_reduce(comm: Comm, tensor: Tensor, average: bool = False) -> None:
     ### END SOLUTION
 
 
-def cut(tensor: Tensor, num_chunks: int, segment_bytes: int) -> list[list[Tensor]]:
-    """The chunks of `tensor`, each as the list of its segments, which are views.
+def split_segments(tensor: Tensor, num_chunks: int, segment_bytes: int) -> list[Tensor]:
+    """All segments of `tensor`, as views: those of chunk 0, then those of chunk 1, ….
 
     All chunks have equally many segments, of at most `segment_bytes` or one element.
     """
@@ -119,70 +125,151 @@ def cut(tensor: Tensor, num_chunks: int, segment_bytes: int) -> list[list[Tensor
     longest = max(1, segment_bytes // tensor.element_size())
     num_segments = max(1, -(-max(map(len, chunks)) // longest))  # rounded up
     return [
-        [chunk[start:end] for start, end in chunk_bounds(len(chunk), num_segments)]
+        chunk[start:end]
         for chunk in chunks
+        for start, end in chunk_bounds(len(chunk), num_segments)
     ]
+
+
+class Op(NamedTuple):
+    """One operation of a plan.
+
+    `buffer` is the number of a receive buffer, 0 or 1. With None, the operation works
+    on the segment itself.
+
+    Op("irecv", 5, 0)   start to receive, from the left, what is for segment 5
+    Op("isend", 5)      start to send segment 5 to the right
+    Op("wait", 5, 0)    wait for the irecv or isend of the same segment and buffer
+    Op("add", 5, 0)     segment 5 += receive buffer 0
+    """
+
+    kind: str
+    segment: int
+    buffer: int | None = None
+
+
+@functools.cache
+def segment_plan(rank: int, world_size: int, num_segments: int) -> list[Op]:
+    """The operations of `rank` in a ring all-reduce, in order.
+
+    Given: world_size is at least 2. Each chunk has `num_segments` segments; those of
+    chunk c are numbered from c · num_segments. There are two receive buffers. The k-th
+    isend of a rank meets the k-th irecv of its right neighbor.
+
+    C1 after the plans of all ranks, each segment is the sum on every rank: the values
+    of each rank were added to it exactly once
+    C2 between isend or irecv and its wait, no other operation uses that buffer
+    C3 a rank sends at most 2(n - 1) · num_segments segments
+    C4 while a rank adds a segment, it is receiving the next and sending the last
+    In torch.distributed: nothing; it is inside dist.all_reduce
+    Example: rank 0 of 2, one segment in each chunk → irecv 0 in buffer 0, isend 1,
+    wait 0 in buffer 0, add 0, isend 0, wait 1, irecv 1, wait 1, wait 0
+    Cost: none, nothing is sent. Check: distlab check 3.4
+    """
+    ### BEGIN SOLUTION ring_allreduce.segment_plan
+    #| list the segments that arrive, in order, in all 2(n - 1) steps. which of them are
+    #| added, and which are already sums? what must be waited for before each irecv?
+    n, s = world_size, num_segments
+    chunks = [range(chunk * s, (chunk + 1) * s) for chunk in range(n)]
+    arriving = [x for step in range(2 * n - 2) for x in chunks[(rank - step - 2) % n]]
+    num_sums = len(arriving) // 2  # the first half is added, the second half is done
+    ahead = min(2, num_sums)  # how many irecvs are started before the first wait
+    # Receives first: a message whose receive is posted can be delivered at once.
+    plan = [Op("irecv", arriving[number], number) for number in range(ahead)]
+    plan += [Op("isend", segment) for segment in chunks[rank - 1]]
+    for number, segment in enumerate(arriving):
+        if number < num_sums:
+            plan += [Op("wait", segment, number % 2), Op("add", segment, number % 2)]
+        else:
+            plan += [Op("wait", segment)]
+        if number + s < len(arriving):
+            plan += [Op("isend", segment)]
+        following = number + ahead
+        if following < num_sums:
+            plan += [Op("irecv", arriving[following], following % 2)]
+        elif following < len(arriving):  # its isend of the first half comes first
+            plan += [Op("wait", arriving[following]), Op("irecv", arriving[following])]
+    return plan + [Op("wait", segment) for segment in arriving[num_sums - s : -s]]
+    ### END SOLUTION
 
 
 def pipelined_all_reduce(
     comm: Comm, tensor: Tensor, segment_bytes: int = 1 << 21
 ) -> None:
-    """Replace every rank's `tensor` by the sum, and add while messages are under way.
+    """Replace every rank's `tensor` by the sum; add while messages are in flight.
 
     Given: `tensor` has one dimension, is contiguous, and has any number of elements,
     the same on all ranks. No message is longer than `segment_bytes`, or one element.
 
-    C1 every rank has the sum, the very same bits, in the caller's own tensor
-    C2 from isend or irecv until its wait, a tensor is left alone
+    C1 every rank has the sum, bit for bit the same, in the caller's tensor
+    C2 between isend or irecv and its wait, a tensor is neither written nor, after
+    irecv, read
     C3 a rank sends no more bytes than with all_reduce
-    C4 while a rank adds, the next segments are on their way to it and from it
-    In torch.distributed: dist.all_reduce; gloo and NCCL cut into segments, too
-    Cost: a time of 2(n - 1)/n · S/B: the additions hide. Check: distlab check 3.4
+    C4 while a rank adds, the next segments are in flight to it and from it
+    In torch.distributed: dist.all_reduce
+    Cost: a time of about 2(n - 1)/n · β S for large S: the additions overlap with the
+    messages. Check: distlab check 3.5
     """
-    ### BEGIN SOLUTION ring_allreduce.segments
-    #| what can be sent on as soon as it is there? before a tensor is received into,
-    #| or added to, what must have been waited for? (two boxes: one is being filled
-    #| while the other one is added)
     n, rank = comm.world_size, comm.rank
+    right, left = (rank + 1) % n, (rank - 1) % n
     if n == 1:
         return
-    right, left = (rank + 1) % n, (rank - 1) % n
     if n == 2 and tensor.nbytes <= segment_bytes:
         # As many bytes as the ring's two steps, in one; a + b has the bits of b + a.
-        box = torch.empty_like(tensor)
-        comm.sendrecv(tensor, right, box, left)
-        tensor += box
+        recv_buffer = torch.empty_like(tensor)
+        comm.sendrecv(tensor, right, recv_buffer, left)
+        tensor += recv_buffer
         return
-    chunks = cut(tensor, n, segment_bytes)
-    boxes = tensor.new_empty(2, max(map(len, chain(*chunks))))
-    # Step by step, what comes from the left; in the next step it goes to the right.
-    steps = range(2 * (n - 1))
-    arriving = [*chain(*(chunks[(rank - step - 2) % n] for step in steps))]
-    num_sums = len(arriving) // 2  # the first half is added, the second half is done
-    # Receives first: where a message finds its place waiting, it need not ask for it.
-    receives: list[Work] = [
-        comm.irecv(box[: len(segment)], left)
-        for box, segment in zip(boxes, arriving[:num_sums], strict=False)
-    ]
-    sends = [comm.isend(segment, right) for segment in chunks[rank - 1]]
-
-    def receive_next() -> None:
-        number = len(receives)
-        place = arriving[number]
-        if number < num_sums:
-            place = boxes[number % 2][: len(place)]
+    segments = split_segments(tensor, n, segment_bytes)
+    recv_buffers = tensor.new_empty(2, max(map(len, segments)))
+    plan = segment_plan(rank, n, len(segments) // n)
+    ### BEGIN SOLUTION ring_allreduce.segments
+    #| run the operations one by one. which tensor does an Op work on, and how long is
+    #| it? where does its wait find the Work?
+    # All Works are kept until the end: to free one takes time, between two messages.
+    works: defaultdict[tuple[int, int | None], list[Work]] = defaultdict(list)
+    for kind, segment, buffer in plan:
+        target = segments[segment]
+        if buffer is not None:
+            target = recv_buffers[buffer][: len(target)]
+        if kind == "irecv":
+            works[segment, buffer].append(comm.irecv(target, left))
+        elif kind == "isend":
+            works[segment, buffer].append(comm.isend(target, right))
+        elif kind == "wait":
+            works[segment, buffer][-1].wait()
         else:
-            sends[number - num_sums].wait()  # it went out from this very place
-        receives.append(comm.irecv(place, left))
-
-    for number, segment in enumerate(arriving):
-        receives[number].wait()
-        if number < num_sums:
-            segment += boxes[number % 2][: len(segment)]
-        if len(sends) < len(arriving):
-            sends.append(comm.isend(segment, right))
-        if len(receives) < len(arriving):
-            receive_next()
-    for send in sends:
-        send.wait()
+            segments[segment] += target
     ### END SOLUTION
+
+
+def draw(plan: Sequence[Op]) -> str:
+    """A plan as a table: a row per operation, a column per segment and receive buffer.
+
+    <  irecv starts    >  isend starts    |  in flight    w  waited for    +  added
+    """
+    count = max(op.segment for op in plan) + 1
+    names = [f"{number}" for number in range(count)] + ["b0", "b1"]
+    lines = [" " * 14 + " ".join(f"{name:>2}" for name in names)]
+    in_flight: set[int] = set()
+    for kind, segment, buffer in plan:
+        column = segment if buffer is None else count + buffer
+        row = ["|" if number in in_flight else "." for number in range(count + 2)]
+        if kind == "add":
+            row[segment] = row[column] = "+"
+        else:
+            row[column] = {"irecv": "<", "isend": ">", "wait": "w"}[kind]
+            in_flight ^= {column}
+        where = "" if buffer is None else f" b{buffer}"
+        name = f"{kind:5} {segment}{where}"
+        lines.append(f"{name:14}" + " ".join(f"{mark:>2}" for mark in row))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    try:
+        print(
+            "rank 0 of 3, two segments per chunk", draw(segment_plan(0, 3, 2)), sep="\n"
+        )
+    except NotImplementedError as missing:
+        print(f"{missing} is not written yet")

@@ -249,10 +249,10 @@ def test_mistakes_of_the_caller_are_said_in_a_sentence(unit: ModuleType) -> None
     done = run(partial(refusals, unit=unit), 2)
     done.require_finished()
     assert done.values[0] == [
-        "ValueError: no parameter of the module needs a gradient",
-        "ValueError: bucket_size_mib is 0: more than 0",
+        "ValueError: no parameter of the module requires a gradient",
+        "ValueError: bucket_size_mib is 0, must be positive",
         "RuntimeError: 1 parameters, such as layers.b.weight, got no gradient in this "
-        "backward(): find_unused_parameters=True is for that",
+        "backward(): set find_unused_parameters=True",
         "ValueError: join() needs find_unused_parameters=True",
     ]
 

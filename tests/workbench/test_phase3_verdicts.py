@@ -26,7 +26,7 @@ from tests.workbench.judging import CURRICULUM, verdict_on_entry
         ([1, 0, -1], "0−2"),
         ([-1, 1, 0], "−0+1"),
         ([0, 10, -5], "1 (10×)−2 (5×)"),
-        ([0, 0, 0], "nobody"),
+        ([0, 0, 0], "no rank"),
     ],
 )
 def test_who_is_in_a_sum_is_told_in_few_words(counts: list[int], words: str) -> None:

@@ -15,6 +15,7 @@ from distlab.cli.sim import sim
 from distlab.comm import Comm
 from distlab.curriculum.units import load
 from distlab.experiments.simulated_results import judged
+from distlab.grading.checks.ring_clock import Played, exposed_adds, misuses
 from distlab.grading.checks.ring_watched import (
     FILLED,
     READ_EARLY,
@@ -43,11 +44,11 @@ def simulated(program: Any, n: int) -> SimRun:
     return done
 
 
-# ── the cuts ────────────────────────────────────────────────────────────────────────
+# ── the chunks and segments ─────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("n", [1, 3, 4, 32])
-def test_the_cuts_are_as_even_as_those_of_torch(unit: ModuleType, n: int) -> None:
+def test_the_chunks_are_as_even_as_those_of_torch(unit: ModuleType, n: int) -> None:
     for length in LENGTHS:
         sizes = [end - start for start, end in unit.chunk_bounds(length, n)]
         beside = [len(part) for part in torch.arange(length).tensor_split(n)]
@@ -60,11 +61,10 @@ def test_no_segment_is_too_long_and_all_chunks_have_equally_many(
 ) -> None:
     for length in LENGTHS:
         tensor = torch.arange(length, dtype=torch.float64)
-        chunks = unit.cut(tensor, 3, segment_bytes)
-        assert len({len(segments) for segments in chunks}) == 1
-        assert torch.equal(torch.cat([s for chunk in chunks for s in chunk]), tensor)
-        longest = max(segment.nbytes for chunk in chunks for segment in chunk)
-        assert longest <= max(segment_bytes, 8)
+        segments = unit.split_segments(tensor, 3, segment_bytes)
+        assert len(segments) % 3 == 0
+        assert torch.equal(torch.cat(segments), tensor)
+        assert max(segment.nbytes for segment in segments) <= max(segment_bytes, 8)
 
 
 # ── real ranks, torch's own beside ──────────────────────────────────────────────────
@@ -104,16 +104,68 @@ def test_on_gloo_it_is_what_torch_makes_of_it(
     assert all(all(value) for value in done.values)
 
 
+# ── the plan ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 7])
+@pytest.mark.parametrize("num_segments", [1, 2, 5])
+def test_the_plans_add_up_and_leave_buffers_in_flight_alone(
+    unit: ModuleType, n: int, num_segments: int
+) -> None:
+    plans = [list(unit.segment_plan(rank, n, num_segments)) for rank in range(n)]
+    played = Played(plans, n * num_segments)
+    assert played.stuck() == []
+    assert played.crossed is None
+    for rank, plan in enumerate(plans):
+        assert set(played.segments(rank)) == {(1,) * n}
+        assert list(misuses(plan)) == []
+        assert sum(op.kind == "isend" for op in plan) == 2 * (n - 1) * num_segments
+
+
+def test_a_plan_is_played_by_the_clock_of_the_guide(unit: ModuleType) -> None:
+    plans = [list(unit.segment_plan(rank, 3, 8)) for rank in range(3)]
+    assert Played(plans, 24, 1.0, 0.75).time_s == 32.0
+    assert all(exposed_adds(plan) == 0 for plan in plans)
+    body = catalogue()["SP15"].body
+    scope: dict[str, Any] = {"Op": unit.Op}
+    lines = "".join(f"    {line}\n" for line in body.splitlines())
+    exec(f"def plan(rank, world_size, num_segments):\n{lines}", scope)
+    plans = [scope["plan"](rank, 3, 8) for rank in range(3)]
+    assert Played(plans, 24, 1.0, 0.75).time_s == 44.0
+    assert all(exposed_adds(plan) == 16 for plan in plans)
+
+
+def test_the_drawing_of_the_guide_is_that_of_the_plan(unit: ModuleType) -> None:
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "phase3_multi_node/guide/ring_allreduce.md").read_text("utf-8")
+    for line in unit.draw(unit.segment_plan(0, 2, 1)).splitlines():
+        assert f"\n{line}" in page
+
+
+def test_the_executor_is_judged_with_the_reference_s_plan_if_there_is_none(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    text = with_body(
+        solution_of("ring_allreduce"),
+        "ring_allreduce.segment_plan",
+        'raise NotImplementedError("ring_allreduce.segment_plan")',
+    )
+    verdict = verdict_on(
+        cluster, tmp_path, "ring_allreduce.segments", text, worlds=(3,)
+    )
+    assert verdict.status == "pass"
+
+
 # ── whose mistake it is ─────────────────────────────────────────────────────────────
 
 OWN_CUTS = """
 n, rank = comm.world_size, comm.rank
 chunks = tensor.tensor_split(n)
 for step in range(n - 1):
-    box = torch.empty_like(chunks[(rank - step - 2) % n])
+    recv_buffer = torch.empty_like(chunks[(rank - step - 2) % n])
     outgoing = chunks[(rank - step - 1) % n]
-    comm.sendrecv(outgoing, (rank + 1) % n, box, (rank - 1) % n)
-    chunks[(rank - step - 2) % n].add_(box)
+    comm.sendrecv(outgoing, (rank + 1) % n, recv_buffer, (rank - 1) % n)
+    chunks[(rank - step - 2) % n].add_(recv_buffer)
 return rank
 """
 
@@ -178,7 +230,7 @@ def words_of_chunks() -> list[str]:
 def test_sim_takes_every_task_that_sends(
     capsys: pytest.CaptureFixture[str], unit: ModuleType
 ) -> None:
-    for task in ("3.2", "3.3", "3.4"):
+    for task in ("3.2", "3.3", "3.5"):
         assert sim(task, world_size=8, size="4KiB", code="reference") == 0
         assert "right on all ranks" in capsys.readouterr().out
 

@@ -83,11 +83,11 @@ def lay_out(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
         with in_call(f"assign_buckets({model.name}, bucket_bytes={model.cap})"):
             buckets = unit.assign_buckets(given, model.cap)
         if buckets is None:
-            found.append("gives None: is a return missing?")
+            found.append("returns None: is a return missing?")
         elif not isinstance(buckets, list | tuple) or any(
             not isinstance(bucket, list | tuple) for bucket in buckets
         ):
-            found.append("does not give a list of lists")
+            found.append("does not return a list of lists")
         else:
             found.append([[places.get(id(t), -1) for t in b] for b in buckets])
     return found
@@ -129,7 +129,7 @@ def _flaw(model: Model, buckets: Buckets) -> tuple[str, str]:
     placed = [place for bucket in buckets for place in bucket]
     everyone = list(range(len(model.specs)))
     if -1 in placed:
-        return "a bucket holds a tensor that is not one of those given", ""
+        return "a bucket holds a tensor that is not among the arguments", ""
     if [] in buckets:
         return f"bucket {buckets.index([])} is empty", ""
     missing = [place for place in everyone if place not in placed]
@@ -162,7 +162,7 @@ def full_and_not_too_full(impl: Implementation, harness: RankHarness) -> str | N
                     laid_out,
                     model,
                     buckets,
-                    f"bucket {number} has {size} bytes, and {model.cap} are allowed",
+                    f"bucket {number} has {size} bytes; {model.cap} are allowed",
                 )
         for number, (size, after) in enumerate(zip(sizes, buckets[1:], strict=False)):
             fits = size + model.bytes_of(after[0]) <= model.cap
@@ -192,7 +192,7 @@ def _not_full_right(
         f"{model.name}: {flaw}",
         slug=slug,
         evidence=_table(model, buckets),
-        rule="a bucket ends where the next tensor does not fit into it any more",
+        rule="a bucket ends when the next tensor does not fit",
     )
 
 
@@ -222,7 +222,7 @@ def one_kind_in_a_bucket(impl: Implementation, harness: RankHarness) -> str | No
                     f"{model.name}: bucket {number} holds {both}",
                     slug="mixed-bucket",
                     evidence=_table(model, buckets),
-                    rule="a flat tensor has one dtype and one device: begin a new one",
+                    rule="a flat tensor has one dtype and one device: begin another",
                 )
     return None
 
@@ -295,9 +295,9 @@ def what_was_packed_comes_back(
     numbers = torch.cat([tensor.reshape(-1) for tensor in expected])
     if flat.isnan().any() or not torch.equal(flat.sort()[0], numbers.sort()[0]):
         raise NotYetError(
-            f"pack does not fill flat with the tensors' {len(numbers)} numbers: it "
+            f"pack does not fill flat with the tensors' {len(numbers)} elements: it "
             f"holds {brief(flat)}",
-            rule="every number of every tensor has one place in flat",
+            rule="every element of every tensor has one position in flat",
         )
     wrong = [
         place
@@ -309,19 +309,19 @@ def what_was_packed_comes_back(
     states = [back[place] for place in wrong]
     if all(bool(state.isinf().all()) for state in states):
         raise NotYetError(
-            "what unpack gave changes when flat is filled anew: it is a view of flat",
+            "after unpack the tensors change when flat is overwritten: they are views",
             slug="gradient-is-a-view",
-            rule="copy the numbers into the tensors",
+            rule="copy the values into the tensors",
         )
     if all(not state.any() for state in states):
         raise NotYetError(
-            f"after unpack {_listed(wrong)} as before: nothing was written into it",
+            f"after unpack {_listed(wrong)} unchanged: nothing was written into it",
             slug="not-in-place",
             rule="write into each tensor: copy_",
         )
     place = wrong[0]
     raise NotYetError(
-        f"tensor {place}, of shape {list(expected[place].shape)}, comes back as "
-        f"{brief(back[place])} and was {brief(expected[place])}",
-        rule="cut flat into pieces as long as the tensors, in the order of pack",
+        f"tensor {place}, of shape {list(expected[place].shape)}, is "
+        f"{brief(back[place])}, expected {brief(expected[place])}",
+        rule="split flat into slices as long as the tensors, in the order of pack",
     )

@@ -151,10 +151,10 @@ def _judge_steps(run: Run, seed: int, zeroed: str) -> None:
             same_everywhere(mean, n),
             what=what,
             suspects=_suspects([end_to_end(each) for each in own], mean),
-            rule="wait for a bucket, divide by the ranks, unpack it into the .grad",
+            rule="wait for the bucket, divide by the ranks, unpack it into .grad",
         )
         before = mean
-    expect_messages(run, "the gradients are right, but not by way of comm")
+    expect_messages(run, "the gradients are right, but comm was not used")
 
 
 def _all_there(found: list[Tensor | None]) -> list[Tensor]:
@@ -163,7 +163,7 @@ def _all_there(found: list[Tensor | None]) -> list[Tensor]:
         raise NotYetError(
             "after backward() some .grad are None",
             slug="gradients-wiped",
-            rule="the mean belongs into the .grad that is there",
+            rule="write the mean into the .grad that exists",
         )
     return there
 
@@ -182,13 +182,13 @@ def _suspects(own: list[Tensor], mean: Tensor) -> list[Suspect]:
             slug="sum-not-mean",
             values=same_everywhere(mean * n, n),
             sentence=f"the gradient is {n} × the mean: summed and never divided",
-            rule="divide by the ranks that took part, once",
+            rule="divide by the number of ranks that took part, once",
         ),
         Suspect(
             slug="divided-twice",
             values=same_everywhere(mean / n, n),
             sentence=f"the gradient is 1/{n} of the mean: divided twice",
-            rule="divide by the ranks that took part, once",
+            rule="divide by the number of ranks that took part, once",
         ),
     ]
 
@@ -216,13 +216,13 @@ def _expect_reset(
     ]
     is_empty = [not piece.any() for piece in pieces]
     if not found and all(map(any, zip(right, is_empty, strict=True))):
-        found = "zero, but for what was ready first"
+        found = "zero, except for the gradients that were ready first"
     if found:
         raise NotYetError(
             f"step {step + 1}, .grad {zeroed} before it: the first step was right, "
-            f"and now the gradient is {found}",
+            f"now the gradient is {found}",
             slug="never-reset",
-            rule="after a step everything that counts must be as before it",
+            rule="reset all counters at the end of the step",
         )
 
 
@@ -249,7 +249,7 @@ def buffers_are_rank_0s(impl: Implementation, harness: RankHarness) -> str | Non
                         slug="buffers-forgotten",
                         values=[list(model.buffers())[place].clone() for model in own],
                         sentence=f"step {step + 1}: every rank has its own {name}: the "
-                        "buffers are not the same",
+                        "buffers differ",
                         rule="module.buffers() are part of the model: broadcast them",
                     )
                 ],
@@ -272,7 +272,7 @@ def no_sync_keeps_quiet(impl: Implementation, harness: RankHarness) -> str | Non
                 f"under no_sync() rank {record.rank} calls comm.{sent[0][1]}, and "
                 f"{len(sent)} calls in all",
                 slug="synced-every-microbatch",
-                rule="on_gradient looks at self.syncs: what must it find in the block?",
+                rule="on_gradient reads self.syncs: set it to False in the block",
             )
     with judged_after(mean_in_each_step, impl, harness, "C1"):
         _expect_held_back(run, harness.seed)
@@ -299,18 +299,17 @@ def _expect_held_back(run: Run, seed: int) -> None:
             Suspect(
                 slug="last-microbatch-only",
                 values=same_everywhere(last, n),
-                sentence="the gradient is that of the microbatch outside no_sync() "
-                "alone",
+                sentence="the gradient is that of the last microbatch only",
             ),
             Suspect(
                 slug="never-synced",
                 values=sums,
                 sentence="after the block nothing is sent any more: every rank has its "
                 "own sum",
-                rule="what no_sync() changes, it puts back at its end",
+                rule="at its end, no_sync() must restore self.syncs",
             ),
         ],
-        rule="what is packed is all that is in .grad",
+        rule="pack all of .grad",
     )
     first = torch.stack(parts[0])
     expect_values(
@@ -322,7 +321,7 @@ def _expect_held_back(run: Run, seed: int) -> None:
                 slug="never-synced",
                 values=list(first),
                 sentence="after an error under no_sync() nothing is sent any more",
-                rule="with try and finally it is put back however the block ends",
+                rule="restore self.syncs in a finally",
             )
         ],
     )

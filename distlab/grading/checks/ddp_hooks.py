@@ -134,14 +134,14 @@ def leaves_with_its_last_gradient(
                 f"rank {record.rank}: {flaw}",
                 slug=slug,
                 evidence=_lanes(run, "chain"),
-                rule="after each gradient: which buckets are complete, and whose turn "
-                "is it?",
+                rule="after each gradient, check which buckets are complete and which "
+                "is next",
             )
     events = run.values[0]["chain"]["events"]
     place = _departures(events)[0]
     count = sum(event[0] == "gradient" for event in events)
     early = sum(event[0] == "gradient" for event in events[:place])
-    return f"the first bucket leaves after gradient {early} of {count}"
+    return f"the first bucket is sent after gradient {early} of {count}"
 
 
 def _untimely(events: list[Happened], buckets: list[list[str]]) -> tuple[str, str]:
@@ -154,20 +154,20 @@ def _untimely(events: list[Happened], buckets: list[list[str]]) -> tuple[str, st
         return f"{len(departures)} collectives for {len(buckets)} buckets", ""
     if departures[0] > arrivals[-1] and len(buckets) > 1:
         return (
-            "the first all_reduce begins after the last gradient: nothing is hidden",
+            "the first all_reduce starts after the last gradient: no overlap",
             "reduced-after-backward",
         )
     for number, (departure, wanted) in enumerate(zip(departures, due, strict=True)):
         if departure < wanted:
             missing = sum(departure < place <= wanted for place in arrivals)
             return (
-                f"bucket {number} leaves {missing} gradients too early",
+                f"bucket {number} is sent {missing} gradients too early",
                 "bucket-leaves-too-early",
             )
         late = sum(wanted < place < departure for place in arrivals)
         if late:
             return (
-                f"bucket {number} is complete, and leaves {late} gradients later",
+                f"bucket {number} is complete, but is sent {late} gradients later",
                 "bucket-leaves-too-late",
             )
     return "", ""
@@ -179,7 +179,9 @@ def same_order_everywhere(impl: Implementation, harness: RankHarness) -> str | N
     own = "launched-by-readiness"
     with judged_after(leaves_with_its_last_gradient, impl, harness, "C1", own):
         _expect_means(harness.run(impl, step_once), harness.seed)
-    return f"n = {harness.world_size}: each rank's layers are ready in another order"
+    return (
+        f"n = {harness.world_size}: each rank's layers are ready in a different order"
+    )
 
 
 def _expect_means(run: Run, seed: int) -> None:
@@ -194,13 +196,13 @@ def _expect_means(run: Run, seed: int) -> None:
             same_everywhere(end_to_end(mean_of(own)), n),
             what="the gradient after backward()",
             suspects=_suspects(part, own),
-            rule="self.buckets has the same order on every rank: let them leave in it",
+            rule="self.buckets has the same order on every rank: send in this order",
         )
         expect_equal_bits(
             actual,
             what="the gradient",
             slug="own-order-sum",
-            rule="a collective gives every rank the same bits; own sums do not",
+            rule="a collective gives every rank the same bits; separate sums do not",
         )
 
 
@@ -211,7 +213,7 @@ def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
             slug="own-gradient-only",
             values=flats,
             sentence="every rank still has its own gradient",
-            rule="pack the gradients into bucket.flat, and let that be summed",
+            rule="pack the gradients into bucket.flat, and all-reduce bucket.flat",
         )
     ]
     if part == "branches" and n > 1:
@@ -229,8 +231,8 @@ def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
             Suspect(
                 slug="launched-by-readiness",
                 values=swapped,
-                sentence="each rank's buckets leave in the order in which they are "
-                "ready there: gradients of different layers were added up",
+                sentence="each rank sends its buckets in the order in which they are "
+                "ready there: gradients of different layers were added",
             )
         )
     return found
@@ -250,10 +252,10 @@ def nobody_waits_in_backward(impl: Implementation, harness: RankHarness) -> str 
             if event[0] == "wait" or (event[0] == "call" and event[3]):
                 act = "wait()" if event[0] == "wait" else f"comm.{event[1]}"
                 raise NotYetError(
-                    f"rank {record.rank} waits in {act} while gradients are still to "
-                    "be computed",
+                    f"rank {record.rank} waits in {act} while backward() still "
+                    "computes gradients",
                     slug="waits-in-backward",
                     evidence=_lanes(run, "chain"),
-                    rule="begin it with async_op=True, and wait in finish()",
+                    rule="start it with async_op=True, and wait in finalize_backward()",
                 )
     return None

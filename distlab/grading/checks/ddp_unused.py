@@ -188,9 +188,9 @@ def unused_counts_as_zero(impl: Implementation, harness: RankHarness) -> str | N
             Suspect(
                 slug="held-back-lost",
                 values=same_everywhere(end_to_end(lost), n),
-                sentence="what was in .grad of a microbatch under no_sync() is lost "
-                "where the one outside does not use the layer",
-                rule="only where .grad is None there is nothing to send",
+                sentence="the gradient of a microbatch under no_sync() is lost if the "
+                "microbatch outside does not use the layer",
+                rule="write zeros only if .grad is None",
             )
         ],
     )
@@ -204,8 +204,8 @@ def _expect_somebodys(found: list[Found], n: int, step: int) -> None:
             if each[f"layers.{name}.weight"] is None:
                 raise NotYetError(
                     f"step {step + 1}: on rank {rank} .grad of layer {name} is None, "
-                    "and another rank has used it",
-                    rule="all ranks take the same step: make a .grad for the mean",
+                    "but another rank has used it",
+                    rule="all ranks take the same step: create a .grad for the mean",
                 )
 
 
@@ -221,8 +221,8 @@ def nobodys_stays_none(impl: Implementation, harness: RankHarness) -> str | None
                     raise NotYetError(
                         f"step {step + 1}: no rank has used {name}, and on rank "
                         f"{record.rank} its .grad is a tensor",
-                        rule="find_unused gives all parameters that backward() cannot "
-                        "reach: those get a gradient from nobody",
+                        rule="find_unused returns all parameters that backward() "
+                        "cannot reach",
                     )
     return None
 
@@ -241,17 +241,17 @@ def _joined(run: Run, seed: int) -> str:
     told = [value["num_joined"] for value in run.values]
     if told != missed:
         raise NotYetError(
-            "join() does not come back once for each step of the others",
+            "join() does not yield once for each step of the other ranks",
             evidence=tuple(
                 Evidence(
                     rank=rank,
                     state="right" if told[rank] == missed[rank] else "wrong",
-                    text=f"{own} batches; join() came back {told[rank]} times, and "
-                    f"{missed[rank]} steps were left",
+                    text=f"{own} batches; join() yielded {told[rank]} times, "
+                    f"expected {missed[rank]}",
                 )
                 for rank, own in enumerate(batches)
             ),
-            rule="yield after each step in which anybody has a batch",
+            rule="yield after each step in which some rank has a batch",
         )
     wrong = _runs_out(seed, n, over_all=True)
     for place, part, what in (
@@ -268,12 +268,12 @@ def _joined(run: Run, seed: int) -> str:
                 Suspect(
                     slug="mean-over-absent",
                     values=same_everywhere(wrong[place], n),
-                    sentence=f"{what} come of means over all {n} ranks, also when not "
-                    "all of them had a batch",
-                    rule="finish() divides by the ranks in self.active",
+                    sentence=f"{what} are means over all {n} ranks, although some "
+                    "had no batch",
+                    rule="finalize_backward() divides by len(self.active)",
                 )
             ],
-            rule="who has no batch adds zeros, and is not counted",
+            rule="a rank without a batch adds zeros and is not counted",
         )
     counts = ", ".join(map(str, batches))
     return f"n = {n}: {counts} batches, one training"

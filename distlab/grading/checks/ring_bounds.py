@@ -43,19 +43,19 @@ def cut_lengths(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
 
 
 def read_bounds(value: Any) -> Bounds | str:
-    """Pairs of whole numbers, or what it is instead, to go on after "chunk_bounds"."""
+    """Pairs of integers, or what it is instead, to go on after "chunk_bounds"."""
     if value is None:
-        return "gives None: is a return missing?"
+        return "returns None: is a return missing?"
     try:
         pairs = [tuple(pair) for pair in list(value)[:_MANY]]
     except TypeError:
-        return f"gives {value!r:.40}, not a list of pairs (start, end)"
+        return f"returns {value!r:.40}, not a list of pairs (start, end)"
     bounds = []
     for pair in pairs:
         try:
             start, end = map(operator.index, pair)
         except (TypeError, ValueError):
-            return f"has {pair!r:.40} in it, which is no pair of whole numbers"
+            return f"contains {pair!r:.40}, which is not a pair of integers"
         bounds.append((start, end))
     return bounds
 
@@ -89,15 +89,18 @@ def _flaw(length: int, n: int, bounds: Bounds) -> tuple[str, str]:
     """What is wrong with these bounds, and the name of the mistake; or nothing."""
     if len(bounds) != n:
         slug = "fewer-chunks" if len(bounds) < n else ""
-        return f"gives {len(bounds)} chunks", slug
+        return f"returns {len(bounds)} chunks", slug
     place = 0
     for number, (start, end) in enumerate(bounds):
         if start != place or end < start:
             where = f"chunk {number} is ({start}, {end})"
-            return f"does not go on where it stopped: {where} after {place}", ""
+            return f"has a gap or an overlap: {where}, expected start {place}", ""
         place = end
     if place < length:
-        return f"ends at {place}: the rest is in no chunk", "remainder-dropped"
+        return (
+            f"ends at {place}: the last elements are in no chunk",
+            "remainder-dropped",
+        )
     return (f"ends at {place}, beyond the tensor", "") if place > length else ("", "")
 
 
@@ -114,7 +117,7 @@ def nearly_equal(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the longest chunk has at most one element more than the shortest."""
     for call, length, n, bounds in _cuts(impl, harness):
         if isinstance(bounds, str) or _flaw(length, n, bounds)[0]:
-            raise NotJudgedError("the chunks are not all there: see C1")
+            raise NotJudgedError("some elements are in no chunk or in two: see C1")
         sizes = [end - start for start, end in bounds]
         if max(sizes) > min(sizes) + 1:
             raise NotYetError(
@@ -122,7 +125,7 @@ def nearly_equal(impl: Implementation, harness: RankHarness) -> str | None:
                 f"{min(sizes)}",
                 slug="uneven-chunks",
                 evidence=_drawn(bounds),
-                rule="in each step of the ring all wait for the longest chunk: share "
-                "out the remainder one by one",
+                rule="in each step of the ring all ranks wait for the longest chunk: "
+                "distribute the remainder, one element per chunk",
             )
     return None

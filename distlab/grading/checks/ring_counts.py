@@ -40,4 +40,4 @@ def in_words(counts: list[int]) -> str:
         if times:
             sign = "−" if times < 0 else "+" * bool(words)
             words += f"{sign}{rank}" + f" ({abs(times)}×)" * (abs(times) > 1)
-    return words or "nobody"
+    return words or "no rank"

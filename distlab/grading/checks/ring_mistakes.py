@@ -21,13 +21,11 @@ from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
 from distlab.runner.autopsy import Evidence
 
-FRESH = "what you send in a step is what came in the step before, with yours added"
-ADD = "add what came to your own chunk of the same number"
+FRESH = "send the chunk that you received in the step before, with yours added"
+ADD = "add the received chunk to your own chunk of the same number"
 NEEDED = "a sum over the ranks needs messages"  # whether or not there is one
 TAKEN_AWAY = ": something was subtracted"
-IN_PLACE = (
-    "write into the tensor you were given; what .contiguous() gives may be a copy"
-)
+IN_PLACE = "write into the caller's tensor; .contiguous() may return a copy"
 
 
 class Sums:
@@ -91,7 +89,7 @@ def expect_owners(sums: Sums, counts: Sums | None) -> None:
             f"ranks {ranks[0]} and {ranks[1]} both return {twice[0]}",
             slug="wrong-owner",
             evidence=_owned(sums),
-            rule="every chunk must be somebody's: each rank returns another number",
+            rule="all ranks must return different numbers",
         )
 
 
@@ -105,9 +103,9 @@ def _expect_numbers(sums: Sums) -> None:
     for rank, own in enumerate(sums.owners):
         if own == "None":
             raise NotYetError(
-                f"rank {rank} returns None, not the number of the chunk that is done",
+                f"rank {rank} returns None, not the number of the finished chunk",
                 slug="returned-none",
-                rule="say which chunk is the sum: return its number",
+                rule="return the number of the chunk that is the sum",
             )
         if not isinstance(own, int) or isinstance(own, bool):
             raise NotYetError(f"rank {rank} returns {own}, not the number of a chunk")
@@ -144,7 +142,7 @@ def _wrong_chunk(sums: Sums, wrong: list[int], counts: Sums | None) -> NotYetErr
             f"{done[rank][0]}",
             slug="wrong-owner",
             evidence=_owned(sums),
-            rule="which chunk came last, and what was added to it?",
+            rule="which chunk arrived last, and what was added to it?",
         )
     same_chunk = _same_chunk(sums, counts)
     if same_chunk:
@@ -153,16 +151,16 @@ def _wrong_chunk(sums: Sums, wrong: list[int], counts: Sums | None) -> NotYetErr
     untouched = all(map(torch.equal, sums.after, sums.before))
     if untouched and all(map(received, sums.run.ranks)):
         return NotYetError(
-            "every rank's tensor is as it was: what came went elsewhere",
+            "every rank's tensor is unchanged: received values went elsewhere",
             slug="not-in-place",
             evidence=evidence,
-            rule="chunk += what came; tensor[start:end] is a view, chunk = chunk + … "
+            rule="chunk += received; tensor[start:end] is a view, chunk = chunk + … "
             "is a new tensor",
         )
     if counts and _overwritten(counts):
         return NotYetError(
-            f"chunk {own} of rank {rank} has one rank's numbers only: what came "
-            "replaced what was there",
+            f"chunk {own} of rank {rank} has one rank's values only: the received "
+            "chunk replaced them",
             slug="last-write-wins",
             evidence=evidence,
             rule="receive into a tensor of your own, then add it",
@@ -264,8 +262,8 @@ def expect_sums(sums: Sums, name: str, counts: Sums | None, aside: str = "") -> 
         sums.after,
         what="the sum",
         slug="own-order-sum",
-        rule="let one rank finish a chunk, and copy it to the others: a + b + c rounds "
-        "differently from c + b + a",
+        rule="finish each chunk on one rank, then copy it: a + b + c and c + b + a "
+        "round differently",
     )
 
 
@@ -280,7 +278,7 @@ def _expect_in_place(sums: Sums, name: str, aside: str) -> None:
         return
     begin = "your return value is right, but the" if returned else "the"
     raise NotYetError(
-        f"{begin} caller's tensor{aside} is as it was after {name}",
+        f"{begin} caller's tensor{aside} is unchanged after {name}",
         slug="not-in-place",
         evidence=calls_of_each(sums.run),
         rule=IN_PLACE,
@@ -304,10 +302,10 @@ def _expect_second_half(sums: Sums, counts: Sums | None) -> None:
             for rank, share in enumerate(shares)
         ]
         raise NotYetError(
-            "each rank has a part of the sum, and not the others'",
+            "each rank has only a part of the sum",
             slug="second-half-missing",
             evidence=tuple(lines),
-            rule="each finished chunk must go on from rank to rank until all have it: "
+            rule="send each finished chunk on from rank to rank until all have it: "
             "n - 1 steps",
         )
 
@@ -318,7 +316,7 @@ def _wrong_sums(sums: Sums) -> list[Suspect]:
         Suspect(
             slug="",
             values=sums.before,
-            sentence="every rank's tensor is as it was before",
+            sentence="every rank's tensor is unchanged",
             rule=IN_PLACE,
         ),
         Suspect(

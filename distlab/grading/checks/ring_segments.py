@@ -1,4 +1,4 @@
-"""Checks of 3.4: the same sums, while nothing under way is touched, and in time."""
+"""Checks of 3.5: the same sums, no tensor in flight is touched, and the time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def watched_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     tensor = values_of("uneven", seed, context.rank, 4 * context.world_size)
     unit.pipelined_all_reduce(comm, tensor, SEGMENT_BYTES)
     if not comm.sins and bool(tensor.isnan().any()):
-        comm.sin(READ_EARLY)  # nor was it handed on: nobody saw in which line
+        comm.sin(READ_EARLY)  # never used again: the line is unknown
     return {"sins": comm.sins[:1]}
 
 
@@ -74,7 +74,7 @@ def sum_everywhere(impl: Implementation, harness: RankHarness) -> str | None:
             expect_sums(Sums(run), "pipelined_all_reduce", counts)
         except NotYetError as failure:
             if not failure.slug and _sins(harness.observe(impl, watched_once)):
-                raise NotJudgedError("a tensor under way is touched: see C2") from None
+                raise NotJudgedError("a tensor in flight is touched: see C2") from None
             raise
     return None
 
@@ -92,7 +92,7 @@ def _sins(run: Run) -> list[tuple[int, str, int]]:
 
 @clause("ring_allreduce.segments", "C2", worlds=(3, 2, 4))
 def left_alone(impl: Implementation, harness: RankHarness) -> str | None:
-    """O: between isend or irecv and its wait, nobody touches the tensor."""
+    """O: between isend or irecv and its wait, the tensor is not touched."""
     run = harness.run(impl, watched_once)
     found = _sins(run)
     lines = tuple(
@@ -106,7 +106,7 @@ def left_alone(impl: Implementation, harness: RankHarness) -> str | None:
             f"rank {rank} {what}" + f" (line {line})" * bool(line),
             slug="touched-in-flight",
             evidence=lines,
-            rule="wait for it first; or take another tensor meanwhile",
+            rule="wait for the message first, or use another tensor meanwhile",
         )
     return None
 
@@ -155,9 +155,9 @@ def additions_hide(impl: Implementation, harness: RankHarness) -> str | None:
         hidden = max(0.0, 1 - (took_s - alone_s) / adding_s)
         raise NotYetError(
             f"{took_s:.4g} s, where the messages alone take {alone_s:.4g} and the "
-            f"additions {adding_s:.4g}: {hidden:.0%} of them are hidden",
-            slug="not-hidden" if hidden < 0.25 else "",
-            rule="have the next irecv and the last isend under way while you add",
+            f"additions {adding_s:.4g}: {hidden:.0%} of them overlap with messages",
+            slug="no-overlap" if hidden < 0.25 else "",
+            rule="the next irecv and the last isend must be in flight while you add",
         )
     return (
         f"{RANKS} simulated ranks, {PER_CHUNK} segments: {took_s:.4g} s; the messages "

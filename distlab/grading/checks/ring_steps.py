@@ -12,7 +12,7 @@ from distlab.runner import RankRecord, Run
 
 SENDING = frozenset({"send", "isend", "sendrecv"})
 MANY = 16  # simulated ranks
-ONE_WAY = "in each step a rank gives to the one side while it takes from the other"
+ONE_WAY = "in each step a rank sends to one side while it receives from the other"
 
 
 def bytes_enough(length: int, n: int, itemsize: int, halves: int) -> int:
@@ -71,10 +71,10 @@ def expect_one_neighbor(run: Run) -> None:
         if len(peers) > 1:
             raise NotYetError(
                 f"rank {record.rank} sends to ranks {', '.join(map(str, peers))}: in a "
-                "ring it has one neighbor to send to",
+                "ring it sends to one neighbor only",
                 slug="not-a-ring",
                 evidence=calls_of_each(run),
-                rule="pass on to the right what came from the left",
+                rule="send on to the right what came from the left",
             )
 
 

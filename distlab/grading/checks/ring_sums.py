@@ -1,7 +1,7 @@
 """Checks of 3.2 and 3.3: one chunk of the sum on each rank, and all of it everywhere.
 
-The values come in two kinds. "uneven" are float64 of very different sizes: whoever adds
-in another order gets other bits. "digits" are int64, 16^r on rank r: what they
+The values come in two kinds. "uneven" are float64 of very different sizes: another
+order of additions gives other bits. "digits" are int64, 16^r on rank r: what they
 add up to says how often each rank's tensor is in it.
 """
 
@@ -193,8 +193,8 @@ def sum_everywhere(impl: Implementation, harness: RankHarness) -> str | None:
         expect_sums(Sums(run), "all_reduce", counts, **_said(values))
         if not all(value["beside"] for value in run.values):
             raise NotYetError(
-                "what lies between the elements of a tensor with strides has changed",
-                rule="only the elements of the caller's tensor are yours to write",
+                "memory between the elements of a non-contiguous tensor has changed",
+                rule="write only to the elements of the caller's tensor",
             )
     return None
 
@@ -212,8 +212,8 @@ def _expect_no_refusal(run: Run) -> None:
     for record, value in zip(run.ranks, run.values, strict=True):
         if value["raised"]:
             raise NotYetError(
-                f"a sum of whole numbers: rank {record.rank} raises {value['raised']}",
-                rule="int64 can be summed; only its mean is no int64",
+                f"a sum of integers: rank {record.rank} raises {value['raised']}",
+                rule="int64 can be summed; only its mean is not an int64",
             )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from distlab.comm import Call, Comm, Work, Wrapper
 
 T = TypeVar("T")
-READ_EARLY = "used what an irecv had not yet brought: its wait comes first"
+READ_EARLY = "used a tensor between its irecv and the wait"
 WRITTEN = "wrote into a tensor between its irecv and the wait"
 SENT_CHANGED = "changed a tensor between its isend and the wait"
 FILLED = "received into a tensor whose isend had not been waited for"
