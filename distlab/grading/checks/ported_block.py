@@ -51,7 +51,7 @@ def ported_block(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     n = context.world_size
     mesh = init_device_mesh("cpu", (n,))
     block = make_block(seed, n)
-    unit.port(mesh, block)
+    unit.with_torch(mesh, block)
     found = _trained(block, seed, n)
     found["held"] = {name: _held(block.get_submodule(name)) for name in CUT}
     found["refused"] = _refused(unit, mesh, n)
@@ -87,7 +87,7 @@ def _refused(unit: ModuleType, mesh: Any, n: int) -> dict[str, Any]:
     """One head too many, of n channels each: all can be cut in n, but not the heads."""
     odd = Block(TransformerConfig(dim=n * (n + 1), num_heads=n + 1)).double()
     before = copy.deepcopy(odd.state_dict())
-    raised = attempt(lambda: unit.port(mesh, odd))
+    raised = attempt(lambda: unit.with_torch(mesh, odd))
     same = all(
         type(tensor) is Tensor and torch.equal(tensor, before[name])
         for name, tensor in odd.state_dict().items()

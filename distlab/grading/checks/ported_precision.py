@@ -90,7 +90,7 @@ def ported_precision(
             inputs[0, 3 if last else 0] = torch.nan if last else torch.inf
         before, steps = _weights(model), optimizer.steps
         scale = scaler.get_scale()
-        said = unit.port(model, optimizer, scaler, loss_of, inputs, targets)
+        said = unit.with_torch(model, optimizer, scaler, loss_of, inputs, targets)
         record.append(
             {
                 "before": before,

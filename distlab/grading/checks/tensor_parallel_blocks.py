@@ -228,7 +228,7 @@ def a_share_of_the_weights(impl: Implementation, harness: RankHarness) -> str | 
                     Evidence(rank=rank, state="holds", text=f"{count} of {size}")
                     for rank, count in enumerate(found)
                 ),
-                rule="both layers are cut: ColumnLinear, then RowLinear",
+                rule="both layers are cut: ColumnParallelLinear, then RowParallelLinear",
             )
     return f"n = {n}: each rank holds {held} of {total} numbers"
 

@@ -54,7 +54,7 @@ def linears_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     for bias in (True, False):
         end = "" if bias else " without bias"
         sizes = (OTHER, 3 * n)
-        column, memory = _made(unit.ColumnLinear, comm, seed, sizes, bias, enter)
+        column, memory = _made(unit.ColumnParallelLinear, comm, seed, sizes, bias, enter)
         upstream = drawn(seed, -5, *TOKENS, 3 * n).chunk(n, 2)[rank]
         x = drawn(seed, -4, *TOKENS, OTHER)
         found["column" + end] = {
@@ -62,7 +62,7 @@ def linears_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
             **memory,
         }
         sizes = (3 * n, OTHER)
-        row, memory = _made(unit.RowLinear, comm, seed, sizes, bias, leave)
+        row, memory = _made(unit.RowParallelLinear, comm, seed, sizes, bias, leave)
         x = drawn(seed, -6, *TOKENS, 3 * n).chunk(n, 2)[rank].contiguous()
         upstream = drawn(seed, -7, *TOKENS, OTHER)
         found["row" + end] = {
@@ -72,8 +72,8 @@ def linears_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     odd = 3 * n + 1
     wide, long = make_linear(seed, OTHER, odd), make_linear(seed, odd, OTHER)
     found["refused"] = [
-        attempt(lambda: unit.ColumnLinear(comm, wide, enter)),
-        attempt(lambda: unit.RowLinear(comm, long, leave)),
+        attempt(lambda: unit.ColumnParallelLinear(comm, wide, enter)),
+        attempt(lambda: unit.RowParallelLinear(comm, long, leave)),
     ]
     return found
 
@@ -169,12 +169,12 @@ def by_columns(impl: Implementation, harness: RankHarness) -> str | None:
         expect_values(
             _found(run, "column" + end, "out"),
             one.columns(one.out),
-            what=f"what ColumnLinear{end} gives",
+            what=f"what ColumnParallelLinear{end} gives",
             suspects=[
                 Suspect(
                     slug="weights-not-cut",
                     values=same_everywhere(one.out, n),
-                    sentence="ColumnLinear gives all outputs on every rank: not cut",
+                    sentence="ColumnParallelLinear gives all outputs on every rank: not cut",
                     rule="rank r has chunk r of the weight's rows",
                 ),
             ],
@@ -186,7 +186,7 @@ def by_columns(impl: Implementation, harness: RankHarness) -> str | None:
 
 def _expect_held(run: Run, kind: str, expected: list[int]) -> None:
     """Each rank has its share, and the memory of its share."""
-    name = "RowLinear" if kind.startswith("row") else "ColumnLinear"
+    name = "RowParallelLinear" if kind.startswith("row") else "ColumnParallelLinear"
     for rank, value in enumerate(run.values):
         held = value[kind]["held"]
         sizes = [size for size, _ in held]
@@ -258,18 +258,18 @@ def by_rows(impl: Implementation, harness: RankHarness) -> str | None:
         expect_values(
             _found(run, "row" + end, "out"),
             same_everywhere(one.out, n),
-            what=f"what RowLinear{end} gives",
+            what=f"what RowParallelLinear{end} gives",
             suspects=[
                 Suspect(
                     slug="bias-on-every-rank",
                     values=same_everywhere(one.out + (n - 1) * constant, n),
-                    sentence=f"the bias is in RowLinear's outputs {n} times",
+                    sentence=f"the bias is in RowParallelLinear's outputs {n} times",
                     rule="add the bias after the sum, not in each summand",
                 ),
                 Suspect(
                     slug="",
                     values=same_everywhere(one.out - constant, n),
-                    sentence="the bias is missing from RowLinear's outputs",
+                    sentence="the bias is missing from RowParallelLinear's outputs",
                     rule="add the bias after the sum",
                 ),
                 Suspect(
@@ -300,7 +300,7 @@ def gradients_of_one_process(impl: Implementation, harness: RankHarness) -> str 
                 one.columns(one.upstream), one.shares, strict=True
             )
         ]
-        name = f"ColumnLinear{end}"
+        name = f"ColumnParallelLinear{end}"
         _expect(run, "column" + end, "weight", one.weight, name)
         biases = list(one.bias.chunk(n)) if bias else same_everywhere(one.bias, n)
         _expect(run, "column" + end, "bias", biases, name)
@@ -320,7 +320,7 @@ def gradients_of_one_process(impl: Implementation, harness: RankHarness) -> str 
             rule="in by way of self.passage(self.comm, x)",
         )
         one = One(harness.seed, n, "row", bias)
-        name = f"RowLinear{end}"
+        name = f"RowParallelLinear{end}"
         _expect(run, "row" + end, "weight", one.weight, name)
         _expect_bias(run, "row" + end, one.bias, name)
         _expect(run, "row" + end, "x", one.columns(as_tensor(one.x.grad)), name)
@@ -374,7 +374,7 @@ def what_does_not_fit_is_refused(
     """V: a ValueError for outputs, and for inputs, that n does not divide."""
     run, n = harness.run(impl, linears_once), harness.world_size
     for index, what in enumerate(
-        ("ColumnLinear with {} outputs", "RowLinear with {} inputs")
+        ("ColumnParallelLinear with {} outputs", "RowParallelLinear with {} inputs")
     ):
         expect_refusal(
             run,

@@ -42,17 +42,17 @@ def passages_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str
     found: dict[str, Any] = {}
     context.report("f")
     found["enter"] = _there_and_back(
-        comm, unit.copy_to_group, same.to(device), own.to(device), marks, "f"
+        comm, unit.copy_to_region, same.to(device), own.to(device), marks, "f"
     )
     odd = {
-        "enter": _back(comm, unit.copy_to_group, same.to(device), one.expand(SHAPE)),
-        "crossed": _back(comm, unit.copy_to_group, same.to(device), crossed),
+        "enter": _back(comm, unit.copy_to_region, same.to(device), one.expand(SHAPE)),
+        "crossed": _back(comm, unit.copy_to_region, same.to(device), crossed),
     }
     context.report("g")
     found["leave"] = _there_and_back(
-        comm, unit.reduce_from_group, own.to(device), same.to(device), marks, "g"
+        comm, unit.reduce_from_region, own.to(device), same.to(device), marks, "g"
     )
-    odd["leave"] = as_tensor(unit.reduce_from_group(comm, crossed))
+    odd["leave"] = as_tensor(unit.reduce_from_region(comm, crossed))
     found["odd"] = odd
     return {**found, "marks": marks}
 
@@ -122,12 +122,12 @@ def the_way_in(impl: Implementation, harness: RankHarness) -> str | None:
     expect_values(
         _each(run, "enter", "out"),
         x,
-        what="what copy_to_group gives",
+        what="what copy_to_region gives",
         suspects=[
             Suspect(
                 slug="summed-in-both-directions",
                 values=[one * n for one in x],
-                sentence=f"copy_to_group gives {n} × x: it sums forward too",
+                sentence=f"copy_to_region gives {n} × x: it sums forward too",
                 rule="all ranks have the same x already: there is nothing to sum",
             )
         ],
@@ -139,7 +139,7 @@ def the_way_in(impl: Implementation, harness: RankHarness) -> str | None:
         _each(run, "enter", "back"),
         total,
         gradients,
-        "the gradient of copy_to_group's x",
+        "the gradient of copy_to_region's x",
     )
     expect_values(
         [value["odd"]["crossed"] for value in run.values],
@@ -193,25 +193,25 @@ def the_way_out(impl: Implementation, harness: RankHarness) -> str | None:
     expect_values(
         _each(run, "leave", "out"),
         same_everywhere(total, n),
-        what="what reduce_from_group gives",
+        what="what reduce_from_region gives",
         suspects=[
             Suspect(
                 slug="",
                 values=own,
-                sentence="reduce_from_group gives each rank its own x: no sum",
+                sentence="reduce_from_region gives each rank its own x: no sum",
                 rule="forward, g is an all_reduce",
             ),
             Suspect(
                 slug="mean-not-sum",
                 values=same_everywhere(total / n, n),
-                sentence=f"reduce_from_group gives the mean: divided by {n}",
+                sentence=f"reduce_from_region gives the mean: divided by {n}",
                 rule="the ranks have summands, not estimates",
             ),
         ],
         rule="forward, g gives the sum of all ranks' x",
     )
     gradients = _each(run, "leave", "gradient")
-    what = "the gradient of reduce_from_group's x"
+    what = "the gradient of reduce_from_region's x"
     expect_values(
         _each(run, "leave", "back"),
         gradients,
@@ -230,7 +230,7 @@ def the_way_out(impl: Implementation, harness: RankHarness) -> str | None:
     expect_values(
         [value["odd"]["leave"] for value in run.values],
         same_everywhere(torch.stack(_crossed(harness.seed, n)).sum(0), n),
-        what="what reduce_from_group gives for a transposed x",
+        what="what reduce_from_region gives for a transposed x",
         rule="sum a contiguous copy of x",
     )
     return None
@@ -243,7 +243,7 @@ def the_way_out(impl: Implementation, harness: RankHarness) -> str | None:
 def what_is_the_callers(impl: Implementation, harness: RankHarness) -> str | None:
     """V: x and the incoming gradient have not changed by a bit."""
     run = _played(impl, harness)
-    for way, name in (("leave", "reduce_from_group"), ("enter", "copy_to_group")):
+    for way, name in (("leave", "reduce_from_region"), ("enter", "copy_to_region")):
         for before, after, what in (
             ("given", "after", "the caller's x"),
             ("gradient", "gradient after", "the gradient that backward() was given"),
@@ -276,10 +276,10 @@ def one_all_reduce_each(impl: Implementation, harness: RankHarness) -> str | Non
     expect_calls(
         run,
         [
-            ("copy_to_group forward", "f forward", []),
-            ("copy_to_group backward", "f backward", ["all_reduce"]),
-            ("reduce_from_group forward", "g forward", ["all_reduce"]),
-            ("reduce_from_group backward", "g backward", []),
+            ("copy_to_region forward", "f forward", []),
+            ("copy_to_region backward", "f backward", ["all_reduce"]),
+            ("reduce_from_region forward", "g forward", ["all_reduce"]),
+            ("reduce_from_region backward", "g backward", []),
         ],
         slug="more-messages-than-needed",
         rule="f sums backward and g sums forward: one all_reduce each",

@@ -50,8 +50,8 @@ def sequence_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str
         "gathered": as_tensor(unit.all_gather_tokens(comm, few)),
         "scattered": as_tensor(unit.reduce_scatter_tokens(comm, many)),
         "unchanged": torch.equal(few, before[0]) and torch.equal(many, before[1]),
-        "gather back": _back(unit.gather_tokens, comm, few, many),
-        "scatter back": _back(unit.scatter_tokens, comm, many, few),
+        "gather back": _back(unit.all_gather_from_sequence, comm, few, many),
+        "scatter back": _back(unit.reduce_scatter_to_sequence, comm, many, few),
     }
     return {**found, **_block(context, unit, seed, comm)}
 
@@ -71,7 +71,7 @@ def _block(
     n, rank = context.world_size, context.rank
     whole_in, whole_up = _block_batch(seed, n)
     block = make_block(seed, n, heads=1).to(comm.device)
-    unit.sequence_block(comm, block)
+    unit.sequence_parallel_block(comm, block)
     x = whole_in.chunk(n, 1)[rank].to(comm.device).requires_grad_()
     upstream = whole_up.chunk(n, 1)[rank].to(comm.device)
     begin = comm.count
@@ -81,7 +81,7 @@ def _block(
         y.backward(upstream)
     end = comm.count
     own = _whole_gradients(block)
-    unit.sum_whole_gradients(comm, block)
+    unit.all_reduce_replicated_grads(comm, block)
     return {
         "out": as_tensor(y),
         "back": as_tensor(x.grad),
@@ -176,18 +176,18 @@ def _all(run: Run, key: str) -> list[Tensor]:
 def each_is_the_others_way_back(
     impl: Implementation, harness: RankHarness
 ) -> str | None:
-    """V: the gradients of gather_tokens' x and of scatter_tokens' x."""
+    """V: the gradients of all_gather_from_sequence' x and of reduce_scatter_to_sequence' x."""
     run, n = harness.run(impl, sequence_once), harness.world_size
     few, many = _tokens(harness.seed, n)
     expect_values(
         _all(run, "gather back"),
         list(torch.stack(many).sum(0).chunk(n, 1)),
-        what="the gradient of gather_tokens' x",
+        what="the gradient of all_gather_from_sequence' x",
         suspects=[
             Suspect(
                 slug="no-sum-in-backward",
                 values=[one.chunk(n, 1)[rank] for rank, one in enumerate(many)],
-                sentence="the gradient of gather_tokens' x is this rank's part only",
+                sentence="the gradient of all_gather_from_sequence' x is this rank's part only",
                 rule="all ranks used this rank's tokens: their gradients add up",
             )
         ],
@@ -196,7 +196,7 @@ def each_is_the_others_way_back(
     expect_values(
         _all(run, "scatter back"),
         same_everywhere(torch.cat(few, 1), n),
-        what="the gradient of scatter_tokens' x",
+        what="the gradient of reduce_scatter_to_sequence' x",
         rule="this rank's x had a part in all tokens: it needs all their gradients",
     )
     return None

@@ -43,7 +43,7 @@ class RightEnter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, comm: Comm, x: Tensor) -> Tensor:
-        """See `copy_to_group` of the solution."""
+        """See `copy_to_region` of the solution."""
         ctx.comm = comm
         return x
 

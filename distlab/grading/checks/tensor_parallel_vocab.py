@@ -74,7 +74,7 @@ def losses_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, 
         mine = logits.chunk(context.world_size, 1)[context.rank].contiguous()
         mine = mine.to(context.comm.device).requires_grad_()
         comm = _Watched(context.comm, mine)
-        loss = unit.vocab_loss(comm, mine, targets.to(comm.device))
+        loss = unit.vocab_parallel_cross_entropy(comm, mine, targets.to(comm.device))
         is_loss = isinstance(loss, Tensor) and loss.numel() == 1
         if is_loss and loss.requires_grad:
             loss.backward()
@@ -271,7 +271,7 @@ def gradient_of_one_process(impl: Implementation, harness: RankHarness) -> str |
                 )
             ],
             rule="softmax minus one at the target, by the number of tokens: sums by "
-            "way of reduce_from_group, which autograd knows",
+            "way of reduce_from_region, which autograd knows",
         )
     return None
 
