@@ -41,7 +41,7 @@ def coordinates(rank: int, tensor_size: int) -> tuple[int, int]:
     Cost: no message. Check: distlab check 2.15
     """
     ### BEGIN SOLUTION tensor_parallel.mesh
-    #| how many full replicas come before this rank? which shard of its own has it?
+    #| how many full replicas come before this rank? which shard has it?
     return rank // tensor_size, rank % tensor_size
     ### END SOLUTION
 

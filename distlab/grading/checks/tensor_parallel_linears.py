@@ -176,7 +176,7 @@ def by_columns(impl: Implementation, harness: RankHarness) -> str | None:
                 Suspect(
                     slug="weights-not-cut",
                     values=same_everywhere(one.out, n),
-                    sentence="ColumnParallelLinear is not sharded: it returns all outputs",
+                    sentence="ColumnParallelLinear returns all outputs: not sharded",
                     rule="rank r has chunk r of the weight's rows",
                 ),
             ],

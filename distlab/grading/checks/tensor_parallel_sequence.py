@@ -133,8 +133,8 @@ def along_the_tokens(impl: Implementation, harness: RankHarness) -> str | None:
             Suspect(
                 slug="tokens-not-the-batch",
                 values=same_everywhere(torch.cat(few).reshape(shape), n),
-                sentence="all_gather_tokens concatenates the ranks' tensors: that mixes "
-                "tokens of different sequences",
+                sentence="all_gather_tokens concatenates the ranks' tensors: that "
+                "mixes tokens of different sequences",
                 rule="all_gather gives (n, batch, tokens / n, channels): move n before "
                 "the tokens",
             )
@@ -188,7 +188,7 @@ def each_is_the_others_way_back(
             Suspect(
                 slug="no-sum-in-backward",
                 values=[one.chunk(n, 1)[rank] for rank, one in enumerate(many)],
-                sentence="all_gather_from_sequence: x has the gradient of local use only",
+                sentence="all_gather_from_sequence: the gradient of x is only local",
                 rule="every rank used this rank's tokens: sum their gradients",
             )
         ],
