@@ -275,7 +275,7 @@ def by_rows(impl: Implementation, harness: RankHarness) -> str | None:
                     rule="add the bias after the sum",
                 ),
                 Suspect(
-                    slug="summand-not-sum",
+                    slug="partial-sum-not-total",
                     values=[part + constant for part in parts],
                     sentence="each rank returns its partial sum",
                     rule="apply self.operator(self.comm, …) to the partial sum",

@@ -122,9 +122,9 @@ def expect_refusal(run: Run, tried: Sequence[list[str]], what: str, rule: str) -
         if raised and raised[0] == "ValueError":
             continue
         if not raised:
-            happened, slug = f"{what} was accepted, without a ValueError", "not-refused"
+            happened, slug = f"{what}: no ValueError", "not-refused"
         else:
-            happened, slug = f"{what} raised {raised[0]}, not a ValueError", ""
+            happened, slug = f"{what}: {raised[0]} in place of a ValueError", ""
         raise NotYetError(
             f"{happened} on rank {rank}",
             slug=slug,
