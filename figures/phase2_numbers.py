@@ -212,12 +212,12 @@ def _legend(c: Canvas, y: float) -> None:
     done = Taken(1, [False], True)
     skip = Taken(1, [False], False)
     bad = Taken(1, [True], False)
-    words = ((bad, "overflow here"), (skip, "skips with it"), (done, "steps"))
+    words = ((bad, "overflow here"), (skip, "skips too"), (done, "steps"))
     for place, (step, text) in enumerate(words):
         x = 110 + 150 * place
         _mark(c, x, y, step, 0)
         c.text(x + 14, y + 4, text, size=12, anchor="start")
-    c.text(730, y + 4, "steps of training →", size=12, color=GREY, anchor="end")
+    c.text(730, y + 4, "training steps →", size=12, color=GREY, anchor="end")
 
 
 def figures() -> dict[str, str]:
