@@ -1,6 +1,6 @@
-"""Who talks to whom on 2 × 2 ranks; `python -m figures.phase2_mesh` writes the picture.
+"""The process groups of 2 × 2 ranks; `python -m figures.phase2_mesh` writes it.
 
-Who stands where is asked of the reference's `coordinates`.
+Rows and columns come from the reference's `coordinates`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from figures.phase2_tensor import unit
 
 
 def mesh() -> str:
-    """Four ranks as a table: a row has one model, a column one share."""
+    """Four ranks as a mesh: a row is one replica, a column one shard."""
     place = {rank: unit().coordinates(rank, 2) for rank in range(4)}
     rows = [[r for r in place if place[r][0] == model] for model in range(2)]
     columns = [[r for r in place if place[r][1] == share] for share in range(2)]
@@ -19,16 +19,16 @@ def mesh() -> str:
         "mesh",
         760,
         400,
-        title="Four ranks as a 2 × 2 mesh, and the two groups of each",
+        title="Four ranks as a 2 × 2 mesh, and the two process groups of each rank",
         desc=(
-            "A table of four ranks. "
+            "A mesh of four ranks. "
             + " ".join(
-                f"Ranks {row[0]} and {row[1]} are a row: model {model}, a tensor group."
+                f"Ranks {row[0]} and {row[1]} are a row: replica {model}, tensor group."
                 for model, row in enumerate(rows)
             )
             + " "
             + " ".join(
-                f"Ranks {column[0]} and {column[1]} are a column: share {share}, a "
+                f"Ranks {column[0]} and {column[1]} are a column: shard {share}, a "
                 "data group."
                 for share, column in enumerate(columns)
             )
@@ -43,12 +43,12 @@ def mesh() -> str:
     for model, color in enumerate((BLUE, GREEN)):
         y = 130.0 + 150 * model
         c.rect(120, y - 52, 310, 104, stroke=color, thick=3.5, round_=18)
-        c.text(24, y - 2, f"model {model}", size=13, bold=True, anchor="start")
+        c.text(24, y - 2, f"replica {model}", size=13, bold=True, anchor="start")
         c.text(24, y + 15, "tensor group", size=11, anchor="start", color=color)
     for share, color in enumerate((ORANGE, PURPLE)):
         x = 190.0 + 170 * share
         c.rect(x - 56, 62, 112, 286, stroke=color, thick=3.5, dash="9 5", round_=18)
-        c.text(x, 34, f"share {share}", size=13, bold=True)
+        c.text(x, 34, f"shard {share}", size=13, bold=True)
         c.text(x, 51, "data group", size=11, color=GREY)
     for rank in place:
         x, y = at(rank)
@@ -56,12 +56,12 @@ def mesh() -> str:
         c.text(x, y - 2, f"rank {rank}", size=13, bold=True)
         c.text(x, y + 15, str(place[rank]), size=11.5, mono=True)
     lines = (
-        (BLUE, "", "a row shares one model", "talks in every layer, there and back"),
+        (BLUE, "", "a row: one model replica", "communicates in every layer"),
         (
             ORANGE,
             "9 5",
-            "a column has the same share",
-            "talks once per step: gradients",
+            "a column: the same shard",
+            "communicates once per step",
         ),
     )
     for number, (color, dash, words, below) in enumerate(lines):

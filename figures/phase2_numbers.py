@@ -1,7 +1,7 @@
-"""What 16 bits can hold; `python -m figures.phase2_numbers` writes both pictures.
+"""What 16 bits can represent; `python -m figures.phase2_numbers` writes both pictures.
 
-Where the numbers lie is asked of torch. The staircase is that of the reference's
-LossScaler, on float16 gradients that are really multiplied and really overflow.
+The numbers come from torch. The staircase comes from the reference's LossScaler, on
+float16 gradients that are multiplied and overflow.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ SEED = 5
 
 def places(dtype: torch.dtype) -> list[float]:
     """Every number of this type from 1 to END, in order."""
-    gap = torch.finfo(dtype).eps  # from 1 to its next neighbor
+    gap = torch.finfo(dtype).eps  # from 1 to the next number
     return [1 + gap * k for k in range(round((END - 1) / gap) + 1)]
 
 
 def numbers() -> str:
-    """Three number lines from 1 on: where 1.001 goes in each type."""
+    """Three number lines from 1 on: where 1.001 is rounded to in each dtype."""
     held = {dtype: torch.tensor(SOUGHT, dtype=dtype).item() for dtype, _ in TYPES}
     c = Canvas(
         "numbers",
@@ -58,7 +58,7 @@ def numbers() -> str:
         desc=(
             f"Three number lines from 1 to {END:.4f}. "
             + " ".join(
-                f"{name}: {len(places(dtype)) - 1:,} steps, the first number after 1 "
+                f"{name}: {len(places(dtype)) - 1:,} steps, the next number after 1 "
                 f"is {places(dtype)[1]:.8g}, and {SOUGHT} becomes {held[dtype]:.8g}."
                 for dtype, name in TYPES
             )
@@ -69,7 +69,7 @@ def numbers() -> str:
     def at(value: float) -> float:
         return 50 + 660 * (value - 1) / (END - 1)
 
-    c.text(380, 28, f"who has a place for {SOUGHT}?", size=15, bold=True)
+    c.text(380, 28, f"which number represents {SOUGHT}?", size=15, bold=True)
     c.line(at(SOUGHT), 62, at(SOUGHT), 372, color=RED, dash="5 4", thick=1.5)
     c.text(at(SOUGHT), 54, str(SOUGHT), size=13, bold=True)
     for row, (dtype, name) in enumerate(TYPES):
@@ -82,7 +82,7 @@ def numbers() -> str:
             c.text(
                 380,
                 y + 32,
-                f"{len(points) - 1:,} steps: far closer than a line is wide",
+                f"{len(points) - 1:,} steps, closer than the line is wide",
                 size=12,
             )
         else:
@@ -96,7 +96,7 @@ def numbers() -> str:
 
 
 def _rounding(c: Canvas, start: float, end: float, y: float, value: float) -> None:
-    """Where the number sought comes to lie, and how far from where it should."""
+    """The nearest number, and its distance."""
     if abs(end - start) > 20:
         c.arrow(start, y - 22, end + 4, y - 8, color=RED, thick=2)
     c.circle(end, y, 7, fill=RED)
@@ -106,7 +106,7 @@ def _rounding(c: Canvas, start: float, end: float, y: float, value: float) -> No
 class Taken(NamedTuple):
     """What one step of the scaler was like."""
 
-    scale: float  # S in this step
+    scale: float  # in this step
     overflows: list[bool]  # by rank
     stepped: bool
 
@@ -115,16 +115,15 @@ class Taken(NamedTuple):
 def staircase_of() -> list[Taken]:
     """The reference's LossScaler on rank 0 of four, whose gradients vary in size.
 
-    The other ranks' gradients are as many tensors here; what they add to the all_reduce
-    is counted, not made up.
+    The other ranks' gradients are tensors too; all_reduce adds their flags.
     """
     dice = random.Random(SEED)
     sizes = [[dice.lognormvariate(2, 0.8) for _ in range(RANKS)] for _ in range(STEPS)]
     taken = []
-    found: list[bool] = []
+    flags: list[bool] = []
 
     def all_reduce(tensor: Tensor) -> None:
-        tensor += sum(found[1:])
+        tensor += sum(flags[1:])
 
     comm = SimpleNamespace(
         rank=0, world_size=RANKS, device=torch.device("cpu"), all_reduce=all_reduce
@@ -137,11 +136,11 @@ def staircase_of() -> list[Taken]:
     for row in sizes:
         scale = scaler.loss_scale
         gradients = [(size * scaler.scale(torch.ones(1))).half() for size in row]
-        found[:] = [not bool(g.isfinite().all()) for g in gradients]
+        flags[:] = [not bool(g.isfinite().all()) for g in gradients]
         weight.grad = gradients[0].float()
         stepped = scaler.step(optimizer)
         scaler.update()
-        taken.append(Taken(scale, list(found), stepped))
+        taken.append(Taken(scale, list(flags), stepped))
     return taken
 
 
@@ -155,13 +154,13 @@ def staircase() -> str:
         "staircase",
         760,
         424,
-        title="The loss scale over the steps: a staircase, the same on every rank",
+        title="The loss scale over the training steps, the same on every rank",
         desc=(
-            f"The scale S over {len(steps)} steps. It starts at {steps[0].scale:.0f}, "
+            f"The loss scale over {len(steps)} steps starts at {steps[0].scale:.0f}, "
             f"doubles after {INTERVAL} good steps in a row and is halved after a "
             f"skipped one; it stays between {low:.0f} and {top:.0f}. Below it a row "
             f"for each of {RANKS} ranks: a cross marks an overflow on that rank. In "
-            f"{len(skipped)} steps there is one, and all ranks skip these steps."
+            f"{len(skipped)} steps a rank overflows, and all ranks skip these steps."
         ),
     )
 
@@ -176,7 +175,7 @@ def staircase() -> str:
         c.line(100, up(scale), across(len(steps)), up(scale), color=PALE, thick=1)
         c.text(90, up(scale) + 4, f"{scale:,.0f}", size=11.5, anchor="end")
         scale /= 2
-    c.text(24, 26, "S", size=14, bold=True, anchor="start")
+    c.text(24, 20, "loss scale", size=12.5, bold=True, anchor="start")
     floor = up(low) + 40
     for number in skipped:
         c.rect(
@@ -213,12 +212,12 @@ def _legend(c: Canvas, y: float) -> None:
     done = Taken(1, [False], True)
     skip = Taken(1, [False], False)
     bad = Taken(1, [True], False)
-    words = ((bad, "overflow here"), (skip, "skips with it"), (done, "steps"))
+    words = ((bad, "overflow here"), (skip, "skips too"), (done, "steps"))
     for place, (step, text) in enumerate(words):
         x = 110 + 150 * place
         _mark(c, x, y, step, 0)
         c.text(x + 14, y + 4, text, size=12, anchor="start")
-    c.text(730, y + 4, "steps of training →", size=12, color=GREY, anchor="end")
+    c.text(730, y + 4, "training steps →", size=12, color=GREY, anchor="end")
 
 
 def figures() -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""Layers cut over two ranks; `python -m figures.phase2_tensor` writes two pictures.
+"""Layers sharded over two ranks; `python -m figures.phase2_tensor` writes two pictures.
 
-Who has which share, which rows and which numbers, is asked of the reference's own
-functions; the ranks are played one after another, without messages.
+Shards, rows and numbers come from the reference's functions; the ranks run one after
+another, without messages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from figures.phase2_memory import FOLDER
 RANKS = 2
 COLOURS = (SKY, YELLOW)
 HEADS = 4
-FACTORS = (3.0, 4.0)  # what the two ranks' shares multiply by
+FACTORS = (3.0, 4.0)  # what the two ranks' shards multiply by
 INPUT = 2.0
 
 
@@ -41,7 +41,7 @@ def unit() -> ModuleType:
 
 
 def passed() -> tuple[list[float], float, list[float], float]:
-    """Summands, their sum, the gradients of both shares' inputs, and their sum.
+    """Partial sums, their sum, the gradients of both shards' inputs, and their sum.
 
     In one process, where autograd sees both uses of x and needs no f and no g.
     """
@@ -67,11 +67,11 @@ def conjugate() -> str:
         title="f copies forward and sums backward; g sums forward, copies backward",
         desc=(
             f"Above, forward, from left to right: both ranks have x = {INPUT:g}. f "
-            f"hands it on as it is. The shares make {summands[0]:g} and "
-            f"{summands[1]:g} of it. In g the lines of both ranks cross: both have "
-            f"the sum, {total:g}. Below, backward, from right to left: g hands the "
-            f"gradient 1 on as it is, the shares make {parts[0]:g} and {parts[1]:g} "
-            f"of it, and in f the lines cross: both ranks have the sum, {gradient:g}."
+            f"returns it unchanged. The shards compute {summands[0]:g} and "
+            f"{summands[1]:g} from it. In g the lines of both ranks cross: both get "
+            f"the sum, {total:g}. Below, backward, from right to left: g returns the "
+            f"gradient 1 unchanged, the shards compute {parts[0]:g} and {parts[1]:g}, "
+            f"and in f the lines cross: both ranks get the sum, {gradient:g}."
         ),
     )
     forward = [[INPUT] * 2, [INPUT] * 2, summands, [total] * 2]
@@ -88,7 +88,7 @@ def conjugate() -> str:
 def _panel(
     c: Canvas, top: float, numbers: list[list[float]], crossed: str, *, back: bool
 ) -> None:
-    """Two lanes from x to y; the numbers stand before f, after it, before g, after."""
+    """A row per rank from x to y, with values before f, after f, before g, after g."""
     stops = (112, 296, 464, 652)
     lanes = (top + 36, top + 116)
     for rank, y in enumerate(lanes):
@@ -107,13 +107,13 @@ def _panel(
             c.circle(stop, y, 17, fill=PALE)
             c.text(stop, y + 5, f"{values[rank]:g}", size=13, bold=True)
     for x, name in ((172, "f"), (528, "g")):
-        _passage(c, x, top, lanes, name, crossed=name == crossed)
+        _operator(c, x, top, lanes, name, crossed=name == crossed)
     for stop, name in ((stops[0], "x"), (stops[3], "y")):
         words = f"gradient of {name}" if back else name
         c.text(stop, top - 6, words, size=11.5, color=GREY)
 
 
-def _passage(
+def _operator(
     c: Canvas,
     x: float,
     top: float,
@@ -122,21 +122,21 @@ def _passage(
     *,
     crossed: bool,
 ) -> None:
-    """One of the pair: level lines hand on, crossing ones sum."""
+    """One of the pair: level lines copy, crossing lines sum."""
     color = GREEN if crossed else INK
     c.rect(x, top, 60, 152, fill=PAPER, stroke=color, thick=2.5, round_=6)
     for start in lanes:
         c.line(x + 6, start, x + 54, start, color=color, thick=2)
         if crossed:
             c.line(x + 6, start, x + 54, sum(lanes) - start, color=color, thick=2)
-    what = "sum" if crossed else "as it is"
+    what = "sum" if crossed else "copy"
     c.text(x + 30, top - 6, name, size=16, bold=True)
     c.text(x + 30, top + 168, what, size=11.5, bold=crossed)
     c.text(x + 30, top + 182, "all_reduce" if crossed else "no message", size=10.5)
 
 
 def owners() -> list[list[int]]:
-    """For queries, keys and values: the rank that has head h's, after the cut."""
+    """For queries, keys and values: the rank that has those of head h."""
     config = TransformerConfig(dim=HEADS, num_heads=HEADS)
     found = torch.full((3 * HEADS,), -1)
     for rank in range(RANKS):
@@ -151,20 +151,21 @@ def owners() -> list[list[int]]:
 
 
 def cuts() -> str:
-    """An MLP cut by columns, then by rows; attention by heads."""
+    """An MLP split by columns, then by rows; attention split by heads."""
     c = Canvas(
         "cuts",
         780,
         540,
-        title="An MLP cut by columns and then by rows, and attention cut by heads",
+        title="An MLP: column-parallel, then row-parallel; attention split by heads",
         desc=(
-            "Above, the MLP: x goes in whole on both ranks, by f. The first weight is "
-            "cut by columns, so rank 0 has the left half of the activations and rank "
-            "1 the right half. gelu works on each number. The second weight is cut by "
-            "rows: each rank's half meets its own rows and gives a summand of the "
-            "whole output; g adds them. Below, attention: of queries, keys and "
-            f"values, {HEADS} heads each, rank 0 has the first "
-            f"{HEADS // RANKS} heads and rank 1 the others; proj is cut by rows."
+            "Above, the MLP: both ranks have all of x, through f. The first weight is "
+            "split by columns, so rank 0 has the left half of the activations and "
+            "rank 1 the right half. gelu works element by element. The second weight "
+            "is split by rows: each rank multiplies its half by its rows, which gives "
+            "a partial sum of the full output; g adds the partial sums. Below, "
+            f"attention: of queries, keys and values, {HEADS} heads each, rank 0 has "
+            f"the first {HEADS // RANKS} heads and rank 1 the others; proj is split by "
+            "rows."
         ),
     )
     c.text(24, 32, "MLP", size=15, bold=True, anchor="start")
@@ -193,7 +194,7 @@ def cuts() -> str:
     c.text(
         390,
         524,
-        "between the two cuts nothing is sent: what the first gives, the second takes",
+        "between the layers nothing is sent: what the first returns, the second needs",
         size=12.5,
     )
     return c.svg()
@@ -227,7 +228,7 @@ def _tensor(
 
 
 def _output(c: Canvas, middle: float) -> None:
-    """The two summands, and their sum."""
+    """The two partial sums, and their sum."""
     for rank, color in enumerate(COLOURS):
         y = middle - 80 + 92 * rank
         c.rect(628, y, 48, 68, fill=color, thick=1.5)
@@ -239,17 +240,17 @@ def _output(c: Canvas, middle: float) -> None:
     c.text(700, middle - 14, "g", size=15, bold=True)
     c.rect(714, middle - 36, 48, 72, fill=PALE, thick=2)
     c.text(738, middle + 54, "output", size=11.5)
-    c.text(652, middle + 96, "summands", size=11.5)
+    c.text(652, middle + 96, "partial sums", size=11.5)
 
 
 def _heads(c: Canvas) -> None:
-    """The outputs of qkv, a box per head, then the heads of each rank."""
+    """The outputs of qkv, a square per head, then the heads of each rank."""
     for row, (name, ranks) in enumerate(zip("qkv", owners(), strict=True)):
         for head, rank in enumerate(ranks):
             x, y = 152 + 38 * head, 352 + 36 * row
             c.rect(x, y, 34, 30, fill=COLOURS[rank])
             c.text(x + 17, y + 20, f"{name}{head}", size=12, mono=True)
-    c.text(226, 476, "qkv: whole heads", size=11.5)
+    c.text(226, 476, "qkv: full heads", size=11.5)
     for rank, color in enumerate(COLOURS):
         heads = [h for h, owner in enumerate(owners()[0]) if owner == rank]
         y = 348 + 60 * rank

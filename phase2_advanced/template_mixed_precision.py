@@ -1,19 +1,19 @@
-"""Mixed precision: compute in 16 bits, keep the weights in 32, and mind the range.
+"""Mixed precision: compute in 16 bits, keep master weights in float32.
 
 Guide: phase2_advanced/guide/mixed_precision.md.
 Source: Micikevicius et al., Mixed Precision Training (arXiv 1710.03740), section 3.
-Symbols: n = comm.world_size; S = the loss scale.
-Cost: 4 bytes more per weight for the master, 2 fewer per activation; one all_reduce of
-one number per step for the scaler.
+Symbols: n = comm.world_size.
+Cost: 4 more bytes per weight for the master, 2 fewer per activation; one all_reduce of
+one element per step for the scaler.
 
     model   16 bits   forward, backward ───────▶ gradients   16 bits
-       ▲                                             │  up: widen, then average
-       │ down: round                                 ▼
+       ▲                                             │  cast up, then average
+       │ round                                       ▼
     master  32 bits ◀──── optimizer.step ─────── gradients   32 bits
 
-bfloat16 has float32's range and 8 binary digits: small steps are lost beside a large
-weight, and the master catches them. float16 has 11 digits and a small range: small
-gradients become 0, and the loss scaler keeps them in it.
+bfloat16 has float32's range and 8 significant bits: an update that is small compared
+with its weight is rounded away, unless a float32 master accumulates it. float16 has 11
+significant bits and a small range: small gradients become 0, unless the loss is scaled.
 """
 
 from __future__ import annotations
@@ -32,43 +32,43 @@ LossFn = Callable[[Tensor, Tensor], Tensor]
 
 
 def master_copy(model: nn.Module) -> list[nn.Parameter]:
-    """A float32 copy of each parameter that is trained, in the model's order.
+    """Return a float32 copy of each trained parameter, in the model's order.
 
-    The optimizer gets these to step on; the model is left as it is.
+    The optimizer will update these master weights. Do not modify the model.
 
-    C1 the copies are float32, so that 1,000 tiny updates add up
+    C1 the copies are float32, so that 1,000 tiny updates accumulate
     In torch.distributed: FSDP2 with MixedPrecisionPolicy keeps its shards in float32
     Cost: 4 bytes per weight. Check: distlab check 2.6
     """
     # TODO(mixed_precision.master_weights)
-    # parameters of their own: what happens to them must not happen to the model
+    # new parameters: an update of a master must not change the model
     raise NotImplementedError("mixed_precision.master_weights")
 
 
 def gradients_to_master(
     comm: Comm, model: nn.Module, master: Sequence[nn.Parameter]
 ) -> None:
-    """Up: each master's `.grad` becomes the mean of the model's over all ranks.
+    """Set each master's `.grad` to the mean gradient over all ranks.
 
-    Given: backward() has run on every rank, on equally many samples. A parameter that
-    has no gradient has none on any rank; its master then has none either, or zeros.
+    Given: backward() has run on every rank, on equally many samples. A parameter
+    without a gradient has none on any rank; then its master gets None or zeros.
 
-    C2 the mean is added up in float32; the model's own gradients are gone after it
+    C2 the mean is summed in float32; afterwards the model's gradients are None
     In torch.distributed: MixedPrecisionPolicy(reduce_dtype=torch.float32)
-    Example: n = 2, bfloat16 gradients 256 and 1 → 128.5, which bfloat16 cannot hold
-    Cost: one all_reduce per parameter, 4 bytes a number. Check: distlab check 2.6
+    Example: n = 2, bfloat16 gradients 256 and 1 → 128.5; in bfloat16 256 + 1 = 256
+    Cost: one all_reduce per parameter, 4 bytes per element. Check: distlab check 2.6
     """
     # TODO(mixed_precision.master_weights)
-    # the next backward() adds to what it finds in the model's .grad
+    # the next backward() adds to the model's .grad if it is not None
     raise NotImplementedError("mixed_precision.master_weights")
 
 
 def master_to_model(master: Sequence[nn.Parameter], model: nn.Module) -> None:
-    """Down: the model's trained parameters become the master's values, rounded.
+    """Copy the master weights, rounded, into the model's trained parameters.
 
-    C3 every parameter of the model keeps its dtype, and the master stays as it is
-    In torch.distributed: FSDP2 casts its float32 shards before each all-gather
-    Cost: none on the wire. Check: distlab check 2.6
+    C3 every parameter of the model keeps its dtype; the master is not modified
+    In torch.distributed: FSDP2 casts its float32 shards before each all_gather
+    Cost: no message. Check: distlab check 2.6
     """
     # TODO(mixed_precision.master_weights)
     # tensor.copy_(other) rounds to the dtype of tensor
@@ -76,26 +76,26 @@ def master_to_model(master: Sequence[nn.Parameter], model: nn.Module) -> None:
 
 
 class LossScaler:
-    """Keeps float16 gradients in range: a factor S on the loss, taken out again later.
+    """Dynamic loss scaling: keep float16 gradients in range.
 
-    Every rank makes the same calls, in this order; unscale_ only if the gradients are
-    wanted before the step, to clip them. The optimizer is that of the master.
+    Every rank makes the same calls in this order. The call of unscale_ is optional: it
+    gives access to the gradients before the step. The optimizer updates the master.
 
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
 
-    The ranks may hold different parameters, as in model or tensor parallelism: what
-    overflows on one of them is then to be seen nowhere else.
+    The ranks may hold different parameters, as in model or tensor parallelism. Then an
+    overflow on one rank is not visible on the other ranks.
 
-    C1 the loss is multiplied by S, and every gradient is divided by S, once
+    C1 the loss is multiplied by the scale; every gradient is divided by it, once
     C2 if a gradient of any rank is inf or nan, no rank's optimizer steps
-    C3 S is the same on every rank: times backoff_factor after such a step, times
-       growth_factor after growth_interval steps in a row that were taken; a scaler
-       that takes over the state goes on with the same S
-    In torch.distributed: torch.amp.GradScaler; FSDP's ShardedGradScaler asks all ranks
-    Cost: one all_reduce of one number per step. Check: distlab check 2.7
+    C3 the scale is the same on every rank: times backoff_factor after a skipped step,
+       times growth_factor after growth_interval successful steps in a row; after
+       load_state_dict the scaler continues with the same scales
+    In torch.distributed: torch.amp.GradScaler, which all_reduces for DTensors only
+    Cost: one all_reduce of one element per step. Check: distlab check 2.7
     """
 
     def __init__(
@@ -111,44 +111,44 @@ class LossScaler:
         self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
         self.growth_interval = growth_interval
         self.loss_scale = init_scale
-        self.good_steps = 0  # taken in a row since the scale last changed
-        self.overflow: bool | None = None  # in this step; None: nobody has looked yet
+        self.good_steps = 0  # successful steps in a row since the scale last changed
+        self.overflow: bool | None = None  # in this step; None: not checked yet
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss times S: so is every gradient that backward() makes of it."""
+        """Return the loss times the scale: backward() then scales every gradient."""
         # TODO(mixed_precision.loss_scaler)
-        # the caller calls backward() on what is returned
+        # the caller calls backward() on the returned tensor
         raise NotImplementedError("mixed_precision.loss_scaler")
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the optimizer's gradients by S, in place, and ask for overflows.
+        """Divide the optimizer's gradients by the scale, in place; set self.overflow.
 
-        Collective. A second call before update() changes nothing. Parameters without
-        a gradient are left alone; a rank may have no gradient at all.
+        Collective. A second call before update() changes nothing. Skip parameters
+        without a gradient; a rank may have no gradient at all.
         """
         # TODO(mixed_precision.loss_scaler)
-        # self.overflow: is a gradient inf or nan, on this rank or on any other?
-        # an optimizer's parameters: group["params"] of each of optimizer.param_groups
+        # self.overflow: is a gradient inf or nan, on this rank or on any other rank?
+        # the optimizer's parameters: group["params"] for group in param_groups
         raise NotImplementedError("mixed_precision.loss_scaler")
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Let the optimizer step, with unscaled gradients, or skip; whether it did."""
+        """Step with unscaled gradients, or skip; return whether it stepped."""
         # TODO(mixed_precision.loss_scaler)
-        # the caller may have called unscale_, or not
+        # the caller may or may not have called unscale_
         raise NotImplementedError("mixed_precision.loss_scaler")
 
     def update(self) -> None:
-        """Choose S for the next step, after what happened in this one."""
+        """Set the scale for the next step; call this at the end of every step."""
         # TODO(mixed_precision.loss_scaler)
-        # what counts the steps in a row, and when does it begin anew?
+        # which attribute counts the steps in a row, and when is it reset?
         raise NotImplementedError("mixed_precision.loss_scaler")
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs for the same S in every step; plain numbers."""
+        """Return the state that a checkpoint needs, as numbers."""
         return {"loss_scale": self.loss_scale, "good_steps": self.good_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict()`, between two steps."""
+        """Continue from a `state_dict()`, between two steps."""
         self.loss_scale = state["loss_scale"]
         self.good_steps = state["good_steps"]
         self.overflow = None
@@ -164,11 +164,11 @@ def train_step(
     targets: Tensor,
     scaler: LossScaler | None = None,
 ) -> float:
-    """Up, step, down: one step of 16-bit training; the mean loss over all ranks.
+    """Run one step of 16-bit training; return the mean loss over all ranks.
 
-    Given: equal models on all ranks, and equal shares of the batch. The optimizer
-    steps on `master`. bfloat16 needs no scaler. The loss is computed in float32: a
-    mean over many numbers is what 16 bits are worst at.
+    Given: equal models on all ranks, and equally many samples. The optimizer updates
+    `master`. bfloat16 needs no scaler. The loss is computed in float32: it is a mean
+    over many elements, and 16-bit sums lose precision.
     """
     dtype = next(model.parameters()).dtype
     loss = loss_fn(model(inputs.to(dtype)).float(), targets)
@@ -185,7 +185,7 @@ def train_step(
     return float(mean_loss / comm.world_size)
 
 
-def port(
+def with_torch(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
@@ -193,22 +193,22 @@ def port(
     inputs: Tensor,
     targets: Tensor,
 ) -> bool:
-    """One step in torch's own words; whether it was taken. There is no comm here.
+    """Run one step with torch.amp; return True if it stepped. There is no comm here.
 
-    Given: a float32 model, another one on each rank, in which every parameter gets a
-    gradient; torch's default process group; a torch.amp.GradScaler("cpu") with equal
-    settings on all ranks. It skips a step if it finds inf or nan in the gradients of
-    this rank: of other ranks' it knows nothing.
+    Given: a float32 model, a different one on each rank, with plain tensors; every
+    parameter gets a gradient. torch's default process group. A
+    torch.amp.GradScaler("cpu") with equal settings on all ranks. With plain tensors a
+    GradScaler skips a step only if this rank's gradients contain inf or nan.
 
-    C1 forward computes in bfloat16, the weights stay float32; the step is the one that
-    would be taken without a scale
+    C1 forward computes in bfloat16, the weights stay float32; the step equals the step
+    without a scale
     C2 if a gradient of any rank is inf or nan, no rank's optimizer steps
     C3 the scale is the same on every rank: that of one scaler over all gradients
-    In torch.distributed: ShardedGradScaler does so for FSDP, on a GPU
-    Example: n = 2, a nan on rank 1 → False on both, and both scales are halved
-    Cost: one all_reduce of one number. Check: distlab check 2.24
+    In torch.distributed: ShardedGradScaler for FSDP1; GradScaler itself for DTensors
+    Example: n = 2, a nan on rank 1 → False on both ranks, and both scales are halved
+    Cost: one all_reduce of one element. Check: distlab check 2.24
     """
     # TODO(mixed_precision.port)
-    # torch.autocast("cpu", torch.bfloat16): what belongs into it, and what not?
-    # a scaler looks for itself. How do you make it find what another rank has?
+    # torch.autocast("cpu", torch.bfloat16): what belongs inside it, and what does not?
+    # a GradScaler checks local gradients. How can another rank's inf reach it?
     raise NotImplementedError("mixed_precision.port")

@@ -151,12 +151,12 @@ def passages(
     x = torch.randn(4, 8, dtype=torch.float64)
     whole = _there_and_back(up, down, x)
     expected = [whole[0], whole[1], whole[2].chunk(comm.world_size)[comm.rank]]
-    f, g = unit.copy_to_group, unit.reduce_from_group
+    f, g = unit.copy_to_region, unit.reduce_from_region
     ways = {"f and g": (f, g), "without f": (straight, g), "without g": (f, straight)}
     found = {}
     for label, (enter, leave) in ways.items():
-        column = unit.ColumnLinear(comm, up, enter)
-        row = unit.RowLinear(comm, down, leave)
+        column = unit.ColumnParallelLinear(comm, up, enter)
+        row = unit.RowParallelLinear(comm, down, leave)
         got = _there_and_back(column, row, x)
         found[label] = [
             float((a - b).abs().max() / b.abs().max())

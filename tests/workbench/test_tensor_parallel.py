@@ -134,20 +134,20 @@ def train_on_tokens(context: RankContext) -> list[float]:
     model = make_transformer(CONFIG, seed=1)
     n, rank = comm.world_size, comm.rank
     for block in model[1:-1]:
-        unit.sequence_block(comm, block)
+        unit.sequence_parallel_block(comm, block)
     head = model[-1]
-    head.logits = unit.ColumnLinear(comm, head.logits, unit.copy_to_group)
+    head.logits = unit.ColumnParallelLinear(comm, head.logits, unit.copy_to_region)
     batch, losses = tokens(), []
     for _ in range(STEPS):
         x = model[0](batch).chunk(n, 1)[rank]
         for block in model[1:-1]:
             x = block(x)
-        logits = head(unit.reduce_from_group(comm, placed(x, n, rank)))
+        logits = head(unit.reduce_from_region(comm, placed(x, n, rank)))
         scores = logits[:, :-1].flatten(0, 1)
-        loss = unit.vocab_loss(comm, scores, batch[:, 1:].flatten())
+        loss = unit.vocab_parallel_cross_entropy(comm, scores, batch[:, 1:].flatten())
         loss.backward()
         for block in model[1:-1]:
-            unit.sum_whole_gradients(comm, block)
+            unit.all_reduce_replicated_grads(comm, block)
         for parameter in model[0].parameters():
             comm.all_reduce(parameter.grad)
         losses.append(loss.item())

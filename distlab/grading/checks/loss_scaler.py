@@ -38,7 +38,7 @@ RESUME_WORLD = 2
 CALM = 4  # steps before the first overflow
 LOOSE = 1e-6
 STALE = "last-steps-answer"
-RULE_STALE = "update ends the step: clear there what unscale_ has noted in it"
+RULE_STALE = "update ends the step: reset self.overflow there"
 
 
 def _resumed(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
@@ -70,18 +70,18 @@ def unscaled_once(impl: Implementation, harness: RankHarness) -> str | None:
 def _expect_scaled(record: dict[str, Any], raw: Tensor, rank: int) -> None:
     """What backward() made of the scaled loss."""
     scale, came = record["scale"], record["came"]
-    rule = "scale returns the loss times the scale, still followed by autograd"
+    rule = "return the loss times the scale; do not detach it"
     if came is None:
         raise NotYetError(
-            "what scale returned has no gradient for backward() to follow",
+            "autograd has no path from the tensor that scale returned to the weights",
             rule=rule,
             fatal=True,
         )
     if not close(came, halved(raw, scale), LOOSE):
         vanished = bool((came[raw < 1e-6] == 0).all())
         raise NotYetError(
-            f"backward() gave {brief(came)} on rank {rank}; with the scale {scale:g} "
-            f"it is {brief(halved(raw, scale))}"
+            f"backward() computed {brief(came)} on rank {rank}, expected "
+            f"{brief(halved(raw, scale))} with the scale {scale:g}"
             + (": the small gradients became 0 in float16" if vanished else ""),
             slug="gradients-underflow" if vanished else "",
             rule=rule,
@@ -97,8 +97,8 @@ def _expect_not_remembered(run: Run, seed: int, rank: int) -> None:
     later = [_undivided(run, seed, step, rank) for step in range(1, CALM)]
     if all(later) and _same(run.values[rank][0]["after"], divided):
         raise NotYetError(
-            "the gradients are divided in the first step, and in no later one: in step "
-            f"2 they are still {scales[1]:g} times the right ones",
+            "the gradients are divided in the first step and in no later step: in step "
+            f"2 they are still {scales[1]:g} times too large",
             slug=STALE,
             rule=RULE_STALE,
         )
@@ -124,7 +124,7 @@ def _expect_unscaled(record: dict[str, Any], when: str, raw: Tensor, rank: int) 
         return
     what = "after unscale_" if when == "early" else "at the optimizer's step"
     known = (
-        ("never-unscaled", scaled, f"still {scale:g} times the right ones"),
+        ("never-unscaled", scaled, f"still {scale:g} times too large"),
         ("unscaled-twice", scaled / scale**2, f"divided by {scale:g} twice"),
         ("", scaled * scale, f"multiplied by {scale:g} a second time"),
     )
@@ -153,7 +153,7 @@ def _expect_unscaled(record: dict[str, Any], when: str, raw: Tensor, rank: int) 
 
 @clause("mixed_precision.loss_scaler", "C2", worlds=WORLDS)
 def all_or_none_step(impl: Implementation, harness: RankHarness) -> str | None:
-    """X: whoever overflows, in each step the ranks do the same."""
+    """X: whichever rank overflows, in each step all ranks do the same."""
     run = harness.run(impl, scaled_steps)
     n, seed = harness.world_size, harness.seed
     took = [[record["steps"] for record in rank] for rank in run.values]
@@ -172,7 +172,7 @@ def all_or_none_step(impl: Implementation, harness: RankHarness) -> str | None:
                     rule="return whether the optimizer stepped: a schedule that "
                     "counts steps must not count a skipped one",
                 )
-    expect_messages(run, "all ranks decide alike, but not by way of comm")
+    expect_messages(run, "all ranks decide alike, but no message was sent")
     skipped = expected.count(0)
     return f"n = {n}: {skipped} of {STEPS} steps skipped, by all ranks together"
 
@@ -197,20 +197,20 @@ def _wrong_decision(
     who = f"rank {names}" if len(culprits) == 1 else f"ranks {names}"
     slug, sentence = "", f"in step {step + 1} the ranks stepped {now} times"
     rule = (
-        "ask all ranks, with one all_reduce, whether any gradient of any of them is "
-        "inf or nan; then each does the same"
+        "one all_reduce tells every rank whether any gradient on any rank is inf or "
+        "nan; then all ranks decide alike"
     )
     if not culprits and not any(now) and step == HUGE_AT:
         slug = "finite-taken-for-inf"
         sentence = (
-            f"every rank skipped step {step + 1}, and no gradient was inf or nan: the "
+            f"every rank skipped step {step + 1}, but no gradient was inf or nan: the "
             f"largest was {HUGE:g}"
         )
     elif not culprits and _stale(run, seed, step):
         slug, rule = STALE, RULE_STALE
         sentence = (
-            f"step {step} was skipped, and so is step {step + 1}, in which no gradient "
-            "is inf or nan: nobody has looked at it"
+            f"step {step} was skipped, and so was step {step + 1}, where no gradient "
+            "is inf or nan: its gradients were not checked"
         )
     elif not culprits:
         sentence += ", though no gradient was inf or nan"
@@ -264,8 +264,8 @@ def same_staircase(impl: Implementation, harness: RankHarness) -> str | None:
     below = run.values[0][-1]["below"]
     if below != BACKOFF:
         raise NotYetError(
-            f"a scale of 1 is {below:g} after an overflow, and should be {BACKOFF:g}",
-            rule="times backoff_factor, however small the scale is by then",
+            f"after an overflow a scale of 1 became {below:g}, expected {BACKOFF:g}",
+            rule="multiply by backoff_factor, even if the scale is small already",
         )
     if n == RESUME_WORLD:
         _expect_resumed(impl, harness, expected)
@@ -281,10 +281,10 @@ def _expect_resumed(
     if found != expected:
         forgot = found == scales(harness.seed, harness.world_size, forgets=True)
         raise NotYetError(
-            "a scaler that takes over the state goes on with another scale"
-            + (": the count of good steps began anew" if forgot else ""),
+            "after load_state_dict the scale differs from the uninterrupted run"
+            + (": the count of good steps was reset" if forgot else ""),
             evidence=_stairs(found, expected),
-            rule="state_dict has loss_scale and good_steps: keep what you count there",
+            rule="state_dict stores loss_scale and good_steps: count in good_steps",
         )
 
 
@@ -308,8 +308,8 @@ def _wrong_staircase(
         sentence,
         slug=slug,
         evidence=_stairs(found, expected),
-        rule="all ranks go by the same answer; an overflow takes the scale down and "
-        "begins the count anew, growth_interval good steps in a row take it up",
+        rule="all ranks use the same self.overflow; an overflow lowers the scale and "
+        "resets the count; growth_interval good steps in a row raise the scale",
     )
 
 
@@ -317,12 +317,12 @@ _KNOWN: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "own-scale-per-rank",
         {"decide": own_rank},
-        "the ranks skip together, but each changes its scale after its own gradients",
+        "the ranks skip together, but each changes its scale after local gradients",
     ),
     (
         "streak-not-reset",
         {"resets": False},
-        "an overflow does not end the count of good steps: the scale grows too soon",
+        "an overflow does not reset the count of good steps: the scale grows too soon",
     ),
     ("", {"growth": 1.0}, "the scale never grows"),
     ("", {"backoff": 1.0}, "the scale is not lowered after an overflow"),
@@ -342,12 +342,12 @@ _KNOWN: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "",
         {"again": False},
-        "having grown, the scale grows again in the next step: the count goes on",
+        "after growing, the scale grows again in the next step: no reset of the count",
     ),
     (
         "",
         {"decide": lambda flags, rank: not any_rank(flags, rank)},
-        "up and down are swapped",
+        "growth and backoff are swapped",
     ),
 )
 
@@ -369,8 +369,8 @@ def _stairs(
     return tuple(
         Evidence(
             rank=rank,
-            state="right" if f == e else "wrong",
-            text=f"from step {first + 1} on {_text(f[part])}, not {_text(e[part])}"
+            state="as expected" if f == e else "wrong",
+            text=f"from step {first + 1} on {_text(f[part])}, expected {_text(e[part])}"
             if f != e
             else f"from step {first + 1} on {_text(f[part])}",
         )

@@ -58,7 +58,7 @@ def tiny_updates_add_up(impl: Implementation, harness: RankHarness) -> str | Non
     n = len(after)
     narrow = sorted(set(run.values[0]["dtypes"]) - {"float32"})
     why = (
-        f"the master is {narrow[0]} itself"
+        f"the master is {narrow[0]}"
         if narrow
         else "the float32 master was rounded to the model's 16 bits in each step"
     )
@@ -71,25 +71,25 @@ def tiny_updates_add_up(impl: Implementation, harness: RankHarness) -> str | Non
             Suspect(
                 slug="tiny-updates-vanish",
                 values=same_everywhere(start, n),
-                sentence=f"{count} updates of {TINY} left the master as it was: {why}",
-                rule="only the model is rounded; the master is float32, and nothing "
-                "is ever copied into it from the model",
+                sentence=f"{count} updates of {TINY} did not change the master: {why}",
+                rule="only the model is rounded; the master is float32, and never "
+                "filled from the model",
             )
         ],
-        rule="what the optimizer does to a master must stay there",
+        rule="the master must keep every update of the optimizer",
     )
     if narrow:
         raise NotYetError(
             f"the master is {narrow[0]}, not float32",
-            rule="4 bytes per weight: fewer lose small steps, more are not needed",
+            rule="4 bytes per weight: fewer lose small updates, more are not needed",
         )
     shared = run.values[0]["shared"]
     if shared:
         raise NotYetError(
-            f"{shared} of a model is float32 already, and its master is the same "
-            "memory: a step on the master changes the model",
+            f"{shared} of a model is float32 already, and its master shares its "
+            "memory: an update of the master changes the model",
             slug="nothing-copied",
-            rule=".float() copies nothing that is float32: .to(…, copy=True) does",
+            rule=".float() does not copy a float32 tensor: .to(…, copy=True) does",
         )
     if harness.world_size > 1:
         return None
@@ -100,13 +100,13 @@ def tiny_updates_add_up(impl: Implementation, harness: RankHarness) -> str | Non
 def _expect_copies(value: dict[str, Any]) -> None:
     if value["odd"]:
         raise NotYetError(
-            f"master_copy gives {value['odd']}: a list of parameters is asked for",
+            f"master_copy returned {value['odd']}, expected a list of parameters",
             rule="one float32 copy for each parameter that is trained",
             fatal=True,
         )
     if value["shapes"] != value["expected_shapes"]:
         raise NotYetError(
-            f"master_copy gives {len(value['shapes'])} tensors of shapes "
+            f"master_copy returned {len(value['shapes'])} tensors of shapes "
             f"{value['shapes']} for trained parameters of {value['expected_shapes']}",
             rule="one copy for each parameter that needs a gradient, in the model's "
             "order",
@@ -116,13 +116,13 @@ def _expect_copies(value: dict[str, Any]) -> None:
         raise NotYetError(
             f"the master starts at {brief(value['first'])}, "
             f"the model at {brief(value['start'])}",
-            rule="a copy has the values of what it copies",
+            rule="a master starts with the values of its parameter",
             fatal=True,
         )
     if value["followed"]:
         raise NotYetError(
-            "autograd follows the master back to the model: no optimizer takes it",
-            rule="copy without autograd: p.detach(), and a parameter of its own",
+            "the master is not a leaf tensor: no optimizer accepts it",
+            rule="copy without history: p.detach(), then a new nn.Parameter",
             fatal=True,
         )
 
@@ -138,12 +138,12 @@ def mean_in_float32(impl: Implementation, harness: RankHarness) -> str | None:
         ups = [value["up"][step] for value in run.values]
         _expect_mean(run, ups, step)
         _expect_none_left(ups)
-    expect_messages(run, "the gradients are right, but not by way of comm")
+    expect_messages(run, "the gradients are correct, but no message was sent")
     calls = [call for record in run.ranks for call in record.calls()]
     if any(str(call["dtype"]) == "float64" for call in calls):
         raise NotYetError(
-            "the gradients are sent as float64: 8 bytes a number, and float32 has 4",
-            rule="widen to float32: a sum over a few ranks needs no more digits",
+            "the gradients are sent as float64: 8 bytes per element, float32 has 4",
+            rule="cast to float32: a sum over a few ranks needs no more precision",
         )
     return None
 
@@ -161,10 +161,10 @@ def _expect_mean(run: Run, ups: list[dict[str, Any]], step: int) -> None:
                 )
             if own is None and found is not None and found.any():
                 raise NotYetError(
-                    f"in step {step + 1} parameter {name} has no gradient, and its "
-                    f"master has {brief(found)}: that is of an older step",
-                    rule="a master whose parameter has no gradient gets None, or "
-                    "zeros: the optimizer would apply an old one again",
+                    f"in step {step + 1} parameter {name} has no gradient, but its "
+                    f"master has {brief(found)} from an earlier step",
+                    rule="set the gradient of such a master to None or zeros: the "
+                    "optimizer would apply the old gradient again",
                 )
     own = [_flat(up["own"], up["own"]) for up in ups]
     found = [_flat(up["up"], up["own"]) for up in ups]
@@ -175,7 +175,7 @@ def _expect_mean(run: Run, ups: list[dict[str, Any]], step: int) -> None:
     expect_equal_bits(
         found,
         what="the master's gradient",
-        rule="every rank must use the very same sum",
+        rule="every rank must use the same sum",
     )
 
 
@@ -219,9 +219,9 @@ def _expect_wide(
     narrow = sorted({str(c["dtype"]) for c in calls} & {"bfloat16", "float16"})
     how = f"the ranks' sums were {narrow[0]}" if narrow else "it was rounded to 16 bits"
     raise NotYetError(
-        f"the mean gradient is right to about two digits only: {how}",
+        f"the mean gradient is correct to about two digits only: {how}",
         slug="summed-in-16-bits",
-        rule="first widen the gradient to float32, then sum it over the ranks",
+        rule="first cast the gradient to float32, then sum it over the ranks",
     )
 
 
@@ -230,12 +230,12 @@ def _wrong_means(
 ) -> list[Suspect]:
     """`of` names parameters, if not all are meant; `is_wide`: they are float32."""
     n = len(own)
-    zero = f"the master's gradient{of} is zero", "widen it before you clear the model's"
+    zero = f"the master's gradient{of} is zero", "cast it before you clear the model's"
     if is_wide:
         zero = (
-            f"{zero[0]}: it is the memory of the model's, and was cleared there",
-            "what is float32 already .float() does not copy: zero_() clears both, "
-            ".grad = None lets go of one",
+            f"{zero[0]}: it shares the memory of the model's, which was cleared",
+            ".float() does not copy a float32 tensor: zero_() clears both, .grad = "
+            "None drops one reference",
         )
 
     def everywhere(slug: str, factor: float, sentence: str, rule: str) -> Suspect:
@@ -265,7 +265,7 @@ def _wrong_means(
         Suspect(
             slug="own-gradient-only",
             values=own,
-            sentence="each master has its own rank's gradient: nothing was averaged",
+            sentence="each master has the local gradient: nothing was averaged",
             rule="all-reduce the tensor that becomes the master's gradient",
         ),
         everywhere("", 0.0, *zero),
@@ -279,8 +279,8 @@ def _expect_none_left(ups: list[dict[str, Any]]) -> None:
                 f"after the call the model's parameter {up['left']} still has its "
                 f"gradient on rank {rank}",
                 slug="gradients-not-zeroed",
-                rule="backward() adds to .grad: set the model's to None once it has "
-                "gone up",
+                rule="backward() adds to .grad: set the model's to None after you have "
+                "used it",
             )
 
 
@@ -310,18 +310,18 @@ def _expect_rounded(run: Run) -> None:
             down = value["down"][step]
             if down["replaced"]:
                 raise NotYetError(
-                    f"the model's parameter {down['replaced']} is another object now: "
-                    "whoever holds the old one never sees the update",
-                    rule="write into the parameters that are there",
+                    f"the model's parameter {down['replaced']} was replaced by a new "
+                    "object: references to the old object never see the update",
+                    rule="write into the existing parameters",
                 )
             _expect_dtypes(down["dtypes"], value["dtypes"], rank)
             _expect_model(down, step, rank)
             if down["shared"]:
                 raise NotYetError(
-                    f"the model's parameter {down['shared']} is the same memory as its "
-                    "master now: the next step on the master changes the model",
+                    f"the model's parameter {down['shared']} now shares the memory of "
+                    "its master: the next update of the master changes the model",
                     slug="nothing-copied",
-                    rule="what is float32 already .to(dtype) does not copy: "
+                    rule=".to(dtype) does not copy a float32 tensor: "
                     "parameter.copy_(master) does",
                 )
 
@@ -334,8 +334,8 @@ def _expect_dtypes(found: dict[str, str], before: dict[str, str], rank: int) -> 
                 f"on rank {rank} the model's parameter {name} was {dtype} and is "
                 f"{found[name]} now",
                 slug="model-widened" if widened else "",
-                rule="the values change, the dtype does not: copy_ rounds to the "
-                "dtype of the tensor that it fills",
+                rule="change the values, not the dtype: copy_ rounds to the dtype of "
+                "the destination",
             )
 
 
@@ -349,8 +349,8 @@ def _expect_model(down: dict[str, Any], step: int, rank: int) -> None:
         if torch.equal(found, was):
             slug = "model-not-updated"
             sentence = (
-                f"the model's parameter {name} is as it was before the step: what "
-                "the master learnt did not get back to it"
+                f"the model's parameter {name} is unchanged after the step: the "
+                "master's update was not copied to it"
             )
         text = f"got {brief(found)}   expected {brief(expected)}"
         raise NotYetError(

@@ -37,10 +37,7 @@ from distlab.runner.autopsy import Evidence
 WORLDS = (3, 2, 4, 1)  # DTensors take their time, in each rank anew
 DIVIDED = (3, 2, 4)
 CUT = ("attention.qkv", "attention.proj", "mlp.up", "mlp.down")
-ROWS = (
-    "torch cuts qkv in one piece: put its rows in the order in which the ranks need "
-    "them first"
-)
+ROWS = "torch splits qkv into contiguous chunks: first reorder its rows, rank by rank"
 
 
 def ported_block(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
@@ -51,7 +48,7 @@ def ported_block(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     n = context.world_size
     mesh = init_device_mesh("cpu", (n,))
     block = make_block(seed, n)
-    unit.port(mesh, block)
+    unit.with_torch(mesh, block)
     found = _trained(block, seed, n)
     found["held"] = {name: _held(block.get_submodule(name)) for name in CUT}
     found["refused"] = _refused(unit, mesh, n)
@@ -87,7 +84,7 @@ def _refused(unit: ModuleType, mesh: Any, n: int) -> dict[str, Any]:
     """One head too many, of n channels each: all can be cut in n, but not the heads."""
     odd = Block(TransformerConfig(dim=n * (n + 1), num_heads=n + 1)).double()
     before = copy.deepcopy(odd.state_dict())
-    raised = attempt(lambda: unit.port(mesh, odd))
+    raised = attempt(lambda: unit.with_torch(mesh, odd))
     same = all(
         type(tensor) is Tensor and torch.equal(tensor, before[name])
         for name, tensor in odd.state_dict().items()
@@ -115,7 +112,7 @@ def as_in_one_process(impl: Implementation, harness: RankHarness) -> str | None:
             values = [value[key][step] for value in run.values]
             if all_close(values, same_everywhere(right[step], n)):
                 continue
-            what = "what the block gives" if key == "outs" else "the inputs' gradient"
+            what = "what the block returns" if key == "outs" else "the inputs' gradient"
             expect_values(
                 values,
                 same_everywhere(right[step], n),
@@ -123,7 +120,7 @@ def as_in_one_process(impl: Implementation, harness: RankHarness) -> str | None:
                 suspects=[_cut_across(seed, n)] if (key, step) == ("outs", 0) else [],
                 rule=ROWS,
             )
-    return f"n = {n}: {STEPS} steps of training are one process's"
+    return f"n = {n}: {STEPS} training steps equal the single-process baseline"
 
 
 def _cut_across(seed: int, n: int) -> Suspect:
@@ -135,8 +132,8 @@ def _cut_across(seed: int, n: int) -> Suspect:
     return Suspect(
         slug="qkv-cut-across",
         values=same_everywhere(x, n),
-        sentence="qkv was cut as one piece: a rank takes queries, keys or values for "
-        "heads that it does not have",
+        sentence="qkv was split as one tensor: a rank has queries, keys or values of "
+        "heads that belong to other ranks",
         rule=ROWS,
     )
 
@@ -154,8 +151,8 @@ def a_share_of_the_weights(impl: Implementation, harness: RankHarness) -> str | 
         found = [value["held"][name] for value in run.values]
         if max(found) > size // n:
             raise NotYetError(
-                f"{name}.weight has {max(found)} numbers on rank "
-                f"{found.index(max(found))}; an n-th of it is {size // n}",
+                f"{name}.weight has {max(found)} elements on rank "
+                f"{found.index(max(found))}; 1/{n} of it is {size // n}",
                 slug="weights-not-cut",
                 evidence=tuple(
                     Evidence(rank=rank, state="holds", text=f"{count} of {size}")
@@ -163,7 +160,7 @@ def a_share_of_the_weights(impl: Implementation, harness: RankHarness) -> str | 
                 ),
                 rule=f"a style for each of {', '.join(CUT)}",
             )
-    return f"n = {n}: each rank holds an n-th of the four weights"
+    return f"n = {n}: each rank stores 1/{n} of the four weights"
 
 
 # ── C3 what does not fit ────────────────────────────────────────────────────────────
@@ -175,7 +172,7 @@ def whole_heads_only(impl: Implementation, harness: RankHarness) -> str | None:
     run, n = finished(impl, harness, ported_block), harness.world_size
     tried = [value["refused"] for value in run.values]
     what = f"{n + 1} heads on {n} ranks"
-    rule = "torch does not ask: it cuts what it can, in unequal parts if need be"
+    rule = "torch does not check: it splits unevenly if it must"
     raised = [one["raised"] for one in tried]
     expect_refusal(run, raised, what, rule)
     happened = f"{what}: refused, but only after something was replaced"

@@ -1,7 +1,7 @@
 """Checks of task 2.24, `mixed_precision.port`: autocast, and one decision for all.
 
-Every rank has a model of its own. Its inputs and targets are eighths of small whole
-numbers, so that bfloat16 holds each gradient exactly: a wrong factor is a wrong factor.
+Every rank has a model of its own. Its inputs and targets are eighths of small
+integers, so that bfloat16 holds each gradient exactly and a wrong factor shows.
 
     step      0     1     2     3    4    5    6     7
     overflow                    nan  inf
@@ -31,7 +31,7 @@ STEPS, CALM = 8, 3  # the first overflow comes after the calm ones
 INIT_SCALE, INTERVAL = 1024.0, 2
 LEARNING_RATE = 0.5
 LOOSE = 1e-6
-SHARED = "one all_reduce in every step; then each rank's scaler must find something too"
+SHARED = "one all_reduce per step; then each rank's scaler must find inf or nan too"
 AUTOCAST = 'model(inputs) under torch.autocast("cpu", torch.bfloat16)'
 
 
@@ -90,7 +90,7 @@ def ported_precision(
             inputs[0, 3 if last else 0] = torch.nan if last else torch.inf
         before, steps = _weights(model), optimizer.steps
         scale = scaler.get_scale()
-        said = unit.port(model, optimizer, scaler, loss_of, inputs, targets)
+        said = unit.with_torch(model, optimizer, scaler, loss_of, inputs, targets)
         record.append(
             {
                 "before": before,
@@ -145,7 +145,7 @@ def _expect_types(records: list[dict[str, Any]]) -> None:
                 f"the weights are no longer float32 on rank {rank}",
                 slug="weights-narrowed",
                 evidence=(evidence,),
-                rule="autocast leaves the weights alone: no model.bfloat16()",
+                rule="autocast does not change the weights: no model.bfloat16()",
             )
         if record["widths"] != ["torch.bfloat16"] * 2:
             wide = record["widths"] == ["torch.float32"] * 2
@@ -178,7 +178,7 @@ def _expect_step(seed: int, records: list[dict[str, Any]], step: int) -> None:
         (
             "gradients-not-zeroed",
             lambda r, _: _piled_up(seed, r, step, scales[r]),
-            "with those of the step before in them",
+            "added to those of the previous step",
         ),
     ]
     expect_values(
@@ -223,7 +223,7 @@ def all_or_none_step(impl: Implementation, harness: RankHarness) -> str | None:
         if said != [culprit is None] * n:
             raise NotYetError(
                 f"step {step + 1} was {'taken' if culprit is None else 'skipped'}, but "
-                f"port returned {said[0]}",
+                f"with_torch returned {said[0]}",
                 evidence=_told(said, "said"),
                 rule="return whether the optimizer stepped, as True or False",
             )
@@ -286,14 +286,14 @@ def same_scale(impl: Implementation, harness: RankHarness) -> str | None:
     slug, sentence = "", "the scale is not that of one scaler over all gradients"
     if found == [scales(n, rank) for rank in range(n)]:
         slug = "own-scale-per-rank"
-        sentence = "the ranks skip together, but each has a scale of its own"
+        sentence = "the ranks skip together, but their scales differ"
     elif found == [scales(n, moves=False)] * n:
         sentence = "the scale never changes: was scaler.update() called?"
     raise NotYetError(
         sentence,
         slug=slug,
         evidence=_told([", ".join(f"{s:g}" for s in own) for own in found], "scales"),
-        rule="scaler.update() in every step, after each rank's scaler has found the "
+        rule="scaler.update() in every step, after every rank's scaler has found the "
         "same",
     )
 

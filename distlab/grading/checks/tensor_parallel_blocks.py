@@ -45,8 +45,8 @@ from distlab.runner.autopsy import Evidence
 
 NAMES = {"attention": "the attention", "mlp": "the MLP"}
 ONE_EACH = (
-    "cut the first layer by columns, the second by rows: nothing is sent in between; "
-    "in once by `enter`, out once by `leave`"
+    "first layer column-parallel, second row-parallel: nothing is sent in between; "
+    "`input_operator` once before, `output_operator` once after"
 )
 
 # ── what runs in the ranks ──────────────────────────────────────────────────────────
@@ -55,14 +55,14 @@ ONE_EACH = (
 def blocks_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """Both, trained for some steps, each by itself; then heads that do not fit."""
     n, comm = context.world_size, Counted(context.comm)
-    uses = {"enter": 0, "leave": 0}
+    uses = {"input_operator": 0, "output_operator": 0}
 
     def way_in(group: Comm, x: Tensor) -> Tensor:
-        uses["enter"] += 1
+        uses["input_operator"] += 1
         return enter(group, x)
 
     def way_out(group: Comm, x: Tensor) -> Tensor:
-        uses["leave"] += 1
+        uses["output_operator"] += 1
         return leave(group, x)
 
     block = make_block(seed, n).to(comm.device)
@@ -136,9 +136,9 @@ def as_in_one_process(impl: Implementation, harness: RankHarness) -> str | None:
                 expect_values(
                     outs,
                     same_everywhere(right, n),
-                    what=f"what {words} gives" + _after(step),
+                    what=f"what {words} returns" + _after(step),
                     suspects=_wrong_outputs(whole, words) if step == 0 else (),
-                    rule=_rule(step, "add up what each rank's share gives"),
+                    rule=_rule(step, "sum what each rank's shard returns"),
                 )
             backs = [value[name]["backs"][step] for value in run.values]
             if not all_close(backs, [right_back] * n):
@@ -147,10 +147,10 @@ def as_in_one_process(impl: Implementation, harness: RankHarness) -> str | None:
                     same_everywhere(right_back, n),
                     what=f"the gradient of the inputs of {words}" + _after(step),
                     suspects=_wrong_gradients(whole, words) if step == 0 else (),
-                    rule=_rule(step, "in by way of `enter`, once"),
+                    rule=_rule(step, "apply `input_operator` once, to the input"),
                 )
             worst = max(worst, *(float((out - right).abs().max()) for out in outs))
-    return f"n = {n}: after {STEPS} steps {worst:.0e} from one process"
+    return f"n = {n}: after {STEPS} steps {worst:.0e} from the baseline"
 
 
 def _after(step: int) -> str:
@@ -158,7 +158,7 @@ def _after(step: int) -> str:
 
 
 def _rule(step: int, first: str) -> str:
-    return "the weights' gradients are not one process's" if step else first
+    return "the weights' gradients differ from the baseline's" if step else first
 
 
 def _wrong_outputs(whole: Whole, words: str) -> list[Suspect]:
@@ -167,8 +167,8 @@ def _wrong_outputs(whole: Whole, words: str) -> list[Suspect]:
         Suspect(
             slug="bias-on-every-rank",
             values=same_everywhere(whole.outs[0] + (n - 1) * whole.constant, n),
-            sentence=f"the last bias is in what {words} gives {n} times",
-            rule="add the bias after the sum, not in each summand",
+            sentence=f"the last bias is in what {words} returns {n} times",
+            rule="add the bias after the sum, not to each partial sum",
         )
     ]
     if whole.name == "attention":
@@ -176,18 +176,18 @@ def _wrong_outputs(whole: Whole, words: str) -> list[Suspect]:
             Suspect(
                 slug="qkv-cut-across",
                 values=same_everywhere(whole.cut_across(), n),
-                sentence="qkv was cut as one piece: a rank takes queries, keys or "
-                "values for heads that it does not have",
-                rule="a rank needs its heads' rows of each third of qkv",
+                sentence="qkv was split as one tensor: a rank has queries, keys or "
+                "values of heads that belong to other ranks",
+                rule="a rank needs the rows of its heads in each third of qkv",
             )
         )
         found.append(
             Suspect(
                 slug="qkv-bias-left-behind",
                 values=same_everywhere(whole.bias_as_it_was(), n),
-                sentence="the rows of qkv are in order, rank by rank; its bias is not: "
-                "a rank adds numbers that belong to other heads",
-                rule="an element of the bias goes where its row goes",
+                sentence="the rows of qkv are reordered rank by rank; its bias is not: "
+                "a rank adds the bias of other heads",
+                rule="reorder the bias together with the rows",
             )
         )
     return found
@@ -198,8 +198,8 @@ def _wrong_gradients(whole: Whole, words: str) -> list[Suspect]:
         Suspect(
             slug="no-sum-in-backward",
             values=whole.partial_backs(),
-            sentence=f"the gradient of the inputs of {words} is this rank's part only",
-            rule="in by way of `enter`: " + NO_SUM_BACK,
+            sentence=f"the gradient of the inputs of {words} is only the local term",
+            rule="apply `input_operator` to the input: " + NO_SUM_BACK,
         )
     ]
 
@@ -221,16 +221,17 @@ def a_share_of_the_weights(impl: Implementation, harness: RankHarness) -> str | 
         total, held = total + size, held + max(found)
         if max(found) > share:
             raise NotYetError(
-                f"{words} has {max(found)} numbers on rank {found.index(max(found))}; "
-                f"an n-th of the weights is {share}, with the last bias",
+                f"{words} has {max(found)} elements on rank "
+                f"{found.index(max(found))}; 1/{n} of the weights is {share}, with "
+                "the last bias",
                 slug="weights-not-cut",
                 evidence=tuple(
                     Evidence(rank=rank, state="holds", text=f"{count} of {size}")
                     for rank, count in enumerate(found)
                 ),
-                rule="both layers are cut: ColumnLinear, then RowLinear",
+                rule="shard both layers: ColumnParallelLinear, then RowParallelLinear",
             )
-    return f"n = {n}: each rank holds {held} of {total} numbers"
+    return f"n = {n}: each rank stores {held} of {total} elements"
 
 
 # ── C3 messages ─────────────────────────────────────────────────────────────────────
@@ -238,7 +239,7 @@ def a_share_of_the_weights(impl: Implementation, harness: RankHarness) -> str | 
 
 @clause("tensor_parallel.block", "C3", worlds=WORLDS)
 def one_each_way(impl: Implementation, harness: RankHarness) -> str | None:
-    """J: one all_reduce forward, one backward; by the ways that were handed in."""
+    """J: one all_reduce forward, one backward; by the operators that were passed."""
     run = harness.run(impl, blocks_once)
     expect_calls(
         run,
@@ -250,7 +251,7 @@ def one_each_way(impl: Implementation, harness: RankHarness) -> str | None:
         slug="more-messages-than-needed",
         rule=ONE_EACH,
     )
-    for way in ("enter", "leave"):
+    for way in ("input_operator", "output_operator"):
         uses = [value["uses"][way] for value in run.values]
         if uses != [2 * STEPS] * len(uses):
             raise NotYetError(
@@ -282,7 +283,7 @@ def whole_heads_only(impl: Implementation, harness: RankHarness) -> str | None:
     run, n = harness.run(impl, blocks_once), harness.world_size
     tried = [value["refused"] for value in run.values]
     what = f"{n + 1} heads on {n} ranks"
-    rule = "the rows can be cut, the heads cannot: ask attention.num_heads first"
+    rule = "the rows can be split, a head cannot: check attention.num_heads first"
     raised = [one["raised"] for one in tried]
     expect_refusal(run, raised, what, rule)
     for word in ("replaced", "sent"):

@@ -32,8 +32,8 @@ from distlab.runner.autopsy import Evidence
 
 OTHER = 5  # features of the side that is not cut: no small world size divides it
 TOKENS = (2, 3)
-AFTER = "each rank adds its whole bias after self.passage, so all learn the same"
-SHARE = "the share is a copy of its own: chunk(n)[rank].clone()"
+AFTER = "each rank adds the full bias after self.operator: all copies learn the same"
+SHARE = "the shard is a copy: chunk(n)[rank].clone()"
 
 # ── what runs in the ranks ──────────────────────────────────────────────────────────
 
@@ -54,7 +54,9 @@ def linears_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     for bias in (True, False):
         end = "" if bias else " without bias"
         sizes = (OTHER, 3 * n)
-        column, memory = _made(unit.ColumnLinear, comm, seed, sizes, bias, enter)
+        column, memory = _made(
+            unit.ColumnParallelLinear, comm, seed, sizes, bias, enter
+        )
         upstream = drawn(seed, -5, *TOKENS, 3 * n).chunk(n, 2)[rank]
         x = drawn(seed, -4, *TOKENS, OTHER)
         found["column" + end] = {
@@ -62,7 +64,7 @@ def linears_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
             **memory,
         }
         sizes = (3 * n, OTHER)
-        row, memory = _made(unit.RowLinear, comm, seed, sizes, bias, leave)
+        row, memory = _made(unit.RowParallelLinear, comm, seed, sizes, bias, leave)
         x = drawn(seed, -6, *TOKENS, 3 * n).chunk(n, 2)[rank].contiguous()
         upstream = drawn(seed, -7, *TOKENS, OTHER)
         found["row" + end] = {
@@ -72,8 +74,8 @@ def linears_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     odd = 3 * n + 1
     wide, long = make_linear(seed, OTHER, odd), make_linear(seed, odd, OTHER)
     found["refused"] = [
-        attempt(lambda: unit.ColumnLinear(comm, wide, enter)),
-        attempt(lambda: unit.RowLinear(comm, long, leave)),
+        attempt(lambda: unit.ColumnParallelLinear(comm, wide, enter)),
+        attempt(lambda: unit.RowParallelLinear(comm, long, leave)),
     ]
     return found
 
@@ -169,12 +171,12 @@ def by_columns(impl: Implementation, harness: RankHarness) -> str | None:
         expect_values(
             _found(run, "column" + end, "out"),
             one.columns(one.out),
-            what=f"what ColumnLinear{end} gives",
+            what=f"what ColumnParallelLinear{end} returns",
             suspects=[
                 Suspect(
                     slug="weights-not-cut",
                     values=same_everywhere(one.out, n),
-                    sentence="ColumnLinear gives all outputs on every rank: not cut",
+                    sentence="ColumnParallelLinear returns all outputs: not sharded",
                     rule="rank r has chunk r of the weight's rows",
                 ),
             ],
@@ -186,13 +188,13 @@ def by_columns(impl: Implementation, harness: RankHarness) -> str | None:
 
 def _expect_held(run: Run, kind: str, expected: list[int]) -> None:
     """Each rank has its share, and the memory of its share."""
-    name = "RowLinear" if kind.startswith("row") else "ColumnLinear"
+    name = "RowParallelLinear" if kind.startswith("row") else "ColumnParallelLinear"
     for rank, value in enumerate(run.values):
         held = value[kind]["held"]
         sizes = [size for size, _ in held]
         if sum(sizes) > sum(expected):
             message = (
-                f"{name} has {sum(sizes)} numbers on rank {rank}, its share has "
+                f"{name} has {sum(sizes)} elements on rank {rank}, its shard has "
                 f"{sum(expected)}"
             )
             raise NotYetError(
@@ -200,7 +202,7 @@ def _expect_held(run: Run, kind: str, expected: list[int]) -> None:
             )
         if sum(room for _, room in held) > sum(expected) and run.world_size > 1:
             raise NotYetError(
-                f"{name}'s share is a view: on rank {rank} it keeps the whole layer "
+                f"{name}'s shard is a view: on rank {rank} it keeps the full layer "
                 "in memory",
                 slug="view-keeps-whole",
                 evidence=_rooms(run, kind),
@@ -215,16 +217,16 @@ def _expect_own(run: Run, kind: str, name: str) -> None:
         if value[kind]["shared"]:
             raise NotYetError(
                 f"n = {run.world_size}: {name}'s {value[kind]['shared'][0]} is the "
-                "memory of the layer it was made of: a step changes both",
-                rule="the share is a copy of its own, the bias too, even if it is all",
+                "memory of the full layer: an optimizer step changes both",
+                rule="copy the shard, and the bias too, even if it is all of them",
             )
         if value[kind]["kept"]:
             raise NotYetError(
-                f"{name} keeps the layer it was made of: on rank {rank} the whole "
-                "weight is still in memory, beside its share",
+                f"{name} keeps the full layer: on rank {rank} the full weight is "
+                "still in memory, beside its shard",
                 slug="weights-not-cut",
                 evidence=_rooms(run, kind),
-                rule="after __init__ nothing may hold `whole`: no attribute, no list",
+                rule="keep no reference to `full` after __init__ returns",
             )
 
 
@@ -234,8 +236,8 @@ def _rooms(run: Run, kind: str) -> tuple[Evidence, ...]:
             rank=rank,
             state="holds",
             text=", ".join(f"{s} of {room}" for s, room in value[kind]["held"])
-            + " numbers in memory"
-            + (", and the whole weight" if value[kind]["kept"] else ""),
+            + " elements in memory"
+            + (", and the full weight" if value[kind]["kept"] else ""),
         )
         for rank, value in enumerate(run.values)
     )
@@ -258,28 +260,28 @@ def by_rows(impl: Implementation, harness: RankHarness) -> str | None:
         expect_values(
             _found(run, "row" + end, "out"),
             same_everywhere(one.out, n),
-            what=f"what RowLinear{end} gives",
+            what=f"what RowParallelLinear{end} returns",
             suspects=[
                 Suspect(
                     slug="bias-on-every-rank",
                     values=same_everywhere(one.out + (n - 1) * constant, n),
-                    sentence=f"the bias is in RowLinear's outputs {n} times",
-                    rule="add the bias after the sum, not in each summand",
+                    sentence=f"the bias is in RowParallelLinear's outputs {n} times",
+                    rule="add the bias after the sum, not to each partial sum",
                 ),
                 Suspect(
                     slug="",
                     values=same_everywhere(one.out - constant, n),
-                    sentence="the bias is missing from RowLinear's outputs",
+                    sentence="the bias is missing from RowParallelLinear's outputs",
                     rule="add the bias after the sum",
                 ),
                 Suspect(
-                    slug="summand-not-sum",
+                    slug="partial-sum-not-total",
                     values=[part + constant for part in parts],
-                    sentence="each rank has only what its own inputs add",
-                    rule="out by way of self.passage(self.comm, …)",
+                    sentence="each rank returns its partial sum",
+                    rule="apply self.operator(self.comm, …) to the partial sum",
                 ),
             ],
-            rule="sum what each rank's inputs add, then add the bias once",
+            rule="sum the partial sums, then add the bias once",
         )
         _expect_held(run, "row" + end, [3 * OTHER, OTHER] if bias else [3 * OTHER])
     return None
@@ -300,7 +302,7 @@ def gradients_of_one_process(impl: Implementation, harness: RankHarness) -> str 
                 one.columns(one.upstream), one.shares, strict=True
             )
         ]
-        name = f"ColumnLinear{end}"
+        name = f"ColumnParallelLinear{end}"
         _expect(run, "column" + end, "weight", one.weight, name)
         biases = list(one.bias.chunk(n)) if bias else same_everywhere(one.bias, n)
         _expect(run, "column" + end, "bias", biases, name)
@@ -312,15 +314,15 @@ def gradients_of_one_process(impl: Implementation, harness: RankHarness) -> str 
                 Suspect(
                     slug="no-sum-in-backward",
                     values=parts,
-                    sentence=f"the gradient of {name}'s inputs is this rank's part "
-                    "only",
-                    rule="in by way of self.passage(self.comm, x): " + NO_SUM_BACK,
+                    sentence=f"the gradient of {name}'s inputs is only the local term, "
+                    "not the sum over the ranks",
+                    rule="apply self.operator(self.comm, x) first: " + NO_SUM_BACK,
                 )
             ],
-            rule="in by way of self.passage(self.comm, x)",
+            rule="apply self.operator(self.comm, x) first",
         )
         one = One(harness.seed, n, "row", bias)
-        name = f"RowLinear{end}"
+        name = f"RowParallelLinear{end}"
         _expect(run, "row" + end, "weight", one.weight, name)
         _expect_bias(run, "row" + end, one.bias, name)
         _expect(run, "row" + end, "x", one.columns(as_tensor(one.x.grad)), name)
@@ -333,7 +335,7 @@ def _expect(run: Run, kind: str, what: str, expected: list[Tensor], name: str) -
         _found(run, kind, what),
         expected,
         what=f"the gradient of {name}'s {noun}",
-        rule="the outputs are right: look at how the gradient gets back to it",
+        rule="the outputs are correct: check the path of the gradient",
     )
 
 
@@ -355,12 +357,12 @@ def _expect_bias(run: Run, kind: str, right: Tensor, name: str) -> None:
             Suspect(
                 slug="bias-inside-the-sum",
                 values=same_everywhere(right / n, n),
-                sentence=f"the gradient of {name}'s bias is an n-th of what it should "
-                f"be: it was divided by {n} on its way into the sum",
+                sentence=f"the gradient of {name}'s bias is 1/{n} of the expected one: "
+                f"the bias was divided by {n} before the sum",
                 rule=AFTER,
             ),
         ],
-        rule="the outputs are right: look at how the gradient gets back to it",
+        rule="the outputs are correct: check the path of the gradient",
     )
 
 
@@ -374,12 +376,12 @@ def what_does_not_fit_is_refused(
     """V: a ValueError for outputs, and for inputs, that n does not divide."""
     run, n = harness.run(impl, linears_once), harness.world_size
     for index, what in enumerate(
-        ("ColumnLinear with {} outputs", "RowLinear with {} inputs")
+        ("ColumnParallelLinear with {} outputs", "RowParallelLinear with {} inputs")
     ):
         expect_refusal(
             run,
             [value["refused"][index] for value in run.values],
             f"{what.format(3 * n + 1)} on {n} ranks",
-            "chunk(n) does not ask: raise ValueError if a rest remains",
+            "chunk(n) does not check: raise ValueError if a remainder is left",
         )
     return None

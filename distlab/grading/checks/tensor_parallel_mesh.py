@@ -24,7 +24,7 @@ from distlab.runner.autopsy import Evidence, place
 
 NAMES = ("tensor", "data")
 WORLDS = (6, 4, 3, 2, 1)  # with 2 × 2, rows and columns are too much alike
-LONE = "a rank's place follows from its number: divide by tensor_size, with a rest"
+LONE = "quotient and remainder of the rank by tensor_size give row and column"
 
 
 class Group(Wrapper):
@@ -145,14 +145,14 @@ def neighbors_share_a_model(impl: Implementation, harness: RankHarness) -> str |
         if places == [place[::-1] for place in expected]:
             message = (
                 f"{n} ranks, tensor_size {size}: the coordinates come in the "
-                "order (share, model)"
+                "order (shard, replica)"
             )
         raise NotYetError(
             message,
             evidence=tuple(
                 Evidence(
                     rank=rank,
-                    state="right" if place == right else "wrong",
+                    state="as expected" if place == right else "wrong",
                     text=f"got {tuple(place)}   expected {tuple(right)}",
                 )
                 for rank, (place, right) in enumerate(
@@ -204,17 +204,17 @@ def _wrong_groups(
     everybody = list(range(n))
     message, slug, rule = f"{start}: a rank's groups are wrong", "", LONE
     if all(groups == [None, None] for groups in found):
-        message = f"{start}: make_mesh gave no groups that comm.new_group made"
+        message = f"{start}: make_mesh returned no groups from comm.new_group"
         rule = "return Mesh(tensor=…, data=…), each from comm.new_group(…)"
     elif all(
         groups == right[::-1] for groups, right in zip(found, expected, strict=True)
     ):
-        message = f"{start}: tensor and data are the wrong way round"
-        rule = "tensor: the ranks that have one model together; data: the same share"
+        message = f"{start}: tensor and data are swapped"
+        rule = "tensor: the ranks of one replica; data: the ranks with the same shard"
     elif found == [_transposed(n, size, rank) for rank in range(n)]:
-        message = f"{start}: neighbors are in different models"
+        message = f"{start}: neighboring ranks are in different replicas"
         slug = "mesh-transposed"
-        rule = "the ranks of a model are neighbors: they talk in every layer"
+        rule = "neighboring ranks share a replica: they communicate in every layer"
     elif any(
         one == everybody != right and len(everybody) > 1
         for groups, rights in zip(found, expected, strict=True)
@@ -222,13 +222,13 @@ def _wrong_groups(
     ):
         message = f"{start}: a group has all ranks in it"
         slug = "group-of-all-ranks"
-        rule = "a sum in it would mix the shares of different layers or samples"
+        rule = "a sum over all ranks would mix different shards and different samples"
     elif all(
         one is not None and sorted(one) == right
         for groups, rights in zip(found, expected, strict=True)
         for one, right in zip(groups, rights, strict=True)
     ):
-        message = f"{start}: the right ranks, but not in rising order"
+        message = f"{start}: the expected ranks, but not in ascending order"
         rule = "new_group numbers its ranks in the order of the list"
     return NotYetError(
         message,
@@ -236,7 +236,7 @@ def _wrong_groups(
         evidence=tuple(
             Evidence(
                 rank=rank,
-                state="right" if groups == right else "wrong",
+                state="as expected" if groups == right else "wrong",
                 text=f"tensor {groups[0]}, data {groups[1]}   "
                 f"expected {right[0]} and {right[1]}",
             )
@@ -274,7 +274,7 @@ def all_make_the_same_groups(impl: Implementation, harness: RankHarness) -> str 
             raise _wrong_groups(n, size, found, expected)
     sizes = {size: len(mesh["asked"]) for size, mesh in right[0].items()}
     told = ", ".join(f"{count} for {size}" for size, count in sizes.items())
-    return f"n = {n}: groups made, by tensor_size: {told}"
+    return f"n = {n}: groups created, by tensor_size: {told}"
 
 
 def _expect_alike(n: int, size: int, asked: list[list[list[int]]]) -> None:
@@ -284,7 +284,11 @@ def _expect_alike(n: int, size: int, asked: list[list[list[int]]]) -> None:
         own_only = all(
             rank in group for rank, groups in enumerate(asked) for group in groups
         )
-        how = "makes its own groups only" if own_only else "makes others than rank 0"
+        how = (
+            "creates only its own groups"
+            if own_only
+            else "creates other groups than rank 0"
+        )
         raise NotYetError(
             f"{n} ranks, tensor_size {size}: rank {number} {how}",
             slug="own-groups-only" if own_only else "different-order",
@@ -297,15 +301,15 @@ def _expect_alike(n: int, size: int, asked: list[list[list[int]]]) -> None:
                 )
                 for rank, groups in enumerate(asked)
             ),
-            rule="new_group is a collective: all ranks call it for every group, in one "
-            "order, also for the groups they are not in",
+            rule="new_group is a collective: every rank must call it for every group, "
+            "in the same order, also for groups that the rank is not in",
         )
 
 
 def _expect_one_of_each(n: int, size: int, meshes: list[dict[str, Any]]) -> None:
     """Groups with the same members are made once, so all members have the same one."""
     start = f"{n} ranks, tensor_size {size}"
-    rule = "each call of new_group makes another group, for the same ranks as well"
+    rule = "each call of new_group creates a new group, also for the same ranks"
     asked, where = meshes[0]["asked"], meshes[0]["where"]
     for kind, name in enumerate(NAMES):
         for rank, mesh in enumerate(meshes):
@@ -316,7 +320,7 @@ def _expect_one_of_each(n: int, size: int, meshes: list[dict[str, Any]]) -> None
             if first["groups"][kind] == group and first["numbers"][kind] != number:
                 raise NotYetError(
                     f"{start}: ranks {group[0]} and {rank} have the same ranks in "
-                    f"`{name}`, but each a group of its own: they would never meet",
+                    f"`{name}`, but in different groups: their collectives never match",
                     slug="group-made-twice",
                     evidence=_numbers(meshes, kind),
                     rule=rule,
@@ -324,7 +328,7 @@ def _expect_one_of_each(n: int, size: int, meshes: list[dict[str, Any]]) -> None
     for number, members in enumerate(asked):
         if n > 1 and members in asked[:number]:
             raise NotYetError(
-                f"{start}: {len(asked)} groups are made, and for ranks "
+                f"{start}: {len(asked)} groups are created; for ranks "
                 f"{', '.join(map(str, members))} there are {asked.count(members)}",
                 slug="group-made-twice",
                 evidence=tuple(
@@ -369,9 +373,9 @@ def what_does_not_fit_is_refused(
         expect_refusal(run, [one["raised"] for one in tried], what, rule)
         if any(one["asked"] for one in tried):
             raise NotYetError(
-                f"{what} was refused, but only after groups had been made",
+                f"{what} was refused, but only after groups had been created",
                 evidence=_asked(run, size),
-                rule="look first, then make groups",
+                rule="check first, then create groups",
             )
     return None
 

@@ -42,17 +42,17 @@ def passages_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str
     found: dict[str, Any] = {}
     context.report("f")
     found["enter"] = _there_and_back(
-        comm, unit.copy_to_group, same.to(device), own.to(device), marks, "f"
+        comm, unit.copy_to_region, same.to(device), own.to(device), marks, "f"
     )
     odd = {
-        "enter": _back(comm, unit.copy_to_group, same.to(device), one.expand(SHAPE)),
-        "crossed": _back(comm, unit.copy_to_group, same.to(device), crossed),
+        "enter": _back(comm, unit.copy_to_region, same.to(device), one.expand(SHAPE)),
+        "crossed": _back(comm, unit.copy_to_region, same.to(device), crossed),
     }
     context.report("g")
     found["leave"] = _there_and_back(
-        comm, unit.reduce_from_group, own.to(device), same.to(device), marks, "g"
+        comm, unit.reduce_from_region, own.to(device), same.to(device), marks, "g"
     )
-    odd["leave"] = as_tensor(unit.reduce_from_group(comm, crossed))
+    odd["leave"] = as_tensor(unit.reduce_from_region(comm, crossed))
     found["odd"] = odd
     return {**found, "marks": marks}
 
@@ -63,7 +63,7 @@ def _played(impl: Implementation, harness: RankHarness, clause_id: str = "") -> 
         return harness.run(impl, passages_once)
     except NotYetError:
         if clause_id == "C1" and harness.latest and reports_made(harness.latest) > 1:
-            raise NotJudgedError("what failed is the way out: see C2") from None
+            raise NotJudgedError("reduce_from_region failed: see C2") from None
         raise
 
 
@@ -122,16 +122,16 @@ def the_way_in(impl: Implementation, harness: RankHarness) -> str | None:
     expect_values(
         _each(run, "enter", "out"),
         x,
-        what="what copy_to_group gives",
+        what="what copy_to_region returns",
         suspects=[
             Suspect(
                 slug="summed-in-both-directions",
                 values=[one * n for one in x],
-                sentence=f"copy_to_group gives {n} × x: it sums forward too",
-                rule="all ranks have the same x already: there is nothing to sum",
+                sentence=f"copy_to_region returns {n} × x: it sums forward too",
+                rule="all ranks have the same x already: forward needs no sum",
             )
         ],
-        rule="forward, f gives x as it is",
+        rule="forward, f returns x",
     )
     gradients = _each(run, "enter", "gradient")
     total = torch.stack(gradients).sum(0)
@@ -139,12 +139,12 @@ def the_way_in(impl: Implementation, harness: RankHarness) -> str | None:
         _each(run, "enter", "back"),
         total,
         gradients,
-        "the gradient of copy_to_group's x",
+        "the gradient of copy_to_region's x",
     )
     expect_values(
         [value["odd"]["crossed"] for value in run.values],
         same_everywhere(torch.stack(_crossed(harness.seed, n)).sum(0), n),
-        what="the gradient of x, where a transposed one arrives,",
+        what="the gradient of x, for a transposed gradient,",
         rule="sum a contiguous copy of the gradient",
     )
     return None
@@ -167,14 +167,14 @@ def _expect_gradient(
             Suspect(
                 slug="no-sum-in-backward",
                 values=own,
-                sentence=f"{what} is this rank's part only",
+                sentence=f"{what} is only the local term, not the sum over the ranks",
                 rule=NO_SUM_BACK,
             ),
             Suspect(
                 slug="mean-not-sum",
                 values=same_everywhere(total / n, n),
                 sentence=f"{what} is the mean, not the sum: divided by {n}",
-                rule="each rank's share adds to the loss: their parts add up",
+                rule="each rank's shard contributes a term: the gradient is the sum",
             ),
         ],
         rule=NO_SUM_BACK,
@@ -193,25 +193,25 @@ def the_way_out(impl: Implementation, harness: RankHarness) -> str | None:
     expect_values(
         _each(run, "leave", "out"),
         same_everywhere(total, n),
-        what="what reduce_from_group gives",
+        what="what reduce_from_region returns",
         suspects=[
             Suspect(
                 slug="",
                 values=own,
-                sentence="reduce_from_group gives each rank its own x: no sum",
+                sentence="reduce_from_region returns each rank's x: no sum",
                 rule="forward, g is an all_reduce",
             ),
             Suspect(
                 slug="mean-not-sum",
                 values=same_everywhere(total / n, n),
-                sentence=f"reduce_from_group gives the mean: divided by {n}",
-                rule="the ranks have summands, not estimates",
+                sentence=f"reduce_from_region returns the mean: divided by {n}",
+                rule="the ranks have partial sums: add them",
             ),
         ],
-        rule="forward, g gives the sum of all ranks' x",
+        rule="forward, g returns the sum of all ranks' x",
     )
     gradients = _each(run, "leave", "gradient")
-    what = "the gradient of reduce_from_group's x"
+    what = "the gradient of reduce_from_region's x"
     expect_values(
         _each(run, "leave", "back"),
         gradients,
@@ -221,16 +221,16 @@ def the_way_out(impl: Implementation, harness: RankHarness) -> str | None:
                 slug="summed-in-both-directions",
                 values=same_everywhere(torch.stack(gradients).sum(0), n),
                 sentence=f"{what} is {n} × as large: it is summed backward too",
-                rule="all ranks go on with one and the same sum: its gradient is the "
-                "same on all of them, and counts once",
+                rule="every rank continues with the same total: its gradient is the "
+                "same on every rank, and counts once",
             )
         ],
-        rule="backward, g gives the gradient as it is",
+        rule="backward, g returns the gradient unchanged",
     )
     expect_values(
         [value["odd"]["leave"] for value in run.values],
         same_everywhere(torch.stack(_crossed(harness.seed, n)).sum(0), n),
-        what="what reduce_from_group gives for a transposed x",
+        what="what reduce_from_region returns for a transposed x",
         rule="sum a contiguous copy of x",
     )
     return None
@@ -243,7 +243,7 @@ def the_way_out(impl: Implementation, harness: RankHarness) -> str | None:
 def what_is_the_callers(impl: Implementation, harness: RankHarness) -> str | None:
     """V: x and the incoming gradient have not changed by a bit."""
     run = _played(impl, harness)
-    for way, name in (("leave", "reduce_from_group"), ("enter", "copy_to_group")):
+    for way, name in (("leave", "reduce_from_region"), ("enter", "copy_to_region")):
         for before, after, what in (
             ("given", "after", "the caller's x"),
             ("gradient", "gradient after", "the gradient that backward() was given"),
@@ -255,13 +255,15 @@ def what_is_the_callers(impl: Implementation, harness: RankHarness) -> str | Non
             ]
             if wrong:
                 raise NotYetError(
-                    f"{name} has changed {what} on rank {wrong[0]}",
+                    f"{name} has modified {what} on rank {wrong[0]}",
                     slug="autograd-input-changed",
                     evidence=tuple(
-                        Evidence(rank=rank, state="changed", text=f"{what} is another")
+                        Evidence(
+                            rank=rank, state="changed", text=f"{what} has other values"
+                        )
                         for rank in wrong
                     ),
-                    rule="all_reduce works in place: hand it a clone",
+                    rule="all_reduce works in place: pass a clone",
                 )
     return None
 
@@ -276,10 +278,10 @@ def one_all_reduce_each(impl: Implementation, harness: RankHarness) -> str | Non
     expect_calls(
         run,
         [
-            ("copy_to_group forward", "f forward", []),
-            ("copy_to_group backward", "f backward", ["all_reduce"]),
-            ("reduce_from_group forward", "g forward", ["all_reduce"]),
-            ("reduce_from_group backward", "g backward", []),
+            ("copy_to_region forward", "f forward", []),
+            ("copy_to_region backward", "f backward", ["all_reduce"]),
+            ("reduce_from_region forward", "g forward", ["all_reduce"]),
+            ("reduce_from_region backward", "g backward", []),
         ],
         slug="more-messages-than-needed",
         rule="f sums backward and g sums forward: one all_reduce each",

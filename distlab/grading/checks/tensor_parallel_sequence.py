@@ -50,8 +50,8 @@ def sequence_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str
         "gathered": as_tensor(unit.all_gather_tokens(comm, few)),
         "scattered": as_tensor(unit.reduce_scatter_tokens(comm, many)),
         "unchanged": torch.equal(few, before[0]) and torch.equal(many, before[1]),
-        "gather back": _back(unit.gather_tokens, comm, few, many),
-        "scatter back": _back(unit.scatter_tokens, comm, many, few),
+        "gather back": _back(unit.all_gather_from_sequence, comm, few, many),
+        "scatter back": _back(unit.reduce_scatter_to_sequence, comm, many, few),
     }
     return {**found, **_block(context, unit, seed, comm)}
 
@@ -71,7 +71,7 @@ def _block(
     n, rank = context.world_size, context.rank
     whole_in, whole_up = _block_batch(seed, n)
     block = make_block(seed, n, heads=1).to(comm.device)
-    unit.sequence_block(comm, block)
+    unit.sequence_parallel_block(comm, block)
     x = whole_in.chunk(n, 1)[rank].to(comm.device).requires_grad_()
     upstream = whole_up.chunk(n, 1)[rank].to(comm.device)
     begin = comm.count
@@ -81,7 +81,7 @@ def _block(
         y.backward(upstream)
     end = comm.count
     own = _whole_gradients(block)
-    unit.sum_whole_gradients(comm, block)
+    unit.all_reduce_replicated_grads(comm, block)
     return {
         "out": as_tensor(y),
         "back": as_tensor(x.grad),
@@ -128,35 +128,36 @@ def along_the_tokens(impl: Implementation, harness: RankHarness) -> str | None:
     expect_values(
         _all(run, "gathered"),
         same_everywhere(torch.cat(few, 1), n),
-        what="what all_gather_tokens gives",
+        what="what all_gather_tokens returns",
         suspects=[
             Suspect(
                 slug="tokens-not-the-batch",
                 values=same_everywhere(torch.cat(few).reshape(shape), n),
-                sentence="all_gather_tokens puts the ranks' tensors one after another: "
-                "that mixes tokens of different sequences",
-                rule="(n, B, T / n, C) is what arrives: the n belongs before T / n",
+                sentence="all_gather_tokens concatenates the ranks' tensors: that "
+                "mixes tokens of different sequences",
+                rule="all_gather gives (n, batch, tokens / n, channels): move n before "
+                "the tokens",
             )
         ],
-        rule="sequence by sequence, rank 0's tokens, then rank 1's, and so on",
+        rule="in each sequence: rank 0's tokens, then rank 1's, and so on",
     )
     total = torch.stack(many).sum(0)
     mixed = total.reshape(n, SEQUENCES, EACH, CHANNELS)
     expect_values(
         _all(run, "scattered"),
         list(total.chunk(n, 1)),
-        what="what reduce_scatter_tokens gives",
+        what="what reduce_scatter_tokens returns",
         suspects=[
             Suspect(
                 slug="tokens-not-the-batch",
                 values=list(mixed),
-                sentence="reduce_scatter_tokens cuts the batch, not the tokens",
-                rule="(B, n, T / n, C) is what is to be sent: the n belongs in front",
+                sentence="reduce_scatter_tokens splits the batch, not the tokens",
+                rule="move n of (batch, n, tokens / n, channels) to the front first",
             ),
             Suspect(
                 slug="",
                 values=[one.chunk(n, 1)[rank] for rank, one in enumerate(many)],
-                sentence="each rank has its tokens of its own summand: no sum",
+                sentence="each rank returns its tokens of its partial sum: no sum",
                 rule="each rank's tokens of the sum over all ranks",
             ),
         ],
@@ -176,28 +177,28 @@ def _all(run: Run, key: str) -> list[Tensor]:
 def each_is_the_others_way_back(
     impl: Implementation, harness: RankHarness
 ) -> str | None:
-    """V: the gradients of gather_tokens' x and of scatter_tokens' x."""
+    """V: the gradient of each operator's x."""
     run, n = harness.run(impl, sequence_once), harness.world_size
     few, many = _tokens(harness.seed, n)
     expect_values(
         _all(run, "gather back"),
         list(torch.stack(many).sum(0).chunk(n, 1)),
-        what="the gradient of gather_tokens' x",
+        what="all_gather_from_sequence: the gradient of x",
         suspects=[
             Suspect(
                 slug="no-sum-in-backward",
                 values=[one.chunk(n, 1)[rank] for rank, one in enumerate(many)],
-                sentence="the gradient of gather_tokens' x is this rank's part only",
-                rule="all ranks used this rank's tokens: their gradients add up",
+                sentence="all_gather_from_sequence: the gradient of x is only local",
+                rule="every rank used this rank's tokens: sum their gradients",
             )
         ],
-        rule="all ranks used this rank's tokens: their gradients add up",
+        rule="every rank used this rank's tokens: sum their gradients",
     )
     expect_values(
         _all(run, "scatter back"),
         same_everywhere(torch.cat(few, 1), n),
-        what="the gradient of scatter_tokens' x",
-        rule="this rank's x had a part in all tokens: it needs all their gradients",
+        what="reduce_scatter_to_sequence: the gradient of x",
+        rule="this rank's x went into all tokens: gather all their gradients",
     )
     return None
 
@@ -218,7 +219,7 @@ def gradients_of_a_block(impl: Implementation, harness: RankHarness) -> str | No
         if not all_close(_all(run, key), expected):
             few, _ = _tokens(harness.seed, n)
             if not all_close(_all(run, "scatter back"), [torch.cat(few, 1)] * n):
-                raise NotJudgedError("the ways there and back are wrong: see C1, C2")
+                raise NotJudgedError("the two operators are wrong: see C1, C2")
             what = "tokens" if key == "out" else "gradients of the tokens"
             expect_values(_all(run, key), expected, what=f"the block's {what}")
     expected_whole = _whole_gradients(block)
@@ -233,19 +234,18 @@ def gradients_of_a_block(impl: Implementation, harness: RankHarness) -> str | No
             Suspect(
                 slug="whole-gradients-not-summed",
                 values=[flat(list(one.values())) for one in own],
-                sentence="norms and last biases have the gradients of this rank's "
-                "tokens only",
-                rule="what every rank has whole, and uses for its tokens only, needs "
-                "the sum over the ranks",
+                sentence="norms and last biases have gradients of local tokens only",
+                rule="a replicated parameter that sees only local tokens needs the sum "
+                "over the ranks",
             )
         ],
-        rule="what every rank has whole, and uses for its tokens only, needs the sum",
+        rule="a replicated parameter that sees only local tokens needs the sum",
     )
     expect_values(
         [torch.stack(_all(run, "shares")).sum(0)],
         [_square_of_shares(block)],
-        what="the sum of squares of the gradients of all shares",
-        rule="what is shared out has its whole gradient already: leave it alone",
+        what="the sum of squares of the gradients of all shards",
+        rule="a sharded weight has its full gradient already: do not sum it",
     )
     return None
 
@@ -264,8 +264,8 @@ def a_pair_each(impl: Implementation, harness: RankHarness) -> str | None:
             ("the block backward", "backward", 2 * PAIR),
         ],
         slug="more-messages-than-needed",
-        rule="one all_gather on the way in, one reduce_scatter on the way out; "
-        "backward, the other one of the two",
+        rule="forward: one all_gather before, one reduce_scatter after; backward: "
+        "the other of the two in each place",
     )
     sizes = [call["bytes"] for call in run.ranks[0].calls() if call["op"] in PAIR]
     return f"n = {harness.world_size}: {len(sizes)} calls, none of them an all_reduce"

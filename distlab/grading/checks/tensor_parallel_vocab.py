@@ -74,7 +74,7 @@ def losses_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, 
         mine = logits.chunk(context.world_size, 1)[context.rank].contiguous()
         mine = mine.to(context.comm.device).requires_grad_()
         comm = _Watched(context.comm, mine)
-        loss = unit.vocab_loss(comm, mine, targets.to(comm.device))
+        loss = unit.vocab_parallel_cross_entropy(comm, mine, targets.to(comm.device))
         is_loss = isinstance(loss, Tensor) and loss.numel() == 1
         if is_loss and loss.requires_grad:
             loss.backward()
@@ -135,7 +135,7 @@ class Right:
 def loss_of_one_process(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the mean over all tokens, for small logits and for large ones."""
     run, n = harness.run(impl, losses_once), harness.world_size
-    expect_messages(run, "the loss cannot be known")
+    expect_messages(run, "without a message no rank can know the loss")
     for name in ("small", "large"):
         right = Right(harness.seed, n, name)
         losses = [value[name]["loss"] for value in run.values]
@@ -165,13 +165,13 @@ def _not_finite(run: Run, name: str, loss: float) -> NotYetError:
         sentence += f": {_REDUCED_BY[reduced_by]}"
         rule = RULE_MAX
         if reduced_by == "sum":
-            rule += "; without an op it adds up"
+            rule += "; without an op all_reduce sums"
     elif loss == -math.inf:
         slug = ""
-        sentence += ": what was subtracted is so large that every exp() is 0"
-        rule = "each token has a largest logit of its own, over all ranks' columns"
+        sentence += ": the subtracted value is so large that every exp() is 0"
+        rule = "subtract, for each token, the largest of its logits on all ranks"
     else:
-        sentence += ", not a number of use"
+        sentence += ", which is not finite"
     return NotYetError(sentence, slug=slug, evidence=calls_of_each(run), rule=rule)
 
 
@@ -202,8 +202,8 @@ def _wrong_losses(right: Right) -> list[Suspect]:
             Suspect(
                 slug="target-elsewhere-counted",
                 values=same_everywhere(value, n),
-                sentence="ranks that do not have the target's column add another "
-                "logit of theirs",
+                sentence="ranks without the target's column add the logit of another "
+                "column",
                 rule="a rank without the target's column adds 0",
             )
             for value in garbage
@@ -211,15 +211,15 @@ def _wrong_losses(right: Right) -> list[Suspect]:
         Suspect(
             slug="local-loss-returned",
             values=[right.local(rank) for rank in range(n)],
-            sentence="each rank takes its own columns for the whole vocabulary",
+            sentence="each rank treats its columns as the full vocabulary",
             rule="the sum of exp is over all ranks' columns",
         ),
         Suspect(
             slug="not-the-largest-of-all",
             values=same_everywhere(_own_subtracted(right), n),
-            sentence="each rank subtracts the largest logit of its own columns: the "
-            "ranks' sums of exp do not fit together",
-            rule=f"one number for all of them: {RULE_MAX}",
+            sentence="each rank subtracts the largest logit of its columns only: the "
+            "sums of exp have different factors",
+            rule=f"the same value on all ranks: {RULE_MAX}",
         ),
         Suspect(
             slug="",
@@ -230,8 +230,8 @@ def _wrong_losses(right: Right) -> list[Suspect]:
         Suspect(
             slug="",
             values=same_everywhere(right.loss / n, n),
-            sentence=f"the loss is 1/{n} of the right one: divided by the ranks too",
-            rule="all ranks have the same tokens: there is nothing to average",
+            sentence=f"the loss is 1/{n} of the expected one: divided by the ranks too",
+            rule="all ranks have the same tokens: do not average over ranks",
         ),
     ]
 
@@ -246,15 +246,15 @@ def gradient_of_one_process(impl: Implementation, harness: RankHarness) -> str |
     for name in ("small", "large"):
         right = Right(harness.seed, n, name)
         if not all_close([v[name]["loss"] for v in run.values], [right.loss] * n):
-            raise NotJudgedError("the loss is not right: see C1")
+            raise NotJudgedError("the loss is wrong: see C1")
         found = [value[name]["gradient"] for value in run.values]
         if all(not gradient.numel() for gradient in found):
             raise NotYetError(
                 "no gradient reaches the logits",
                 slug="autograd-cut-off",
                 evidence=calls_of_each(run),
-                rule="autograd must see the way from the logits to the loss: no "
-                "detach() but for the largest, and sums by way of g",
+                rule="autograd must record the path from the logits to the loss: "
+                "detach only the largest, and sum with reduce_from_region",
             )
         expect_values(
             found,
@@ -265,13 +265,13 @@ def gradient_of_one_process(impl: Implementation, harness: RankHarness) -> str |
                 Suspect(
                     slug="summed-in-both-directions",
                     values=[n * gradient for gradient in right.gradients],
-                    sentence=f"the gradient of the logits is {n} × the right one",
-                    rule="a sum that all ranks go on with: backward, its gradient as "
-                    "it is",
+                    sentence=f"the gradient of the logits is {n} × the expected one",
+                    rule="every rank continues with the same sum: backward copies its "
+                    "gradient",
                 )
             ],
-            rule="softmax minus one at the target, by the number of tokens: sums by "
-            "way of reduce_from_group, which autograd knows",
+            rule="softmax minus one at the target, divided by the number of tokens: "
+            "sum with reduce_from_region, which has a backward",
         )
     return None
 
@@ -289,13 +289,13 @@ def little_is_sent(impl: Implementation, harness: RankHarness) -> str | None:
     ]
     if max(sent) > MOST:
         raise NotYetError(
-            f"rank {sent.index(max(sent))} hands over {max(sent):.0f} numbers for "
+            f"rank {sent.index(max(sent))} sends {max(sent):.0f} elements for "
             f"{TOKENS} tokens; a few for each token are enough",
             slug="logits-gathered",
             evidence=calls_of_each(run),
             rule="send sums over the columns, not the columns",
         )
     return (
-        f"n = {n}: {max(sent):.0f} numbers handed over for {TOKENS} tokens; the logits "
-        f"of a rank are {TOKENS * COLUMNS}"
+        f"n = {n}: {max(sent):.0f} elements sent for {TOKENS} tokens; a rank's logits "
+        f"are {TOKENS * COLUMNS}"
     )
