@@ -144,7 +144,7 @@ class LossScaler:
         raise NotImplementedError("mixed_precision.loss_scaler")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a checkpoint needs, as numbers."""
+        """Return the state that a checkpoint needs."""
         return {"loss_scale": self.loss_scale, "good_steps": self.good_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
