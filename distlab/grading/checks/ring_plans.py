@@ -275,7 +275,7 @@ def additions_overlap(impl: Implementation, harness: RankHarness) -> str | None:
                 Evidence(
                     rank=NOBODY,
                     state="rank 0",
-                    text=f"{adds} additions; during {exposed_adds(setting.plans[0])} of "
+                    text=f"{adds} additions; in {exposed_adds(setting.plans[0])} of "
                     "them no irecv or no isend is in flight",
                 ),
             ),
