@@ -120,13 +120,13 @@ def _time(exponent: int) -> str:
     return names.get(exponent, f"{10 ** max(exponent, 0)} s")
 
 
-def islands() -> str:
-    """Two islands under a switch: all send everything up, or each rank a lane."""
+def nodes() -> str:
+    """Two nodes under a switch: all send everything up, or each rank a lane."""
     c = Canvas(
-        "islands",
+        "nodes",
         760,
         400,
-        title="Two islands of four: the hot uplink, and two levels",
+        title="Two nodes of four: the hot uplink, and two levels",
         desc=(
             "The same network twice: two boxes of four ranks under a switch. On the "
             "left, recursive doubling: all four ranks of a box send the whole tensor "
@@ -174,7 +174,7 @@ def _tensor(
 
 def figures() -> dict[str, str]:
     """Map each file name to its picture."""
-    return {"crossover.svg": crossover(), "islands.svg": islands()}
+    return {"crossover.svg": crossover(), "nodes.svg": nodes()}
 
 
 if __name__ == "__main__":

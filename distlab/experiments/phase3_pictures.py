@@ -42,7 +42,7 @@ def draw_crossover(
     plt.show()
 
 
-def draw_islands(times: Mapping[str, tuple[float, float]]) -> None:
+def draw_nodes(times: Mapping[str, tuple[float, float]]) -> None:
     """For each way two bars: how long it takes, and how long the hot link is busy."""
     _, axis = plt.subplots(figsize=(6.5, 2.2))
     for row, (name, (time_s, hot_s)) in enumerate(times.items()):
@@ -50,7 +50,7 @@ def draw_islands(times: Mapping[str, tuple[float, float]]) -> None:
         axis.barh(row + 0.2, 1e6 * hot_s, 0.36, color=GREY, hatch="//")
     axis.set_yticks(range(len(times)), list(times))
     axis.invert_yaxis()
-    axis.set(xlabel="µs; hatched: the busiest way up out of an island")
+    axis.set(xlabel="µs; hatched: the busiest way up out of a node")
     plt.show()
 
 

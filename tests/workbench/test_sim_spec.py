@@ -81,7 +81,7 @@ def test_what_is_no_quantity(read: Any, text: str, sentence: str) -> None:
 
 
 FABRIC = Fabric(
-    island_size=8, nics=1, nic_bytes_per_s=25e9, oversub=4.0, island_bytes_per_s=450e9
+    node_size=8, nics=1, nic_bytes_per_s=25e9, oversub=4.0, intra_node_bytes_per_s=450e9
 )
 
 
@@ -101,13 +101,13 @@ FABRIC = Fabric(
         (
             "nvlink:4,alpha=1us,bw=300GB/s,nic=4x50GB/s,nic-alpha=7us,leaf=2",
             Fabric(
-                island_size=4,
-                island_alpha_s=1e-6,
-                island_bytes_per_s=300e9,
+                node_size=4,
+                intra_node_alpha_s=1e-6,
+                intra_node_bytes_per_s=300e9,
                 nics=4,
                 nic_bytes_per_s=50e9,
                 nic_alpha_s=7e-6,
-                leaf_islands=2,
+                nodes_per_leaf=2,
             ),
         ),
         ("nvlink", PRESETS["nvlink"]),
@@ -175,7 +175,7 @@ def test_a_table(tmp_path: Path) -> None:
         ("bw=100Gb", 'bw: "100Gb" is not a speed: there is no unit Gb'),
         ("loggp:l=5us", 'no part "l" here (did you mean L?); known are L o g G'),
         ("nvlink:eight", '"eight" is not a whole number'),
-        ("nvlink:0", "island_size is 0: a whole number, 1 or more"),
+        ("nvlink:0", "node_size is 0: a whole number, 1 or more"),
         ("nvlink:8,nic=xfast", 'nic: "fast" is not a speed'),
         ("nvlink:8,nic=0x1GB/s", "nics is 0"),
         ("nvlink:8,oversub=0.5", "oversub is 0.5"),

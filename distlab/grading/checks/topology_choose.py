@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from distlab.grading.checks.data_loader_plans import in_call, worked_out
-from distlab.grading.checks.topology_forms import NAMES, Islands
+from distlab.grading.checks.topology_forms import NAMES, Nodes
 from distlab.grading.clause import clause
 from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.verdict import NotYetError
@@ -21,12 +21,12 @@ LOOPBACK = AlphaBeta(alpha_s=30e-6, bytes_per_s=1e9)
 ETHERNET = AlphaBeta(alpha_s=10e-6, bytes_per_s=12.5e9)
 INFINIBAND = AlphaBeta(alpha_s=5e-6, bytes_per_s=50e9)
 NVLINK = AlphaBeta(alpha_s=3e-6, bytes_per_s=450e9)
-NOBODYS = AlphaBeta(alpha_s=1e-3, bytes_per_s=1e8)  # inside islands that are not there
+NOBODYS = AlphaBeta(alpha_s=1e-3, bytes_per_s=1e8)  # inside nodes that are not there
 _TABLE = 4  # lines of evidence
 
 
-def _flat(name: str, link: AlphaBeta, n: int) -> Islands:
-    return Islands(name, n, 1, NOBODYS, link, link.bytes_per_s)
+def _flat(name: str, link: AlphaBeta, n: int) -> Nodes:
+    return Nodes(name, n, 1, NOBODYS, link, link.bytes_per_s)
 
 
 FLAT = tuple(
@@ -38,8 +38,8 @@ FLAT = tuple(
     )
     for n in (1, 2, 3, 5, 8, 12, 64, 100, 1024)
 )
-ON_ISLANDS = tuple(
-    Islands(name, k * p, k, inside, between, uplink)
+ON_NODES = tuple(
+    Nodes(name, k * p, k, inside, between, uplink)
     for p in (1, 2, 8, 128)
     for name, k, inside, between, uplink in (
         ("a card for each rank", 8, NVLINK, INFINIBAND, 8 * 50e9),
@@ -54,13 +54,13 @@ ON_ISLANDS = tuple(
 def choose_all(context: RankContext, unit: ModuleType, seed: int) -> list[list[str]]:
     """What is chosen in every setting, size by size."""
     found = []
-    for islands in (*FLAT, *ON_ISLANDS):
+    for nodes in (*FLAT, *ON_NODES):
         inside, between = (
             unit.Link(link.alpha_s, link.bytes_per_s)
-            for link in (islands.inside, islands.between)
+            for link in (nodes.inside, nodes.between)
         )
         cluster = unit.Cluster(
-            islands.n, islands.k, inside, between, islands.uplink_bytes_per_s
+            nodes.n, nodes.k, inside, between, nodes.uplink_bytes_per_s
         )
         row = []
         for size in SIZES:
@@ -77,22 +77,22 @@ def _read(chosen: Any) -> str:
 # ── the judge ───────────────────────────────────────────────────────────────────────
 
 
-def _judge(impl: Implementation, harness: RankHarness, kinds: Sequence[Islands]) -> str:
+def _judge(impl: Implementation, harness: RankHarness, kinds: Sequence[Nodes]) -> str:
     told = worked_out(impl, harness, choose_all).values[0]
-    every = (*FLAT, *ON_ISLANDS)
-    rows = [told[every.index(islands)] for islands in kinds]
-    slow: list[tuple[float, Islands, int, str]] = []
-    for islands, row in zip(kinds, rows, strict=True):
+    every = (*FLAT, *ON_NODES)
+    rows = [told[every.index(nodes)] for nodes in kinds]
+    slow: list[tuple[float, Nodes, int, str]] = []
+    for nodes, row in zip(kinds, rows, strict=True):
         for size, name in zip(SIZES, row, strict=True):
             if name not in NAMES:
                 raise NotYetError(
-                    f"{islands.setting}, {_size(size)}: choose gives {name!r}",
+                    f"{nodes.setting}, {_size(size)}: choose gives {name!r}",
                     rule=f"one of {', '.join(NAMES)}",
                 )
-            seconds = islands.seconds(size)
+            seconds = nodes.seconds(size)
             best = min(seconds.values())
             if best and seconds[name] > SLOWER * best:
-                slow.append((seconds[name] / best, islands, size, name))
+                slow.append((seconds[name] / best, nodes, size, name))
     if slow:
         raise _slow(kinds, rows, slow)
     used = [name for name in NAMES if any(name in row for row in rows)]
@@ -100,15 +100,15 @@ def _judge(impl: Implementation, harness: RankHarness, kinds: Sequence[Islands])
 
 
 def _slow(
-    kinds: Sequence[Islands],
+    kinds: Sequence[Nodes],
     rows: list[list[str]],
-    slow: list[tuple[float, Islands, int, str]],
+    slow: list[tuple[float, Nodes, int, str]],
 ) -> NotYetError:
     slow.sort(key=lambda entry: -entry[0])
-    factor, islands, size, name = slow[0]
+    factor, nodes, size, name = slow[0]
     slug, words = _mistake(kinds, rows)
     return NotYetError(
-        f"{islands.setting}, {_size(size)}: {name} takes {factor:.1f} times as long as "
+        f"{nodes.setting}, {_size(size)}: {name} takes {factor:.1f} times as long as "
         f"the best{words}",
         slug=slug,
         evidence=tuple(_line(*entry) for entry in slow[:_TABLE]),
@@ -116,13 +116,13 @@ def _slow(
     )
 
 
-def _line(factor: float, islands: Islands, size: int, name: str) -> Evidence:
-    seconds = islands.seconds(size)
+def _line(factor: float, nodes: Nodes, size: int, name: str) -> Evidence:
+    seconds = nodes.seconds(size)
     best = min(seconds, key=lambda other: seconds[other])
     return Evidence(
         rank=NOBODY,
         state="slow",
-        text=f"{islands.setting}, {_size(size)}: {name} {1e6 * seconds[name]:,.0f} µs, "
+        text=f"{nodes.setting}, {_size(size)}: {name} {1e6 * seconds[name]:,.0f} µs, "
         f"{best} {1e6 * seconds[best]:,.0f} µs",
     )
 
@@ -134,7 +134,7 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes} bytes"
 
 
-def _mistake(kinds: Sequence[Islands], rows: list[list[str]]) -> tuple[str, str]:
+def _mistake(kinds: Sequence[Nodes], rows: list[list[str]]) -> tuple[str, str]:
     """Slug and words, if all the answers are those of a known wrong way."""
     if len({name for row in rows for name in row}) == 1:
         return "one-for-all-sizes", "; it is what you choose everywhere"
@@ -143,8 +143,8 @@ def _mistake(kinds: Sequence[Islands], rows: list[list[str]]) -> tuple[str, str]
     if kinds is FLAT:
         return "", ""
     if _are(kinds, rows, _as_if_flat):
-        return "islands-forgotten", "; you choose as if there were no islands"
-    if _are(kinds, rows, lambda islands, size: islands.seconds(size, flows=1)):
+        return "nodes-forgotten", "; you choose as if there were no nodes"
+    if _are(kinds, rows, lambda nodes, size: nodes.seconds(size, flows=1)):
         return (
             "uplink-not-shared",
             "; you choose as if each rank had the whole uplink for itself",
@@ -152,21 +152,21 @@ def _mistake(kinds: Sequence[Islands], rows: list[list[str]]) -> tuple[str, str]
     return "", ""
 
 
-def _as_if_flat(islands: Islands, size: int) -> dict[str, float]:
-    flat = _flat(islands.name, islands.between, islands.n).seconds(size)
+def _as_if_flat(nodes: Nodes, size: int) -> dict[str, float]:
+    flat = _flat(nodes.name, nodes.between, nodes.n).seconds(size)
     del flat["hierarchical"]
     return flat
 
 
 def _are(
-    kinds: Sequence[Islands],
+    kinds: Sequence[Nodes],
     rows: list[list[str]],
-    model: Callable[[Islands, int], dict[str, float]],
+    model: Callable[[Nodes, int], dict[str, float]],
 ) -> bool:
     """Whether each answer is a best one of this model."""
-    for islands, row in zip(kinds, rows, strict=True):
+    for nodes, row in zip(kinds, rows, strict=True):
         for size, name in zip(SIZES, row, strict=True):
-            seconds = model(islands, size)
+            seconds = model(nodes, size)
             if seconds.get(name, 1e9) > min(seconds.values()) * (1 + 1e-9):
                 return False
     return True
@@ -181,6 +181,6 @@ def best_where_links_are_alike(
 
 
 @clause("topology.choose", "C2", worlds=(1,))
-def best_on_islands(impl: Implementation, harness: RankHarness) -> str | None:
+def best_on_nodes(impl: Implementation, harness: RankHarness) -> str | None:
     """T: by the formulas, which know that an uplink is shared."""
-    return _judge(impl, harness, ON_ISLANDS)
+    return _judge(impl, harness, ON_NODES)

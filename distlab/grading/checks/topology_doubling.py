@@ -13,7 +13,7 @@ import torch
 from distlab.grading.checks.after import judged_after
 from distlab.grading.checks.messages import expect_sent, numbers
 from distlab.grading.checks.topology_forms import doubling_rounds
-from distlab.grading.checks.topology_islands import ITEM, Ledger, sum_of
+from distlab.grading.checks.topology_nodes import ITEM, Ledger, sum_of
 from distlab.grading.clause import clause
 from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import (

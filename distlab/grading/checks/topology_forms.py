@@ -1,6 +1,6 @@
-"""How long four all-reduces take, on links alike and on islands: formulas.
+"""How long four all-reduces take, on links alike and on nodes: formulas.
 
-They are the checks' own. On islands they are a model: flows that share an uplink get
+They are the checks' own. On nodes they are a model: flows that share an uplink get
 equal parts of it. tests/workbench/test_topology.py lays it beside the simulator.
 """
 
@@ -29,8 +29,8 @@ def doubling_rounds(n: int) -> int:
 
 
 @dataclass(frozen=True)
-class Islands:
-    """n ranks in islands of k, which share an uplink; k = 1 is no island."""
+class Nodes:
+    """n ranks in nodes of k, which share an uplink; k = 1 is no node."""
 
     name: str
     n: int
@@ -41,17 +41,17 @@ class Islands:
 
     @property
     def p(self) -> int:
-        """How many islands."""
+        """How many nodes."""
         return self.n // self.k
 
     @property
     def setting(self) -> str:
         """In words."""
-        where = f" in islands of {self.k}" if self.k > 1 else ""
+        where = f" in nodes of {self.k}" if self.k > 1 else ""
         return f"{self.n} ranks{where}, {self.name}"
 
     def crowded(self, flows: int) -> AlphaBeta:
-        """What one of so many messages out of an island at once sees."""
+        """What one of so many messages out of a node at once sees."""
         share = self.uplink_bytes_per_s / flows
         speed = min(self.between.bytes_per_s, share)
         return AlphaBeta(alpha_s=self.between.alpha_s, bytes_per_s=speed)

@@ -6,7 +6,7 @@ one run of it needs. Whatever has the two methods of `Wires` can take its place.
     AlphaBeta   a latency and a speed, the same for every pair (this file)
     LogGP       the same, with what sender, receiver and wire do each (loggp.py)
     Piecewise   a table of measured times (piecewise.py)
-    Fabric      islands, network cards and switches that flows share (fabric.py)
+    Fabric      nodes, network cards and switches that flows share (fabric.py)
 
 Source: R. Hockney, "The communication challenge for MPP" (1994), for alpha and beta.
 Symbols: alpha_s = seconds per message; bytes_per_s = 1 / beta; n ranks; S bytes.

@@ -9,7 +9,7 @@ second, of an `AlphaBeta`; all are seconds.
     Rabenseifner                  2 log2 n · alpha + 2 (n-1)/n · S / B  n = 2, 4, 8, …
     tree broadcast, reduce         ⌈log2 n⌉ (alpha + S / B)
     tree all-reduce              2 ⌈log2 n⌉ (alpha + S / B)
-    hierarchical                  2 (k-1) (alpha + S / kB) inside       p islands of k
+    hierarchical                  2 (k-1) (alpha + S / kB) inside       p nodes of k
                                 + 2 (p-1) (alpha + S / kpB) between
     parameter server              2 (alpha + (n-1) S / B)
     GPipe                        (m + p - 1) (t_f + t_b) + 2 (p-1) hop
@@ -89,23 +89,23 @@ def tree_all_reduce_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
 
 
 def hierarchical_s(
-    islands: int,
-    island_size: int,
+    nodes: int,
+    node_size: int,
     num_bytes: int,
     inside: AlphaBeta,
     between: AlphaBeta,
 ) -> float:
-    """Two rings inside each island around one all-reduce between the islands.
+    """Two rings inside each node around one all-reduce between the nodes.
 
     Inside, chunks of S / k; between, chunks of S / k / p. `between` is what each rank
-    has to the next island for itself: its share of a card that it does not own alone.
+    has to the next node for itself: its share of a card that it does not own alone.
 
     Raises:
         ValueError: the chunks would not be of one size.
     """
-    require_equal_chunks(islands * island_size, num_bytes)
-    around = 2 * ring_reduce_scatter_s(island_size, num_bytes, inside)
-    return around + ring_all_reduce_s(islands, num_bytes // island_size, between)
+    require_equal_chunks(nodes * node_size, num_bytes)
+    around = 2 * ring_reduce_scatter_s(node_size, num_bytes, inside)
+    return around + ring_all_reduce_s(nodes, num_bytes // node_size, between)
 
 
 def parameter_server_s(n: int, num_bytes: int, net: AlphaBeta) -> float:

@@ -180,29 +180,29 @@ def _subtree(me: int, n: int) -> int:
 # ── two levels, and one rank that serves all ────────────────────────────────────────
 
 
-def hierarchical_all_reduce(comm: Comm, tensor: Tensor, island_size: int) -> None:
-    """In place, the sum over all ranks, with little traffic between the islands.
+def hierarchical_all_reduce(comm: Comm, tensor: Tensor, node_size: int) -> None:
+    """In place, the sum over all ranks, with little traffic between the nodes.
 
-        island 0   0 ─ 1      1. reduce-scatter inside: each has a share, summed
-                   │   │      2. all-reduce of each share from island to island
-        island 1   2 ─ 3      3. all-gather inside
+        node 0   0 ─ 1      1. reduce-scatter inside: each has a share, summed
+                   │   │      2. all-reduce of each share from node to node
+        node 1   2 ─ 3      3. all-gather inside
 
-    Between islands each rank sends only its share, S / island_size, times 2 (p-1) / p
-    for p islands.
+    Between nodes each rank sends only its share, S / node_size, times 2 (p-1) / p
+    for p nodes.
 
     Raises:
-        ValueError: the ranks do not fill whole islands.
+        ValueError: the ranks do not fill whole nodes.
     """
     n = comm.world_size
-    if island_size < 1 or n % island_size:
-        raise ValueError(f"{n} ranks do not fill islands of {island_size}")
-    start = comm.rank // island_size * island_size
-    island = range(start, start + island_size)
-    across = range(comm.rank % island_size, n, island_size)
-    chunks = split(tensor, island_size)
-    ring_reduce_scatter(comm, chunks, island)
+    if node_size < 1 or n % node_size:
+        raise ValueError(f"{n} ranks do not fill nodes of {node_size}")
+    start = comm.rank // node_size * node_size
+    node = range(start, start + node_size)
+    across = range(comm.rank % node_size, n, node_size)
+    chunks = split(tensor, node_size)
+    ring_reduce_scatter(comm, chunks, node)
     ring_all_reduce(comm, chunks[comm.rank - start], across)
-    ring_all_gather(comm, chunks, island)
+    ring_all_gather(comm, chunks, node)
 
 
 def parameter_server(comm: Comm, tensor: Tensor) -> None:

@@ -36,15 +36,15 @@ from distlab.sim.plans.schedules import ring_all_reduce
 
 COUNT = 29  # no number of lanes or chunks divides it
 ITEM = 8  # bytes of a float64
-MANY, MANY_IN_ISLAND = 64, 8  # simulated
+MANY, MANY_IN_NODE = 64, 8  # simulated
 
-Islands = tuple[tuple[int, ...], ...]
+Nodes = tuple[tuple[int, ...], ...]
 
-EQUAL: dict[int, tuple[Islands, ...]] = {
+EQUAL: dict[int, tuple[Nodes, ...]] = {
     6: (((0, 1, 2), (3, 4, 5)), ((0, 3), (1, 4), (2, 5))),
     4: (((0, 1), (2, 3)), ((3, 1), (0, 2))),
 }
-OTHER: dict[int, tuple[Islands, ...]] = {
+OTHER: dict[int, tuple[Nodes, ...]] = {
     6: (((0, 1, 2), (3,), (4, 5)), ((5, 4, 3, 2), (1, 0))),
     4: (((0,), (1, 2, 3)), ((0, 1, 2, 3),)),
     3: (((0, 1), (2,)), ((0,), (1,), (2,)), ((0, 1, 2),)),
@@ -52,16 +52,16 @@ OTHER: dict[int, tuple[Islands, ...]] = {
 }
 
 
-def settings(n: int, of_one_size: bool) -> list[tuple[Islands, int]]:
-    """Islands and numbers of elements that are played on n ranks."""
+def settings(n: int, of_one_size: bool) -> list[tuple[Nodes, int]]:
+    """Nodes and numbers of elements that are played on n ranks."""
     lone = (tuple((rank,) for rank in range(n)),)
     every = EQUAL.get(n, lone) if of_one_size else others(n)
-    sizes = [(islands, COUNT) for islands in every]
+    sizes = [(nodes, COUNT) for nodes in every]
     return [*sizes, *((every[0], count) for count in (1, 0))]
 
 
-def others(n: int) -> tuple[Islands, ...]:
-    """Islands that are not all of one size; the kernel also asks for 5, 7 and 8."""
+def others(n: int) -> tuple[Nodes, ...]:
+    """Nodes that are not all of one size; the kernel also asks for 5, 7 and 8."""
     return OTHER.get(n, (((0,), tuple(range(1, n))),))
 
 
@@ -84,23 +84,23 @@ class Ledger(Wrapper):
         return done
 
 
-def levels_on(comm: Comm, unit: ModuleType, islands: Sequence[Sequence[int]]) -> Any:
+def levels_on(comm: Comm, unit: ModuleType, nodes: Sequence[Sequence[int]]) -> Any:
     """The unit's Levels, with groups that need no message."""
-    num_lanes = min(map(len, islands))
-    inside = Members(comm, next(i for i in islands if comm.rank in i))
-    peers = [island[inside.rank] for island in islands if inside.rank < len(island)]
+    num_lanes = min(map(len, nodes))
+    inside = Members(comm, next(i for i in nodes if comm.rank in i))
+    peers = [node[inside.rank] for node in nodes if inside.rank < len(node)]
     across = Members(comm, peers) if inside.rank < num_lanes else None
     return unit.Levels(inside, across, num_lanes)
 
 
-def over_islands(
+def over_nodes(
     context: RankContext, unit: ModuleType, seed: int, of_one_size: bool
 ) -> list[dict[str, Any]]:
     """One all-reduce in each setting: what was there, what is, what was sent where."""
     found = []
     played = settings(context.world_size, of_one_size)
-    for number, (islands, count) in enumerate(played):
-        found.append(_once(context, unit, seed + number, islands, count))
+    for number, (nodes, count) in enumerate(played):
+        found.append(_once(context, unit, seed + number, nodes, count))
     return found
 
 
@@ -108,14 +108,14 @@ def _once(
     context: RankContext,
     unit: ModuleType,
     seed: int,
-    islands: Sequence[Sequence[int]],
+    nodes: Sequence[Sequence[int]],
     count: int,
 ) -> dict[str, Any]:
     before = numbers(seed, context.rank, count)
     tensor = before.clone().to(context.comm.device)
     ledger = Ledger(context.comm)
-    unit.hierarchical(levels_on(ledger, unit, islands), tensor, ring_all_reduce)
-    near = set(next(island for island in islands if context.rank in island))
+    unit.hierarchical(levels_on(ledger, unit, nodes), tensor, ring_all_reduce)
+    near = set(next(node for node in nodes if context.rank in node))
     inside = sum(b for dst, b in enumerate(ledger.sent_bytes) if dst in near)
     return {
         "before": before,
@@ -126,15 +126,15 @@ def _once(
 
 
 def on_many(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
-    """One all-reduce on islands of eight: what was sent where, and whether it is right.
+    """One all-reduce on nodes of eight: what was sent where, and whether it is right.
 
     The numbers are whole, so the sum has no rounding.
     """
-    n, k = context.world_size, MANY_IN_ISLAND
-    islands = [range(start, start + k) for start in range(0, n, k)]
+    n, k = context.world_size, MANY_IN_NODE
+    nodes = [range(start, start + k) for start in range(0, n, k)]
     ledger = Ledger(context.comm)
     tensor = torch.full((2 * n,), 1.0 + context.rank, dtype=torch.float64)
-    unit.hierarchical(levels_on(ledger, unit, islands), tensor, ring_all_reduce)
+    unit.hierarchical(levels_on(ledger, unit, nodes), tensor, ring_all_reduce)
     start = context.rank // k * k
     inside = sum(ledger.sent_bytes[start : start + k])
     return {
@@ -147,39 +147,39 @@ def on_many(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]
 # ── values ──────────────────────────────────────────────────────────────────────────
 
 
-def named(islands: Islands) -> str:
+def named(nodes: Nodes) -> str:
     """In words: 0 1 | 2 3."""
-    return " | ".join(" ".join(map(str, island)) for island in islands)
+    return " | ".join(" ".join(map(str, node)) for node in nodes)
 
 
-def _suspects(islands: Islands, before: list[Tensor]) -> list[Suspect]:
-    by_rank = {rank: island for island in islands for rank in island}
+def _suspects(nodes: Nodes, before: list[Tensor]) -> list[Suspect]:
+    by_rank = {rank: node for node in nodes for rank in node}
     own = [sum_of([before[r] for r in by_rank[rank]]) for rank in range(len(before))]
     total = sum_of(before)
     found = [
         Suspect(
-            slug="islands-never-meet",
+            slug="nodes-never-meet",
             values=own,
-            sentence=f"islands {named(islands)}: each has its own sum, and not the "
+            sentence=f"nodes {named(nodes)}: each has its own sum, and not the "
             "others'",
             rule="after the sum inside comes the one across",
         ),
         Suspect(
             slug="not-in-place",
             values=before,
-            sentence=f"islands {named(islands)}: the caller's tensor is unchanged",
+            sentence=f"nodes {named(nodes)}: the caller's tensor is unchanged",
             rule="write into the tensor that you were given; copies are not seen",
         ),
     ]
-    sizes = {len(island) for island in islands}
+    sizes = {len(node) for node in nodes}
     if len(sizes) == 1:
         k = sizes.pop()
         found.append(
             Suspect(
                 slug="summed-twice",
                 values=same_everywhere(k * total, len(before)),
-                sentence=f"islands {named(islands)}: the sum is there {k} times: it "
-                "was summed over the island twice",
+                sentence=f"nodes {named(nodes)}: the sum is there {k} times: it "
+                "was summed over the node twice",
                 rule="the way back copies, and adds nothing",
             )
         )
@@ -192,14 +192,14 @@ def sum_of(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _only_own_lanes(
-    islands: Islands, before: list[Tensor], after: list[Tensor]
+    nodes: Nodes, before: list[Tensor], after: list[Tensor]
 ) -> bool:
     """Whether each lane is right on those that carry it, and only there."""
-    num_lanes = min(map(len, islands))
+    num_lanes = min(map(len, nodes))
     lanes = sum_of(before).tensor_split(num_lanes)
-    if num_lanes == 1 and max(map(len, islands)) == 1:
+    if num_lanes == 1 and max(map(len, nodes)) == 1:
         return False
-    places = {rank: place for island in islands for place, rank in enumerate(island)}
+    places = {rank: place for node in nodes for place, rank in enumerate(node)}
     right = [
         [
             all_close([got], [lane])
@@ -214,27 +214,27 @@ def _only_own_lanes(
 
 
 def _judge(impl: Implementation, harness: RankHarness, of_one_size: bool) -> None:
-    run = harness.run(impl, over_islands, of_one_size=of_one_size)
+    run = harness.run(impl, over_nodes, of_one_size=of_one_size)
     expect_messages(run, "a sum over the ranks needs messages")
     n = harness.world_size
-    for number, (islands, count) in enumerate(settings(n, of_one_size)):
+    for number, (nodes, count) in enumerate(settings(n, of_one_size)):
         told = [value[number] for value in run.values]
         before = [part["before"] for part in told]
         after = [part["after"] for part in told]
         total = same_everywhere(sum_of(before), n)
-        if count == COUNT and _only_own_lanes(islands, before, after):
+        if count == COUNT and _only_own_lanes(nodes, before, after):
             raise NotYetError(
-                f"islands {named(islands)}: each lane is right on the ranks that "
+                f"nodes {named(nodes)}: each lane is right on the ranks that "
                 "carried it, and only there",
                 slug="way-back-missing",
-                rule="inside, across, and back: the others of the island want it too",
+                rule="inside, across, and back: the others of the node want it too",
             )
-        what = f"islands {named(islands)}, {count} elements: the tensor"
+        what = f"nodes {named(nodes)}, {count} elements: the tensor"
         expect_values(
             after,
             total,
             what=what,
-            suspects=partial(_suspects, islands, before),
+            suspects=partial(_suspects, nodes, before),
             rule="whose tensors have been added into this lane by then?",
         )
         expect_equal_bits(
@@ -247,14 +247,14 @@ def _judge(impl: Implementation, harness: RankHarness, of_one_size: bool) -> Non
 
 @clause("topology.hierarchical", "C1", worlds=(4, 6))
 def every_rank_has_the_sum(impl: Implementation, harness: RankHarness) -> str | None:
-    """V and X: islands of one size, of neighbors and of others."""
+    """V and X: nodes of one size, of neighbors and of others."""
     _judge(impl, harness, True)
     return None
 
 
 @clause("topology.hierarchical", "C2", worlds=(3, 4, 6, 1))
-def whatever_the_islands(impl: Implementation, harness: RankHarness) -> str | None:
-    """V and X: unlike islands, islands of one, one island."""
+def whatever_the_nodes(impl: Implementation, harness: RankHarness) -> str | None:
+    """V and X: unlike nodes, nodes of one, one node."""
     _judge(impl, harness, False)
     return None
 
@@ -270,34 +270,34 @@ def most_across(count: int, p: int, num_lanes: int) -> int:
 
 @clause("topology.hierarchical", "C3", worlds=(4, 6))
 def little_goes_across(impl: Implementation, harness: RankHarness) -> str | None:
-    """B: by rank, here and on simulated islands."""
-    run = harness.run(impl, over_islands, of_one_size=True)
-    for number, (islands, count) in enumerate(settings(harness.world_size, True)):
-        num_lanes = min(map(len, islands))
-        most = most_across(count, len(islands), num_lanes)
+    """B: by rank, here and on simulated nodes."""
+    run = harness.run(impl, over_nodes, of_one_size=True)
+    for number, (nodes, count) in enumerate(settings(harness.world_size, True)):
+        num_lanes = min(map(len, nodes))
+        most = most_across(count, len(nodes), num_lanes)
         sent = [value[number]["across"] for value in run.values]
         if max(sent) > most:
-            raise _too_much(named(islands), sent, most, num_lanes, count * ITEM)
+            raise _too_much(named(nodes), sent, most, num_lanes, count * ITEM)
     if harness.world_size != 4:
         return None
     told = simulated(impl, harness, on_many, MANY)["values"]
-    p, lane = MANY // MANY_IN_ISLAND, 2 * MANY // MANY_IN_ISLAND
+    p, lane = MANY // MANY_IN_NODE, 2 * MANY // MANY_IN_NODE
     most = most_across(lane, p, 1)
     sent = [value["across"] for value in told]
     with judged_after(every_rank_has_the_sum, impl, harness, "C1"):
         if not all(value["is_right"] for value in told):
             raise NotYetError(
-                f"{MANY} simulated ranks in islands of {MANY_IN_ISLAND}: the sum is "
+                f"{MANY} simulated ranks in nodes of {MANY_IN_NODE}: the sum is "
                 "wrong",
-                rule="try an island of more than two ranks by hand",
+                rule="try a node of more than two ranks by hand",
             )
     if max(sent) > most:
-        where = f"{MANY} simulated ranks in islands of {MANY_IN_ISLAND}"
-        raise _too_much(where, sent, most, MANY_IN_ISLAND, 2 * MANY * ITEM)
-    flat = 2 * (MANY - 1) * 2 * ITEM  # the last rank of an island in a ring of all
+        where = f"{MANY} simulated ranks in nodes of {MANY_IN_NODE}"
+        raise _too_much(where, sent, most, MANY_IN_NODE, 2 * MANY * ITEM)
+    flat = 2 * (MANY - 1) * 2 * ITEM  # the last rank of a node in a ring of all
     return (
         f"{MANY} simulated ranks: {max(sent)} bytes of {2 * MANY * ITEM} to other "
-        f"islands; in a ring of all, {flat} for the last of an island"
+        f"nodes; in a ring of all, {flat} for the last of a node"
     )
 
 
@@ -307,39 +307,39 @@ def _too_much(
     busy = [rank for rank, amount in enumerate(sent) if amount > most]
     slug, words = "", ""
     if num_lanes > 1 and len(busy) < len(sent) and set(sent) - {0} == {max(sent)}:
-        slug, words = "leader-carries-all", ": the others of its island send nothing"
+        slug, words = "leader-carries-all", ": the others of its node send nothing"
     elif num_lanes > 1 and len(busy) == len(sent):
         slug = "whole-tensor-across" if max(sent) > 0.9 * num_bytes else ""
         words = ", and so do all the others" if slug else ""
     return NotYetError(
-        f"islands {where}: rank {busy[0]} sends {sent[busy[0]]} bytes to other "
-        f"islands, where {most} are enough{words}",
+        f"nodes {where}: rank {busy[0]} sends {sent[busy[0]]} bytes to other "
+        f"nodes, where {most} are enough{words}",
         slug=slug,
         evidence=tuple(
             Evidence(
                 rank=rank,
                 state="much" if amount > most else "right",
-                text=f"{amount} bytes to other islands, of a tensor of {num_bytes}",
+                text=f"{amount} bytes to other nodes, of a tensor of {num_bytes}",
             )
             for rank, amount in enumerate(sent[:8])
         ),
-        rule="each rank of an island carries one lane across, and no more",
+        rule="each rank of a node carries one lane across, and no more",
     )
 
 
 @clause("topology.hierarchical", "C4", worlds=(6, 4))
 def no_more_inside_than_there(impl: Implementation, harness: RankHarness) -> str | None:
-    """B: two rings' worth, where the islands have one size."""
-    run = harness.run(impl, over_islands, of_one_size=True)
-    for number, (islands, count) in enumerate(settings(harness.world_size, True)):
-        k = len(islands[0])
+    """B: two rings' worth, where the nodes have one size."""
+    run = harness.run(impl, over_nodes, of_one_size=True)
+    for number, (nodes, count) in enumerate(settings(harness.world_size, True)):
+        k = len(nodes[0])
         most = 2 * (k - 1) * ceil(count / k) * ITEM
         sent = [value[number]["inside"] for value in run.values]
         if max(sent) > most:
             rank = sent.index(max(sent))
             raise NotYetError(
-                f"islands {named(islands)}: rank {rank} sends {max(sent)} bytes inside "
-                f"its island, where {most} are enough",
+                f"nodes {named(nodes)}: rank {rank} sends {max(sent)} bytes inside "
+                f"its node, where {most} are enough",
                 slug="whole-tensor-inside",
                 evidence=tuple(
                     Evidence(
