@@ -147,12 +147,8 @@ def _formula(name: str) -> Form:
 FORMS: dict[str, tuple[Program, Form]] = {
     **{name: (program, _formula(name)) for name, program in PROGRAMS.items()},
     "hierarchical": (
-        lambda comm, t: sched.hierarchical_all_reduce(
-            comm, t, _node(comm.world_size)
-        ),
-        lambda n, size: forms.hierarchical_s(
-            n // _node(n), _node(n), size, NET, NET
-        ),
+        lambda comm, t: sched.hierarchical_all_reduce(comm, t, _node(comm.world_size)),
+        lambda n, size: forms.hierarchical_s(n // _node(n), _node(n), size, NET, NET),
     ),
     "tree broadcast": (sched.tree_broadcast, lambda n, s: forms.tree_s(n, s, NET)),
     "tree reduce": (sched.tree_reduce, lambda n, s: forms.tree_s(n, s, NET)),

@@ -18,7 +18,7 @@ from distlab.sim.net.links import PS
 LINK = AlphaBeta(alpha_s=10e-6, bytes_per_s=12.5e9)
 """A good data centre: 10 µs, 100 Gbit/s."""
 ON_NODES = Fabric(node_size=8, nics=8, nic_bytes_per_s=50e9, oversub=4.0)
-"""Boxes of 8 GPUs with a card each; of what the cards can send a quarter goes up."""
+"""Nodes of 8 GPUs with a NIC each; the uplinks are 4:1 oversubscribed."""
 SUMS = {
     "naive": ("collectives", "all_reduce"),
     "ring": ("ring_allreduce", "all_reduce"),
@@ -26,7 +26,7 @@ SUMS = {
     "halving doubling": ("topology", "halving_doubling"),
 }
 """By name: unit and function."""
-FORETOLD = ("naive", "ring", "recursive doubling")
+ESTIMATED = ("naive", "ring", "recursive doubling")
 BUCKETS_NET = AlphaBeta(alpha_s=20e-6, bytes_per_s=0.125e9)
 _LIMITS = Limits(seconds=120)
 
@@ -73,22 +73,22 @@ class Walkthrough(Ranks):
         values = {"function": function, "num_bytes": num_bytes}
         return self.on_many(unit, n, rank.one_sum, net=net, **values)
 
-    def predictions(
+    def estimates(
         self, n: int, sizes: Sequence[int], link: AlphaBeta = LINK
     ) -> dict[str, list[float]]:
-        """The learner's predictions: by name, a value for each size."""
+        """The learner's estimates: by name, a value for each size."""
         told = self.run(
             "topology",
             1,
-            rank.predictions,
+            rank.estimates,
             n=n,
             sizes=tuple(sizes),
             link=(link.alpha_s, link.bytes_per_s),
         ).values[0]
-        return {name: [row[name] for row in told] for name in FORETOLD}
+        return {name: [row[name] for row in told] for name in ESTIMATED}
 
     def on_nodes(self, n: int, num_bytes: int) -> dict[str, tuple[float, float]]:
-        """Seconds, and seconds for which the busiest way up was busy, of three sums."""
+        """Seconds of three all-reduces, and of work of the busiest uplink in each."""
         runs = {
             name: self.sum_s(name, n, num_bytes, ON_NODES)
             for name in ("ring", "recursive doubling")
@@ -112,8 +112,8 @@ class Walkthrough(Ranks):
             counts=tuple(counts),
             sizes=tuple(sizes),
             node_size=ON_NODES.node_size,
-            inside=(ON_NODES.intra_node_alpha_s, ON_NODES.intra_node_bytes_per_s),
-            between=(ON_NODES.nic_alpha_s, ON_NODES.nic_bytes_per_s),
+            intra_node=(ON_NODES.intra_node_alpha_s, ON_NODES.intra_node_bytes_per_s),
+            inter_node=(ON_NODES.nic_alpha_s, ON_NODES.nic_bytes_per_s),
             uplink=ON_NODES.nics * ON_NODES.nic_bytes_per_s / ON_NODES.oversub,
         ).values[0]
         return picked

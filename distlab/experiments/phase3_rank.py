@@ -83,7 +83,7 @@ def one_sum_on_nodes(
     node_size: int,
     num_bytes: int,
 ) -> dict[str, Any]:
-    """The same in two levels, with a ring across."""
+    """The same in two levels, with an inter-node ring."""
     n, k = context.world_size, node_size
     tensor = torch.full((num_bytes // 4,), 1.0 + context.rank)
     nodes = [range(start, start + k) for start in range(0, n, k)]
@@ -92,7 +92,7 @@ def one_sum_on_nodes(
     return {"is_right": bool((tensor == n * (n + 1) / 2).all())}
 
 
-def predictions(
+def estimates(
     context: RankContext,
     unit: ModuleType,
     *,
@@ -101,8 +101,8 @@ def predictions(
     sizes: tuple[int, ...],
     link: tuple[float, float],
 ) -> list[dict[str, float]]:
-    """What predict says, for each size."""
-    return [dict(unit.predict(n, size, unit.Link(*link))) for size in sizes]
+    """What estimate_time returns for each size."""
+    return [dict(unit.estimate_time(n, size, unit.Link(*link))) for size in sizes]
 
 
 def choices(
@@ -113,12 +113,12 @@ def choices(
     counts: tuple[int, ...],
     sizes: tuple[int, ...],
     node_size: int,
-    inside: tuple[float, float],
-    between: tuple[float, float],
+    intra_node: tuple[float, float],
+    inter_node: tuple[float, float],
     uplink: float,
 ) -> list[list[str]]:
-    """What choose picks: a row per number of ranks, a column per size."""
-    links = unit.Link(*inside), unit.Link(*between)
+    """What choose returns: a row per number of ranks, a column per size."""
+    links = unit.Link(*intra_node), unit.Link(*inter_node)
     found = []
     for n in counts:
         cluster = unit.Cluster(n, min(node_size, n), *links, uplink)

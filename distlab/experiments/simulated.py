@@ -104,14 +104,14 @@ class Arguments:
         return 1 + self._context.rank % 3
 
     def levels(self) -> Any:
-        """The unit's Levels: nodes as the network has them, and otherwise of 8."""
+        """The unit's Levels: the network's nodes, or nodes of 8 if it has none."""
         comm, k = self._context.comm, self._node_size
         n, rank = comm.world_size, comm.rank
         nodes = [range(start, min(start + k, n)) for start in range(0, n, k)]
-        num_lanes = len(nodes[-1])
-        inside, lane = nodes[rank // k], range(rank % k, n, k)
-        across = Members(comm, lane) if rank % k < num_lanes else None
-        return self._unit.Levels(Members(comm, inside), across, num_lanes)
+        num_rails = len(nodes[-1])
+        intra_node, rail = Members(comm, nodes[rank // k]), range(rank % k, n, k)
+        inter_node = Members(comm, rail) if rank % k < num_rails else None
+        return self._unit.Levels(intra_node, inter_node, num_rails)
 
     def all_reduce(self) -> Callable[[Any, Tensor], None]:
         """A ring."""

@@ -186,7 +186,7 @@ def _story(run: Run, trace: Trace) -> str:
         if trace.sites[number].file
     )
     return f"""<section class="story">
-<h2>Why nobody goes on</h2>
+<h2>Why no rank can continue</h2>
 {told}{code}</section>"""
 
 
@@ -231,8 +231,8 @@ def _clock(trace: Trace) -> str:
         clock = "Times are those of the simulated cluster."
     return (
         f"{clock} Steps show what happened before what: each call takes one, and a "
-        "message happens once both its sides are there. Below the lanes, the blue is "
-        "how many of the ranks' ways out and in are in use, and the line the busiest "
-        "one: a message uses its sender's way out and its receiver's way in until it "
-        "has arrived."
+        "message happens once both its sides are there. Below the lanes, the blue "
+        "shows how many of the ranks' links, out and in, are in use; the line shows "
+        "the busiest link. A message uses its sender's outgoing link and its "
+        "receiver's incoming link until it has arrived."
     )

@@ -1,4 +1,4 @@
-"""Why nobody goes on, for someone who has not seen the code: a few plain sentences."""
+"""Why no rank can continue, for a reader who has not seen the code: a few sentences."""
 
 from __future__ import annotations
 
@@ -124,13 +124,13 @@ def _at_odds(ranks: list[RankRecord]) -> str:
 def _why(ops: set[str]) -> str:
     if ops <= set(SENDS):
         return (
-            "A send ends only when the other side receives. Everybody sends, nobody "
-            "gets as far as receiving."
+            "A send ends only when the other side receives. All of these ranks send, "
+            "and none of them reaches its receive."
         )
     if ops <= set(RECEIVES):
         return (
-            "A receive ends only when the other side sends. Everybody receives, nobody "
-            "gets as far as sending."
+            "A receive ends only when the other side sends. All of these ranks "
+            "receive, and none of them reaches its send."
         )
     return "None of these calls can end before another of them does."
 
@@ -172,7 +172,7 @@ def _wait(run: Run, record: RankRecord) -> str:
     if _was_lost(run, record):
         return f"{head}.{_LOST}"
     if not gone:
-        return f"{head}. Nobody answers."
+        return f"{head}. No rank answers."
     if len(gone) > _FEW:
         return f"{head}. But {len(gone)} ranks have already ended and never will."
     names = " and ".join(map(str, gone))

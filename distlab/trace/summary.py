@@ -34,7 +34,7 @@ def figures(trace: Trace, path: Sequence[Segment], name: str) -> str:
         # Only a simulated network knows when bytes pass; else the latency counts too.
         what = "links, by the time in which bytes pass there"
         if not trace.links:
-            what = "ways out and in of ranks, as shares of the time"
+            what = "links of ranks, out and in, as fractions of the time"
         lines.append(f"The busiest {what}: {named}.")
     if lost := int(m["lost"].sum()):
         lines.append(f"{lost:,} of the messages never arrived.")

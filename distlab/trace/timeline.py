@@ -38,7 +38,7 @@ def draw_timeline(run: Run, *, name: str = "timeline", title: str = "") -> str:
 
 def _title(run: Run) -> str:
     count = "1 rank" if run.world_size == 1 else f"{run.world_size} ranks"
-    how = {"finished": "to the end", "deadlock": "until nobody could go on"}
+    how = {"finished": "to the end", "deadlock": "until no rank could continue"}
     return f"What {count} did, {how.get(run.outcome, 'until it failed')}"
 
 

@@ -276,7 +276,9 @@ def hierarchical(ctx: RankContext, count: int, node_size: int) -> None:
 
 @pytest.mark.parametrize("oversub", [1, 4])
 def test_the_hierarchical_formula_on_a_fabric(oversub: int) -> None:
-    net = big(nics=NODE_SIZE, intra_node_alpha_s=3e-6, nic_alpha_s=ALPHA_S, oversub=oversub)
+    net = big(
+        nics=NODE_SIZE, intra_node_alpha_s=3e-6, nic_alpha_s=ALPHA_S, oversub=oversub
+    )
     inside = AlphaBeta(alpha_s=3e-6, bytes_per_s=1e8)
     took_s = simulated_s(net, N, hierarchical, COUNT, NODE_SIZE)
     if oversub == 1:  # each rank has a card for itself, and the uplinks are wide enough

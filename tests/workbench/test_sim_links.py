@@ -138,7 +138,7 @@ def test_links_tell_how_long_they_were_busy(net: Network) -> None:
         (LogGP, {"latency_s": -1}, "latency_s is -1: seconds, 0 or more"),
         (LogGP, {"gap_per_byte_s": math.inf}, "gap_per_byte_s is inf"),
         (LogGP, {"overhead_s": math.nan}, "overhead_s is nan"),
-        (Fabric, {"node_size": 0}, "node_size is 0: a whole number, 1 or more"),
+        (Fabric, {"node_size": 0}, "node_size is 0: an integer, 1 or more"),
         (Fabric, {"nics": 1.5}, "nics is 1.5"),
         (Fabric, {"nodes_per_leaf": -2}, "nodes_per_leaf is -2"),
         (Fabric, {"nic_alpha_s": math.nan}, "nic_alpha_s is nan"),

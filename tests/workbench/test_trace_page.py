@@ -147,7 +147,7 @@ def test_of_too_many_messages_the_first_are_kept_and_it_says_so(
     ("net", "busiest"),
     [
         (NET, "rank0.in"),
-        (Fabric(node_size=2, nic_bytes_per_s=1e9), "node0.nic0.in"),
+        (Fabric(node_size=2, nic_bytes_per_s=1e9), "leaf0.down0"),
     ],
 )
 @pytest.mark.parametrize("many", [False, True])
@@ -188,9 +188,9 @@ def test_ways_in_count_as_much_as_ways_out(
 
 def test_of_real_ranks_both_ways_are_named() -> None:
     text = page(run_of(call(1, "send", 0, 2, dst=1), call(1, "recv", 1, 4, src=0), []))
-    assert "The busiest ways out and in of ranks, as shares of the time: " in text
+    assert "The busiest links of ranks, out and in, as fractions of the time: " in text
     assert re.search(r"rank0\.out \d+%, rank1\.in \d+%, rank\d\.\w+ 0%", text)
-    assert "how many of the ranks&#x27; ways out and in are in use" in text
+    assert "how many of the ranks&#x27; links, out and in, are in use" in text
 
 
 def test_very_many_ranks_are_counted_together() -> None:

@@ -1,7 +1,7 @@
-"""Checks of task 3.7, `topology.hierarchical`: sums, and bytes on the slow way.
+"""Checks of task 3.7, `topology.hierarchical`: sums, and bytes on the slow links.
 
-The groups are views of the rank's comm, so no new_group takes time; the all-reduce that
-is handed in is the checks' own. What each rank sends is counted by where it goes.
+The groups are views of the rank's comm, so no new_group takes time; the all-reduce
+argument belongs to the checks. Each rank's bytes are counted by destination.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from distlab.runner.autopsy import Evidence
 from distlab.sim.plans.members import Members
 from distlab.sim.plans.schedules import ring_all_reduce
 
-COUNT = 29  # no number of lanes or chunks divides it
+COUNT = 29  # no number of rails or chunks divides it
 ITEM = 8  # bytes of a float64
 MANY, MANY_IN_NODE = 64, 8  # simulated
 
@@ -53,7 +53,7 @@ OTHER: dict[int, tuple[Nodes, ...]] = {
 
 
 def settings(n: int, of_one_size: bool) -> list[tuple[Nodes, int]]:
-    """Nodes and numbers of elements that are played on n ranks."""
+    """Nodes and numbers of elements of the scenarios on n ranks."""
     lone = (tuple((rank,) for rank in range(n)),)
     every = EQUAL.get(n, lone) if of_one_size else others(n)
     sizes = [(nodes, COUNT) for nodes in every]
@@ -86,11 +86,12 @@ class Ledger(Wrapper):
 
 def levels_on(comm: Comm, unit: ModuleType, nodes: Sequence[Sequence[int]]) -> Any:
     """The unit's Levels, with groups that need no message."""
-    num_lanes = min(map(len, nodes))
-    inside = Members(comm, next(i for i in nodes if comm.rank in i))
-    peers = [node[inside.rank] for node in nodes if inside.rank < len(node)]
-    across = Members(comm, peers) if inside.rank < num_lanes else None
-    return unit.Levels(inside, across, num_lanes)
+    num_rails = min(map(len, nodes))
+    intra_node = Members(comm, next(node for node in nodes if comm.rank in node))
+    local_rank = intra_node.rank
+    rail = [node[local_rank] for node in nodes if local_rank < len(node)]
+    inter_node = Members(comm, rail) if local_rank < num_rails else None
+    return unit.Levels(intra_node, inter_node, num_rails)
 
 
 def over_nodes(
@@ -116,19 +117,19 @@ def _once(
     ledger = Ledger(context.comm)
     unit.hierarchical(levels_on(ledger, unit, nodes), tensor, ring_all_reduce)
     near = set(next(node for node in nodes if context.rank in node))
-    inside = sum(b for dst, b in enumerate(ledger.sent_bytes) if dst in near)
+    intra_node = sum(b for dst, b in enumerate(ledger.sent_bytes) if dst in near)
     return {
         "before": before,
         "after": tensor.cpu(),
-        "inside": inside,
-        "across": sum(ledger.sent_bytes) - inside,
+        "intra_node": intra_node,
+        "inter_node": sum(ledger.sent_bytes) - intra_node,
     }
 
 
 def on_many(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
-    """One all-reduce on nodes of eight: what was sent where, and whether it is right.
+    """One all-reduce on nodes of eight: bytes by destination, and whether it is right.
 
-    The numbers are whole, so the sum has no rounding.
+    The elements are integers, so the sum has no rounding.
     """
     n, k = context.world_size, MANY_IN_NODE
     nodes = [range(start, start + k) for start in range(0, n, k)]
@@ -136,11 +137,11 @@ def on_many(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]
     tensor = torch.full((2 * n,), 1.0 + context.rank, dtype=torch.float64)
     unit.hierarchical(levels_on(ledger, unit, nodes), tensor, ring_all_reduce)
     start = context.rank // k * k
-    inside = sum(ledger.sent_bytes[start : start + k])
+    intra_node = sum(ledger.sent_bytes[start : start + k])
     return {
         "is_right": bool((tensor == n * (n + 1) / 2).all()),
-        "inside": inside,
-        "across": sum(ledger.sent_bytes) - inside,
+        "intra_node": intra_node,
+        "inter_node": sum(ledger.sent_bytes) - intra_node,
     }
 
 
@@ -160,15 +161,14 @@ def _suspects(nodes: Nodes, before: list[Tensor]) -> list[Suspect]:
         Suspect(
             slug="nodes-never-meet",
             values=own,
-            sentence=f"nodes {named(nodes)}: each has its own sum, and not the "
-            "others'",
-            rule="after the sum inside comes the one across",
+            sentence=f"nodes {named(nodes)}: each node has only the sum of its ranks",
+            rule="after the intra-node stage comes the inter-node all-reduce",
         ),
         Suspect(
             slug="not-in-place",
             values=before,
-            sentence=f"nodes {named(nodes)}: the caller's tensor is unchanged",
-            rule="write into the tensor that you were given; copies are not seen",
+            sentence=f"nodes {named(nodes)}: the argument is unchanged",
+            rule="write into the argument; the caller does not see copies",
         ),
     ]
     sizes = {len(node) for node in nodes}
@@ -178,9 +178,9 @@ def _suspects(nodes: Nodes, before: list[Tensor]) -> list[Suspect]:
             Suspect(
                 slug="summed-twice",
                 values=same_everywhere(k * total, len(before)),
-                sentence=f"nodes {named(nodes)}: the sum is there {k} times: it "
-                "was summed over the node twice",
-                rule="the way back copies, and adds nothing",
+                sentence=f"nodes {named(nodes)}: expected the sum, got {k} times the "
+                "sum: two intra-node stages add",
+                rule="the last stage copies, and adds nothing",
             )
         )
     return found
@@ -191,24 +191,22 @@ def sum_of(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(tensors)).sum(0)
 
 
-def _only_own_lanes(
-    nodes: Nodes, before: list[Tensor], after: list[Tensor]
-) -> bool:
-    """Whether each lane is right on those that carry it, and only there."""
-    num_lanes = min(map(len, nodes))
-    lanes = sum_of(before).tensor_split(num_lanes)
-    if num_lanes == 1 and max(map(len, nodes)) == 1:
+def _only_own_chunks(nodes: Nodes, before: list[Tensor], after: list[Tensor]) -> bool:
+    """Whether each chunk is right on the ranks of its rail, and only there."""
+    num_rails = min(map(len, nodes))
+    chunks = sum_of(before).tensor_split(num_rails)
+    if num_rails == 1 and max(map(len, nodes)) == 1:
         return False
-    places = {rank: place for node in nodes for place, rank in enumerate(node)}
+    local_ranks = {rank: i for node in nodes for i, rank in enumerate(node)}
     right = [
         [
-            all_close([got], [lane])
-            for got, lane in zip(tensor.tensor_split(num_lanes), lanes, strict=True)
+            all_close([got], [chunk])
+            for got, chunk in zip(tensor.tensor_split(num_rails), chunks, strict=True)
         ]
         for tensor in after
     ]
     return all(
-        row == [lane == places[rank] for lane in range(num_lanes)]
+        row == [rail == local_ranks[rank] for rail in range(num_rails)]
         for rank, row in enumerate(right)
     )
 
@@ -222,12 +220,12 @@ def _judge(impl: Implementation, harness: RankHarness, of_one_size: bool) -> Non
         before = [part["before"] for part in told]
         after = [part["after"] for part in told]
         total = same_everywhere(sum_of(before), n)
-        if count == COUNT and _only_own_lanes(nodes, before, after):
+        if count == COUNT and _only_own_chunks(nodes, before, after):
             raise NotYetError(
-                f"nodes {named(nodes)}: each lane is right on the ranks that "
-                "carried it, and only there",
+                f"nodes {named(nodes)}: each chunk is correct only on the ranks of its "
+                "rail",
                 slug="way-back-missing",
-                rule="inside, across, and back: the others of the node want it too",
+                rule="in the last stage, a rank sends its chunk to its node's ranks",
             )
         what = f"nodes {named(nodes)}, {count} elements: the tensor"
         expect_values(
@@ -235,26 +233,26 @@ def _judge(impl: Implementation, harness: RankHarness, of_one_size: bool) -> Non
             total,
             what=what,
             suspects=partial(_suspects, nodes, before),
-            rule="whose tensors have been added into this lane by then?",
+            rule="after each stage: which ranks' tensors are in this chunk?",
         )
         expect_equal_bits(
             after,
             what=what,
             slug="own-order-sum",
-            rule="one rank adds up, the others get a copy of what it has",
+            rule="one rank adds, and the other ranks get a copy of its sum",
         )
 
 
 @clause("topology.hierarchical", "C1", worlds=(4, 6))
 def every_rank_has_the_sum(impl: Implementation, harness: RankHarness) -> str | None:
-    """V and X: nodes of one size, of neighbors and of others."""
+    """V and X: nodes of one size, with consecutive ranks and with others."""
     _judge(impl, harness, True)
     return None
 
 
 @clause("topology.hierarchical", "C2", worlds=(3, 4, 6, 1))
-def whatever_the_nodes(impl: Implementation, harness: RankHarness) -> str | None:
-    """V and X: unlike nodes, nodes of one, one node."""
+def any_nodes(impl: Implementation, harness: RankHarness) -> str | None:
+    """V and X: nodes of different sizes, nodes of one rank, a single node."""
     _judge(impl, harness, False)
     return None
 
@@ -262,85 +260,86 @@ def whatever_the_nodes(impl: Implementation, harness: RankHarness) -> str | None
 # ── bytes ───────────────────────────────────────────────────────────────────────────
 
 
-def most_across(count: int, p: int, num_lanes: int) -> int:
-    """Bytes of the best all-reduce of the largest lane, in chunks of whole elements."""
-    lane = ceil(count / num_lanes)
-    return 2 * (p - 1) * ceil(lane / p) * ITEM
+def most_inter_node(count: int, p: int, num_rails: int) -> int:
+    """Bytes of a ring all-reduce of the largest chunk, by the element."""
+    chunk = ceil(count / num_rails)
+    return 2 * (p - 1) * ceil(chunk / p) * ITEM
 
 
 @clause("topology.hierarchical", "C3", worlds=(4, 6))
-def little_goes_across(impl: Implementation, harness: RankHarness) -> str | None:
+def few_bytes_inter_node(impl: Implementation, harness: RankHarness) -> str | None:
     """B: by rank, here and on simulated nodes."""
     run = harness.run(impl, over_nodes, of_one_size=True)
     for number, (nodes, count) in enumerate(settings(harness.world_size, True)):
-        num_lanes = min(map(len, nodes))
-        most = most_across(count, len(nodes), num_lanes)
-        sent = [value[number]["across"] for value in run.values]
+        num_rails = min(map(len, nodes))
+        most = most_inter_node(count, len(nodes), num_rails)
+        sent = [value[number]["inter_node"] for value in run.values]
         if max(sent) > most:
-            raise _too_much(named(nodes), sent, most, num_lanes, count * ITEM)
+            raise _too_much(named(nodes), sent, most, num_rails, count * ITEM)
     if harness.world_size != 4:
         return None
     told = simulated(impl, harness, on_many, MANY)["values"]
-    p, lane = MANY // MANY_IN_NODE, 2 * MANY // MANY_IN_NODE
-    most = most_across(lane, p, 1)
-    sent = [value["across"] for value in told]
+    p, chunk = MANY // MANY_IN_NODE, 2 * MANY // MANY_IN_NODE
+    most = most_inter_node(chunk, p, 1)
+    sent = [value["inter_node"] for value in told]
     with judged_after(every_rank_has_the_sum, impl, harness, "C1"):
         if not all(value["is_right"] for value in told):
             raise NotYetError(
-                f"{MANY} simulated ranks in nodes of {MANY_IN_NODE}: the sum is "
-                "wrong",
-                rule="try a node of more than two ranks by hand",
+                f"{MANY} simulated ranks on nodes of {MANY_IN_NODE}: the sum is wrong",
+                rule="trace a node of more than two ranks by hand",
             )
     if max(sent) > most:
-        where = f"{MANY} simulated ranks in nodes of {MANY_IN_NODE}"
+        where = f"{MANY} simulated ranks on nodes of {MANY_IN_NODE}"
         raise _too_much(where, sent, most, MANY_IN_NODE, 2 * MANY * ITEM)
-    flat = 2 * (MANY - 1) * 2 * ITEM  # the last rank of a node in a ring of all
+    flat = (
+        2 * (MANY - 1) * 2 * ITEM
+    )  # the last rank of a node, in a ring over all ranks
     return (
-        f"{MANY} simulated ranks: {max(sent)} bytes of {2 * MANY * ITEM} to other "
-        f"nodes; in a ring of all, {flat} for the last of a node"
+        f"{MANY} simulated ranks: inter-node at most {max(sent)} bytes per rank; in a "
+        f"ring over all ranks, {flat} for the last rank of a node"
     )
 
 
 def _too_much(
-    where: str, sent: list[int], most: int, num_lanes: int, num_bytes: int
+    where: str, sent: list[int], most: int, num_rails: int, num_bytes: int
 ) -> NotYetError:
     busy = [rank for rank, amount in enumerate(sent) if amount > most]
     slug, words = "", ""
-    if num_lanes > 1 and len(busy) < len(sent) and set(sent) - {0} == {max(sent)}:
-        slug, words = "leader-carries-all", ": the others of its node send nothing"
-    elif num_lanes > 1 and len(busy) == len(sent):
-        slug = "whole-tensor-across" if max(sent) > 0.9 * num_bytes else ""
-        words = ", and so do all the others" if slug else ""
+    if num_rails > 1 and len(busy) < len(sent) and set(sent) - {0} == {max(sent)}:
+        slug, words = "leader-carries-all", ": the other ranks of its node send nothing"
+    elif num_rails > 1 and len(busy) == len(sent):
+        slug = "whole-tensor-inter-node" if max(sent) > 0.9 * num_bytes else ""
+        words = ", and so do all other ranks" if slug else ""
     return NotYetError(
-        f"nodes {where}: rank {busy[0]} sends {sent[busy[0]]} bytes to other "
-        f"nodes, where {most} are enough{words}",
+        f"nodes {where}: rank {busy[0]} sends {sent[busy[0]]} bytes inter-node, where "
+        f"{most} are enough{words}",
         slug=slug,
         evidence=tuple(
             Evidence(
                 rank=rank,
                 state="much" if amount > most else "right",
-                text=f"{amount} bytes to other nodes, of a tensor of {num_bytes}",
+                text=f"{amount} bytes inter-node, of a tensor of {num_bytes}",
             )
             for rank, amount in enumerate(sent[:8])
         ),
-        rule="each rank of a node carries one lane across, and no more",
+        rule="each rank sends only the chunk of its rail to other nodes",
     )
 
 
 @clause("topology.hierarchical", "C4", worlds=(6, 4))
-def no_more_inside_than_there(impl: Implementation, harness: RankHarness) -> str | None:
-    """B: two rings' worth, where the nodes have one size."""
+def few_bytes_intra_node(impl: Implementation, harness: RankHarness) -> str | None:
+    """B: a reduce-scatter and an all-gather, where the nodes have one size."""
     run = harness.run(impl, over_nodes, of_one_size=True)
     for number, (nodes, count) in enumerate(settings(harness.world_size, True)):
         k = len(nodes[0])
         most = 2 * (k - 1) * ceil(count / k) * ITEM
-        sent = [value[number]["inside"] for value in run.values]
+        sent = [value[number]["intra_node"] for value in run.values]
         if max(sent) > most:
             rank = sent.index(max(sent))
             raise NotYetError(
-                f"nodes {named(nodes)}: rank {rank} sends {max(sent)} bytes inside "
-                f"its node, where {most} are enough",
-                slug="whole-tensor-inside",
+                f"nodes {named(nodes)}: rank {rank} sends {max(sent)} bytes "
+                f"intra-node, where {most} are enough",
+                slug="whole-tensor-intra-node",
                 evidence=tuple(
                     Evidence(
                         rank=rank,
@@ -349,6 +348,6 @@ def no_more_inside_than_there(impl: Implementation, harness: RankHarness) -> str
                     )
                     for rank, amount in enumerate(sent)
                 ),
-                rule="a rank needs the sum of one lane only, until the way back",
+                rule="before the last stage, a rank needs the sum of one chunk only",
             )
     return None

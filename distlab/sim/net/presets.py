@@ -1,4 +1,4 @@
-"""Networks by name, in round figures: for comparing kinds of links, not two products.
+"""Networks by name, in round figures: they compare kinds of links, not products.
 
 Speeds are the vendors' or the standard's, per direction. Latencies are no data sheet's:
 they are what software sees end to end, to the nearest handy number. Nothing here was
