@@ -45,8 +45,8 @@ class Link(NamedTuple):
 class Cluster(NamedTuple):
     """n ranks on nodes: ranks 0 … k - 1 are on the first node, and so on.
 
-    All ranks of a node share its uplink: the bandwidth from the node to all other
-    nodes. A single rank is never faster than `inter_node`.
+    All ranks of a node share its uplink to the other nodes. A single rank is never
+    faster than `inter_node`.
     """
 
     n: int
@@ -76,8 +76,7 @@ def make_levels(comm: Comm, nodes: Sequence[Sequence[int]]) -> Levels:
     rails = [[node[local_rank] for node in nodes] for local_rank in range(num_rails)]
     inter_node = [comm.new_group(rail) for rail in rails]
     assert intra_node
-    has_rail = intra_node.rank < num_rails
-    rail = inter_node[intra_node.rank] if has_rail else None
+    rail = inter_node[intra_node.rank] if intra_node.rank < num_rails else None
     return Levels(intra_node, rail, num_rails)
 
 
@@ -90,11 +89,11 @@ def estimate_time(n: int, num_bytes: int, link: Link) -> dict[str, float]:
     Every pair of ranks has its own `link`. Additions take no time.
 
     naive: rank 0 receives the other tensors one after another, then sends the sum to
-    the other ranks one after another. ring: your 3.3. recursive doubling: in every
-    round each rank exchanges its partial sum with a partner and adds. After one round
-    a partial sum covers 2 ranks, then 4, 8 … If n is not a power of two, take the
-    largest power of two below n: each rank beyond it sends its tensor to a partner in
-    one round before, and receives the sum in one round after.
+    each rank in turn. ring: your 3.3. recursive doubling: in every round each rank
+    exchanges its partial sum with a partner and adds; a partial sum covers 2 ranks,
+    then 4, 8 … If n is not a power of two, each rank beyond the largest power of two
+    sends its tensor to a partner in one round before, and receives the sum in one
+    round after.
 
     C1 naive   C2 ring   C3 recursive doubling, for any n
     In torch.distributed: nothing; NCCL computes such a table when it starts
@@ -137,10 +136,9 @@ def hierarchical(levels: Levels, tensor: Tensor, all_reduce: AllReduce) -> None:
 def choose(cluster: Cluster, num_bytes: int) -> str:
     """The fastest: "naive", "ring", "recursive doubling" or "hierarchical".
 
-    Given: any of several algorithms that take the same time is accepted. The ring is in
-    the order of the ranks. In recursive doubling the partners are 1, then 2, 4, 8 …
-    ranks away. The first three algorithms ignore the nodes. With node_size > 1, the
-    size and the number of the nodes are powers of two. Additions take no time.
+    Given: the ring is in rank order. In recursive doubling the partners are 1, then 2,
+    4, 8 … ranks away. The first three algorithms ignore the nodes. With node_size > 1,
+    the size and the number of the nodes are powers of two. Additions take no time.
 
     C1 node_size = 1: the chosen algorithm takes at most 10 % longer than the fastest
     C2 node_size > 1: the same
@@ -181,9 +179,8 @@ def halving_doubling(comm: Comm, tensor: Tensor) -> None:
     Given: `tensor` is contiguous. The clauses are those of recursive_doubling.
 
     In torch.distributed: nothing; MPICH's MPI_Allreduce does this for large tensors
-    Example: n = 4: rank 0 sends its last half to 2, then its second quarter to 1. It
-    keeps the first quarter of the sum. The second phase reverses these steps without
-    additions.
+    Example: n = 4: rank 0 sends its last half to 2, then its second quarter to 1, and
+    keeps the first quarter. The second phase reverses these steps without additions.
     Cost: see the head of this file. Check: distlab check 3.24
     """
     # TODO(topology.halving_doubling)

@@ -98,9 +98,9 @@ def bus_bandwidth(run: Run, num_bytes: int, op: str = "all_reduce") -> float:
     """Bytes per second that a link must have carried for the collective to end so soon.
 
     `num_bytes` is the size S of each rank's tensor (of the whole result, for gather and
-    scatter), n the number of ranks. An all-reduce must move 2(n-1)/n S through each
-    rank, whatever the algorithm; so this figure, unlike S / t, can be held against the
-    speed of a link for any n.
+    scatter), n the number of ranks. In every all-reduce the busiest rank sends at
+    least 2(n-1)/n S; so this figure, unlike S / t, can be compared with the bandwidth
+    of a link for any n.
 
     Raises:
         ValueError: an operation for which no such figure is defined, or an empty run.

@@ -291,9 +291,7 @@ def few_bytes_inter_node(impl: Implementation, harness: RankHarness) -> str | No
     if max(sent) > most:
         where = f"{MANY} simulated ranks on nodes of {MANY_IN_NODE}"
         raise _too_much(where, sent, most, MANY_IN_NODE, 2 * MANY * ITEM)
-    flat = (
-        2 * (MANY - 1) * 2 * ITEM
-    )  # the last rank of a node, in a ring over all ranks
+    flat = 2 * (MANY - 1) * 2 * ITEM  # last rank of a node, in a ring over all ranks
     return (
         f"{MANY} simulated ranks: inter-node at most {max(sent)} bytes per rank; in a "
         f"ring over all ranks, {flat} for the last rank of a node"
