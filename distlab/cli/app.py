@@ -144,7 +144,9 @@ def watch(task: TaskName = "", n: Ranks = None, as_json: Json = False) -> int:
 
 @verb()
 def check(
-    tasks: Annotated[list[str] | None, typer.Argument(help="Tasks, as 1.4.")] = None,
+    tasks: Annotated[
+        list[str] | None, typer.Argument(help="Tasks, as 1.4, or a phase, as 1.")
+    ] = None,
     phase: Annotated[int | None, typer.Option(help="All tasks of a phase.")] = None,
     code: Code = "mine",
     as_json: Json = False,
@@ -181,11 +183,15 @@ def trace() -> int:
 
 
 @verb()
-def status() -> int:
+def status(
+    all_phases: Annotated[
+        bool, typer.Option("--all", help="Every phase, not only the current one.")
+    ] = False,
+) -> int:
     """Where you are on the path."""
     from distlab.cli.status import status
 
-    return status()
+    return status(all_phases=all_phases)
 
 
 @verb(panel=MORE)
@@ -210,18 +216,21 @@ verb(panel=MORE)(scale)
 @verb(panel=MORE)
 def explain(
     asked: Annotated[
-        str, typer.Argument(help="A verdict's name in brackets, or a pasted error.")
+        str, typer.Argument(help="A name in brackets, a word, or a pasted error.")
     ] = "",
+    every: Annotated[bool, typer.Option("--all", help="List every name.")] = False,
 ) -> int:
-    """What a verdict's name, or an error of torch.distributed, means."""
+    """What the last verdict, a verdict's name, or a pasted error means."""
     from distlab.cli.explain import explain, piped
 
-    return explain(asked or piped())
+    return explain(asked or piped(), every=every)
 
 
 @verb(panel=MORE)
 def quiz(
-    phase: Annotated[int, typer.Argument(help="The number of a phase.")],
+    phase: Annotated[
+        int, typer.Argument(help="The number of a phase; else the current one.")
+    ] = 0,
     answers: Annotated[
         str | None, typer.Option(help="All answers, with semicolons; else one by one.")
     ] = None,
@@ -306,7 +315,7 @@ def doctor(as_json: Json = False) -> int:
 
 @verb(panel=MORE)
 def reset(
-    unit: Annotated[str, typer.Argument(help="A unit, such as collectives.")],
+    unit: Annotated[str, typer.Argument(help="A unit, such as collectives.")] = "",
 ) -> int:
     """Start a unit's file over; the old file is kept beside it."""
     from distlab.cli.reset import reset

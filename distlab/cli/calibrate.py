@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distlab.cli.screen import command, show, show_json, warn, wrapped
+from distlab.cli.screen import command, show, show_json, waiting, warn, wrapped
 from distlab.cli.sim_report import size_words
 from distlab.curriculum import CurriculumError, Progress, find_root
 from distlab.grading.verdict import HARNESS
@@ -50,7 +50,8 @@ def calibrate(
     from distlab.sim.calibration.calibrate import calibrate as measure
 
     try:
-        with Cluster(preload=(TRAINS,)) as cluster:
+        sign = waiting(f"measuring, about {seconds:g} s in all", quiet=as_json)
+        with sign, Cluster(preload=(TRAINS,)) as cluster:
             found = measure(cluster, seconds, plan=plan)
     except RunnerError as error:
         warn(f"the processes did not finish: {error}; `{command('doctor')}` may know")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from distlab.cli.optional import offer
-from distlab.cli.screen import command, moves, show, show_json, warn, wrapped
+from distlab.cli.screen import command, show, show_json, waiting, warn, wrapped
 from distlab.cli.trace import keep_timeline
 from distlab.curriculum import (
     Curriculum,
@@ -15,10 +14,14 @@ from distlab.curriculum import (
     ProgressUnavailableError,
     Task,
     load_curriculum,
+    path,
 )
+from distlab.curriculum.path import current_task, passed_tasks
 from distlab.grading import Report, TaskVerdict
 from distlab.grading.preflight import PRELOADS, graded_files, look_at
-from distlab.grading.report import WIDTH, lines_of
+from distlab.grading.remember import record
+from distlab.grading.report import lines_of
+from distlab.terminal import screen_width
 
 
 def check(
@@ -53,7 +56,7 @@ def check(
 
     if not as_json and (len(tasks) > 1 or code != "mine"):
         show([("dim", line) for line in graded_files(curriculum, tasks, code)])
-    with under_way(quiet=as_json) as sign:
+    with waiting(quiet=as_json) as sign:
         report = judge(
             curriculum,
             tasks,
@@ -61,7 +64,7 @@ def check(
             worlds=worlds,
             seed=seed,
             tell=tell,
-            on_task=sign,
+            sign=sign,
         )
     if as_json:
         show_json(report.to_json())
@@ -78,12 +81,11 @@ def judge(
     worlds: Sequence[int] = (),
     seed: int | None = None,
     tell: object = None,
-    on_task: Callable[[str], None] = lambda _: None,
+    sign: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Judge `tasks`; torch and ranks are started only if something can be run.
 
-    `on_task` hears the number of a task when it begins to be judged, and an empty text
-    once it is.
+    `sign` hears what is being judged, and an empty text once a task is.
     """
     on_verdict = tell if callable(tell) else None
     looked = [look_at(curriculum, task, code) for task in tasks]
@@ -93,7 +95,7 @@ def judge(
             if on_verdict:
                 on_verdict(verdict)
         return Report(code=code, seed=0, tasks=verdicts)
-    on_task(tasks[0].number)  # torch alone takes a second
+    sign(f"checking {tasks[0].number}")  # torch alone takes a second
     from distlab.runner import Cluster
 
     units = {task.unit for task in tasks}
@@ -103,37 +105,24 @@ def judge(
         cluster.start(wait=False)  # it imports all that while we import torch
         from distlab.grading.grade import Grader
 
-        waiting = [task.number for task in tasks]
+        left = [task.number for task in tasks]
 
         def told(verdict: TaskVerdict) -> None:
-            on_task("")
-            waiting.remove(verdict.number)
+            sign("")
+            left.remove(verdict.number)
             if on_verdict:
                 on_verdict(verdict)
-            on_task(waiting[0] if waiting else "")
+            sign(f"checking {left[0]}" if left else "")
 
-        grader = Grader(curriculum, cluster, code=code, seed=seed, worlds=worlds)
+        grader = Grader(
+            curriculum,
+            cluster,
+            code=code,
+            seed=seed,
+            worlds=worlds,
+            on_step=lambda step: sign(f"checking {left[0]}: {step}"),
+        )
         return grader.grade(tasks, told)
-
-
-@contextmanager
-def under_way(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """A function that shows `checking 1.16 …` on a screen, and takes it away again.
-
-    An empty text takes it away, and so does the end of the block.
-    """
-    if quiet or not moves():
-        yield lambda _: None
-        return
-
-    def sign(number: str) -> None:
-        line = f"  checking {number} …" if number else ""
-        print(f"\r\x1b[K{line}", end="", flush=True)
-
-    try:
-        yield sign
-    finally:
-        sign("")
 
 
 def check_worlds(worlds: Sequence[int]) -> Sequence[int]:
@@ -172,63 +161,25 @@ def chosen(
     if names and phase is not None:
         raise ValueError("a phase or tasks: not both")
     if phase is not None:
-        units = {unit.name for unit in curriculum.phase(phase).units}
-        return [task for task in curriculum.tasks if task.unit in units]
+        return curriculum.tasks_of(phase)
     if names:
-        return [curriculum.task(name) for name in names]
+        return [task for name in names for task in _named(curriculum, name)]
     return [current_task(curriculum, progress)]
 
 
-def current_task(curriculum: Curriculum, progress: Progress) -> Task:
-    """The one that follows the latest to pass; the last of all when all have passed."""
-    passed = progress.passed()
-    entries = progress.read().get("tasks", {})
-    done = [task for task in curriculum.tasks if task.id in passed]
-    # Of those that passed in the same second, the last one of the path.
-    done.sort(key=lambda task: str(entries[task.id]["passed"]))
-    left = remaining(curriculum, passed)
-    task = following(curriculum, passed, done[-1]) if done else next(iter(left), None)
-    return task or curriculum.tasks[-1]
-
-
-def following(
-    curriculum: Curriculum, passed: Collection[str], task: Task
-) -> Task | None:
-    """The next after `task` that has not passed; else the first one before it."""
-    left = remaining(curriculum, {*passed, task.id})
-    place = curriculum.tasks.index(task)
-    later = [other for other in left if curriculum.tasks.index(other) > place]
-    return next(iter(later or left), None)
-
-
-def remaining(curriculum: Curriculum, passed: Collection[str]) -> list[Task]:
-    """The tasks of the path that have not passed; once all have, the stretch ones."""
-    left = [task for task in curriculum.tasks if task.id not in passed]
-    return [task for task in left if not task.stretch] or left
+def _named(curriculum: Curriculum, name: str) -> list[Task]:
+    """A bare number is a phase; anything else is one task."""
+    if name.isdecimal():
+        return curriculum.tasks_of(int(name))
+    return [curriculum.task(name)]
 
 
 def remember(
     progress: Progress, verdict: TaskVerdict, worlds: Sequence[int] = ()
 ) -> None:
-    """Note the verdict in the progress file, or say once that it cannot be kept.
-
-    With ranks of the learner's choosing it does not count: one rank alone, for
-    example, lets nearly everything pass.
-    """
-    emptied = verdict.status == "not_started" and verdict.id in progress.passed()
-    if not emptied and (worlds or verdict.status not in ("pass", "fail")):
-        return
+    """Note the verdict in the progress file, or say once that it cannot be kept."""
     try:
-        if emptied:  # the pass was of code that is not there any more
-            progress.forget_passes([verdict.id])
-            return
-        progress.record_verdict(
-            verdict.id,
-            passed=verdict.status == "pass",
-            digest=verdict.function_digest,
-            ran=bool(verdict.world_sizes),
-            slug=verdict.slug,
-        )
+        record(progress, verdict, worlds)
     except ProgressUnavailableError as error:
         warn(str(error))
 
@@ -250,7 +201,7 @@ def what_helps(
         if verdict.slug:
             helps.append(command(f"explain {verdict.slug}"))
         side_by_side = "   ".join(helps)
-        if len(side_by_side) + 2 <= WIDTH:
+        if len(side_by_side) + 2 <= screen_width():
             helps = [side_by_side]
         return [("dim", f"  {line}") for line in helps]
     return []
@@ -265,8 +216,8 @@ def next_task(
     if done.milestone:
         milestone = wrapped(f"◆ {done.milestone}", "  ")
         lines += [("pass", line) for line in milestone]
-    passed = {*progress.passed(), task_id}
-    task = following(curriculum, passed, done)
+    passed = {*passed_tasks(curriculum, progress), task_id}
+    task = path.next_task(curriculum, progress, {task_id})
     if task is None:
         return [*lines, ("dim", "  all tasks that there are so far have passed")]
     verdict, _ = look_at(curriculum, task, "mine")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distlab.cli.screen import command, processes, show_json, warn
+from distlab.cli.screen import command, processes, show_json, waiting, warn
 
 if TYPE_CHECKING:  # these import torch, and a mistyped flag should not wait for it
     from distlab.curriculum.choose import Choice
@@ -119,7 +119,8 @@ class _Training:
         data = read_split(self._origin.files, self._origin.known)
         if self._order.as_json:
             return
-        probed = self._probe(cluster)
+        with waiting("measuring what start and messages take"):
+            probed = self._probe(cluster)
         expected = estimate(self._config, data, probed)
         _say(*plan(self._config, self._origin.note, expected, self._order.rate), "")
 

@@ -10,9 +10,10 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from distlab.cli.screen import WIDTH, cut
+from distlab.cli.screen import cut
 from distlab.experiments.ddp import Moment
 from distlab.grading.report import visible
+from distlab.terminal import screen_width
 
 _MOST_BARS = 8
 
@@ -86,7 +87,7 @@ class Bars:
     def log(self, rank: int, line: str) -> None:
         """What a rank's `fit` logs."""
         text = visible(line.expandtabs(4))
-        self._line(cut(f"rank {rank} logs: {text}", WIDTH - 2))
+        self._line(cut(f"rank {rank} logs: {text}", screen_width() - 2))
 
     def say(self, *lines: str) -> None:
         """Plain lines, above the bars."""

@@ -17,7 +17,13 @@ from distlab.curriculum import (
     load_curriculum,
     read_source,
 )
-from distlab.curriculum.functions import find_function, span_of, without_markers
+from distlab.curriculum.functions import (
+    docstring_span,
+    find_function,
+    span_of,
+    without_markers,
+)
+from distlab.curriculum.path import passed_tasks
 from distlab.curriculum.regions import functions_of
 from distlab.grading import FAILED
 from distlab.paths import shown
@@ -35,7 +41,9 @@ def diff(name: str, *, anyway: bool = False, width: int | None = None) -> int:
     """
     curriculum = load_curriculum()
     task = curriculum.task(name)
-    if not anyway and task.id not in Progress(curriculum.root).passed():
+    if not anyway and task.id not in passed_tasks(
+        curriculum, Progress(curriculum.root)
+    ):
         look = command(f"diff {task.number} --anyway")
         warn(f"{task.number} has not passed yet; to look all the same: {look}")
         return FAILED
@@ -101,6 +109,11 @@ def _functions(source: UnitSource, names: tuple[str, ...]) -> list[str]:
                 f"{shown(source.path)} has no function {name}", source.path
             )
         first, last = span_of(node)
-        own = [line.rstrip() for line in source.text.splitlines()[first - 1 : last]]
+        told = docstring_span(node)
+        own = [
+            line.rstrip()
+            for number, line in enumerate(source.text.splitlines(), 1)
+            if first <= number <= last and number not in told
+        ]
         lines += [*([""] if lines else []), *own]
     return lines

@@ -6,9 +6,14 @@ import difflib
 import os
 import stat
 import sys
+from collections.abc import Iterable
 
 from distlab.cli.screen import command, show
-from distlab.curriculum.misconceptions import read_misconceptions
+from distlab.curriculum import Progress, load_curriculum
+from distlab.curriculum.misconceptions import (
+    misconceptions_by_unit,
+    read_misconceptions,
+)
 from distlab.curriculum.torch_errors import TorchError, find_torch_errors
 
 _PARTS = (
@@ -17,40 +22,91 @@ _PARTS = (
     ("fix", "What to change"),
     ("torch", "In torch.distributed"),
 )
+_NEAR = 12  # names at most that a word brings up
 _MOST = 1_000_000  # characters of a log that are looked at: the last ones
 
 
-def explain(asked: str = "") -> int:
-    """Print one explanation, or the list of all names.
+def explain(asked: str = "", *, every: bool = False) -> int:
+    """Print one explanation; without a name that of the last verdict, or all names.
 
-    `asked` is a slug, or a text with an error of torch.distributed, gloo or NCCL.
+    `asked` is a slug, a word, or a text with an error of torch.distributed, gloo or
+    NCCL.
 
     Raises:
         ValueError: no explanation has this name, and the text holds no error we know.
     """
     known = read_misconceptions()
     slug = asked.strip("[] \n")
-    if not slug:
-        show(
-            [("plain", f"{name:<26} {entry['title']}") for name, entry in known.items()]
-        )
+    if every:
+        show(_names(known))
         return 0
+    if not slug:
+        slug = _last_slug()
+        if slug not in known:
+            show([*_units(), ("dim", f"  {command('explain --all')}   every name")])
+            return 0
     if slug in known:
         show(_misconception(slug, known[slug]))
         return 0
     found = find_torch_errors(asked[-_MOST:])
-    if not found and len(slug.split()) == 1:
-        near = [name for name in known if slug in name][:3]
-        near = near or difflib.get_close_matches(slug, known, 3, 0.5)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise ValueError(f"no explanation is called {slug!r}{hint}")
-    if not found:
+    if found:
+        show(_torch_error(found))
+        return 0
+    if len(slug.split()) > 1:
         raise ValueError(
             "this text is not among the errors that are explained here; look for the "
             "first traceback in time, of any rank, and paste its last line"
         )
-    show(_torch_error(found))
+    near = _about(slug, known)
+    if not near:
+        raise ValueError(f"no explanation is called {slug!r} or mentions it")
+    show([("plain", f"These explanations are about {slug!r}:"), ("plain", "")])
+    show(_rows(near, known))
     return 0
+
+
+def _about(word: str, known: dict[str, dict[str, str]]) -> list[str]:
+    """The names that fit a word: by name, by title, by spelling, then by the text."""
+    word = word.lower()
+    near = [name for name in known if word in name or name in word]
+    near += [name for name, entry in known.items() if word in entry["title"].lower()]
+    near += difflib.get_close_matches(word, known, 3, 0.6)
+    near += [name for name, entry in known.items() if word in entry["happened"].lower()]
+    near += [name for name, entry in known.items() if word in entry["torch"].lower()]
+    return list(dict.fromkeys(near))[:_NEAR]
+
+
+def _last_slug() -> str:
+    """The name of what the last check found, if it found anything."""
+    kept = Progress(load_curriculum().root).read()
+    last = kept.get("last", {})
+    entry = kept.get("tasks", {}).get(last.get("task"), {})
+    return "" if last.get("passed") else str(entry.get("slug", ""))
+
+
+def _units() -> list[tuple[str, str]]:
+    """What there is, by unit, for who asked about nothing in particular."""
+    lines = [
+        ("plain", "The last check has no name to explain. Ask for a name in brackets,"),
+        ("plain", "for a word such as deadlock, or paste an error of torch."),
+        ("plain", ""),
+    ]
+    names = misconceptions_by_unit()
+    lines += [("plain", f"  {unit:<28} {len(n):>3} names") for unit, n in names.items()]
+    return lines
+
+
+def _names(known: dict[str, dict[str, str]]) -> list[tuple[str, str]]:
+    lines: list[tuple[str, str]] = []
+    for unit, names in misconceptions_by_unit().items():
+        lines += [("rule", unit), *_rows(names, known), ("plain", "")]
+    return lines[:-1]
+
+
+def _rows(
+    names: Iterable[str], known: dict[str, dict[str, str]]
+) -> list[tuple[str, str]]:
+    return [("plain", f"  {name:<28} {known[name]['title']}") for name in names]
 
 
 def piped() -> str:

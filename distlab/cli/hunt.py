@@ -13,7 +13,7 @@ from pathlib import Path
 
 from distlab.cli.hunt_text import guilty_lines, hunted_text
 from distlab.cli.prompt import QuitError, ask_line
-from distlab.cli.screen import command, cut, show, warn, wrapped
+from distlab.cli.screen import command, cut, show, waiting, warn, wrapped
 from distlab.curriculum import (
     Curriculum,
     CurriculumError,
@@ -22,6 +22,7 @@ from distlab.curriculum import (
     load_curriculum,
 )
 from distlab.curriculum.misconceptions import read_misconceptions
+from distlab.curriculum.path import passed_tasks
 from distlab.grading import FAILED, TaskVerdict
 from distlab.grading.mutants import Entry, read_catalogue
 from distlab.grading.verdict import ClauseVerdict
@@ -62,7 +63,7 @@ def hunt(
         target = _prepare(curriculum, progress, task, entry, entries)
         return _judge(progress, target, line)
     task = _milestone(curriculum, progress, entries, milestone, anyway=anyway)
-    entry = _entry_to_hunt(progress, task, entries, new=new, seed=seed)
+    entry = _entry_to_hunt(curriculum, progress, task, entries, new=new, seed=seed)
     target = _prepare(curriculum, progress, task, entry, entries)
     _tell(curriculum, target)
     return _ask(progress, target)
@@ -89,7 +90,7 @@ def _milestone(
     """The milestone that was named, else the last one that has passed."""
     numbers = {entry.hunt for entry in entries}
     known = [task for task in curriculum.tasks if task.number in numbers]
-    passed = progress.passed()
+    passed = passed_tasks(curriculum, progress)
     if name:
         task = curriculum.task(name)
         if task not in known:
@@ -128,7 +129,13 @@ def _open_hunt(
 
 
 def _entry_to_hunt(
-    progress: Progress, task: Task, entries: list[Entry], *, new: bool, seed: int
+    curriculum: Curriculum,
+    progress: Progress,
+    task: Task,
+    entries: list[Entry],
+    *,
+    new: bool,
+    seed: int,
 ) -> Entry:
     """The one that is open, else one that was not found yet, drawn from a seed."""
     here = sorted((e for e in entries if e.hunt == task.number), key=lambda e: e.id)
@@ -140,7 +147,7 @@ def _entry_to_hunt(
     left = [e for e in here if e.id not in found and e.id != current]
     left = left or [e for e in here if e.id != current] or here
     entry = random.Random(f"{seed} {task.number} {len(found)}").choice(left)
-    filled = progress.passed() | {entry.task}
+    filled = passed_tasks(curriculum, progress) | {entry.task}
     _keep(progress, task, Kept(current=entry.id, found=found, filled=[*filled]))
     return entry
 
@@ -250,7 +257,8 @@ def _symptoms(curriculum: Curriculum, target: Target) -> list[tuple[str, str]]:
     from distlab.runner import Cluster
 
     task = curriculum.task(target.entry.task)
-    with Cluster() as cluster:
+    sign = waiting(f"checking {task.number} in the broken file")
+    with sign, Cluster() as cluster:
         grader = Grader(curriculum, cluster, code=str(target.path), seed=1)
         verdict = grader.grade([task]).tasks[0]
     return lines_of(bare(verdict))

@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 from distlab.cli.screen import show
+from distlab.terminal import screen_width
 
-_WIDTH = 78
 _WITH_LINE_OPTION = ("vi", "vim", "nvim", "nano", "emacs", "micro", "kak", "hx")
 _WITH_GOTO = ("code", "code-insiders", "codium", "cursor")
 
@@ -22,7 +22,7 @@ def title(text: str) -> None:
     """Begin a screen: an empty one on a terminal, a few lines on elsewhere."""
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         sys.stdout.write("\x1b[2J\x1b[H")
-    rule = "─" * max(0, _WIDTH - len(text) - 1)
+    rule = "─" * max(0, screen_width() - len(text) - 3)
     show([("rule", f"{text} {rule}"), ("", "")])
 
 

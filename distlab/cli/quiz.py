@@ -8,6 +8,7 @@ import textwrap
 from distlab.cli.prompt import QuitError, ask_line
 from distlab.cli.screen import show, warn
 from distlab.curriculum import Progress, ProgressUnavailableError, load_curriculum
+from distlab.curriculum.path import current_task
 from distlab.curriculum.quiz import (
     LETTERS,
     AnswerError,
@@ -15,18 +16,22 @@ from distlab.curriculum.quiz import (
     QuizError,
     read_questions,
 )
+from distlab.terminal import screen_width
 
-_WIDTH = 78
 _GIVE_UP = "?"
+_TRIES = 2
 
 
-def quiz(phase: int, *, answers: str | None = None, seed: int | None = None) -> int:
+def quiz(phase: int = 0, *, answers: str | None = None, seed: int | None = None) -> int:
     """Ask, or take `answers` (with semicolons), and say which are right; always 0.
+
+    Without a number the phase of the current task is asked about.
 
     Raises:
         ValueError: no such phase, no questions, or more answers than questions.
     """
     curriculum = load_curriculum()
+    phase = phase or int(current_task(curriculum, Progress(curriculum.root)).number[0])
     folder = curriculum.root / curriculum.phase(phase).folder
     questions = read_questions(folder / "answers.toml")
     seed = secrets.randbelow(10_000) if seed is None else seed
@@ -57,15 +62,23 @@ def quiz(phase: int, *, answers: str | None = None, seed: int | None = None) -> 
 def _typed(posed: Posed) -> tuple[str, bool]:
     """What was answered, and whether it is right; what is no answer is asked again.
 
+    A wrong answer may be a slip of the finger: there is a second try.
+
     Raises:
         QuitError: the learner has had enough.
     """
+    left = _TRIES
     while True:
         text = ask_line("> ")
         answer = _taken(posed, text) if text else None
-        if answer:
+        if answer is None:
+            show([("dim", f"   an answer, {_GIVE_UP} to be told it, or q to leave")])
+            continue
+        given, is_right = answer
+        left -= 1
+        if is_right or not given or not left:
             return answer
-        show([("dim", f"   an answer, {_GIVE_UP} to be told it, or q to leave")])
+        show([("plain", f"   not {given}; once more, or {_GIVE_UP} for the answer")])
 
 
 def _taken(posed: Posed, text: str) -> tuple[str, bool] | None:
@@ -81,13 +94,13 @@ def _taken(posed: Posed, text: str) -> tuple[str, bool] | None:
 
 def _asked(number: int, posed: Posed) -> list[tuple[str, str]]:
     lines = [("plain", "")]
-    ask = textwrap.wrap(posed.ask, _WIDTH - 4, break_long_words=False)
+    ask = textwrap.wrap(posed.ask, screen_width() - 6, break_long_words=False)
     lines += [
         ("plain", f"{number}. {row}" if not i else f"   {row}")
         for i, row in enumerate(ask)
     ]
     for letter, option in zip(LETTERS, posed.question.options, strict=False):
-        rows = textwrap.wrap(option, _WIDTH - 8)
+        rows = textwrap.wrap(option, screen_width() - 10)
         lines += [
             ("plain", f"     {f'{letter}) ' if not i else '   '}{row}")
             for i, row in enumerate(rows)
@@ -106,7 +119,7 @@ def _told(posed: Posed, answer: str, *, is_right: bool) -> list[tuple[str, str]]
         lines = [("fail", f"   not {answer}: it is {posed.right_answer}")]
     else:
         lines = [("plain", f"   no answer: it is {posed.right_answer}")]
-    rows = textwrap.wrap(posed.why, _WIDTH - 4, break_long_words=False)
+    rows = textwrap.wrap(posed.why, screen_width() - 6, break_long_words=False)
     return lines + [("plain", f"   {row}") for row in rows]
 
 

@@ -7,15 +7,10 @@ import itertools
 import os
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 
-from distlab.cli.screen import show, warn
-from distlab.curriculum import (
-    CurriculumError,
-    Progress,
-    ProgressUnavailableError,
-    load_curriculum,
-    make_template,
-)
+from distlab.cli.screen import show
+from distlab.curriculum import CurriculumError, load_curriculum, make_template
 from distlab.paths import shown
 
 
@@ -27,8 +22,10 @@ def reset(unit_name: str) -> int:
     """
     curriculum = load_curriculum()
     unit = curriculum.units.get(unit_name)
+    known = ", ".join(curriculum.units)
+    if not unit_name:
+        raise CurriculumError(f"reset needs the name of a unit, one of {known}")
     if unit is None:
-        known = ", ".join(curriculum.units)
         raise CurriculumError(f"no unit is called {unit_name!r}; there are {known}")
     path = unit.template(curriculum.root)
     fresh = make_template(unit.solution(curriculum.root).read_text(encoding="utf-8"))
@@ -42,14 +39,10 @@ def reset(unit_name: str) -> int:
         os.replace(beside, path)  # whole, or not at all
     except OSError as error:
         raise CurriculumError(f"cannot reset {path}: {error.strerror}") from error
+    show([("plain", f"{shown(path)} is the original template again")])
     if kept:
-        show([("plain", f"your file is kept as {shown(kept)}")])
-    show([("plain", f"{shown(path)} is as it was in the beginning")])
-    progress = Progress(curriculum.root)
-    try:
-        progress.forget_passes(task.id for task in unit.tasks)
-    except ProgressUnavailableError as error:
-        warn(str(error))
+        show([("plain", "your file is kept; to get it back:")])
+        show([("plain", f"  cp {quote(shown(kept))} {quote(shown(path))}")])
     task = unit.tasks[0]
     show([("dim", f"next: {task.number} {task.title}")])
     return 0

@@ -8,13 +8,16 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from distlab.paths import shown
+from distlab.terminal import WIDTH, screen_width
 
-WIDTH = 80
 _STYLES = {"pass": "bold green", "fail": "bold red", "dim": "dim", "rule": "cyan"}
 
 
@@ -33,7 +36,23 @@ def show(lines: Iterable[tuple[str, str]]) -> None:
 
     console = OurConsole(highlight=False, soft_wrap=True)
     for style, line in lines:
-        console.print(Text(line, style=_STYLES.get(style, "")))
+        for row in _rows(line):
+            console.print(Text(row, style=_STYLES.get(style, "")))
+
+
+def _rows(line: str) -> list[str]:
+    """The line; on a screen that is too narrow for it, cut between words."""
+    width = shutil.get_terminal_size().columns
+    if len(line) <= width or not sys.stdout.isatty():
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.wrap(
+        line,
+        max(20, width),
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def show_json(value: Any) -> None:
@@ -54,7 +73,7 @@ def wrapped(text: str, indent: str = "", hanging: str = "  ") -> list[str]:
     """The lines of a sentence, as wide as the screen and no wider than a verdict."""
     return textwrap.wrap(
         text,
-        max(20, min(WIDTH, shutil.get_terminal_size().columns)),
+        screen_width(),
         initial_indent=indent,
         subsequent_indent=indent + hanging,
         break_long_words=False,
@@ -70,6 +89,60 @@ def cut(line: str, width: int = WIDTH) -> str:
 def moves() -> bool:
     """Whether standard output is a screen on which a line can be taken back."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+@contextmanager
+def waiting(text: str = "", *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show `text … 3 s` on a screen while the block runs, and take it away after it.
+
+    The function that the block gets shows another text; an empty one takes it away.
+    """
+    if quiet or not moves():
+        yield lambda _: None
+        return
+    line = _WaitingLine()
+    try:
+        line.show(text)
+        yield line.show
+    finally:
+        line.close()
+
+
+class _WaitingLine:
+    """One line of the screen, with the seconds since it was first shown."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._since = time.monotonic()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
+        self._ticker.start()
+
+    def show(self, text: str) -> None:
+        """Show this from now on."""
+        with self._lock:
+            if text.partition(" ")[0] != self._text.partition(" ")[0]:
+                self._since = time.monotonic()
+            self._text = text
+            self._write()
+
+    def close(self) -> None:
+        """Take the line away."""
+        self._closed.set()
+        self._ticker.join()
+        self.show("")
+
+    def _tick(self) -> None:
+        while not self._closed.wait(1):
+            with self._lock:
+                self._write()
+
+    def _write(self) -> None:
+        seconds = int(time.monotonic() - self._since)
+        line = f"  {self._text} …" if self._text else ""
+        line += f" {seconds} s" if self._text and seconds else ""
+        print(f"\r\x1b[K{line[: screen_width() - 1]}", end="", flush=True)
 
 
 def stopped() -> int:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distlab.cli.screen import show, show_json
+from distlab.cli.screen import show, show_json, waiting
 from distlab.cli.sim_report import Row, beside, report, size_words, table
 from distlab.cli.trace import open_page
 from distlab.curriculum import Progress, load_curriculum
@@ -59,7 +59,8 @@ def sim(
     settings |= {"html": str(page.resolve()), "perfetto": "", "beside": beside}
     if perfetto:
         settings["perfetto"] = str(Path(perfetto).resolve())
-    (row,) = simulated(settings, [world_size])
+    with waiting(f"simulating {world_size:,} ranks", quiet=as_json):
+        (row,) = simulated(settings, [world_size])
     row["net"], row["fault"] = net, fault
     if as_json:
         show_json({**row, "html": str(page)})
@@ -90,7 +91,10 @@ def scale(
     """
     settings = settings_for(load_curriculum(), name, net, "", size, code, seed)
     settings |= {"html": "", "perfetto": "", "beside": False}
-    rows = simulated(settings, worlds or SCALES)
+    counts = worlds or SCALES
+    ranks = ", ".join(f"{n:,}" for n in counts)
+    with waiting(f"simulating {ranks} ranks", quiet=as_json):
+        rows = simulated(settings, counts)
     network = parsed_net(net)
     for row in rows:
         row |= beside(settings, row, network)

@@ -10,7 +10,6 @@ import inspect
 import sys
 from typing import TYPE_CHECKING
 
-from distlab.cli.check import current_task
 from distlab.cli.prompt import QuitError, ask, offer_editor, say, title
 from distlab.cli.screen import command, show, warn
 from distlab.curriculum import (
@@ -19,6 +18,7 @@ from distlab.curriculum import (
     ProgressUnavailableError,
     load_curriculum,
 )
+from distlab.curriculum.path import current_task, passed_tasks
 from distlab.grading.preflight import look_at
 from distlab.paths import shown
 
@@ -69,11 +69,12 @@ class Tour:
         return self._first_task()
 
     def _skips(self) -> bool:
-        passed = self._progress.passed() & {t.id for t in self._curriculum.tasks}
+        passed = passed_tasks(self._curriculum, self._progress)
         if not passed:
             return False
         title("welcome back")
-        say(f"{len(passed)} of {len(self._curriculum.tasks)} tasks have passed.")
+        core = [task.id for task in self._curriculum.tasks if not task.stretch]
+        say(f"{len(passed.intersection(core))} of {len(core)} tasks have passed.")
         if not self._all_passed():
             task = current_task(self._curriculum, self._progress)
             say(f"You are at {task.number}: {task.title}.")
@@ -81,7 +82,8 @@ class Tour:
         return ask("Enter: go on there · t: the tour again · q: quit > ", "t") != "t"
 
     def _all_passed(self) -> bool:
-        return {t.id for t in self._curriculum.tasks} <= self._progress.passed()
+        passed = passed_tasks(self._curriculum, self._progress)
+        return passed.issuperset(task.id for task in self._curriculum.tasks)
 
     # ── 1/5 ─────────────────────────────────────────────────────────────────────────
 

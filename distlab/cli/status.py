@@ -5,27 +5,30 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from distlab.cli.check import current_task, remaining
 from distlab.cli.optional import offer
 from distlab.cli.screen import command, show
 from distlab.curriculum import Curriculum, Progress, Task, load_curriculum
+from distlab.curriculum.path import (
+    current_task,
+    is_open_again,
+    passed_tasks,
+    remaining,
+)
 from distlab.grading.preflight import look_at
+from distlab.terminal import screen_width
 
 _BAR = 28
-_WIDTH = 79
 _PAUSE_DAYS = 14  # after so long one has forgotten where one was
 
 
-def status(*, now: datetime | None = None) -> int:
-    """Print the path with what has passed; always exit code 0."""
+def status(*, all_phases: bool = False, now: datetime | None = None) -> int:
+    """Print what has passed of the current phase, or of all; always exit code 0."""
     curriculum = load_curriculum()
     progress = Progress(curriculum.root)
     kept = progress.read()
     state = kept.get("tasks", {})
-    emptied = _emptied(curriculum, progress)
-    for task in emptied:
-        state[task.id] = {**state[task.id], "emptied": True}
-    passed = progress.passed() - {task.id for task in emptied}
+    passed = passed_tasks(curriculum, progress)
+    current = current_task(curriculum, progress)
     core = [task for task in curriculum.tasks if not task.stretch]
     done = sum(task.id in passed for task in core)
     filled = _BAR * done // len(core) if core else 0
@@ -34,28 +37,23 @@ def status(*, now: datetime | None = None) -> int:
         ("plain", f"{'█' * filled}{'░' * (_BAR - filled)}  {done} of {len(core)}")
     )
     for phase in curriculum.phases:
-        lines.append(("plain", f"phase {phase.number} · {phase.title}"))
-        units = {unit.name for unit in phase.units}
-        tasks = [task for task in curriculum.tasks if task.unit in units]
-        lines += [
-            _row(task, state.get(task.id, {})) for task in tasks if not task.stretch
-        ]
+        tasks = curriculum.tasks_of(phase.number)
+        own = [task for task in tasks if not task.stretch]
+        head = f"phase {phase.number} · {phase.title}"
+        if not all_phases and current not in tasks:
+            count = sum(task.id in passed for task in own)
+            lines.append(("dim", f"{head}  {count} of {len(own)}"))
+            continue
+        lines.append(("plain", head))
+        lines += [_row(curriculum, task, state, passed) for task in own]
         stretch = [task for task in tasks if task.stretch]
         if stretch:
-            lines.append(("dim", "  optional, for whoever wants more:"))
-            lines += [_row(task, state.get(task.id, {})) for task in stretch]
+            lines.append(("dim", "  optional:"))
+            lines += [_row(curriculum, task, state, passed) for task in stretch]
     show([*lines, *_next(curriculum, progress, passed)])
+    if not all_phases:
+        show([("dim", f"      {command('status --all')}   every phase")])
     return 0
-
-
-def _emptied(curriculum: Curriculum, progress: Progress) -> list[Task]:
-    """Tasks that had passed and whose function is a hole again."""
-    passed, state = progress.passed(), progress.read().get("tasks", {})
-    judged = [
-        t for t in curriculum.tasks if t.id in passed and state[t.id].get("digest")
-    ]
-    looks = ((task, look_at(curriculum, task, "mine")[0]) for task in judged)
-    return [task for task, verdict in looks if verdict.status == "not_started"]
 
 
 def _next(
@@ -72,8 +70,6 @@ def _next(
             *more,
         ]
     task = current_task(curriculum, progress)
-    if task not in left:  # it passed once, and what follows has passed, too
-        task = left[0]
     verdict, _ = look_at(curriculum, task, "mine")
     minutes = sum(task.minutes for task in left)
     return [
@@ -105,19 +101,25 @@ def _recap(
     ]
 
 
-def _row(task: Task, entry: dict[str, Any]) -> tuple[str, str]:
+def _row(
+    curriculum: Curriculum, task: Task, state: dict[str, Any], passed: set[str]
+) -> tuple[str, str]:
+    """A task's mark, number, title, and how often it was checked."""
+    entry = state.get(task.id, {})
     checks = entry.get("checks", 0)
     used = f"{checks} check{'s' * (checks != 1)}" if checks else ""
     mark, style = "·", "plain"
-    if entry.get("passed"):
+    if task.id in passed:
         mark, style = "✓", "pass"
-        if entry.get("fails_now"):
-            mark, style, used = "!", "fail", "last check failed"
-        elif entry.get("emptied"):
-            mark, style, used = "·", "plain", "passed before, open again"
-    text = f"  {mark} {task.number:<4} {task.id:<26} "
-    room = _WIDTH - len(text) - (len(used) + 2 if used else 0)
-    short = len(task.title) <= room
-    title = task.title if short else f"{task.title[: room - 1].rstrip()}…"
+    elif is_open_again(curriculum, task, entry):
+        used = "passed before, open again"
+    elif entry.get("passed"):
+        mark, style = "!", "fail"
+        used = "last check failed" if entry.get("fails_now") else "changed since"
+    text = f"  {mark} {task.number:<4}  "
+    room = screen_width() - 1 - len(text) - (len(used) + 2 if used else 0)
+    title = task.title
+    if len(title) > room:
+        title = f"{title[: max(0, room - 1)].rstrip()}…"
     text += title
-    return style, f"{text}{used.rjust(_WIDTH - len(text))}" if used else text
+    return style, f"{text}{used.rjust(screen_width() - 1 - len(text))}".rstrip()

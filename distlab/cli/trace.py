@@ -51,7 +51,8 @@ def timeline_path(progress: Progress) -> Path:
 def keep_timeline(progress: Progress, verdict: TaskVerdict) -> list[tuple[str, str]]:
     """Draw the run that failed, if one did, and say in a dim line where it is.
 
-    Where the reference does the same quickly, its run stands below.
+    Once the task has passed, the reference's run stands below where it is quick:
+    before that it would give the solution away.
     A timeline that cannot be drawn or written changes no verdict.
     """
     failure = verdict.first_failure()
@@ -63,7 +64,10 @@ def keep_timeline(progress: Progress, verdict: TaskVerdict) -> list[tuple[str, s
     path = timeline_path(progress)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        right = failure.reference_run() if failure.reference_run else None
+        entry = progress.read().get("tasks", {}).get(verdict.id, {})
+        has_passed = bool(entry.get("passed"))
+        play = failure.reference_run if has_passed else None
+        right = play() if play else None
         said = failure.message
         to_html(failure.run, path, beside=right, title=title, verdict=said)
         rows = "\n".join(draw_text(failure.run))

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from distlab.experiments.digits import Moment, Shard
+from distlab.terminal import screen_width
 
 _PLAIN_EVERY = 5  # epochs between two lines where a line cannot move
-_WIDTH = 79
 _ROWS = 8  # of the table of ranks
 _ERASE_REST = "\x1b[K"  # of the line, to the right of the cursor
 
@@ -47,7 +47,7 @@ class LiveLine:
         if self._quiet:
             return
         if self._moves:
-            sys.stdout.write(f"\r{text[:_WIDTH]}{_ERASE_REST}")
+            sys.stdout.write(f"\r{text[: screen_width() - 1]}{_ERASE_REST}")
         else:
             sys.stdout.write(f"{text}\n")
         sys.stdout.flush()

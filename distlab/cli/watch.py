@@ -18,15 +18,14 @@ from distlab.cli.changes import Changes
 from distlab.cli.check import (
     check_worlds,
     chosen,
-    following,
     remember,
-    under_way,
     what_helps,
 )
 from distlab.cli.hint import LEVELS, hint
-from distlab.cli.screen import command, show
+from distlab.cli.screen import command, show, waiting
 from distlab.cli.trace import keep_timeline, open_page, timeline_path
 from distlab.curriculum import Progress, Task, load_curriculum
+from distlab.curriculum.path import following, passed_tasks
 from distlab.grading import FAILED, ClauseVerdict, Report, TaskVerdict
 from distlab.grading.preflight import look_at
 from distlab.grading.report import lines_of
@@ -124,7 +123,7 @@ class _Session:
     def _go_on(self) -> None:
         """To the next task; if the current one has not passed, at the second time."""
         task, following = self._task, self._following()
-        passed = self._progress.passed() | self._passed_here
+        passed = self._passed() | self._passed_here
         if following is None:
             self._say("dim", "  there is no other task left")
             self._say_keys()
@@ -138,7 +137,7 @@ class _Session:
 
     def _following(self) -> Task | None:
         """The next task of the path that has not passed; then those before this one."""
-        passed = self._progress.passed() | self._passed_here
+        passed = self._passed() | self._passed_here
         return following(self._curriculum, passed, self._task)
 
     def _open_timeline(self) -> None:
@@ -203,7 +202,7 @@ class _Session:
 
     def _broken_file(self) -> TaskVerdict | None:
         """The verdict on a file that is no Python, or lacks a task that had passed."""
-        current, passed = self._task.id, self._progress.passed()
+        current, passed = self._task.id, self._passed()
         read: set[str] = set()
         for task in self._curriculum.tasks:
             counts = task.id in passed or task.id == current
@@ -221,14 +220,21 @@ class _Session:
 
     def _changed_since_passing(self) -> list[Task]:
         """Other tasks that have passed and whose function is another one now."""
-        passed = self._progress.passed() - {self._task.id}
-        tasks = self._curriculum.tasks
-        return [task for task in tasks if task.id in passed and self._has_changed(task)]
+        entries = self._progress.read().get("tasks", {})
+        return [
+            task
+            for task in self._curriculum.tasks
+            if task is not self._task
+            and _passed_last(entries.get(task.id, {}))
+            and self._has_changed(task)
+        ]
 
     def _has_changed(self, task: Task) -> bool:
         entry = self._progress.read().get("tasks", {}).get(task.id, {})
         verdict, ready = look_at(self._curriculum, task, "mine")
-        return ready is not None and verdict.function_digest != entry.get("digest")
+        return ready is not None and verdict.function_digest not in entry.get(
+            "passes", []
+        )
 
     def _verdict(self, task: Task) -> TaskVerdict:
         verdict, ready = look_at(self._curriculum, task, "mine")
@@ -236,14 +242,15 @@ class _Session:
         if ready is not None:
             from distlab.grading.grade import Grader
 
-            with under_way(quiet=self._as_json) as sign:
-                sign(task.number)
+            with waiting(f"checking {task.number}", quiet=self._as_json) as sign:
                 grader = Grader(
                     self._curriculum,
                     self._cluster,
                     worlds=self._worlds,
                     first=self._changes.failing(task.id),
-                    on_first=lambda clause: sign(f"{task.number}, {_as_yet(clause)}"),
+                    on_first=lambda clause: sign(
+                        f"checking {task.number}, {_as_yet(clause)}"
+                    ),
                 )
                 report = grader.grade([task])
         self.exit_code = report.exit_code
@@ -254,7 +261,8 @@ class _Session:
             time.sleep(_HALF_WRITTEN_S)
         if self._save_times() != self._under_judgement:
             raise RunCancelledError
-        lost = verdict.status == "fail" and verdict.id in self._progress.passed()
+        entries = self._progress.read().get("tasks", {})
+        lost = verdict.status == "fail" and _passed_last(entries.get(verdict.id, {}))
         remember(self._progress, verdict, self._worlds)
         if verdict.status == "pass":
             self._passed_here.add(verdict.id)
@@ -274,6 +282,9 @@ class _Session:
         show(what_helps(self._curriculum, self._progress, verdict, self._worlds))
         self._say_keys()
 
+    def _passed(self) -> set[str]:
+        return passed_tasks(self._curriculum, self._progress)
+
     def _say_keys(self) -> None:
         self._say("dim", f"  watching your files   {KEYS}")
         self._say("plain", "")
@@ -281,6 +292,11 @@ class _Session:
     def _say(self, style: str, line: str) -> None:
         if not self._as_json:
             show([(style, line)])
+
+
+def _passed_last(entry: dict[str, Any]) -> bool:
+    """Whether a task has passed, and did so when it was judged last."""
+    return bool(entry.get("passed")) and not entry.get("fails_now")
 
 
 def _as_yet(clause: ClauseVerdict) -> str:

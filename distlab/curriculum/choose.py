@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Literal, get_args
 
 from distlab.curriculum.manifest import Curriculum, CurriculumError, Task, Unit
+from distlab.curriculum.path import passed_tasks
 from distlab.curriculum.progress import Progress
 from distlab.curriculum.regions import functions_of
 from distlab.curriculum.units import SourceError, UnitSource, load_graft, read_source
@@ -90,7 +91,7 @@ def chosen_unit(curriculum: Curriculum, unit: str, default: Side = "auto") -> Ch
                 message = f"{shown(error.path)}: {error}"
                 raise SourceError(message, error.path, error.line) from error
             mine, unusable = None, str(error)
-    passed = progress.passed()
+    passed = passed_tasks(curriculum, progress)
     parts = tuple(
         _part(task, sides[task.id], mine, reference, passed, unusable)
         for task in known.tasks

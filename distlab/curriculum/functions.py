@@ -27,6 +27,14 @@ def span_of(node: ast.FunctionDef | ast.ClassDef) -> tuple[int, int]:
     return first, node.end_lineno or node.lineno
 
 
+def docstring_span(node: ast.FunctionDef | ast.ClassDef) -> range:
+    """The lines of a definition's docstring; empty where there is none."""
+    if ast.get_docstring(node, clean=False) is None:
+        return range(0)
+    first = node.body[0]
+    return range(first.lineno, (first.end_lineno or first.lineno) + 1)
+
+
 def body_line(node: ast.FunctionDef) -> int:
     """The line after the docstring; without one, the first line of the body."""
     if ast.get_docstring(node, clean=False) is not None:

@@ -103,7 +103,7 @@ class Curriculum:
         return tuple(sorted(tasks, key=lambda task: _place(task.number)))
 
     def task(self, name: str) -> Task:
-        """The task called `name`: a number, an id, a task's name or the start of one.
+        """The task called `name`: a number, an id, a task's name or a part of an id.
 
         Raises:
             CurriculumError: no task is called that, or more than one.
@@ -113,7 +113,9 @@ class Curriculum:
             if found:
                 break
         else:
-            found = [t for t in self.tasks if name and name in t.id]
+            # "1" is a phase, not the 1 in "stage1"
+            usable = name and not name.isdecimal()
+            found = [t for t in self.tasks if usable and name in t.id]
         if len(found) == 1:
             return found[0]
         if found:
@@ -123,6 +125,15 @@ class Curriculum:
         raise CurriculumError(
             f"no task is called {name!r}; there are 1.1 … {last}, see `distlab status`"
         )
+
+    def tasks_of(self, phase: int) -> list[Task]:
+        """The tasks of a phase in the order of the path.
+
+        Raises:
+            CurriculumError: there is no such phase.
+        """
+        units = {unit.name for unit in self.phase(phase).units}
+        return [task for task in self.tasks if task.unit in units]
 
     def phase(self, number: int) -> Phase:
         """The phase with this number.

@@ -27,6 +27,12 @@ def read_misconceptions() -> dict[str, dict[str, str]]:
     }
 
 
+@cache
+def misconceptions_by_unit() -> dict[str, tuple[str, ...]]:
+    """The slugs of each unit; `shared` has those of several units."""
+    return {path.stem: tuple(_table(path)) for path in _paths()}
+
+
 def fitting_hint(slug: str) -> int:
     """The level of the hint that fits this misconception; 0 where none does more."""
     return int(_read().get(slug, {}).get(_OPENS, 0))
@@ -34,7 +40,12 @@ def fitting_hint(slug: str) -> int:
 
 @cache
 def _read() -> dict[str, dict[str, Any]]:
-    entries: dict[str, dict[str, Any]] = {}
-    for path in sorted(Path(__file__).with_name("misconceptions").glob("*.toml")):
-        entries |= tomllib.loads(path.read_text(encoding="utf-8"))
-    return entries
+    return {slug: entry for path in _paths() for slug, entry in _table(path).items()}
+
+
+def _paths() -> list[Path]:
+    return sorted(Path(__file__).with_name("misconceptions").glob("*.toml"))
+
+
+def _table(path: Path) -> dict[str, dict[str, Any]]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))

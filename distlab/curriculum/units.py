@@ -7,6 +7,7 @@ whose digest the verdict names, even if it is saved again in the meantime.
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 import stat
 import sys
@@ -112,15 +113,26 @@ class UnitSource:
         return next(absent, "")
 
     def function_digest(self, functions: Sequence[str]) -> str:
-        """A digest of these functions' code: comments and layout do not change it."""
+        """A digest of the code: comments, docstrings and layout do not change it."""
         return _function_digest(self, tuple(functions))
 
 
 @lru_cache(maxsize=256)
 def _function_digest(source: UnitSource, functions: tuple[str, ...]) -> str:
     nodes = [_find(source.tree.body, name.split(".")) for name in functions]
-    code = "".join(ast.dump(node) if node else "" for node in nodes)
+    code = "".join(ast.dump(_without_docstring(node)) if node else "" for node in nodes)
     return hashlib.sha256(code.encode()).hexdigest()[:12]
+
+
+def _without_docstring(node: ast.AST) -> ast.AST:
+    """A copy of the function or class without its docstring, for the digest."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return node
+    if ast.get_docstring(node, clean=False) is None:
+        return node
+    bare = copy.copy(node)
+    bare.body = node.body[1:]
+    return bare
 
 
 def travelling(source: UnitSource) -> dict[str, str]:

@@ -146,9 +146,9 @@ def _crossed(run: Run) -> str:
 
 
 def _one_sided(run: Run, slug: str, called: str, missing: str) -> NotYetError:
-    message = f"{_all(run)} called {called}; nobody called {missing}"
+    message = f"{_all(run)} called {called}; no rank called {missing}"
     if not all(r.waiting for r in run.ranks):
-        message = f"{explain(run)}: nobody called {missing}"
+        message = f"{explain(run)}: no rank called {missing}"
     verdict = not_yet(run, slug, message, kind="DEADLOCK")
     silent = [r.rank for r in run.ranks if not r.calls()]
     if silent:
@@ -194,7 +194,7 @@ def _itself(run: Run, first: RankRecord, text: str) -> NotYetError:
             where = "to" if called == "send" else "from"
             message = (
                 f"{_all(run)} called {called} {where} rank {first.rank}; "
-                f"nobody called {missing}"
+                f"no rank called {missing}"
             )
             return not_yet(run, slug, message)
     return not_yet(run, "send-to-self", text)

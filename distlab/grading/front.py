@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import TracebackType
 
 from distlab.curriculum import (
+    Progress,
+    ProgressUnavailableError,
     find_root,
     load_curriculum,
 )
 from distlab.grading.grade import Grader
 from distlab.grading.preflight import graded_files
+from distlab.grading.remember import record
 from distlab.grading.report import lines_of, plain
 from distlab.grading.verdict import INTERRUPTED, TaskVerdict
 from distlab.runner import Cluster
@@ -51,6 +55,7 @@ class PhaseFront:
         """The verdict on a task that has not passed; empty if it has."""
         report = self._grader.grade([self._curriculum.task(task_id)])
         verdict = report.tasks[0]
+        self._keep(verdict)
         return "" if verdict.status == "pass" else plain(lines_of(verdict))
 
     def main(self) -> int:
@@ -59,11 +64,16 @@ class PhaseFront:
         tasks = [self._curriculum.task(task_id) for task_id in self.task_ids]
         try:
             with self:
-                report = self._grader.grade(tasks, _print)
+                report = self._grader.grade(tasks, self._tell)
         except KeyboardInterrupt:
             return INTERRUPTED
         return report.exit_code
 
+    def _tell(self, verdict: TaskVerdict) -> None:
+        print(plain(lines_of(verdict)), flush=True)
+        self._keep(verdict)
 
-def _print(verdict: TaskVerdict) -> None:
-    print(plain(lines_of(verdict)), flush=True)
+    def _keep(self, verdict: TaskVerdict) -> None:
+        """As `distlab check` does; the verdict holds even where it cannot be kept."""
+        with contextlib.suppress(ProgressUnavailableError):
+            record(Progress(self._curriculum.root), verdict)

@@ -40,17 +40,19 @@ class Grader:
         worlds: Sequence[int] = (),
         first: str = "",
         on_first: Callable[[ClauseVerdict], None] = lambda _: None,
+        on_step: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`first` is judged before the other clauses, and `on_first` hears of it.
 
-        That changes when it is known, and nothing about the verdict.
+        That changes when it is known, and nothing about the verdict. `on_step` hears
+        which clause is judged at which number of ranks: "C2, n = 3".
         """
         self._curriculum = curriculum
         self._cluster = cluster
         self._code = code
         self._seed = secrets.randbelow(1_000_000) if seed is None else seed
         self._worlds = tuple(worlds)
-        self._first, self._on_first = first, on_first
+        self._first, self._on_first, self._on_step = first, on_first, on_step
 
     def grade(
         self,
@@ -147,6 +149,7 @@ class Grader:
                 benches[world_size] = self._planned(task, impl, world_size)
             bench = benches[world_size]
             bench.latest = None
+            self._on_step(f"{check.clause}, n = {world_size}")
             try:
                 note = _judged(check, impl, bench)
                 if note and world_size > (passed.world_size or 0):

@@ -21,7 +21,7 @@ _SECRETS = ("solutions", "tests/mutants")
 POINT_TO_POINT_UNITS = {
     "collectives": "the collectives",
     "ring_allreduce": "all_reduce",
-    "topology": "all-reduces of its own",
+    "topology": "its own all-reduces",
 }
 
 

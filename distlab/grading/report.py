@@ -1,4 +1,4 @@
-"""A verdict on the terminal: sentence, evidence by rank, rule, where; 80 wide."""
+"""A verdict on the terminal: sentence, evidence by rank, rule, where."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from distlab.grading.verdict import HALF_DONE, ClauseVerdict, TaskVerdict
+from distlab.terminal import screen_width
 
 if TYPE_CHECKING:
     from distlab.runner.autopsy import Evidence
 
-WIDTH = 80
 _INDENT = "  "
 _EVIDENCE_ROWS = 8
+_PATH = re.compile(r"(?<!\S)/(?:[^\s/:]+/)+(?=[^\s/:]+\.py:)")
 _TRANSPORT = re.compile(r"throwing an instance of 'gloo::|what\(\):  \[enforce fail")
 
 
@@ -111,7 +112,7 @@ def _failed(verdict: TaskVerdict) -> list[tuple[str, str]]:
     tail = f"{_INDENT}{size}{tail}"
     seconds = f"{verdict.seconds:.2f} s"
     where = _guilty_line(failure.evidence)
-    if where and len(tail) + len(where) + len(seconds) + 5 <= WIDTH:
+    if where and len(tail) + len(where) + len(seconds) + 5 <= screen_width():
         tail += f"   {where}"
     elif where:
         lines.append(("plain", _INDENT + where))
@@ -135,10 +136,10 @@ def _rule(text: str) -> list[tuple[str, str]]:
 def _headline(head: str, slug: str) -> list[tuple[str, str]]:
     tag = f"[{slug}]" if slug else ""
     lines = _wrap(head)
-    if tag and len(lines[-1]) + len(tag) + 2 <= WIDTH:
+    if tag and len(lines[-1]) + len(tag) + 2 <= screen_width():
         lines[-1] = _spread(lines[-1], tag)
     elif tag:
-        lines.append(tag.rjust(WIDTH))
+        lines.append(tag.rjust(screen_width()))
     return [("fail", line) for line in lines]
 
 
@@ -156,9 +157,9 @@ def _table(evidence: tuple[Evidence, ...]) -> list[str]:
         head = f"{_INDENT}{name:<{who}}  " if who else _INDENT
         head += f"{row.state:<{state}}  "
         side_by_side = len(head) + 2 + len(where)
-        if side_by_side + text <= WIDTH:
+        if side_by_side + text <= screen_width():
             lines.append(f"{head}{row.text:<{text}}  {where}".rstrip())
-        elif side_by_side + len(row.text) <= WIDTH:
+        elif side_by_side + len(row.text) <= screen_width():
             lines.append(f"{head}{row.text}  {where}".rstrip())
         else:
             lines += _wrap(row.text, head, len(head))
@@ -195,16 +196,28 @@ def _printed(failure: ClauseVerdict, is_plan: bool) -> list[tuple[str, str]]:
     if is_plan:
         printed = [line.removeprefix("[rank 0] ") for line in printed]
     lines = [("dim", f"{_INDENT}printed meanwhile:")]
-    lines += [("dim", f"{_INDENT}  {_cut(line)}") for line in printed[:6]]
+    lines += [("dim", row) for line in printed[:6] for row in _printed_rows(line)]
     if len(printed) > 6:
         lines.append(("dim", f"{_INDENT}  … {len(printed) - 6} lines more"))
     return lines
 
 
-def _cut(line: str) -> str:
-    """What fits of a line that a program printed."""
-    line = visible(line.expandtabs(4))
-    return line if len(line) <= WIDTH - 4 else f"{line[: WIDTH - 5]}…"
+def _printed_rows(line: str) -> list[str]:
+    """A line that the learner's code printed: two rows of it at most.
+
+    Python's warnings begin with a long path: of that the file's name is enough.
+    """
+    line = _PATH.sub("", visible(line.expandtabs(4)))
+    rows = textwrap.wrap(
+        line,
+        screen_width(),
+        initial_indent=_INDENT * 2,
+        subsequent_indent=_INDENT * 3,
+        drop_whitespace=False,
+        max_lines=2,
+        placeholder=" …",
+    )
+    return rows or [""]
 
 
 def _word(clause: ClauseVerdict) -> str:
@@ -218,7 +231,7 @@ def _wrap(text: str, first: str = "", hanging: int | None = None) -> list[str]:
         indent = "    "
     wrapped = textwrap.wrap(
         visible(text.replace("\n", " ")),
-        WIDTH,
+        screen_width(),
         initial_indent=first,
         subsequent_indent=indent,
         break_long_words=False,
@@ -228,7 +241,7 @@ def _wrap(text: str, first: str = "", hanging: int | None = None) -> list[str]:
 
 
 def _spread(left: str, right: str) -> str:
-    return f"{left}{right.rjust(max(len(right) + 2, WIDTH - len(left)))}"
+    return f"{left}{right.rjust(max(len(right) + 2, screen_width() - len(left)))}"
 
 
 def plain(lines: Iterable[tuple[str, str]]) -> str:

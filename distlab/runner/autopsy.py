@@ -48,15 +48,15 @@ def explain(run: Run) -> str:
 
 
 def explain_deadlock(run: Run) -> str:
-    """Who waits for whom, and why nobody can go on."""
+    """Who waits for whom, and why no rank can go on."""
     waiting = [r for r in run.ranks if r.status == "waiting" and r.waiting]
     ops = {r.waiting["op"] for r in waiting if r.waiting and r.rank in run.cycle}
     if run.cycle:
         circle = "→".join(_shortened([*run.cycle, run.cycle[0]]))
         if ops <= set(SENDS):
-            return f"{circle} all wait in send, nobody is in recv"
+            return f"{circle} all wait in send, no rank is in recv"
         if ops <= set(RECEIVES):
-            return f"{circle} all wait in recv, nobody is in send"
+            return f"{circle} all wait in recv, no rank is in send"
         return f"{circle} each waits for the next"
     for record in waiting:
         for peer in run.waits_for.get(record.rank, ()):
@@ -66,7 +66,9 @@ def explain_deadlock(run: Run) -> str:
                     f"but rank {peer} has already finished"
                 )
     first = waiting[0]
-    return f"rank {first.rank} waits in {describe(first.waiting)}, which nobody answers"
+    return (
+        f"rank {first.rank} waits in {describe(first.waiting)}, which no rank answers"
+    )
 
 
 def explain_timeout(run: Run) -> str:

@@ -20,7 +20,7 @@ from distlab.runner.record import Outcome
 Column = NDArray[np.int64]
 NONE = -1
 STATES = ("done", "waiting", "failed", "posted")
-"""How a call stands; `posted` returned at once, and its `wait` is a row of its own."""
+"""How a call stands; `posted` returned at once, and its `wait` has a row."""
 
 CALL_COLUMNS = (
     *("rank", "number", "op", "dst", "src", "tag", "num_bytes", "label", "site"),

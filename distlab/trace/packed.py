@@ -54,7 +54,7 @@ def pack(
     if kept < len(trace.messages):
         notes.append(
             f"of {len(trace.messages):,} messages the first {kept:,} can be seen one "
-            "by one; the heat map, the matrix and the ways in use count all of them"
+            "by one; the heat map, the matrix and the links in use count all of them"
         )
     return {
         "title": title,

@@ -28,24 +28,18 @@ if TYPE_CHECKING:
 _SCRIPTS = ("data", "lanes", "arrows", "overview", "words")
 _LINES = 4  # of code, beside the story
 _FEW = 4  # ranks that are named one by one
-_KEY = (
-    ("move", "data moves"),
-    ("wait", "waits for the other side"),
-    ("", "the rank's own work"),
-    ("post", "started, goes on at once"),
-    ("message", "message"),
-    ("path", "critical path"),
-)
-_KEY_OF_MESSAGES = (
-    ("half", "sends (above), receives (below)"),
-    ("", "neither"),
-    *_KEY[-2:],
-)
-_KEY_OF_FAILURE = (
-    ("stuck", "waits forever"),
-    ("never", "message that never comes"),
-    ("failed", "failed or refused"),
-)
+_KEY = {
+    "move": "a call that moves data",
+    "wait": "a call that waits for the other side",
+    "": "the rank's own work",
+    "post": "a call that returns at once (isend, irecv)",
+    "half": "sends (above), receives (below)",
+    "message": "message",
+    "path": "critical path",
+    "stuck": "waits forever",
+    "never": "message that is never delivered",
+    "failed": "failed or refused",
+}
 _HINT = (
     "wheel: zoom · drag: move · click: what it is · keys: ← → + − 0, "
     "n p ↑ ↓ from call to call, c critical path"
@@ -107,7 +101,7 @@ def page(
 {_story(run, traces[0])}
 {_tools()}
 <div id="panels"></div>
-<p class="key">{_key(run, traces[0])}</p>
+<p class="key">{_key(traces, packed)}</p>
 <div id="details" class="details" role="status" aria-live="polite"></div>
 <p class="note">{escape(_clock(traces[0]))} {escape(" ".join(notes))}</p>
 <noscript><p>Without its script this page has no picture; all is in words below.</p>
@@ -186,7 +180,7 @@ def _story(run: Run, trace: Trace) -> str:
         if trace.sites[number].file
     )
     return f"""<section class="story">
-<h2>Why nobody goes on</h2>
+<h2>Why no rank can go on</h2>
 {told}{code}</section>"""
 
 
@@ -216,23 +210,45 @@ def _tools() -> str:
 </div>"""
 
 
-def _key(run: Run, trace: Trace) -> str:
-    known = _KEY if len(trace.calls) or not len(trace.messages) else _KEY_OF_MESSAGES
-    failed = () if run.outcome == "finished" else _KEY_OF_FAILURE
+def _key(traces: list[Trace], packed: list[dict[str, Any]]) -> str:
+    """What the colors mean: of those that are in the picture."""
+    shown = set[str]().union(*map(_styles, traces))
+    if any(one["path"]["length"] for one in packed):
+        shown.add("path")
+    if any(one["never"] for one in packed):
+        shown.add("never")
     return "".join(
         f'<span><i class="{style}"></i>{words}</span>'
-        for style, words in known + failed
+        for style, words in _KEY.items()
+        if style in shown
     )
 
 
+def _styles(trace: Trace) -> set[str]:
+    """The kinds of bars and arrows that a trace is drawn with."""
+    calls = trace.calls
+    states = {STATES[number] for number in np.unique(calls["state"]).tolist()}
+    done = calls["state"] == STATES.index("done")
+    found = {"": True, "half": not len(calls) and len(trace.messages)}
+    found["message"] = bool(len(trace.messages))
+    found["move"] = bool(np.any(done & (calls["end_ps"] > calls["ready_ps"])))
+    found["wait"] = bool(np.any(done & (calls["ready_ps"] > calls["start_ps"])))
+    found["post"] = "posted" in states
+    found["stuck"] = "waiting" in states
+    found["failed"] = "failed" in states
+    return {style for style, is_there in found.items() if is_there}
+
+
 def _clock(trace: Trace) -> str:
+    """What the axis is, and what the strip below the lanes shows."""
     clock = "Times are those of this machine's clock."
     if trace.clock == "virtual":
-        clock = "Times are those of the simulated cluster."
+        clock = "Times are simulated time."
+    if not len(trace.messages):
+        return clock
     return (
-        f"{clock} Steps show what happened before what: each call takes one, and a "
-        "message happens once both its sides are there. Below the lanes, the blue is "
-        "how many of the ranks' ways out and in are in use, and the line the busiest "
-        "one: a message uses its sender's way out and its receiver's way in until it "
-        "has arrived."
+        f"{clock} In steps, each call takes one step, and a message is delivered once "
+        "both its calls have begun. Below the lanes, the blue area is the fraction of "
+        "all links in use, and the line is the busiest link: a message uses its "
+        "sender's outgoing link and its receiver's incoming link until it has arrived."
     )

@@ -99,9 +99,13 @@ function drawNever(panel, view, colors) {
     ctx.setLineDash([]);
     if (frame.lane < 40 || apart < 100) return;
     ctx.font = "12px Verdana, sans-serif";
-    ctx.fillStyle = colors.stuck;
     ctx.textAlign = "left";
-    ctx.fillText(given ? "never taken" : "never sent", (x + toX) / 2 + 12, (y + toY) / 2 + 4);
+    const words = given ? "never received" : "never sent";
+    const left = (x + toX) / 2 + 12, base = (y + toY) / 2 + 4;
+    ctx.fillStyle = colors.paper; // the bars behind the words are hatched
+    ctx.fillRect(left - 3, base - 12, ctx.measureText(words).width + 6, 16);
+    ctx.fillStyle = colors.stuck;
+    ctx.fillText(words, left, base);
   });
 }
 

@@ -1,5 +1,5 @@
 // Very many ranks: a heat map instead of lanes, a matrix instead of arrows; and below
-// either of them how busy the ranks' ways out and in were.
+// either of them how busy the ranks' links were.
 
 "use strict";
 

@@ -124,15 +124,15 @@ def _at_odds(ranks: list[RankRecord]) -> str:
 def _why(ops: set[str]) -> str:
     if ops <= set(SENDS):
         return (
-            "A send ends only when the other side receives. Everybody sends, nobody "
-            "gets as far as receiving."
+            "A send returns only when the other side receives. Every rank sends, and "
+            "no rank reaches its recv."
         )
     if ops <= set(RECEIVES):
         return (
-            "A receive ends only when the other side sends. Everybody receives, nobody "
-            "gets as far as sending."
+            "A recv returns only when the other side sends. Every rank receives, and "
+            "no rank reaches its send."
         )
-    return "None of these calls can end before another of them does."
+    return "None of these calls can return before another of them does."
 
 
 def _was_lost(run: Run, record: RankRecord) -> bool:
@@ -172,7 +172,7 @@ def _wait(run: Run, record: RankRecord) -> str:
     if _was_lost(run, record):
         return f"{head}.{_LOST}"
     if not gone:
-        return f"{head}. Nobody answers."
+        return f"{head}. No rank answers."
     if len(gone) > _FEW:
         return f"{head}. But {len(gone)} ranks have already ended and never will."
     names = " and ".join(map(str, gone))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from distlab.runner.autopsy import evidence
@@ -34,14 +35,15 @@ def figures(trace: Trace, path: Sequence[Segment], name: str) -> str:
         # Only a simulated network knows when bytes pass; else the latency counts too.
         what = "links, by the time in which bytes pass there"
         if not trace.links:
-            what = "ways out and in of ranks, as shares of the time"
+            what = "links of ranks, as a fraction of the time"
         lines.append(f"The busiest {what}: {named}.")
     if lost := int(m["lost"].sum()):
         lines.append(f"{lost:,} of the messages never arrived.")
     spent = seconds_by_kind(path)
     whole = sum(spent.values())
     if trace.outcome == "finished":
-        lines[0] = f"{lines[0][:-1]}, {time_words(trace.end_ps / 1e12)}."
+        took = time_words(trace.end_ps / 1e12)
+        lines[0] = f"{lines[0][:-1]}. This run took {took}."
     if whole:
         words = {
             "message": "messages under way",
@@ -56,15 +58,21 @@ def figures(trace: Trace, path: Sequence[Segment], name: str) -> str:
 
 
 def table_of(run: Run) -> str:
-    """One row per rank."""
-    lines = evidence(run)
+    """One row per rank; neighbors that are in the same state share one."""
+    lines = evidence(run)[:_RANKS]
+    groups = groupby(lines, lambda row: (row.state, row.text, row.where))
     rows = "".join(
-        f"<tr><td>rank {row.rank}</td><td>{escape(row.state)}</td>"
-        f"<td>{escape(row.text)}</td><td>{escape(row.where)}</td></tr>\n"
-        for row in lines[:_RANKS]
+        f"<tr><td>{_ranks([row.rank for row in same])}</td><td>{escape(state)}</td>"
+        f"<td>{escape(text)}</td><td>{escape(where)}</td></tr>\n"
+        for (state, text, where), same in groups
     )
     head = "<tr><th>rank</th><th>state</th><th>in</th><th>line</th></tr>"
-    return f"<table>\n{head}\n{rows}</table>{_and_more(len(lines))}"
+    return f"<table>\n{head}\n{rows}</table>{_and_more(run.world_size)}"
+
+
+def _ranks(numbers: list[int]) -> str:
+    first, last = numbers[0], numbers[-1]
+    return f"rank {first}" if first == last else f"ranks {first} to {last}"
 
 
 def _and_more(count: int) -> str:

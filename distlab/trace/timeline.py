@@ -38,7 +38,7 @@ def draw_timeline(run: Run, *, name: str = "timeline", title: str = "") -> str:
 
 def _title(run: Run) -> str:
     count = "1 rank" if run.world_size == 1 else f"{run.world_size} ranks"
-    how = {"finished": "to the end", "deadlock": "until nobody could go on"}
+    how = {"finished": "to the end", "deadlock": "until no rank could go on"}
     return f"What {count} did, {how.get(run.outcome, 'until it failed')}"
 
 
@@ -148,7 +148,7 @@ class _Picture:
         with self._canvas.titled(f"rank {wait.waiter} waits: {words}"):
             self._canvas.arrow(x, y, x + 34, end_y, color=RED, thick=3, dash=dash)
         if not wait.in_cycle and self._lane >= 60:
-            what = "never taken" if wait.given else "never sent"
+            what = "never received" if wait.given else "never sent"
             self._canvas.text(
                 x + 36, (y + end_y) / 2 + 4, what, size=11, color=RED, anchor="start"
             )

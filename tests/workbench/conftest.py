@@ -13,6 +13,13 @@ from distlab.runner import Cluster
 os.environ.pop("COLUMNS", None)
 
 
+def pytest_report_header() -> list[str]:
+    return [
+        "These are the tests of distlab itself, thousands of them.",
+        "Your own work: pytest tests/test_phase1.py, or distlab check.",
+    ]
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Ranks for everybody; its zygote starts at the first run."""

@@ -80,12 +80,12 @@ def test_finished() -> None:
         (
             [waiting(0, "send", dst=1), waiting(1, "isend", dst=0)],
             {"cycle": (0, 1)},
-            "0→1→0 all wait in send, nobody is in recv",
+            "0→1→0 all wait in send, no rank is in recv",
         ),
         (
             [waiting(0, "recv", src=1), waiting(1, "irecv", src=0)],
             {"cycle": (0, 1)},
-            "0→1→0 all wait in recv, nobody is in send",
+            "0→1→0 all wait in recv, no rank is in send",
         ),
         (
             [waiting(0, "barrier"), waiting(1, "recv", src=0)],
@@ -99,7 +99,7 @@ def test_finished() -> None:
                 waiting(2, "recv", src=0),
             ],
             {"cycle": (0, 1)},
-            "0→1→0 all wait in send, nobody is in recv",
+            "0→1→0 all wait in send, no rank is in recv",
         ),
         (
             [waiting(0, "recv", src=1), done(1)],
@@ -114,7 +114,7 @@ def test_finished() -> None:
         (
             [waiting(0, "recv", src=ANY)],
             {"waits_for": {0: ()}},
-            "rank 0 waits in recv ← any rank, which nobody answers",
+            "rank 0 waits in recv ← any rank, which no rank answers",
         ),
     ],
 )
@@ -319,7 +319,7 @@ def test_a_place_is_relative_to_where_one_stands(tmp_path: Path) -> None:
 
 def test_a_real_deadlock_in_words(cluster: Cluster) -> None:
     ended = cluster.run(programs.ring_of_sends, 3, limits=Limits(seconds=60))
-    assert explain(ended) == "0→1→2→0 all wait in send, nobody is in recv"
+    assert explain(ended) == "0→1→2→0 all wait in send, no rank is in recv"
     for rank, line in enumerate(evidence(ended)):
         assert (line.rank, line.state) == (rank, "waiting")
         assert line.text == f"call #1 send → {(rank + 1) % 3}  [8] float32"

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from distlab.cli.check import check, current_task, following, next_task, under_way
+from distlab.cli.check import check, chosen, next_task
 from distlab.cli.explain import explain
 from distlab.cli.hint import hint
 from distlab.cli.reset import reset
-from distlab.cli.screen import warn
+from distlab.cli.screen import waiting, warn
 from distlab.cli.status import status
 from distlab.curriculum import CurriculumError, Progress, Task, load_curriculum
 from distlab.curriculum.misconceptions import read_misconceptions
+from distlab.curriculum.path import current_task, following, passed_tasks
 from tests.workbench.course import EXCHANGE, FIRST, ROOT, SECOND, Course, pristine
 
 Capture = pytest.CaptureFixture[str]
@@ -141,19 +143,39 @@ def test_the_verdict_opens_the_hint(here: Course, capsys: Capture) -> None:
     assert level("1.1") == "3 send-to-self"
 
 
-def test_explain(capsys: Capture) -> None:
+def test_explain(here: Course, capsys: Capture) -> None:
+    known = read_misconceptions()
     explain("[ring-of-sends] ")
-    assert "Every rank sends first" in capsys.readouterr().out
-    explain()
-    listed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in listed] == list(read_misconceptions())
-    for near, meant in (("ring-of-send", "ring-of-sends"), ("sum", "sum-not-mean")):
-        with pytest.raises(ValueError, match=f"did you mean .*{meant}"):
-            explain(near)
-    for slug in read_misconceptions():
+    assert known["ring-of-sends"]["title"] in capsys.readouterr().out
+    explain(every=True)
+    listed = capsys.readouterr().out
+    assert set(re.findall(r"^  ([a-z0-9-]+) ", listed, re.MULTILINE)) == set(known)
+    for near, meant in (
+        ("ring-of-send", "ring-of-sends"),
+        ("sum", "sum-not-mean"),
+    ):
+        assert explain(near) == 0
+        assert f"  {meant} " in capsys.readouterr().out
+    with pytest.raises(ValueError, match="no explanation is called 'xyzzy'"):
+        explain("xyzzy")
+    for slug in known:
         explain(slug)
     said = capsys.readouterr().out
-    assert max(len(line) for line in [*listed, *said.splitlines()]) <= 80
+    assert max(len(line) for line in (listed + said).splitlines()) <= 92
+
+
+def test_a_bare_explain_explains_the_last_verdict(
+    here: Course, capsys: Capture
+) -> None:
+    assert explain() == 0
+    assert "has no name to explain" in capsys.readouterr().out
+    progress = Progress(here.root)
+    progress.record_verdict(SECOND, passed=False, digest="", slug="ring-of-sends")
+    assert explain() == 0
+    assert capsys.readouterr().out.startswith("ring-of-sends: ")
+    progress.record_verdict(SECOND, passed=True, digest="")
+    assert explain() == 0
+    assert "has no name to explain" in capsys.readouterr().out
 
 
 def test_status_fits_and_counts(here: Course, capsys: Capture) -> None:
@@ -163,7 +185,9 @@ def test_status_fits_and_counts(here: Course, capsys: Capture) -> None:
         said = capsys.readouterr().out
         assert f"{number} of {len(core)}" in said
         assert f"next: {task.number} at phase{task.number[0]}" in said
-        assert said.count("✓") == number
+        assert said.count("✓") == sum(
+            other.number[0] == task.number[0] for other in core[:number]
+        )
         for _ in range(11):
             Progress(here.root).record_verdict(task.id, passed=True, digest="")
         lines = said.splitlines()
@@ -172,35 +196,79 @@ def test_status_fits_and_counts(here: Course, capsys: Capture) -> None:
     said = capsys.readouterr().out
     assert "next:" not in said
     assert "optional, nothing on the path needs it: 1.17 " in said
-    path, more, *_ = said.split("optional, for whoever wants more")
-    assert "tree_broadcast" in more
-    assert "tree_broadcast" not in path
+    status(all_phases=True)
+    said = capsys.readouterr().out
+    path, more, *_ = said.split("  optional:")
+    assert "\n  · 1.17 " in more
+    assert "\n  · 1.17 " not in path
 
 
 def test_status_sees_a_function_that_was_emptied(here: Course, capsys: Capture) -> None:
     here.fill(FIRST, EXCHANGE)
-    progress = Progress(here.root)
-    progress.record_verdict(FIRST, passed=True, digest="of what passed")
-    progress.record_verdict(SECOND, passed=True, digest="")
+    here.judged(FIRST)
     assert status() == 0
     assert "✓ 1.1 " in capsys.readouterr().out
     here.template().write_text(pristine("collectives"), encoding="utf-8")
     assert status() == 0
     said = capsys.readouterr().out
     assert re.search(r"^  · 1\.1 .* open again$", said, re.MULTILINE)
-    assert said.count("✓") == 1
-    # and a check writes it down
+    assert "✓" not in said
     assert check(["1.1"]) == 10
-    assert progress.passed() == {SECOND}
-    assert check(["1.3"]) == 10
-    assert progress.passed() == {SECOND}
+    assert passed_tasks(load_curriculum(), Progress(here.root)) == set()
+    here.fill(FIRST, EXCHANGE)
+    assert passed_tasks(load_curriculum(), Progress(here.root)) == {FIRST}
+
+
+def test_code_that_passed_once_counts_again_when_it_is_back(here: Course) -> None:
+    curriculum, progress = load_curriculum(), Progress(here.root)
+    here.fill(FIRST, EXCHANGE)
+    here.judged(FIRST)
+    here.fill(FIRST, "comm.send(box, 1)")
+    assert passed_tasks(curriculum, progress) == set()
+    here.judged(FIRST, passed=False)
+    here.fill(FIRST, f"# a remark changes nothing\n{EXCHANGE.strip()}")
+    assert passed_tasks(curriculum, progress) == {FIRST}
+    here.template().write_text("def broken(:")
+    assert passed_tasks(curriculum, progress) == set()  # the last verdict was a fail
+
+
+def test_a_pass_under_pytest_counts(here: Course) -> None:
+    here.fill(FIRST, EXCHANGE)
+    done = here.python("-m", "pytest", "-q", "tests/test_phase1.py", "-k", "exchange")
+    assert "1 passed" in done.out
+    assert here.progress()[FIRST]["passes"] == [here.digest(FIRST)]
+
+
+def test_a_bare_number_is_a_phase_and_never_a_part_of_a_name(here: Course) -> None:
+    curriculum, progress = load_curriculum(), Progress(here.root)
+    assert chosen(curriculum, progress, ["2"]) == curriculum.tasks_of(2)
+    with pytest.raises(ValueError, match="there is no phase 9"):
+        chosen(curriculum, progress, ["9"])
+    with pytest.raises(ValueError, match="no task is called '1'"):
+        curriculum.task("1")
+    with pytest.raises(ValueError, match=r"could be any of: 1\.4 .*, 3\.2 "):
+        curriculum.task("reduce")
+
+
+def test_check_and_status_name_the_same_next_task(
+    here: Course, capsys: Capture
+) -> None:
+    curriculum, progress = load_curriculum(), Progress(here.root)
+    by_number = {task.number: task.id for task in curriculum.tasks}
+    for number in ("1.1", "1.2", "1.8"):
+        progress.record_verdict(by_number[number], passed=True, digest="")
+    lines = next_task(curriculum, progress, by_number["1.2"])  # checked once more
+    assert status() == 0
+    assert "next: 1.9 " in capsys.readouterr().out
+    assert any("next: 1.9 " in line for _, line in lines)
 
 
 def test_status_tells_of_the_last_check_and_not_of_now(
     here: Course, capsys: Capture
 ) -> None:
     for passed in (True, False):
-        Progress(here.root).record_verdict(FIRST, passed=passed, digest="")
+        here.fill(FIRST, EXCHANGE if passed else "comm.send(box, 1)")
+        here.judged(FIRST, passed=passed)
     assert status() == 0
     said = capsys.readouterr().out
     assert re.search(r"^  ! 1\.1 .* last check failed$", said, re.MULTILINE)
@@ -231,15 +299,20 @@ def test_a_sentence_is_as_wide_as_the_screen(
 def test_a_sign_of_life_on_a_screen_only(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with under_way() as sign:
-        sign("1.16")
+    with waiting("checking 1.16"):
+        pass
     assert capsys.readouterr().out == ""
-    monkeypatch.setattr("distlab.cli.check.moves", lambda: True)
-    with under_way() as sign:
-        sign("1.16")
-    assert capsys.readouterr().out == "\r\x1b[K  checking 1.16 …\r\x1b[K"
-    with under_way(quiet=True) as sign:
-        sign("1.16")
+    monkeypatch.setattr("distlab.cli.screen.moves", lambda: True)
+    with waiting("checking 1.16") as sign:
+        sign("checking 1.16: C1, n = 4")
+    first, second, gone = capsys.readouterr().out.split("\r\x1b[K")[1:]
+    assert (first, second, gone) == (
+        "  checking 1.16 …",
+        "  checking 1.16: C1, n = 4 …",
+        "",
+    )
+    with waiting("checking 1.16", quiet=True):
+        pass
     assert capsys.readouterr().out == ""
 
 
@@ -329,18 +402,20 @@ def test_optional_tasks_are_offered_once_the_phase_is_through(here: Course) -> N
     for task in core:
         progress.record_verdict(task.id, passed=True, digest="")
     # With the whole path behind one, what is next is optional, and says so.
-    assert f"next, optional: {others[0].number} " in said(last)
+    assert "next, optional: " in said(last)
     assert "next, optional: 1.17 " in said(others[-1])
 
 
 def test_what_is_reset_has_not_passed(here: Course, capsys: Capture) -> None:
-    progress = Progress(here.root)
-    progress.record_verdict(FIRST, passed=True, digest="1")
-    progress.record_verdict("trainer.train_step", passed=True, digest="2")
-    here.template().write_text("# mine")
+    here.fill(FIRST, EXCHANGE)
+    here.judged(FIRST)
     assert reset("collectives") == 0
-    assert "next: 1.1 " in capsys.readouterr().out
-    assert progress.passed() == {"trainer.train_step"}
+    said = capsys.readouterr().out
+    assert "next: 1.1 " in said
+    assert passed_tasks(load_curriculum(), Progress(here.root)) == set()
+    (back,) = re.findall(r"^  cp (\S+) (\S+)$", said, re.MULTILINE)
+    shutil.copy(*back)
+    assert passed_tasks(load_curriculum(), Progress(here.root)) == {FIRST}
 
 
 def test_a_reset_that_fails_changes_nothing(

@@ -9,7 +9,7 @@ import pytest
 
 from distlab.cli.diff import diff, side_by_side
 from distlab.cli.use import use
-from distlab.curriculum import CurriculumError, Progress, SourceError, load_curriculum
+from distlab.curriculum import CurriculumError, SourceError, load_curriculum
 from distlab.curriculum.choose import Choice, Side, chosen_unit
 from tests.workbench.course import EXCHANGE, FIRST, SECOND, Course, filled
 
@@ -40,7 +40,7 @@ def test_auto_is_mine_once_it_has_passed(here: Course) -> None:
     here.fill(FIRST, "return 'mine'")
     assert set(whose(choose()).values()) == {"reference"}
     assert choose().parts[0].why == "yours has not passed"
-    Progress(here.root).record_verdict(FIRST, passed=True, digest="")
+    here.judged(FIRST, passed=True)
     choice = choose()
     assert whose(choice)[FIRST] == "mine"
     assert whose(choice)[SECOND] == "reference"
@@ -48,7 +48,7 @@ def test_auto_is_mine_once_it_has_passed(here: Course) -> None:
     module = choice.load()
     assert module.send_recv(None, None) == "mine"
     assert "NotImplementedError" not in module.ring_shift.__code__.co_names
-    Progress(here.root).record_verdict(FIRST, passed=False, digest="")
+    here.judged(FIRST, passed=False)
     assert set(whose(choose()).values()) == {"reference"}
 
 
@@ -115,7 +115,7 @@ def test_diff_waits_for_the_pass(here: Course, capsys: Capture) -> None:
     assert not out
     assert re.fullmatch(r"distlab: 1\.1 has not passed yet.*--anyway\n", err)
     assert diff("1.1", anyway=True) == 0
-    Progress(here.root).record_verdict(FIRST, passed=True, digest="")
+    here.judged(FIRST, passed=True)
     capsys.readouterr()
     assert diff("1.1", width=200) == 0
     said = capsys.readouterr().out
@@ -126,9 +126,9 @@ def test_diff_waits_for_the_pass(here: Course, capsys: Capture) -> None:
 
 
 def test_diff_of_the_same_and_of_what_is_missing(here: Course, capsys: Capture) -> None:
-    Progress(here.root).record_verdict(FIRST, passed=True, digest="")
     same = "if comm.rank == 0:\n    comm.send(tensor, dst=1)\nelif comm.rank == 1:"
     here.template().write_text(filled(FIRST, f"{same}\n    comm.recv(tensor, src=0)"))
+    here.judged(FIRST)
     assert diff("1.1") == 0
     assert "yours is the reference's" in capsys.readouterr().out
     here.template().write_text("x = 1\n")

@@ -166,7 +166,7 @@ def test_a_ring_of_sends_is_a_cycle(n: int, journal: bool) -> None:
     assert (done.outcome, done.cycle) == ("deadlock", tuple(range(n)))
     assert done.waits_for == {rank: ((rank + 1) % n,) for rank in range(n)}
     assert {record.status for record in done.ranks} == {"waiting"}
-    assert "all wait in send, nobody is in recv" in done.explanation
+    assert "all wait in send, no rank is in recv" in done.explanation
     with open(__file__) as file:
         line = [i for i, s in enumerate(file, 1) if "THE LINE OF THE SEND" in s]
     where = {(r.waiting["file"], r.waiting["line"]) for r in done.ranks if r.waiting}

@@ -69,7 +69,7 @@ def ring_of_sends() -> None:
             ring_of_sends,
             "dist.send",
             "send",
-            "0→1→2→0 all wait in send, nobody is in recv",
+            "0→1→2→0 all wait in send, no rank is in recv",
         ),
     ],
 )

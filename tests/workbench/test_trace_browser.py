@@ -80,7 +80,7 @@ def test_a_deadlock_explains_itself_and_its_line_is_a_click_away(
     shown(web, tmp_path, stuck_ring(4, file=str(file)))
     assert web.requests() == web.complaints() == []
     words = web.script("document.body.innerText")
-    assert "Why nobody goes on" in words
+    assert "Why no rank can go on" in words
     assert "That is a circle" in words
     assert web.script("view.clock") == "steps"
     edge = "[f.x(view.from) + 300, f.y(2) - Math.round(f.bar / 2)]"

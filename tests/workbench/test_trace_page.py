@@ -104,7 +104,7 @@ def test_no_name_can_end_the_script_or_become_markup() -> None:
 
 def test_all_is_there_in_words_too() -> None:
     text = page(stuck_ring())
-    assert "0→1→2→0 all wait in send, nobody is in recv" in text
+    assert "0→1→2→0 all wait in send, no rank is in recv" in text
     assert "Rank 2 is sending to rank 0 (template_collectives.py:41)" in text
     assert text.count("<td>waiting</td>") == 3
     assert "call #1 send → 1  [1] float32  template_collectives.py:41" in text
@@ -188,9 +188,9 @@ def test_ways_in_count_as_much_as_ways_out(
 
 def test_of_real_ranks_both_ways_are_named() -> None:
     text = page(run_of(call(1, "send", 0, 2, dst=1), call(1, "recv", 1, 4, src=0), []))
-    assert "The busiest ways out and in of ranks, as shares of the time: " in text
+    assert "The busiest links of ranks, as a fraction of the time: " in text
     assert re.search(r"rank0\.out \d+%, rank1\.in \d+%, rank\d\.\w+ 0%", text)
-    assert "how many of the ranks&#x27; ways out and in are in use" in text
+    assert "the blue area is the fraction of all links in use" in text
 
 
 def test_very_many_ranks_are_counted_together() -> None:
