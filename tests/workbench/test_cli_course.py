@@ -223,7 +223,7 @@ def test_code_that_passed_once_counts_again_when_it_is_back(here: Course) -> Non
     curriculum, progress = load_curriculum(), Progress(here.root)
     here.fill(FIRST, EXCHANGE)
     here.judged(FIRST)
-    here.fill(FIRST, "comm.send(box, 1)")
+    here.fill(FIRST, "comm.send(tensor, 1)")
     assert passed_tasks(curriculum, progress) == set()
     here.judged(FIRST, passed=False)
     here.fill(FIRST, f"# a remark changes nothing\n{EXCHANGE.strip()}")
@@ -267,7 +267,7 @@ def test_status_tells_of_the_last_check_and_not_of_now(
     here: Course, capsys: Capture
 ) -> None:
     for passed in (True, False):
-        here.fill(FIRST, EXCHANGE if passed else "comm.send(box, 1)")
+        here.fill(FIRST, EXCHANGE if passed else "comm.send(tensor, 1)")
         here.judged(FIRST, passed=passed)
     assert status() == 0
     said = capsys.readouterr().out

@@ -153,7 +153,7 @@ def pull(course: Course) -> None:
     path = course.root / "solutions" / "phase1_data_parallel" / "collectives.py"
     text = path.read_text()
     text = text.replace("Other ranks do nothing.", "The others do nothing.")
-    path.write_text(text.replace("#| first write the obvious version", "#| first, the obvious"))
+    path.write_text(text.replace("#| first write the obvious", "#| first, the obvious"))
 
 
 def test_update_keeps_the_old_file(here: Course, capsys: Capture) -> None:
