@@ -32,7 +32,7 @@ CONCEPTS = (
 def plan(config: DdpConfig, note: str, expected: Estimate, rate: float) -> list[str]:
     """What is going to happen, how long it will take and what it will cost."""
     count = config.world_size
-    share = "" if count == 1 else f", {_share(config)} on each rank"
+    share = "" if count == 1 else f", {config.samples_per_rank} on each rank"
     took = _about(expected.seconds)
     sure = "about" if expected.messages_s is not None else "at least"
     momentum = f", momentum {config.momentum:g}" if config.momentum else ""
@@ -43,7 +43,8 @@ def plan(config: DdpConfig, note: str, expected: Estimate, rate: float) -> list[
         *(both if len(config.code) > 1 else []),
         f"  training  {processes(count)} on {config.device} ({config.backend}), "
         f"{epochs}, {expected.num_steps:,} steps",
-        f"  batch     {config.global_batch_size} samples a step{share}",
+        f"  batch     {config.step_size} samples a step{share}",
+        *_left_out(config),
         f"  step      {config.optimizer}, learning rate {config.learning_rate:.4g}"
         f"{momentum}",
         f"  time      {sure} {took}: {duration(expected.start_s)} to start, then "
@@ -62,10 +63,13 @@ def _step(expected: Estimate) -> str:
     return f"{own} for the step itself and {messages} for its messages"
 
 
-def _share(config: DdpConfig) -> str:
-    least = config.global_batch_size // config.world_size
-    most = config.samples_per_rank
-    return str(most) if least == most else f"{least} or {most}"
+def _left_out(config: DdpConfig) -> list[str]:
+    if config.global_batch_size % config.world_size == 0:
+        return []
+    return [
+        f"            of {config.global_batch_size}: fit takes equally many on each "
+        "rank, the rest is left out"
+    ]
 
 
 def tell(

@@ -23,6 +23,7 @@ from distlab.grading.checks.microbatches import (
     make_model,
     weights_of,
 )
+from distlab.grading.checks.train_step import expect_float, number_of
 from distlab.grading.clause import clause
 from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import (
@@ -71,7 +72,7 @@ def clip_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str, A
         norm = unit.clip(
             context.comm, model, optimizer, loss_fn, microbatches, max_norm
         )
-        norms.append(_number(norm))
+        norms.append(number_of(norm))
     return {"weights": weights_of(model), "norms": norms, "steps": optimizer.steps}
 
 
@@ -127,12 +128,8 @@ def expect_norms(run: Run, seed: int, name: str) -> str:
         NotYetError: it is not the norm before clipping.
     """
     n, norms = run.world_size, [value["norms"] for value in run.values]
-    if any(norm is None for own in norms for norm in own):
-        raise NotYetError(
-            f"{name} returned no number",
-            slug="returned-none",
-            rule="return the norm before clipping as a float, on every rank",
-        )
+    for rank, own in enumerate(norms):
+        expect_float(own, f"{name} returned {{}} on rank {rank}")
     # Once the weights have gone astray (C1) only the first norm can be compared.
     weights = [value["weights"] for value in run.values]
     count = len(MAX_NORMS) if all_close(weights, right_training(seed, n), 1e-6) else 1
@@ -160,9 +157,3 @@ def _expect_all_digits(norms: list[list[float]], expected: list[Tensor]) -> None
     except NotYetError as error:
         error.rule = "take the norm in the gradients' own dtype; float(tensor) keeps it"
         raise
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
-    return float(value) if isinstance(value, int | float) else None

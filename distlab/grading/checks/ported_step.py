@@ -35,6 +35,7 @@ from distlab.grading.checks.microbatches import (
     weights_of,
 )
 from distlab.grading.checks.ported import PATIENCE_S, finished
+from distlab.grading.checks.train_step import number_of
 from distlab.grading.clause import clause
 from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import (
@@ -73,7 +74,7 @@ def ported_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
         batches = make_microbatches(seed, step, context.rank, LEVEL[context.rank])
         loss_fn = nn.functional.cross_entropy
         norm = unit.port(model, optimizer, loss_fn, batches, max_norm)
-        norms.append(_number(norm))
+        norms.append(number_of(norm))
     weights = weights_of(model.module)
     leave_default_group()
     return {"weights": weights, "norms": norms, "sent": sent[0] / len(MAX_NORMS)}
@@ -90,12 +91,6 @@ def _count_sends(sent: list[int]) -> Callable[..., Any]:
 
     dist.all_reduce = counted
     return real
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
-    return float(value) if isinstance(value, int | float) else None
 
 
 @clause("gradient_accumulation.port", "C1", worlds=WORLDS)

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from distlab.grading.checks.messages import expect_messages
 from distlab.grading.checks.train_step_mistakes import (
@@ -104,7 +104,7 @@ def train_steps(
             inputs.to(context.comm.device),
             targets.to(context.comm.device),
         )
-        losses.append(_number(loss))
+        losses.append(number_of(loss))
         note("returned")
     return {
         "weights": weights_of(model),
@@ -140,7 +140,7 @@ def weights_of_one_process(impl: Implementation, harness: RankHarness) -> str | 
         what=f"the weights after {STEPS} steps",
         rule="every rank must apply the very same averaged gradient",
     )
-    expect_messages(run, "the weights are right, but not by way of comm")
+    expect_messages(run, "the weights are right, but not through comm")
     if not all(value["training"] for value in run.values):
         raise NotYetError(
             "train_step left the model in evaluation mode",
@@ -151,8 +151,8 @@ def weights_of_one_process(impl: Implementation, harness: RankHarness) -> str | 
     worst = max(float((w - expected[0]).abs().max()) for w in weights)
     marks = sorted({digest(w) for w in weights})
     return (
-        f"n = {n}: weights {worst:.0e} from one process's, digest {marks[0]} "
-        "on every rank"
+        f"n = {n}: weights {worst:.0e} from the single-process baseline, digest "
+        f"{marks[0]} on every rank"
     )
 
 
@@ -184,16 +184,12 @@ def _expect_with_bend(impl: Implementation, harness: RankHarness) -> None:
 
 @clause("trainer.train_step", "C2", worlds=WORLDS)
 def loss_of_the_whole_batch(impl: Implementation, harness: RankHarness) -> str | None:
-    """V: the returned number is the mean loss over all ranks."""
+    """V: the returned float is the mean loss over all ranks."""
     run = harness.run(impl, train_steps)
     n = harness.world_size
     losses = [value["losses"] for value in run.values]
-    if any(loss is None for rank in losses for loss in rank):
-        raise NotYetError(
-            "train_step returned no number",
-            slug="returned-none",
-            rule="return the mean loss over all ranks as a float, on every rank",
-        )
+    for rank, own in enumerate(losses):
+        expect_float(own, f"train_step returned {{}} on rank {rank}")
     right = right_training(harness.seed, n)
     # Once the weights have gone astray (C1) only the first loss can be compared.
     weights = [value["weights"] for value in run.values]
@@ -208,7 +204,7 @@ def loss_of_the_whole_batch(impl: Implementation, harness: RankHarness) -> str |
             Suspect(
                 slug="local-loss-returned",
                 values=[local[:, rank] for rank in range(n)],
-                sentence="every rank returned the loss of its own share only",
+                sentence="every rank returned the loss of its own samples only",
                 rule="average the loss over the ranks, as you did the gradients",
             ),
             Suspect(
@@ -235,7 +231,30 @@ def loss_of_the_whole_batch(impl: Implementation, harness: RankHarness) -> str |
     return None
 
 
-def _number(value: Any) -> float | None:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
-    return float(value) if isinstance(value, int | float) else None
+def number_of(value: Any) -> float | str:
+    """`value` if it is a number of Python, else the name of its type."""
+    return float(value) if isinstance(value, int | float) else type(value).__name__
+
+
+def expect_float(returned: list[Any], sentence: str) -> None:
+    """Each of these is a number, as `number_of` recorded it.
+
+    `sentence` has a gap for what was returned instead.
+
+    Raises:
+        NotYetError: one is not.
+    """
+    for value in returned:
+        if value == "Tensor":
+            raise NotYetError(
+                sentence.format("a tensor") + "; expected a float",
+                slug="not-a-float",
+                rule="convert it at the end, on every rank: float(tensor)",
+            )
+        if isinstance(value, str):
+            kind = "nothing" if value == "NoneType" else f"a {value}"
+            raise NotYetError(
+                sentence.format(kind) + "; expected a float",
+                slug="returned-none",
+                rule="return a float, on every rank",
+            )
