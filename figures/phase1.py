@@ -209,17 +209,17 @@ def _digest(c: Canvas, x: float, y: float, text: str, fill: str) -> None:
 
 
 def step() -> str:
-    """One training step in four lanes, with digests."""
+    """One training step in four rows, with digests."""
     c = Canvas(
         "step",
         800,
         400,
         title="One training step on four ranks, with a digest at each stage",
         desc=(
-            "Four lanes, one per rank. All four begin with weights of digest 7f3a. "
+            "Four rows, one per rank. All four begin with weights of digest 7f3a. "
             "Each takes different samples and so gets a different gradient: 91c0, "
-            "e2d4, 08bb, 5d17. A box across all lanes averages the gradients; after "
-            "it every lane holds gradient b6e2. Each lane takes its own optimizer "
+            "e2d4, 08bb, 5d17. A bar across all rows averages the gradients; after "
+            "it every rank holds gradient b6e2. Each rank takes its own optimizer "
             "step, and all four end with weights of digest c41d."
         ),
     )
@@ -255,7 +255,7 @@ def step() -> str:
     c.text(
         24,
         352,
-        "the only messages of the step are those of the average;",
+        "the average is the only communication of the step;",
         anchor="start",
     )
     c.text(
@@ -277,8 +277,8 @@ def mean() -> str:
         title="Two gradients, 2 and 6, on a number line: their mean and their sum",
         desc=(
             "A number line from 0 to 9. Rank 0's gradient is 2, a circle; rank 1's is "
-            "6, a circle. Their mean 4, a filled diamond, is what one process "
-            "gets from the whole batch. Their sum 8, a square with a cross, "
+            "6, a circle. Their mean 4, a filled diamond, is the gradient of a single "
+            "process on the whole batch. Their sum 8, a square with a cross, "
             "is twice as far."
         ),
     )
@@ -300,7 +300,7 @@ def mean() -> str:
     )
     c.line(x, 132, x, 106, color=GREEN, thick=2)
     c.text(x, 78, "mean: (2 + 6) / 2 = 4  ✓", size=14, bold=True)
-    c.text(x, 97, "one process, whole batch", size=11.5)
+    c.text(x, 97, "single process, whole batch", size=11.5)
     x = at(8)
     c.rect(x - 11, 139, 22, 22, fill=PAPER, stroke=RED, thick=2)
     c.line(x - 11, 139, x + 11, 161, color=RED, thick=2)

@@ -1,4 +1,4 @@
-"""The picture of unequal shares; `python -m figures.phase1_means` writes it."""
+"""The picture of unequal sample counts; `python -m figures.phase1_means` writes it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def means() -> str:
         "means",
         760,
         330,
-        title="Unequal shares: the mean of the ranks' means is not the mean",
+        title="Unequal counts: the mean of the ranks' means is not the mean",
         desc=(
             "A number line from 0 to 9. Rank 0 has one sample, with gradient 2: one "
             "circle at 2. Rank 1 has three samples, whose mean gradient is 6: three "
             "circles at 6. The mean over the four samples is 5, a filled diamond. The "
             "mean of the two ranks' means is 4, a square with a cross, and their sum "
-            "is 8, another one."
+            "is 8, another square with a cross."
         ),
     )
 

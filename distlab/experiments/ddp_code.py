@@ -99,10 +99,13 @@ def whose(units: Mapping[str, Choice]) -> tuple[str, ...]:
 
 def _needed(choice: Choice, entries: tuple[str, ...]) -> set[str]:
     functions = functions_of(choice.reference.text)
-    found = set(entries)
-    for task in entries:
+    found: set[str] = set()
+    waiting = list(entries)
+    while waiting:
+        task = waiting.pop()
+        found.add(task)
         owner = choice.reference if task in choice.grafts else choice.source
-        found |= set(parts_used(owner.tree, task, functions))
+        waiting += set(parts_used(owner.tree, task, functions)) - found
     return found
 
 
