@@ -19,9 +19,9 @@ from distlab.experiments.ddp_tracking import Tracked
 _MOST_EPOCHS = 12  # rows of the table
 
 CONCEPTS = (
-    ("each rank read samples of its own", "not-sharded"),
+    ("each rank read its own samples", "not-sharded"),
     ("of one shuffle that all ranks share", "own-shuffle-per-rank"),
-    ("all began with rank 0's weights", "unequal-start"),
+    ("all started from rank 0's weights", "unequal-start"),
     ("every step used the mean gradient of all", "sum-not-mean"),
     ("so the weights are equal, bit for bit", "own-gradient-only"),
     ("one accuracy, counted over all ranks", "local-metrics"),
@@ -165,7 +165,7 @@ def _pace(beside: Beside) -> list[str]:
 
 def _rounding(result: DdpResult, beside: Beside) -> list[str]:
     differ = [
-        "  A weight differs from one process's by "
+        "  A weight differs from the single process by "
         f"{beside.first_difference:.1e} at most after",
         f"  the first step, and by {beside.difference:.1e} at the end.",
     ]
@@ -190,7 +190,7 @@ def _rounding(result: DdpResult, beside: Beside) -> list[str]:
 def _concepts(result: DdpResult) -> list[str]:
     if result.config.world_size == 1:
         return [
-            "  One process has nobody to agree with: "
+            "  One process has no other rank to agree with: "
             f"{command('ddp -n 2')} shows what this is about."
         ]
     rows = [f"    {seen:<44}{slug}" for seen, slug in CONCEPTS]

@@ -217,7 +217,7 @@ def loss_suspects(losses: Tensor, expected: Tensor) -> list[Suspect]:
         Suspect(
             slug="local-loss-returned",
             values=list(own.T),
-            sentence="each rank returned the mean loss of its own samples only",
+            sentence="each rank returned the mean loss over its local samples only",
             rule="use what train_step returns: the mean over all ranks",
         ),
         *[

@@ -80,8 +80,8 @@ def name_of_stuck(
     message = f"rank {first.rank} waited {patience_s:g} s in line {lines.of(first)}"
     if "init_process_group" in lines.text(first):
         slug = "typed-in-rank"
-        message += ", init_process_group: not all ranks met there"
-        rule = "give it the backend only: torchrun has set the rest"
+        message += ", init_process_group: not all ranks connected"
+        rule = "pass the backend only: torchrun has set the rest"
     elif _only_follows(first):
         message = f"rank {first.rank} lost its connection in line {lines.of(first)}"
         message += _elsewhere(run, first, lines, "")
