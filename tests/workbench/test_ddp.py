@@ -286,8 +286,8 @@ def test_without_messages_replicas_and_metrics_differ(
             "    if comm.rank == 0:\n        comm.barrier()\n    return history\n",
             "rank 0 waits in barrier, but rank 1 has already finished",
         ),
-        ("    return history\n", "    return None\n", "fit returned a NoneType; expected a"),
-        ("    return history\n", "    return []\n", "fit returned a list of 0; expected a"),
+        ("    return history\n", "    return None\n", "fit returned a NoneType; expec"),
+        ("    return history\n", "    return []\n", "fit returned a list of 0; expect"),
         ("model.train()", "raise RuntimeError('mine')", "RuntimeError: mine"),
     ],
 )

@@ -27,7 +27,7 @@ EPOCHS = 3  # main's default
 # process that has done everything rightly, at its exit (seen on a busy machine).
 _ATTEMPTS = 3
 NO_DISTLAB = (
-    'raise ImportError("there is no distlab here: this file must run with torch")\n'
+    'raise ImportError("there is no distlab here: it must run with torch alone")\n'
 )
 
 
