@@ -102,7 +102,7 @@ def _step(context: RankContext, is_prefetching: bool) -> list[Span]:
     unit = load("sharded_optimizer", "reference")
     model = nn.Sequential(*(_Layer(partial(take_time, n)) for n in range(LAYERS)))
     groups = [{"params": list(model.parameters())}]
-    zero = unit.Stage3(comm, model, groups, partial(torch.optim.SGD, lr=0.1))
+    zero = unit.FullySharded(comm, model, groups, partial(torch.optim.SGD, lr=0.1))
     zero.is_prefetching = is_prefetching
     zero.gather = watched("gather", zero.gather)
     zero.prefetch = watched("fetch", zero.prefetch)

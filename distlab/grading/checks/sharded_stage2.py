@@ -109,7 +109,7 @@ def half_of_an_all_reduce(impl: Implementation, harness: RankHarness) -> str | N
         sent = [value["steps"][step]["sent"] / len(parts) for value in run.values]
         if max(sent) > scatter * 1.01 + runs.SLACK:
             ratio = max(sent) / scatter
-            slug = "all-reduce-not-scatter" if 1.9 < ratio < 2.1 else ""
+            slug = "all-reduce-then-slice" if 1.9 < ratio < 2.1 else ""
             raise NotYetError(
                 f"in step {step + 1} a backward() sends {ratio:.2f} × what a "
                 "reduce_scatter of the gradients sends",
