@@ -179,7 +179,7 @@ class ShardedOptimizer:
     def reduce_gradients(self) -> None:
         """Set each bucket.shard.grad to this rank's chunk of the mean gradient."""
         ### BEGIN SOLUTION sharded_optimizer.stage1
-        #| bucket.take_gradients() is the full local gradient; which part is needed here?
+        #| bucket.take_gradients(): the full local gradient; which part is needed here?
         for bucket in self.buckets:
             gradients = bucket.take_gradients() / self.comm.world_size
             mean = torch.empty_like(bucket.shard)
@@ -270,8 +270,8 @@ class ShardedGradients(ShardedOptimizer):
     C1 the weights are those of a single process; several backward() accumulate
     C2 each backward() sends one reduce_scatter, no more
     C3 after backward() a rank has its shards' gradients only
-    In torch.distributed: FSDP1's SHARD_GRAD_OP; fully_shard(…,
-        reshard_after_forward=False) is nearest, but shards the weights between steps
+    In torch.distributed: nearest is fully_shard(…, reshard_after_forward=False); that
+        shards the weights, too, between a backward and the next forward
     Cost: a reduce_scatter per backward(), an all_gather. Check: distlab check 3.16
     """
 

@@ -59,31 +59,54 @@ def _after_steps(seed: int) -> One:
     return one
 
 
+def _after_adam(seed: int) -> tuple[Any, dict[str, nn.Parameter]]:
+    """One process after the step of `keep_adams`: the state, and the parameters."""
+    model = _layer(seed)
+    optimizer = make_adam(model.parameters())
+    gradient = runs.drawn_gradient(seed, runs.weights_of(model))
+    for name, p in model.named_parameters():
+        p.grad = gradient[name]
+    optimizer.step()
+    return optimizer.state, dict(model.named_parameters())
+
+
 # ── C1 ──────────────────────────────────────────────────────────────────────────────
 
 
-@clause(TASK, "C1", worlds=WORLDS)
+def _with_adam(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
+    return [(keep_adams, {})]
+
+
+@clause(TASK, "C1", worlds=WORLDS, also=_with_adam)
 def saved_by_name(impl: Implementation, harness: RankHarness) -> str | None:
-    """V: the momentum of each range, under its name; each element on one rank."""
-    run = harness.run(impl, runs.save_state)
+    """V: the moments of each range, under its name; each element on one rank."""
+    run, adams = harness.run(impl, runs.save_state), harness.run(impl, keep_adams)
     one = _after_steps(harness.seed)
-    momentum = {
-        name: one.optimizer.state[p]["momentum_buffer"].reshape(-1)
-        for name, p in runs.trained(one.model).items()
-    }
-    states = [value["saved"] for value in run.values]
-    for rank, saved in enumerate(states):
-        _expect_entries(saved, momentum, rank)
-    _expect_complete(states, momentum)
+    _expect_ranges(
+        [value["saved"] for value in run.values],
+        "momentum_buffer",
+        one.optimizer.state,
+        runs.trained(one.model),
+    )
+    _expect_ranges(adams.values, "exp_avg", *_after_adam(harness.seed))
     return None
 
 
-def _expect_entries(saved: Any, momentum: dict[str, Tensor], rank: int) -> None:
+def _expect_ranges(
+    states: list[Any], key: str, kept: Any, named: dict[str, nn.Parameter]
+) -> None:
+    full = {name: kept[p][key].reshape(-1) for name, p in named.items()}
+    for rank, saved in enumerate(states):
+        _expect_entries(saved, key, full, rank)
+    _expect_complete(states, full)
+
+
+def _expect_entries(saved: Any, key: str, full: dict[str, Tensor], rank: int) -> None:
     what = "state_dict returns"
     if not isinstance(saved, dict):
         raise NotYetError(f"{what} {saved!r:.40}, not a dict", fatal=True)
     for name, entry in saved.items():
-        if name not in momentum:
+        if name not in full:
             raise NotYetError(
                 f"{what} {name!r:.30}: no trained parameter has this name",
                 rule="bucket.names has the names, in the order of bucket.sizes",
@@ -91,9 +114,9 @@ def _expect_entries(saved: Any, momentum: dict[str, Tensor], rank: int) -> None:
             )
         if not isinstance(entry, dict) or not {"start", "stop"} <= entry.keys():
             raise NotYetError(f"{what} no start and stop under {name}", fatal=True)
-        own = entry.get("momentum_buffer")
+        own = entry.get(key)
         if isinstance(own, Tensor):
-            _expect_range(name, rank, entry, own, momentum[name])
+            _expect_range(name, rank, entry, own, full[name])
 
 
 def _expect_range(
@@ -121,23 +144,19 @@ def _expect_range(
     )
 
 
-def _expect_complete(states: list[Any], momentum: dict[str, Tensor]) -> None:
-    for name, full in momentum.items():
+def _expect_complete(states: list[Any], full: dict[str, Tensor]) -> None:
+    for name, values in full.items():
         count = sum(s[name]["stop"] - s[name]["start"] for s in states if name in s)
-        if count != full.numel():
+        if count != values.numel():
             raise NotYetError(
-                f"{name} has {full.numel()} elements, and all ranks together save the "
-                f"state of {count}",
-                slug="shard-under-full-name" if count > full.numel() else "",
+                f"{name} has {values.numel()} elements, and all ranks together save "
+                f"the state of {count}",
+                slug="shard-under-full-name" if count > values.numel() else "",
                 rule="each rank saves the ranges that it owns, and no others",
             )
 
 
 # ── C2 ──────────────────────────────────────────────────────────────────────────────
-
-
-def _with_adam(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
-    return [(keep_adams, {})]
 
 
 @clause(TASK, "C2", worlds=WORLDS, also=_with_adam)
@@ -185,17 +204,11 @@ def _expect_entry(
 
 
 def _expect_adams(run: Run, seed: int) -> None:
-    model = _layer(seed)
-    optimizer = make_adam(model.parameters())
-    gradient = runs.drawn_gradient(seed, runs.weights_of(model))
-    for name, p in model.named_parameters():
-        p.grad = gradient[name]
-    optimizer.step()
-    named = dict(model.named_parameters())
+    state, named = _after_adam(seed)
     for saved in run.values:
         for name, entry in saved.items():
             for key in MOMENTS:
-                _expect_entry(name, entry, key, optimizer.state, named)
+                _expect_entry(name, entry, key, state, named)
             step = entry.get("step")
             is_number = isinstance(step, int | float)
             is_number |= isinstance(step, Tensor) and not step.dim()

@@ -130,10 +130,14 @@ def no_more_than_data_parallel(
     worst = max(sent, key=sum)
     if sum(worst) > 2 * unit * 1.01 + runs.SLACK:
         reduces = worst[0] > unit * 1.01 + runs.SLACK
+        slug = "sent-more-than-needed"
+        if reduces:
+            is_all_reduce = 1.9 < worst[0] / unit < 2.1
+            slug = "all-reduce-then-slice" if is_all_reduce else ""
         raise NotYetError(
             f"a step sends {sum(worst) / unit / 2:.2f} × the bytes of plain data "
             "parallelism",
-            slug="all-reduce-then-slice" if reduces else "sent-more-than-needed",
+            slug=slug,
             evidence=tuple(
                 Evidence(
                     rank=rank,
