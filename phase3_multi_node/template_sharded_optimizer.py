@@ -202,7 +202,7 @@ class ShardedOptimizer:
             state, parts = self.optimizer.state[bucket.shard], dict[str, list[Tensor]]()
             for number, start, stop in bucket.shard_ranges:
                 name = bucket.names[number]
-                saved = [state[name] for state in states if name in state]
+                saved = [one[name] for one in states if name in one]
                 saved.sort(key=lambda entry: int(entry["start"]))
                 if sum(s["stop"] - s["start"] for s in saved) != bucket.sizes[number]:
                     raise ValueError(f"{name} is incomplete in these states")

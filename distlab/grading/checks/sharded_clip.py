@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from distlab.grading.checks import sharded_runs as runs
+from distlab.grading.checks.after import judged_after
 from distlab.grading.checks.sharded_mistakes import buckets_of, owner_of_each
 from distlab.grading.checks.sharded_runs import flat
 from distlab.grading.checks.sharded_stage1 import WORLDS
@@ -85,6 +86,12 @@ def one_norm_for_all(impl: Implementation, harness: RankHarness) -> str | None:
 @clause(TASK, "C2", worlds=WORLDS)
 def scaled_to_max_norm(impl: Implementation, harness: RankHarness) -> str | None:
     """V: the shards' gradients after clip."""
+    with judged_after(one_norm_for_all, impl, harness, "C1"):
+        _expect_scaled(impl, harness)
+    return None
+
+
+def _expect_scaled(impl: Implementation, harness: RankHarness) -> None:
     run, n = harness.run(impl, runs.clip_gradients), harness.world_size
     for number, max_norm in enumerate(runs.MAX_NORMS):
         gradient = full_gradient(harness.seed, number)
@@ -103,4 +110,3 @@ def scaled_to_max_norm(impl: Implementation, harness: RankHarness) -> str | None
             rule="longer than max_norm: multiply every shard's gradient by max_norm / "
             "norm; shorter: do not change it",
         )
-    return None
