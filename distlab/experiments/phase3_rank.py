@@ -275,9 +275,8 @@ def held_bytes(
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
     size = sum(p.numel() for p in model.parameters())
     n = context.world_size
-    kind = getattr(unit, f"Stage{stage}")
     group = {"params": list(model.parameters()), "lr": 1e-3}
-    sharded = kind(context.comm, model, [group], torch.optim.AdamW)
+    sharded = unit.STAGES[stage](context.comm, model, [group], torch.optim.AdamW)
     for _ in range(2):  # the first step makes the state
         sharded.zero_grad()
         model(torch.randn(8, 64)).square().mean().backward()
