@@ -191,8 +191,8 @@ def _tell(alone: MeshResult, results: Results, code: str) -> None:
     show([("pass", "  It is the same training.")])
     _aloud(
         f"  In {num_steps} steps, every loss of every rank is within {worst:.1e} of",
-        f"  the single-process baseline ({TOLERANCE:.0e} is allowed). The difference is",
-        "  rounding: the sums have another order.",
+        f"  the single-process baseline ({TOLERANCE:.0e} is allowed). The difference",
+        "  is rounding: the sums have another order.",
         "",
     )
     if code == "reference":
