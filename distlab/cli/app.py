@@ -362,7 +362,10 @@ def mutants(
 
 @verb(panel=MAINTAINERS)
 def bench(
-    name: Annotated[str, typer.Argument(help="Which one: verdict, hang, sim.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="verdict, hang, sim, pipeline, allreduce, ddp or zero."),
+    ],
     as_json: Json = False,
     corpus: Annotated[
         bool, typer.Option("--corpus", help="Of sim: also list all its programs.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from distlab.cli.screen import show
 from distlab.curriculum import find_root
 
 _NO_FIGURES = {"ablation", "soak"}  # make targets: they pass or fail
@@ -28,4 +29,12 @@ def bench(name: str, *, as_json: bool = False, corpus: bool = False) -> int:
         raise ValueError(f"{name} has no corpus, only sim has")
     command = [sys.executable, str(folder / f"{name}.py")]
     command += ["--json"] * as_json + ["--corpus"] * corpus
-    return subprocess.run(command, check=False).returncode
+    sign = "" if as_json else f"measuring {name}; minutes, best on a quiet machine"
+    if sign:
+        show([("dim", sign)])
+    process = subprocess.Popen(command)
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue  # the benchmark heard it too, and stops what it started

@@ -41,11 +41,16 @@ def diff(name: str, *, anyway: bool = False, width: int | None = None) -> int:
     """
     curriculum = load_curriculum()
     task = curriculum.task(name)
-    if not anyway and task.id not in passed_tasks(
-        curriculum, Progress(curriculum.root)
-    ):
+    progress = Progress(curriculum.root)
+    if not anyway and task.id not in passed_tasks(curriculum, progress):
         look = command(f"diff {task.number} --anyway")
-        warn(f"{task.number} has not passed yet; to look all the same: {look}")
+        entry = progress.read().get("tasks", {}).get(task.id, {})
+        how = (
+            "has changed since it passed"
+            if entry.get("passed")
+            else "has not passed yet"
+        )
+        warn(f"{task.number} {how}; to look all the same: {look}")
         return FAILED
     mine, reference = _both(curriculum, task)
     if mine == reference:

@@ -80,8 +80,7 @@ def _last_slug() -> str:
     """The name of what the last check found, if it found anything."""
     kept = Progress(load_curriculum().root).read()
     last = kept.get("last", {})
-    entry = kept.get("tasks", {}).get(last.get("task"), {})
-    return "" if last.get("passed") else str(entry.get("slug", ""))
+    return "" if last.get("passed") else str(last.get("slug", ""))
 
 
 def _units() -> list[tuple[str, str]]:

@@ -56,30 +56,38 @@ class Progress:
         digest: str,
         ran: bool = True,
         slug: str = "",
+        file_digest: str = "",
+        counts: bool = True,
     ) -> None:
         """Count a check of a task, and note when it first passed and if it still does.
 
         `digest` is that of the task's function, to see later whether it has changed;
-        `slug` names the misconception, for the hint that fits it.
-        A check that could not run, for a syntax error say, takes no pass away.
+        `file_digest` that of the whole file, on whose other functions the verdict may
+        depend. `slug` names the misconception, for the hint that fits it. A check that
+        could not run, for a syntax error say, takes no pass away; one that does not
+        count is only remembered as the latest.
 
         Raises:
             ProgressUnavailableError: the file cannot be written.
         """
         with self._change() as state:
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            last = {"task": task_id, "passed": passed, "at": now, "slug": slug}
+            state["last"] = last
+            if not counts:
+                return
             entry = _entry(state, task_id)
             entry["checks"] = entry.get("checks", 0) + 1
             entry["slug"] = slug
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            state["last"] = {"task": task_id, "passed": passed, "at": now}
             if ran:
                 entry["digest"] = digest
                 entry["fails_now"] = not passed
             if passed and not entry.get("passed"):
                 entry["passed"] = now
             if ran:  # the last word on this very code
-                others = [known for known in entry.get("passes", []) if known != digest]
-                entry["passes"] = [*others, *([digest] * passed)][-_DIGESTS:]
+                for key, own in (("passes", digest), ("passing_files", file_digest)):
+                    others = [known for known in entry.get(key, []) if known != own]
+                    entry[key] = [*others, *([own] * passed)][-_DIGESTS:]
 
     def next_hint(
         self, task_id: str, levels: int, opens: Callable[[str], int] = lambda _: 0
@@ -164,7 +172,7 @@ def _table(value: Any) -> dict[str, Any]:
 
 def _usable(entry: dict[str, Any]) -> dict[str, Any]:
     """The entry without counts that are none, or a list that is none."""
-    types = {"checks": int, "hint": int, "passes": list}
+    types = {"checks": int, "hint": int, "passes": list, "passing_files": list}
     return {k: v for k, v in entry.items() if type(v) is types.get(k, type(v))}
 
 

@@ -200,7 +200,9 @@ class Grader:
     ) -> str:
         """Say so if it passes with the reference's version of what the task builds on.
 
-        A task that uses a sibling must not be blamed for the sibling's mistake.
+        A task that uses a sibling must not be blamed for the sibling's mistake. Nor the
+        sibling for a mistake of the task: a part that passes its own checks is not the
+        wrong one, even if the reference's version hides the mistake.
         """
         functions = functions_of(impl.reference.text)
         used = parts_used(impl.source.tree, task.id, functions)
@@ -211,8 +213,20 @@ class Grader:
             alone = [(n,) for n in siblings]
             enough = [n for n in alone if _passes(check, impl.with_grafts(n), bench)]
             siblings = enough[0] if enough else siblings
+        if all(self._is_sound(name, impl, bench) for name in siblings):
+            return ""
         names = " and ".join(name.partition(".")[2] for name in siblings)
         return f"this part is right: it passes with the reference's {names}; fix yours"
+
+    def _is_sound(self, name: str, impl: Implementation, bench: RankHarness) -> bool:
+        """Whether a task passes its own checks, at one number of ranks each."""
+        for check in checks_of(name):
+            sizes = [n for n in check.worlds if n > 1] or list(check.worlds)
+            world_size = bench.world_size if bench.world_size in sizes else sizes[-1]
+            own = self._bench(self._curriculum.task(name), world_size)
+            if not _passes(check, impl, own):
+                return False
+        return True
 
 
 def _judged(check: Check, impl: Implementation, bench: RankHarness) -> str | None:

@@ -14,16 +14,18 @@ def record(
     """Note a verdict on the learner's own file.
 
     With ranks of the learner's choosing (`worlds`) it does not count: one rank alone,
-    for example, lets nearly everything pass.
+    for example, lets nearly everything pass. It is only the latest then.
 
     Raises:
         ProgressUnavailableError: the progress file cannot be written.
     """
-    if not worlds and verdict.status in ("pass", "fail"):
+    if verdict.status in ("pass", "fail"):
         progress.record_verdict(
             verdict.id,
             passed=verdict.status == "pass",
             digest=verdict.function_digest,
             ran=bool(verdict.world_sizes),
             slug=verdict.slug,
+            file_digest=verdict.digest,
+            counts=not worlds,
         )

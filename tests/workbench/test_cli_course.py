@@ -20,6 +20,7 @@ from distlab.cli.status import status
 from distlab.curriculum import CurriculumError, Progress, Task, load_curriculum
 from distlab.curriculum.misconceptions import read_misconceptions
 from distlab.curriculum.path import current_task, following, passed_tasks
+from distlab.grading.preflight import look_at
 from tests.workbench.course import EXCHANGE, FIRST, ROOT, SECOND, Course, pristine
 
 Capture = pytest.CaptureFixture[str]
@@ -228,6 +229,19 @@ def test_code_that_passed_once_counts_again_when_it_is_back(here: Course) -> Non
     assert passed_tasks(curriculum, progress) == {FIRST}
     here.template().write_text("def broken(:")
     assert passed_tasks(curriculum, progress) == set()  # the last verdict was a fail
+
+
+def test_a_task_that_failed_by_its_siblings_mistake_counts_again(here: Course) -> None:
+    curriculum, progress = load_curriculum(), Progress(here.root)
+    here.fill(FIRST, EXCHANGE)
+    file = look_at(curriculum, curriculum.task(FIRST), "mine")[0].digest
+    same = here.digest(FIRST)
+    for passed, digest in ((True, file), (False, "of the file with a broken sibling")):
+        progress.record_verdict(FIRST, passed=passed, digest=same, file_digest=digest)
+    assert passed_tasks(curriculum, progress) == {FIRST}
+    progress.record_verdict(FIRST, passed=False, digest=same, file_digest=file)
+    assert passed_tasks(curriculum, progress) == set()
+    assert current_task(curriculum, progress).id == FIRST
 
 
 def test_a_pass_under_pytest_counts(here: Course) -> None:
