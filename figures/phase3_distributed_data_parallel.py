@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from figures.draw import (
-    GREEN,
-    GREY,
+from distlab.trace.palette import (
+    BACKWARD,
+    COMPLETE,
+    FAILURE,
+    GRADIENTS,
     INK,
-    ORANGE,
-    PURPLE,
-    RED,
-    SKY,
-    Canvas,
-    write,
+    LINK_BUSY,
+    MUTED,
 )
+from figures.draw import Canvas, write
 
 FOLDER = Path(__file__).resolve().parent.parent / "phase3_multi_node" / "figures"
 BACKWARD_MS, RANKS = 10.0, 8
@@ -73,26 +72,25 @@ def lanes_of_buckets() -> str:
         y = 22.0 + 96 * place
         end = row[-1][1]
         c.text(left, y + 8, name, size=13, bold=True, anchor="start")
-        c.rect(left, y + 16, BACKWARD_MS * per_ms, 22, fill=SKY, thick=0.8)
+        c.rect(left, y + 16, BACKWARD_MS * per_ms, 22, fill=BACKWARD, thick=0.8)
         c.text(left + 5 * per_ms, y + 32, "backward", size=12)
         for start, over in row:
             x, w = left + start * per_ms, (over - start) * per_ms
-            c.rect(x, y + 42, w, 22, fill=ORANGE, thick=0.4)
+            c.rect(x, y + 42, w, 22, fill=LINK_BUSY, thick=0.4)
             c.rect(x, y + 42, HOPS * ALPHA_MS * per_ms, 22, fill=INK, thick=0)
         x = left + end * per_ms
-        c.line(x, y + 12, x, y + 68, thick=2, color=GREEN if end == best else INK)
+        c.line(x, y + 12, x, y + 68, thick=2, color=COMPLETE if end == best else INK)
         c.text(x + 6, y + 45, f"{end:.1f} ms", size=13, bold=True, anchor="start")
     c.rect(left, 400, 12, 14, fill=INK, thick=0)
     c.text(left + 18, 412, "latency, once per message", size=12, anchor="start")
-    c.rect(left + 220, 400, 12, 14, fill=ORANGE, thick=0.4)
+    c.rect(left + 220, 400, 12, 14, fill=LINK_BUSY, thick=0.4)
     c.text(left + 238, 412, "bytes", size=12, anchor="start")
     words = f"{RANKS} ranks, {1000 * ALPHA_MS:.0f} µs, 12.5 GB/s"
-    c.text(740, 412, words, size=12, color=GREY, anchor="end")
+    c.text(740, 412, words, size=12, color=MUTED, anchor="end")
     return c.svg()
 
 
 READY = ("cba", "bca")  # on either rank, the first one first
-COLOURS = {"a": PURPLE, "b": SKY, "c": GREEN}
 
 
 def ready_order() -> str:
@@ -132,29 +130,29 @@ def _meetings(c: Canvas, top: float, sent: list[list[str]]) -> None:
         c.text(40, y + 28, f"rank {rank}", size=13, anchor="start")
         for place, layer in enumerate(READY[rank]):
             x = 130 + slot * place
-            c.rect(x, y + 6, side, 32, fill=COLOURS[layer], round_=4)
+            c.rect(x, y + 6, side, 32, fill=GRADIENTS, round_=4)
             c.text(x + side / 2, y + 27, layer, size=15, bold=True, mono=True)
             earlier = sent[rank][: sent[rank].index(layer)]
             missing = [other for other in earlier if other not in READY[rank][:place]]
             if missing:
                 gap = x + side, x + slot
-                c.line(gap[0] + 4, y + 24, gap[1] - 4, y + 24, color=GREY, dash="4 3")
+                c.line(gap[0] + 4, y + 24, gap[1] - 4, y + 24, color=MUTED, dash="4 3")
                 words = f"waits for {missing[0]}"
-                c.text(sum(gap) / 2, y + 18, words, size=11, color=GREY)
+                c.text(sum(gap) / 2, y + 18, words, size=11, color=MUTED)
     for number, pair in enumerate(zip(*sent, strict=True)):
         x = 500 + 84.0 * number
         same = pair[0] == pair[1]
         for rank, layer in enumerate(pair):
             y = top + 6 + 98 * rank
-            c.rect(x, y, 52, 32, fill=COLOURS[layer], round_=4)
+            c.rect(x, y, 52, 32, fill=GRADIENTS, round_=4)
             c.text(x + 26, y + 21, layer, size=15, bold=True, mono=True)
-        color = INK if same else RED
+        color = INK if same else FAILURE
         c.arrow(x + 26, top + 42, x + 26, top + 60, color=color)
         c.arrow(x + 26, top + 100, x + 26, top + 84, color=color)
         words = f"{pair[0]} + {pair[1]}"
         c.text(x + 26, top + 77, words, size=13, bold=True, color=color)
-    c.text(150, top + 156, "ready, one after another →", size=11.5, color=GREY)
-    c.text(606, top + 156, "all_reduce 1, 2, 3", size=11.5, color=GREY)
+    c.text(150, top + 156, "ready, one after another →", size=11.5, color=MUTED)
+    c.text(606, top + 156, "all_reduce 1, 2, 3", size=11.5, color=MUTED)
 
 
 def figures() -> dict[str, str]:
