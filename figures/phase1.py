@@ -124,7 +124,7 @@ def _cycle(c: Canvas) -> None:
 def _cured(c: Canvas) -> None:
     c.text(640, 34, "3  send and recv at once", size=15, bold=True)
     corners = _triangle(640)
-    _edges(c, corners, COMPLETE, "")
+    _edges(c, corners, LINK_BUSY, "")
     for rank, (x, y) in enumerate(corners):
         c.circle(x, y, 26, fill=SURFACE, stroke=COMPLETE)
         c.text(x, y - 2, f"rank {rank}", size=11, bold=True)
@@ -239,7 +239,8 @@ def step() -> str:
     for rank, color in enumerate(RANK_COLORS[:4]):
         y = 100 + 66 * rank
         c.rect(14, y - 27, 772, 54, fill=SURFACE, stroke=GRID, round_=4)
-        c.text(42, y + 5, f"rank {rank}", size=12, bold=True)
+        c.rect(18, y - 14, 50, 28, fill=color, round_=4)
+        c.text(43, y + 5, f"rank {rank}", size=12, bold=True)
         _digest(c, 112, y, "7f3a", WEIGHTS)
         c.arrow(148, y, 196, y)
         c.text(238, y + 5, f"{rank}, {rank + 4}, …", size=13, mono=True)
@@ -250,7 +251,7 @@ def step() -> str:
         _digest(c, 598, y, "b6e2", GRADIENTS)
         c.arrow(634, y, 694, y)
         _digest(c, 732, y, "c41d", WEIGHTS)
-    c.text(664, 68, "step", size=11)
+    c.text(664, 68, "optimizer step", size=11)
     c.text(302, 68, "backward", size=11)
     c.rect(450, 73, 72, 252, fill=SURFACE, stroke=LINK_BUSY, thick=3, round_=6)
     for line, words in enumerate(("average", "over", "all", "ranks")):

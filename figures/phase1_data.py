@@ -41,8 +41,10 @@ def _row(
     for place in range(total, len(order)):
         x = LEFT + STEP * place
         c.rect(x, y, SIDE, SIDE, fill=SURFACE, stroke=MUTED, round_=4)
-        c.text(x + SIDE / 2, y + 24, str(order[place]), size=14, color=MUTED)
-        c.line(x + 4, y + 4, x + SIDE - 4, y + SIDE - 4, color=FAILURE, thick=2)
+        c.text(x + SIDE / 2, y + 16, str(order[place]), size=14, color=MUTED)
+        for up in (-5, 5):
+            middle, low = x + SIDE / 2, y + 27
+            c.line(middle - 5, low + up, middle + 5, low - up, color=FAILURE, thick=2)
 
 
 def _shuffled(epoch: int) -> list[int]:
@@ -61,7 +63,7 @@ def samples() -> str:
         desc=(
             "Positions go to ranks 0, 1, 2, 3, 0, 1 and so on. Padding: twelve "
             "positions, the last two repeat samples 0 and 1, with a dashed border. "
-            "Dropping: eight positions, samples 8 and 9 are crossed out. With "
+            "Dropping: eight positions, samples 8 and 9 have a red cross. With "
             f"set_epoch the order of epoch 0 is {in_words[0]} and that of epoch 1 is "
             f"{in_words[1]}: the samples change ranks. Without set_epoch epoch 1 "
             f"is {in_words[0]} again: every rank has the same samples as before."
@@ -83,7 +85,7 @@ def samples() -> str:
     c.text(
         20,
         446,
-        "dashed border: repeated; the shuffle is the same on every rank, and "
+        "dashed border: repeated; cross: dropped; the shuffle is the same on every rank, and "
         "each rank takes every fourth position",
         size=11,
         anchor="start",

@@ -155,7 +155,7 @@ def star_and_tree() -> str:
     c = Canvas(
         "tree",
         800,
-        390,
+        408,
         title="A broadcast to eight ranks as a star and as a tree",
         desc=(
             "Two diagrams with a row per rank, 0 to 7, and rounds from left to "
@@ -170,8 +170,12 @@ def star_and_tree() -> str:
     _lanes(c, 12, "star: rank 0 sends every copy", star)
     _lanes(c, 412, "tree: receivers forward it", tree)
     c.line(400, 20, 400, 345, color=GRID)
-    c.text(200, 368, "7 messages, 7 rounds", size=13)
-    c.text(600, 368, "7 messages, 3 rounds", size=13)
+    c.text(200, 362, "7 messages, 7 rounds", size=13)
+    c.text(600, 362, "7 messages, 3 rounds", size=13)
+    c.line(190, 388, 214, 388, color=COMPLETE, thick=5)
+    c.text(222, 392, "the rank has the tensor", size=12, anchor="start")
+    c.arrow(430, 388, 460, 388, thick=1.5, color=LINK_BUSY)
+    c.text(468, 392, "a message", size=12, anchor="start")
     return c.svg()
 
 

@@ -102,7 +102,8 @@ def _axes(c: Canvas) -> None:
         c.line(_across(batch), 370, _across(batch), 376)
         c.text(_across(batch), 392, str(batch), size=11.5)
     c.line(96, 370, 540, 370)
-    c.text(318, 414, f"sequences of {CONFIG.context:,} tokens in the batch", size=12.5)
+    words = f"sequences of {CONFIG.context:,} tokens in the batch"
+    c.text(318, 414, f"{words}; both axes are logarithmic", size=12.5)
     c.text(
         96,
         30,

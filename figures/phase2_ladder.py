@@ -174,15 +174,15 @@ def ladder() -> list[Rung]:
     rows = [
         rung("full batch at once", "float32, Adam", count,
              activations(wide, SEQUENCES), wide=True),
-        rung("8 microbatches", "2.1", count, activations(wide, 1), wide=True),
-        rung("each block checkpointed", "2.5", count,
+        rung("8 microbatches", "task 2.1", count, activations(wide, 1), wide=True),
+        rung("each block checkpointed", "task 2.5", count,
              activations(wide, 1, checkpointed), wide=True),
-        rung("bf16, fp32 master", "2.6", count,
+        rung("bf16, fp32 master", "task 2.6", count,
              activations(narrow, 1, checkpointed), wide=False),
     ]  # fmt: skip
     for shares, name, below in (
-        (1, "2 stages, 1F1B", "2.14, on 2 ranks"),
-        (2, "2 stages × 2 shards", "2.18, on 4 ranks"),
+        (1, "2 stages, 1F1B", "task 2.14, on 2 ranks"),
+        (2, "2 stages × 2 shards", "task 2.18, on 4 ranks"),
     ):
         rungs = [
             rung(name, below, size(stage),
@@ -215,23 +215,24 @@ def memory() -> str:
     )
     scale = 440 / totals[0]
     for x, (name, color) in zip((LEFT, 320.0, 440.0, 592.0), PARTS, strict=True):
-        c.rect(x, 22, 16, 16, fill=color)
+        c.rect(x, 10, 16, 16, fill=color)
         if name == "activations":
-            c.hatch(x, 22, 16, 16, color=INK, fill=color)
-        c.text(x + 24, 35, name, size=12.5, anchor="start")
+            c.hatch(x, 10, 16, 16, color=INK, fill=color)
+        c.text(x + 24, 23, name, size=12.5, anchor="start")
     for place, row in enumerate(rows):
-        y = 58 + 56 * place
+        y = 64 + 56 * place
         _bar(c, LEFT, y, row, scale)
         c.text(LEFT - 12, y + 16, row.name, size=12.5, bold=True, anchor="end")
         c.text(LEFT - 12, y + 32, row.below, size=11, color=MUTED, anchor="end")
         x = LEFT + scale * totals[place] + 8
         c.text(x, y + 23, f"{totals[place]:.1f} GB", bold=True, anchor="start")
-    _axis(c, LEFT, 392, scale, (0, 5, 10))
+    c.line(LEFT, 54, LEFT, 382)
+    _axis(c, LEFT, 54, scale, (0, 10, 20, 30, 40), up=True)
     _zoom(c, rows[2:])
     millions = size(model()) / 1e6
     c.text(
         24,
-        440,
+        444,
         f"{millions:.0f} million weights, {SEQUENCES} sequences of {CONFIG.context:,} "
         "tokens per step; the rank that needs most",
         size=11.5,
@@ -244,26 +245,32 @@ def memory() -> str:
 def _zoom(c: Canvas, rows: list[Rung]) -> None:
     """The small bars again, on the same lines, with the GB of each part."""
     left, scale = 418.0, 42.0
-    c.rect(left - 24, 142, 754 - left + 14, 278, fill=SURFACE, stroke=GRID, round_=6)
-    c.text(left, 160, "zoom, in GB", size=12, bold=True, anchor="start")
+    c.rect(left - 24, 148, 754 - left + 14, 278, fill=SURFACE, stroke=GRID, round_=6)
+    c.text(left, 166, "zoom, in GB", size=12, bold=True, anchor="start")
     for place, row in enumerate(rows):
-        y = 58 + 56 * (place + 2)
+        y = 64 + 56 * (place + 2)
         end = _bar(c, left, y, row, scale, named=True)
         c.text(end + 5, y + 23, f"{row.activations / 1e9:.2f}", size=11, anchor="start")
-    _axis(c, left, 392, scale, (0, 2, 4, 6))
+    c.line(left, 172, left, 398)
+    _axis(c, left, 398, scale, (0, 2, 4, 6))
 
 
 def _axis(
-    c: Canvas, left: float, y: float, scale: float, ticks: tuple[int, ...]
+    c: Canvas,
+    left: float,
+    y: float,
+    scale: float,
+    ticks: tuple[int, ...],
+    *,
+    up: bool = False,
 ) -> None:
     """GB from zero on."""
-    c.line(left, 50 if left == LEFT else 164, left, y)
-    c.line(left, y, left + scale * (ticks[-1] + 1), y)
+    c.line(left, y, left + scale * ticks[-1], y)
     for tick in ticks:
         x = left + scale * tick
-        c.line(x, y, x, y + 5)
+        c.line(x, y, x, y - 4 if up else y + 4)
         words = f"{tick} GB" if tick else "0"
-        c.text(x, y + 18, words, size=11, color=MUTED)
+        c.text(x, y - 8 if up else y + 17, words, size=11, color=MUTED)
 
 
 def _bar(

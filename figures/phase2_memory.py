@@ -7,7 +7,7 @@ and how long it takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,8 +88,9 @@ def microbatches() -> str:
         words = f"{high:g} × activations of one microbatch"
         c.text(710, y - 5, words, size=11.5, anchor="end")
     _legend(c, 40, 324)
-    words = "a backward takes twice as long as its forward      time →"
-    c.text(710, 324, words, size=11.5, color=MUTED, anchor="end")
+    words = "a backward takes twice as long as its forward"
+    c.text(338, 324, words, size=11.5, color=MUTED, anchor="start")
+    c.text(710, 324, "time →", size=11.5, color=MUTED, anchor="end")
     return c.svg()
 
 
@@ -205,10 +206,11 @@ def _hills(
             c.rect(x, bottom - height, width, height, fill=ACTIVATIONS, thick=0.5)
         x, before = x + wide * part.time, live
     x = left
-    for part in parts:
-        color = FORWARD if part.change > 0 else BACKWARD
-        c.rect(x, bottom, wide * part.time, 6, fill=color, stroke="none")
-        x += wide * part.time
+    for grows, same in groupby(parts, key=lambda part: part.change > 0):
+        width = wide * _time(list(same))
+        color = FORWARD if grows else BACKWARD
+        c.rect(x, bottom, width, 6, fill=color, stroke="none")
+        x += width
     c.line(left, bottom, x, bottom, color=INK)
 
 

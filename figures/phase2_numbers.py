@@ -183,7 +183,7 @@ def staircase() -> str:
         )
     for number, step in enumerate(steps):
         x, y = across(number), up(step.scale)
-        c.line(x, y, x + 14.4, y, color=INK, thick=3.5)
+        c.line(x - 0.7, y, x + 15.1, y, color=INK, thick=3.5)
         if number + 1 < len(steps) and steps[number + 1].scale != step.scale:
             c.line(x + 14.4, y, x + 14.4, up(steps[number + 1].scale), color=INK)
     for rank in range(RANKS):

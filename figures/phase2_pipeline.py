@@ -59,7 +59,7 @@ def schedules() -> str:
     c = Canvas(
         "schedules",
         780,
-        520,
+        540,
         title=f"GPipe and 1F1B on {RANKS} stages with {MICROBATCHES} microbatches",
         desc=(
             "Two tables with a row per rank and a column per unit of time; a forward "
@@ -122,15 +122,14 @@ def _lane(c: Canvas, y: float, rank: int, row: list[str]) -> None:
 def _legend(c: Canvas, y: float) -> None:
     """The meaning of the cells and the small numbers."""
     for x, fill, stroke, words in (
-        (74, FORWARD, INK, "forward"),
-        (170, BACKWARD, INK, "backward"),
-        (276, SURFACE, GRID, "bubble"),
+        (74, FORWARD, INK, "F0: forward of microbatch 0"),
+        (286, BACKWARD, INK, "B0: backward of microbatch 0"),
+        (508, SURFACE, GRID, "bubble"),
     ):
         c.rect(x, y - 12, 16, 14, fill=fill, stroke=stroke, thick=0.8)
         c.text(x + 22, y, words, size=11.5, anchor="start")
-    c.text(
-        766, y, "small numbers: microbatches kept at this time", size=11.5, anchor="end"
-    )
+    words = "small numbers: microbatches that the rank keeps in this unit of time"
+    c.text(74, y + 20, words, size=11.5, anchor="start")
 
 
 def figures() -> dict[str, str]:

@@ -62,7 +62,7 @@ def conjugate() -> str:
     c = Canvas(
         "conjugate",
         760,
-        488,
+        512,
         title="f copies forward and sums backward; g sums forward, copies backward",
         desc=(
             f"Above, forward, from left to right: both ranks have x = {INPUT:g}. f "
@@ -79,8 +79,10 @@ def conjugate() -> str:
         (54, "forward", forward, "g"),
         (298, "backward", backward, "f"),
     ):
-        c.text(24, top - 20, words, size=15, bold=True, anchor="start")
+        c.text(24, top - 28, words, size=15, bold=True, anchor="start")
         _panel(c, top, numbers, crossed, back=words == "backward")
+    words = "f, g: before and after the sharded layer; × 3, × 4: the ranks' shards"
+    c.text(24, 502, words, size=12, anchor="start")
     return c.svg()
 
 
@@ -239,7 +241,7 @@ def _output(c: Canvas, middle: float) -> None:
     c.text(700, middle - 14, "g", size=15, bold=True)
     c.rect(714, middle - 36, 48, 72, fill=NEUTRAL, thick=2)
     c.text(738, middle + 54, "output", size=11.5)
-    c.text(652, middle + 96, "partial sums", size=11.5)
+    c.text(652, middle - 88, "partial sums", size=11.5)
 
 
 def _heads(c: Canvas) -> None:

@@ -150,6 +150,8 @@ def star_ring() -> str:
     c.text(80, 453, "sends", size=12, anchor="start")
     c.rect(140, 442, 14, 12, fill=RECEIVING, stroke=RECEIVING)
     c.text(160, 453, "receives", size=12, anchor="start")
+    c.text(250, 453, "rows: ranks 0 to 7", size=12, anchor="start")
+    c.text(400, 453, "S: bytes of the tensor", size=12, anchor="start")
     return c.svg()
 
 

@@ -109,6 +109,9 @@ class _Picture:
                 ready = self._x(max(bar.start, bar.end - 1))
                 if bar.state == "done" and ready > left:  # the other side came later
                     self._canvas.hatch(left, y - 9, ready - left, 18)
+                    if self._lane >= 60 and ready - left > 50:
+                        middle = (left + ready) / 2
+                        self._canvas.text(middle, y - 14, "blocked", size=11)
                     left, wide = ready, max(3.0, right - ready - 3)
                 fill = _STYLES[bar.state]
                 self._canvas.rect(left, y - 9, wide, 18, fill=fill, stroke=LINK_BUSY)
