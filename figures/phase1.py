@@ -268,7 +268,9 @@ def step() -> str:
         "equal weights and equal gradients give equal weights",
         anchor="start",
     )
-    c.text(24, 391, "(digests are illustrative)", size=10.5, color=MUTED, anchor="start")
+    c.text(
+        24, 391, "(digests are illustrative)", size=10.5, color=MUTED, anchor="start"
+    )
     return c.svg()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from distlab.trace.palette import FAILURE, INK, MUTED, RANK_COLORS, SURFACE
 from figures.draw import Canvas, write
-from figures.phase1 import FOLDER, RANK_COLORS
+from figures.phase1 import FOLDER
 
 SAMPLES, RANKS = 10, 4
 LEFT, SIDE, STEP = 250, 38, 43
@@ -85,8 +85,8 @@ def samples() -> str:
     c.text(
         20,
         446,
-        "dashed border: repeated; cross: dropped; the shuffle is the same on every rank, and "
-        "each rank takes every fourth position",
+        "dashed border: repeated; cross: dropped; the same shuffle on every rank, "
+        "and each rank takes every fourth position",
         size=11,
         anchor="start",
     )

@@ -15,7 +15,7 @@ from distlab.trace.palette import (
     SURFACE,
 )
 from figures.draw import Canvas, write
-from figures.phase1 import FOLDER, RANK_COLORS
+from figures.phase1 import FOLDER
 
 Cell = tuple[str, str] | None
 """The label and color of one chunk of a rank's memory; None is undefined."""

@@ -27,7 +27,10 @@ from figures.draw import Canvas, write
 FOLDER = Path(__file__).resolve().parent.parent / "phase2_advanced" / "figures"
 INSIDE = 5  # activations inside one block
 BLOCKS = 5
-FORWARD_TIME, BACKWARD_TIME = 1.0, 2.0  # units of time for a block, or a full microbatch
+FORWARD_TIME, BACKWARD_TIME = (
+    1.0,
+    2.0,
+)  # units of time for a block, or a full microbatch
 SIZES = (1.0, 1.0, 0.4)  # microbatches: the last one is short
 
 
@@ -152,7 +155,6 @@ def recompute() -> str:
         after = "backward" if parts is plain else "each block: forward again, backward"
         c.text(middle + 8, bottom + 20, after, size=11.5, anchor="start")
     return c.svg()
-
 
 
 def _legend(c: Canvas, x: float, y: float) -> None:

@@ -58,7 +58,12 @@ def mesh() -> str:
         c.text(x, y - 2, f"rank {rank}", size=13, bold=True)
         c.text(x, y + 15, str(place[rank]), size=11.5, mono=True)
     lines = (
-        (TENSOR_PARALLEL, "", "a row: one model replica", "communicates in every layer"),
+        (
+            TENSOR_PARALLEL,
+            "",
+            "a row: one model replica",
+            "communicates in every layer",
+        ),
         (
             DATA_PARALLEL,
             "9 5",

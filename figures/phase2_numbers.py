@@ -179,7 +179,12 @@ def staircase() -> str:
     floor = up(low) + 40
     for number in skipped:
         c.rect(
-            across(number), 30, 14.4, floor + 26 * RANKS - 36, fill=NEUTRAL, stroke="none"
+            across(number),
+            30,
+            14.4,
+            floor + 26 * RANKS - 36,
+            fill=NEUTRAL,
+            stroke="none",
         )
     for number, step in enumerate(steps):
         x, y = across(number), up(step.scale)

@@ -102,7 +102,9 @@ def _lane(c: Canvas, y: float, rank: int, row: list[str]) -> None:
             c.rect(x, y, WIDE, 22, fill=SURFACE, stroke=GRID, thick=0.5)
         else:
             forward = cell.startswith("F")
-            c.rect(x, y, WIDE * units, 22, fill=FORWARD if forward else BACKWARD, thick=0.8)
+            c.rect(
+                x, y, WIDE * units, 22, fill=FORWARD if forward else BACKWARD, thick=0.8
+            )
             c.text(x + WIDE * units / 2, y + 15.5, cell, size=10, mono=True)
         place += units
     counts = live(row)

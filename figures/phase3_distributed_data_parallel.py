@@ -61,8 +61,8 @@ def lanes_of_buckets() -> str:
         title="The same 100 MB of gradients, all-reduced in four ways",
         desc=(
             "Four pairs of rows over time. The upper row of each pair is backward, "
-            "10 ms; the lower row shows the messages, each with its latency, light, "
-            "at its start. Without overlap fifty messages start when backward ends. One "
+            "10 ms; the lower row shows the messages, each with its latency (light) "
+            "first. Without overlap fifty messages start when backward ends. One "
             "bucket starts then, too. The first of five buckets starts after one fifth "
             "of backward, and the others follow without a gap. "
             f"The steps take: {told}."
@@ -162,7 +162,14 @@ def _meetings(c: Canvas, top: float, sent: list[list[str]]) -> None:
         c.arrow(x + 26, top + 42, x + 26, top + 60, color=color)
         c.arrow(x + 26, top + 100, x + 26, top + 84, color=color)
         words = f"{pair[0]} + {pair[1]}"
-        c.text(x + 26, top + 77, words, size=13, bold=True, color=INK if same else FAILURE_TEXT)
+        c.text(
+            x + 26,
+            top + 77,
+            words,
+            size=13,
+            bold=True,
+            color=INK if same else FAILURE_TEXT,
+        )
     c.text(150, top + 156, "ready, one after another →", size=11.5, color=MUTED)
     c.text(606, top + 156, "all_reduce 1, 2, 3", size=11.5, color=MUTED)
 

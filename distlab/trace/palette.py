@@ -57,15 +57,14 @@ ALGORITHMS = {
     "hierarchical": METHODS[3],
 }
 
-FILLS = {
-    fill: INK
-    for fill in (
-        *(PAPER, SURFACE, NEUTRAL, LINK_IDLE, WAITING, CALL, RECEIVING),
-        *(FORWARD, BACKWARD, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS),
-        *(FAILURE, COMPLETE),
-        *(*RANK_COLORS, *PARTIAL_SUMS, *METHODS[2:]),
-    )
-} | dict.fromkeys((WEIGHTS, LINK_BUSY, HIGHLIGHT, *METHODS[:2]), SURFACE)
+_WITH_INK = (
+    *(PAPER, SURFACE, NEUTRAL, LINK_IDLE, WAITING, CALL, RECEIVING),
+    *(FORWARD, BACKWARD, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS),
+    *(FAILURE, COMPLETE),
+    *(*RANK_COLORS, *PARTIAL_SUMS, *METHODS[2:]),
+)
+_WITH_WHITE = (WEIGHTS, LINK_BUSY, HIGHLIGHT, *METHODS[:2])
+FILLS = dict.fromkeys(_WITH_INK, INK) | dict.fromkeys(_WITH_WHITE, SURFACE)
 """The color of text on each color."""
 TEXTS = (INK, MUTED, FAILURE_TEXT, COMPLETE_TEXT, HIGHLIGHT)
 """Colors of text on the paper, on a surface and on a neutral fill."""
@@ -84,5 +83,10 @@ def contrast(one: str, other: str) -> float:
 
 def _luminance(color: str) -> float:
     channels = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    red, green, blue = map(_linear, channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _linear(channel: float) -> float:
+    low = channel <= 0.04045
+    return channel / 12.92 if low else float(((channel + 0.055) / 1.055) ** 2.4)

@@ -87,7 +87,9 @@ class _Picture:
     def _draw_lane(self, record: RankRecord) -> None:
         y = self._y(record.rank)
         self._canvas.text(65, y + 5, f"rank {record.rank}", size=15, bold=True)
-        self._canvas.rect(_LEFT, y - 9, self._right - _LEFT, 18, fill=LINK_IDLE, stroke=MUTED)
+        self._canvas.rect(
+            _LEFT, y - 9, self._right - _LEFT, 18, fill=LINK_IDLE, stroke=MUTED
+        )
         words = _ENDS.get(record.status, "")
         if record.status == "finished" and not record.calls():
             words = "finished: made no call"
