@@ -65,7 +65,7 @@ def zero_bars() -> str:
     c.text(
         left,
         32,
-        "bytes per parameter on a rank, float32 and AdamW, 8 ranks",
+        "bytes per parameter on a rank, float32 and AdamW, n = 8 ranks",
         size=13,
         anchor="start",
     )

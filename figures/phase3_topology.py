@@ -81,6 +81,7 @@ def crossover() -> str:
     _crossing(c)
     c.text(left, 40, f"α = 10 µs, β = 12.5 GB/s, {RANKS} ranks", anchor="start")
     c.text(left + width / 2, top + height + 44, "bytes of the tensor", size=12.5)
+    c.text(left - 8, top - 14, "time", size=12.5, anchor="end")
     return c.svg()
 
 
@@ -137,7 +138,7 @@ def islands() -> str:
         desc=(
             "The same network twice: two boxes of four ranks under a switch. On the "
             "left, recursive doubling: all four ranks of a box send the whole tensor "
-            "up, four thick red arrows through one uplink: 4 S. On the right, two "
+            "up, four thick arrows through one uplink: 4 S. On the right, two "
             "levels: each of the four ranks sends its own lane, a quarter, up: S in "
             "all. Each rank's lane has a color of its own."
         ),
@@ -145,6 +146,8 @@ def islands() -> str:
     _network(c, 30, "recursive doubling, the last round", is_flat=True)
     _network(c, 400, "two levels, the stage across", is_flat=False)
     c.line(380, 30, 380, 370, color=GRID)
+    words = "S: bytes of the tensor"
+    c.text(742, 388, words, size=11.5, color=MUTED, anchor="end")
     return c.svg()
 
 
