@@ -137,7 +137,8 @@ def draw_curves(
     for index, (label, values) in enumerate(curves.items()):
         style = ("-", "o--", "^:")[index % 3]
         width, color = max(1.5, 7 - 3 * index), METHODS[index % len(METHODS)]
-        axis.plot(xs, values, style, label=label, lw=width, color=color, ms=4)
+        [line] = axis.plot(xs, values, style, label=label, lw=width, color=color, ms=4)
+        line.set_alpha(1.0 if index else 0.4)
     if doubling:
         axis.set_xscale("log", base=2)
         axis.set_xticks(list(xs), [f"{x:g}" for x in xs])
@@ -220,7 +221,9 @@ def _counter(axis: Axes, live: Sequence[int], rank: int, most: int) -> None:
         at = place + 0.5, count + 0.15
         axis.annotate(str(count), at, ha="center", va="bottom", fontsize=7)
     axis.set(xlim=(0, len(live)), ylim=(0, 1.35 * most), xticks=[], yticks=[])
-    axis.set_ylabel(f"kept by\nrank {rank}", rotation=0, ha="right", va="center")
+    axis.set_ylabel(
+        f"microbatches\nkept by\nrank {rank}", rotation=0, ha="right", va="center"
+    )
 
 
 def draw_block(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> None:
@@ -266,17 +269,18 @@ def _layer(axis: Axes, place: int, rank: int, step: Mapping[str, Any]) -> None:
 def draw_errors(
     kinds: Sequence[str], errors: Mapping[str, Sequence[float]], *, floor: float
 ) -> None:
-    """A group of bars per label, on a logarithmic scale that begins at `floor`."""
+    """A group of marks per label, on a logarithmic scale that begins at `floor`."""
     _, axis = plt.subplots(figsize=(6.5, 2.8))
     width = 0.8 / len(kinds)
     for index, kind in enumerate(kinds):
         places = [place + index * width for place in range(len(errors))]
         values = [max(found[index], floor) for found in errors.values()]
-        axis.bar(places, values, width, label=kind, color=METHODS[index % len(METHODS)])
+        color, mark = METHODS[index % len(METHODS)], "osD^"[index % 4]
+        axis.plot(places, values, mark, label=kind, color=color, ms=8)
     middle = width * (len(kinds) - 1) / 2
     axis.set_xticks([place + middle for place in range(len(errors))], list(errors))
     axis.set_yscale("log")
-    axis.set(ylim=(floor, 30), ylabel="relative error")
+    axis.set(ylim=(floor / 3, 30), ylabel="relative error")
     axis.axhline(1e-10, color=MUTED, ls="--", lw=1)
     words, where = "below this line: rounding", ("axes fraction", "data")
     axis.annotate(words, (0.01, 3e-10), xycoords=where, color=MUTED, fontsize=9)

@@ -34,13 +34,13 @@ def draw_family(results: Sequence[Mapping[str, Sequence[int]]]) -> None:
                 _chunk(axis, place, rank, bits, len(results))
         axis.set(title=name, xlim=(-0.1, len(results) + 0.1), yticks=[], xticks=[])
         axis.set(ylim=(len(results), -0.1))
+        axis.set_xlabel("chunks", fontsize=9)
         axis.set_frame_on(False)
     axes[0].set_yticks([r + 0.45 for r in range(len(results))])
     axes[0].set_yticklabels([f"rank {r}" for r in range(len(results))])
-    figure.supxlabel("the four chunks of each rank", fontsize=9)
     figure.legend(
         handles=[Patch(color=_of_rank(r), label=f"{r}") for r in range(len(results))],
-        title="a stripe: the values of rank",
+        title="a stripe: the values of rank …",
         title_fontsize=9,
         loc="outside lower center",
         ncols=len(results),
@@ -67,14 +67,9 @@ def draw_losses(curves: Mapping[str, Sequence[float]]) -> None:
     """One curve per training; the later ones are drawn thinner, on top."""
     _, axis = plt.subplots(figsize=(6, 3))
     for index, (label, losses) in enumerate(curves.items()):
-        width = 6 - 4 * index
-        axis.plot(
-            range(1, len(losses) + 1),
-            losses,
-            label=label,
-            lw=width,
-            color=_method(index),
-        )
+        color, alpha = _method(index), 1.0 if index else 0.4
+        epochs, width = range(1, len(losses) + 1), 6 - 4 * index
+        axis.plot(epochs, losses, label=label, lw=width, color=color, alpha=alpha)
     axis.set(xlabel="epoch", ylabel="training loss")
     axis.set_xticks(range(1, len(losses) + 1))
     axis.legend(frameon=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import math
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -90,7 +91,7 @@ def weak(svg: str) -> list[Weak]:
 
 
 def lab(color: str, seen_as: Matrix) -> tuple[float, float, float]:
-    """CIELAB of a color, as somebody with this vision sees it."""
+    """CIELAB of a color, as a person with this vision sees it."""
     linear = [palette._linear(int(color[at : at + 2], 16) / 255) for at in (1, 3, 5)]
     r, g, b = (
         min(1.0, max(0.0, sum(m * c for m, c in zip(row, linear, strict=True))))
@@ -109,7 +110,7 @@ def lab(color: str, seen_as: Matrix) -> tuple[float, float, float]:
 
 def apart(one: str, other: str, seen_as: Matrix) -> float:
     both = zip(lab(one, seen_as), lab(other, seen_as), strict=True)
-    return sum((a - b) ** 2 for a, b in both) ** 0.5
+    return math.sqrt(sum((a - b) ** 2 for a, b in both))
 
 
 def test_the_contrast_is_that_of_wcag() -> None:
