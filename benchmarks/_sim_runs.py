@@ -27,7 +27,7 @@ from distlab.sim.plans.replay import record
 
 NET = AlphaBeta(alpha_s=3e-6, bytes_per_s=2e9)
 FAST: dict[str, Any] = {"net": NET, "journal": False, "trace": False}
-ISLAND = 64  # ranks that share a fast net, in the run with 4,096 of them
+NODE_SIZE = 64  # ranks that share a fast net, in the run with 4,096 of them
 SCENARIOS, STRAGGLER_RANKS, SIMULATED = 1000, 64, 5
 
 
@@ -82,8 +82,8 @@ def ring_as_written(context: RankContext, count: int) -> float:
     return float(tensor.sum())
 
 
-def hierarchical(context: RankContext, tensor: Tensor, island_size: int) -> None:
-    sched.hierarchical_all_reduce(context.comm, tensor, island_size)
+def hierarchical(context: RankContext, tensor: Tensor, node_size: int) -> None:
+    sched.hierarchical_all_reduce(context.comm, tensor, node_size)
 
 
 def ring_of_sizes(n: int) -> Timed:
@@ -115,12 +115,12 @@ def ring_of_tensors(n: int) -> Timed:
     return replace(timed(form_s, simulate), limit_s=limit_s)
 
 
-def hierarchical_of_sizes(n: int, island_size: int = ISLAND) -> Timed:
+def hierarchical_of_sizes(n: int, node_size: int = NODE_SIZE) -> Timed:
     """All-reduce in two levels, on one net for both."""
     data = torch.zeros(4 * n)
-    form_s = forms.hierarchical_s(n // island_size, island_size, data.nbytes, NET, NET)
+    form_s = forms.hierarchical_s(n // node_size, node_size, data.nbytes, NET, NET)
     return timed(
-        form_s, lambda: run(hierarchical, n, data, island_size, payload="size", **FAST)
+        form_s, lambda: run(hierarchical, n, data, node_size, payload="size", **FAST)
     )
 
 
@@ -147,12 +147,8 @@ def _formula(name: str) -> Form:
 FORMS: dict[str, tuple[Program, Form]] = {
     **{name: (program, _formula(name)) for name, program in PROGRAMS.items()},
     "hierarchical": (
-        lambda comm, t: sched.hierarchical_all_reduce(
-            comm, t, _island(comm.world_size)
-        ),
-        lambda n, size: forms.hierarchical_s(
-            n // _island(n), _island(n), size, NET, NET
-        ),
+        lambda comm, t: sched.hierarchical_all_reduce(comm, t, _node(comm.world_size)),
+        lambda n, size: forms.hierarchical_s(n // _node(n), _node(n), size, NET, NET),
     ),
     "tree broadcast": (sched.tree_broadcast, lambda n, s: forms.tree_s(n, s, NET)),
     "tree reduce": (sched.tree_reduce, lambda n, s: forms.tree_s(n, s, NET)),
@@ -163,7 +159,7 @@ FORMS: dict[str, tuple[Program, Form]] = {
 }
 
 
-def _island(n: int) -> int:
+def _node(n: int) -> int:
     return min(4, n) if n % min(4, n) == 0 else 1
 
 

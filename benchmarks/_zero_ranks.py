@@ -30,7 +30,7 @@ from distlab.runner import RankContext
 UNIT = "sharded_optimizer"
 BATCH = 8
 STEPS = 20
-GLOBAL_BATCH = 12  # what 1, 2, 3 and 4 ranks can share out
+GLOBAL_BATCH = 12  # divisible by 1, 2, 3 and 4 ranks
 WARM_UP = 3
 make_optimizer = partial(torch.optim.AdamW, lr=1e-2)
 
@@ -61,8 +61,8 @@ class Ours:
     def __init__(self, comm: Comm, model: nn.Module, side: str, stage: int) -> None:
         unit = load(UNIT, side)
         self.model = model
-        kind = getattr(unit, f"Stage{stage}")
-        self.zero = kind(comm, model, make_groups(model), make_optimizer)
+        groups = make_groups(model)
+        self.zero = unit.STAGES[stage](comm, model, groups, make_optimizer)
         self.zero.is_prefetching = stage == 3
         self.bytes_per_rank = unit.bytes_per_rank
 

@@ -42,15 +42,15 @@ EXCUSED: dict[tuple[str, str], str] = {
     ("broadcasts.py", "raise NotYetError(f'every rank has it after"): _CHEATED,
     ("pairs.py", "expect_messages(run, \"rank 1's tensor is right"): _CHEATED,
     ("data_loader_siblings.py", "return NotYetError("): _OF_A_LOADER,
-    ("data_loader_siblings.py", "judge(impl, cluster)"): _OF_A_LOADER,
+    ("data_loader_siblings.py", "judge(impl, harness)"): _OF_A_LOADER,
     ("ring_mistakes.py", "_expect_bounds(sums)"): _OF_3_1,
     ("ring_mistakes.py", "raise NotYetError('chunk_bounds does not give"): _OF_3_1,
-    ("ring_segments.py", "cluster.run(impl, pipelined_once)"): _OUT_OF_TURN,
+    ("ring_segments.py", "harness.run(impl, pipelined_once)"): _OUT_OF_TURN,
     ("sharded_stage1.py", "expect_sent(run, sent, 'the weights are"): _CHEATED,
     ("sharded_stage2.py", "expect_sent(run, sent, 'the weights are"): _CHEATED,
     ("sharded_stage3.py", "expect_messages(run, 'the outputs are"): _CHEATED,
     ("sharded_stage3.py", "expect_messages(run, 'the weights are"): _CHEATED,
-    ("topology_doubling.py", "cluster.run(impl, double_all)"): _OUT_OF_TURN,
+    ("topology_doubling.py", "harness.run(impl, double_all)"): _OUT_OF_TURN,
 }
 
 

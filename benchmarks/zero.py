@@ -37,7 +37,12 @@ BAR_BYTES, BAR_DIFFERENCE = 0.01, 1e-10
 LIMITS = Limits(seconds=600.0, memory_bytes=8 << 30)
 RATIOS = (
     ("ratio_step_vs_fsdp2", 3, "fsdp2", "torch fully_shard of each layer"),
-    ("ratio_step_vs_fsdp2_stage2", 2, "fsdp2 stage 2", "torch fully_shard, kept whole"),
+    (
+        "ratio_step_vs_fsdp2_stage2",
+        2,
+        "fsdp2 stage 2",
+        "torch fully_shard, kept unsharded",
+    ),
     ("ratio_step_vs_zro", 1, "zro", "torch DDP and ZeroRedundancyOptimizer"),
 )
 Launch = Callable[..., Any]

@@ -1,4 +1,4 @@
-"""Stage 3 with and without fetching ahead; `python -m figures.phase3_sharded_layers`.
+"""Stage 3 with and without prefetch; `python -m figures.phase3_sharded_layers`.
 
 The times are those of the reference's own run on simulated ranks.
 """
@@ -120,9 +120,9 @@ def _step(context: RankContext, is_prefetching: bool) -> list[Span]:
     unit = load("sharded_optimizer", "reference")
     model = nn.Sequential(*(_Layer(partial(take_time, n)) for n in range(LAYERS)))
     groups = [{"params": list(model.parameters())}]
-    zero = unit.Stage3(comm, model, groups, partial(torch.optim.SGD, lr=0.1))
+    zero = unit.FullySharded(comm, model, groups, partial(torch.optim.SGD, lr=0.1))
     zero.is_prefetching = is_prefetching
-    zero.gather = watched("gather", zero.gather)
+    zero.unshard_bucket = watched("gather", zero.unshard_bucket)
     zero.prefetch = watched("fetch", zero.prefetch)
     zero.reduce_bucket = watched("scatter", zero.reduce_bucket)
     model(torch.ones(1, WIDTH)).sum().backward()
@@ -130,30 +130,29 @@ def _step(context: RankContext, is_prefetching: bool) -> list[Span]:
 
 
 def zero_ahead() -> str:
-    """Two pairs of lanes, computing and wire: gathered when needed, or ahead."""
+    """Two timelines, computation and communication: gathered when needed, or before."""
     plain, ahead = spans(is_prefetching=False), spans(is_prefetching=True)
     ends = [max(span.end_s for span in found) for found in (plain, ahead)]
     c = Canvas(
         "zero_ahead",
         760,
         300,
-        title="Stage 3: weights gathered when they are needed, or fetched ahead",
+        title="Stage 3: weights gathered when they are needed, or prefetched",
         desc=(
-            f"Two pairs of lanes of one rank with {LAYERS} layers: computing above, "
-            "its wire below. In the first pair the weights of each layer are gathered "
-            f"before it computes, and nobody computes meanwhile: {ends[0]:g} s. In the "
-            "second pair they come while the layer before computes, except for the "
-            "first one; the reduce-scatter of gradients is waited for in both: "
-            f"{ends[1]:g} s."
+            f"Two timelines of one rank with {LAYERS} layers, each with a row for "
+            "computation and a row for communication. In the first, the rank gathers "
+            f"a layer's weights, then computes: {ends[0]:g} s. In the second, it "
+            "gathers the next layer's weights while a layer computes, except for the "
+            f"first layer: {ends[1]:g} s. The reduce-scatter is exposed in both."
         ),
     )
-    _lanes(c, 30, "gathered when it is needed", plain)
-    _lanes(c, 150, "fetched ahead (prefetch)", ahead)
+    _lanes(c, 30, "without prefetch", plain)
+    _lanes(c, 150, "with prefetch", ahead)
     for x, color, words in (
-        (LEFT, WEIGHTS, "weights arrive"),
-        (LEFT + 150, GRADIENTS, "gradients: reduce-scatter"),
-        (LEFT + 360, FORWARD, "forward"),
-        (LEFT + 360 + 84, BACKWARD, "backward"),
+        (LEFT, WEIGHTS, "all-gather of weights"),
+        (LEFT + 190, GRADIENTS, "reduce-scatter of gradients"),
+        (LEFT + 420, FORWARD, "forward"),
+        (LEFT + 420 + 84, BACKWARD, "backward"),
     ):
         c.rect(x, 268, 12, 12, fill=color, stroke=INK)
         c.text(x + 18, 279, words, size=12, anchor="start")
@@ -163,7 +162,7 @@ def zero_ahead() -> str:
 def _lanes(c: Canvas, top: float, title: str, found: list[Span]) -> None:
     c.text(24, top + 8, title, size=13, bold=True, anchor="start")
     end = max(span.end_s for span in found)
-    for row, words in enumerate(("computing", "wire")):
+    for row, words in enumerate(("computation", "network")):
         y = top + 20 + 36 * row
         c.text(24, y + 20, words, size=12, anchor="start")
         c.rect(LEFT, y, SCALE * end, 30, fill=LINK_IDLE, stroke=LINK_IDLE)

@@ -1,4 +1,4 @@
-"""What a rank holds; `python -m figures.phase3_sharded_optimizer` writes both pictures.
+"""What a rank holds; `python -m figures.phase3_sharded_optimizer` writes both figures.
 
 The bars are those of the reference's formula; the curve is worked out layer by layer.
 """
@@ -40,15 +40,15 @@ def zero_bars() -> str:
         300,
         title="ZeRO: bytes per parameter on one of 8 ranks",
         desc=(
-            "Four bars, one per stage. Stage 0: weights 4, gradients 4, state 8, in "
-            "all 16 bytes. Stage 1: the state has shrunk to 1, in all 9. Stage 2: the "
-            "gradients to a half as well, in all 5.5. Stage 3: the weights too, in all "
-            "2. Beside each bar what is sent per step: 2, 3, 2 and 3 units."
+            "Four bars, one per stage. Stage 0: weights 4, gradients 4, state 8, "
+            "16 bytes in total. Stage 1: the state shrinks to 1, 9 in total. Stage 2: "
+            "the gradients shrink to 0.5, 5.5 in total. Stage 3: the weights shrink to "
+            "0.5, 2 in total. Beside each bar the units sent per step: 2, 2, 2 and 3."
         ),
     )
     scale, left = 30.0, 110
     bytes_per_rank = load("sharded_optimizer", "reference").bytes_per_rank
-    for stage, sent in enumerate((2, 3, 2, 3)):
+    for stage, sent in enumerate((2, 2, 2, 3)):
         top = 52 + 54 * stage
         c.text(40, top + 22, f"stage {stage}", size=13, bold=True, anchor="start")
         x, total = float(left), 0.0
@@ -72,7 +72,7 @@ def zero_bars() -> str:
     c.text(
         40,
         282,
-        "sent: per rank and step, in units of (n - 1) / n of the weights",
+        "sent: per rank and step, in units of (n - 1) / n · N, N elements in the model",
         size=11.5,
         color=MUTED,
         anchor="start",
@@ -86,12 +86,12 @@ def zero_layers() -> str:
         "zero_layers",
         760,
         300,
-        title="Stage 3: gather, use, free",
+        title="Stage 3: unshard a layer, compute, reshard it",
         desc=(
-            "Memory for weights on one of four ranks over time. At the bottom a band "
-            "that stays: the shards, a quarter of all five layers. On top of it, one "
-            "block at a time: layer 0, 1, 2, 3, 4 in forward, then 4, 3, 2, 1, 0 in "
-            "backward. A dashed line high above: the whole model."
+            "Memory for weights on one of four ranks over time. At the bottom a "
+            "constant band: the shards, a quarter of all five layers. On top of it one "
+            "full layer at a time: layer 0, 1, 2, 3, 4 in forward, then 4, 3, 2, 1, 0 "
+            "in backward. A dashed line high above: the full model."
         ),
     )
     left, bottom, unit = 60, 240, 34.0
@@ -103,7 +103,7 @@ def zero_layers() -> str:
     c.text(
         left + 10,
         bottom - shards / 2 + 4,
-        "shards of all layers: always there",
+        "shards of all layers",
         size=12,
         anchor="start",
     )
@@ -117,18 +117,20 @@ def zero_layers() -> str:
     whole = bottom - LAYERS * unit
     c.line(left, whole, end, whole, color=MUTED, dash="5 4", thick=1)
     c.text(
-        end, whole - 6, "the whole model, as at stages 0 to 2", size=11.5, anchor="end"
+        end, whole - 6, "the full model, as at stages 0 to 2", size=11.5, anchor="end"
     )
     c.line(left, bottom, end, bottom, color=INK, thick=1)
     half = left + width * LAYERS
-    c.text((left + half) / 2, bottom + 20, "forward: gather, compute, free", size=12)
+    c.text(
+        (left + half) / 2, bottom + 20, "forward: unshard, compute, reshard", size=12
+    )
     c.text(
         (half + end) / 2,
         bottom + 20,
-        "backward: gather, compute, reduce-scatter, free",
+        "backward: unshard, compute, reduce-scatter, reshard",
         size=12,
     )
-    c.text(left, 32, "weights that one of 4 ranks holds", size=13, anchor="start")
+    c.text(left, 32, "weights on one of 4 ranks", size=13, anchor="start")
     c.text(left, 286, "time →", size=11.5, color=MUTED, anchor="start")
     return c.svg()
 

@@ -1,6 +1,6 @@
-"""Which all-reduce where; `python -m figures.phase3_topology` writes both pictures.
+"""Time of three all-reduces, and two levels; `python -m figures.phase3_topology`.
 
-The curves are worked out here, from the formulas that the simulator bears out.
+The curves come from the formulas that the simulator confirms.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def crossover() -> str:
         "crossover",
         760,
         410,
-        title=f"Three all-reduces on {RANKS} ranks: which is the fastest?",
+        title=f"Time of three all-reduces on {RANKS} ranks, by size of the tensor",
         desc=(
             "Seconds against bytes, both logarithmic. Each of the three curves is flat "
             "on the left and rises on the right. Recursive doubling lies lowest on the "
             "left, the ring lowest on the right; they cross at 3.7 million bytes. The "
-            "naive one starts with the ring and ends far above both."
+            "naive algorithm starts at the ring and ends far above both."
         ),
     )
     left, top, width, height = PLOT
@@ -79,7 +79,7 @@ def crossover() -> str:
             anchor="start",
         )
     _crossing(c)
-    c.text(left, 40, f"α = 10 µs, β = 12.5 GB/s, {RANKS} ranks", anchor="start")
+    c.text(left, 40, f"α = 10 µs, B = 1 / β = 12.5 GB/s, {RANKS} ranks", anchor="start")
     c.text(left + width / 2, top + height + 44, "bytes of the tensor", size=12.5)
     c.text(left - 8, top - 14, "time", size=12.5, anchor="end")
     return c.svg()
@@ -95,8 +95,10 @@ def _crossing(c: Canvas) -> None:
     c.circle(x, y, 6, stroke=INK)
     c.line(x, y + 8, x, PLOT[1] + PLOT[3], color=MUTED, dash="4 4", thick=1)
     c.text(x + 12, y + 34, f"{size / 1e6:.1f} MB", size=12.5, anchor="start")
-    c.text(x - 12, y + 74, "latency counts", size=11.5, color=MUTED, anchor="end")
-    c.text(x + 12, y + 74, "bytes count", size=11.5, color=MUTED, anchor="start")
+    c.text(x - 12, y + 74, "latency dominates", size=11.5, color=MUTED, anchor="end")
+    c.text(
+        x + 12, y + 74, "bandwidth dominates", size=11.5, color=MUTED, anchor="start"
+    )
 
 
 def _curve(c: Canvas, seconds: Callable[[float], float], color: str) -> None:
@@ -128,23 +130,23 @@ def _time(exponent: int) -> str:
     return names.get(exponent, f"{10 ** max(exponent, 0)} s")
 
 
-def islands() -> str:
-    """Two islands under a switch: all send everything up, or each rank a lane."""
+def nodes() -> str:
+    """Two nodes under a switch: every rank sends the full tensor, or its chunk."""
     c = Canvas(
-        "islands",
+        "nodes",
         760,
         400,
-        title="Two islands of four: the hot uplink, and two levels",
+        title="Bytes through the uplinks: recursive doubling and two levels",
         desc=(
-            "The same network twice: two boxes of four ranks under a switch. On the "
-            "left, recursive doubling: all four ranks of a box send the whole tensor "
-            "up, four thick arrows through one uplink: 4 S. On the right, two "
-            "levels: each of the four ranks sends its own lane, a quarter, up: S in "
-            "all. Each rank's lane has a color of its own."
+            "The same network twice: two nodes of four ranks under a switch. On the "
+            "left, recursive doubling: all four ranks of a node send the full tensor, "
+            "four thick arrows through one uplink: 4 S. On the right, two levels: "
+            "each of the four ranks sends only its chunk, a quarter of the tensor: S "
+            "in total. Each rail has its own color."
         ),
     )
-    _network(c, 30, "recursive doubling, the last round", is_flat=True)
-    _network(c, 400, "two levels, the stage across", is_flat=False)
+    _network(c, 30, "recursive doubling: the last round", is_flat=True)
+    _network(c, 400, "two levels: the inter-node stage", is_flat=False)
     c.line(380, 30, 380, 370, color=GRID)
     words = "S: bytes of the tensor"
     c.text(742, 388, words, size=11.5, color=MUTED, anchor="end")
@@ -156,37 +158,36 @@ def _network(c: Canvas, left: float, title: str, *, is_flat: bool) -> None:
     c.text(left, 40, title, size=13, bold=True, anchor="start")
     c.rect(left + 90, 66, 150, 34, fill=NEUTRAL, round_=5)
     c.text(left + 165, 88, "switch", size=12)
-    for box in range(2):
-        x = left + 174 * box
+    for node in range(2):
+        x = left + 174 * node
         c.rect(x, 216, 156, 104, round_=8)
-        for place in range(4):
-            at = x + 22 + 37 * place
+        for local_rank in range(4):
+            at = x + 22 + 37 * local_rank
             c.rect(at - 14, 262, 28, 40, fill=SURFACE, round_=3)
-            _tensor(c, at - 14, 262, None if is_flat else place, colors)
-            c.text(at, 316, str(4 * box + place), size=11)
-            end = left + 110 + 88 * box + (place - 1.5) * (9 if is_flat else 6)
+            _tensor(c, at - 14, 262, None if is_flat else local_rank, colors)
+            c.text(at, 316, str(4 * node + local_rank), size=11)
+            end = left + 110 + 88 * node + (local_rank - 1.5) * (9 if is_flat else 6)
             color = HIGHLIGHT if is_flat else LINK_BUSY
             c.arrow(at, 258, end, 104, color=color, thick=4 if is_flat else 2)
-        c.text(x + 78, 338, f"box {box}", size=12)
-    words = "up from each box: 4 · S" if is_flat else "up from each box: 4 · S / 4"
-    c.text(
-        left, 368, words, size=13, anchor="start", color=HIGHLIGHT if is_flat else INK
-    )
+        c.text(x + 78, 338, f"node {node}", size=12)
+    color, sent = (HIGHLIGHT, "4 · S") if is_flat else (INK, "4 · S / 4")
+    words = f"through each uplink: {sent}"
+    c.text(left, 368, words, size=13, anchor="start", color=color)
 
 
 def _tensor(
-    c: Canvas, x: float, y: float, lane: int | None, colors: tuple[str, ...]
+    c: Canvas, x: float, y: float, chunk: int | None, colors: tuple[str, ...]
 ) -> None:
-    """Four lanes, one above the other: all of them to be sent, or one."""
+    """Four chunks, one above the other: all of them are sent, or one of them."""
     for row in range(4):
-        is_sent = lane is None or lane == row
-        fill = (HIGHLIGHT if lane is None else colors[row]) if is_sent else SURFACE
+        is_sent = chunk is None or chunk == row
+        fill = (HIGHLIGHT if chunk is None else colors[row]) if is_sent else SURFACE
         c.rect(x, y + 10 * row, 28, 10, fill=fill, thick=0.7)
 
 
 def figures() -> dict[str, str]:
     """Map each file name to its picture."""
-    return {"crossover.svg": crossover(), "islands.svg": islands()}
+    return {"crossover.svg": crossover(), "nodes.svg": nodes()}
 
 
 if __name__ == "__main__":

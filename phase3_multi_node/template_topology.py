@@ -1,18 +1,18 @@
-"""Which all-reduce on which network: foretold, built for islands, and chosen.
+"""All-reduce and topology: estimate the time, use the nodes, choose the algorithm.
 
 Guide: phase3_multi_node/guide/topology.md.
 Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
 Operations in MPICH" (2005), sections 4 and 5; X. Jia et al. (arXiv 1807.11205), section
 3.3, for the two levels.
-Symbols: n ranks; S bytes in the tensor; a message of s bytes takes α + s / β seconds;
-p islands of k ranks each, so that n = p k.
-Cost: counted in messages one after another, and in the bytes of each.
+Symbols: n ranks on q nodes of k ranks each, n = q k; S bytes in the tensor; α seconds
+of latency; β seconds per byte; B = 1 / β. A message of s bytes takes α + β s.
+Cost: messages that follow one another, and the bytes of each.
 
     naive                2 (n - 1) messages of S, all through rank 0
     ring                 2 (n - 1) of S / n
     recursive doubling   log2 n of S
     halving doubling     2 log2 n of S / 2, S / 4 … S / n and back to S / 2
-    hierarchical         2 (k - 1) of S / k inside, 2 (p - 1) of S / k p between
+    hierarchical         2 (k - 1) of S / k intra-node, 2 (q - 1) of S / n inter-node
 
 `comm` has no collectives here, only send, recv, sendrecv, isend and irecv.
 """
@@ -28,128 +28,128 @@ from torch import Tensor
 from distlab.comm import Comm
 
 AllReduce = Callable[[Comm, Tensor], None]
-"""Any all-reduce, for ranks that are all alike: the sum, in place."""
+"""An all-reduce that ignores the nodes: the sum over a group, in place."""
 
 
 class Link(NamedTuple):
-    """How long messages take from one rank to another."""
+    """The α–β model of a connection between two ranks."""
 
-    alpha_s: float  # a message without bytes
-    bytes_per_s: float  # β
+    alpha_s: float  # α: the latency
+    bytes_per_s: float  # the bandwidth B = 1 / β
 
     def message_s(self, num_bytes: float) -> float:
-        """Seconds of one message."""
+        """Seconds of one message: α + β s."""
         return self.alpha_s + num_bytes / self.bytes_per_s
 
 
 class Cluster(NamedTuple):
-    """n ranks in islands of neighbors: 0 … k - 1 are the first one, and so on.
+    """n ranks on nodes: ranks 0 … k - 1 are on the first node, and so on.
 
-    All ranks of an island share its uplink: that is as much as they can send to other
-    islands in a second, all together. A rank alone is never faster than `between`.
+    All ranks of a node share its uplink to the other nodes. A single rank is never
+    faster than `inter_node`.
     """
 
     n: int
-    island_size: int  # k; it divides n. 1: no two ranks are close
-    inside: Link  # between two ranks of an island; without islands, of no meaning
-    between: Link  # between two ranks of different islands
+    node_size: int  # k; it divides n. 1: every rank has its own node
+    intra_node: Link  # between two ranks of a node; unused where node_size is 1
+    inter_node: Link  # between two ranks of different nodes
     uplink_bytes_per_s: float
 
 
 class Levels(NamedTuple):
-    """One rank's groups, for an all-reduce in two levels; made once, used every step.
+    """One rank's groups for an all-reduce in two levels; made once, used every step.
 
-    The tensor is cut into lanes, one for each place that every island has. Lane l
-    is what the ranks at place l, one of each island, have to do with each other.
+    Rail r is the group of the ranks with local rank r, one rank per node. The tensor
+    has one chunk for each rail.
     """
 
-    inside: Comm  # the ranks of this rank's island; inside.rank is its place
-    across: Comm | None  # those at its place, one per island; None beyond the lanes
-    num_lanes: int  # as many as the smallest island has ranks
+    intra_node: Comm  # the ranks of this node; intra_node.rank is the local rank
+    inter_node: Comm | None  # this rank's rail; None if its local rank has no rail
+    num_rails: int  # the number of ranks on the smallest node
 
 
-def make_levels(comm: Comm, islands: Sequence[Sequence[int]]) -> Levels:
-    """This rank's groups; collective: every rank calls it with the same `islands`."""
-    num_lanes = min(map(len, islands))
-    mine = next(i for i, island in enumerate(islands) if comm.rank in island)
-    inside = [comm.new_group(island) for island in islands][mine]
-    places = [[island[place] for island in islands] for place in range(num_lanes)]
-    across = [comm.new_group(ranks) for ranks in places]
-    assert inside
-    has_lane = inside.rank < num_lanes
-    return Levels(inside, across[inside.rank] if has_lane else None, num_lanes)
+def make_levels(comm: Comm, nodes: Sequence[Sequence[int]]) -> Levels:
+    """This rank's groups. A collective: every rank calls it with the same `nodes`."""
+    num_rails = min(map(len, nodes))
+    own = next(i for i, node in enumerate(nodes) if comm.rank in node)
+    intra_node = [comm.new_group(node) for node in nodes][own]
+    rails = [[node[local_rank] for node in nodes] for local_rank in range(num_rails)]
+    inter_node = [comm.new_group(rail) for rail in rails]
+    assert intra_node
+    rail = inter_node[intra_node.rank] if intra_node.rank < num_rails else None
+    return Levels(intra_node, rail, num_rails)
 
 
-# ── 3.6 before any run ──────────────────────────────────────────────────────────────
+# ── 3.6 estimate ────────────────────────────────────────────────────────────────────
 
 
-def predict(n: int, num_bytes: int, link: Link) -> dict[str, float]:
-    """Seconds that an all-reduce takes: "naive", "ring" and "recursive doubling".
+def estimate_time(n: int, num_bytes: int, link: Link) -> dict[str, float]:
+    """Seconds of an all-reduce: "naive", "ring" and "recursive doubling".
 
-    Every pair of ranks is joined by a `link` like this one. Adding takes no time.
+    Every pair of ranks has its own `link`. Additions take no time.
 
-    naive: rank 0 receives the others' tensors, one after another, and sends the sum to
-    them, one after another. ring: your 3.3. recursive doubling: in every step each rank
-    swaps all it has summed up with a partner; after one step 2 ranks know of each
-    other, then 4, 8 … If n is no power of two, the ranks beyond the largest one give
-    theirs to a partner first, in one step, and get the sum from it in a last one.
+    naive: rank 0 receives the other tensors one after another, then sends the sum to
+    each rank in turn. ring: your 3.3. recursive doubling: in every round each rank
+    exchanges its partial sum with a partner and adds; a partial sum covers 2 ranks,
+    then 4, 8 … If n is not a power of two, each rank beyond the largest power of two
+    sends its tensor to a partner in one round before, and receives the sum in one
+    round after.
 
     C1 naive   C2 ring   C3 recursive doubling, for any n
-    In torch.distributed: nothing; NCCL works out such a table when it starts
-    Example: n = 8, 1 GB, α = 10 µs, β = 12.5 GB/s → 1.120, 0.140 and 0.240
-    Cost: nothing is sent. Check: distlab check 3.6
+    In torch.distributed: nothing; NCCL computes such a table when it starts
+    Example: n = 8, 1 GB, α = 10 µs, B = 12.5 GB/s → 1.120, 0.140 and 0.240
+    Cost: no message. Check: distlab check 3.6
     """
     # TODO(topology.predict)
-    # for each of the three: how many messages follow one another, how large are they?
+    # for each algorithm: how many messages follow one another? how large is each?
     raise NotImplementedError("topology.predict")
 
 
-# ── 3.7 inside, across, and back ────────────────────────────────────────────────────
+# ── 3.7 two levels ──────────────────────────────────────────────────────────────────
 
 
 def hierarchical(levels: Levels, tensor: Tensor, all_reduce: AllReduce) -> None:
-    """In place, the sum over all ranks of all islands.
+    """The sum over all ranks of all nodes, in place.
 
-    Given: `tensor` is contiguous, with any number of elements. all_reduce(group, part)
-    sums a part up over a group, in place, with the same bits on every rank of it.
-    tensor.view(-1).tensor_split(num_lanes) cuts the tensor into lanes, as views.
+    Given: `tensor` is contiguous, with any number of elements. all_reduce(group, chunk)
+    sums a chunk over a group, in place, with the same bits on every rank of the group.
+    tensor.view(-1).tensor_split(num_rails) gives the chunks, as views.
 
-    C1 every rank has the sum, the same bits everywhere
-    C2 islands of different sizes, of one rank; one island alone
-    C3 to other islands a rank sends at most 2 (p - 1) / p of a lane
-    C4 if all islands have k ranks: inside, a rank sends at most 2 (k - 1) / k of S
-    In torch.distributed: nothing; NCCL does it by itself, from what it finds out
-    Example: islands 0 1 and 2 3: two lanes, lane 0 between 0 and 2, lane 1 between 1
-    and 3
-    Cost: that of the head of this file. Check: distlab check 3.7
+    C1 every rank has the sum, with the same bits
+    C2 nodes of different sizes, nodes of one rank, a single node
+    C3 inter-node: a rank sends at most 2 (q - 1) / q of one chunk
+    C4 intra-node: if all nodes have k ranks, a rank sends at most 2 (k - 1) / k of S
+    In torch.distributed: nothing; NCCL detects the nodes itself
+    Example: nodes 0 1 and 2 3 have two rails; chunk 0 goes between ranks 0 and 2,
+    chunk 1 between ranks 1 and 3
+    Cost: see the head of this file. Check: distlab check 3.7
     """
     # TODO(topology.hierarchical)
-    # who of an island is to have which lane, summed up over the island?
-    # what happens to it then, and how do the others of the island get it?
+    # which rank of the node needs the node's sum of which chunk?
+    # what does that rank do with it? how do the other ranks get the result?
     raise NotImplementedError("topology.hierarchical")
 
 
-# ── 3.8 which one ───────────────────────────────────────────────────────────────────
+# ── 3.8 choose ──────────────────────────────────────────────────────────────────────
 
 
 def choose(cluster: Cluster, num_bytes: int) -> str:
     """The fastest: "naive", "ring", "recursive doubling" or "hierarchical".
 
-    Given: of those that take the same time, any is right. The ring goes round in
-    the order of the ranks. In recursive doubling the partners are 1, then 2, 4, 8 …
-    ranks away. The first three know nothing of islands. With islands, their size and
-    their number are powers of two. Adding takes no time.
+    Given: the ring is in rank order. In recursive doubling the partners are 1, then 2,
+    4, 8 … ranks away. The first three algorithms ignore the nodes. With node_size > 1,
+    the size and the number of the nodes are powers of two. Additions take no time.
 
-    C1 without islands: what it names takes at most 10 % longer than the best of them
-    C2 on islands: the same
-    In torch.distributed: NCCL_ALGO=Ring,Tree overrules what NCCL would choose
-    Example: 64 ranks, 10 µs, 12.5 GB/s, island_size = 1: recursive doubling for 64 kB,
+    C1 node_size = 1: the chosen algorithm takes at most 10 % longer than the fastest
+    C2 node_size > 1: the same
+    In torch.distributed: nothing; NCCL_ALGO=Ring,Tree limits what NCCL may choose
+    Example: 64 ranks, 10 µs, 12.5 GB/s, node_size = 1: recursive doubling for 64 kB,
     the ring for 64 MB
-    Cost: nothing is sent; asked once per bucket. Check: distlab check 3.8
+    Cost: no message; called once per bucket. Check: distlab check 3.8
     """
     # TODO(topology.choose)
-    # predict() knows what each takes on links alike. which messages go over which
-    # link here, and how many at once have to share the uplink?
+    # estimate_time() assumes equal links. which messages use which link here?
+    # how many messages share the uplink at the same time?
     raise NotImplementedError("topology.choose")
 
 
@@ -157,34 +157,33 @@ def choose(cluster: Cluster, num_bytes: int) -> str:
 
 
 def recursive_doubling(comm: Comm, tensor: Tensor) -> None:
-    """In place, the sum over all ranks, in as few messages after one another as can be.
+    """The sum over all ranks, in place, in few rounds. Let d = ⌊log2 n⌋.
 
-    C1 both functions: every rank has the sum, the same bits everywhere, for any n and
-    any number of elements
-    C2 recursive_doubling: ⌊log2 n⌋ rounds; two more where n is no power of two
-    C3 halving_doubling: at most 2 ⌊log2 n⌋ messages per rank, one more for the others
-    C4 halving_doubling: a rank sends at most 2 (m - 1) / m of S, m being the largest
-    power of two up to n; and S more where that is not n
-    In torch.distributed: nothing; MPI_Allreduce does this for small tensors
-    Example: n = 4: 0 and 1, 2 and 3 swap and add; then 0 and 2, 1 and 3
+    C1 both functions: every rank has the sum, with the same bits, for any n and any
+    number of elements
+    C2 recursive_doubling: at most d rounds of S, two more if n is not 2^d
+    C3 halving_doubling: at most 2 d messages per rank, one more if n is not 2^d
+    C4 halving_doubling: a rank sends at most 2 (1 - 1 / 2^d) S, S more if n is not 2^d
+    In torch.distributed: nothing; MPICH's MPI_Allreduce does this for small tensors
+    Example: n = 4: 0 and 1, 2 and 3 exchange and add; then 0 and 2, 1 and 3
     Cost: log2 n messages of S. Check: distlab check 3.24
     """
     # TODO(topology.halving_doubling)
-    # a + b and b + a have the same bits. what do the ranks do that have no partner?
+    # a + b and b + a have the same bits. what does a rank without a partner do?
     raise NotImplementedError("topology.halving_doubling")
 
 
 def halving_doubling(comm: Comm, tensor: Tensor) -> None:
-    """In place, the sum over all ranks: as few bytes as the ring, in 2 log2 n steps.
+    """The sum over all ranks, in place: as few bytes as the ring, in 2 log2 n rounds.
 
     Given: `tensor` is contiguous. The clauses are those of recursive_doubling.
 
-    In torch.distributed: nothing; MPI_Allreduce does this for large tensors
-    Example: n = 4: 0 sends its last half to 2, then the second quarter to 1; it has the
-    first quarter of the sum, and the way back is the same without adding
-    Cost: the head of this file. Check: distlab check 3.24
+    In torch.distributed: nothing; MPICH's MPI_Allreduce does this for large tensors
+    Example: n = 4: rank 0 sends its last half to 2, then its second quarter to 1, and
+    keeps the first quarter. The second phase reverses these steps without additions.
+    Cost: see the head of this file. Check: distlab check 3.24
     """
     # TODO(topology.halving_doubling)
-    # keep one half, give away the other: until each rank has one chunk of the sum.
-    # what did it give away last, and to whom? from there it gets it back
+    # keep one half, send the other half, until each rank has one chunk of the sum.
+    # which slice did it send last, and to which rank? it receives that slice first
     raise NotImplementedError("topology.halving_doubling")

@@ -342,7 +342,10 @@ def mutants(
         str, typer.Option("--only", "--task", help="Ids or tasks that contain this.")
     ] = "",
     generated: Annotated[
-        bool, typer.Option("--generated", help="Also small slips made by machine.")
+        bool,
+        typer.Option(
+            "--generated", help="Also generated mutants: one small change each."
+        ),
     ] = False,
     readme: Annotated[
         bool, typer.Option("--readme", help="Only write README.md's table of counts.")

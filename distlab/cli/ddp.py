@@ -122,7 +122,16 @@ class _Training:
         with waiting("measuring what start and messages take"):
             probed = self._probe(cluster)
         expected = estimate(self._config, data, probed)
-        _say(*plan(self._config, self._origin.note, expected, self._order.rate), "")
+        lines = plan(self._config, self._origin.note, expected, self._order.rate)
+        _say(*lines, *self._evaluation(), "")
+
+    def _evaluation(self) -> list[str]:
+        """Whose evaluate measures the model, where `--code` has none."""
+        from distlab.experiments.ddp_code import evaluates_itself
+
+        if self._config.code[0].startswith("mine ") or evaluates_itself(self._units):
+            return []  # the line of the code says it, or there is nothing to say
+        return ["  evaluate  by the reference, until you have written task 1.13"]
 
     def _probe(self, cluster: Cluster) -> Probe | None:
         """What start and messages take; nothing where the ranks cannot say it."""

@@ -19,9 +19,9 @@ from distlab.experiments.ddp_tracking import Tracked
 _MOST_EPOCHS = 12  # rows of the table
 
 CONCEPTS = (
-    ("each rank read samples of its own", "not-sharded"),
+    ("each rank read its own samples", "not-sharded"),
     ("of one shuffle that all ranks share", "own-shuffle-per-rank"),
-    ("all began with rank 0's weights", "unequal-start"),
+    ("all started from rank 0's weights", "unequal-start"),
     ("every step used the mean gradient of all", "sum-not-mean"),
     ("so the weights are equal, bit for bit", "own-gradient-only"),
     ("one accuracy, counted over all ranks", "local-metrics"),
@@ -32,7 +32,7 @@ CONCEPTS = (
 def plan(config: DdpConfig, note: str, expected: Estimate, rate: float) -> list[str]:
     """What is going to happen, how long it will take and what it will cost."""
     count = config.world_size
-    share = "" if count == 1 else f", {_share(config)} on each rank"
+    share = "" if count == 1 else f", {config.samples_per_rank} on each rank"
     took = _about(expected.seconds)
     sure = "about" if expected.messages_s is not None else "at least"
     momentum = f", momentum {config.momentum:g}" if config.momentum else ""
@@ -43,7 +43,8 @@ def plan(config: DdpConfig, note: str, expected: Estimate, rate: float) -> list[
         *(both if len(config.code) > 1 else []),
         f"  training  {processes(count)} on {config.device} ({config.backend}), "
         f"{epochs}, {expected.num_steps:,} steps",
-        f"  batch     {config.global_batch_size} samples a step{share}",
+        f"  batch     {config.step_size} samples a step{share}",
+        *_left_out(config),
         f"  step      {config.optimizer}, learning rate {config.learning_rate:.4g}"
         f"{momentum}",
         f"  time      {sure} {took}: {duration(expected.start_s)} to start, then "
@@ -62,10 +63,13 @@ def _step(expected: Estimate) -> str:
     return f"{own} for the step itself and {messages} for its messages"
 
 
-def _share(config: DdpConfig) -> str:
-    least = config.global_batch_size // config.world_size
-    most = config.samples_per_rank
-    return str(most) if least == most else f"{least} or {most}"
+def _left_out(config: DdpConfig) -> list[str]:
+    if config.global_batch_size % config.world_size == 0:
+        return []
+    return [
+        f"            of {config.global_batch_size}: fit takes equally many on each "
+        "rank, the rest is left out"
+    ]
 
 
 def tell(
@@ -161,7 +165,7 @@ def _pace(beside: Beside) -> list[str]:
 
 def _rounding(result: DdpResult, beside: Beside) -> list[str]:
     differ = [
-        "  A weight differs from one process's by "
+        "  A weight differs from the single process by "
         f"{beside.first_difference:.1e} at most after",
         f"  the first step, and by {beside.difference:.1e} at the end.",
     ]
@@ -186,7 +190,7 @@ def _rounding(result: DdpResult, beside: Beside) -> list[str]:
 def _concepts(result: DdpResult) -> list[str]:
     if result.config.world_size == 1:
         return [
-            "  One process has nobody to agree with: "
+            "  One process has no other rank to agree with: "
             f"{command('ddp -n 2')} shows what this is about."
         ]
     rows = [f"    {seen:<44}{slug}" for seen, slug in CONCEPTS]

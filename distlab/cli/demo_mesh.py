@@ -190,10 +190,9 @@ def _tell(alone: MeshResult, results: Results, code: str) -> None:
     num_steps = len(alone.losses[0])
     show([("pass", "  It is the same training.")])
     _aloud(
-        f"  In {num_steps} steps no loss of any rank was further from one process's "
-        f"than {worst:.1e}",
-        f"  ({TOLERANCE:.0e} is allowed): rounding, because sums are taken in another "
-        "order.",
+        f"  In {num_steps} steps, every loss of every rank is within {worst:.1e} of",
+        f"  the single-process baseline ({TOLERANCE:.0e} is allowed). The difference",
+        "  is rounding: the sums have another order.",
         "",
     )
     if code == "reference":

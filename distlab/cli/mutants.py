@@ -25,7 +25,7 @@ def mutants(
 ) -> int:
     """Grade the catalogue; 0 when each entry was judged as it says itself, else 1.
 
-    With `generated` also the slips made by machine: each is rejected, or survives for
+    With `generated`, generated mutants too: each is rejected, or survives for
     a reason that is written down.
 
     Raises:
@@ -38,13 +38,13 @@ def mutants(
     curriculum = load_curriculum()
     entries = _chosen(curriculum, read_catalogue(curriculum), phase, only)
     reasons = read_reasons(curriculum) if generated else {}
-    slips = _slips(curriculum, phase, only) if generated else []
+    mutations = _mutations(curriculum, phase, only) if generated else []
     outcomes: list[Outcome] = []
     with Cluster() as cluster:
         results = judge(curriculum, cluster, entries, None if as_json else _tell_about)
         if generated:
             tell = None if as_json else _tell_about_slip
-            outcomes = judge_generated(curriculum, cluster, slips, reasons, tell)
+            outcomes = judge_generated(curriculum, cluster, mutations, reasons, tell)
     if as_json:
         show_json(_as_json(results, outcomes if generated else None))
     else:
@@ -63,7 +63,7 @@ def _tasks(curriculum: Curriculum, phase: int | None, only: str) -> list[Task]:
     return [t for t in curriculum.tasks if t.unit in names and only in t.id]
 
 
-def _slips(curriculum: Curriculum, phase: int | None, only: str) -> list[Mutation]:
+def _mutations(curriculum: Curriculum, phase: int | None, only: str) -> list[Mutation]:
     from distlab.grading.generated import generate
 
     return generate(curriculum, _tasks(curriculum, phase, only))
@@ -131,10 +131,14 @@ def _summary(
     lines = [("plain", "")]
     for task in curriculum.tasks:
         own = [result for result in results if result.entry.task == task.id]
-        slips = [outcome for outcome in outcomes if outcome.mutation.task == task.id]
-        if own or slips:
+        mutations = [
+            outcome for outcome in outcomes if outcome.mutation.task == task.id
+        ]
+        if own or mutations:
             clauses = f"{len(task.clauses)} clauses"
-            lines.append(_rates(f"{task.number:4} {task.id:28} {clauses}", own, slips))
+            lines.append(
+                _rates(f"{task.number:4} {task.id:28} {clauses}", own, mutations)
+            )
     return [*lines, _rates(f"{'all':43}", results, outcomes)]
 
 
@@ -152,7 +156,7 @@ def _rates(
     )
     if outcomes:
         dead = sum(outcome.killed for outcome in outcomes)
-        text += f"   slips killed {_of(dead, outcomes)}"
+        text += f"   generated killed {_of(dead, outcomes)}"
     both: list[Result | Outcome] = [*results, *outcomes]
     good = all(result.is_right for result in both)
     return ("pass" if good else "fail", text)
@@ -203,14 +207,14 @@ def readme_table(curriculum: Curriculum) -> str:
         own = [entry for entry in entries if entry.task == task.id]
         wrong = sum(entry.is_mutant for entry in own)
         alive = sum(task.id == name for name, _ in reasons)
-        slips = len(generate(curriculum, [task]))
-        row = [len(task.clauses), wrong, len(own) - wrong, slips - alive, alive]
+        mutations = len(generate(curriculum, [task]))
+        row = [len(task.clauses), wrong, len(own) - wrong, mutations - alive, alive]
         sums = [total + count for total, count in zip(sums, row, strict=True)]
         cells = " | ".join(map(str, row))
         lines.append(f"| {task.number} `{task.id}` | {cells} |\n")
     cells = " | ".join(map(str, sums))
     head = (
         "| task | clauses | wrong, rejected as named | right, accepted | "
-        "slips rejected | slips as right |\n|---|---|---|---|---|---|\n"
+        "generated, rejected | generated, accepted |\n|---|---|---|---|---|---|\n"
     )
     return f"{head}{''.join(lines)}| all | {cells} |\n"

@@ -40,7 +40,7 @@ def sim(
     open_it: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Simulate one run; exit code 1 if it did not come to its end.
+    """Simulate one run; exit code 1 if it did not finish.
 
     Raises:
         ValueError: an unknown target, a malformed network, fault or size, or ranks that
@@ -51,7 +51,7 @@ def sim(
     curriculum = load_curriculum()
     settings = settings_for(curriculum, name, net, fault, size, code, seed)
     if beside and settings["source"]["side"] == "file":
-        raise ValueError("a file of your own has no reference to stand beside it")
+        raise ValueError("--beside needs a task: a file has no reference")
     if fault:
         Faults(**settings["faults"]).check(world_size)
     page = Path(html) if html else Progress(curriculum.root).folder / "last/sim.html"
@@ -84,7 +84,7 @@ def scale(
     seed: int = 0,
     as_json: bool = False,
 ) -> int:
-    """Simulate runs of 2 … 1,024 ranks, with formulas and the lower bound beside them.
+    """Simulate runs of 2 … 1,024 ranks, with formulas and the lower bound.
 
     Raises:
         ValueError: as `sim`.
@@ -129,7 +129,7 @@ def settings_for(
     code: str,
     seed: int,
 ) -> dict[str, Any]:
-    """What travels to the process that simulates.
+    """What is sent to the process that simulates.
 
     Raises:
         ValueError: something of it is malformed or unknown.
@@ -156,7 +156,7 @@ def settings_for(
 def simulated(
     settings: dict[str, Any], worlds: tuple[int, ...] | list[int]
 ) -> list[Row]:
-    """The figures of a run at each size, one after another, in processes of their own.
+    """The figures of a run at each size, one after another, each in a new process.
 
     Raises:
         ValueError: ranks that do not fit, or code that cannot be simulated.
@@ -187,8 +187,8 @@ def _why(done: Any, n: int) -> str:
     error = done.ranks[0].error
     if done.outcome == "timeout":
         return (
-            f"{n} ranks have not come to their end in {WALL_S:.0f} s: a rank that "
-            "computes without ever calling comm cannot be interrupted"
+            f"{n} ranks have not finished in {WALL_S:.0f} s: a rank that computes "
+            "without calling comm cannot be interrupted"
         )
     if error is None:
         return str(done.explanation)

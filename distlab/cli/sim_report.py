@@ -1,4 +1,4 @@
-"""What `distlab sim` and `distlab scale` say of simulated runs, in words."""
+"""What `distlab sim` and `distlab scale` report about simulated runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 
 def report(settings: dict[str, Any], row: Row, net: Network) -> list[tuple[str, str]]:
-    """What one run comes to."""
+    """The report of one run."""
     n = row["world_size"]
     ranks = "1 rank" if n == 1 else f"{n} ranks"
     asked, given = settings["num_bytes"], row["num_bytes"]
@@ -45,12 +45,12 @@ def report(settings: dict[str, Any], row: Row, net: Network) -> list[tuple[str, 
     if row["messages"]:
         lines.append(("plain", f"  busiest    {_busiest(row)}"))
     if row["collectives"]:
-        words = f"{row['collectives']} by the library, which sends no messages here"
-        lines.append(("plain", f"  together   {words}"))
+        words = f"{row['collectives']} library calls; their messages are not counted"
+        lines.append(("plain", f"  collective {words}"))
     if row["outcome"] == "finished":
         lines.append(_results(row))
     lines += [("dim", cut(f"  [rank 0] {line}")) for line in row["printed"]]
-    wall = f"(this machine took {row['simulated_in_s']:.2f} s to simulate it)"
+    wall = f"(simulated in {row['simulated_in_s']:.2f} s)"
     return [*lines, ("dim", f"  {wall}")]
 
 
@@ -63,7 +63,7 @@ def _results(row: Row) -> tuple[str, str]:
         return "pass", f"  results    right on all ranks: {row['known']}"
     if row["known"]:
         return "plain", f"  results    the same on all ranks: {row['known']}"
-    words = "the same on all ranks; whether it is right is not known"
+    words = "the same on all ranks; the expected result is not known"
     if row["results"] > 1:
         words = f"{row['results']} different ones on {n} ranks"
     return "plain", f"  results    {words}"
@@ -117,7 +117,7 @@ def why_no_formula(settings: dict[str, Any], row: Row, net: Network) -> str:
     if not _kind_of(functions[0], row):
         return "none here; for all_reduce, reduce_scatter, all_gather, broadcast"
     if not isinstance(net, AlphaBeta):
-        return "none here; for links that are all alike, as in ethernet-100g"
+        return "none here; for equal links, as in ethernet-100g"
     return ""
 
 
@@ -161,7 +161,7 @@ def table(
     if why:
         lines.append(("dim", f"formulas: {why}"))
     look = command(f"sim {settings['name']} -n 64 --open")
-    lines.append(("dim", f"one of them as a picture: {look}"))  # to be pasted whole
+    lines.append(("dim", f"the timeline of one run: {look}"))  # to be pasted whole
     return lines
 
 

@@ -16,11 +16,11 @@ Net = Annotated[
         "or nvlink:8,nic=400Gbit,oversub=4; or table:FILE."
     ),
 ]
-Size = Annotated[str, typer.Option(help="Of each rank's tensor: 64KiB, 1MiB, 4MB.")]
+Size = Annotated[str, typer.Option(help="Size of a rank's tensor: 64KiB, 1MiB, 4MB.")]
 Whose = Annotated[
-    str, typer.Option(help="mine or reference; else yours, if there is something.")
+    str, typer.Option(help="mine or reference; by default yours, if it exists.")
 ]
-Seed = Annotated[int, typer.Option(help="Of the ranks' numbers.")]
+Seed = Annotated[int, typer.Option(help="Seed of the ranks' values.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")]
 
 
@@ -40,15 +40,15 @@ def sim(
     size: Size = "1MiB",
     code: Whose = "",
     seed: Seed = 0,
-    html: Annotated[str, typer.Option(help="Where to write the picture.")] = "",
+    html: Annotated[str, typer.Option(help="Where to write the timeline.")] = "",
     perfetto: Annotated[str, typer.Option(help="Where to write a Chrome trace.")] = "",
     beside: Annotated[
-        bool, typer.Option("--beside", help="The reference's run below it.")
+        bool, typer.Option("--beside", help="Show the reference's run below it.")
     ] = False,
-    open_it: Annotated[bool, typer.Option("--open", help="Open the picture.")] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the timeline.")] = False,
     as_json: Json = False,
 ) -> int:
-    """Your function on simulated ranks, in virtual time, with a picture of the run."""
+    """Your function on simulated ranks, in virtual time, with a timeline of the run."""
     from distlab.cli.sim import sim
 
     return sim(
@@ -78,7 +78,7 @@ def scale(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> int:
-    """Your function on 2, 4, … 1,024 ranks, beside formulas and the lower bound."""
+    """Your function on 2, 4, … 1,024 ranks, compared with formulas and a bound."""
     from distlab.cli.sim import scale
 
     return scale(

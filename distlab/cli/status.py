@@ -47,12 +47,8 @@ def status(*, all_phases: bool = False, now: datetime | None = None) -> int:
         lines.append(("plain", head))
         lines += [_row(curriculum, task, state, passed) for task in own]
         stretch = [task for task in tasks if task.stretch]
-        if stretch:
-            lines.append(("dim", "  optional:"))
-            lines += [_row(curriculum, task, state, passed) for task in stretch]
+        lines += [_row(curriculum, task, state, passed) for task in stretch]
     show([*lines, *_next(curriculum, progress, passed)])
-    if not all_phases:
-        show([("dim", f"      {command('status --all')}   every phase")])
     return 0
 
 
@@ -72,9 +68,13 @@ def _next(
     task = current_task(curriculum, progress)
     verdict, _ = look_at(curriculum, task, "mine")
     minutes = sum(task.minutes for task in left)
+    hints = [f"{command('watch')}  {minutes} min to go"]
+    hints += [f"{command('status --all')}  every phase"]
+    if sum(map(len, hints)) + 9 < screen_width():
+        hints = ["   ".join(hints)]
     return [
         ("plain", f"next: {task.number} at {verdict.place}"),
-        ("dim", f"      {command('watch')}   about {minutes} min to go"),
+        *(("dim", f"      {hint}") for hint in hints),
     ]
 
 
@@ -116,7 +116,7 @@ def _row(
     elif entry.get("passed"):
         mark, style = "!", "fail"
         used = "last check failed" if entry.get("fails_now") else "changed since"
-    text = f"  {mark} {task.number:<4}  "
+    text = f"  {mark} {task.number:<4}  " + "optional: " * task.stretch
     room = screen_width() - 1 - len(text) - (len(used) + 2 if used else 0)
     title = task.title
     if len(title) > room:

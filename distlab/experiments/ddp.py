@@ -72,7 +72,8 @@ class DdpResult:
 
     config: DdpConfig
     epochs: tuple[EpochRow, ...]
-    accuracies: tuple[float, ...]  # as each rank's `fit` returned it
+    accuracies: tuple[float, ...]  # as each rank's `evaluate` returned it at the end
+    losses: tuple[tuple[float, ...], ...]  # as each rank's `fit` returned them
     weights: tuple[Tensor, ...]  # of each rank, in a row
     first_weights: Tensor  # rank 0's, after the first step
     seconds: float  # from the start of the ranks to their end
@@ -118,6 +119,8 @@ class DdpResult:
             )
         if not all(accuracy == self.accuracy for accuracy in self.accuracies):
             found.append("METRICS DIFFER: the ranks report different accuracies")
+        if len({repr(losses) for losses in self.losses}) > 1:  # nan equals nan here
+            found.append("LOSSES DIFFER: fit returned different losses on the ranks")
         return found
 
 
@@ -184,7 +187,8 @@ def train(
     return DdpResult(
         config=config,
         epochs=tuple(epochs),
-        accuracies=tuple(value["history"][-1][1] for value in values),
+        accuracies=tuple(value["metrics"][-1][1] for value in values),
+        losses=tuple(value["losses"] for value in values),
         weights=tuple(value["weights"] for value in values),
         first_weights=values[0]["first_weights"],
         seconds=run.seconds,
@@ -247,7 +251,7 @@ def _apart(some: Tensor, others: Tensor) -> float:
 
 
 def _row(index: int, values: list[dict[str, Any]]) -> EpochRow:
-    loss, accuracy = values[0]["history"][index]
+    loss, accuracy = values[0]["metrics"][index]
     parts = [value["epochs"][index] for value in values]
     num_samples = sum(part["samples"] for part in parts)
     seconds = max(part["seconds"] for part in parts)

@@ -28,6 +28,9 @@ _ENTRIES = {
 }
 """What each unit is entered by, and the tasks that needs in any case."""
 
+EVALUATE = "trainer.evaluate"
+"""Measures the model after each epoch: the reference's, until the learner wrote it."""
+
 
 def choose_units(code: tuple[str, ...]) -> dict[str, Choice]:
     """The code of both units: `code` is reference, mine, or files that hold one each.
@@ -53,10 +56,21 @@ def choose_units(code: tuple[str, ...]) -> dict[str, Choice]:
             source = _of_file(curriculum, path)
             sources[source.unit] = source
     _require_finished(curriculum, sources)
-    return {
-        name: Choice(source=source, reference=source, grafts=(), parts=())
-        for name, source in sources.items()
-    }
+    return {name: _choice(curriculum, source) for name, source in sources.items()}
+
+
+def _choice(curriculum: Curriculum, source: UnitSource) -> Choice:
+    unit = curriculum.units[source.unit]
+    reference = read_source(curriculum, unit, "reference")
+    functions = functions_of(reference.text).get(EVALUATE)
+    if functions is None or source.state_of(EVALUATE, functions)[0] == "started":
+        return Choice(source=source, reference=source, grafts=(), parts=())
+    return Choice(source=source, reference=reference, grafts=(EVALUATE,), parts=())
+
+
+def evaluates_itself(units: Mapping[str, Choice]) -> bool:
+    """Whether the ranks evaluate with the same code as they train with."""
+    return EVALUATE not in units["trainer"].grafts
 
 
 def as_parts(unit: Choice) -> dict[str, Any]:
@@ -73,7 +87,8 @@ def whose(units: Mapping[str, Choice]) -> tuple[str, ...]:
     mine: list[str] = []
     theirs: list[str] = []
     for name, choice in units.items():
-        needed = _needed(choice, _ENTRIES[name][1])
+        entries = _ENTRIES[name][1] + (EVALUATE,) * (name == "trainer")
+        needed = _needed(choice, entries)
         for part in choice.parts:
             if part.task in needed:
                 (mine if part.whose == "mine" else theirs).append(part.number)
@@ -84,10 +99,13 @@ def whose(units: Mapping[str, Choice]) -> tuple[str, ...]:
 
 def _needed(choice: Choice, entries: tuple[str, ...]) -> set[str]:
     functions = functions_of(choice.reference.text)
-    found = set(entries)
-    for task in entries:
+    found: set[str] = set()
+    waiting = list(entries)
+    while waiting:
+        task = waiting.pop()
+        found.add(task)
         owner = choice.reference if task in choice.grafts else choice.source
-        found |= set(parts_used(owner.tree, task, functions))
+        waiting += set(parts_used(owner.tree, task, functions)) - found
     return found
 
 

@@ -41,14 +41,17 @@ _ADAPTIVE_RATE = 1e-3  # of Adam and AdamW, whatever the data
 class DdpConfig:
     """One training on `world_size` ranks.
 
-    `learning_rate` is that of the optimiser, scaling included. `code` is whose units
-    the ranks run: reference, mine, or files; none: what `distlab use` says.
+    Of each global batch the largest multiple of `multiple_of` samples is used, so that
+    all ranks have equally many. `learning_rate` is that of the optimizer, scaling
+    included. `code` is whose units the ranks run: reference, mine, or files; none: what
+    `distlab use` says.
     """
 
     dataset: str
     world_size: int
     epochs: int
     global_batch_size: int
+    multiple_of: int
     learning_rate: float
     lr_scaling: Scaling
     optimizer: Optimizer
@@ -65,8 +68,17 @@ class DdpConfig:
 
     @property
     def samples_per_rank(self) -> int:
-        """How many samples of a global batch one rank has, at most."""
-        return math.ceil(self.global_batch_size / self.world_size)
+        """How many samples of a global batch each rank has."""
+        return self.equal_size(self.global_batch_size)
+
+    @property
+    def step_size(self) -> int:
+        """How many samples of a global batch all ranks have together."""
+        return self.samples_per_rank * self.world_size
+
+    def equal_size(self, size: int) -> int:
+        """How many samples of a batch of `size` each rank has."""
+        return size // self.multiple_of * self.multiple_of // self.world_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +124,7 @@ def make_config(wishes: Wishes, *, num_gpus: int) -> DdpConfig:
         "world_size": w.world_size,
         "epochs": epochs,
         "global_batch_size": _global_batch_size(w, preset),
+        "multiple_of": w.world_size,
         "learning_rate": _learning_rate(w, preset),
         "lr_scaling": w.lr_scaling,
         "optimizer": w.optimizer,

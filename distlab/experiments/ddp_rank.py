@@ -1,14 +1,16 @@
 """The training of `distlab ddp` on one rank: the course's loader and `fit`, watched.
 
 The loader and the loss function are wrapped to see how far it is. What is trained, and
-how, is the units' own doing.
+how, is the units' own doing. `fit` wants equally many samples on every rank: what of a
+global batch does not divide is left out. After an epoch's batches the unit's `evaluate`
+measures the model.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,21 +69,34 @@ def train_as_rank(
         seed=config.seed,
         num_workers=0,
     )
-    _report_shard(context, loader)
+    sizes = [config.equal_size(size) for size in _sizes(config, data)]
+    _report_shard(context, loader, sizes)
     model = make_model(config, comm.rank).to(comm.device)
     watch = _Watch(context, model)
-    history = trainer.fit(
+    held_out = _held_out(data, comm.rank, comm.world_size, comm.device)
+    metrics: list[tuple[float, float]] = []
+
+    def evaluate() -> None:
+        loss, accuracy = trainer.evaluate(comm, model, cross_entropy, held_out)
+        metrics.append((float(loss), float(accuracy)))
+
+    losses = trainer.fit(
         comm,
         model,
         make_optimizer(config, model),
         watch.loss_fn,
-        _WatchedLoader(loader, watch),
-        _held_out(data, comm.rank, comm.world_size, comm.device),
+        _WatchedLoader(loader, watch, sizes, evaluate),
         config.epochs,
         log=lambda line: context.report({"log": str(line)}),
     )
+    if len(metrics) != config.epochs:
+        raise ValueError(
+            f"fit read the batches of {len(metrics)} epochs to their end; there were "
+            f"{config.epochs}"
+        )
     return {
-        "history": _as_numbers(history, config.epochs),
+        "losses": _as_numbers(losses, config.epochs),
+        "metrics": tuple(metrics),
         "weights": in_a_row(model).cpu(),
         "first_weights": watch.first_weights,
         "epochs": [vars(epoch) for epoch in watch.epochs],
@@ -133,16 +148,27 @@ class _Watch:
 
 
 class _WatchedLoader:
-    """The loader itself, except that its batches are counted and on the device."""
+    """The loader itself, except that its batches are counted, cut and on the device.
 
-    def __init__(self, loader: Any, watch: _Watch) -> None:
+    `sizes` says how many samples of each batch this rank's `fit` gets; a batch of which
+    it gets none is passed over, on all ranks alike.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        watch: _Watch,
+        sizes: list[int],
+        at_end: Callable[[], None],
+    ) -> None:
         self._loader, self._watch = loader, watch
+        self._sizes, self._at_end = sizes, at_end
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return sum(size > 0 for size in self._sizes)
 
     def __iter__(self) -> Iterator[Batch]:
         watch, traffic = self._watch, self._watch.context.traffic
@@ -151,7 +177,13 @@ class _WatchedLoader:
         started, in_calls_s = time.perf_counter(), traffic.in_calls_s
         sent_bytes = traffic.sent_bytes
         batches = iter(self._loader)
-        while (batch := self._next(batches, epoch)) is not None:
+        for size in self._sizes:
+            batch = self._next(batches, epoch)
+            if batch is None:
+                break
+            batch = tuple(column[:size] for column in batch)
+            if not len(batch[0]):
+                continue
             epoch.samples += len(batch[0])
             watch.num_steps += 1
             yield tuple(column.to(device) for column in batch)
@@ -160,6 +192,7 @@ class _WatchedLoader:
         epoch.communication_s = traffic.in_calls_s - in_calls_s
         watch.sent_bytes += traffic.sent_bytes - sent_bytes
         watch.end_epoch()
+        self._at_end()
 
     @staticmethod
     def _next(batches: Iterator[Batch], epoch: Epoch) -> Batch | None:
@@ -174,9 +207,10 @@ def _unit(parts: dict[str, Any]) -> Any:
     return load_graft(source, reference, parts["grafts"])
 
 
-def _report_shard(context: RankContext, loader: Any) -> None:
-    batches = loader.batches()
-    mine = [int(place) for batch in batches for place in batch]
+def _report_shard(context: RankContext, loader: Any, sizes: list[int]) -> None:
+    pairs = zip(loader.batches(), sizes, strict=False)
+    batches = [batch[:size] for batch, size in pairs if size]
+    mine = [int(index) for batch in batches for index in batch]
     context.report(
         {
             "pid": os.getpid(),
@@ -185,6 +219,13 @@ def _report_shard(context: RankContext, loader: Any) -> None:
             "num_steps": len(batches),
         }
     )
+
+
+def _sizes(config: DdpConfig, data: Split) -> list[int]:
+    """The sizes of an epoch's global batches."""
+    num_samples, size = len(data.train_targets), config.global_batch_size
+    starts = range(0, num_samples, size)
+    return [min(size, num_samples - start) for start in starts]
 
 
 def _held_out(
@@ -198,14 +239,14 @@ def _held_out(
     return list(pairs)
 
 
-def _as_numbers(history: Any, epochs: int) -> tuple[tuple[float, float], ...]:
-    """What `fit` returned, as (loss, accuracy) after each epoch.
+def _as_numbers(history: Any, epochs: int) -> tuple[float, ...]:
+    """What `fit` returned: the mean training loss of each epoch.
 
     Raises:
         ValueError: it is something else.
     """
     try:
-        rows = tuple((float(loss), float(accuracy)) for loss, accuracy in history)
+        rows = tuple(float(loss) for loss in history)
     except (TypeError, ValueError):
         rows = ()
     if len(rows) != epochs:
@@ -213,6 +254,7 @@ def _as_numbers(history: Any, epochs: int) -> tuple[tuple[float, float], ...]:
         if isinstance(history, list | tuple):
             what += f" of {len(history)}"
         raise ValueError(
-            f"fit returned {what}, not a list of {epochs}: the Metrics after each epoch"
+            f"fit returned {what}; expected a list of {epochs}, the mean training loss "
+            "of each epoch"
         )
     return rows

@@ -17,8 +17,8 @@ from distlab.sim.net.links import PS
 
 LINK = AlphaBeta(alpha_s=10e-6, bytes_per_s=12.5e9)
 """A good data centre: 10 µs, 100 Gbit/s."""
-ISLANDS = Fabric(island_size=8, nics=8, nic_bytes_per_s=50e9, oversub=4.0)
-"""Boxes of 8 GPUs with a card each; of what the cards can send a quarter goes up."""
+ON_NODES = Fabric(node_size=8, nics=8, nic_bytes_per_s=50e9, oversub=4.0)
+"""Nodes of 8 GPUs with a NIC each; the uplinks are 4:1 oversubscribed."""
 SUMS = {
     "naive": ("collectives", "all_reduce"),
     "ring": ("ring_allreduce", "all_reduce"),
@@ -26,7 +26,7 @@ SUMS = {
     "halving doubling": ("topology", "halving_doubling"),
 }
 """By name: unit and function."""
-FORETOLD = ("naive", "ring", "recursive doubling")
+ESTIMATED = ("naive", "ring", "recursive doubling")
 BUCKETS_NET = AlphaBeta(alpha_s=20e-6, bytes_per_s=0.125e9)
 _LIMITS = Limits(seconds=120)
 
@@ -73,48 +73,48 @@ class Walkthrough(Ranks):
         values = {"function": function, "num_bytes": num_bytes}
         return self.on_many(unit, n, rank.one_sum, net=net, **values)
 
-    def predictions(
+    def estimates(
         self, n: int, sizes: Sequence[int], link: AlphaBeta = LINK
     ) -> dict[str, list[float]]:
-        """The learner's predictions: by name, a value for each size."""
+        """The learner's estimates: by name, a value for each size."""
         told = self.run(
             "topology",
             1,
-            rank.predictions,
+            rank.estimates,
             n=n,
             sizes=tuple(sizes),
             link=(link.alpha_s, link.bytes_per_s),
         ).values[0]
-        return {name: [row[name] for row in told] for name in FORETOLD}
+        return {name: [row[name] for row in told] for name in ESTIMATED}
 
-    def on_islands(self, n: int, num_bytes: int) -> dict[str, tuple[float, float]]:
-        """Seconds, and seconds for which the busiest way up was busy, of three sums."""
+    def on_nodes(self, n: int, num_bytes: int) -> dict[str, tuple[float, float]]:
+        """Seconds of three all-reduces, and of work of the busiest uplink in each."""
         runs = {
-            name: self.sum_s(name, n, num_bytes, ISLANDS)
+            name: self.sum_s(name, n, num_bytes, ON_NODES)
             for name in ("ring", "recursive doubling")
         }
         runs["hierarchical"] = self.on_many(
             "topology",
             n,
-            rank.one_sum_on_islands,
-            net=ISLANDS,
-            island_size=ISLANDS.island_size,
+            rank.one_sum_on_nodes,
+            net=ON_NODES,
+            node_size=ON_NODES.node_size,
             num_bytes=num_bytes,
         )
         return {name: (run.time_s, hottest_s(run)) for name, run in runs.items()}
 
     def choices(self, counts: Sequence[int], sizes: Sequence[int]) -> list[list[str]]:
-        """What the learner's choose picks on ISLANDS: rows of n, columns of size."""
+        """What the learner's choose picks on ON_NODES: rows of n, columns of size."""
         picked: list[list[str]] = self.run(
             "topology",
             1,
             rank.choices,
             counts=tuple(counts),
             sizes=tuple(sizes),
-            island_size=ISLANDS.island_size,
-            inside=(ISLANDS.island_alpha_s, ISLANDS.island_bytes_per_s),
-            between=(ISLANDS.nic_alpha_s, ISLANDS.nic_bytes_per_s),
-            uplink=ISLANDS.nics * ISLANDS.nic_bytes_per_s / ISLANDS.oversub,
+            node_size=ON_NODES.node_size,
+            intra_node=(ON_NODES.intra_node_alpha_s, ON_NODES.intra_node_bytes_per_s),
+            inter_node=(ON_NODES.nic_alpha_s, ON_NODES.nic_bytes_per_s),
+            uplink=ON_NODES.nics * ON_NODES.nic_bytes_per_s / ON_NODES.oversub,
         ).values[0]
         return picked
 
@@ -167,6 +167,6 @@ class Walkthrough(Ranks):
 
 
 def hottest_s(run: SimRun) -> float:
-    """Seconds for which the busiest link out of an island was busy."""
+    """Seconds for which the busiest link out of a node was busy."""
     ups = [ps for name, ps in run.links.items() if ".up" in name]
     return max(ups, default=0) / PS

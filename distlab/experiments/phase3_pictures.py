@@ -30,25 +30,25 @@ LETTERS = {"naive": "n", "ring": "r", "recursive doubling": "d", "hierarchical":
 
 def draw_crossover(
     sizes: Sequence[int],
-    foretold: Mapping[str, Sequence[float]],
-    played: Mapping[str, Sequence[float]],
+    estimates: Mapping[str, Sequence[float]],
+    simulated: Mapping[str, Sequence[float]],
 ) -> None:
-    """Seconds against bytes: lines as predicted, rings as the simulated runs took."""
+    """Seconds against bytes: lines for the estimates, circles for simulated runs."""
     _, axis = plt.subplots(figsize=(6.5, 3.4))
-    for name, seconds in foretold.items():
+    for name, seconds in estimates.items():
         axis.loglog(sizes, seconds, label=name, color=ALGORITHMS[name])
-    for name, seconds in played.items():
+    for name, seconds in simulated.items():
         axis.loglog(
             sizes[: len(seconds)], seconds, "o", mfc="none", color=ALGORITHMS[name]
         )
-    axis.set(xlabel="bytes of the tensor", ylabel="seconds; rings: simulated")
+    axis.set(xlabel="bytes of the tensor", ylabel="seconds; circles: simulated")
     axis.legend(frameon=False)
     axis.grid(color=GRID)
     plt.show()
 
 
-def draw_islands(times: Mapping[str, tuple[float, float]]) -> None:
-    """For each way two bars: how long it takes, and how long the hot link is busy."""
+def draw_nodes(times: Mapping[str, tuple[float, float]]) -> None:
+    """Two bars for each algorithm: its time, and that of the busiest uplink."""
     _, axis = plt.subplots(figsize=(6.5, 2.2))
     for row, (name, (time_s, hot_s)) in enumerate(times.items()):
         axis.barh(row - 0.2, 1e6 * time_s, 0.36, color=ALGORITHMS[name])

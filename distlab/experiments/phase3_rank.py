@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from distlab.comm import Call, Comm, TorchComm, Wrapper, leave_default_group
-from distlab.grading.checks.topology_islands import levels_on
+from distlab.grading.checks.topology_nodes import levels_on
 from distlab.runner import RankContext
 from distlab.sim import AlphaBeta
 from distlab.sim import torch as sim_torch
@@ -75,24 +75,24 @@ def one_sum(
     }
 
 
-def one_sum_on_islands(
+def one_sum_on_nodes(
     context: RankContext,
     unit: ModuleType,
     *,
     seed: int = 0,
-    island_size: int,
+    node_size: int,
     num_bytes: int,
 ) -> dict[str, Any]:
-    """The same in two levels, with a ring across."""
-    n, k = context.world_size, island_size
+    """The same in two levels, with an inter-node ring."""
+    n, k = context.world_size, node_size
     tensor = torch.full((num_bytes // 4,), 1.0 + context.rank)
-    islands = [range(start, start + k) for start in range(0, n, k)]
-    levels = levels_on(context.comm, unit, islands)
+    nodes = [range(start, start + k) for start in range(0, n, k)]
+    levels = levels_on(context.comm, unit, nodes)
     unit.hierarchical(levels, tensor, ring_all_reduce)
     return {"is_right": bool((tensor == n * (n + 1) / 2).all())}
 
 
-def predictions(
+def estimates(
     context: RankContext,
     unit: ModuleType,
     *,
@@ -101,8 +101,8 @@ def predictions(
     sizes: tuple[int, ...],
     link: tuple[float, float],
 ) -> list[dict[str, float]]:
-    """What predict says, for each size."""
-    return [dict(unit.predict(n, size, unit.Link(*link))) for size in sizes]
+    """What estimate_time returns for each size."""
+    return [dict(unit.estimate_time(n, size, unit.Link(*link))) for size in sizes]
 
 
 def choices(
@@ -112,16 +112,16 @@ def choices(
     seed: int = 0,
     counts: tuple[int, ...],
     sizes: tuple[int, ...],
-    island_size: int,
-    inside: tuple[float, float],
-    between: tuple[float, float],
+    node_size: int,
+    intra_node: tuple[float, float],
+    inter_node: tuple[float, float],
     uplink: float,
 ) -> list[list[str]]:
-    """What choose picks: a row per number of ranks, a column per size."""
-    links = unit.Link(*inside), unit.Link(*between)
+    """What choose returns: a row per number of ranks, a column per size."""
+    links = unit.Link(*intra_node), unit.Link(*inter_node)
     found = []
     for n in counts:
-        cluster = unit.Cluster(n, min(island_size, n), *links, uplink)
+        cluster = unit.Cluster(n, min(node_size, n), *links, uplink)
         found.append([unit.choose(cluster, size) for size in sizes])
     return found
 
@@ -275,9 +275,8 @@ def held_bytes(
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
     size = sum(p.numel() for p in model.parameters())
     n = context.world_size
-    kind = getattr(unit, f"Stage{stage}")
     group = {"params": list(model.parameters()), "lr": 1e-3}
-    sharded = kind(context.comm, model, [group], torch.optim.AdamW)
+    sharded = unit.STAGES[stage](context.comm, model, [group], torch.optim.AdamW)
     for _ in range(2):  # the first step makes the state
         sharded.zero_grad()
         model(torch.randn(8, 64)).square().mean().backward()

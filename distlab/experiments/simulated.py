@@ -37,7 +37,7 @@ from distlab.sim.plans.members import Members
 from distlab.sim.plans.schedules import ring_all_reduce
 
 MAX_PRINTED = 10  # lines, of rank 0
-ISLAND_SIZE = 8  # of a network that has none
+NODE_SIZE = 8  # of a network that has none
 MAX_JOURNAL_RANKS = 128  # beyond that the picture is of messages, not of calls
 TURN_LIMIT_S = 20.0  # of the wall clock, for one rank while no other has its turn
 Settings = dict[str, Any]
@@ -55,7 +55,7 @@ class Arguments:
         self, context: RankContext, unit: ModuleType, function: str, settings: Settings
     ) -> None:
         self._context, self._unit, self._function = context, unit, function
-        self._island_size = settings["net"].get("island_size", ISLAND_SIZE)
+        self._node_size = settings["net"].get("node_size", NODE_SIZE)
         n = context.world_size
         self._count = whole_count(settings["num_bytes"], n)
         self._seed = settings["seed"]
@@ -104,14 +104,14 @@ class Arguments:
         return 1 + self._context.rank % 3
 
     def levels(self) -> Any:
-        """The unit's Levels: islands as the network has them, and otherwise of 8."""
-        comm, k = self._context.comm, self._island_size
+        """The unit's Levels: the network's nodes, or nodes of 8 if it has none."""
+        comm, k = self._context.comm, self._node_size
         n, rank = comm.world_size, comm.rank
-        islands = [range(start, min(start + k, n)) for start in range(0, n, k)]
-        num_lanes = len(islands[-1])
-        inside, lane = islands[rank // k], range(rank % k, n, k)
-        across = Members(comm, lane) if rank % k < num_lanes else None
-        return self._unit.Levels(Members(comm, inside), across, num_lanes)
+        nodes = [range(start, min(start + k, n)) for start in range(0, n, k)]
+        num_rails = len(nodes[-1])
+        intra_node, rail = Members(comm, nodes[rank // k]), range(rank % k, n, k)
+        inter_node = Members(comm, rail) if rank % k < num_rails else None
+        return self._unit.Levels(intra_node, inter_node, num_rails)
 
     def all_reduce(self) -> Callable[[Any, Tensor], None]:
         """A ring."""

@@ -1,4 +1,4 @@
-"""The autograder against small slips that are made by machine, see generated_mutants.
+"""The autograder against generated mutants, see generated_mutants.
 
 Each must be rejected, or else stand in `tests/mutants/survivors.toml` with the reason
 why it is as right as the solution:

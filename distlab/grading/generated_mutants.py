@@ -1,4 +1,4 @@
-"""Every region of a solution with one thing changed: small slips, made by machine."""
+"""Generated mutants: every region of a solution with one thing changed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Mutation:
 def mutations_of(solution: str, task: str) -> tuple[Mutation, ...]:
     """Every slip in the regions of a task, in the order of the text.
 
-    Worked out once: the reasons of all survivors are read against the slips of all
+    Worked out once: the reasons of all survivors are read against the mutants of all
     tasks, some thousands, again and again.
     """
     regions = [r for r in find_regions(solution) if r.id == task]

@@ -70,7 +70,7 @@ class Conditions:
         self.lost: list[Loss] = []
         self.num_duplicates = 0
         cut = faults.partition
-        self._island = frozenset(cut[0]) if cut else frozenset()
+        self._side = frozenset(cut[0]) if cut else frozenset()
         self._cut_ps = picoseconds(cut[1]) if cut else 0
         self.heals_ps = picoseconds(cut[2]) if cut else 0
 
@@ -78,7 +78,7 @@ class Conditions:
         """Whether some of these ranks cannot reach the others now."""
         if not self._cut_ps <= now_ps < self.heals_ps:
             return False
-        return len({rank in self._island for rank in ranks}) == 2
+        return len({rank in self._side for rank in ranks}) == 2
 
     def together_ps(self, members: Sequence[int], now_ps: int) -> int:
         """When a collective can start for which all are ready now."""

@@ -1,7 +1,7 @@
 """What a simulated program sends: real tensors, countable shares, or sizes alone.
 
 real      tensors as they are
-symbolic  every tensor among the arguments becomes one of whole numbers, in which
+symbolic  every tensor among the arguments becomes one of integers, in which
           rank r puts 1 << (4 r). After a sum each hexadecimal digit says how often
           that rank's share has arrived:  0x1121 → rank 1 came in twice
 size      every tensor among the arguments becomes `Sized`: bytes without content,

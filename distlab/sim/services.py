@@ -314,7 +314,7 @@ class SimStore:
             try:
                 reply = act()
             except ValueError:
-                error = ValueError(f"{op}: {keys[0]!r} holds no whole number")
+                error = ValueError(f"{op}: {keys[0]!r} holds no integer")
             services.post(
                 _KEEPER,
                 rank,

@@ -114,7 +114,7 @@ class _Walk:
         return max(late, key=lambda m: int(ends[m]), default=NONE)
 
     def _ahead(self, message: int) -> int:
-        """The message that left last before this one, on the same way out or in."""
+        """The message that left last before this one, on the same link."""
         m = self._messages.row(message)
         found = [
             index.latest(m[name], m["start_ps"] - 1)

@@ -59,7 +59,7 @@ def shares(
 
 
 def ways(trace: Trace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """How busy each rank's way out was in each part of the run, and its way in.
+    """How busy each rank's link out was in each part of the run, and its link in.
 
     A message uses both until it has arrived; its latency counts.
     """
@@ -69,7 +69,7 @@ def ways(trace: Trace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def links_of(trace: Trace) -> tuple[Link, ...]:
-    """The links of the network; where they are not known, each rank's way out and in.
+    """The links of the network; where they are not known, each rank's links out and in.
 
     Of a link of the network only the share of the whole run is known, so that `busy`
     has one part; the ways have PARTS.

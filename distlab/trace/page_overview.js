@@ -101,7 +101,7 @@ function cellAt(panel, x, y) {
 
 // ── links ───────────────────────────────────────────────────────────────────────────
 
-/** How many of the ranks' ways out and in were in use, and the busiest one. */
+/** How many of the ranks' links, out and in, were in use, and the busiest one. */
 function drawStrip(panel, view, colors) {
   const { trace, stripCtx: ctx, frame } = panel, high = panel.strip.clientHeight;
   const { mean, most } = trace.strip, parts = mean.length;
@@ -133,7 +133,7 @@ function drawStrip(panel, view, colors) {
   ctx.font = "11px Verdana, sans-serif";
   ctx.textAlign = "right";
   ctx.fillStyle = colors.ink;
-  ctx.fillText("ways out", GUTTER - 10, high / 2 - 7);
+  ctx.fillText("links out", GUTTER - 10, high / 2 - 7);
   ctx.fillText("and in", GUTTER - 10, high / 2 + 5);
   ctx.fillStyle = colors.dim;
   ctx.fillText("in use", GUTTER - 10, high / 2 + 18);

@@ -1,4 +1,4 @@
-"""Why nobody goes on, for someone who has not seen the code: a few plain sentences."""
+"""Why no rank can continue, for a reader who has not seen the code: a few sentences."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def tree_broadcast(comm: Comm, tensor: Tensor, src: int) -> None:
     """Broadcast from rank `src`, in place, along a tree: receivers forward the tensor.
 
     C1 every rank's tensor equals that of rank src, for any src   C2 n - 1 messages
-    C3 ⌈log2 n⌉ rounds; in a round each rank sends or receives one message
+    C3 it takes ⌈log2 n⌉ rounds; in a round each rank sends or receives one message
     In torch.distributed: dist.broadcast(tensor, src), which may use a tree inside
     Example: n = 4, src = 0: 0 → 1 in round one; 0 → 2 and 1 → 3 in round two
     Cost: n - 1 messages, ⌈log2 n⌉ of them one after another. Check: distlab check 1.17

@@ -1,4 +1,4 @@
-"""Sharded training (ZeRO): what every rank has whole is cut into a shard per rank.
+"""ZeRO: optimizer state, gradients and parameters sharded over data-parallel ranks.
 
 Guide: phase3_multi_node/guide/sharded_optimizer.md.
 Source: Rajbhandari et al., ZeRO (arXiv 1910.02054); stage 3: FSDP (arXiv 2304.11277).
@@ -7,7 +7,7 @@ Cost: `sent` is per rank and step, in units of (n - 1) / n · N; the state is Ad
 
     stage   weights   gradients   state    sent
       0     N         N           2N       2   all_reduce
-      1     N         N           2N / n   3   all_reduce, all_gather
+      1     N         N           2N / n   2   reduce_scatter, all_gather
       2     N         N / n       2N / n   2   reduce_scatter, all_gather
       3     N / n     N / n       2N / n   3   all_gather twice, reduce_scatter
 """
@@ -17,43 +17,50 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from distlab.comm import Comm, Work
 
-Group = dict[str, Any]  # `params` and how to optimize them, as torch takes it
-Maker = Callable[[list[Group]], torch.optim.Optimizer]  # torch.optim.AdamW, for one
-Piece = tuple[int, int, int]  # parameter number, its first element, the one after
-State = dict[str, dict[str, Any]]  # by a parameter's name: what is known of a piece
+ParamGroup = dict[str, Any]  # `params` and their settings, as torch.optim takes them
+OptimizerFactory = Callable[[list[ParamGroup]], torch.optim.Optimizer]  # e.g. AdamW
+State = dict[str, dict[str, Any]]  # by parameter name: a shard range and its state
 
 
-def plan(sizes: Sequence[int], world_size: int) -> list[list[Piece]]:
-    """Who owns which element: for each rank the pieces of its shard, in order.
+class ShardRange(NamedTuple):
+    """Elements start to stop - 1 of one flattened parameter."""
 
-    Parameters of these sizes lie end to end in one vector, with padding at its end
-    until world_size divides it. Rank r's shard is chunk r of it; padding is nobody's.
-    A piece (2, 5, 8) is elements 5, 6 and 7 of parameter 2, laid out flat.
+    parameter: int
+    start: int
+    stop: int
 
-    C1 every element is in one shard   C2 rank r's shard is chunk r, no piece is empty
-    In torch.distributed: FSDP's FlatParameter does this; FSDP2 cuts each by its rows
+
+def plan(sizes: Sequence[int], world_size: int) -> list[list[ShardRange]]:
+    """Which rank owns which elements: for each rank the ranges of its shard, in order.
+
+    Parameters of these sizes lie end to end in one vector, padded at its end to a
+    multiple of world_size. Rank r's shard is chunk r of it. Padding has no range.
+    ShardRange(2, 5, 8), or the tuple (2, 5, 8): elements 5, 6, 7 of parameter 2.
+
+    C1 every element is in one shard   C2 rank r's shard is chunk r, no range is empty
+    In torch.distributed: FSDP1's FlatParameter; FSDP2 shards each parameter by rows
     Example: sizes 3, 4 on 2 ranks → [(0, 0, 3), (1, 0, 1)] and [(1, 1, 4)]
-    Cost: nothing is sent. Check: distlab check 3.12
+    Cost: no message. Check: distlab check 3.12
     """
     ### BEGIN SOLUTION sharded_optimizer.plan
     #| where does each parameter begin in the vector, and where does each chunk?
-    share = -(-sum(sizes) // world_size)
-    shards: list[list[Piece]] = [[] for _ in range(world_size)]
-    place = 0
-    for which, size in enumerate(sizes):
-        for rank, pieces in enumerate(shards):
-            start = max(0, rank * share - place)
-            stop = min(size, (rank + 1) * share - place)
+    chunk_size = -(-sum(sizes) // world_size)
+    shards: list[list[ShardRange]] = [[] for _ in range(world_size)]
+    offset = 0
+    for number, size in enumerate(sizes):
+        for rank, shard in enumerate(shards):
+            start = max(0, rank * chunk_size - offset)
+            stop = min(size, (rank + 1) * chunk_size - offset)
             if start < stop:
-                pieces.append((which, start, stop))
-        place += size
+                shard.append(ShardRange(number, start, stop))
+        offset += size
     return shards
     ### END SOLUTION
 
@@ -61,14 +68,14 @@ def plan(sizes: Sequence[int], world_size: int) -> list[list[Piece]]:
 def bytes_per_rank(
     size: int, world_size: int, stage: int, per_element: Sequence[int] = (4, 4, 8)
 ) -> int:
-    """What a rank holds of `size` elements at a stage, 0 to 3, of ZeRO, with padding.
+    """Bytes that a rank holds of `size` elements at ZeRO stage 0 to 3, with padding.
 
-    `per_element` are bytes of weight, gradient and state: here float32 and Adam.
-    C3 stage 1 shares out the state, stage 2 the gradients too, stage 3 all
+    `per_element`: bytes of weight, gradient and state, here float32 and Adam.
+    C3 stage 1 shards the state, stage 2 also the gradients, stage 3 also the weights
     Example: 1,000,000,000 elements on 8 ranks → 16, 9, 5.5 and 2 · 10⁹ bytes
     """
     ### BEGIN SOLUTION sharded_optimizer.plan
-    #| each of the three is there whole, or as a shard
+    #| each of the three is either full or sharded
     shard = -(-size // world_size)
     held = [shard if stage >= first else size for first in (3, 2, 1)]
     return sum(h * b for h, b in zip(held, per_element, strict=True))
@@ -78,24 +85,24 @@ def bytes_per_rank(
 class Bucket:
     """Some parameters of one group: views of one vector, `flat`, padded as in plan().
 
-    `shard` is this rank's chunk as a parameter of its own, in the same memory; `pieces`
-    says whose elements these are.
+    `shard` is this rank's chunk of `flat` as a parameter, in the same memory;
+    `shard_ranges` lists the elements in it, one range after another.
     """
 
     def __init__(
-        self, comm: Comm, group: Group, named: dict[str, nn.Parameter]
+        self, comm: Comm, group: ParamGroup, named: dict[str, nn.Parameter]
     ) -> None:
         self.group, self.names = group, list(named)
         self.parameters = list(named.values())
         self.sizes = [parameter.numel() for parameter in self.parameters]
-        self.pieces = plan(self.sizes, comm.world_size)[comm.rank]
+        self.shard_ranges = plan(self.sizes, comm.world_size)[comm.rank]
         length = -(-sum(self.sizes) // comm.world_size) * comm.world_size
-        self.flat = _end_to_end([p.detach() for p in self.parameters], length)
+        self.flat = _flatten([p.detach() for p in self.parameters], length)
         views = self.flat[: sum(self.sizes)].split(self.sizes)
         for parameter, view in zip(self.parameters, views, strict=True):
             parameter.data = view.view_as(parameter)
         self.shard = nn.Parameter(self.flat.chunk(comm.world_size)[comm.rank])
-        self.arriving: list[Work] = []  # what prefetch() has started
+        self.in_flight: list[Work] = []  # what prefetch() has started
 
     def take_gradients(self) -> Tensor:
         """All gradients in a vector like `flat`, zeros for none; each .grad is None."""
@@ -103,34 +110,43 @@ class Bucket:
         for p in self.parameters:
             gradients.append(torch.zeros_like(p) if p.grad is None else p.grad)
             p.grad = None
-        return _end_to_end(gradients, self.flat.numel())
+        return _flatten(gradients, self.flat.numel())
 
     def allocate(self) -> None:
-        """Give `flat` its memory again; what is in there is not defined."""
+        """Give `flat` memory again; its values are undefined."""
         self.flat.untyped_storage().resize_(self.flat.nbytes)
 
-    def release(self) -> None:
-        """Free the memory of `flat`, under all views: to read one then can crash."""
+    def free(self) -> None:
+        """Free the memory of `flat` and all its views: reading one can crash."""
         self.flat.untyped_storage().resize_(0)
 
 
-class Stage1:
-    """Every rank optimizes its shard of the weights, and hands the result round.
+class ShardedOptimizer:
+    """ZeRO stage 1: each rank has the optimizer state of its shards only.
 
-    Given: equal models on all ranks, equal shares of the batch, a loss that is a mean.
-    Each trained parameter is in one child of the model, a layer, and in one group.
-    A step is loss.backward(), once or several times, then the methods reduce_gradients,
-    clip if wanted, step, zero_grad; the first three are collective.
+    Given: equal models on all ranks, equal batch sizes, a loss that is a mean.
+    Each trained parameter is in one child of the model (a layer) and in one group.
+    A step: loss.backward(), once or several times; reduce_gradients; clip if wanted;
+    step; zero_grad. reduce_gradients, clip and step are collective.
 
-    C1 the weights are those of one process, each group with its own settings
-    C2 a rank has state for its shards only   C3 clip: with the whole gradient's norm
-    C4 state_dict: what this rank has, by name; any number of ranks goes on with it
-    In torch.distributed: ZeroRedundancyOptimizer; it gives away whole parameters
-    Cost: an all_reduce and an all_gather of N elements. Check: distlab check 3.13
+    3.13 C1 the weights are those of a single process, each group with its settings
+         C2 a rank has state for its shards only
+         C3 a step sends no more than plain data parallelism
+    3.14 C1 clip returns the norm of the full gradient before clipping, on every rank
+         C2 a longer gradient is scaled to max_norm, a shorter one is not changed
+    3.15 C1 state_dict: each rank's ranges by parameter name   C2 with all their state:
+         any number of ranks can continue
+    In torch.distributed: ZeroRedundancyOptimizer; it assigns full parameters to ranks
+    Cost: a reduce_scatter and an all_gather of N elements per step, for clip an
+    all_reduce of one. Check: distlab check 3.13, 3.14, 3.15
     """
 
     def __init__(
-        self, comm: Comm, model: nn.Module, groups: list[Group], make_optimizer: Maker
+        self,
+        comm: Comm,
+        model: nn.Module,
+        groups: list[ParamGroup],
+        optimizer_factory: OptimizerFactory,
     ) -> None:
         self.comm = comm
         self.groups = [{**group, "params": list(group["params"])} for group in groups]
@@ -144,14 +160,14 @@ class Stage1:
             own = [Bucket(comm, self.groups[i], kind) for (i, _), kind in kinds.items()]
             self.layers.append(own)
         self.buckets = [bucket for layer in self.layers for bucket in layer]
-        found = [p for bucket in self.buckets for p in bucket.parameters]
+        bucketed = [p for bucket in self.buckets for p in bucket.parameters]
         trained = {p for p in model.parameters() if p.requires_grad}
-        if len(found) != len(trained) or {*found} != trained:
+        if len(bucketed) != len(trained) or {*bucketed} != trained:
             raise ValueError("a trained parameter must be in one layer and one group")
-        self.optimizer = make_optimizer(self.shard_groups())
+        self.optimizer = optimizer_factory(self.shard_groups())
 
-    def shard_groups(self) -> list[Group]:
-        """The groups as this rank's optimizer gets them: with shards for parameters."""
+    def shard_groups(self) -> list[ParamGroup]:
+        """The parameter groups for this rank's optimizer: its shards as `params`."""
         ### BEGIN SOLUTION sharded_optimizer.stage1
         #| each of self.buckets belongs to one of self.groups: bucket.group
         return [
@@ -161,19 +177,31 @@ class Stage1:
         ### END SOLUTION
 
     def reduce_gradients(self) -> None:
-        """Give every shard its part of the mean gradient; what it had is gone."""
+        """Set each bucket.shard.grad to this rank's chunk of the mean gradient."""
         ### BEGIN SOLUTION sharded_optimizer.stage1
-        #| the whole gradient of a bucket: bucket.take_gradients()
+        #| bucket.take_gradients(): the full local gradient; which part is needed here?
         for bucket in self.buckets:
-            vector = bucket.take_gradients()
-            self.comm.all_reduce(vector)
-            own = vector.chunk(self.comm.world_size)[self.comm.rank]
-            bucket.shard.grad = own / self.comm.world_size
+            gradients = bucket.take_gradients() / self.comm.world_size
+            mean = torch.empty_like(bucket.shard)
+            self.comm.reduce_scatter(mean, gradients)
+            bucket.shard.grad = mean
+        ### END SOLUTION
+
+    def step(self) -> None:
+        """Update this rank's shards; then gather the new weights of all ranks."""
+        ### BEGIN SOLUTION sharded_optimizer.stage1
+        #| bucket.shard is one chunk of bucket.flat; other ranks update the others
+        self.optimizer.step()
+        for bucket in self.buckets:
+            self.comm.all_gather(bucket.flat, bucket.shard.detach())
         ### END SOLUTION
 
     def clip(self, max_norm: float) -> float:
-        """Shorten the whole gradient to max_norm if it is longer; its norm before."""
-        ### BEGIN SOLUTION sharded_optimizer.stage1
+        """Scale the full gradient to max_norm if it is longer; its norm before that.
+
+        Called after reduce_gradients, when every bucket.shard has its gradient.
+        """
+        ### BEGIN SOLUTION sharded_optimizer.clip
         #| each rank has a part of every gradient: what can be summed over the ranks?
         gradients = [b.shard.grad for b in self.buckets if b.shard.grad is not None]
         square = torch.stack([gradient.square().sum() for gradient in gradients]).sum()
@@ -185,196 +213,200 @@ class Stage1:
         return norm
         ### END SOLUTION
 
-    def step(self) -> None:
-        """Optimize this rank's shards; then every rank has all the new weights."""
-        ### BEGIN SOLUTION sharded_optimizer.stage1
-        #| a shard is a part of flat; the other parts are new on other ranks
-        self.optimizer.step()
-        for bucket in self.buckets:
-            self.comm.all_gather(bucket.flat, bucket.shard.detach())
-        ### END SOLUTION
-
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Clear all gradients."""
         for bucket in self.buckets:
             for parameter in (bucket.shard, *bucket.parameters):
                 parameter.grad = None
 
     def state_dict(self) -> State:
-        """By name, this rank's piece: {"start": 3, "stop": 5, "exp_avg": of 2, …}."""
-        ### BEGIN SOLUTION sharded_optimizer.stage1
-        #| self.optimizer.state[shard] is what torch keeps for a shard, a dict: what has
-        #| a number per element is cut into bucket.pieces, the rest is put into each
-        found: State = {}
+        """This rank's state by name: {"0.weight": {"start": 3, "stop": 5, …}, …}.
+
+        With start and stop: each entry that the optimizer keeps for the shard, under
+        its own key; a tensor with an element per weight has those of the range only.
+        """
+        ### BEGIN SOLUTION sharded_optimizer.state
+        #| self.optimizer.state[bucket.shard] is what torch keeps for a shard, a dict:
+        #| cut its vectors by bucket.shard_ranges, copy its scalars into each entry
+        states: State = {}
         for bucket in self.buckets:
-            place = 0
-            for which, start, stop in bucket.pieces:
-                own = slice(place, place + stop - start)
-                piece = found[bucket.names[which]] = {"start": start, "stop": stop}
+            offset = 0
+            for number, start, stop in bucket.shard_ranges:
+                own = slice(offset, offset + stop - start)
+                entry = states[bucket.names[number]] = {"start": start, "stop": stop}
                 for key, value in self.optimizer.state[bucket.shard].items():
                     per_element = isinstance(value, Tensor) and value.dim() > 0
-                    piece[key] = value[own].clone() if per_element else deepcopy(value)
-                place += stop - start
-        return found
+                    entry[key] = value[own].clone() if per_element else deepcopy(value)
+                offset += stop - start
+        return states
         ### END SOLUTION
 
     def load_state_dict(self, states: Sequence[State]) -> None:
-        """Go on from the `state_dict()` of all ranks of a run, of any number."""
+        """Continue from the `state_dict()` of all ranks of a run, of any world size."""
         for bucket in self.buckets:
             state, parts = self.optimizer.state[bucket.shard], dict[str, list[Tensor]]()
-            for which, start, stop in bucket.pieces:
-                name = bucket.names[which]
+            for number, start, stop in bucket.shard_ranges:
+                name = bucket.names[number]
                 saved = [one[name] for one in states if name in one]
-                saved.sort(key=lambda piece: int(piece["start"]))
-                if sum(p["stop"] - p["start"] for p in saved) != bucket.sizes[which]:
-                    raise ValueError(f"{name} is not whole in these states")
+                saved.sort(key=lambda entry: int(entry["start"]))
+                if sum(s["stop"] - s["start"] for s in saved) != bucket.sizes[number]:
+                    raise ValueError(f"{name} is incomplete in these states")
                 for key, value in saved[0].items():
                     if isinstance(value, Tensor) and value.dim() > 0:
-                        whole = torch.cat([piece[key] for piece in saved])
-                        parts.setdefault(key, []).append(whole[start:stop])
+                        full = torch.cat([entry[key] for entry in saved])
+                        parts.setdefault(key, []).append(full[start:stop])
                     elif key not in ("start", "stop"):
                         state[key] = deepcopy(value)
             for key, own in parts.items():
-                state[key] = _end_to_end(own, bucket.shard.numel())
+                state[key] = _flatten(own, bucket.shard.numel())
 
 
-class Stage2(Stage1):
-    """As stage 1, but whole gradients are there for a moment only, within backward().
+class ShardedGradients(ShardedOptimizer):
+    """ZeRO stage 2: full gradients exist for one bucket at a time, within backward().
 
-    `reduce_bucket` is called in backward(), when all gradients of a bucket are there,
-    from the last bucket to the first on every rank; else by reduce_gradients().
+    backward() calls `reduce_bucket` when all gradients of a bucket are ready, from the
+    last bucket to the first on every rank; reduce_gradients() calls it for the rest.
 
-    C1 the weights are those of one process; gradients of several backward() add up
-    C2 sends of the gradients what a reduce_scatter sends, half of an all_reduce
+    C1 the weights are those of a single process; several backward() accumulate
+    C2 each backward() sends one reduce_scatter, no more
     C3 after backward() a rank has its shards' gradients only
-    In torch.distributed: fully_shard(model, reshard_after_forward=False)
+    In torch.distributed: nearest is fully_shard(…, reshard_after_forward=False); that
+        shards the weights, too, between a backward and the next forward
     Cost: a reduce_scatter per backward(), an all_gather. Check: distlab check 3.16
     """
 
-    def __init__(self, *values: Any) -> None:
-        super().__init__(*values)
-        self._begin()
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._reset()
         for bucket in self.buckets:
             for p in bucket.parameters:
-                p.register_post_accumulate_grad_hook(partial(self._arrived, bucket))
+                p.register_post_accumulate_grad_hook(partial(self._mark_ready, bucket))
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.unreduced = list(self.buckets)  # in this backward()
-        self.waiting = {bucket: set(bucket.parameters) for bucket in self.buckets}
+        self.missing = {bucket: set(bucket.parameters) for bucket in self.buckets}
 
-    def _arrived(self, bucket: Bucket, parameter: nn.Parameter) -> None:
+    def _mark_ready(self, bucket: Bucket, parameter: nn.Parameter) -> None:
         if not self.unreduced:  # another backward() begins
-            self._begin()
-        self.waiting[bucket].discard(parameter)
-        while self.unreduced and not self.waiting[self.unreduced[-1]]:
+            self._reset()
+        self.missing[bucket].discard(parameter)
+        while self.unreduced and not self.missing[self.unreduced[-1]]:
             self.reduce_bucket(self.unreduced.pop())
 
     def reduce_gradients(self) -> None:
         """Reduce the buckets that backward() has not reached, if there are any."""
         while self.unreduced:
             self.reduce_bucket(self.unreduced.pop())
-        self._begin()
+        self._reset()
 
     def reduce_bucket(self, bucket: Bucket) -> None:
-        """Add the mean of the ranks' gradients to this rank's: bucket.shard.grad."""
+        """Add this rank's chunk of the bucket's mean gradient to bucket.shard.grad.
+
+        When it returns, no full gradient of the bucket is left in memory.
+        """
         ### BEGIN SOLUTION sharded_optimizer.stage2
-        #| of the mean gradient this rank needs its own chunk
-        vector = bucket.take_gradients() / self.comm.world_size
+        #| an earlier backward() of the same step may have left a gradient
+        gradients = bucket.take_gradients() / self.comm.world_size
         mean = torch.empty_like(bucket.shard)
-        self.comm.reduce_scatter(mean, vector)
+        self.comm.reduce_scatter(mean, gradients)
         if bucket.shard.grad is not None:
             mean += bucket.shard.grad
         bucket.shard.grad = mean
         ### END SOLUTION
 
 
-class Stage3(Stage2):
-    """As stage 2, but a layer's weights are whole only while it computes.
+class FullySharded(ShardedGradients):
+    """ZeRO stage 3: a layer's weights are unsharded only while it computes.
 
-    3.21 C1 the outputs are those of the whole model   C3 one all_gather of each layer
-         C2 a rank holds its shards, and while a layer computes, that layer
-    3.22 C1 the weights are one process's   C3 one all_gather more, a reduce_scatter
-         C2 never more weights than the shards and a layer, or two with prefetch
-         C4 with prefetch the next layer's weights travel while one computes
+    3.21 C1 the outputs are those of the unsharded model
+         C2 a rank holds its shards, and the layer that computes
+         C3 a forward sends one all_gather of each layer
+    3.22 C1 the weights are those of a single process
+         C2 at most one layer is unsharded, or two with prefetch
+         C3 a step sends two all_gather of each layer and a reduce_scatter
+         C4 with prefetch, the next layer's weights are in flight while one computes
     In torch.distributed: fully_shard(layer) for each layer, then fully_shard(model)
     Cost: two all_gather and a reduce_scatter. Check: distlab check 3.21, 3.22
     """
 
     is_prefetching = False
 
-    def __init__(self, comm: Comm, model: nn.Module, *values: Any) -> None:
-        super().__init__(comm, model, *values)
+    def __init__(self, comm: Comm, model: nn.Module, *arguments: Any) -> None:
+        super().__init__(comm, model, *arguments)
         for bucket in self.buckets:
-            self.cut(bucket)
+            self.shard_bucket(bucket)
         for number, layer in enumerate(model.children()):
-            self.watch_forward(number, layer)
-            self.watch_backward(number, layer)
+            self.hook_forward(number, layer)
+            self.hook_backward(number, layer)
 
-    def enter(self, number: int, following: int, *_: Any) -> None:
-        """Layer `number` is about to compute, and then `following`, if it exists."""
+    def unshard_layer(self, number: int, following: int, *_: Any) -> None:
+        """Before layer `number` computes; `following` computes next, if it exists."""
         for bucket in self.layers[number]:
-            while bucket.arriving:
-                bucket.arriving.pop().wait()
+            while bucket.in_flight:
+                bucket.in_flight.pop().wait()
             if not bucket.flat.untyped_storage().nbytes():
-                self.gather(bucket)
+                self.unshard_bucket(bucket)
         if self.is_prefetching and 0 <= following < len(self.layers):
             for bucket in self.layers[following]:
                 if not bucket.flat.untyped_storage().nbytes():
-                    bucket.arriving = self.prefetch(bucket)
+                    bucket.in_flight = self.prefetch(bucket)
 
-    def leave(self, number: int, *_: Any) -> None:
-        """Layer `number` has computed: free its weights; the shards stay."""
+    def reshard_layer(self, number: int, *_: Any) -> None:
+        """After layer `number` has computed: free its full weights, keep the shards."""
         for bucket in self.layers[number]:
-            bucket.release()
+            bucket.free()
 
-    def cut(self, bucket: Bucket) -> None:
-        """Keep this rank's shard of the weights, and free the rest."""
+    def shard_bucket(self, bucket: Bucket) -> None:
+        """Give bucket.shard its own memory, then free the full weights."""
         ### BEGIN SOLUTION sharded_optimizer.stage3_forward
-        #| until now the shard is a part of flat; the optimizer has this very parameter
+        #| so far the shard is a view of flat; the optimizer has this very parameter
         bucket.shard.data = bucket.shard.detach().clone()
-        bucket.release()
+        bucket.free()
         ### END SOLUTION
 
-    def gather(self, bucket: Bucket) -> None:
-        """Make the bucket's weights whole."""
+    def unshard_bucket(self, bucket: Bucket) -> None:
+        """Fill bucket.flat with the full weights, from the shards of all ranks."""
         ### BEGIN SOLUTION sharded_optimizer.stage3_forward
-        #| the parameters are views of flat: what is in flat is in them
+        #| the parameters are views of flat: they see what is written into flat
         bucket.allocate()
         self.comm.all_gather(bucket.flat, bucket.shard.detach())
         ### END SOLUTION
 
-    def watch_forward(self, number: int, layer: nn.Module) -> None:
-        """From now on the layer's weights are whole while it computes, not longer."""
+    def hook_forward(self, number: int, layer: nn.Module) -> None:
+        """Register forward hooks: unshard the layer before it computes, reshard after.
+
+        The layer after it in forward is number + 1.
+        """
         ### BEGIN SOLUTION sharded_optimizer.stage3_forward
-        #| layer.register_forward_pre_hook(f): before it computes, f(layer, …);
-        #| layer.register_forward_hook(f): after it. enter and leave ignore the …
-        layer.register_forward_pre_hook(partial(self.enter, number, number + 1))
-        layer.register_forward_hook(partial(self.leave, number))
+        #| layer.register_forward_pre_hook(f) calls f(layer, …) before forward,
+        #| register_forward_hook(f) after it; the two methods ignore the …
+        layer.register_forward_pre_hook(partial(self.unshard_layer, number, number + 1))
+        layer.register_forward_hook(partial(self.reshard_layer, number))
         ### END SOLUTION
 
-    def watch_backward(self, number: int, layer: nn.Module) -> None:
-        """From now on they are whole in its backward() as well."""
+    def hook_backward(self, number: int, layer: nn.Module) -> None:
+        """Register hooks that unshard the layer just before its backward."""
 
         ### BEGIN SOLUTION sharded_optimizer.stage3_backward
-        #| output.register_hook(f), of what a layer gives: f(gradient), in backward(),
-        #| as soon as it is known; an output may have no gradient
+        #| output.register_hook(f), on a layer's output: backward() calls f(gradient)
+        #| as soon as that gradient is known; an output may require no gradient
         def after(_layer: nn.Module, _inputs: Any, output: Tensor) -> None:
             if output.requires_grad:
-                output.register_hook(partial(self.enter, number, number - 1))
+                output.register_hook(partial(self.unshard_layer, number, number - 1))
 
         layer.register_forward_hook(after)
         ### END SOLUTION
 
     def reduce_bucket(self, bucket: Bucket) -> None:
-        """As in stage 2; the layer has had its backward()."""
+        """As in stage 2; the bucket's layer is done: free its full weights, too."""
         ### BEGIN SOLUTION sharded_optimizer.stage3_backward
         #| stage 2 is super().reduce_bucket(bucket)
-        bucket.release()
+        bucket.free()
         super().reduce_bucket(bucket)
         ### END SOLUTION
 
     def prefetch(self, bucket: Bucket) -> list[Work]:
-        """Start to make the bucket's weights whole; what has to be waited for."""
+        """Start to unshard the bucket, without waiting; the work to wait for."""
         ### BEGIN SOLUTION sharded_optimizer.stage3_backward
         #| self.comm.isend and irecv, with every other rank; and the own shard?
         #| chunk r of flat is bucket.flat.chunk(self.comm.world_size)[r]
@@ -389,12 +421,15 @@ class Stage3(Stage2):
         ### END SOLUTION
 
     def step(self) -> None:
-        """Optimize this rank's shards; nobody needs the others' yet."""
+        """Update this rank's shards; the next forward gathers the new weights."""
         self.optimizer.step()
 
 
-def _end_to_end(tensors: Sequence[Tensor], length: int) -> Tensor:
-    """A copy of all of them in one vector, with zeros at its end."""
+STAGES = {1: ShardedOptimizer, 2: ShardedGradients, 3: FullySharded}
+
+
+def _flatten(tensors: Sequence[Tensor], length: int) -> Tensor:
+    """A copy of all tensors in one vector of this length, zeros at its end."""
     flat = [tensor.reshape(-1) for tensor in tensors]
     rest = length - sum(part.numel() for part in flat)
     return torch.cat([*flat, flat[0].new_zeros(rest)])

@@ -198,9 +198,7 @@ def test_status_fits_and_counts(here: Course, capsys: Capture) -> None:
     assert "optional, nothing on the path needs it: 1.17 " in said
     status(all_phases=True)
     said = capsys.readouterr().out
-    path, more, *_ = said.split("  optional:")
-    assert "\n  · 1.17 " in more
-    assert "\n  · 1.17 " not in path
+    assert "\n  · 1.17  optional: " in said
 
 
 def test_status_sees_a_function_that_was_emptied(here: Course, capsys: Capture) -> None:
@@ -327,7 +325,7 @@ def test_status_recalls_what_was_a_fortnight_ago(here: Course, capsys: Capture) 
     assert recap[0].startswith("20 days ago you checked 1.1 rank 0 sends")
     assert recap[0].endswith("and it passed.")
     assert recap[1] == "Next is 1.2: send to the right, receive from the left."
-    assert recap[2].startswith("The idea of collectives: what broadcast and all_reduce")
+    assert recap[2].startswith("The idea of collectives: point-to-point messages")
     for broken in ({"at": 3}, {"at": "then", "task": FIRST}, [], {"task": "gone"}):
         path = here.state / "progress.json"
         path.write_text(json.dumps({"last": broken}))

@@ -77,6 +77,7 @@ def test_a_log_can_be_piped(tmp_path: Path) -> None:
     log.write_bytes(b"\xff\x00 " + ERRORS[0].example.encode())
 
     environment = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
+    environment["DISTLAB_STATE"] = str(tmp_path)
 
     def run(text: bytes) -> subprocess.CompletedProcess[bytes]:
         command = [sys.executable, "-m", "distlab", "explain"]
@@ -96,4 +97,4 @@ def test_a_log_can_be_piped(tmp_path: Path) -> None:
     done = run(b"nothing of ours")
     assert (done.returncode, done.stdout) == (2, b"")
     assert re.fullmatch(rb"distlab: this text is not among[^\n]*\n", done.stderr)
-    assert run(b"").stdout.startswith(b"ring-of-sends")
+    assert run(b"").stdout.startswith(b"The last check has no name to explain")

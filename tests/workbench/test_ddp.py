@@ -50,7 +50,10 @@ def test_defaults_and_batches() -> None:
     assert (config.device, config.backend) == ("cpu", "gloo")
     config = config_of(world_size=3, batch_size=20)
     assert (config.global_batch_size, config.samples_per_rank) == (60, 20)
-    assert config_of(world_size=3).samples_per_rank == 22  # 64 = 22 + 21 + 21
+    config = config_of(world_size=3)  # 64 = 3 · 21 + 1, and equal shares are needed
+    assert (config.samples_per_rank, config.step_size) == (21, 63)
+    alone = replace(config, world_size=1)
+    assert (alone.samples_per_rank, alone.equal_size(29)) == (63, 27)
 
 
 @pytest.mark.parametrize(
@@ -158,9 +161,10 @@ def alone(cluster: Cluster) -> DdpResult:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_do_the_training_of_one_process(
-    cluster: Cluster, alone: DdpResult, world_size: int
+    cluster: Cluster, world_size: int
 ) -> None:
     config = config_of(world_size=world_size)
+    alone = train_alone(cluster, config, None, choose_units(REFERENCE))
     shards: list[tuple[list[Shard], int]] = []
     moments: list[Moment] = []
     losses: list[tuple[int, float]] = []
@@ -185,7 +189,7 @@ def test_ranks_do_the_training_of_one_process(
     (row,), (row_alone,) = result.epochs, alone.epochs
     assert row.train_loss == pytest.approx(row_alone.train_loss, abs=1e-12)
     assert row.loss == pytest.approx(row_alone.loss, abs=1e-12)
-    # 23 steps; an all_reduce of 4,810 gradients and of a count, as a ring sends them
+    # 23 steps; an all_reduce of 4,810 gradients and of a loss, as a ring sends them
     ring_bytes = 2 * (world_size - 1) / world_size * (4810 + 1) * 8
     assert result.step_bytes == pytest.approx(ring_bytes)
     assert 0 < result.communication < 1
@@ -195,13 +199,17 @@ def test_ranks_do_the_training_of_one_process(
     ((found, steps),) = shards
     assert steps == 23
     assert tuple(found) == result.shards
-    assert sum(shard.count for shard in found) == 1437
+    # 22 batches of 64 samples and one of 29: what does not divide is left out
+    counts = [22 * (64 // world_size) + 29 // world_size] * world_size
+    assert [shard.count for shard in found] == counts
+    assert result.losses == (result.losses[0],) * world_size
+    assert result.losses[0] == (pytest.approx(row.train_loss, abs=1e-12),)
     assert len({place for shard in found for place in shard.first}) == 5 * world_size
     assert {moment.rank for moment in moments} == set(range(world_size))
     assert losses == [(0, pytest.approx(row.train_loss))]
     ((rank, line),) = logged
     assert rank == 0
-    assert line.startswith("epoch 1  loss ")
+    assert line.startswith("epoch 1  training loss ")
 
 
 def test_images_are_learnt_by_ranks(cluster: Cluster, tmp_path: Path) -> None:
@@ -218,7 +226,7 @@ def test_images_are_learnt_by_ranks(cluster: Cluster, tmp_path: Path) -> None:
     assert beside.first_difference < 1e-6
 
 
-def test_a_batch_that_some_ranks_have_nothing_of(
+def test_a_batch_that_is_too_small_for_all_ranks_is_left_out(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     files = locate("idx", folder=write_set(tmp_path)).files
@@ -226,7 +234,8 @@ def test_a_batch_that_some_ranks_have_nothing_of(
     result = train(cluster, config, files, choose_units(REFERENCE))
     assert NUM_TRAIN == 19 * 5 + 1
     assert result.failures() == []
-    assert [shard.count for shard in result.shards] == [19 * 2 + 1, 19, 19, 19]
+    assert [shard.count for shard in result.shards] == [19] * 4
+    assert result.num_steps == 19
 
 
 def test_adam_is_not_judged_by_its_first_step(
@@ -242,7 +251,7 @@ def test_adam_is_not_judged_by_its_first_step(
 def test_sums_are_seen_after_the_first_step(
     cluster: Cluster, alone: DdpResult, tmp_path: Path
 ) -> None:
-    summed = changed(tmp_path, "parameter.grad *= weight", "pass")
+    summed = changed(tmp_path, "parameter.grad /= comm.world_size", "pass")
     result = train(cluster, config_of(), None, choose_units((summed,)))
     assert result.failures() == []  # equal on all ranks, and wrong on all
     (sentence,) = compare(result, alone).failures()
@@ -252,15 +261,20 @@ def test_sums_are_seen_after_the_first_step(
 def test_without_messages_replicas_and_metrics_differ(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    own = changed(tmp_path, "average_weighted(comm, model, len(inputs))", "pass")
+    own = changed(tmp_path, "    average_gradients(comm, model)\n", "")
     result = train(cluster, config_of(), None, choose_units((own,)))
     (sentence,) = result.failures()
     assert sentence.startswith("REPLICAS DIFFER: 2 ranks hold 2 different sets")
-    assert result.step_bytes == 0
+    assert result.step_bytes == 8  # the loss
     lonely = changed(tmp_path, "comm.all_reduce(sums)", "pass")
     result = train(cluster, config_of(), None, choose_units((lonely,)))
     assert result.failures() == [
         "METRICS DIFFER: the ranks report different accuracies"
+    ]
+    unequal = changed(tmp_path, "    comm.all_reduce(mean_loss)\n", "")
+    result = train(cluster, config_of(), None, choose_units((unequal,)))
+    assert result.failures() == [
+        "LOSSES DIFFER: fit returned different losses on the ranks"
     ]
 
 
@@ -272,8 +286,8 @@ def test_without_messages_replicas_and_metrics_differ(
             "    if comm.rank == 0:\n        comm.barrier()\n    return history\n",
             "rank 0 waits in barrier, but rank 1 has already finished",
         ),
-        ("    return history\n", "    return None\n", "fit returned a NoneType, not a"),
-        ("    return history\n", "    return []\n", "fit returned a list of 0, not a"),
+        ("    return history\n", "    return None\n", "fit returned a NoneType; expec"),
+        ("    return history\n", "    return []\n", "fit returned a list of 0; expect"),
         ("model.train()", "raise RuntimeError('mine')", "RuntimeError: mine"),
     ],
 )

@@ -60,7 +60,7 @@ def test_plain_lines(run: CliRunner) -> None:
         "  cost      about 0.",
         "at 1.00 per worker and hour (--cost-per-worker-hour)",
         "rank       pid",
-        "rank 0 logs: epoch 1  loss",
+        "rank 0 logs: epoch 1  training loss",
         "2 processes: epoch 2 of 2",
         "on all 2 ranks: the same bits",
         "% of the ranks' time",
@@ -118,6 +118,16 @@ def test_ones_own_code(run: CliRunner, course: Course, tmp_path: Path) -> None:
     done = run.invoke(app, ["ddp", "--code", "mine", "--epochs", "1"])
     assert (done.exit_code, done.stderr) == (0, "")
     assert "◆ The ranks ran your own code." in done.stdout
+    assert "  evaluate" not in done.stdout
+
+    text = course.template("trainer").read_text(encoding="utf-8")
+    head, _, tail = text.partition("    ### BEGIN SOLUTION trainer.evaluate\n")
+    _, _, tail = tail.partition("    ### END SOLUTION\n")
+    hole = '    raise NotImplementedError("trainer.evaluate")\n'
+    course.template("trainer").write_text(head + hole + tail, encoding="utf-8")
+    done = run.invoke(app, ["ddp", "--code", "mine", "--epochs", "1"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "evaluate  by the reference, until you have written task 1.13" in done.stdout
 
     long = changed(tmp_path, 'log(f"epoch', 'log("ab " * 40 + "\\x1b" + f"epoch')
     done = run.invoke(app, ["ddp", "--code", long, "--epochs", "1"])
@@ -125,7 +135,7 @@ def test_ones_own_code(run: CliRunner, course: Course, tmp_path: Path) -> None:
     assert len(logged) == 80
     assert logged.endswith("…")
 
-    own = changed(tmp_path, "average_weighted(comm, model, len(inputs))", "pass")
+    own = changed(tmp_path, "    average_gradients(comm, model)\n", "")
     done = run.invoke(app, ["ddp", "--code", own, "--epochs", "1"])
     assert done.exit_code == 1
     assert "REPLICAS DIFFER" in done.stdout
@@ -133,8 +143,8 @@ def test_ones_own_code(run: CliRunner, course: Course, tmp_path: Path) -> None:
     assert "What you have just seen" not in done.stdout
     stuck = changed(
         tmp_path,
-        "            optimizer.step()",
-        "            if comm.rank:\n                comm.barrier()",
+        "    optimizer.step()\n    mean_loss",
+        "    if comm.rank:\n        comm.barrier()\n    mean_loss",
     )
     done = run.invoke(app, ["ddp", "--code", stuck, "--epochs", "1"])
     assert done.exit_code == 1
@@ -143,15 +153,15 @@ def test_ones_own_code(run: CliRunner, course: Course, tmp_path: Path) -> None:
 
 OWN_FIT = """
 broadcast_model(comm, model)
+model.train()
 history = []
 for epoch in range(num_epochs):
     train_loader.set_epoch(epoch)
-    for inputs, targets in train_loader:
-        optimizer.zero_grad()
-        loss_fn(model(inputs), targets).backward()
-        average_weighted(comm, model, len(inputs))
-        optimizer.step()
-    history.append(evaluate(comm, model, loss_fn, held_out))
+    losses = [
+        train_step(comm, model, optimizer, loss_fn, inputs, targets)
+        for inputs, targets in train_loader
+    ]
+    history.append(sum(losses) / len(losses))
     if comm.rank == 0:
         log("by my own fit")
 return history
@@ -166,7 +176,7 @@ def test_without_code_it_is_what_use_says(run: CliRunner, course: Course) -> Non
     done = run.invoke(app, ["ddp", "--epochs", "1"])
     assert (done.exit_code, done.stderr) == (0, "")
     for part in (
-        "  code      mine 1.11, reference 1.5 1.12 1.13 1.8 1.9 1.10\n",
+        "  code      mine 1.11, reference 1.5 1.6 1.7 1.13 1.8 1.9 1.10\n",
         "rank 0 logs: by my own fit",
         "◆ The ranks ran your own 1.11.",
     ):

@@ -198,8 +198,8 @@ def test_the_rest_may_be_set_to_the_reference(here: Course, capsys: Capture) -> 
     capsys.readouterr()
     assert demo_mesh(code="mine", config=TINY) == 0
     said = capsys.readouterr().out
-    assert "2.18  tensor_parallel.block         yours" in said
-    assert "2.8   model_parallel.partition      reference" in said
+    assert "2.18  tensor_parallel.block              yours" in said
+    assert "2.8   model_parallel.partition           reference" in said
     assert "◆" in said
 
 

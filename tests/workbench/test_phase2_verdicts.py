@@ -74,13 +74,13 @@ def test_a_schedule_that_stops_on_simulated_ranks_only_is_named(
     verdict = verdict_on(
         cluster,
         path,
-        "pipeline_parallel.execute",
+        "pipeline_parallel.free",
         text.replace(loop, wait + loop),
-        worlds=(2,),
+        worlds=(3,),
     )
     found = verdict.first_failure()
     assert found is not None
-    assert found.id == "C3"
+    assert found.id == "C1"
     assert found.message.startswith("1F1B: on 4 simulated ranks: ")
 
 

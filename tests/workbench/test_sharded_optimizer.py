@@ -90,9 +90,9 @@ def make_small() -> nn.Sequential:
 
 def make_zero(model: nn.Module, groups: Any, n: int = 2, stage: int = 1) -> Any:
     unit = load("sharded_optimizer", SIDE)
-    maker = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    factory = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     comm = Alone(0, n, torch.device("cpu"))
-    return getattr(unit, f"Stage{stage}")(comm, model, groups, maker)
+    return unit.STAGES[stage](comm, model, groups, factory)
 
 
 def test_a_parameter_that_nobody_would_train_is_refused() -> None:
@@ -113,7 +113,7 @@ def test_half_a_state_is_refused() -> None:
     for bucket in zero.buckets:
         bucket.shard.grad = torch.ones_like(bucket.shard)
     zero.optimizer.step()
-    with pytest.raises(ValueError, match=r"0\.weight is not whole"):
+    with pytest.raises(ValueError, match=r"0\.weight is incomplete"):
         zero.load_state_dict([zero.state_dict()])
 
 

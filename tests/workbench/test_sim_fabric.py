@@ -38,21 +38,21 @@ def ring(ctx: RankContext, count: int, order: tuple[int, ...] = ()) -> float:
 
 # ── one message after the other ─────────────────────────────────────────────────────
 
-# Two ranks to an island, one card: 1 byte/µs inside, 1 byte/µs on the card. No latency,
+# Two ranks to a node, one card: 1 byte/µs inside, 1 byte/µs on the card. No latency,
 # so that every figure below is one of bytes.
-SMALL = {"island_size": 2, "island_alpha_s": 0.0, "nic_alpha_s": 0.0}
-SPEEDS = {"island_bytes_per_s": 1e6, "nic_bytes_per_s": 1e6}
+SMALL = {"node_size": 2, "intra_node_alpha_s": 0.0, "nic_alpha_s": 0.0}
+SPEEDS = {"intra_node_bytes_per_s": 1e6, "nic_bytes_per_s": 1e6}
 
 
 def small(**facts: Any) -> Fabric:
     return Fabric(**{**SMALL, **SPEEDS, **facts})
 
 
-def test_an_island_has_its_own_latency_and_speed() -> None:
+def test_a_node_has_its_own_latency_and_speed() -> None:
     fabric = Fabric(
-        island_size=2,
-        island_alpha_s=1e-6,
-        island_bytes_per_s=4e6,
+        node_size=2,
+        intra_node_alpha_s=1e-6,
+        intra_node_bytes_per_s=4e6,
         nic_alpha_s=5e-6,
         nic_bytes_per_s=1e6,
     )
@@ -72,7 +72,7 @@ def test_a_way_in_is_shared_like_a_way_out() -> None:
     wires = small().wires(6)
     assert wires.message(0, 4, 10, 0)[1] == 10 * US
     assert wires.message(2, 5, 10, 0)[1] == 20 * US
-    inside = small(island_size=3).wires(3)
+    inside = small(node_size=3).wires(3)
     assert inside.message(0, 2, 10, 0)[1] == 10 * US
     assert inside.message(1, 2, 10, 0)[1] == 20 * US
 
@@ -82,7 +82,7 @@ def test_the_slowest_link_on_the_way_decides() -> None:
 
 
 def test_one_leaf_needs_no_spine() -> None:
-    fabric = small(oversub=4, leaf_islands=2)
+    fabric = small(oversub=4, nodes_per_leaf=2)
     assert fabric.wires(8).message(0, 2, 10, 0) == (0, 10 * US)
     # Two cards send up through what carries half of one.
     assert (fabric.cables, fabric.cable_bytes_per_s) == (1, 0.5e6)
@@ -104,18 +104,18 @@ def test_a_leaf_has_cables_for_its_cards() -> None:
 
 
 def test_a_message_takes_the_cable_that_is_free_first() -> None:
-    wires = small(island_size=4, nics=4, oversub=2).wires(16)
+    wires = small(node_size=4, nics=4, oversub=2).wires(16)
     assert wires.message(0, 4, 10, 0) == (0, 10 * US)
     assert wires.message(1, 8, 4, 0) == (0, 4 * US)
     assert wires.message(2, 12, 1, 0) == (0, 5 * US)
 
 
-def test_the_ranks_of_each_island_share_its_cards_alike() -> None:
-    fabric = small(island_size=3, nics=2)
+def test_the_ranks_of_each_node_share_its_cards_alike() -> None:
+    fabric = small(node_size=3, nics=2)
     cards = [fabric.path(rank, (rank + 3) % 9)[0].names[0] for rank in range(6)]
     assert cards == [
-        *("island0.nic0.out", "island0.nic1.out", "island0.nic0.out"),
-        *("island1.nic0.out", "island1.nic1.out", "island1.nic0.out"),
+        *("node0.nic0.out", "node0.nic1.out", "node0.nic0.out"),
+        *("node1.nic0.out", "node1.nic1.out", "node1.nic0.out"),
     ]
 
 
@@ -138,9 +138,9 @@ def test_a_pause_that_is_over_is_not_used() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3, 4, 7, 16])
-@pytest.mark.parametrize("facts", [{}, {"nics": 2}, {"leaf_islands": 2}])
+@pytest.mark.parametrize("facts", [{}, {"nics": 2}, {"nodes_per_leaf": 2}])
 def test_all_links_have_names(n: int, facts: dict[str, Any]) -> None:
-    fabric = small(island_size=3, oversub=2, **facts)
+    fabric = small(node_size=3, oversub=2, **facts)
     paths = [fabric.path(*pair) for pair in permutations(range(n), 2)]
     hops = {hop for path in paths for hop in path}
     assert fabric.links(n) == {name: v for names, v in hops for name in names}
@@ -152,9 +152,9 @@ def test_usage_counts_what_each_link_carried() -> None:
         wires.message(0, dst, 10, 0)
     assert isinstance(wires, Metered)
     assert wires.usage() == {
-        "island0.nic0.out": 20 * US,
-        "island1.nic0.in": 10 * US,
-        "island2.nic0.in": 10 * US,
+        "node0.nic0.out": 20 * US,
+        "node1.nic0.in": 10 * US,
+        "node2.nic0.in": 10 * US,
         "leaf0.up0": 80 * US,
         "leaf1.down0": 40 * US,
         "leaf2.down0": 40 * US,
@@ -176,11 +176,11 @@ def test_no_cable_carries_two_messages_at_once(
 ) -> None:
     random = Random(seed)
     fabric = small(
-        island_size=random.randint(1, 4),
+        node_size=random.randint(1, 4),
         nics=random.randint(1, 3),
-        leaf_islands=random.randint(1, 3),
+        nodes_per_leaf=random.randint(1, 3),
         oversub=random.choice([1, 1.5, 2, 4]),
-        island_bytes_per_s=random.choice([1e6, 7e6]),
+        intra_node_bytes_per_s=random.choice([1e6, 7e6]),
     )
     booked: dict[str, list[tuple[int, int]]] = {}
 
@@ -215,7 +215,7 @@ def test_no_cable_carries_two_messages_at_once(
 
 # ── whole schedules ─────────────────────────────────────────────────────────────────
 
-N, ISLAND, COUNT = 16, 4, 16 * 50  # 50 float64 to a chunk
+N, NODE_SIZE, COUNT = 16, 4, 16 * 50  # 50 float64 to a chunk
 CHUNK_S = 400 / 1e6  # one chunk through one card
 ALPHA_S = 100e-6
 IN_ORDER = tuple(range(N))
@@ -223,13 +223,13 @@ INTERLEAVED = tuple(range(0, N, 2)) + tuple(range(1, N, 2))
 
 
 def big(**facts: Any) -> Fabric:
-    return small(**{"island_size": ISLAND, "island_bytes_per_s": 1e8, **facts})
+    return small(**{"node_size": NODE_SIZE, "intra_node_bytes_per_s": 1e8, **facts})
 
 
 @pytest.mark.parametrize(("oversub", "slower"), [(1, 1), (2, 2), (4, 4)])
 def test_a_ring_on_an_oversubscribed_fabric(oversub: int, slower: int) -> None:
-    # In island order one flow leaves each island; nobody is faster than the slowest
-    # hop, and each of the 2 (n - 1) steps goes through it. The uplink of an island has
+    # In node order one flow leaves each node; nobody is faster than the slowest
+    # hop, and each of the 2 (n - 1) steps goes through it. The uplink of a node has
     # 1 / oversub of its card's speed.
     net = big(nic_alpha_s=ALPHA_S, oversub=oversub)
     expected_s = 2 * (N - 1) * (ALPHA_S + slower * CHUNK_S)
@@ -244,7 +244,7 @@ def test_oversubscription_4_costs_a_factor_of_4_without_latency() -> None:
 
 
 def test_where_the_ranks_are_matters() -> None:
-    # Two islands of two; 0 → 2 → 1 → 3 → 0 goes across at every step, so two flows
+    # Two nodes of two; 0 → 2 → 1 → 3 → 0 goes across at every step, so two flows
     # share each card all the time. Without latency the cards never rest.
     in_order = simulated_s(small(), 4, ring, 4 * 50, (0, 1, 2, 3))
     crossed = simulated_s(small(), 4, ring, 4 * 50, (0, 2, 1, 3))
@@ -252,9 +252,9 @@ def test_where_the_ranks_are_matters() -> None:
     assert crossed == close_to(2 * 6 * CHUNK_S)
 
 
-def test_an_interleaved_ring_pays_for_every_flow_that_leaves_an_island() -> None:
-    # Islands of 4 ranks, the ring in steps of two: of 4 ranks, 2 send to another
-    # island, so 2 flows share the card. Its bytes are a floor; a ceiling is that
+def test_an_interleaved_ring_pays_for_every_flow_that_leaves_a_node() -> None:
+    # Nodes of 4 ranks, the ring in steps of two: of 4 ranks, 2 send to another
+    # node, so 2 flows share the card. Its bytes are a floor; a ceiling is that
     # everybody waits for all in every step.
     net = big(nic_alpha_s=ALPHA_S)
     took_s = simulated_s(net, N, ring, COUNT, INTERLEAVED)
@@ -270,25 +270,27 @@ def test_the_estimate_of_a_collective_is_that_ring(oversub: int) -> None:
     assert estimated_ps * 1e-12 == close_to(simulated_s(net, N, ring, COUNT))
 
 
-def hierarchical(ctx: RankContext, count: int, island_size: int) -> None:
-    hierarchical_all_reduce(ctx.comm, torch.ones(count).double(), island_size)
+def hierarchical(ctx: RankContext, count: int, node_size: int) -> None:
+    hierarchical_all_reduce(ctx.comm, torch.ones(count).double(), node_size)
 
 
 @pytest.mark.parametrize("oversub", [1, 4])
 def test_the_hierarchical_formula_on_a_fabric(oversub: int) -> None:
-    net = big(nics=ISLAND, island_alpha_s=3e-6, nic_alpha_s=ALPHA_S, oversub=oversub)
+    net = big(
+        nics=NODE_SIZE, intra_node_alpha_s=3e-6, nic_alpha_s=ALPHA_S, oversub=oversub
+    )
     inside = AlphaBeta(alpha_s=3e-6, bytes_per_s=1e8)
-    took_s = simulated_s(net, N, hierarchical, COUNT, ISLAND)
+    took_s = simulated_s(net, N, hierarchical, COUNT, NODE_SIZE)
     if oversub == 1:  # each rank has a card for itself, and the uplinks are wide enough
         between = AlphaBeta(alpha_s=ALPHA_S, bytes_per_s=1e6)
         assert took_s == close_to(
-            hierarchical_s(N // ISLAND, ISLAND, 8 * COUNT, inside, between)
+            hierarchical_s(N // NODE_SIZE, NODE_SIZE, 8 * COUNT, inside, between)
         )
         return
     # Four flows take turns on an uplink as fast as one card: each has a quarter of it,
     # of which at most the latencies of the others are saved.
     between = AlphaBeta(alpha_s=ALPHA_S, bytes_per_s=0.25e6)
-    ceiling_s = hierarchical_s(N // ISLAND, ISLAND, 8 * COUNT, inside, between)
+    ceiling_s = hierarchical_s(N // NODE_SIZE, NODE_SIZE, 8 * COUNT, inside, between)
     assert 0.8 * ceiling_s < took_s <= ceiling_s * (1 + 1e-9)
 
 
@@ -298,7 +300,7 @@ def test_a_hierarchical_all_reduce_beats_a_ring_where_cards_are_shared() -> None
     net = big(nic_alpha_s=ALPHA_S)
     ring_s, two_levels_s = (
         simulated_s(net, N, ring, COUNT),
-        simulated_s(net, N, hierarchical, COUNT, ISLAND),
+        simulated_s(net, N, hierarchical, COUNT, NODE_SIZE),
     )
     assert two_levels_s < ring_s
 

@@ -53,7 +53,7 @@ def tree(ctx: RankContext) -> None:
     tree_all_reduce(ctx.comm, data())
 
 
-def islands(ctx: RankContext) -> None:
+def nodes(ctx: RankContext) -> None:
     ctx.clock.sleep(1e-5)
     hierarchical_all_reduce(ctx.comm, data(), 4)
 
@@ -98,7 +98,7 @@ def simulated_s(program: Program, factors: Any, net: Network) -> float:
 # they do not get into each other's way.
 WIDE = AlphaBeta(alpha_s=3e-6, bytes_per_s=math.inf)
 CASES: list[tuple[Program, Network]] = [
-    *((program, NET) for program in (ring, halving, tree, islands, overlapping)),
+    *((program, NET) for program in (ring, halving, tree, nodes, overlapping)),
     *((program, LogGP()) for program in (ring, halving, tree)),
     (pipeline, WIDE),
 ]

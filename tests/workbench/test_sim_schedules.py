@@ -21,7 +21,7 @@ from distlab.sim.plans import schedules as sched
 
 NET = AlphaBeta(alpha_s=3e-6, bytes_per_s=2e9)
 WORLDS = (2, 3, 4, 8, 16, 64)
-ISLAND = 4
+NODE_SIZE = 4
 COUNT = 64 * 3 * 10  # float64; every world size of the tests divides it
 
 AllReduce = Callable[[Comm, Tensor], None]
@@ -45,11 +45,11 @@ def reduce_ones(ctx: RankContext, name: str, count: int) -> list[float]:
 
 
 def hierarchical(comm: Comm, tensor: Tensor) -> None:
-    sched.hierarchical_all_reduce(comm, tensor, min(ISLAND, comm.world_size))
+    sched.hierarchical_all_reduce(comm, tensor, min(NODE_SIZE, comm.world_size))
 
 
 def hierarchical_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
-    size = min(ISLAND, n)
+    size = min(NODE_SIZE, n)
     return forms.hierarchical_s(n // size, size, num_bytes, net, net)
 
 
@@ -158,10 +158,10 @@ def server_that_takes_one_at_a_time(comm: Comm, tensor: Tensor) -> None:
 
 
 def hierarchical_that_sends_everything_across(comm: Comm, tensor: Tensor) -> None:
-    place = comm.rank % ISLAND
+    place = comm.rank % NODE_SIZE
     start = comm.rank - place
-    sched.ring_all_reduce(comm, tensor, range(start, start + ISLAND))
-    sched.ring_all_reduce(comm, tensor, range(place, comm.world_size, ISLAND))
+    sched.ring_all_reduce(comm, tensor, range(start, start + NODE_SIZE))
+    sched.ring_all_reduce(comm, tensor, range(place, comm.world_size, NODE_SIZE))
 
 
 SLIPS: dict[str, AllReduce] = {
@@ -286,15 +286,15 @@ def test_formulas_refuse_what_they_do_not_hold_for(
         formula()
 
 
-def in_islands(ctx: RankContext, size: int) -> None:
+def in_nodes(ctx: RankContext, size: int) -> None:
     sched.hierarchical_all_reduce(ctx.comm, torch.zeros(8), size)
 
 
 @pytest.mark.parametrize("size", [0, 4])
-def test_ranks_that_do_not_fill_islands(size: int) -> None:
-    error = run(in_islands, 6, size, net=NET).ranks[0].error
+def test_ranks_that_do_not_fill_nodes(size: int) -> None:
+    error = run(in_nodes, 6, size, net=NET).ranks[0].error
     assert error is not None
-    assert f"6 ranks do not fill islands of {size}" in error.message
+    assert f"6 ranks do not fill nodes of {size}" in error.message
 
 
 def test_no_all_reduce_beats_the_bounds_and_two_reach_them() -> None:

@@ -217,7 +217,7 @@ def adds_to_a_word(ctx: RankContext) -> None:
 
 
 def test_only_numbers_can_be_added_to() -> None:
-    assert "'word' holds no whole number" in run(adds_to_a_word, 1).explanation
+    assert "'word' holds no integer" in run(adds_to_a_word, 1).explanation
 
 
 def times_out_then_reuses(ctx: RankContext) -> float:

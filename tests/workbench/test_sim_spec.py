@@ -60,7 +60,7 @@ def test_quantities(read: Any, text: str, value: float) -> None:
         (quantities.seconds, "10uS", "no unit uS (did you mean us?)"),
         (quantities.seconds, "1m", "there is no unit m"),
         (quantities.num_bytes, "4Mb", "there is no unit Mb (did you mean MB?)"),
-        (quantities.num_bytes, "0.1B", "is 0.1 bytes, which is no whole number"),
+        (quantities.num_bytes, "0.1B", "is 0.1 bytes, which is not an integer"),
         (quantities.bytes_per_s, "12GB", "is a size: a speed in bytes is 12GB/s"),
         (quantities.bytes_per_s, "100Gb", "no unit Gb (did you mean Gbit?)"),
         (quantities.bytes_per_s, "0Gbit", "a speed must be above 0"),
@@ -69,10 +69,10 @@ def test_quantities(read: Any, text: str, value: float) -> None:
         (quantities.share, "1.5", "is no share"),
         (quantities.share, "1x", "there is no unit x"),
         (quantities.factor, "2x", '"2x" is not a number, such as 2.5'),
-        (quantities.whole, "2.5", '"2.5" is not a whole number'),
-        (quantities.whole, "-1", '"-1" is not a whole number'),
-        (quantities.whole, "٣", '"٣" is not a whole number'),
-        (quantities.whole, "9" * 5000, "is not a whole number"),
+        (quantities.whole, "2.5", '"2.5" is not an integer'),
+        (quantities.whole, "-1", '"-1" is not an integer'),
+        (quantities.whole, "٣", '"٣" is not an integer'),
+        (quantities.whole, "9" * 5000, "is not an integer"),
     ],
 )
 def test_what_is_no_quantity(read: Any, text: str, sentence: str) -> None:
@@ -81,7 +81,7 @@ def test_what_is_no_quantity(read: Any, text: str, sentence: str) -> None:
 
 
 FABRIC = Fabric(
-    island_size=8, nics=1, nic_bytes_per_s=25e9, oversub=4.0, island_bytes_per_s=450e9
+    node_size=8, nics=1, nic_bytes_per_s=25e9, oversub=4.0, intra_node_bytes_per_s=450e9
 )
 
 
@@ -101,13 +101,13 @@ FABRIC = Fabric(
         (
             "nvlink:4,alpha=1us,bw=300GB/s,nic=4x50GB/s,nic-alpha=7us,leaf=2",
             Fabric(
-                island_size=4,
-                island_alpha_s=1e-6,
-                island_bytes_per_s=300e9,
+                node_size=4,
+                intra_node_alpha_s=1e-6,
+                intra_node_bytes_per_s=300e9,
                 nics=4,
                 nic_bytes_per_s=50e9,
                 nic_alpha_s=7e-6,
-                leaf_islands=2,
+                nodes_per_leaf=2,
             ),
         ),
         ("nvlink", PRESETS["nvlink"]),
@@ -174,8 +174,8 @@ def test_a_table(tmp_path: Path) -> None:
         ("alpha=10", 'alpha: "10" is not a time: the unit is missing'),
         ("bw=100Gb", 'bw: "100Gb" is not a speed: there is no unit Gb'),
         ("loggp:l=5us", 'no part "l" here (did you mean L?); known are L o g G'),
-        ("nvlink:eight", '"eight" is not a whole number'),
-        ("nvlink:0", "island_size is 0: a whole number, 1 or more"),
+        ("nvlink:eight", '"eight" is not an integer'),
+        ("nvlink:0", "node_size is 0: an integer, 1 or more"),
         ("nvlink:8,nic=xfast", 'nic: "fast" is not a speed'),
         ("nvlink:8,nic=0x1GB/s", "nics is 0"),
         ("nvlink:8,oversub=0.5", "oversub is 0.5"),
@@ -224,7 +224,7 @@ def test_ranks_of_a_partition() -> None:
         ("meteor=1", 'no part "meteor" here; known are straggler kill late loss'),
         ("kill", '"kill" has no value: write kill=…'),
         ("kill=5", 'kill: "5" has no @, as in kill=5@0.2s'),
-        ("kill=five@1s", 'kill: "five" is not a whole number'),
+        ("kill=five@1s", 'kill: "five" is not an integer'),
         ("kill=5@1", 'kill: "1" is not a time: the unit is missing'),
         ("late=1@-1s", 'late: "-1s" is not a time'),
         ("straggler=3", 'straggler: "3" has no :, as in straggler=3:2.5'),
@@ -232,7 +232,7 @@ def test_ranks_of_a_partition() -> None:
         ("straggler=3:2,straggler=3:4", "straggler is given twice for rank 3"),
         ("loss=1%,loss=2%", "loss is given twice"),
         ("loss=200%", 'loss: "200%" is no share'),
-        ("seed=x", 'seed: "x" is not a whole number'),
+        ("seed=x", 'seed: "x" is not an integer'),
         ("partition=0-3", 'partition: "0-3" is not RANKS@FROM-TO'),
         ("partition=0-3@1s", "is not RANKS@FROM-TO, as in 0-3@0.1s-0.2s"),
         ("partition=3-0@0-1s", 'partition: "3-0" is no range of ranks'),

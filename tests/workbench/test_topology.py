@@ -1,4 +1,4 @@
-"""All-reduces on islands: in virtual time at full size, and on gloo's own groups."""
+"""All-reduces on nodes: in virtual time at full size, and on gloo's own groups."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from distlab.comm import CommRefusedError
 from distlab.curriculum.units import load
-from distlab.grading.checks.topology_choose import ON_ISLANDS, SIZES, SLOWER
-from distlab.grading.checks.topology_forms import NAMES, Islands, flat_s
-from distlab.grading.checks.topology_islands import levels_on
-from distlab.grading.checks.topology_predict import PLAYED
+from distlab.grading.checks.topology_choose import ON_NODES, SIZES, SLOWER
+from distlab.grading.checks.topology_estimate import PLAYED
+from distlab.grading.checks.topology_forms import NAMES, NodesModel, flat_s
+from distlab.grading.checks.topology_nodes import levels_on
 from distlab.runner import Cluster, RankContext
 from distlab.sim import AlphaBeta, Fabric, SimRun, Sized, run
 from distlab.sim.net.links import PS
@@ -25,12 +25,12 @@ from distlab.sim.plans import schedules
 from distlab.sim.plans.members import Members
 
 LINK = AlphaBeta(alpha_s=10e-6, bytes_per_s=12.5e9)
-CARDS = {  # of an island, and how far what goes up is oversubscribed
-    "a card for each rank": (8, 1.0),
-    "one card for all": (1, 1.0),
-    "cards 4 to 1 oversubscribed": (8, 4.0),
-    "one slow card": (1, 1.0),
-    "no faster inside": (1, 1.0),
+NICS = {  # per node, and the oversubscription of the uplinks
+    "one NIC per rank": (8, 1.0),
+    "one NIC per node": (1, 1.0),
+    "NICs 4:1 oversubscribed": (8, 4.0),
+    "one slow NIC": (1, 1.0),
+    "intra-node no faster": (1, 1.0),
 }
 
 
@@ -53,8 +53,14 @@ def simulated(program: Callable[..., Any], n: int, *args: Any, **how: Any) -> Si
 
 def test_predictions_of_the_guidelines(unit: ModuleType) -> None:
     link = unit.Link(LINK.alpha_s, LINK.bytes_per_s)
-    few, many = unit.predict(8, 10**9, link), unit.predict(1024, 10**9, link)
-    small, tiny = unit.predict(8, 4096, link), unit.predict(1024, 4096, link)
+    few, many = (
+        unit.estimate_time(8, 10**9, link),
+        unit.estimate_time(1024, 10**9, link),
+    )
+    small, tiny = (
+        unit.estimate_time(8, 4096, link),
+        unit.estimate_time(1024, 4096, link),
+    )
     assert [round(1e3 * few[name]) for name in NAMES[:3]] == [1120, 140, 240]
     assert [round(1e3 * many[name]) for name in NAMES[1:3]] == [180, 800]
     assert [round(1e3 * small[name], 3) for name in NAMES[:2]] == [0.145, 0.141]
@@ -66,7 +72,7 @@ def test_predictions_of_the_guidelines(unit: ModuleType) -> None:
 def test_predictions_are_what_simulated_ranks_take(
     unit: ModuleType, n: int, num_bytes: int
 ) -> None:
-    told = unit.predict(n, num_bytes, unit.Link(LINK.alpha_s, LINK.bytes_per_s))
+    told = unit.estimate_time(n, num_bytes, unit.Link(LINK.alpha_s, LINK.bytes_per_s))
     for name, program in PLAYED.items():
         took_s = simulated(program, n, num_bytes, net=LINK).time_s
         assert math.isclose(told[name], took_s, rel_tol=1e-6)
@@ -80,40 +86,40 @@ def hierarchical(
     context: RankContext, unit: ModuleType, k: int, count: int, doubling: bool
 ) -> tuple[Tensor, Tensor]:
     n = context.world_size
-    islands = [range(start, start + k) for start in range(0, n, k)]
-    across = unit.recursive_doubling if doubling else schedules.ring_all_reduce
+    nodes = [range(start, start + k) for start in range(0, n, k)]
+    inter_node = unit.recursive_doubling if doubling else schedules.ring_all_reduce
     generator = torch.Generator().manual_seed(context.rank)
     before = torch.randn(count, generator=generator)
     tensor = before.clone()
-    unit.hierarchical(levels_on(context.comm, unit, islands), tensor, across)
+    unit.hierarchical(levels_on(context.comm, unit, nodes), tensor, inter_node)
     return before, tensor
 
 
-def fabric(islands: Islands) -> Fabric:
-    nics, oversub = CARDS[islands.name]
+def fabric(nodes: NodesModel) -> Fabric:
+    nics, oversub = NICS[nodes.name]
     return Fabric(
-        island_size=islands.k,
-        island_alpha_s=islands.inside.alpha_s,
-        island_bytes_per_s=islands.inside.bytes_per_s,
+        node_size=nodes.k,
+        intra_node_alpha_s=nodes.intra_node.alpha_s,
+        intra_node_bytes_per_s=nodes.intra_node.bytes_per_s,
         nics=nics,
-        nic_bytes_per_s=islands.between.bytes_per_s,
-        nic_alpha_s=islands.between.alpha_s,
+        nic_bytes_per_s=nodes.inter_node.bytes_per_s,
+        nic_alpha_s=nodes.inter_node.alpha_s,
         oversub=oversub,
     )
 
 
 @pytest.mark.parametrize("n", [8, 64, 1024])
 def test_hierarchical_takes_what_its_formula_says(unit: ModuleType, n: int) -> None:
-    k, net = 8, Fabric(island_size=8, nics=8)
-    inside = AlphaBeta(alpha_s=3e-6, bytes_per_s=450e9)
-    between = AlphaBeta(alpha_s=10e-6, bytes_per_s=50e9)
-    doubling = n == 1024  # a ring of 128 islands is for the benchmarks
+    k, net = 8, Fabric(node_size=8, nics=8)
+    intra_node = AlphaBeta(alpha_s=3e-6, bytes_per_s=450e9)
+    inter_node = AlphaBeta(alpha_s=10e-6, bytes_per_s=50e9)
+    doubling = n == 1024  # a ring of 128 nodes is for the benchmarks
     done = simulated(hierarchical, n, unit, k, 4 * n, doubling, net=net)
     if doubling:
-        formula_s = 2 * (k - 1) * inside.message_s(16 * n / k)
-        formula_s += math.log2(n // k) * between.message_s(16 * n / k)
+        formula_s = 2 * (k - 1) * intra_node.message_s(16 * n / k)
+        formula_s += math.log2(n // k) * inter_node.message_s(16 * n / k)
     else:
-        formula_s = forms.hierarchical_s(n // k, k, 16 * n, inside, between)
+        formula_s = forms.hierarchical_s(n // k, k, 16 * n, intra_node, inter_node)
     assert done.time_s == pytest.approx(formula_s, rel=1e-6)
     total = torch.stack([before for before, _ in done.values]).double().sum(0)
     first = done.values[0][1]
@@ -124,7 +130,7 @@ def test_hierarchical_takes_what_its_formula_says(unit: ModuleType, n: int) -> N
 def test_hierarchical_relieves_the_hot_uplink(unit: ModuleType) -> None:
     """By the byte, on each link of the simulated switches."""
     n, k, count = 64, 8, 64 * 64
-    net = Fabric(island_size=k, nics=1, oversub=1.0)
+    net = Fabric(node_size=k, nics=1, oversub=1.0)
     usage = {}
     for name, program, args in (
         ("hierarchical", hierarchical, (unit, k, count, False)),
@@ -143,12 +149,12 @@ def _doubling(context: RankContext, count: int) -> None:
 
 
 def on_real_groups(context: RankContext) -> list[Tensor]:
-    """Islands of unlike sizes on new_group's groups, summed by the library."""
+    """Nodes of unlike sizes on new_group's groups, summed by the library."""
     unit = load("topology", "reference")
     comm = context.comm
     found = []
-    for islands in ([[0, 1, 2], [3]], [[0, 2], [3, 1]], [[0, 1, 2, 3]]):
-        levels = unit.make_levels(comm, islands)
+    for nodes in ([[0, 1, 2], [3]], [[0, 2], [3, 1]], [[0, 1, 2, 3]]):
+        levels = unit.make_levels(comm, nodes)
         tensor = torch.arange(7.0, dtype=torch.float64) * (comm.rank + 1)
         unit.hierarchical(levels, tensor, lambda group, part: group.all_reduce(part))
         found.append(tensor)
@@ -171,29 +177,29 @@ def _levels(context: RankContext, num_bytes: int, k: int) -> None:
     schedules.hierarchical_all_reduce(context.comm, box, k)
 
 
-def played_s(islands: Islands, num_bytes: int) -> dict[str, float]:
-    """All four in virtual time, on the islands' network."""
-    n, net = islands.n, fabric(islands)
+def played_s(nodes: NodesModel, num_bytes: int) -> dict[str, float]:
+    """All four in virtual time, on the nodes' network."""
+    n, net = nodes.n, fabric(nodes)
     found = {
         name: simulated(program, n, num_bytes, net=net, trace=False).time_s
         for name, program in PLAYED.items()
     }
-    last = simulated(_levels, n, num_bytes, islands.k, net=net, trace=False)
+    last = simulated(_levels, n, num_bytes, nodes.k, net=net, trace=False)
     return {**found, "hierarchical": last.time_s}
 
 
-PLAYED_TOO = [islands for islands in ON_ISLANDS if islands.n <= 64]
+PLAYED_TOO = [nodes for nodes in ON_NODES if nodes.n <= 64]
 
 
-@pytest.mark.parametrize("islands", PLAYED_TOO, ids=lambda i: i.setting)
+@pytest.mark.parametrize("nodes", PLAYED_TOO, ids=lambda i: i.setting)
 def test_the_choice_is_the_best_in_virtual_time(
-    unit: ModuleType, islands: Islands
+    unit: ModuleType, nodes: NodesModel
 ) -> None:
-    links = [unit.Link(x.alpha_s, x.bytes_per_s) for x in (islands.inside,)]
-    links += [unit.Link(islands.between.alpha_s, islands.between.bytes_per_s)]
-    cluster = unit.Cluster(islands.n, islands.k, *links, islands.uplink_bytes_per_s)
-    for num_bytes in SIZES[1 :: 4 if islands.n == 64 else 2]:
-        seconds = played_s(islands, num_bytes)
+    links = [unit.Link(x.alpha_s, x.bytes_per_s) for x in (nodes.intra_node,)]
+    links += [unit.Link(nodes.inter_node.alpha_s, nodes.inter_node.bytes_per_s)]
+    cluster = unit.Cluster(nodes.n, nodes.k, *links, nodes.uplink_bytes_per_s)
+    for num_bytes in SIZES[1 :: 4 if nodes.n == 64 else 2]:
+        seconds = played_s(nodes, num_bytes)
         chosen = seconds[unit.choose(cluster, num_bytes)]
         assert chosen <= SLOWER * min(seconds.values())
 

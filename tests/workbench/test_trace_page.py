@@ -147,7 +147,7 @@ def test_of_too_many_messages_the_first_are_kept_and_it_says_so(
     ("net", "busiest"),
     [
         (NET, "rank0.in"),
-        (Fabric(island_size=2, nic_bytes_per_s=1e9), "island0.nic0.in"),
+        (Fabric(node_size=2, nic_bytes_per_s=1e9), "leaf0.down0"),
     ],
 )
 @pytest.mark.parametrize("many", [False, True])

@@ -110,7 +110,7 @@ def gradients_are_the_mean(impl: Implementation, harness: RankHarness) -> str | 
         if missing:
             raise NotYetError(
                 f"after the call .grad of {listed(missing)} is None on rank {rank}",
-                rule="write the mean into the .grad that is there",
+                rule="write the mean into the existing .grad",
             )
     mean = {name: torch.stack([o[name] for o in own]).mean(0) for name in own[0]}
     if wrong_names(mean, after) and _order_difference(run):
@@ -123,9 +123,9 @@ def gradients_are_the_mean(impl: Implementation, harness: RankHarness) -> str | 
             *_weights_instead(run, [flat(state) for state in own]),
             *_wrong_means([flat(state) for state in own], flat(mean)),
         ],
-        rule="sum over the ranks, divided once by how many there are",
+        rule="sum over the ranks, divided once by the number of ranks",
     )
-    expect_messages(run, "the gradients are right, but not by way of comm")
+    expect_messages(run, "the gradients are right, but not through comm")
     if n == AGAIN_WORLD:
         _expect_again(impl, harness)
     return None
@@ -159,7 +159,7 @@ def same_calls_same_order(impl: Implementation, harness: RankHarness) -> str | N
         [flat(value["after"]) for value in run.values],
         what="the averaged gradient",
         slug="own-order-sum",
-        rule="a collective gives every rank the same bits; own sums do not",
+        rule="an all_reduce gives every rank the same bits; local sums do not",
     )
     calls = run.ranks[0].calls()
     moved = run.ranks[0].sent_bytes
@@ -204,7 +204,7 @@ def _wrong_means(own: list[Tensor], mean: Tensor) -> list[Suspect]:
             values=own,
             sentence="every rank still has its own gradient: nothing was averaged "
             "in place",
-            rule="write the mean into the .grad that is there",
+            rule="write the mean into the existing .grad",
         ),
         Suspect(
             slug="own-gradient-only",
@@ -216,7 +216,7 @@ def _wrong_means(own: list[Tensor], mean: Tensor) -> list[Suspect]:
         Suspect(
             slug="rank0-gradient-for-all",
             values=same_everywhere(own[0], n),
-            sentence="every rank has rank 0's gradient: the others' data is lost",
+            sentence="every rank has rank 0's gradient: the other ranks' data are lost",
             rule="every rank's gradient counts: sum them, then divide",
         ),
     ]
@@ -282,5 +282,5 @@ def _name_the_difference(
             )
             for record in run.ranks
         ),
-        rule="walk through model.parameters(): it has the same order on every rank",
+        rule="go through model.parameters(): it has the same order on every rank",
     )

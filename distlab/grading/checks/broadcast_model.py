@@ -84,12 +84,12 @@ def parameters_agree(impl: Implementation, harness: RankHarness) -> str | None:
             suspects=_wrong_copies(before, src),
             rule="every rank ends with what rank src had",
         )
-        expect_messages(run, "the weights are right, but not by way of comm")
+        expect_messages(run, "the weights are right, but not through comm")
         if not all(value["kept"] for value in run.values):
             raise NotYetError(
-                "the values are right, but the parameters are other ones than before, "
-                "or are trained otherwise: an optimizer still holds the old ones",
-                rule="copy values into the parameters that are there",
+                "the values are right, but the parameters are new tensors, or their "
+                "requires_grad changed: an optimizer still refers to the old tensors",
+                rule="copy the values into the existing parameters",
             )
     return None
 
@@ -125,7 +125,7 @@ def buffers_agree(impl: Implementation, harness: RankHarness) -> str | None:
                 rule="a buffer registered with persistent=False is part of the model, "
                 "too: model.buffers() has it"
                 if unsaved
-                else "a model's state is its parameters and all its buffers",
+                else "a model holds parameters and buffers: broadcast both",
             )
         expect_values(
             [flat(state) for state in after],
@@ -150,7 +150,7 @@ def _wrong_copies(before: list[State], src: int) -> list[Suspect]:
         Suspect(
             slug="parameters-only-on-rank0",
             values=whole,
-            sentence="every rank has what it had before: the caller's model was not "
+            sentence="no rank's values changed: the model in the argument was not "
             "changed",
             rule="write into the model's own tensors, on every rank",
         ),

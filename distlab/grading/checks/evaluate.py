@@ -152,18 +152,18 @@ def _expect_harmless(rank: int, value: dict[str, Any], training: bool) -> None:
             f"rank {rank} computed gradients: torch.is_grad_enabled() was True in the "
             "model",
             slug="gradients-in-evaluation",
-            rule="nothing is learned here: torch.no_grad() round the loop",
+            rule="no gradient is needed here: torch.no_grad() around the loop",
         )
     if value["training"] != training:
         raise NotYetError(
             f"the model was in {was} mode before and is in {is_now} mode after the "
             f"call on rank {rank}",
             slug="wrong-mode",
-            rule="note model.training first, and set it again at the end",
+            rule="store model.training first, and restore it at the end",
         )
     if not value["gradients"]:
         raise NotYetError(
-            f"after the call gradients are switched off for good on rank {rank}: the "
+            f"after the call gradients are still switched off on rank {rank}: the "
             "next backward() will fail",
             rule="with torch.no_grad(): switches them on again at its end",
         )
@@ -218,7 +218,7 @@ def expect_metrics(found: list[Any], right: Counted, who: str) -> None:
     """
     if None in found:
         raise NotYetError(
-            f"{who} returned no two numbers on rank {found.index(None)}",
+            f"{who} did not return two numbers on rank {found.index(None)}",
             slug="returned-none",
             rule="return Metrics(loss=…, accuracy=…) on every rank",
         )
@@ -255,15 +255,15 @@ def _not_a_number(is_nan: list[bool], right: Counted, who: str) -> NotYetError:
     ranks = [rank for rank, nan in enumerate(is_nan) if nan]
     if any(without) and (all(is_nan) or all(without[rank] for rank in ranks)):
         return NotYetError(
-            f"{who} returned nan: the mean over a batch without samples is nan, also "
-            "times 0",
+            f"{who} returned nan: the mean over a batch without samples is nan, and "
+            "0 × nan is nan",
             slug="mean-of-nothing",
-            rule="pass over a batch without samples",
+            rule="skip a batch without samples",
         )
     on = "every rank" if all(is_nan) else f"rank {ranks[0]}"
     return NotYetError(
         f"{who} returned nan on {on}" + (", but not on all" * (not all(is_nan))),
-        rule="after all_reduce every rank has the sums: each divides, and returns both",
+        rule="after all_reduce every rank has the sums: every rank divides and returns",
     )
 
 

@@ -46,13 +46,13 @@ def wrong_losses(right: Counted) -> list[Suspect]:
             "",
             0.0,
             "the loss is 0: no batch was added up",
-            "every batch of every rank counts; batches can be gone through once only",
+            "every batch of every rank counts; batches can be iterated over only once",
         ),
         _everywhere(
             right,
             MIXED_UP,
             of_batches / samples,
-            "the loss is the sum of the batches' means by the number of samples: a "
+            "the loss is the sum of the batches' means / the number of samples: a "
             "batch's mean was not multiplied by its size",
             "loss_fn gives a mean: times len(inputs) it is the sum over the batch",
         ),
@@ -71,10 +71,10 @@ def wrong_accuracies(right: Counted) -> list[Suspect]:
         *_common(right, 1, "accuracy"),
         *_by_batches(right, 1, "accuracy"),
         _everywhere(
-            right, "", 100 * accuracy, "the accuracy is in percent: 1 is all right"
+            right, "", 100 * accuracy, "the accuracy is in percent: expected 0 … 1"
         ),
         _everywhere(
-            right, "", count, "the accuracy is the number of right answers: undivided"
+            right, "", count, "the accuracy is a number of samples: never divided"
         ),
     ]
 
@@ -87,7 +87,7 @@ def _by_batches(right: Counted, column: int, what: str) -> list[Suspect]:
             right,
             MIXED_UP,
             total / count,
-            f"the {what} is the sum over all samples by the number of batches: "
+            f"the {what} is the sum over all samples / the number of batches: "
             "batches were counted, not samples",
             "a batch counts with its size: add len(inputs), not 1",
         )
@@ -118,14 +118,14 @@ def _common(right: Counted, column: int, what: str) -> list[Suspect]:
         Suspect(
             slug="local-metrics",
             values=_tensors(own),
-            sentence=f"every rank returned the {what} of its own share only",
+            sentence=f"every rank returned the {what} of this rank's samples only",
             rule="add up over the ranks, then divide",
         ),
         _everywhere(
             right,
             "local-metrics",
             own[0],
-            f"every rank returned the {what} of rank 0's share",
+            f"every rank returned the {what} of rank 0's samples",
         ),
     ]
     found += [
@@ -149,14 +149,14 @@ def _common(right: Counted, column: int, what: str) -> list[Suspect]:
             right,
             "sum-not-mean",
             n * value(right.rows),
-            f"the {what} is {n} × the right one",
+            f"the {what} is {n} × the expected {what}",
         ),
         _everywhere(
             right,
             "divided-twice",
             value(right.rows) / n,
-            f"the {what} is 1/{n} of the right one: divided by the samples of all "
-            "ranks and by the ranks",
+            f"the {what} is 1/{n} of the expected {what}: divided by the samples "
+            "of all ranks and by the number of ranks",
         ),
     ]
 

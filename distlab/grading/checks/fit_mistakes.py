@@ -11,8 +11,8 @@ from torch import Tensor
 
 from distlab.grading.checks.fit_reference import (
     NUM_EPOCHS,
+    SIZES,
     STEPS_PER_EPOCH,
-    Gradients,
     Net,
     Rule,
     fit_alone,
@@ -44,8 +44,8 @@ def expect_epochs(run: Run) -> None:
             )
         if used != right:
             raise NotYetError(
-                f"rank {record.rank} read the batches of epochs {used}, and should "
-                f"those of {right}: set_epoch was called with {set_to}",
+                f"rank {record.rank} read the batches of epochs {used}; expected "
+                f"{right}: set_epoch was called with {set_to}",
                 slug="epoch-not-set" if len(set(used)) < NUM_EPOCHS else "",
                 evidence=tuple(
                     Evidence(rank=r.rank, state="read", text=f"{r.value['used']}")
@@ -56,11 +56,11 @@ def expect_epochs(run: Run) -> None:
             )
 
 
-def expect_as_many_steps(run: Run) -> None:
+def expect_steps(run: Run) -> None:
     """Every rank has stepped once per global batch, and trained in training mode.
 
     Raises:
-        NotYetError: one has not.
+        NotYetError: a rank has not.
     """
     steps = [record.value["events"].count("step") for record in run.ranks]
     batches = NUM_EPOCHS * STEPS_PER_EPOCH
@@ -69,22 +69,19 @@ def expect_as_many_steps(run: Run) -> None:
             raise NotYetError(
                 f"rank {record.rank} trained with the model in evaluation mode",
                 slug="wrong-mode",
-                rule="model.train() at the start of each epoch",
+                rule="model.train() before the first step",
             )
     for rank, count in enumerate(steps):
-        if count == batches:
-            continue
-        less = "no samples: it must step too" if count < batches else ""
-        raise NotYetError(
-            f"rank {rank} took {count} optimizer steps; there were {batches} batches"
-            + (f". In some of them it had {less}" if less and count else ""),
-            evidence=tuple(
-                Evidence(rank=r, state="took", text=f"{c} steps")
-                for r, c in enumerate(steps)
-            ),
-            rule="average_weighted and optimizer.step() stand outside of any if: only "
-            "forward and backward need samples",
-        )
+        if count and count != batches:
+            raise NotYetError(
+                f"rank {rank} took {count} optimizer steps; expected {batches}, one "
+                "for each batch",
+                evidence=tuple(
+                    Evidence(rank=r, state="took", text=f"{c} steps")
+                    for r, c in enumerate(steps)
+                ),
+                rule="one step for each batch, on every rank",
+            )
 
 
 def expect_averaging(run: Run) -> None:
@@ -102,12 +99,12 @@ def expect_averaging(run: Run) -> None:
         for call in run.ranks[0].calls()
         if call["op"] == "all_reduce"
     ]
-    # Three numbers may be the last bias, or the sums of an evaluation.
+    # A few elements may be the last bias, or a loss.
     averages = sum(size for size in sizes if size > 3) // (numel - 3)
     if 0 < averages < batches:
         raise NotYetError(
-            f"the ranks averaged {averages} times in {batches} steps: in between each "
-            "went its own way",
+            f"the ranks averaged {averages} times in {batches} steps: in the other "
+            "steps each rank used its own gradient",
             rule="average the gradients in every step, before optimizer.step()",
         )
 
@@ -124,34 +121,29 @@ def suspects_of(run: Run, seed: int) -> list[Suspect]:
         Suspect(
             slug="unequal-start",
             values=fit_alone(seed, n, equal_start=False).weights,
-            sentence="every rank started from weights of its own: equal steps keep "
+            sentence="each rank started from different weights: equal steps keep "
             "them apart",
             rule="make the models equal before the first step",
-        ),
-        *[
-            Suspect(
-                slug="mean-of-means",
-                values=trained(rule),
-                sentence="rank means averaged: the shares are not equally large, so "
-                "weigh each by its sample count",
-                rule="average_weighted, with the number of samples of this share",
-            )
-            for rule in (_plain, _plain_of_some)
-        ],
-        Suspect(
-            slug="sum-not-mean",
-            values=trained(_sum),
-            sentence="the ranks' gradients were summed, and none was weighted",
-            rule="average_weighted, with the number of samples of this share",
         ),
         *[
             Suspect(slug=slug, values=values, sentence=why, rule=ORDER)
             for values in (
                 trained(_own),
-                trained(_own_or_zero),
                 fit_alone(seed, n, _own, equal_start=False).weights,
             )
         ],
+        Suspect(
+            slug="sum-not-mean",
+            values=trained(_sum),
+            sentence=f"the gradients were {n} × the mean: summed and never divided",
+            rule="train_step averages; do not average by hand",
+        ),
+        Suspect(
+            slug="divided-twice",
+            values=trained(_divided_twice),
+            sentence=f"the gradients were 1/{n} of the mean: divided twice",
+            rule="train_step divides already",
+        ),
         Suspect(
             slug="gradients-not-zeroed",
             values=fit_alone(seed, n, zeroed=False).weights,
@@ -159,6 +151,84 @@ def suspects_of(run: Run, seed: int) -> list[Suspect]:
             rule="optimizer.zero_grad() before backward",
         ),
         _unmoved(run, seed),
+    ]
+
+
+def loss_suspects(losses: Tensor, expected: Tensor) -> list[Suspect]:
+    """What known mistakes make of the losses (EPOCHS, STEPS, ranks) of all batches."""
+    n = losses.shape[2]
+    sizes = torch.tensor(SIZES, dtype=torch.float64)
+    mean = losses.mean(2)
+    sums = (mean * sizes).sum(1)
+    running = sums.cumsum(0) / (sizes.sum() * torch.arange(1, NUM_EPOCHS + 1))
+    own = (losses * sizes[:, None]).sum(1) / sizes.sum()
+    of_samples = "add up loss × samples; divide by the samples of the epoch"
+    known = [
+        (
+            "mean-of-means",
+            mean.mean(1),
+            "the loss of an epoch is the mean over its batches, as if all batches "
+            "were equally large",
+            of_samples,
+        ),
+        ("", mean[:, -1], "the loss of an epoch is that of its last batch", of_samples),
+        (
+            "batches-not-samples",
+            sums / STEPS_PER_EPOCH,
+            "the losses were multiplied by the number of samples and divided by the "
+            "number of batches",
+            of_samples,
+        ),
+        (
+            "batches-not-samples",
+            mean.sum(1) / sizes.sum(),
+            "the mean losses of the batches were added up and divided by the number "
+            "of samples",
+            of_samples,
+        ),
+        ("", sums, "the losses of an epoch were summed and never divided", of_samples),
+        ("", mean.sum(1), "the losses were summed and never divided", of_samples),
+        (
+            "sum-loss-returned",
+            expected * n,
+            f"the loss of each epoch is {n} × the mean",
+            "train_step returns the mean over all ranks already",
+        ),
+        (
+            "",
+            expected / n,
+            f"the loss of each epoch is 1/{n} of the mean: divided twice",
+            "train_step returns the mean over all ranks already",
+        ),
+        (
+            "",
+            running,
+            "the sums were not reset: they still hold the epochs before",
+            "begin each epoch with sums of zero",
+        ),
+        (
+            "",
+            expected[-1].repeat(NUM_EPOCHS),
+            "the loss of each epoch is that of the last epoch",
+            "append a new number after each epoch",
+        ),
+    ]
+    return [
+        Suspect(
+            slug="local-loss-returned",
+            values=list(own.T),
+            sentence="each rank returned the mean loss over its local samples only",
+            rule="use what train_step returns: the mean over all ranks",
+        ),
+        *[
+            Suspect(
+                slug=slug,
+                values=same_everywhere(values, n),
+                sentence=sentence,
+                rule=rule,
+            )
+            for slug, values, sentence, rule in known
+        ],
     ]
 
 
@@ -174,7 +244,7 @@ def _unmoved(run: Run, seed: int) -> Suspect:
     return Suspect(
         slug=slug,
         values=same_everywhere(weights_of(Net(seed)), run.world_size),
-        sentence=f"the weights are rank 0's first ones, unchanged: {why}",
+        sentence=f"the weights are the initial weights of rank 0: {why}",
         rule=ORDER,
     )
 
@@ -184,7 +254,7 @@ def _why_own(run: Run) -> tuple[str, str]:
     alone = "each rank stepped with its own gradient"
     record = run.ranks[0]
     averaging = [call for call in record.calls() if call["op"] == "all_reduce"]
-    if len(averaging) > NUM_EPOCHS * STEPS_PER_EPOCH:  # more than one call per step
+    if sum(math.prod(c["shape"] or []) > 1 for c in averaging):  # not of the loss alone
         return (
             "stepped-before-averaging",
             f"{alone}: the averaging came after the step",
@@ -201,30 +271,13 @@ def _wiped(events: Sequence[str]) -> bool:
 # ── wrong rules ─────────────────────────────────────────────────────────────────────
 
 
-def _there(gradients: Gradients) -> list[Tensor]:
-    return [gradient for gradient in gradients if gradient is not None]
-
-
-def _own(gradients: Gradients, counts: Sequence[int], rank: int) -> Tensor | None:
+def _own(gradients: Sequence[Tensor], rank: int) -> Tensor:
     return gradients[rank]
 
 
-def _own_or_zero(
-    gradients: Gradients, counts: Sequence[int], rank: int
-) -> Tensor | None:
-    own = gradients[rank]
-    return torch.zeros_like(_there(gradients)[0]) if own is None else own
+def _sum(gradients: Sequence[Tensor], rank: int) -> Tensor:
+    return torch.stack(list(gradients)).sum(0)
 
 
-def _plain(gradients: Gradients, counts: Sequence[int], rank: int) -> Tensor | None:
-    return torch.stack(_there(gradients)).sum(0) / len(gradients)
-
-
-def _plain_of_some(
-    gradients: Gradients, counts: Sequence[int], rank: int
-) -> Tensor | None:
-    return torch.stack(_there(gradients)).mean(0)
-
-
-def _sum(gradients: Gradients, counts: Sequence[int], rank: int) -> Tensor | None:
-    return torch.stack(_there(gradients)).sum(0)
+def _divided_twice(gradients: Sequence[Tensor], rank: int) -> Tensor:
+    return torch.stack(list(gradients)).mean(0) / len(gradients)

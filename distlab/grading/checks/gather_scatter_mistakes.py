@@ -266,7 +266,7 @@ def _incomplete(whose: list[set[int]]) -> Guess:
     if all(ranks == {r} for r, ranks in enumerate(whose)):
         return Guess(
             "own-chunk-only",
-            "each rank has its chunk of its own input: nothing was added",
+            "each rank has a chunk of its input: nothing was added",
             "the chunk is a chunk of the sum: add the other ranks' chunks",
         )
     if all(ranks == everyone - {r} for r, ranks in enumerate(whose)):

@@ -126,14 +126,14 @@ def the_share_of_all_samples(impl: Implementation, harness: RankHarness) -> str 
         run = run_or_name(impl, harness, weigh, name)
     except NotYetError as error:
         if "ZeroDivisionError" in error.message:
-            error.rule = "with no sample on any rank the share is 0.0"
+            error.rule = "with no sample on any rank the weight is 0.0"
         raise
     silent = [rank for rank, value in enumerate(run.values) if None in value]
     if silent:
         raise NotYetError(
             f"gradient_weight returned no number on rank {silent[0]}",
             slug="returned-none",
-            rule="return this rank's share of all samples, a float",
+            rule="return this rank's fraction of all samples, a float",
         )
     found = [torch.tensor(value, dtype=torch.float64) for value in run.values]
     steps = [counts_of(n), counts_of(n, empty=True)]
@@ -145,25 +145,25 @@ def the_share_of_all_samples(impl: Implementation, harness: RankHarness) -> str 
             list(counts / counts.sum(0)),
             what=what,
             suspects=wrong_weights(counts),
-            rule="this rank's samples by the samples of all ranks",
+            rule="this rank's samples / the samples of all ranks",
         )
     except NotYetError as error:
         if error.slug == "wrong-dtype":
-            error.rule = "torch divides whole numbers in float32: by int(total) it is "
-            error.rule += "Python that divides, in 64 bit"
+            error.rule = "torch divides integers in float32: divide by int(total), "
+            error.rule += "which Python does in 64 bits"
         raise
     expect_values(
         [weights[2:] for weights in found],
         same_everywhere(torch.zeros(1, dtype=torch.float64), n),
         what="the weight when no rank has a sample",
-        rule="with no sample on any rank the share is 0.0",
+        rule="with no sample on any rank the weight is 0.0",
     )
     return None
 
 
 @clause("trainer.gradient_weight", "C2", worlds=WORLDS)
 def the_mean_over_samples(impl: Implementation, harness: RankHarness) -> str | None:
-    """V: with uneven shares each gradient is that of all samples together."""
+    """V: with unequal counts each gradient is that of all samples together."""
     counts = counts_of(harness.world_size)
     run = harness.run(impl, average_uneven)
     _expect_mean(run, counts)
@@ -192,11 +192,11 @@ def everyone_takes_part(impl: Implementation, harness: RankHarness) -> str | Non
     for rank, value in enumerate(run.values):
         if FROZEN in value["after"]:
             raise NotYetError(
-                f"{FROZEN} needs no gradient (it is frozen), and has one on rank "
+                f"{FROZEN} is frozen and needs no gradient, but has a .grad on rank "
                 f"{rank}",
                 slug="frozen-gradient",
-                rule="leave out what has requires_grad=False: an optimizer changes "
-                "whatever has a gradient",
+                rule="skip parameters with requires_grad=False: an optimizer updates "
+                "every parameter that has a .grad",
             )
     _expect_mean(run, counts)
     return None
@@ -215,7 +215,7 @@ def _expect_mean(run: Run, counts: list[int]) -> None:
                 f"after the call .grad of {listed(missing)} is None on rank {rank} "
                 f"({samples})",
                 slug="none-gradient-skipped",
-                rule="the mean goes to every rank, also where .grad was None",
+                rule="every rank needs the mean, also where .grad was None",
             )
     zeros = {name: torch.zeros_like(after[0][name]) for name in names}
     own = [{**zeros, **state} for state in own]
@@ -233,7 +233,7 @@ def _expect_mean(run: Run, counts: list[int]) -> None:
             *wrong_means([flat(state) for state in own], counts),
             *_with_old(run, mean),
         ],
-        rule="each rank's gradient times its share of the samples; then the sum",
+        rule="each rank's gradient times its weight; then the sum over the ranks",
     )
 
 
@@ -243,8 +243,8 @@ def _expect_finite(run: Run) -> None:
     old = [rank for n, rank in OVERFLOWN if n == run.world_size]
     if old and any(not gradient.isfinite().all() for gradient in after):
         raise NotYetError(
-            f"rank {old[0]} has no samples, and its .grad of an old step is in the "
-            "sum: it is inf, and inf times 0 is nan",
+            f"rank {old[0]} has no samples, and the .grad of an earlier step is in "
+            "the sum: it is inf, and inf × 0 is nan",
             slug="stale-gradient",
             rule=ZEROS,
         )
@@ -264,8 +264,8 @@ def _with_old(run: Run, mean: State) -> list[Suspect]:
         Suspect(
             slug="stale-gradient",
             values=same_everywhere(flat(wrong), run.world_size),
-            sentence=f"rank {stale} has no samples, and its .grad of an old step is in "
-            "the sum",
+            sentence=f"rank {stale} has no samples, and the .grad of an earlier step "
+            "is in the sum",
             rule=ZEROS,
         )
     ]

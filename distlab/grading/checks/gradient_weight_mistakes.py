@@ -79,7 +79,7 @@ def wrong_means(own: list[Tensor], counts: list[int]) -> list[Suspect]:
             (plain / with_samples, PLAIN_MEAN),
         ],
         "sum-not-mean": [
-            (plain, "the ranks' gradients were summed, and none was weighted"),
+            (plain, "the ranks' gradients were summed without weights"),
             (
                 mean * total,
                 f"the gradient is {total} × the mean: the sum over all samples, "
@@ -94,7 +94,7 @@ def wrong_means(own: list[Tensor], counts: list[int]) -> list[Suspect]:
             )
         ],
         "rank0-gradient-for-all": [
-            (own[0], "every rank has rank 0's gradient: the others' data is lost")
+            (own[0], "every rank has rank 0's gradient: the other ranks' data are lost")
         ],
     }
     found = [
@@ -106,7 +106,7 @@ def wrong_means(own: list[Tensor], counts: list[int]) -> list[Suspect]:
         Suspect(
             slug="",
             values=same_everywhere(plain / total, n),
-            sentence="the ranks' means were added up as they are, and divided by the "
+            sentence="the ranks' means were summed without weights, and divided by the "
             f"{total} samples of all ranks",
             rule=per_sample,
         ),
@@ -115,13 +115,13 @@ def wrong_means(own: list[Tensor], counts: list[int]) -> list[Suspect]:
             values=[w * plain for w in weights],
             sentence="the sum of all ranks was weighted, by each rank with its own "
             "weight",
-            rule="weigh your gradient first; then sum",
+            rule="multiply .grad by the weight first; then sum",
         ),
         Suspect(
             slug="own-gradient-only",
             values=[w * g for w, g in zip(weights, own, strict=True)],
             sentence="every rank has its own gradient times its weight: never summed",
-            rule="weigh, then sum over the ranks, in place",
+            rule="multiply by the weight, then sum over the ranks, in place",
         ),
         Suspect(
             slug="own-gradient-only",

@@ -105,7 +105,7 @@ def _expect_right_weights(run: Run, epochs: int) -> None:
         what=f"the weights after {epochs} epochs",
         verb="are",
         suspects=_Lazy(epochs, n),
-        rule="each rank's sum over its samples, by the samples of the whole batch",
+        rule="each rank's sum over its samples / the samples of the global batch",
     )
     expect_equal_bits(
         weights,
@@ -130,11 +130,11 @@ def one_rank_saves(impl: Implementation, harness: RankHarness) -> str | None:
             f"ranks {', '.join(map(str, savers))} each wrote a file",
             slug="every-rank-writes",
             evidence=evidence,
-            rule="on a real machine they write the same file at the same time: one "
-            "rank saves",
+            rule="on a real machine they write the same file at the same time: let "
+            "one rank save",
         )
     if savers != [0] or FILE not in files[0]:
-        wrote = f"rank {savers[0]} wrote {files[savers[0]][0]}" if savers else "nobody"
+        wrote = f"rank {savers[0]} wrote {files[savers[0]][0]}" if savers else "no rank"
         raise NotYetError(
             f"rank 0 should save to path, here {FILE!r}; {wrote}"
             + (" wrote a file" if not savers else ""),
@@ -152,7 +152,7 @@ def ends_cleanly(impl: Implementation, harness: RankHarness) -> str | None:
     left = [rank for rank, value in enumerate(run.values) if value["left"]]
     if left:
         raise NotYetError(
-            f"main returned with its process group still there on rank {left[0]}",
+            f"main returned without destroying its process group on rank {left[0]}",
             slug="group-not-destroyed",
             rule="dist.destroy_process_group() at the end, on every rank",
         )
@@ -162,7 +162,7 @@ def ends_cleanly(impl: Implementation, harness: RankHarness) -> str | None:
         weights_of_one_process(impl, harness)
         one_rank_saves(impl, harness)
     except NotYetError:
-        raise NotJudgedError("torchrun takes seconds: C1 and C2 first") from None
+        raise NotJudgedError("torchrun takes seconds: first pass C1 and C2") from None
     seconds = expect_clean_end(impl.source, TORCHRUN_WORLD)
     return f"under torchrun, with 2 ranks and without distlab: {seconds:.1f} s"
 
@@ -201,7 +201,7 @@ def _expect_own_place(run: Run) -> None:
                     f"rank {record.rank} of {run.world_size} joined as rank {place[0]} "
                     f"of {place[1]}",
                     slug="typed-in-rank",
-                    rule="leave rank and world size to what torchrun has set",
+                    rule="take rank and world size from what torchrun has set",
                 )
 
 
@@ -211,13 +211,13 @@ def _expect_shared_work(run: Run, epochs: int) -> None:
     if run.world_size > 1 and min(samples) == whole > 0:
         raise NotYetError(
             f"every rank went through all {whole} samples of {epochs} epochs: "
-            "nothing was shared out",
+            "the work was not divided",
             slug="nothing-shared",
             evidence=tuple(
                 Evidence(rank=rank, state="read", text=f"{count} samples")
                 for rank, count in enumerate(samples)
             ),
-            rule="of each global batch every rank takes its own part",
+            rule="every rank takes its own samples of each global batch",
         )
 
 
@@ -226,7 +226,7 @@ def _expect_saved_state(value: dict[str, Any]) -> None:
     names = ["0.weight", "0.bias", "2.weight", "2.bias"]
     if problem or state is None:
         raise NotYetError(
-            f"the file is no state_dict: torch.load(path, weights_only=True) gave "
+            f"the file holds no state_dict: torch.load(path, weights_only=True) gave "
             f"{problem or 'nothing'}",
             rule="save model.state_dict(), tensors by name, not the model itself",
         )
@@ -234,7 +234,7 @@ def _expect_saved_state(value: dict[str, Any]) -> None:
         raise NotYetError(
             f"the file has {', '.join(map(str, list(state)[:4]))}; make_model's own "
             f"state_dict has {', '.join(names)}",
-            rule="of a wrapped model save model.module.state_dict()",
+            rule="for a wrapped model save model.module.state_dict()",
         )
     flat = torch.cat([state[name].reshape(-1) for name in names])
     if value["weights"] is not None and not torch.equal(flat, value["weights"]):

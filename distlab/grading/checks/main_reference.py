@@ -86,26 +86,26 @@ def suspects_of(num_epochs: int, world_size: int) -> list[Suspect]:
     n = world_size
     rules: list[tuple[str, str, Rule]] = [
         ("mean-of-means", PLAIN_MEAN, _plain),
-        ("sum-not-mean", "the ranks' mean gradients were summed, never weighted", _sum),
+        ("sum-not-mean", "the ranks' mean gradients were summed without weights", _sum),
         (
             "divided-twice",
-            f"the gradient is 1/{n} of the right one: divided by the whole batch's "
-            "samples, and by the ranks",
+            f"the gradient is 1/{n} of the expected gradient: divided by the global "
+            "batch's samples, and by the number of ranks",
             lambda g, c, rank: _weighted(g, c) / n,
         ),
         (
             "sum-not-mean",
-            "the gradient is that of the sum over the batch: never divided",
+            "the gradient is the sum over the batch: never divided",
             lambda g, c, rank: _weighted(g, c) * sum(c),
         ),
         (
             "own-gradient-only",
-            "each rank stepped with the gradient of its own share",
+            "each rank stepped with its own mean gradient",
             lambda g, c, rank: g[rank],
         ),
         (
             "own-gradient-only",
-            "each rank stepped with its own part of the gradient: it was never summed",
+            "each rank stepped with its weighted gradient: it was never summed",
             lambda g, c, rank: g[rank] * c[rank] / sum(c),
         ),
     ]
@@ -114,7 +114,7 @@ def suspects_of(num_epochs: int, world_size: int) -> list[Suspect]:
             slug=slug,
             values=trained(num_epochs, n, rule, share=share),
             sentence=sentence,
-            rule="each rank's sum over its samples, by the samples of the whole batch",
+            rule="each rank's sum over its samples / the samples of the global batch",
         )
         for slug, sentence, rule in rules
         for share in (_every_nth, _chunks)
@@ -123,9 +123,9 @@ def suspects_of(num_epochs: int, world_size: int) -> list[Suspect]:
         Suspect(
             slug="remainder-lost",
             values=trained(num_epochs, n, rule, share=_rounded_down),
-            sentence=f"each batch was cut into {n} blocks of a size rounded down: "
-            "what is left over of it was nobody's",
-            rule="every sample of a batch is some rank's: 100 samples on 3 ranks",
+            sentence=f"each batch was split into {n} blocks of a size rounded down: "
+            "the remainder was read by no rank",
+            rule="every sample of a batch belongs to a rank: 100 samples on 3 ranks",
         )
         for rule in (_plain, lambda g, c, rank: _weighted(g, c))
     ]
@@ -139,8 +139,8 @@ def suspects_of(num_epochs: int, world_size: int) -> list[Suspect]:
                 share=share,
                 own_models=True,
             ),
-            sentence="every rank made a model of its own, with its rank as the seed: "
-            "equal steps keep them apart",
+            sentence="every rank made a different model, with its rank as the seed: "
+            "equal steps keep the models apart",
             rule="make_model(seed=0) on every rank",
         )
         for share in (_every_nth, _chunks)
@@ -157,7 +157,7 @@ def suspects_of(num_epochs: int, world_size: int) -> list[Suspect]:
         Suspect(
             slug="",
             values=same_everywhere(first_weights(), n),
-            sentence="the weights are those that make_model gives: nothing was learned",
+            sentence="the weights are those that make_model gives: no step was taken",
             rule="num_epochs times through global_batches, a step for each batch",
         ),
     ]

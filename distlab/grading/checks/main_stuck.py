@@ -1,10 +1,13 @@
 """How a run of `main` got stuck. Its calls are torch's own, so there is no journal.
 
-A rank that has waited a few seconds in one call is told so by torch, with an error; the
-line it comes from, on each rank, is what there is to go by.
+torch raises an error in a rank that has waited a few seconds in one call. The verdict
+names the line of `main` in which each rank was.
 """
 
 from __future__ import annotations
+
+import ast
+from pathlib import Path
 
 from distlab.curriculum import UnitSource
 from distlab.grading.mismatches import RULES
@@ -22,6 +25,39 @@ _WAITED = ("Timed out", "timed out", "timeout", "Timeout")
 _FOLLOWS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 
+class _Lines:
+    """Where each rank was: in main, also where main had called another function."""
+
+    def __init__(self, source: UnitSource) -> None:
+        self._source = source
+        self._main = {
+            line
+            for node in source.tree.body
+            if isinstance(node, ast.FunctionDef) and node.name == "main"
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        }
+
+    def frame(self, record: RankRecord) -> tuple[str, int] | None:
+        """File and line, where the rank had come to the learner's code."""
+        frames = record.error.frames if record.error else record.stack
+        inside = [
+            (file, line)
+            for file, line in frames
+            if Path(file).name == self._source.path.name and line in self._main
+        ]
+        return inside[-1] if inside else own_frame(frames)
+
+    def of(self, record: RankRecord) -> int:
+        """The line, or 0."""
+        frame = self.frame(record)
+        return frame[1] if frame else 0
+
+    def text(self, record: RankRecord) -> str:
+        """What stands in that line."""
+        lines, line = self._source.text.splitlines(), self.of(record)
+        return lines[line - 1] if 0 < line <= len(lines) else ""
+
+
 def name_of_stuck(
     run: Run, source: UnitSource, patience_s: float
 ) -> NotYetError | None:
@@ -32,35 +68,36 @@ def name_of_stuck(
     """
     stuck = sorted(filter(_waited, run.ranks), key=_only_follows)
     if not stuck:
-        return _sizes_differ(run)
-    if not any(map(_line, run.ranks)):
+        return _sizes_differ(run, _Lines(source))
+    if not any(map(_Lines(source).of, run.ranks)):
         raise RunnerError(
             f"the ranks did not meet within {patience_s:g} s: this machine is too busy "
             "with other things; try again"
         )
+    lines = _Lines(source)
     first = stuck[0]
     slug, rule = "collective-mismatch", RULES["collective-mismatch"]
-    message = f"rank {first.rank} waited {patience_s:g} s in line {_line(first)}"
-    if "init_process_group" in _text(source, _line(first)):
+    message = f"rank {first.rank} waited {patience_s:g} s in line {lines.of(first)}"
+    if "init_process_group" in lines.text(first):
         slug = "typed-in-rank"
-        message += ", init_process_group: not all ranks met there"
-        rule = "give it the backend only: torchrun has set the rest"
+        message += ", init_process_group: not all ranks connected"
+        rule = "pass the backend only: torchrun has set the rest"
     elif _only_follows(first):
-        message = f"rank {first.rank} lost its connection in line {_line(first)}"
-        message += _elsewhere(run, first, "")
+        message = f"rank {first.rank} lost its connection in line {lines.of(first)}"
+        message += _elsewhere(run, first, lines, "")
     else:
-        message += _elsewhere(run, first)
+        message += _elsewhere(run, first, lines)
     return NotYetError(
         message,
         slug=slug,
-        evidence=tuple(_evidence(record) for record in run.ranks),
+        evidence=tuple(_evidence(record, lines) for record in run.ranks),
         rule=rule,
         kind="DEADLOCK",
         fatal=True,
     )
 
 
-def _sizes_differ(run: Run) -> NotYetError | None:
+def _sizes_differ(run: Run, lines: _Lines) -> NotYetError | None:
     """The verdict if gloo ended a rank, as it does where tensors' sizes differ."""
     ended = next(filter(ended_by_transport, run.ranks), None)
     if ended is None:
@@ -68,13 +105,15 @@ def _sizes_differ(run: Run) -> NotYetError | None:
     return NotYetError(
         f"rank {ended.rank} {explain_end(ended)}",
         slug="collective-mismatch",
-        evidence=tuple(_evidence(record) for record in run.ranks),
+        evidence=tuple(_evidence(record, lines) for record in run.ranks),
         rule=RULES["collective-mismatch"],
         fatal=True,
     )
 
 
-def _elsewhere(run: Run, first: RankRecord, otherwise: str = " in vain") -> str:
+def _elsewhere(
+    run: Run, first: RankRecord, lines: _Lines, otherwise: str = " in vain"
+) -> str:
     """What another rank did meanwhile, as the end of a sentence."""
     for record in run.ranks:
         if record.status == "finished":
@@ -82,8 +121,8 @@ def _elsewhere(run: Run, first: RankRecord, otherwise: str = " in vain") -> str:
         if record.status == "died":
             return f"; rank {record.rank} {explain_end(record)}"
     for record in run.ranks:
-        if _line(record) not in (0, _line(first)):
-            return f", while rank {record.rank} was in line {_line(record)}"
+        if lines.of(record) not in (0, lines.of(first)):
+            return f", while rank {record.rank} was in line {lines.of(record)}"
     return otherwise
 
 
@@ -99,19 +138,8 @@ def _only_follows(record: RankRecord) -> bool:
     return not any(word in message for word in _WAITED)
 
 
-def _line(record: RankRecord) -> int:
-    frames = record.error.frames if record.error else record.stack
-    frame = own_frame(frames)
-    return frame[1] if frame else 0
-
-
-def _text(source: UnitSource, line: int) -> str:
-    lines = source.text.splitlines()
-    return lines[line - 1] if 0 < line <= len(lines) else ""
-
-
-def _evidence(record: RankRecord) -> Evidence:
-    frame = own_frame(record.error.frames if record.error else record.stack)
+def _evidence(record: RankRecord, lines: _Lines) -> Evidence:
+    frame = lines.frame(record)
     state: str = "waiting" if _waited(record) else record.status
     state = "busy" if state == "running" else state
     return Evidence(rank=record.rank, state=state, where=place(frame))

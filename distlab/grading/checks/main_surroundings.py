@@ -16,6 +16,8 @@ import torch.distributed.distributed_c10d as c10d
 from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from distlab.comm import Comm
+from distlab.comm._call import Wrapper
 from distlab.runner import RankContext
 
 _KEPT: list[Any] = []
@@ -29,7 +31,7 @@ def like_torchrun(context: RankContext, patience_s: float) -> None:
     if context.rank == 0:
         store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
         port[0] = store.port
-    context.comm.broadcast(port, 0)
+    unrecorded(context.comm).broadcast(port, 0)
     os.environ.update(
         RANK=str(context.rank),
         LOCAL_RANK=str(context.rank),
@@ -45,6 +47,13 @@ def like_torchrun(context: RankContext, patience_s: float) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = loopback
     c10d.default_pg_timeout = timedelta(seconds=patience_s)
     _KEPT.append(store)
+
+
+def unrecorded(comm: Comm) -> Comm:
+    """The communicator itself: a timeline has nothing of what is sent through it."""
+    while isinstance(comm, Wrapper):
+        comm = comm._inner
+    return comm
 
 
 def keep_wrappers() -> None:

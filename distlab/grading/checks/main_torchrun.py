@@ -27,7 +27,7 @@ EPOCHS = 3  # main's default
 # process that has done everything rightly, at its exit (seen on a busy machine).
 _ATTEMPTS = 3
 NO_DISTLAB = (
-    'raise ImportError("here is no distlab: this file must run with torch alone")\n'
+    'raise ImportError("there is no distlab here: it must run with torch alone")\n'
 )
 
 
@@ -103,7 +103,7 @@ def _failed(status: int | None, said: str, script: str) -> NotYetError:
         how = f"had not ended after {LIMIT_S:g} s"
     block = _own_traceback(said, script)
     reason = f": {block[-1][:200]}" if block else ""
-    no_distlab = "here is no distlab" in reason
+    no_distlab = "there is no distlab here" in reason
     return NotYetError(
         f"torchrun {how}{reason}",
         slug="still-needs-distlab" if no_distlab else "",
@@ -134,12 +134,12 @@ def _expect_weights(path: Path) -> None:
     if not path.exists():
         raise NotYetError(
             f"under torchrun no file {path.name} was written, the default of path",
-            rule="the line at the end of the file calls main() as it is",
+            rule="the line at the end of the file calls main() without arguments",
         )
     state = torch.load(path, weights_only=True)
     flat = torch.cat([tensor.reshape(-1) for tensor in state.values()])
     if not close(flat, right_weights(EPOCHS)):
         raise NotYetError(
-            "the weights are right in the grader's ranks, and others under torchrun",
-            rule="nothing may depend on anything but rank, world size and epoch",
+            "the weights are right in the grader's ranks, but different under torchrun",
+            rule="the weights may depend only on rank, world size and epoch",
         )

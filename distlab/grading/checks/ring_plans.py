@@ -275,8 +275,8 @@ def additions_overlap(impl: Implementation, harness: RankHarness) -> str | None:
                 Evidence(
                     rank=NOBODY,
                     state="rank 0",
-                    text=f"{adds} additions; in {exposed_adds(setting.plans[0])} of "
-                    "them no irecv or no isend is in flight",
+                    text=f"{adds} additions; no irecv or no isend is in flight during "
+                    f"{exposed_adds(setting.plans[0])} of them",
                 ),
             ),
             rule="start the next irecv before the add, and wait for an isend as late "

@@ -145,15 +145,15 @@ def _share_memory(one: Tensor, other: Tensor) -> bool:
     return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
-def telling(stage3: Any, entered: list[list[int]]) -> Any:
-    """A Stage3 that writes down which layer it enters, and which follows that."""
+def recording(fully_sharded: Any, unsharded: list[list[int]]) -> Any:
+    """A FullySharded that records which layer it unshards, and which follows that."""
 
-    class Telling(stage3):  # type: ignore[misc]
-        def enter(self, number: int, following: int, *rest: Any) -> None:
-            entered.append([number, following])
-            super().enter(number, following, *rest)
+    class Recording(fully_sharded):  # type: ignore[misc]
+        def unshard_layer(self, number: int, following: int, *rest: Any) -> None:
+            unsharded.append([number, following])
+            super().unshard_layer(number, following, *rest)
 
-    return Telling
+    return Recording
 
 
 def only_forward(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def only_forward(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     inputs = make_inputs(seed, 0, comm.rank)
     with LiveBytes() as memory, torch.no_grad():
         model = make_layers(seed)
-        zero = unit.Stage3(comm, model, make_groups(model), make_optimizer)
+        zero = unit.FullySharded(comm, model, make_groups(model), make_optimizer)
         if lost := lost_shards(zero):
             return {"lost": lost}
         shards = shard_bytes(comm.world_size) + ROOM
@@ -192,12 +192,12 @@ def train_stage3(
 ) -> dict[str, Any]:
     """STEPS steps; the weights after each are put together in the end."""
     comm, steps, whole = context.comm, [], Whole()
-    entered = list[list[int]]()
+    unsharded = list[list[int]]()
     batches = [make_inputs(seed, step, comm.rank) for step in range(STEPS)]
     with LiveBytes(whole.look) as memory:
         model = make_layers(seed)
-        stage3 = telling(unit.Stage3, entered)
-        zero = stage3(comm, model, make_groups(model), make_optimizer)
+        fully_sharded = recording(unit.FullySharded, unsharded)
+        zero = fully_sharded(comm, model, make_groups(model), make_optimizer)
         if lost := lost_shards(zero):
             return {"lost": lost}
         zero.is_prefetching = prefetch
@@ -205,7 +205,7 @@ def train_stage3(
         for step, inputs in enumerate(batches):
             sent = context.traffic.sent_bytes
             loss = model(inputs).square().sum(1).mean()
-            entered.clear()
+            unsharded.clear()
             loss.backward()
             held = memory.settled(
                 shard_bytes(comm.world_size) * (2 + (step > 0)) + ROOM
@@ -217,7 +217,7 @@ def train_stage3(
             with unseen():
                 shards = [bucket.shard.detach().clone() for bucket in zero.buckets]
             seen = {"held": held, "kept": whole.now}
-            seen |= {"sent": sent, "ahead": list(entered)}
+            seen |= {"sent": sent, "ahead": list(unsharded)}
             steps.append({"shards": shards, **seen})
     names = [list(bucket.names) for bucket in zero.buckets]
     return {"steps": steps, "names": names, "peak": whole.peak}
@@ -228,7 +228,7 @@ def timed(
 ) -> list[float]:
     """Seconds of virtual time of a forward and of a backward()."""
     model = make_layers(seed)
-    zero = unit.Stage3(context.comm, model, make_groups(model), make_optimizer)
+    zero = unit.FullySharded(context.comm, model, make_groups(model), make_optimizer)
     zero.is_prefetching = prefetch
     for layer in model.modules():
         if isinstance(layer, Layer):

@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 unseen = _disable_current_modes
-"""A context: what is made in it is not counted, as copies that a check keeps."""
+"""A context whose tensors are not counted, such as the copies that a check keeps."""
 
 PATIENCE_S = 0.3  # gloo's thread may hold a tensor for a moment after a call has ended
 
@@ -126,7 +126,7 @@ def _name_of(func: Any) -> str:
 
 
 def _used_by(func: Any) -> str:
-    return f"a tensor is used whose memory was freed (in torch's {_name_of(func)})"
+    return f"a tensor is used after its memory was freed (in torch's {_name_of(func)})"
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

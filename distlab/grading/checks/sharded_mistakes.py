@@ -1,4 +1,4 @@
-"""What known misconceptions of 3.13 and 3.16 leave after the first step."""
+"""The weights after the first step under known misconceptions of 3.13 and 3.16."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def suspects_of(seed: int, gradients: list[Named]) -> list[Suspect]:
         Suspect(
             slug="own-gradient-only",
             values=same_everywhere(own[owners, torch.arange(len(start))], n),
-            sentence="each shard was stepped with its own rank's gradient only",
-            rule="sum the gradients over the ranks before a shard gets its part",
+            sentence="each shard was updated with its own rank's gradient only",
+            rule="sum the gradients over the ranks before each shard takes its chunk",
         ),
         Suspect(
             slug="weights-not-gathered",
             values=[torch.where(owners == rank, right, start) for rank in range(n)],
-            sentence="each rank has the new weights of its own shard only",
+            sentence="each rank has new weights in its shard only",
             rule="after the optimizer's step, all_gather each bucket's shards",
         ),
     ]
@@ -57,7 +57,7 @@ def suspects_of(seed: int, gradients: list[Named]) -> list[Suspect]:
                 values,
                 n,
                 f"the {which} group's settings for all parameters",
-                "a group of shards for each group of parameters, with its settings",
+                "one group of shards for each parameter group, with its settings",
             )
         )
     found.append(
@@ -65,7 +65,7 @@ def suspects_of(seed: int, gradients: list[Named]) -> list[Suspect]:
             "group-settings-mixed",
             after(mean, _exchanged_settings),
             n,
-            "each group with the settings of the other",
+            "the two groups' settings swapped",
             "a bucket's shard belongs to bucket.group",
         )
     )
@@ -76,7 +76,7 @@ def suspects_of(seed: int, gradients: list[Named]) -> list[Suspect]:
                 values=same_everywhere(after(mean, _without(keys)), n),
                 sentence=f"the first step was taken without the groups' "
                 f"{' and '.join(keys)}: the optimizer used its defaults",
-                rule="all that stands in a group goes with it; only params is replaced",
+                rule="copy every entry of a group; replace only params",
             )
         )
     others = _other_chunks(n)
@@ -87,11 +87,11 @@ def _other_chunks(n: int) -> list[tuple[str, list[int]]]:
     """Ways to take a wrong chunk of the gradient, in words, and by rank which it is."""
     ranks = list(range(n))
     return [
-        ("every rank stepped its shard with the first chunk", [0] * n),
-        ("every rank stepped its shard with the last chunk", [n - 1] * n),
-        ("rank r stepped its shard with chunk r + 1", [*ranks[1:], 0]),
-        ("rank r stepped its shard with chunk r - 1", [n - 1, *ranks[:-1]]),
-        ("rank r stepped its shard with chunk n - 1 - r", ranks[::-1]),
+        ("every rank updated its shard with the first chunk", [0] * n),
+        ("every rank updated its shard with the last chunk", [n - 1] * n),
+        ("rank r updated its shard with chunk r + 1", [*ranks[1:], 0]),
+        ("rank r updated its shard with chunk r - 1", [n - 1, *ranks[:-1]]),
+        ("rank r updated its shard with chunk n - 1 - r", ranks[::-1]),
     ]
 
 
@@ -111,8 +111,8 @@ def _with_chunks(
         slug="chunk-of-another-rank",
         values=same_everywhere(after(gradient), n),
         sentence=f"{how} of the gradient",
-        rule="rank r's shard is chunk r of the weights: which chunk of the gradient "
-        "belongs to it?",
+        rule="rank r's shard is chunk r of the weights, so it needs chunk r of the "
+        "gradient",
     )
 
 

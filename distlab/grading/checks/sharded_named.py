@@ -13,8 +13,8 @@ from distlab.runner.autopsy import Evidence, own_frame, place
 
 FREED = "freed-under-a-view"
 IN_BETWEEN = (
-    "flat has memory from allocate() to release(); all views of it, the parameters "
-    "too, are for use in between"
+    "flat has memory from allocate() to free(); use it and its views, the parameters "
+    "too, in between only"
 )
 
 
@@ -39,12 +39,12 @@ def play(
 
 
 def _lost(rank: int, name: str, is_view: bool) -> NotYetError:
-    why = "it is a view of bucket.flat, which was released" if is_view else "it is gone"
+    why = "it is a view of bucket.flat, which was freed" if is_view else "it was freed"
     return NotYetError(
-        f"after cut the shard of {name} on rank {rank} has no memory: {why}",
+        f"after shard_bucket the shard of {name} on rank {rank} has no memory: {why}",
         slug=FREED,
-        rule="detach() and chunk() give views of the same memory; what has to outlive "
-        "it is a copy",
+        rule="detach() and chunk() return views of the same memory; the shard needs a "
+        "copy",
         fatal=True,
     )
 
@@ -58,13 +58,13 @@ def _name(failure: NotYetError, run: Run) -> None:
     if freed:
         where = place(own_frame(freed[0].frames)).rpartition("/")[2]
         at = f", at {where}" if where else ""
-        message = "bucket.flat, or a view of it, is used while its memory is freed"
+        message = "bucket.flat, or a view of it, is used after its memory was freed"
         failure.message, failure.slug, failure.rule = message + at, FREED, IN_BETWEEN
     elif failure.slug == "never-waited" and (wrong := _wrong_way(run)):
         failure.message, failure.slug, failure.rule = *wrong, WAY
 
 
-WAY = "backward() goes the way back: from the last layer to the first"
+WAY = "backward() goes from the last layer to the first: next is number - 1"
 
 
 def _wrong_way(run: Run) -> tuple[str, str] | None:
@@ -74,9 +74,9 @@ def _wrong_way(run: Run) -> tuple[str, str] | None:
             for number, following in step["ahead"]:
                 if 0 < number < following < len(layers.WIDTHS) - 1:
                     return (
-                        f"in backward() layer {number} has layer {following} fetched "
-                        f"ahead, which is through; layer {number - 1} is next",
-                        "prefetched-backwards",
+                        f"in backward() layer {number} prefetches layer {following}, "
+                        f"which is already done; layer {number - 1} is next",
+                        "wrong-layer-prefetched",
                     )
     return None
 
@@ -98,13 +98,15 @@ def kept_before(run: Run, step: int) -> NotYetError | None:
     if not max(kept):
         return None
     return NotYetError(
-        f"after step {step + 1} the weights are wrong: its forward took old ones, "
-        f"which were still there after backward() of step {step}",
+        f"after step {step + 1} the weights are wrong: its forward used old weights, "
+        f"still unsharded since backward() of step {step}",
         slug="layers-not-freed",
         evidence=tuple(
-            Evidence(rank=rank, state="kept", text=f"{count} bytes of whole weights")
+            Evidence(
+                rank=rank, state="kept", text=f"{count} bytes of unsharded weights"
+            )
             for rank, count in enumerate(kept)
         ),
-        rule="a layer that has had its backward() is released; the next forward "
-        "gathers it anew",
+        rule="free a layer's weights after its backward(); the next forward gathers "
+        "the new weights",
     )

@@ -1,6 +1,7 @@
 """Checks of the unit `sharded_optimizer`: ZeRO's plan and its three stages."""
 
 from distlab.grading.checks import (
+    sharded_clip,
     sharded_plan,
     sharded_saved,
     sharded_stage1,
@@ -9,6 +10,7 @@ from distlab.grading.checks import (
 )
 
 __all__ = [
+    "sharded_clip",
     "sharded_plan",
     "sharded_saved",
     "sharded_stage1",

@@ -26,9 +26,9 @@ CASES: tuple[tuple[list[int], int], ...] = (
 """(sizes, world_size): remainders, fewer elements than ranks, a parameter on many."""
 SIZES = ((1_000_000_000, 8), (10, 4), (3, 8), (1_001, 7), (64, 1))
 PER_ELEMENT = ((4, 4, 8), (2, 2, 12), (8, 8, 16))
-RULE = "rank r's shard is elements r · S … (r + 1) · S - 1 of the vector, S = ⌈N / n⌉"
-FORMULA = "a shard is ⌈N / n⌉ elements; stage 1 shares out the state, 2 also the "
-FORMULA += "gradients, 3 also the weights"
+RULE = "rank r's shard is elements r · s … (r + 1) · s - 1 of the vector, s = ⌈N / n⌉"
+FORMULA = "a shard is ⌈N / n⌉ elements; stage 1 shards the state, stage 2 also the "
+FORMULA += "gradients, stage 3 also the weights"
 
 
 def cases(seed: int) -> list[tuple[list[int], int]]:
@@ -65,16 +65,16 @@ def count_bytes(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
 
 
 def read_shards(value: Any) -> Shards | str:
-    """Lists of three whole numbers, or what it is instead, to go on after "plan"."""
+    """Lists of three integers, or what it is instead, to go on after "plan"."""
     if value is None:
-        return "gives None: is a return missing?"
+        return "returns None: is a return missing?"
     try:
         return [
             [(_whole(which), _whole(start), _whole(stop)) for which, start, stop in one]
             for one in value
         ]
     except (TypeError, ValueError):
-        return f"gives {value!r:.40}, not a list of pieces for each rank"
+        return f"returns {value!r:.40}, not a list of shard ranges for each rank"
 
 
 def _whole(value: Any) -> int:
@@ -118,7 +118,7 @@ def each_element_once(impl: Implementation, harness: RankHarness) -> str | None:
         if len(shards) != n:
             raise NotYetError(
                 f"{call} has {len(shards)} shards, not {n}",
-                rule="a list for each rank; that of a rank with nothing is empty",
+                rule="one list per rank; a rank without elements has an empty list",
                 fatal=True,
             )
         flaw, slug = _flaw(sizes, shards)
@@ -126,7 +126,7 @@ def each_element_once(impl: Implementation, harness: RankHarness) -> str | None:
             raise NotYetError(
                 f"{call}: {flaw}", slug=slug, evidence=_drawn(shards), rule=RULE
             )
-    return "1 element on 4 ranks: rank 0 has it, the others have nothing"
+    return "1 element on 4 ranks: rank 0 has it, the other shards are empty"
 
 
 def _flaw(sizes: list[int], shards: Shards) -> tuple[str, str]:
@@ -147,7 +147,10 @@ def _flaw(sizes: list[int], shards: Shards) -> tuple[str, str]:
             slug = "remainder-unowned" if is_rest else ""
             return f"element {place} of parameter {which} is in no shard", slug
         if place > size:
-            return f"parameter {which} has {size} elements, and a piece ends later", ""
+            return (
+                f"parameter {which} has {size} elements, and a range ends after them",
+                "",
+            )
     known = range(len(sizes))
     strange = [w for one in shards for w, _, _ in one if w not in known]
     return (f"there is no parameter {strange[0]}", "") if strange else ("", "")
@@ -171,14 +174,14 @@ def chunk_by_chunk(impl: Implementation, harness: RankHarness) -> str | None:
     """V: rank r has the pieces of chunk r, in order, and no empty ones."""
     for call, sizes, n, shards in _plans(impl, harness):
         if isinstance(shards, str) or len(shards) != n or _flaw(sizes, shards)[0]:
-            raise NotJudgedError("the elements are not all there: see C1")
+            raise NotJudgedError("elements are missing or repeated: see C1")
         if shards == right_plan(sizes, n):
             continue
         if any(start >= stop for one in shards for _, start, stop in one):
             raise NotYetError(
-                f"{call} has an empty piece",
+                f"{call} has an empty range",
                 evidence=_drawn(shards),
-                rule="a parameter that has nothing in a chunk is not on its list",
+                rule="a parameter without elements in a chunk is not in its list",
             )
         sentence, slug = _other_plan(sizes, n, shards)
         raise NotYetError(
@@ -191,17 +194,17 @@ def _other_plan(sizes: list[int], n: int, shards: Shards) -> tuple[str, str]:
     counts = [sum(stop - start for _, start, stop in one) for one in shards]
     pieces = [piece for one in shards for piece in one]
     if len(sizes) > 1 and all((w, 0, sizes[w]) in pieces for w, _, _ in pieces):
-        return "each parameter is whole on one rank", "whole-parameters"
+        return "each parameter is unsharded, on one rank", "full-parameters"
     split = [right_plan([size], n) for size in sizes]
     each = [
         [(w, a, b) for w, s in enumerate(split) for _, a, b in s[r]] for r in range(n)
     ]
     if len(sizes) > 1 and sorted(map(sorted, shards)) == sorted(map(sorted, each)):
-        return "each parameter is cut by itself", "cut-per-parameter"
+        return "each parameter is sharded separately", "sharded-per-parameter"
     if max(counts) > -(-sum(sizes) // n):
         most = f"rank {counts.index(max(counts))} has {max(counts)} elements"
         return f"{most}, an equal chunk has {-(-sum(sizes) // n)}", "one-shard-larger"
-    return "the shards are not the chunks of the vector, in the order of the ranks", ""
+    return "the shards are not the chunks of the vector in rank order", ""
 
 
 # ── C3 ──────────────────────────────────────────────────────────────────────────────
@@ -231,7 +234,7 @@ def bytes_of_a_rank(impl: Implementation, harness: RankHarness) -> str | None:
     if next(values) != right_bytes(1000, 8, 1, (4, 4, 8)):
         raise NotYetError(
             "bytes_per_rank(1000, 8, 1) does not count float32 and Adam",
-            rule="without per_element it is 4, 4 and 8 bytes",
+            rule="the default of per_element is 4, 4 and 8 bytes",
         )
     return "1,000,000,000 elements on 8 ranks: 16, 9, 5.5 and 2 GB"
 
@@ -247,14 +250,16 @@ def _wrong_bytes(
     if stage > 0 and told[3] == rounded[2] and size % n:
         slug = "remainder-unowned"
     elif told == [right_bytes(size, n, s, backward) for s in range(4)]:
-        slug = "stages-exchanged"
+        slug = "stages-swapped"
     return NotYetError(
-        f"bytes_per_rank({size}, {n}, {stage}, {kind}) gives {told[stage]}, a rank "
+        f"bytes_per_rank({size}, {n}, {stage}, {kind}) returns {told[stage]}; a rank "
         f"holds {right[stage]}",
         slug=slug,
         evidence=tuple(
             Evidence(
-                rank=NOBODY, state=f"stage {s}", text=f"got {told[s]}   is {right[s]}"
+                rank=NOBODY,
+                state=f"stage {s}",
+                text=f"expected {right[s]}   got {told[s]}",
             )
             for s in range(4)
         ),

@@ -21,9 +21,9 @@ from distlab.runner import RankContext
 
 SIZES = (9, 23, 14, 3)
 ROWS = 4
-STEPS = 4
+STEPS = 2
 SLACK = 256  # bytes for a norm, a loss and the like
-MAX_NORM = {2: 0.05, 3: 1e6}  # by step: the one shortens, the other does not
+MAX_NORMS = (0.05, 1e6)  # the first shortens, the second does not
 WEIGHTS = {"lr": 0.05, "weight_decay": 0.2}
 OTHERS = {"lr": 0.4, "weight_decay": 0.0}
 MOMENTUM = 0.9
@@ -108,39 +108,64 @@ def flat(values: dict[str, Tensor]) -> Tensor:
 
 
 class Alone:
-    """A rank of a cluster that is not there: it has a number, and nobody to talk to."""
+    """A rank without other ranks: it has a number, and cannot send."""
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
         self.rank, self.world_size, self.device = rank, world_size, device
 
 
 def train_stage1(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
-    """STEPS steps: two plain ones, one that is clipped, one that need not be."""
+    """STEPS steps; what is held after the first, what each step sends."""
     comm = context.comm
     batches = [make_batch(seed, step, comm.rank) for step in range(STEPS)]
     with LiveBytes() as memory:
         model = make_model(seed)
-        zero = unit.Stage1(comm, model, make_groups(model), make_optimizer)
+        zero = unit.ShardedOptimizer(comm, model, make_groups(model), make_optimizer)
         steps, held = [], 0
         for step, batch in enumerate(batches):
             backward(model, batch)
+            start = context.traffic.sent_bytes
             zero.reduce_gradients()
-            norm = zero.clip(MAX_NORM[step]) if step in MAX_NORM else 0.0
+            reduced = context.traffic.sent_bytes
             zero.step()
+            sent = [reduced - start, context.traffic.sent_bytes - reduced]
             zero.zero_grad()
             if step == 0:
                 held = memory.settled(after_step(comm.world_size))
             with unseen():
-                steps.append({"weights": weights_of(model), "norm": norm})
+                steps.append({"weights": weights_of(model), "sent": sent})
+    return {"steps": steps, "held": held, "state": _state_numbers(zero.optimizer)}
+
+
+def clip_gradients(
+    context: RankContext, unit: ModuleType, seed: int
+) -> list[dict[str, Any]]:
+    """For each of MAX_NORMS: the norm that clip returns, and the shards' gradients."""
+    comm, results = context.comm, []
+    model = make_model(seed)
+    zero = unit.ShardedOptimizer(comm, model, make_groups(model), make_optimizer)
+    for number, max_norm in enumerate(MAX_NORMS):
+        gradient = drawn_gradient(seed + number, weights_of(model))
+        give_gradients(zero, gradient, comm.rank, comm.world_size)
+        norm = zero.clip(max_norm)
+        shards = [bucket.shard.grad.clone() for bucket in zero.buckets]
+        results.append({"norm": norm, "gradient": torch.cat(shards)})
+    return results
+
+
+def save_state(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """STEPS steps with drawn gradients; the state, and a step at another world size."""
+    comm, n = context.comm, context.world_size
+    model = make_model(seed)
+    zero = unit.ShardedOptimizer(comm, model, make_groups(model), make_optimizer)
+    for step in range(STEPS):
+        gradient = drawn_gradient(seed + step, weights_of(model))
+        give_gradients(zero, gradient, comm.rank, n)
+        zero.optimizer.step()
+        for bucket in zero.buckets:
+            comm.all_gather(bucket.flat, bucket.shard.detach())
     saved = zero.state_dict()
-    return {
-        "steps": steps,
-        "held": held,
-        "state": _state_numbers(zero.optimizer),
-        "saved": saved,
-        "sent": context.traffic.sent_bytes,
-        "resumed": _resumed(unit, comm, model, seed, saved),
-    }
+    return {"saved": saved, "resumed": _resumed(unit, comm, model, seed, saved)}
 
 
 def other_world(world_size: int) -> int:
@@ -153,7 +178,7 @@ def _resumed(
 ) -> list[dict[str, Any]]:
     """The next step of ranks of another world, a few on each of these, or the error.
 
-    It has a gradient of its own, so that nobody has to send anything.
+    Its gradient is drawn, so that no message is needed.
     """
     states, n = _exchanged(comm, saved), other_world(comm.world_size)
     start, found = weights_of(model), []
@@ -161,23 +186,23 @@ def _resumed(
         copy = make_model(seed)
         copy.load_state_dict(model.state_dict())
         alone = Alone(rank, n, comm.device)
-        zero = unit.Stage1(alone, copy, make_groups(copy), make_optimizer)
+        zero = unit.ShardedOptimizer(alone, copy, make_groups(copy), make_optimizer)
         try:
             zero.load_state_dict(states)
         except (KeyError, ValueError, RuntimeError, IndexError, TypeError) as error:
             return [{"error": f"{type(error).__name__}: {error}"}]
-        give_gradients(zero, next_gradient(seed, start), rank, n)
+        give_gradients(zero, drawn_gradient(seed + STEPS, start), rank, n)
         zero.optimizer.step()
         found.append({"rank": rank, "weights": weights_of(copy)})
     return found
 
 
-def next_gradient(seed: int, start: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The gradient of the step after the resume."""
-    generator = torch.Generator().manual_seed(seed + 77)
+def drawn_gradient(seed: int, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A random gradient for these weights, the same on every rank."""
+    generator = torch.Generator().manual_seed(seed * 53 + 77)
     return {
         name: torch.randn(value.shape, generator=generator, dtype=torch.float64)
-        for name, value in start.items()
+        for name, value in weights.items()
     }
 
 
@@ -224,7 +249,7 @@ def train_stage2(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     batches = [[make_batch(seed, part, comm.rank) for part in parts] for parts in plan]
     with LiveBytes() as memory:
         model = make_model(seed)
-        zero = unit.Stage2(comm, model, make_groups(model), make_optimizer)
+        zero = unit.ShardedGradients(comm, model, make_groups(model), make_optimizer)
         for step, parts in enumerate(batches):
             use_last_layer(model, step < 2 or comm.rank > 0)
             sent = context.traffic.sent_bytes
@@ -309,16 +334,12 @@ class One:
     def __init__(self, seed: int, groups: Any = make_groups) -> None:
         self.seed, self.model = seed, make_model(seed)
         self.optimizer = make_optimizer(groups(self.model))
-        self.norms: list[float] = []
 
-    def step(self, gradient: dict[str, Tensor], max_norm: float = 0.0) -> None:
-        """A step with this gradient, no longer than max_norm unless that is 0."""
-        norm = float(flat(gradient).norm())
-        factor = max_norm / norm if 0 < max_norm < norm else 1.0
+    def step(self, gradient: dict[str, Tensor]) -> None:
+        """A step with this gradient."""
         for name, parameter in trained(self.model).items():
-            parameter.grad = gradient[name] * factor
+            parameter.grad = gradient[name].clone()
         self.optimizer.step()
-        self.norms.append(norm if max_norm else 0.0)
 
     def gradients(
         self, part: int, n: int, left_out: int | None = None

@@ -1,4 +1,4 @@
-"""Checks of 3.13, `sharded_optimizer.stage1`, C4: state that is saved, and taken up."""
+"""Checks of 3.15, `sharded_optimizer.state`: what is saved, and what continues."""
 
 from __future__ import annotations
 
@@ -13,19 +13,14 @@ from distlab.grading.checks import sharded_runs as runs
 from distlab.grading.checks.after import judged_after
 from distlab.grading.checks.sharded_mistakes import owner_of_each
 from distlab.grading.checks.sharded_runs import One, flat
-from distlab.grading.checks.sharded_stage1 import (
-    TASK,
-    WORLDS,
-    a_shard_of_the_state,
-    found_after,
-)
+from distlab.grading.checks.sharded_stage1 import WORLDS
 from distlab.grading.clause import clause
 from distlab.grading.harness import Implementation, RankHarness, Scenario
-from distlab.grading.oracles import all_close, same_everywhere
-from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
 
-ALL_OF_IT = "what self.optimizer.state[shard] has, all of it, under its own names"
+TASK = "sharded_optimizer.state"
+ALL_OF_IT = "save every entry of self.optimizer.state[shard], under its own key"
 
 
 make_adam = partial(torch.optim.Adam, lr=0.1)
@@ -33,7 +28,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def _layer(seed: int) -> nn.Sequential:
-    """One layer of four parameters, so that a shard has many pieces."""
+    """One layer of four parameters, so that a shard has many ranges."""
     linears = [nn.Linear(a, b, dtype=torch.float64) for a, b in ((5, 3), (3, 2))]
     model = nn.Sequential(nn.Sequential(*linears))
     generator = torch.Generator().manual_seed(seed + 3)
@@ -44,150 +39,191 @@ def _layer(seed: int) -> nn.Sequential:
 
 
 def keep_adams(context: RankContext, unit: ModuleType, seed: int) -> Any:
-    """What state_dict gives after a step of Adam, which keeps more than one thing."""
+    """What state_dict gives after a step of Adam, which keeps several entries."""
     rank, n = context.rank, context.world_size
     model = _layer(seed)
     alone = runs.Alone(rank, n, context.comm.device)
     groups = [{"params": list(model.parameters())}]
-    zero = unit.Stage1(alone, model, groups, make_adam)
-    gradient = runs.next_gradient(seed, runs.weights_of(model))
+    zero = unit.ShardedOptimizer(alone, model, groups, make_adam)
+    gradient = runs.drawn_gradient(seed, runs.weights_of(model))
     runs.give_gradients(zero, gradient, rank, n)
     zero.optimizer.step()
     return zero.state_dict()
+
+
+def _after_steps(seed: int) -> One:
+    """One process after the steps of `runs.save_state`."""
+    one = One(seed)
+    for step in range(runs.STEPS):
+        one.step(runs.drawn_gradient(seed + step, runs.weights_of(one.model)))
+    return one
+
+
+def _after_adam(seed: int) -> tuple[Any, dict[str, nn.Parameter]]:
+    """One process after the step of `keep_adams`: the state, and the parameters."""
+    model = _layer(seed)
+    optimizer = make_adam(model.parameters())
+    gradient = runs.drawn_gradient(seed, runs.weights_of(model))
+    for name, p in model.named_parameters():
+        p.grad = gradient[name]
+    optimizer.step()
+    return optimizer.state, dict(model.named_parameters())
+
+
+# ── C1 ──────────────────────────────────────────────────────────────────────────────
 
 
 def _with_adam(world_size: int) -> list[tuple[Scenario, dict[str, Any]]]:
     return [(keep_adams, {})]
 
 
-@clause(TASK, "C4", worlds=WORLDS, also=_with_adam)
+@clause(TASK, "C1", worlds=WORLDS, also=_with_adam)
 def saved_by_name(impl: Implementation, harness: RankHarness) -> str | None:
-    """R: each piece's state under its name; and a step at another number of ranks."""
-    with judged_after(a_shard_of_the_state, impl, harness, "C2"):
-        return _judge(impl, harness)
+    """V: the moments of each range, under its name; each element on one rank."""
+    run, adams = harness.run(impl, runs.save_state), harness.run(impl, keep_adams)
+    one = _after_steps(harness.seed)
+    _expect_ranges(
+        [value["saved"] for value in run.values],
+        "momentum_buffer",
+        one.optimizer.state,
+        runs.trained(one.model),
+    )
+    _expect_ranges(adams.values, "exp_avg", *_after_adam(harness.seed))
+    return None
 
 
-def _judge(impl: Implementation, harness: RankHarness) -> str:
-    run, n = harness.run(impl, runs.train_stage1), harness.world_size
-    one = One(harness.seed)
-    for step in range(runs.STEPS):
-        gradient = runs.mean_of(one.gradients(step, n))
-        one.step(gradient, runs.MAX_NORM.get(step, 0.0))
-    right = same_everywhere(flat(runs.weights_of(one.model)), n)
-    if not all_close(found_after(run, runs.STEPS - 1), right):
-        raise NotJudgedError("the weights first: see C1 and C3")
-    momentum = {
-        name: one.optimizer.state[p]["momentum_buffer"].reshape(-1)
-        for name, p in runs.trained(one.model).items()
-    }
-    for rank, value in enumerate(run.values):
-        _expect_pieces(value["saved"], momentum, rank)
-    _expect_whole([value["saved"] for value in run.values], momentum)
-    _expect_adams(harness.run(impl, keep_adams), harness.seed)
-    _expect_resumed(run, one)
-    m = runs.other_world(n)
-    return f"saved at {n} rank{'s' * (n > 1)}, gone on with at {m}"
+def _expect_ranges(
+    states: list[Any], key: str, kept: Any, named: dict[str, nn.Parameter]
+) -> None:
+    full = {name: kept[p][key].reshape(-1) for name, p in named.items()}
+    for rank, saved in enumerate(states):
+        _expect_entries(saved, key, full, rank)
+    _expect_complete(states, full)
 
 
-def _expect_pieces(saved: Any, momentum: dict[str, Tensor], rank: int) -> None:
-    what = "state_dict gives"
+def _expect_entries(saved: Any, key: str, full: dict[str, Tensor], rank: int) -> None:
+    what = "state_dict returns"
     if not isinstance(saved, dict):
         raise NotYetError(f"{what} {saved!r:.40}, not a dict", fatal=True)
-    for name, piece in saved.items():
-        if name not in momentum:
+    for name, entry in saved.items():
+        if name not in full:
             raise NotYetError(
-                f"{what} {name!r:.30}: no trained parameter is called that",
+                f"{what} {name!r:.30}: no trained parameter has this name",
                 rule="bucket.names has the names, in the order of bucket.sizes",
+                fatal=True,
             )
-        if not isinstance(piece, dict) or not {"start", "stop"} <= piece.keys():
-            raise NotYetError(f"{what} no start and stop under {name}")
-        _expect_part(name, rank, piece, "momentum_buffer", momentum)
+        if not isinstance(entry, dict) or not {"start", "stop"} <= entry.keys():
+            raise NotYetError(f"{what} no start and stop under {name}", fatal=True)
+        own = entry.get(key)
+        if isinstance(own, Tensor):
+            _expect_range(name, rank, entry, own, full[name])
 
 
-def _expect_part(
-    name: str, rank: int, piece: dict[str, Any], key: str, whole: dict[str, Tensor]
+def _expect_range(
+    name: str, rank: int, entry: dict[str, Any], own: Tensor, full: Tensor
 ) -> None:
-    """What is saved under `key` is that of the piece's elements."""
-    start, stop, own = piece["start"], piece["stop"], piece.get(key)
-    if not isinstance(own, Tensor):
-        raise NotYetError(f"state_dict gives no {key} under {name}", rule=ALL_OF_IT)
-    right = whole[name][start:stop]
-    if own.dtype != right.dtype:
-        raise NotYetError(
-            f"state_dict gives {key} of {name} as {own.dtype}, kept is {right.dtype}",
-            rule="what was rounded when it was saved goes on from other numbers",
-        )
-    if own.shape != right.shape or not torch.allclose(own, right, rtol=1e-9):
-        raise _wrong_piece(name, rank, (start, stop), own)
-
-
-def _expect_adams(run: Run, seed: int) -> None:
-    model = _layer(seed)
-    optimizer = make_adam(model.parameters())
-    gradient = runs.next_gradient(seed, runs.weights_of(model))
-    for name, p in model.named_parameters():
-        p.grad = gradient[name]
-    optimizer.step()
-    named = dict(model.named_parameters())
-    right = {
-        key: {n: optimizer.state[p][key].reshape(-1) for n, p in named.items()}
-        for key in MOMENTS
-    }
-    for rank, saved in enumerate(run.values):
-        for name, piece in saved.items():
-            for key in MOMENTS:
-                _expect_part(name, rank, piece, key, right[key])
-            step = piece.get("step")
-            is_number = isinstance(step, int | float)
-            is_number |= isinstance(step, Tensor) and not step.dim()
-            if not is_number or float(step) != 1.0:
-                raise NotYetError(
-                    f"after a step of Adam state_dict gives {step!r:.40} "
-                    f"as the step under {name}, not 1",
-                    rule=ALL_OF_IT,
-                )
-
-
-def _wrong_piece(
-    name: str,
-    rank: int,
-    piece: tuple[int, int],
-    own: Tensor,
-) -> NotYetError:
-    start, stop = piece
+    start, stop = entry["start"], entry["stop"]
+    right = full[start:stop]
+    if own.shape == right.shape and torch.allclose(own.to(right), right, rtol=1e-6):
+        return
     if own.numel() != stop - start:
         message = (
-            f"rank {rank} saves {own.numel()} numbers as elements {start} … {stop - 1} "
+            f"rank {rank} saves {own.numel()} values as elements {start} … {stop - 1} "
             f"of {name}"
         )
     else:
         message = (
             f"what rank {rank} saves as elements {start} … {stop - 1} of {name} is the "
-            "state of others"
+            "state of other elements"
         )
-    return NotYetError(
+    raise NotYetError(
         message,
-        slug="shard-under-whole-name",
-        rule="bucket.pieces says which elements of which parameter the shard has, one "
-        "piece after another",
+        slug="shard-under-full-name",
+        rule="bucket.shard_ranges lists which elements of which parameter the shard "
+        "has, one range after another",
     )
 
 
-def _expect_whole(states: list[Any], momentum: dict[str, Tensor]) -> None:
-    for name, whole in momentum.items():
+def _expect_complete(states: list[Any], full: dict[str, Tensor]) -> None:
+    for name, values in full.items():
         count = sum(s[name]["stop"] - s[name]["start"] for s in states if name in s)
-        if count != whole.numel():
+        if count != values.numel():
             raise NotYetError(
-                f"{name} has {whole.numel()} elements, and all ranks together save the "
-                f"state of {count}",
-                slug="shard-under-whole-name" if count > whole.numel() else "",
-                rule="each rank saves the pieces that it owns, and no others",
+                f"{name} has {values.numel()} elements, and all ranks together save "
+                f"the state of {count}",
+                slug="shard-under-full-name" if count > values.numel() else "",
+                rule="each rank saves the ranges that it owns, and no others",
             )
 
 
-def _expect_resumed(run: Run, one: One) -> None:
+# ── C2 ──────────────────────────────────────────────────────────────────────────────
+
+
+@clause(TASK, "C2", worlds=WORLDS, also=_with_adam)
+def continued_elsewhere(impl: Implementation, harness: RankHarness) -> str | None:
+    """V and R: all that SGD and Adam keep; and a step at another number of ranks."""
+    with judged_after(saved_by_name, impl, harness, "C1"):
+        return _continued(impl, harness)
+
+
+def _continued(impl: Implementation, harness: RankHarness) -> str:
+    run, n = harness.run(impl, runs.save_state), harness.world_size
+    one = _after_steps(harness.seed)
+    named = runs.trained(one.model)
+    for value in run.values:
+        for name, entry in value["saved"].items():
+            _expect_entry(name, entry, "momentum_buffer", one.optimizer.state, named)
+    _expect_adams(harness.run(impl, keep_adams), harness.seed)
+    _expect_continued(run, one)
+    m = runs.other_world(n)
+    return f"saved at {n} rank{'s' * (n > 1)}, continued at {m}"
+
+
+def _expect_entry(
+    name: str,
+    entry: dict[str, Any],
+    key: str,
+    state: Any,
+    named: dict[str, nn.Parameter],
+) -> None:
+    own = entry.get(key)
+    if not isinstance(own, Tensor):
+        raise NotYetError(f"state_dict returns no {key} under {name}", rule=ALL_OF_IT)
+    right = state[named[name]][key].reshape(-1)[entry["start"] : entry["stop"]]
+    if own.dtype != right.dtype:
+        raise NotYetError(
+            f"state_dict returns {key} of {name} as {own.dtype}; the optimizer keeps "
+            f"{right.dtype}",
+            rule="a run that continues from rounded state computes other weights",
+        )
+    if own.shape != right.shape or not torch.allclose(own, right, rtol=1e-9):
+        raise NotYetError(
+            f"{key} of {name} is not what the optimizer keeps for these elements",
+            rule=ALL_OF_IT,
+        )
+
+
+def _expect_adams(run: Run, seed: int) -> None:
+    state, named = _after_adam(seed)
+    for saved in run.values:
+        for name, entry in saved.items():
+            for key in MOMENTS:
+                _expect_entry(name, entry, key, state, named)
+            step = entry.get("step")
+            is_number = isinstance(step, int | float)
+            is_number |= isinstance(step, Tensor) and not step.dim()
+            if not is_number or float(step) != 1.0:
+                raise NotYetError(
+                    f"after a step of Adam state_dict returns {step!r:.40} "
+                    f"as the step under {name}, not 1",
+                    rule=ALL_OF_IT,
+                )
+
+
+def _expect_continued(run: Run, one: One) -> None:
     n = runs.other_world(run.world_size)
-    one.step(runs.next_gradient(one.seed, runs.weights_of(one.model)))
+    weights = runs.weights_of(one.model)
+    one.step(runs.drawn_gradient(one.seed + runs.STEPS, weights))
     right = flat(runs.weights_of(one.model))
     owners = owner_of_each(one.seed, n)
     for value in run.values:
@@ -195,12 +231,12 @@ def _expect_resumed(run: Run, one: One) -> None:
             if "error" in resumed:
                 raise NotYetError(
                     f"load_state_dict on {n} ranks: {resumed['error']}",
-                    rule="what state_dict gives is what load_state_dict reads",
+                    rule="load_state_dict reads what state_dict returns",
                 )
             mine = owners == resumed["rank"]
             if not torch.allclose(flat(resumed["weights"])[mine], right[mine]):
                 raise NotYetError(
-                    f"saved at {run.world_size} ranks, gone on with at {n}: the next "
-                    f"step of rank {resumed['rank']} is not that of one process",
-                    rule="all that the optimizer keeps belongs into the state",
+                    f"saved at {run.world_size} ranks, continued at {n}: the next "
+                    f"step of rank {resumed['rank']} is not that of a single process",
+                    rule="the state must contain all that the optimizer keeps",
                 )

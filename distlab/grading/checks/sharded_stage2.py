@@ -11,7 +11,7 @@ from distlab.grading.checks import sharded_runs as runs
 from distlab.grading.checks.messages import expect_sent
 from distlab.grading.checks.sharded_mistakes import suspects_of
 from distlab.grading.checks.sharded_runs import One, flat
-from distlab.grading.checks.sharded_stage1 import WORLDS
+from distlab.grading.checks.sharded_stage1 import SCATTER, WORLDS
 from distlab.grading.clause import clause
 from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import (
@@ -26,7 +26,6 @@ from distlab.runner.autopsy import Evidence
 TASK = "sharded_optimizer.stage2"
 PARTS = ([0], [1, 2], [3])
 """The batches of each step."""
-SCATTER = "of the whole gradient a rank needs its chunk: reduce_scatter sends half"
 
 
 def gradients_in_step(one: One, step: int, n: int) -> list[list[dict[str, Tensor]]]:
@@ -65,7 +64,7 @@ def weights_of_one_process(impl: Implementation, harness: RankHarness) -> str | 
             rule="add the rank's chunk of the mean gradient to bucket.shard.grad",
         )
         sent = [value["steps"][step]["sent"] for value in run.values]
-        expect_sent(run, sent, "the weights are right, but not by way of comm")
+        expect_sent(run, sent, "the weights are correct, but comm was not used")
     return None
 
 
@@ -75,7 +74,10 @@ def _suspects(
     """What known misconceptions leave after step 1, or after step 2."""
     n = len(gradients[0])
     if step == 0:
-        rules = {"own-gradient-only": SCATTER, "": "what goes into bucket.shard.grad?"}
+        rules = {
+            "own-gradient-only": SCATTER,
+            "": "bucket.shard.grad must be this rank's chunk of the mean gradient",
+        }
         return [
             replace(suspect, rule=rules.get(suspect.slug, suspect.rule))
             for suspect in suspects_of(seed, gradients[0])
@@ -89,8 +91,8 @@ def _suspects(
         Suspect(
             slug="shard-gradient-overwritten",
             values=same_everywhere(flat(runs.weights_of(one.model)), n),
-            sentence="of two backward() only the second one's gradient counted",
-            rule="backward() adds to what is in .grad, and so does this",
+            sentence="of two backward() only the second gradient counted",
+            rule="backward() accumulates into .grad, and reduce_bucket must, too",
         )
     ]
 
@@ -109,10 +111,10 @@ def half_of_an_all_reduce(impl: Implementation, harness: RankHarness) -> str | N
         sent = [value["steps"][step]["sent"] / len(parts) for value in run.values]
         if max(sent) > scatter * 1.01 + runs.SLACK:
             ratio = max(sent) / scatter
-            slug = "all-reduce-not-scatter" if 1.9 < ratio < 2.1 else ""
+            slug = "all-reduce-then-slice" if 1.9 < ratio < 2.1 else ""
             raise NotYetError(
-                f"in step {step + 1} a backward() sends {ratio:.2f} × what a "
-                "reduce_scatter of the gradients sends",
+                f"in step {step + 1} a backward() sends {ratio:.2f} × the bytes of a "
+                "reduce_scatter of the gradients",
                 slug=slug,
                 evidence=tuple(
                     Evidence(
@@ -144,8 +146,8 @@ def gradients_of_the_shards(impl: Implementation, harness: RankHarness) -> str |
         if value["steps"][0]["rest"] > runs.after_step(n):
             raise NotYetError(
                 f"after zero_grad() a rank holds {value['steps'][0]['rest']} bytes: "
-                "gradients are kept somewhere",
-                rule="a gradient is in bucket.shard.grad, and nowhere else",
+                "gradients are still in memory",
+                rule="keep a gradient in bucket.shard.grad only",
             )
     most = max(value["steps"][1]["held"] for value in run.values)
     at_stage_1 = most + 8 * (whole - shard)
@@ -160,11 +162,11 @@ def _whole_gradients(run: Run, step: int, allowed: int, rest: int) -> NotYetErro
     return NotYetError(
         f"after backward() rank {rank} holds {over} bytes more than the weights, its "
         "state and its shards' gradients",
-        slug="whole-gradients-kept" if looks_whole else "",
+        slug="full-gradients-kept" if looks_whole else "",
         evidence=tuple(
             Evidence(rank=r, state="holds", text=f"{h} bytes, at most {allowed}")
             for r, h in enumerate(held)
         ),
-        rule="no whole gradient is needed once a rank has its chunk: a view of it "
-        "keeps all of it in memory",
+        rule="once a rank has its chunk it needs no full gradient; a view of a chunk "
+        "keeps the memory of the full vector",
     )

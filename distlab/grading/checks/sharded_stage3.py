@@ -64,12 +64,12 @@ def outputs_of_the_whole_model(
                 slug="old-weights-used",
                 values=before,
                 sentence="the second forward used the weights of the first",
-                rule="what was gathered is true until the next step: gather again",
+                rule="gathered weights are a copy: gather again before each forward",
             )
         ],
-        rule="what is gathered are the shards as the optimizer leaves them",
+        rule="gather the current shards, as the optimizer leaves them",
     )
-    expect_messages(run, "the outputs are right, but not by way of comm")
+    expect_messages(run, "the outputs are correct, but comm was not used")
     return None
 
 
@@ -87,19 +87,19 @@ def one_layer_at_a_time(impl: Implementation, harness: RankHarness) -> str | Non
             raise NotYetError(
                 f"before the first forward rank {rank} holds {value['cut']} bytes, its "
                 f"shards have {shards}",
-                slug="shard-keeps-whole",
+                slug="shard-keeps-full-weights",
                 evidence=_evidence(run, "cut", shards + ROOM),
-                rule="a shard that is a view keeps the whole vector; and a vector that "
-                "nobody releases stays",
+                rule="a shard that is a view keeps the memory of the full vector; "
+                "copy it, then free the vector",
             )
         for number, (held, size) in enumerate(zip(value["inside"], sizes, strict=True)):
             allowed = shards + 8 * n * size + ROOM
             if held > allowed:
                 raise NotYetError(
                     f"in layer {number} rank {rank} holds {held} bytes; its shards and "
-                    f"that layer have {shards + 8 * n * size}",
+                    f"this layer have {shards + 8 * n * size}",
                     slug="layers-not-freed",
-                    rule="release a layer's buckets as soon as it has computed",
+                    rule="free a layer's buckets as soon as it has computed",
                 )
         if value["after"] > shards + layers.LEFT:
             raise NotYetError(
@@ -107,10 +107,10 @@ def one_layer_at_a_time(impl: Implementation, harness: RankHarness) -> str | Non
                 f"have {shards}",
                 slug="layers-not-freed",
                 evidence=_evidence(run, "after", shards + layers.LEFT),
-                rule="release a layer's buckets as soon as it has computed",
+                rule="free a layer's buckets as soon as it has computed",
             )
     most = max(max(value["inside"]) for value in run.values)
-    return f"n = {n}: at most {most} bytes, the whole model has {shards * n}"
+    return f"n = {n}: at most {most} bytes, the full model has {shards * n}"
 
 
 # ── 3.21 C3 ─────────────────────────────────────────────────────────────────────────
@@ -137,8 +137,8 @@ def _expect_sent(run: Run, sent: list[float], right: float, what: str) -> None:
             )
             for r, s in enumerate(sent)
         ),
-        rule="each rank hands its shard of a layer to the others when it is needed, "
-        "once",
+        rule="each rank sends its shard of a layer to each other rank once, when the "
+        "layer is needed",
     )
 
 
@@ -158,7 +158,7 @@ def weights_of_one_process(impl: Implementation, harness: RankHarness) -> str | 
         how = " with prefetch" if values else ""
         for step, expected in enumerate(right):
             _expect_weights(run, step, expected, how)
-        expect_messages(run, "the weights are right, but not by way of comm")
+        expect_messages(run, "the weights are correct, but comm was not used")
     return None
 
 
@@ -177,11 +177,11 @@ def _expect_weights(run: Run, step: int, expected: dict[str, Tensor], how: str) 
                     Evidence(
                         rank=0,
                         state="wrong",
-                        text=f"got {brief(found)}   expected {brief(own)}",
+                        text=f"expected {brief(own)}   got {brief(found)}",
                     ),
                 ),
-                rule="whole weights in every layer's backward(); then the mean "
-                "gradient's chunk to every shard",
+                rule="every layer needs its full weights in backward; then each shard "
+                "gets its chunk of the mean gradient",
             )
 
 
@@ -196,19 +196,18 @@ def never_more_than_that(impl: Implementation, harness: RankHarness) -> str | No
     for count, values in ((1, {}), (2, {"prefetch": True})):
         run = play(impl, harness, layers.train_stage3, **values)
         most = max(sum(sizes[i : i + count]) for i in range(len(sizes)))
-        how = "with prefetch two layers" if values else "one layer"
+        how = "with prefetch, two layers have" if values else "one layer has"
         peak = max(value["peak"] for value in run.values)
         if peak > most:
             raise NotYetError(
-                f"{peak} bytes of whole weights at the same time: {how} would be at "
-                f"most {most}",
+                f"{peak} bytes of weights are unsharded at the same time; {how} "
+                f"at most {most}",
                 slug="layers-not-freed",
                 evidence=_evidence(run, "peak", most),
-                rule="a layer that is through with forward, or with backward(), is "
-                "released",
+                rule="free a layer's weights after its forward and after its backward",
             )
         _expect_only_shards(run, n)
-    return f"n = {n}: at most {peak} bytes of whole weights, in all {sum(sizes)}"
+    return f"n = {n}: at most {peak} bytes unsharded, the full model has {sum(sizes)}"
 
 
 def _expect_only_shards(run: Run, n: int) -> None:
@@ -219,9 +218,9 @@ def _expect_only_shards(run: Run, n: int) -> None:
                 raise NotYetError(
                     f"after backward() a rank holds {told['held']} bytes; its shards, "
                     f"their gradients and state have {shard * (2 + (step > 0))}",
-                    slug="whole-gradients-kept",
-                    rule="after a layer's backward() its weights and its whole "
-                    "gradients are gone",
+                    slug="full-gradients-kept",
+                    rule="after a layer's backward, free its full weights and its "
+                    "full gradients",
                 )
 
 
@@ -269,10 +268,10 @@ def fetched_ahead(impl: Implementation, harness: RankHarness) -> str | None:
             play_ahead(impl, harness)
             raise NotYetError(
                 f"on {RANKS} simulated ranks {where} takes {plain:.2f} s, and with "
-                f"prefetch {ahead:.2f} s; if all layers but the first come while "
-                f"others compute, {most:.2f} s",
+                f"prefetch {ahead:.2f} s; if only the first layer is waited for, "
+                f"{most:.2f} s",
                 slug="prefetch-waits",
-                rule="prefetch starts what it needs, and leaves the waiting to enter",
+                rule="prefetch starts its messages and returns; unshard_layer waits",
             )
     return (
         f"{RANKS} simulated ranks: forward {told[0][0]:.2f} → {told[1][0]:.2f} s, "

@@ -15,7 +15,7 @@ from distlab.grading.verdict import NotYetError
 from distlab.runner import RankRecord, Run
 from distlab.runner.autopsy import describe, evidence
 
-TAKE_PART = "who has nothing to add adds zeros: every rank makes every call"
+TAKE_PART = "a rank with nothing to add adds zeros: every rank makes every call"
 
 _MISFITS = ("collective-mismatch", "peer-finished")
 
@@ -95,7 +95,7 @@ def on_one_rank_only(run: Run) -> NotYetError | None:
                 f"there in {describe(record.waiting)}",
                 slug="collective-mismatch",
                 evidence=evidence(run),
-                rule="every rank calls what has a collective inside",
+                rule="every rank must call a function that has a collective inside",
                 kind="DEADLOCK",
                 fatal=True,
             )

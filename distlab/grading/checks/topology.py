@@ -1,13 +1,13 @@
-"""Checks of the unit `topology`: what was foretold, built for islands, and chosen.
+"""Checks of the unit `topology`: estimates, the two levels, and choices.
 
-Forecasts and choices are judged against formulas that stand in `topology_forms`; the
-simulator bears these out. What sends is judged on real ranks, and counted on many
-simulated ones.
+Estimates and choices are judged against the formulas in `topology_forms`; the simulator
+confirms these. Functions that send are judged on real ranks, and their messages are
+counted on many simulated ranks.
 """
 
 from distlab.grading.checks.topology_choose import choose_all
 from distlab.grading.checks.topology_doubling import double_all
-from distlab.grading.checks.topology_islands import over_islands
-from distlab.grading.checks.topology_predict import foretell
+from distlab.grading.checks.topology_estimate import estimate_all
+from distlab.grading.checks.topology_nodes import over_nodes
 
-__all__ = ["choose_all", "double_all", "foretell", "over_islands"]
+__all__ = ["choose_all", "double_all", "estimate_all", "over_nodes"]

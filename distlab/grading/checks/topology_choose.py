@@ -1,4 +1,4 @@
-"""Checks of task 3.8, `topology.choose`: never much slower than the best there is."""
+"""Checks of task 3.8, `topology.choose`: never much slower than the fastest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from distlab.grading.checks.data_loader_plans import in_call, worked_out
-from distlab.grading.checks.topology_forms import NAMES, Islands
+from distlab.grading.checks.topology_forms import NAMES, NodesModel
 from distlab.grading.clause import clause
 from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.verdict import NotYetError
@@ -21,12 +21,12 @@ LOOPBACK = AlphaBeta(alpha_s=30e-6, bytes_per_s=1e9)
 ETHERNET = AlphaBeta(alpha_s=10e-6, bytes_per_s=12.5e9)
 INFINIBAND = AlphaBeta(alpha_s=5e-6, bytes_per_s=50e9)
 NVLINK = AlphaBeta(alpha_s=3e-6, bytes_per_s=450e9)
-NOBODYS = AlphaBeta(alpha_s=1e-3, bytes_per_s=1e8)  # inside islands that are not there
+NOBODYS = AlphaBeta(alpha_s=1e-3, bytes_per_s=1e8)  # intra-node links that do not exist
 _TABLE = 4  # lines of evidence
 
 
-def _flat(name: str, link: AlphaBeta, n: int) -> Islands:
-    return Islands(name, n, 1, NOBODYS, link, link.bytes_per_s)
+def _flat(name: str, link: AlphaBeta, n: int) -> NodesModel:
+    return NodesModel(name, n, 1, NOBODYS, link, link.bytes_per_s)
 
 
 FLAT = tuple(
@@ -38,29 +38,29 @@ FLAT = tuple(
     )
     for n in (1, 2, 3, 5, 8, 12, 64, 100, 1024)
 )
-ON_ISLANDS = tuple(
-    Islands(name, k * p, k, inside, between, uplink)
+ON_NODES = tuple(
+    NodesModel(name, k * p, k, intra_node, inter_node, uplink)
     for p in (1, 2, 8, 128)
-    for name, k, inside, between, uplink in (
-        ("a card for each rank", 8, NVLINK, INFINIBAND, 8 * 50e9),
-        ("one card for all", 8, NVLINK, INFINIBAND, 50e9),
-        ("cards 4 to 1 oversubscribed", 8, NVLINK, INFINIBAND, 2 * 50e9),
-        ("one slow card", 4, INFINIBAND, LOOPBACK, 1e9),
-        ("no faster inside", 2, ETHERNET, ETHERNET, 12.5e9),
+    for name, k, intra_node, inter_node, uplink in (
+        ("one NIC per rank", 8, NVLINK, INFINIBAND, 8 * 50e9),
+        ("one NIC per node", 8, NVLINK, INFINIBAND, 50e9),
+        ("NICs 4:1 oversubscribed", 8, NVLINK, INFINIBAND, 2 * 50e9),
+        ("one slow NIC", 4, INFINIBAND, LOOPBACK, 1e9),
+        ("intra-node no faster", 2, ETHERNET, ETHERNET, 12.5e9),
     )
 )
 
 
 def choose_all(context: RankContext, unit: ModuleType, seed: int) -> list[list[str]]:
-    """What is chosen in every setting, size by size."""
+    """The choice in every setting, size by size."""
     found = []
-    for islands in (*FLAT, *ON_ISLANDS):
-        inside, between = (
+    for nodes in (*FLAT, *ON_NODES):
+        intra_node, inter_node = (
             unit.Link(link.alpha_s, link.bytes_per_s)
-            for link in (islands.inside, islands.between)
+            for link in (nodes.intra_node, nodes.inter_node)
         )
         cluster = unit.Cluster(
-            islands.n, islands.k, inside, between, islands.uplink_bytes_per_s
+            nodes.n, nodes.k, intra_node, inter_node, nodes.uplink_bytes_per_s
         )
         row = []
         for size in SIZES:
@@ -77,22 +77,24 @@ def _read(chosen: Any) -> str:
 # ── the judge ───────────────────────────────────────────────────────────────────────
 
 
-def _judge(impl: Implementation, harness: RankHarness, kinds: Sequence[Islands]) -> str:
+def _judge(
+    impl: Implementation, harness: RankHarness, kinds: Sequence[NodesModel]
+) -> str:
     told = worked_out(impl, harness, choose_all).values[0]
-    every = (*FLAT, *ON_ISLANDS)
-    rows = [told[every.index(islands)] for islands in kinds]
-    slow: list[tuple[float, Islands, int, str]] = []
-    for islands, row in zip(kinds, rows, strict=True):
+    every = (*FLAT, *ON_NODES)
+    rows = [told[every.index(nodes)] for nodes in kinds]
+    slow: list[tuple[float, NodesModel, int, str]] = []
+    for nodes, row in zip(kinds, rows, strict=True):
         for size, name in zip(SIZES, row, strict=True):
             if name not in NAMES:
                 raise NotYetError(
-                    f"{islands.setting}, {_size(size)}: choose gives {name!r}",
-                    rule=f"one of {', '.join(NAMES)}",
+                    f"{nodes.setting}, {_size(size)}: choose returns {name!r}",
+                    rule=f"return one of {', '.join(NAMES)}",
                 )
-            seconds = islands.seconds(size)
+            seconds = nodes.seconds(size)
             best = min(seconds.values())
             if best and seconds[name] > SLOWER * best:
-                slow.append((seconds[name] / best, islands, size, name))
+                slow.append((seconds[name] / best, nodes, size, name))
     if slow:
         raise _slow(kinds, rows, slow)
     used = [name for name in NAMES if any(name in row for row in rows)]
@@ -100,29 +102,29 @@ def _judge(impl: Implementation, harness: RankHarness, kinds: Sequence[Islands])
 
 
 def _slow(
-    kinds: Sequence[Islands],
+    kinds: Sequence[NodesModel],
     rows: list[list[str]],
-    slow: list[tuple[float, Islands, int, str]],
+    slow: list[tuple[float, NodesModel, int, str]],
 ) -> NotYetError:
     slow.sort(key=lambda entry: -entry[0])
-    factor, islands, size, name = slow[0]
+    factor, nodes, size, name = slow[0]
     slug, words = _mistake(kinds, rows)
     return NotYetError(
-        f"{islands.setting}, {_size(size)}: {name} takes {factor:.1f} times as long as "
-        f"the best{words}",
+        f"{nodes.setting}, {_size(size)}: {name} takes {factor:.1f} times as long as "
+        f"the fastest{words}",
         slug=slug,
         evidence=tuple(_line(*entry) for entry in slow[:_TABLE]),
-        rule="work out what each of them takes there, and take the least",
+        rule="estimate the time of each algorithm there, and return the smallest",
     )
 
 
-def _line(factor: float, islands: Islands, size: int, name: str) -> Evidence:
-    seconds = islands.seconds(size)
+def _line(factor: float, nodes: NodesModel, size: int, name: str) -> Evidence:
+    seconds = nodes.seconds(size)
     best = min(seconds, key=lambda other: seconds[other])
     return Evidence(
         rank=NOBODY,
         state="slow",
-        text=f"{islands.setting}, {_size(size)}: {name} {1e6 * seconds[name]:,.0f} µs, "
+        text=f"{nodes.setting}, {_size(size)}: {name} {1e6 * seconds[name]:,.0f} µs, "
         f"{best} {1e6 * seconds[best]:,.0f} µs",
     )
 
@@ -134,39 +136,39 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes} bytes"
 
 
-def _mistake(kinds: Sequence[Islands], rows: list[list[str]]) -> tuple[str, str]:
+def _mistake(kinds: Sequence[NodesModel], rows: list[list[str]]) -> tuple[str, str]:
     """Slug and words, if all the answers are those of a known wrong way."""
     if len({name for row in rows for name in row}) == 1:
-        return "one-for-all-sizes", "; it is what you choose everywhere"
+        return "one-for-all-sizes", "; your choice is the same everywhere"
     if all(len(set(row)) == 1 for row in rows):
-        return "one-for-all-sizes", "; you never ask for the size"
+        return "one-for-all-sizes", "; your choice never depends on the size"
     if kinds is FLAT:
         return "", ""
     if _are(kinds, rows, _as_if_flat):
-        return "islands-forgotten", "; you choose as if there were no islands"
-    if _are(kinds, rows, lambda islands, size: islands.seconds(size, flows=1)):
+        return "nodes-forgotten", "; your choices ignore the nodes"
+    if _are(kinds, rows, lambda nodes, size: nodes.seconds(size, flows=1)):
         return (
             "uplink-not-shared",
-            "; you choose as if each rank had the whole uplink for itself",
+            "; your choices assume the full uplink for each rank",
         )
     return "", ""
 
 
-def _as_if_flat(islands: Islands, size: int) -> dict[str, float]:
-    flat = _flat(islands.name, islands.between, islands.n).seconds(size)
+def _as_if_flat(nodes: NodesModel, size: int) -> dict[str, float]:
+    flat = _flat(nodes.name, nodes.inter_node, nodes.n).seconds(size)
     del flat["hierarchical"]
     return flat
 
 
 def _are(
-    kinds: Sequence[Islands],
+    kinds: Sequence[NodesModel],
     rows: list[list[str]],
-    model: Callable[[Islands, int], dict[str, float]],
+    model: Callable[[NodesModel, int], dict[str, float]],
 ) -> bool:
     """Whether each answer is a best one of this model."""
-    for islands, row in zip(kinds, rows, strict=True):
+    for nodes, row in zip(kinds, rows, strict=True):
         for size, name in zip(SIZES, row, strict=True):
-            seconds = model(islands, size)
+            seconds = model(nodes, size)
             if seconds.get(name, 1e9) > min(seconds.values()) * (1 + 1e-9):
                 return False
     return True
@@ -181,6 +183,6 @@ def best_where_links_are_alike(
 
 
 @clause("topology.choose", "C2", worlds=(1,))
-def best_on_islands(impl: Implementation, harness: RankHarness) -> str | None:
+def best_on_nodes(impl: Implementation, harness: RankHarness) -> str | None:
     """T: by the formulas, which know that an uplink is shared."""
-    return _judge(impl, harness, ON_ISLANDS)
+    return _judge(impl, harness, ON_NODES)

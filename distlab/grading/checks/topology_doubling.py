@@ -1,4 +1,4 @@
-"""Checks of task 3.24: all-reduces of few messages, for any number of ranks."""
+"""Checks of task 3.24: all-reduces with few messages, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from distlab.grading.checks.after import judged_after
 from distlab.grading.checks.messages import expect_sent, numbers
 from distlab.grading.checks.topology_forms import doubling_rounds
-from distlab.grading.checks.topology_islands import ITEM, Ledger, sum_of
+from distlab.grading.checks.topology_nodes import ITEM, Ledger, sum_of
 from distlab.grading.clause import clause
 from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.oracles import (
@@ -108,14 +108,14 @@ def everyone_has_the_sum(impl: Implementation, harness: RankHarness) -> str | No
                 total,
                 what=what,
                 suspects=partial(_suspects, name, before),
-                rule="after each round: whose tensors are in this one?",
+                rule="after each round: which ranks' tensors are in this partial sum?",
             )
             expect_equal_bits(
                 after,
                 what=what,
                 slug="own-order-sum",
-                rule="partners that add a + b and b + a have the same bits; then the "
-                "next partners start from equal sums",
+                rule="a + b and b + a have the same bits, so the partners of the next "
+                "round start from equal partial sums",
             )
     return None
 
@@ -123,7 +123,7 @@ def everyone_has_the_sum(impl: Implementation, harness: RankHarness) -> str | No
 def _expect_sum_beside(
     name: str, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]
 ) -> None:
-    """Those without a partner get the sum too, whoever they are."""
+    """The ranks without a partner must get the sum too."""
     n, total = len(before), sum_of(before)
     size = 2 ** (n.bit_length() - 1)
     served = [rank for rank in range(n) if all_close([after[rank]], [total])]
@@ -132,14 +132,14 @@ def _expect_sum_beside(
     if size < n and len(served) == size and unchanged:
         numbers = " and ".join(map(str, others))
         raise NotYetError(
-            f"{name}, {n} ranks: those without a partner, {numbers}, never get the sum",
+            f"{name}, {n} ranks: ranks without a partner, {numbers}, never get the sum",
             slug="ranks-beyond-the-power",
-            rule="whoever took theirs in gives them the sum at the end",
+            rule="the rank that added their tensor sends them the sum at the end",
         )
 
 
 def _suspects(name: str, before: list[torch.Tensor]) -> list[Suspect]:
-    """Whose sum a rank has if the ranks beyond the power of two are left out."""
+    """The sums if the ranks beyond the power of two are omitted."""
     n = len(before)
     size = 2 ** (n.bit_length() - 1)
     if size == n:
@@ -148,8 +148,8 @@ def _suspects(name: str, before: list[torch.Tensor]) -> list[Suspect]:
         Suspect(
             slug="ranks-beyond-the-power",
             values=[sum_of(before[:size])] * size + before[size:],
-            sentence=f"{name}: ranks {size} to {n - 1} are left out",
-            rule="those who have no partner hand in theirs first, and get the sum",
+            sentence=f"{name}: ranks {size} to {n - 1} are missing from the sum",
+            rule="a rank without a partner first sends its tensor; it receives the sum",
         )
     ]
 
@@ -165,7 +165,7 @@ def in_so_few_rounds(impl: Implementation, harness: RankHarness) -> str | None:
     for n in MANY:
         told = [value[NAMES[0]] for value in _many(impl, harness, n)]
         with judged_after(everyone_has_the_sum, impl, harness, "C1"):
-            _expect_right(NAMES[0], told, "go on until all ranks know of each other")
+            _expect_right(NAMES[0], told, "continue until a sum covers all ranks")
         needed = max(value["ended_s"] for value in told)
         enough = doubling_rounds(n)
         if needed > enough + 1e-6:
@@ -173,7 +173,7 @@ def in_so_few_rounds(impl: Implementation, harness: RankHarness) -> str | None:
                 f"{n} simulated ranks: recursive_doubling takes {needed:.3g} rounds, "
                 f"where {enough} are enough",
                 slug="too-many-rounds",
-                rule="in each round every rank swaps what it has with one partner",
+                rule="in each round a rank exchanges its partial sum with one partner",
             )
         notes.append(f"{n} ranks: {enough}")
     return f"rounds of recursive_doubling, simulated: {', '.join(notes)}"
@@ -213,7 +213,7 @@ def _expect_few_messages(kind: str, told: Sequence[dict[str, Any]]) -> int:
             f"in halving_doubling, where {most} are enough",
             slug="too-many-rounds",
             evidence=_by_rank(sent, "messages", most),
-            rule="the way there takes log2 n messages, and the way back as many",
+            rule="halving takes log2 n messages, and doubling as many",
         )
     return most
 
@@ -236,7 +236,7 @@ def with_so_few_bytes(impl: Implementation, harness: RankHarness) -> str | None:
             f"{max(sent)} bytes in halving_doubling, where {most} are enough",
             slug="whole-tensor-every-step",
             evidence=_by_rank(sent, "bytes", most),
-            rule="half of what is left in each step: S / 2, S / 4, S / 8 …",
+            rule="send half of the remaining slice each round: S / 2, S / 4, S / 8 …",
         )
     return None
 

@@ -204,7 +204,7 @@ def loss_of_the_whole_batch(impl: Implementation, harness: RankHarness) -> str |
             Suspect(
                 slug="local-loss-returned",
                 values=[local[:, rank] for rank in range(n)],
-                sentence="every rank returned the loss of its own samples only",
+                sentence="every rank returned the loss over its local samples only",
                 rule="average the loss over the ranks, as you did the gradients",
             ),
             Suspect(

@@ -1,25 +1,25 @@
-"""A cluster as it is built: islands of fast links, network cards, leaves and a spine.
+"""A cluster: nodes with fast links, NICs, leaf switches and a spine.
 
                          ═══════════ spine ═══════════
-                          ▲ leaf0.up0       ▼ leaf1.down0       cards ÷ oversub
+                          ▲ leaf0.up0       ▼ leaf1.down0       NICs ÷ oversub
                         [leaf 0]          [leaf 1]
                           ▲ nic0.out        ▼ nic0.in
-    island 0  ┌ gpu 0 ─ gpu 1 ─ … ┐       ┌ gpu k ─ … ┐  island 1
+    node 0  ┌ gpu 0 ─ gpu 1 ─ … ┐       ┌ gpu k ─ … ┐  node 1
               └── NVLink switch ──┘       └───────────┘
 
-Rank r is GPU r mod k of island r div k. Inside an island a message goes through the
-GPU's own port and the switch. To another island it goes through the network card that
-serves the GPU, and up and down through the spine where the leaf is another one. Cards
-and leaves are shared: that is where flows get into each other's way.
+Rank r is GPU r mod k of node r div k. An intra-node message goes through the GPU's own
+port and the NVLink switch. An inter-node message goes through the NIC that serves the
+GPU and, if the nodes have different leaf switches, through an uplink to the spine. NICs
+and uplinks are shared: messages wait for each other there.
 
-A leaf has as many cables up as cards below it, divided by the oversubscription; where
-that is no whole number, they are fewer and faster, and one that is slower than a card
-where it is less than 1. A message takes the cable that is free first.
+A leaf has as many uplinks as NICs below it, divided by the oversubscription. Where that
+is not an integer, the uplinks are fewer and faster; where it is less than 1, there is
+one, slower than a NIC. A message takes the uplink that is free first.
 
-How turns are taken: a cable carries one message at a time, at its full speed, in the
-order in which the messages were handed over; a later one may use a pause that it fits
-into. A message runs through its cables without being stored in between, so alone it
-takes latency + S / (the slowest one's speed).
+The order: a link carries one message at a time, at its full speed, in the order in
+which the messages were sent; a later message may use a pause that it fits
+into. A message is not stored between its links, so alone it takes latency + S / (the
+slowest link's bandwidth).
 
 What this leaves out: packets, routes that collide while others are free, congestion
 control, and the limits of a switch's buffer.
@@ -46,58 +46,58 @@ from distlab.sim.net.links import (
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """Islands of `island_size` ranks; `leaf_islands` of them on each leaf switch.
+    """Nodes of `node_size` ranks; `nodes_per_leaf` of them on each leaf switch.
 
     Raises:
         ValueError: a count below 1, a negative time, a speed that is not above zero, or
             an oversubscription below 1.
     """
 
-    island_size: int = 8
-    island_alpha_s: float = 3e-6
-    island_bytes_per_s: float = 450e9  # each way, of each GPU
-    nics: int = 1  # per island
+    node_size: int = 8
+    intra_node_alpha_s: float = 3e-6
+    intra_node_bytes_per_s: float = 450e9  # each way, of each GPU
+    nics: int = 1  # per node
     nic_bytes_per_s: float = 50e9  # each way
-    nic_alpha_s: float = 10e-6  # from island to island
-    leaf_islands: int = 1
-    oversub: float = 1.0  # what the cards below a leaf can send ÷ what goes up
+    nic_alpha_s: float = 10e-6  # inter-node latency
+    nodes_per_leaf: int = 1
+    oversub: float = 1.0  # bandwidth of the NICs below a leaf ÷ that of its uplinks
 
     def __post_init__(self) -> None:
-        for name in ("island_size", "nics", "leaf_islands"):
+        for name in ("node_size", "nics", "nodes_per_leaf"):
             count = getattr(self, name)
             if not isinstance(count, int) or count < 1:
-                raise ValueError(f"{name} is {count}: a whole number, 1 or more")
-        require_duration("island_alpha_s", self.island_alpha_s)
+                raise ValueError(f"{name} is {count}: an integer, 1 or more")
+        require_duration("intra_node_alpha_s", self.intra_node_alpha_s)
         require_duration("nic_alpha_s", self.nic_alpha_s)
-        require_speed("island_bytes_per_s", self.island_bytes_per_s)
+        require_speed("intra_node_bytes_per_s", self.intra_node_bytes_per_s)
         require_speed("nic_bytes_per_s", self.nic_bytes_per_s)
         if not 1 <= self.oversub < math.inf:
             raise ValueError(f"oversub is {self.oversub}: 1 is none, 4 is four to one")
 
     def wires(self, world_size: int) -> Wires:
-        """A network on which nothing is under way yet."""
+        """A network on which no message is in flight yet."""
         return FabricWires(self, world_size)
 
     @property
     def cables(self) -> int:
-        """How many go up from each leaf, and as many down to it."""
-        return max(1, int(self.leaf_islands * self.nics / self.oversub))
+        """The number of uplinks of each leaf, and of links down to it."""
+        return max(1, int(self.nodes_per_leaf * self.nics / self.oversub))
 
     @property
     def cable_bytes_per_s(self) -> float:
-        """The speed of each of them, each way."""
-        below = self.leaf_islands * self.nics * self.nic_bytes_per_s
+        """The bandwidth of each of them, each way."""
+        below = self.nodes_per_leaf * self.nics * self.nic_bytes_per_s
         return below / self.oversub / self.cables
 
     def path(self, src: int, dst: int) -> list[Hop]:
         """The hops from rank to rank, in order."""
-        island, other = src // self.island_size, dst // self.island_size
-        if island == other:
-            speed = self.island_bytes_per_s
+        node, other = src // self.node_size, dst // self.node_size
+        if node == other:
+            speed = self.intra_node_bytes_per_s
             return [Hop((f"gpu{src}.out",), speed), Hop((f"gpu{dst}.in",), speed)]
-        leaf, other_leaf = island // self.leaf_islands, other // self.leaf_islands
-        first = Hop((f"island{island}.{self._nic(src)}.out",), self.nic_bytes_per_s)
-        last = Hop((f"island{other}.{self._nic(dst)}.in",), self.nic_bytes_per_s)
+        leaf, other_leaf = node // self.nodes_per_leaf, other // self.nodes_per_leaf
+        first = Hop((f"node{node}.{self._nic(src)}.out",), self.nic_bytes_per_s)
+        last = Hop((f"node{other}.{self._nic(dst)}.in",), self.nic_bytes_per_s)
         if leaf == other_leaf:
             return [first, last]
         ways = (f"leaf{leaf}.up", f"leaf{other_leaf}.down")
@@ -118,28 +118,28 @@ class Fabric:
 
     def alpha_s(self, src: int, dst: int) -> float:
         """Seconds that a message of no bytes takes from rank to rank."""
-        inside = src // self.island_size == dst // self.island_size
-        return self.island_alpha_s if inside else self.nic_alpha_s
+        is_intra_node = src // self.node_size == dst // self.node_size
+        return self.intra_node_alpha_s if is_intra_node else self.nic_alpha_s
 
     def _nic(self, rank: int) -> str:
-        return f"nic{rank % self.island_size % self.nics}"
+        return f"nic{rank % self.node_size % self.nics}"
 
     def _one_of_each_kind(self, rank: int, world_size: int) -> list[int]:
-        """A peer in the island, one on the leaf and one beyond it, as far as any."""
-        leaf = self.leaf_islands * self.island_size
+        """A peer on the node, one on the leaf and one beyond it, if they exist."""
+        leaf = self.nodes_per_leaf * self.node_size
         starts = {
             size: (rank // size * size, rank // size * size + size)
-            for size in (self.island_size, leaf)
+            for size in (self.node_size, leaf)
         }
-        inside = range(*starts[self.island_size])
-        near = {next((r for r in inside if r != rank), rank)}
+        node = range(*starts[self.node_size])
+        near = {next((r for r in node if r != rank), rank)}
         for start, end in starts.values():
             near |= {start - 1, end % world_size}
         return [r for r in near if 0 <= r < world_size and r != rank]
 
 
 class Hop(NamedTuple):
-    """A part of a way: the cables there are for it, and the speed of each."""
+    """One step of a path: the links that serve it, and the bandwidth of each."""
 
     names: tuple[str, ...]
     bytes_per_s: float

@@ -1,15 +1,16 @@
-"""How long a message is under way: the networks that can be put under a simulated run.
+"""How long a message takes: the networks for a simulated run.
 
 A network is a description (`AlphaBeta`, frozen, shared); `wires` makes the state that
 one run of it needs. Whatever has the two methods of `Wires` can take its place.
 
-    AlphaBeta   a latency and a speed, the same for every pair (this file)
+    AlphaBeta   a latency and a bandwidth, the same for every pair (this file)
     LogGP       the same, with what sender, receiver and wire do each (loggp.py)
     Piecewise   a table of measured times (piecewise.py)
-    Fabric      islands, network cards and switches that flows share (fabric.py)
+    Fabric      nodes, NICs and switches that messages share (fabric.py)
 
 Source: R. Hockney, "The communication challenge for MPP" (1994), for alpha and beta.
-Symbols: alpha_s = seconds per message; bytes_per_s = 1 / beta; n ranks; S bytes.
+Symbols: alpha_s = alpha, seconds per message; bytes_per_s = B = 1 / beta, where beta is
+seconds per byte; n ranks; S bytes.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 PS = 1_000_000_000_000
-"""Picoseconds in a second. Time is a whole number of them: it adds up exactly."""
+"""Picoseconds in a second. Times are integers in picoseconds: sums are exact."""
 
 
 def picoseconds(seconds: float) -> int:
-    """The nearest whole number of picoseconds."""
+    """The nearest integer in picoseconds."""
     return round(seconds * PS)
 
 
@@ -57,16 +58,16 @@ class Network(Protocol):
     """What `run` takes as its `net`."""
 
     def wires(self, world_size: int) -> Wires:
-        """A network on which nothing is under way yet."""
+        """A network on which no message is in flight yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlphaBeta:
-    """Every pair is joined alike: S bytes take alpha_s + S / bytes_per_s seconds.
+    """Every pair has an equal link: S bytes take alpha_s + S / bytes_per_s seconds.
 
-    Each rank has one way out and one way in: messages that share one follow each
-    other, byte after byte, while their latencies overlap. The defaults are those of a
-    good data centre: 10 µs, 100 Gbit/s.
+    Each rank has one link out and one link in. Messages that share a link follow each
+    other, byte after byte, while their latencies overlap. The defaults are typical of
+    a good data center: 10 µs, 100 Gbit/s.
 
     Raises:
         ValueError: a negative latency, or a speed that is not above zero.
@@ -80,7 +81,7 @@ class AlphaBeta:
         require_speed("bytes_per_s", self.bytes_per_s)
 
     def wires(self, world_size: int) -> Wires:
-        """A network on which nothing is under way yet."""
+        """A network on which no message is in flight yet."""
         alpha_ps, ps_per_byte = picoseconds(self.alpha_s), PS / self.bytes_per_s
 
         def cost(num_bytes: float) -> tuple[float, float]:
@@ -95,12 +96,12 @@ class AlphaBeta:
 
 
 Cost = Callable[[float], tuple[float, float]]
-"""Of a message of that many bytes: picoseconds that it keeps the sender's way out and
-the receiver's way in, and picoseconds from then until the receiver has it."""
+"""Of a message of that many bytes: picoseconds that it occupies the sender's outgoing
+and the receiver's incoming link, and picoseconds from then until it has arrived."""
 
 
 class Ports:
-    """When each rank's way out and way in are free again; for nets alike everywhere."""
+    """When each rank's links, out and in, are free again; for equal links."""
 
     def __init__(self, cost: Cost, world_size: int) -> None:
         self._cost = cost

@@ -1,4 +1,4 @@
-"""Networks by name, in round figures: for comparing kinds of links, not two products.
+"""Networks by name, in round figures: they compare kinds of links, not products.
 
 Speeds are the vendors' or the standard's, per direction. Latencies are no data sheet's:
 they are what software sees end to end, to the nearest handy number. Nothing here was
@@ -23,9 +23,9 @@ PRESETS: dict[str, Network] = {
     # NVIDIA DGX H100 data sheet: 8 GPUs on NVLink switches, 8 ConnectX-7 of 400 Gbit/s
     # for the cluster's network. The fabric is taken to be without oversubscription.
     "dgx-h100": Fabric(
-        island_size=8,
-        island_alpha_s=3e-6,
-        island_bytes_per_s=450e9,
+        node_size=8,
+        intra_node_alpha_s=3e-6,
+        intra_node_bytes_per_s=450e9,
         nics=8,
         nic_bytes_per_s=50e9,
         nic_alpha_s=5e-6,

@@ -59,13 +59,13 @@ def num_bytes(text: str) -> int:
     """`4MiB` → 4194304; a number without a unit is bytes.
 
     Raises:
-        ValueError: it is no size, or no whole number of bytes.
+        ValueError: it is no size, or the bytes are not an integer.
     """
     number, unit = _parts(text, "a size", "4MiB")
     _require_unit(text, unit or "B", "a size", "4MiB", _SIZES)
     size = number * _SIZES[unit or "B"]
     if size != int(size):
-        raise ValueError(f'"{text}" is {size} bytes, which is no whole number')
+        raise ValueError(f'"{text}" is {size} bytes, which is not an integer')
     return int(size)
 
 
@@ -116,10 +116,10 @@ def whole(text: str) -> int:
     """`8` → 8.
 
     Raises:
-        ValueError: it is no whole number, or negative.
+        ValueError: it is not an integer, or it is negative.
     """
     if not re.fullmatch(r"\d{1,18}", text.strip(), re.ASCII):
-        raise ValueError(f'"{text}" is not a whole number')
+        raise ValueError(f'"{text}" is not an integer')
     return int(text)
 
 

@@ -1,22 +1,22 @@
 """Networks and faults on one line, as they are typed into a shell.
 
-A network (`--net`) is a name, a kind or just its facts; parts are joined by commas:
+A network (`--net`) is a name, a kind or its parts; parts are joined by commas:
 
     ethernet-100g                          a name from the list below
     dgx-h100,oversub=4                     a name, and what is different
-    alpha=10us,bw=100Gbit                  latency and speed, alike for all pairs
+    alpha=10us,bw=100Gbit                  latency and bandwidth, equal for all pairs
     loggp:L=5us,o=1us,g=2us,G=0.08ns       the four parameters of LogGP; G is per byte
-    nvlink:8,nic=1x200Gbit,oversub=4       islands of 8 GPUs, their cards, the switches
+    nvlink:8,nic=1x200Gbit,oversub=4       nodes of 8 GPUs, their NICs, the switches
     table:laptop.json                      what `distlab calibrate` measured
 
     kind      its parts
     (none)    alpha   bw
     loggp:    L   o   g   G
-    nvlink:N  alpha  bw             inside an island
-              nic=COUNTxSPEED       the cards of an island; COUNT may be left out
-              nic-alpha             from island to island
-              leaf=N                islands on one leaf switch
-              oversub=N             what goes into a leaf ÷ what comes out at the top
+    nvlink:N  alpha  bw             intra-node
+              nic=COUNTxSPEED       the NICs of a node; COUNT may be left out
+              nic-alpha             inter-node
+              leaf=N                nodes on one leaf switch
+              oversub=N             bandwidth into a leaf ÷ bandwidth of its uplinks
     names     laptop ethernet-10g ethernet-100g infiniband-ndr nvlink dgx-h100
 
 Faults (`--fault`); a part that is about a rank can be repeated:
@@ -54,7 +54,7 @@ def _field(name: str, read: Callable[[str], Any]) -> Reader:
     return lambda text: {name: read(text)}
 
 
-def _cards(text: str) -> dict[str, Any]:
+def _nics(text: str) -> dict[str, Any]:
     """`8x400Gbit`, or `400Gbit` for one."""
     count, times, speed = text.partition("x")
     if not times:
@@ -74,11 +74,11 @@ _LOGGP: dict[str, Reader] = {
     "G": _field("gap_per_byte_s", quantities.seconds),
 }
 _FABRIC: dict[str, Reader] = {
-    "alpha": _field("island_alpha_s", quantities.seconds),
-    "bw": _field("island_bytes_per_s", quantities.bytes_per_s),
-    "nic": _cards,
+    "alpha": _field("intra_node_alpha_s", quantities.seconds),
+    "bw": _field("intra_node_bytes_per_s", quantities.bytes_per_s),
+    "nic": _nics,
     "nic-alpha": _field("nic_alpha_s", quantities.seconds),
-    "leaf": _field("leaf_islands", quantities.whole),
+    "leaf": _field("nodes_per_leaf", quantities.whole),
     "oversub": _field("oversub", quantities.factor),
 }
 _KINDS = ("loggp:", "nvlink:N", "table:FILE")
@@ -110,7 +110,7 @@ def _net(text: str) -> Network:
         return _changed(LogGP(), rest.split(",") if rest else [])
     if kind == "nvlink" and colon:
         size = quantities.whole(first.partition(":")[2])
-        return _changed(Fabric(island_size=size), parts)
+        return _changed(Fabric(node_size=size), parts)
     if "=" in first:
         return _changed(AlphaBeta(), text.split(","))
     known = [*PRESETS, *_KINDS]

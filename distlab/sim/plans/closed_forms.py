@@ -1,25 +1,26 @@
 """How long the written-down schedules take, as formulas; and how long any must take.
 
-Symbols: n ranks, S = num_bytes in the whole tensor, alpha seconds a message, B bytes a
-second, of an `AlphaBeta`; all are seconds.
+Symbols: n ranks on q nodes of k; S = num_bytes of the full tensor; alpha seconds per
+message and beta seconds per byte, of an `AlphaBeta`: alpha_s and 1 / bytes_per_s; m
+microbatches, p stages, v model chunks. All results are seconds.
 
-    ring reduce-scatter, all-gather   (n-1) (alpha + S / nB)
-    ring all-reduce                 2 (n-1) (alpha + S / nB)
-    recursive doubling              log2 n  (alpha + S / B)             n = 2, 4, 8, …
-    Rabenseifner                  2 log2 n · alpha + 2 (n-1)/n · S / B  n = 2, 4, 8, …
-    tree broadcast, reduce         ⌈log2 n⌉ (alpha + S / B)
-    tree all-reduce              2 ⌈log2 n⌉ (alpha + S / B)
-    hierarchical                  2 (k-1) (alpha + S / kB) inside       p islands of k
-                                + 2 (p-1) (alpha + S / kpB) between
-    parameter server              2 (alpha + (n-1) S / B)
+    ring reduce-scatter, all-gather   (n-1) (alpha + beta S / n)
+    ring all-reduce                 2 (n-1) (alpha + beta S / n)
+    recursive doubling              log2 n  (alpha + beta S)            n = 2, 4, 8, …
+    Rabenseifner                  2 log2 n · alpha + 2 (n-1)/n · beta S n = 2, 4, 8, …
+    tree broadcast, reduce         ⌈log2 n⌉ (alpha + beta S)
+    tree all-reduce              2 ⌈log2 n⌉ (alpha + beta S)
+    hierarchical                  2 (k-1) (alpha + beta S / k)          intra-node
+                                + 2 (q-1) (alpha + beta S / n)          inter-node
+    parameter server              2 (alpha + beta (n-1) S)
     GPipe                        (m + p - 1) (t_f + t_b) + 2 (p-1) hop
     1F1B                         (m + p - 1) (t_f + t_b)                hop = 0
     interleaved 1F1B, v chunks  (mv + p - 1) (t_f + t_b)    of a chunk, hop = 0
 
-    any all-reduce         at least  log2 n · alpha   and   2 (n-1)/n · S / B
+    any all-reduce         at least  ⌈log2 n⌉ · alpha   and   2 (n-1)/n · beta S
 
 They count what is on the wires; adding takes no time. Chunks must be of one size, and a
-formula that does not hold for some n refuses it. The simulator's times are whole
+formula that does not hold for some n refuses it. The simulator's times are integer
 picoseconds, so a message may differ from its formula by half of one.
 
 Source: R. Thakur, R. Rabenseifner, W. Gropp (2005), sections 4 and 5; E. Chan et al.,
@@ -56,7 +57,7 @@ def ring_all_reduce_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
 
 
 def recursive_doubling_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
-    """log2 n steps of the whole tensor.
+    """log2 n steps of the full tensor.
 
     Raises:
         ValueError: n is not a power of two.
@@ -89,27 +90,27 @@ def tree_all_reduce_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
 
 
 def hierarchical_s(
-    islands: int,
-    island_size: int,
+    nodes: int,
+    node_size: int,
     num_bytes: int,
-    inside: AlphaBeta,
-    between: AlphaBeta,
+    intra_node: AlphaBeta,
+    inter_node: AlphaBeta,
 ) -> float:
-    """Two rings inside each island around one all-reduce between the islands.
+    """An intra-node reduce-scatter and all-gather around inter-node all-reduces.
 
-    Inside, chunks of S / k; between, chunks of S / k / p. `between` is what each rank
-    has to the next island for itself: its share of a card that it does not own alone.
+    Intra-node, chunks of S / k; inter-node, chunks of S / n. `inter_node` is the link
+    of one rank to the next node: a fraction of a NIC that several ranks share.
 
     Raises:
         ValueError: the chunks would not be of one size.
     """
-    require_equal_chunks(islands * island_size, num_bytes)
-    around = 2 * ring_reduce_scatter_s(island_size, num_bytes, inside)
-    return around + ring_all_reduce_s(islands, num_bytes // island_size, between)
+    require_equal_chunks(nodes * node_size, num_bytes)
+    around = 2 * ring_reduce_scatter_s(node_size, num_bytes, intra_node)
+    return around + ring_all_reduce_s(nodes, num_bytes // node_size, inter_node)
 
 
 def parameter_server_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
-    """Everybody's tensor into rank 0, byte after byte, and as much out of it again."""
+    """All tensors into rank 0, byte after byte, and as many bytes out of it."""
     require_ranks(n)
     if n == 1:
         return 0.0
@@ -174,13 +175,17 @@ def interleaved_s(
 
 
 def latency_bound_s(n: int, net: AlphaBeta) -> float:
-    """After k messages in a row at most 2^k ranks can know of each other."""
+    """After r rounds, a rank's result can depend on at most 2^r ranks."""
     require_ranks(n)
     return (n - 1).bit_length() * net.alpha_s
 
 
 def bandwidth_bound_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
-    """Of an all-reduce: each rank's way out has to carry 2 (n-1)/n · S."""
+    """Of an all-reduce: the busiest rank sends at least 2 (n-1)/n · S.
+
+    That is the average: each element needs n - 1 messages before the first rank has its
+    sum, and n - 1 until the last rank has it. All ranks together send 2 (n-1) S.
+    """
     require_ranks(n)
     return 2 * (n - 1) / n * num_bytes / net.bytes_per_s
 
@@ -198,7 +203,7 @@ ALL_REDUCES: dict[str, Form] = {
     "tree": tree_all_reduce_s,
     "parameter server": parameter_server_s,
 }
-"""Every all-reduce on links alike: name → seconds of (n, num_bytes, net)."""
+"""Every all-reduce on equal links: name → seconds of (n, num_bytes, net)."""
 
 
 def require_ranks(n: int) -> None:

@@ -6,7 +6,7 @@ alone. There they are oracles: their time is a formula, the one in `closed_forms
 Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
 Operations in MPICH" (2005), sections 4 and 5; P. Patarasuk, X. Yuan, "Bandwidth optimal
 all-reduce algorithms for clusters of workstations" (2009), for the ring.
-Symbols: n ranks; S bytes in the tensor; alpha seconds a message, B bytes a second.
+Symbols: n ranks on q nodes; S bytes in the tensor.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def ring_all_gather(
 def ring_all_reduce(comm: Comm, tensor: Tensor, ring: Sequence[int] = ()) -> None:
     """In place, `tensor` becomes the sum over all ranks: 2 (n - 1) steps of S / n.
 
-    No all-reduce sends fewer bytes: each rank must send 2 (n - 1) / n · S.
+    Every rank sends 2 (n - 1) / n · S: no all-reduce has a busiest rank that sends
+    less.
     """
     chunks = split(tensor, len(ring) or comm.world_size)
     ring_reduce_scatter(comm, chunks, ring)
@@ -76,12 +77,12 @@ def ring_all_reduce(comm: Comm, tensor: Tensor, ring: Sequence[int] = ()) -> Non
 
 
 def recursive_doubling_all_reduce(comm: Comm, tensor: Tensor) -> None:
-    """In place, the sum over all ranks in log2 n steps, each of the whole tensor.
+    """In place, the sum over all ranks in log2 n steps, each of the full tensor.
 
         distance 1   0 ◀─▶ 1    2 ◀─▶ 3        each pair then has the same sum
         distance 2   0 ◀─────▶ 2   1 ◀─────▶ 3
 
-    Fewest steps there can be, so the best for small tensors.
+    No all-reduce has fewer steps, so it suits small tensors.
 
     Raises:
         ValueError: the number of ranks is not a power of two.
@@ -180,29 +181,28 @@ def _subtree(me: int, n: int) -> int:
 # ── two levels, and one rank that serves all ────────────────────────────────────────
 
 
-def hierarchical_all_reduce(comm: Comm, tensor: Tensor, island_size: int) -> None:
-    """In place, the sum over all ranks, with little traffic between the islands.
+def hierarchical_all_reduce(comm: Comm, tensor: Tensor, node_size: int) -> None:
+    """In place, the sum over all ranks, with few inter-node bytes.
 
-        island 0   0 ─ 1      1. reduce-scatter inside: each has a share, summed
-                   │   │      2. all-reduce of each share from island to island
-        island 1   2 ─ 3      3. all-gather inside
+        node 0   0 ─ 1      1. intra-node reduce-scatter: a chunk of the sum each
+                 │   │      2. inter-node all-reduce of each chunk, on its rail
+        node 1   2 ─ 3      3. intra-node all-gather
 
-    Between islands each rank sends only its share, S / island_size, times 2 (p-1) / p
-    for p islands.
+    Inter-node, each rank sends 2 (q-1) / q of its chunk of S / node_size bytes.
 
     Raises:
-        ValueError: the ranks do not fill whole islands.
+        ValueError: node_size does not divide the number of ranks.
     """
     n = comm.world_size
-    if island_size < 1 or n % island_size:
-        raise ValueError(f"{n} ranks do not fill islands of {island_size}")
-    start = comm.rank // island_size * island_size
-    island = range(start, start + island_size)
-    across = range(comm.rank % island_size, n, island_size)
-    chunks = split(tensor, island_size)
-    ring_reduce_scatter(comm, chunks, island)
-    ring_all_reduce(comm, chunks[comm.rank - start], across)
-    ring_all_gather(comm, chunks, island)
+    if node_size < 1 or n % node_size:
+        raise ValueError(f"{n} ranks do not fill nodes of {node_size}")
+    start = comm.rank // node_size * node_size
+    node = range(start, start + node_size)
+    rail = range(comm.rank % node_size, n, node_size)
+    chunks = split(tensor, node_size)
+    ring_reduce_scatter(comm, chunks, node)
+    ring_all_reduce(comm, chunks[comm.rank - start], rail)
+    ring_all_gather(comm, chunks, node)
 
 
 def parameter_server(comm: Comm, tensor: Tensor) -> None:

@@ -28,9 +28,7 @@ def reduce_op(opts: Any, tensor: Tensor) -> ReduceOp:
             f"the simulator has no ReduceOp.{name}; it has {', '.join(_OPS)}"
         )
     if op is ReduceOp.AVG and not (tensor.is_floating_point() or tensor.is_complex()):
-        raise ValueError(
-            f"ReduceOp.AVG of whole numbers ({tensor.dtype}) has no result"
-        )
+        raise ValueError(f"ReduceOp.AVG of integers ({tensor.dtype}) has no result")
     return op
 
 

@@ -1,7 +1,7 @@
-"""Checks of task 3.6, `topology.predict`: seconds, laid beside simulated runs.
+"""Checks of task 3.6, `topology.predict`: seconds, compared with simulated runs.
 
-For few ranks the truth is how long the schedules take in the simulator; for many it is
-their formula, which the simulator bears out.
+For few ranks the expected time is that of the schedules in the simulator. For many
+ranks it is their formula, which the simulator confirms.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _TABLE = 4  # lines of evidence
 
 
 def whole(n: int, size: int) -> int:
-    """A number of bytes that falls into n equal chunks."""
+    """A number of bytes that n equal chunks divide."""
     return size // (n * 24) * n * 24
 
 
-def foretell(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
-    """What predict gives in every setting: three numbers, or what is wrong with it."""
+def estimate_all(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
+    """What estimate_time returns in every setting: three numbers, or the error."""
     found = []
     for n, size, link in settings():
         values = n, size, unit.Link(link.alpha_s, link.bytes_per_s)
-        with in_call(f"predict({n}, {size}, {values[2]})"):
-            found.append(_read(unit.predict(*values)))
+        with in_call(f"estimate_time({n}, {size}, {values[2]})"):
+            found.append(_read(unit.estimate_time(*values)))
     return found
 
 
@@ -62,16 +62,16 @@ def settings() -> list[tuple[int, int, AlphaBeta]]:
 
 def _read(told: Any) -> dict[str, float] | str:
     if not isinstance(told, Mapping):
-        return f"gives {told!r:.40}, not a dict"
+        return f"returns {told!r:.40}, not a dict"
     missing = [name for name in NAMES if name not in told]
     if missing:
-        return f'gives no "{missing[0]}"'
+        return f'has no key "{missing[0]}"'
     found = {}
     for name in NAMES:
         try:
             found[name] = float(told[name])
         except (TypeError, ValueError):
-            return f'gives {told[name]!r:.40} for "{name}", which is no number'
+            return f'has {told[name]!r:.40} for "{name}", which is not a number'
     return found
 
 
@@ -131,8 +131,7 @@ def _suspects(name: str) -> list[tuple[str, str, Form]]:
     every: list[tuple[str, str, Form]] = [
         (
             "not-seconds",
-            "is in other units: everything must be in seconds, bytes and bytes per "
-            "second",
+            "has the wrong unit: use seconds, bytes and bytes per second",
             lambda n, size, link, f=factor: f * right(n, size, link),  # type: ignore[misc]
         )
         for factor in (1e3, 1e6, 1e9)
@@ -140,7 +139,7 @@ def _suspects(name: str) -> list[tuple[str, str, Form]]:
     every.append(
         (
             "not-seconds",
-            "has 8 times the bytes: β is in bytes per second, not in bits",
+            "has 8 times the bytes: bytes_per_s counts bytes, not bits",
             lambda n, size, link: right(n, 8 * size, link),
         )
     )
@@ -148,12 +147,12 @@ def _suspects(name: str) -> list[tuple[str, str, Form]]:
         every += [
             (
                 "one-way-only",
-                "is half of it: the sum has to get back to everybody",
+                "is half the expected time: every rank must receive the sum",
                 lambda n, size, link: right(n, size, link) / 2,
             ),
             (
                 "latency-once",
-                "has one α for all messages: each one has its own",
+                "has one α in total: each message has its own α",
                 lambda n, size, link: (
                     right(n, size, _ideal(link)) + (n > 1) * link.alpha_s
                 ),
@@ -163,7 +162,7 @@ def _suspects(name: str) -> list[tuple[str, str, Form]]:
         every.append(
             (
                 "whole-tensor-every-step",
-                "has the whole tensor in every message: it is one chunk",
+                "has the full tensor in every message: a message is one chunk",
                 lambda n, size, link: flat_s(n, size, link)["naive"],
             )
         )
@@ -171,7 +170,7 @@ def _suspects(name: str) -> list[tuple[str, str, Form]]:
         every += [
             (
                 "ranks-beyond-the-power",
-                "is right for powers of two only",
+                "is correct for powers of two only",
                 lambda n, size, link, r=rounds: r(n) * link.message_s(size),  # type: ignore[misc]
             )
             for rounds in (
@@ -188,11 +187,11 @@ def _ideal(link: AlphaBeta) -> AlphaBeta:
 
 
 def _judge(impl: Implementation, harness: RankHarness, name: str) -> str:
-    told = worked_out(impl, harness, foretell).values[0]
+    told = worked_out(impl, harness, estimate_all).values[0]
     for (n, size, _), values in zip(settings(), told, strict=True):
         if isinstance(values, str):
             raise NotYetError(
-                f"predict({n}, {size}, …) {values}",
+                f"estimate_time({n}, {size}, …) {values}",
                 rule='{"naive": …, "ring": …, "recursive doubling": …}, in seconds',
                 fatal=True,
             )
@@ -222,7 +221,7 @@ def _wrong(
     got: list[float],
     right: list[float],
 ) -> NotYetError:
-    slug, sentence = "", "is wrong"
+    slug, sentence = "", "is not the expected time"
     for known, words, form in _suspects(name):
         if _alike(got, [form(*setting) for setting in asked]):
             slug, sentence = known, words
@@ -234,34 +233,34 @@ def _wrong(
     ]
     (n, size, _), _, _ = rows[0]
     return NotYetError(
-        f"{n} ranks, {size:,} bytes: what predict says of {name} {sentence}",
+        f"{n} ranks, {size:,} bytes: the estimate for {name} {sentence}",
         slug=slug,
         evidence=tuple(
             Evidence(
                 rank=NOBODY,
                 state=f"n = {n}",
-                text=f"{size:,} bytes, α {link.alpha_s:g} s, β {link.bytes_per_s:g}: "
-                f"got {g:.6g} s   takes {r:.6g} s",
+                text=f"{size:,} bytes, α {link.alpha_s:g} s, "
+                f"{link.bytes_per_s:g} bytes/s: expected {r:.6g} s   got {g:.6g} s",
             )
             for (n, size, link), g, r in rows[:_TABLE]
         ),
-        rule="how many messages follow one another, and how many bytes has each?",
+        rule="count the messages that follow one another, and the bytes of each",
     )
 
 
 @clause("topology.predict", "C1", worlds=(1,))
-def naive_is_foretold(impl: Implementation, harness: RankHarness) -> str | None:
+def naive_is_estimated(impl: Implementation, harness: RankHarness) -> str | None:
     """T: seconds of simulated runs, and of the formula."""
     return _judge(impl, harness, "naive")
 
 
 @clause("topology.predict", "C2", worlds=(1,))
-def ring_is_foretold(impl: Implementation, harness: RankHarness) -> str | None:
+def ring_is_estimated(impl: Implementation, harness: RankHarness) -> str | None:
     """T: the same."""
     return _judge(impl, harness, "ring")
 
 
 @clause("topology.predict", "C3", worlds=(1,))
-def doubling_is_foretold(impl: Implementation, harness: RankHarness) -> str | None:
+def doubling_is_estimated(impl: Implementation, harness: RankHarness) -> str | None:
     """T: the same, and for any n."""
     return _judge(impl, harness, "recursive doubling")
