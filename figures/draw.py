@@ -1,45 +1,15 @@
-"""The canvas and colors of all pictures, and how they are written to files."""
+"""The canvas of all pictures, and how they are written to files.
+
+The colors are those of `distlab.trace.palette`.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from distlab.trace.canvas import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    MONO,
-    ORANGE,
-    PALE,
-    PAPER,
-    PURPLE,
-    RED,
-    SANS,
-    SKY,
-    YELLOW,
-    Canvas,
-    num,
-)
+from distlab.trace.canvas import MONO, SANS, Canvas, num
 
-__all__ = [
-    "BLUE",
-    "GREEN",
-    "GREY",
-    "INK",
-    "MONO",
-    "ORANGE",
-    "PALE",
-    "PAPER",
-    "PURPLE",
-    "RED",
-    "SANS",
-    "SKY",
-    "YELLOW",
-    "Canvas",
-    "num",
-    "write",
-]
+__all__ = ["MONO", "SANS", "Canvas", "num", "write"]
 
 
 def write(pictures: dict[str, str], folder: Path) -> list[Path]:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from figures.draw import (
-    BLUE,
-    GREEN,
-    GREY,
+from distlab.trace.palette import (
+    COMPLETE,
+    COMPLETE_TEXT,
+    FAILURE,
+    FAILURE_TEXT,
+    GRADIENTS,
+    GRID,
     INK,
-    ORANGE,
-    PALE,
-    PAPER,
-    PURPLE,
-    RED,
-    SKY,
-    YELLOW,
-    Canvas,
-    write,
+    LINK_BUSY,
+    MUTED,
+    NEUTRAL,
+    RANK_COLORS,
+    SURFACE,
+    WEIGHTS,
+    text_on,
 )
+from figures.draw import Canvas, write
 
 FOLDER = Path(__file__).resolve().parent.parent / "phase1_data_parallel" / "figures"
-RANK_COLOURS = (SKY, YELLOW, PURPLE, ORANGE)
 
 
 def lanes() -> str:
@@ -39,27 +40,27 @@ def lanes() -> str:
             "them."
         ),
     )
-    c.rect(290, 18, 180, 50, fill=PAPER, thick=2, round_=6)
+    c.rect(290, 18, 180, 50, fill=SURFACE, thick=2, round_=6)
     c.text(380, 40, "train.py", size=16, bold=True, mono=True)
     c.text(380, 58, "one file, started four times", size=10.5)
-    for rank, color in enumerate(RANK_COLOURS):
+    for rank, color in enumerate(RANK_COLORS[:4]):
         x = 30 + 180 * rank
-        c.arrow(320 + 40 * rank, 69, x + 80, 108, color=GREY, thick=1.5)
-        c.rect(x, 110, 160, 230, fill=PAPER, thick=1.5, round_=6)
+        c.arrow(320 + 40 * rank, 69, x + 80, 108, color=MUTED, thick=1.5)
+        c.rect(x, 110, 160, 230, fill=SURFACE, thick=1.5, round_=6)
         c.rect(x, 110, 160, 40, fill=color, thick=1.5, round_=6)
         c.text(x + 80, 136, f"process {rank}", size=15, bold=True)
         c.text(x + 80, 178, f"rank = {rank}", size=14, mono=True, bold=True)
         c.text(x + 80, 202, "world_size = 4", size=13, mono=True)
-        c.text(x + 80, 240, "its own memory:", size=11.5, color=GREY)
-        c.rect(x + 45, 252, 70, 34, fill=PALE, round_=4)
+        c.text(x + 80, 240, "its own memory:", size=11.5, color=MUTED)
+        c.rect(x + 45, 252, 70, 34, fill=NEUTRAL, round_=4)
         c.text(x + 80, 274, f"x = {(5, 8, 1, 3)[rank]}", size=14, mono=True)
     for rank in range(3):
         c.hatch(30 + 180 * rank + 165, 104, 10, 196, color=INK)
-    c.rect(82, 306, 56, 26, fill=PAPER, thick=1.5)
+    c.rect(82, 306, 56, 26, fill=SURFACE, thick=1.5)
     c.line(82, 306, 110, 321)
     c.line(138, 306, 110, 321)
-    c.arrow(142, 319, 252, 319, color=GREEN, thick=3)
-    c.rect(256, 306, 68, 26, fill=PAPER, dash="4 3")
+    c.arrow(142, 319, 252, 319, color=LINK_BUSY, thick=3)
+    c.rect(256, 306, 68, 26, fill=SURFACE, dash="4 3")
     c.text(290, 324, "a copy", size=11.5)
     c.text(110, 366, "send", size=13, bold=True)
     c.text(290, 366, "recv", size=13, bold=True)
@@ -75,18 +76,18 @@ def _handshake(c: Canvas) -> None:
     c.text(124, 34, "1  send meets recv", size=15, bold=True)
     for rank, x in enumerate((62, 158)):
         c.text(x, 66, f"rank {rank}", bold=True)
-        c.line(x, 76, x, 300, color=GREY)
+        c.line(x, 76, x, 300, color=MUTED)
     c.hatch(54, 110, 16, 102)
     c.text(76, 104, "send(t, 1)", size=10.5, mono=True, anchor="start")
     c.text(76, 160, "blocked", size=11.5, anchor="start")
-    c.rect(150, 198, 16, 16, fill=GREEN)
+    c.rect(150, 198, 16, 16, fill=COMPLETE)
     c.text(168, 190, "recv(t, 0)", size=10.5, mono=True, anchor="start")
-    c.arrow(70, 206, 149, 206, color=GREEN, thick=3)
-    c.line(62, 243, 158, 243, color=GREEN, thick=2)
+    c.arrow(70, 206, 149, 206, color=LINK_BUSY, thick=3)
+    c.line(62, 243, 158, 243, color=COMPLETE, thick=2)
     c.text(172, 240, "both", size=11.5, anchor="start")
     c.text(172, 255, "return  ✓", size=11.5, anchor="start")
-    c.text(24, 122, "time", size=11, color=GREY)
-    c.arrow(24, 132, 24, 280, color=GREY, thick=1.5)
+    c.text(24, 122, "time", size=11, color=MUTED)
+    c.arrow(24, 132, 24, 280, color=MUTED, thick=1.5)
     c.text(124, 330, "send returns only when", size=12)
     c.text(124, 347, "the other rank receives", size=12)
 
@@ -109,12 +110,12 @@ def _edges(
 def _cycle(c: Canvas) -> None:
     c.text(380, 34, "2  every rank sends first", size=15, bold=True)
     corners = _triangle(380)
-    _edges(c, corners, RED, "7 4")
+    _edges(c, corners, FAILURE, "7 4")
     for rank, (x, y) in enumerate(corners):
-        c.circle(x, y, 26, fill=PAPER, stroke=RED)
+        c.circle(x, y, 26, fill=SURFACE, stroke=FAILURE)
         c.text(x, y - 2, f"rank {rank}", size=11, bold=True)
         c.text(x, y + 13, "blocked", size=11)
-    c.text(380, 190, "✗", size=30, color=RED, bold=True)
+    c.text(380, 190, "✗", size=30, color=FAILURE_TEXT, bold=True)
     c.text(380, 288, "send(right); recv(left)", size=11.5, mono=True)
     c.text(380, 330, "all three are blocked in send,", size=12)
     c.text(380, 347, "no rank is in recv: a deadlock", size=12)
@@ -123,12 +124,12 @@ def _cycle(c: Canvas) -> None:
 def _cured(c: Canvas) -> None:
     c.text(640, 34, "3  send and recv at once", size=15, bold=True)
     corners = _triangle(640)
-    _edges(c, corners, GREEN, "")
+    _edges(c, corners, LINK_BUSY, "")
     for rank, (x, y) in enumerate(corners):
-        c.circle(x, y, 26, fill=PAPER, stroke=GREEN)
+        c.circle(x, y, 26, fill=SURFACE, stroke=COMPLETE)
         c.text(x, y - 2, f"rank {rank}", size=11, bold=True)
         c.text(x, y + 13, "both", size=11)
-    c.text(640, 190, "✓", size=30, color=GREEN, bold=True)
+    c.text(640, 190, "✓", size=30, color=COMPLETE_TEXT, bold=True)
     c.text(640, 288, "sendrecv(…)", size=11.5, mono=True)
     c.text(640, 330, "every rank sends and receives", size=12)
     c.text(640, 347, "in one call: no deadlock", size=12)
@@ -150,9 +151,9 @@ def handshake() -> str:
         ),
     )
     _handshake(c)
-    c.line(250, 20, 250, 350, color=PALE)
+    c.line(250, 20, 250, 350, color=GRID)
     _cycle(c)
-    c.line(510, 20, 510, 350, color=PALE)
+    c.line(510, 20, 510, 350, color=GRID)
     _cured(c)
     return c.svg()
 
@@ -179,10 +180,11 @@ def family() -> str:
             "value."
         ),
     )
-    start = [(str(k + 1), RANK_COLOURS[k]) for k in range(4)]
-    total = ("10*", GREEN)
+    start = [(str(k + 1), RANK_COLORS[k]) for k in range(4)]
+    total = ("10*", COMPLETE)
+    copy = ("3*", RANK_COLORS[2])
     rows = [
-        ("broadcast", "from rank 2", [("3*", PURPLE)] * 2 + [start[2], ("3*", PURPLE)]),
+        ("broadcast", "from rank 2", [copy, copy, start[2], copy]),
         ("reduce", "sum at rank 0", [total, *start[1:]]),
         ("all-reduce", "sum on all ranks", [total] * 4),
     ]
@@ -190,7 +192,7 @@ def family() -> str:
     c.text(618, 34, "after", size=14, bold=True)
     for rank in range(4):
         for x in (173, 513):
-            c.text(x + 56 * rank + 20, 60, f"rank {rank}", size=11, color=GREY)
+            c.text(x + 56 * rank + 20, 60, f"rank {rank}", size=11, color=MUTED)
     for row, (name, what, after) in enumerate(rows):
         y = 72 + 84 * row
         c.text(24, y + 20, name, size=15, bold=True, anchor="start")
@@ -198,7 +200,7 @@ def family() -> str:
         _squares(c, 170, y, start)
         c.arrow(408, y + 23, 488, y + 23)
         _squares(c, 510, y, after)
-    c.rect(170, 319, 18, 18, fill=PAPER, thick=3)
+    c.rect(170, 319, 18, 18, fill=SURFACE, thick=3)
     c.text(198, 333, "heavy border: changed by the call", size=12, anchor="start")
     c.text(736, 333, "1 + 2 + 3 + 4 = 10", size=12, anchor="end")
     return c.svg()
@@ -206,7 +208,7 @@ def family() -> str:
 
 def _digest(c: Canvas, x: float, y: float, text: str, fill: str) -> None:
     c.rect(x - 34, y - 15, 68, 30, fill=fill, round_=4)
-    c.text(x, y + 5, text, size=14, mono=True, bold=True)
+    c.text(x, y + 5, text, size=14, mono=True, bold=True, color=text_on(fill))
 
 
 def step() -> str:
@@ -234,23 +236,24 @@ def step() -> str:
     for x, top, below in heads:
         c.text(x, 36, top, size=13, bold=True)
         c.text(x, 54, below, size=12)
-    for rank, color in enumerate(RANK_COLOURS):
+    for rank, color in enumerate(RANK_COLORS[:4]):
         y = 100 + 66 * rank
-        c.rect(14, y - 27, 772, 54, fill=PAPER, stroke=PALE, round_=4)
-        c.text(42, y + 5, f"rank {rank}", size=12, bold=True)
-        _digest(c, 112, y, "7f3a", PALE)
+        c.rect(14, y - 27, 772, 54, fill=SURFACE, stroke=GRID, round_=4)
+        c.rect(18, y - 14, 50, 28, fill=color, round_=4)
+        c.text(43, y + 5, f"rank {rank}", size=12, bold=True)
+        _digest(c, 112, y, "7f3a", WEIGHTS)
         c.arrow(148, y, 196, y)
         c.text(238, y + 5, f"{rank}, {rank + 4}, …", size=13, mono=True)
         c.arrow(282, y, 334, y)
         _digest(c, 372, y, ("91c0", "e2d4", "08bb", "5d17")[rank], color)
         c.arrow(408, y, 448, y)
         c.arrow(524, y, 562, y)
-        _digest(c, 598, y, "b6e2", GREEN)
+        _digest(c, 598, y, "b6e2", GRADIENTS)
         c.arrow(634, y, 694, y)
-        _digest(c, 732, y, "c41d", PALE)
-    c.text(664, 68, "step", size=11)
+        _digest(c, 732, y, "c41d", WEIGHTS)
+    c.text(664, 68, "optimizer step", size=11)
     c.text(302, 68, "backward", size=11)
-    c.rect(450, 73, 72, 252, fill=PAPER, thick=3, round_=6)
+    c.rect(450, 73, 72, 252, fill=SURFACE, stroke=LINK_BUSY, thick=3, round_=6)
     for line, words in enumerate(("average", "over", "all", "ranks")):
         c.text(486, 176 + 20 * line, words, size=12, bold=True)
     c.text(
@@ -265,7 +268,9 @@ def step() -> str:
         "equal weights and equal gradients give equal weights",
         anchor="start",
     )
-    c.text(24, 391, "(digests are illustrative)", size=10.5, color=GREY, anchor="start")
+    c.text(
+        24, 391, "(digests are illustrative)", size=10.5, color=MUTED, anchor="start"
+    )
     return c.svg()
 
 
@@ -290,23 +295,23 @@ def mean() -> str:
     c.arrow(40, 150, 736, 150, color=INK)
     for value in range(10):
         c.line(at(value), 144, at(value), 156)
-        c.text(at(value), 174, str(value), size=12, color=GREY)
+        c.text(at(value), 174, str(value), size=12, color=MUTED)
     for rank, value in enumerate((2, 6)):
-        c.circle(at(value), 150, 10, fill=SKY, stroke=BLUE)
+        c.circle(at(value), 150, 10, fill=RANK_COLORS[rank])
         c.text(at(value), 206, f"rank {rank} alone: {value}", size=13, bold=True)
         c.text(at(value), 224, "half of the data", size=11.5)
     x = at(4)
     c.polygon(
-        [(x, 136), (x + 14, 150), (x, 164), (x - 14, 150)], fill=GREEN, stroke=INK
+        [(x, 136), (x + 14, 150), (x, 164), (x - 14, 150)], fill=COMPLETE, stroke=INK
     )
-    c.line(x, 132, x, 106, color=GREEN, thick=2)
+    c.line(x, 132, x, 106, color=COMPLETE, thick=2)
     c.text(x, 78, "mean: (2 + 6) / 2 = 4  ✓", size=14, bold=True)
     c.text(x, 97, "single process, full batch", size=11.5)
     x = at(8)
-    c.rect(x - 11, 139, 22, 22, fill=PAPER, stroke=RED, thick=2)
-    c.line(x - 11, 139, x + 11, 161, color=RED, thick=2)
-    c.line(x - 11, 161, x + 11, 139, color=RED, thick=2)
-    c.line(x, 135, x, 106, color=RED, thick=2, dash="5 3")
+    c.rect(x - 11, 139, 22, 22, fill=SURFACE, stroke=FAILURE, thick=2)
+    c.line(x - 11, 139, x + 11, 161, color=FAILURE, thick=2)
+    c.line(x - 11, 161, x + 11, 139, color=FAILURE, thick=2)
+    c.line(x, 135, x, 106, color=FAILURE, thick=2, dash="5 3")
     c.text(x, 78, "sum: 2 + 6 = 8  ✗", size=14, bold=True)
     c.text(x, 97, "not divided: 2 × too large", size=11.5)
     c.text(380, 36, "one step, four candidates for the gradient", size=15, bold=True)

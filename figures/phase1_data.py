@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from figures.draw import GREY, INK, PAPER, RED, Canvas, write
-from figures.phase1 import FOLDER, RANK_COLOURS
+from distlab.trace.palette import FAILURE, INK, MUTED, RANK_COLORS, SURFACE
+from figures.draw import Canvas, write
+from figures.phase1 import FOLDER
 
 SAMPLES, RANKS = 10, 4
 LEFT, SIDE, STEP = 250, 38, 43
@@ -20,7 +21,7 @@ def _cell(c: Canvas, place: int, y: float, text: str, *, repeated: bool) -> None
         y,
         SIDE,
         SIDE,
-        fill=RANK_COLOURS[place % RANKS],
+        fill=RANK_COLORS[place % RANKS],
         round_=4,
         thick=2.5 if repeated else 1,
         dash=dash,
@@ -39,9 +40,11 @@ def _row(
         _cell(c, place, y, str(order[place % len(order)]), repeated=again)
     for place in range(total, len(order)):
         x = LEFT + STEP * place
-        c.rect(x, y, SIDE, SIDE, fill=PAPER, stroke=GREY, round_=4)
-        c.text(x + SIDE / 2, y + 24, str(order[place]), size=14, color=GREY)
-        c.line(x + 4, y + 4, x + SIDE - 4, y + SIDE - 4, color=RED, thick=2)
+        c.rect(x, y, SIDE, SIDE, fill=SURFACE, stroke=MUTED, round_=4)
+        c.text(x + SIDE / 2, y + 16, str(order[place]), size=14, color=MUTED)
+        for up in (-5, 5):
+            middle, low = x + SIDE / 2, y + 27
+            c.line(middle - 5, low + up, middle + 5, low - up, color=FAILURE, thick=2)
 
 
 def _shuffled(epoch: int) -> list[int]:
@@ -60,7 +63,7 @@ def samples() -> str:
         desc=(
             "Positions go to ranks 0, 1, 2, 3, 0, 1 and so on. Padding: twelve "
             "positions, the last two repeat samples 0 and 1, with a dashed border. "
-            "Dropping: eight positions, samples 8 and 9 are crossed out. With "
+            "Dropping: eight positions, samples 8 and 9 have a red cross. With "
             f"set_epoch the order of epoch 0 is {in_words[0]} and that of epoch 1 is "
             f"{in_words[1]}: the samples change ranks. Without set_epoch epoch 1 "
             f"is {in_words[0]} again: every rank has the same samples as before."
@@ -69,12 +72,12 @@ def samples() -> str:
     plain = list(range(SAMPLES))
     _row(c, 20, "padding", "3 per rank, 2 samples repeated", plain, 12)
     _row(c, 78, "dropping", "2 per rank, 2 samples dropped", plain, 8)
-    c.line(20, 136, 780, 136, color=GREY)
+    c.line(20, 136, 780, 136, color=MUTED)
     c.text(20, 160, "with set_epoch", size=13, bold=True, anchor="start", color=INK)
     for epoch, order in enumerate(orders):
         what = f"set_epoch({epoch})"
         _row(c, 172 + 52 * epoch, f"epoch {epoch}", what, order, 12)
-    c.line(20, 290, 780, 290, color=GREY)
+    c.line(20, 290, 780, 290, color=MUTED)
     c.text(20, 314, "without set_epoch", size=13, bold=True, anchor="start")
     for epoch in range(2):
         what = "the same order again" if epoch else "a shuffled order"
@@ -82,8 +85,8 @@ def samples() -> str:
     c.text(
         20,
         446,
-        "dashed border: repeated; the shuffle is the same on every rank, and "
-        "each rank takes every fourth position",
+        "dashed border: repeated; cross: dropped; the same shuffle on every rank, "
+        "and each rank takes every fourth position",
         size=11,
         anchor="start",
     )

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from figures.draw import GREEN, GREY, INK, PALE, PAPER, Canvas, write
-from figures.phase1 import FOLDER, RANK_COLOURS
+from distlab.trace.palette import (
+    COMPLETE,
+    GRID,
+    INK,
+    LINK_BUSY,
+    MUTED,
+    NEUTRAL,
+    RANK_COLORS,
+    SURFACE,
+)
+from figures.draw import Canvas, write
+from figures.phase1 import FOLDER
 
 Cell = tuple[str, str] | None
 """The label and color of one chunk of a rank's memory; None is undefined."""
@@ -17,11 +27,11 @@ SIDE, HIGH, STEP = 38, 17, 43
 
 
 def _own(rank: int, chunk: int) -> Cell:
-    return f"{NAMES[rank]}{chunk}", RANK_COLOURS[rank]
+    return f"{NAMES[rank]}{chunk}", RANK_COLORS[rank]
 
 
 def _sum(_rank: int, chunk: int) -> Cell:
-    return f"Σ{chunk}", GREEN
+    return f"Σ{chunk}", COMPLETE
 
 
 def _only(memory: Memory, when: Callable[[int, int], bool]) -> Memory:
@@ -37,7 +47,7 @@ def _mine(rank: int, chunk: int) -> bool:
 
 
 def _of_chunk(_rank: int, chunk: int) -> Cell:
-    return NAMES[chunk], RANK_COLOURS[chunk]
+    return NAMES[chunk], RANK_COLORS[chunk]
 
 
 PANELS: list[tuple[str, str, Memory, Memory]] = [
@@ -71,8 +81,8 @@ def _squares(c: Canvas, x: float, y: float, memory: Memory) -> None:
         for chunk in range(4):
             cell = memory(rank, chunk)
             left, top = x + STEP * rank, y + HIGH * chunk
-            fill = cell[1] if cell else PAPER
-            c.rect(left, top, SIDE, HIGH, fill=fill, stroke=INK if cell else PALE)
+            fill = cell[1] if cell else SURFACE
+            c.rect(left, top, SIDE, HIGH, fill=fill, stroke=INK if cell else NEUTRAL)
             if cell:
                 c.text(left + SIDE / 2, top + 13, cell[0], size=11, bold=True)
         c.rect(x + STEP * rank, y, SIDE, 4 * HIGH, thick=1.5)
@@ -96,14 +106,14 @@ def family_of_six() -> str:
     )
     c.text(200, 30, "with a root (rank 1)", size=14, bold=True)
     c.text(600, 30, "without a root", size=14, bold=True)
-    c.line(400, 18, 400, 400, color=PALE)
+    c.line(400, 18, 400, 400, color=GRID)
     for number, (name, what, before, after) in enumerate(PANELS):
         x, y = 14 + 400 * (number // 3), 78 + 122 * (number % 3)
         c.text(x, y - 22, name, size=14, bold=True, mono=True, anchor="start")
         c.text(x + 372, y - 22, what, size=12, anchor="end")
         for rank in range(4):
             for start in (x, x + 204):
-                c.text(start + STEP * rank + 19, y - 5, str(rank), color=GREY, size=10)
+                c.text(start + STEP * rank + 19, y - 5, str(rank), color=MUTED, size=10)
         _squares(c, x, y, before)
         c.arrow(x + 174, y + 2 * HIGH, x + 199, y + 2 * HIGH)
         _squares(c, x + 204, y, after)
@@ -125,18 +135,19 @@ def _lanes(
     reached = {0: 0}
     for number, messages in enumerate(rounds, 1):
         reached |= {dst: number for _, dst in messages}
-        c.text(left + 20 + 46 * number, 60, str(number), size=11, color=GREY)
-    c.text(left + 20, 60, "round", size=11, color=GREY)
+        c.text(left + 20 + 46 * number, 60, str(number), size=11, color=MUTED)
+    c.text(left + 20, 60, "round", size=11, color=MUTED)
     for rank in range(8):
         y = 82 + 34 * rank
         c.text(left + 8, y + 4, str(rank), size=12, bold=True)
         begin = left + 43 + 46 * reached[rank]
-        c.line(left + 24, y, begin, y, color=GREY, thick=1, dash="3 3")
-        c.line(begin, y, left + 373, y, color=GREEN, thick=5)
+        c.line(left + 24, y, begin, y, color=MUTED, thick=1, dash="3 3")
+        c.line(begin, y, left + 373, y, color=COMPLETE, thick=5)
     for number, messages in enumerate(rounds, 1):
         x = left + 20 + 46 * number
         for src, dst in messages:
-            c.arrow(x - 12, 82 + 34 * src, x + 18, 82 + 34 * dst - 3, thick=1.5)
+            y1, y2 = 82 + 34 * src, 82 + 34 * dst - 3
+            c.arrow(x - 12, y1, x + 18, y2, thick=1.5, color=LINK_BUSY)
 
 
 def star_and_tree() -> str:
@@ -144,7 +155,7 @@ def star_and_tree() -> str:
     c = Canvas(
         "tree",
         800,
-        390,
+        408,
         title="A broadcast to eight ranks as a star and as a tree",
         desc=(
             "Two diagrams with a row per rank, 0 to 7, and rounds from left to "
@@ -158,9 +169,13 @@ def star_and_tree() -> str:
     tree = [[(r, r + reach) for r in range(reach)] for reach in (1, 2, 4)]
     _lanes(c, 12, "star: rank 0 sends every copy", star)
     _lanes(c, 412, "tree: receivers forward it", tree)
-    c.line(400, 20, 400, 345, color=PALE)
-    c.text(200, 368, "7 messages, 7 rounds", size=13)
-    c.text(600, 368, "7 messages, 3 rounds", size=13)
+    c.line(400, 20, 400, 345, color=GRID)
+    c.text(200, 362, "7 messages, 7 rounds", size=13)
+    c.text(600, 362, "7 messages, 3 rounds", size=13)
+    c.line(190, 388, 214, 388, color=COMPLETE, thick=5)
+    c.text(222, 392, "the rank has the tensor", size=12, anchor="start")
+    c.arrow(430, 388, 460, 388, thick=1.5, color=LINK_BUSY)
+    c.text(468, 392, "a message", size=12, anchor="start")
     return c.svg()
 
 

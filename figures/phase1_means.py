@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from figures.draw import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    PAPER,
-    RED,
-    SKY,
-    YELLOW,
-    Canvas,
-    write,
-)
+from distlab.trace.palette import COMPLETE, FAILURE, INK, MUTED, RANK_COLORS, SURFACE
+from figures.draw import Canvas, write
 from figures.phase1 import FOLDER
 
 
@@ -40,19 +30,19 @@ def means() -> str:
     c.arrow(40, 210, 736, 210, color=INK)
     for value in range(10):
         c.line(at(value), 204, at(value), 216)
-        c.text(at(value), 234, str(value), size=12, color=GREY)
-    for value, count, color in ((2, 1, SKY), (6, 3, YELLOW)):
+        c.text(at(value), 234, str(value), size=12, color=MUTED)
+    for value, count, color in ((2, 1, RANK_COLORS[0]), (6, 3, RANK_COLORS[1])):
         for sample in range(count):
-            c.circle(at(value), 192 - 24 * sample, 10, fill=color, stroke=BLUE)
+            c.circle(at(value), 192 - 24 * sample, 10, fill=color)
     c.text(at(2), 268, "rank 0", size=13, bold=True)
     c.text(at(2), 286, "1 sample, gradient 2", size=11.5)
     c.text(at(6) + 14, 268, "rank 1", size=13, bold=True)
     c.text(at(6) + 14, 286, "3 samples, their mean is 6", size=11.5)
     x = at(5)
     c.polygon(
-        [(x, 196), (x + 14, 210), (x, 224), (x - 14, 210)], fill=GREEN, stroke=INK
+        [(x, 196), (x + 14, 210), (x, 224), (x - 14, 210)], fill=COMPLETE, stroke=INK
     )
-    c.line(x, 192, x, 88, color=GREEN, thick=2)
+    c.line(x, 192, x, 88, color=COMPLETE, thick=2)
     c.text(x - 4, 62, "(1 × 2 + 3 × 6) / 4 = 5  ✓", size=14, bold=True)
     c.text(x - 4, 80, "every sample counts once", size=11.5)
     _crossed(c, at(4), 126)
@@ -65,10 +55,10 @@ def means() -> str:
 
 
 def _crossed(c: Canvas, x: float, top: float) -> None:
-    c.rect(x - 11, 199, 22, 22, fill=PAPER, stroke=RED, thick=2)
-    c.line(x - 11, 199, x + 11, 221, color=RED, thick=2)
-    c.line(x - 11, 221, x + 11, 199, color=RED, thick=2)
-    c.line(x, 195, x, top, color=RED, thick=2, dash="5 3")
+    c.rect(x - 11, 199, 22, 22, fill=SURFACE, stroke=FAILURE, thick=2)
+    c.line(x - 11, 199, x + 11, 221, color=FAILURE, thick=2)
+    c.line(x - 11, 221, x + 11, 199, color=FAILURE, thick=2)
+    c.line(x, 195, x, top, color=FAILURE, thick=2, dash="5 3")
 
 
 def figures() -> dict[str, str]:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import math
 
-from figures.draw import (
-    BLUE,
-    GREEN,
-    ORANGE,
-    PALE,
-    PAPER,
-    Canvas,
-    write,
+from distlab.trace.palette import (
+    DATA_PARALLEL,
+    GRID,
+    PIPELINE_PARALLEL,
+    SURFACE,
+    TENSOR_PARALLEL,
 )
+from figures.draw import Canvas, write
 from figures.phase2_ladder import CONFIG, model, size
 from figures.phase2_memory import FOLDER
 
@@ -23,12 +22,12 @@ RANKS = 4
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SIZES = ("1 MB", "10 MB", "100 MB", "1 GB", "10 GB", "100 GB")
 WAYS = {  # name, what is sent, and how its line looks
-    "data": ("data parallel", "all gradients, once", ORANGE, "", -6),
-    "tensor": ("tensor parallel", "4 all_reduces per block", BLUE, "9 4", 0),
+    "data": ("data parallel", "all gradients, once", DATA_PARALLEL, "", -6),
+    "tensor": ("tensor parallel", "4 all_reduces per block", TENSOR_PARALLEL, "9 4", 0),
     "pipeline": (
         "pipeline, middle stage",
         "activations forward, gradients back",
-        GREEN,
+        PIPELINE_PARALLEL,
         "2 4",
         8,
     ),
@@ -80,7 +79,7 @@ def bytes_sent() -> str:
         c.text(540, y, name, bold=True, anchor="start")
         c.text(540, y + 17, below, size=11, anchor="start")
     x, y = _across(crossing()), _up(sent(1)["data"])
-    c.circle(x, y, 6, fill=PAPER)
+    c.circle(x, y, 6, fill=SURFACE)
     c.text(x - 8, y - 12, f"equal at {crossing():.0f}", size=11.5, anchor="end")
     return c.svg()
 
@@ -97,13 +96,14 @@ def _axes(c: Canvas) -> None:
     """The title, the grid and the labels of both axes."""
     for place, words in enumerate(SIZES):
         y = _up(10 ** (6 + place))
-        c.line(96, y, 540, y, color=PALE, thick=1)
+        c.line(96, y, 540, y, color=GRID, thick=1)
         c.text(86, y + 4, words, size=11.5, anchor="end")
     for batch in BATCHES:
         c.line(_across(batch), 370, _across(batch), 376)
         c.text(_across(batch), 392, str(batch), size=11.5)
     c.line(96, 370, 540, 370)
-    c.text(318, 414, f"sequences of {CONFIG.context:,} tokens in the batch", size=12.5)
+    words = f"sequences of {CONFIG.context:,} tokens in the batch"
+    c.text(318, 414, f"{words}; both axes are logarithmic", size=12.5)
     c.text(
         96,
         30,

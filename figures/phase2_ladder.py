@@ -22,27 +22,30 @@ from distlab.models.transformer import (
     make_transformer,
     next_token_loss,
 )
-from figures.draw import (
-    BLUE,
-    GREY,
+from distlab.trace.palette import (
+    ACTIVATIONS,
+    GRADIENTS,
+    GRID,
     INK,
-    PURPLE,
-    SKY,
-    YELLOW,
-    Canvas,
-    write,
+    MUTED,
+    OPTIMIZER_STATE,
+    SURFACE,
+    WEIGHTS,
+    text_on,
 )
+from figures.draw import Canvas, write
 from figures.phase2_memory import FOLDER
 
 CONFIG = TransformerConfig(
     vocab_size=50_304, context=1024, dim=1024, num_heads=16, num_layers=24
 )
+LEFT = 208.0  # where the bars begin
 SEQUENCES = 8  # the batch of one step
 PARTS = (
-    ("weights", BLUE),
-    ("gradients", YELLOW),
-    ("optimizer state", PURPLE),
-    ("activations", SKY),
+    ("weights", WEIGHTS),
+    ("gradients", GRADIENTS),
+    ("optimizer state", OPTIMIZER_STATE),
+    ("activations", ACTIVATIONS),
 )
 Step = Callable[[nn.Module, Tensor], Tensor]
 
@@ -171,15 +174,15 @@ def ladder() -> list[Rung]:
     rows = [
         rung("full batch at once", "float32, Adam", count,
              activations(wide, SEQUENCES), wide=True),
-        rung("8 microbatches", "2.1", count, activations(wide, 1), wide=True),
-        rung("each block checkpointed", "2.5", count,
+        rung("8 microbatches", "task 2.1", count, activations(wide, 1), wide=True),
+        rung("each block checkpointed", "task 2.5", count,
              activations(wide, 1, checkpointed), wide=True),
-        rung("bf16, fp32 master", "2.6", count,
+        rung("bf16, fp32 master", "task 2.6", count,
              activations(narrow, 1, checkpointed), wide=False),
     ]  # fmt: skip
     for shares, name, below in (
-        (1, "2 stages, 1F1B", "2.14, on 2 ranks"),
-        (2, "2 stages × 2 shards", "2.18, on 4 ranks"),
+        (1, "2 stages, 1F1B", "task 2.14, on 2 ranks"),
+        (2, "2 stages × 2 shards", "task 2.18, on 4 ranks"),
     ):
         rungs = [
             rung(name, below, size(stage),
@@ -197,7 +200,7 @@ def memory() -> str:
     c = Canvas(
         "memory",
         760,
-        420,
+        456,
         title="Memory of one training step: each row adds one technique",
         desc=(
             "Six bars for the rank that needs most, each divided into weights, "
@@ -211,39 +214,79 @@ def memory() -> str:
         ),
     )
     scale = 440 / totals[0]
-    for x, (name, color) in zip((208.0, 320.0, 440.0, 592.0), PARTS, strict=True):
-        c.rect(x, 22, 16, 16, fill=color)
+    for x, (name, color) in zip((LEFT, 320.0, 440.0, 592.0), PARTS, strict=True):
+        c.rect(x, 10, 16, 16, fill=color)
         if name == "activations":
-            c.hatch(x, 22, 16, 16, color=INK)
-        c.text(x + 24, 35, name, size=12.5, anchor="start")
+            c.hatch(x, 10, 16, 16, color=INK, fill=color)
+        c.text(x + 24, 23, name, size=12.5, anchor="start")
     for place, row in enumerate(rows):
-        _bar(c, 58 + 56 * place, row, scale)
+        y = 64 + 56 * place
+        _bar(c, LEFT, y, row, scale)
+        c.text(LEFT - 12, y + 16, row.name, size=12.5, bold=True, anchor="end")
+        c.text(LEFT - 12, y + 32, row.below, size=11, color=MUTED, anchor="end")
+        x = LEFT + scale * totals[place] + 8
+        c.text(x, y + 23, f"{totals[place]:.1f} GB", bold=True, anchor="start")
+    c.line(LEFT, 54, LEFT, 382)
+    _axis(c, LEFT, 54, scale, (0, 10, 20, 30, 40), up=True)
+    _zoom(c, rows[2:])
     millions = size(model()) / 1e6
     c.text(
         24,
-        404,
+        444,
         f"{millions:.0f} million weights, {SEQUENCES} sequences of {CONFIG.context:,} "
         "tokens per step; the rank that needs most",
         size=11.5,
-        color=GREY,
+        color=MUTED,
         anchor="start",
     )
     return c.svg()
 
 
-def _bar(c: Canvas, y: float, row: Rung, scale: float) -> None:
-    """A row of the ladder; `scale` pixels for a GB."""
-    c.text(196, y + 16, row.name, size=12.5, bold=True, anchor="end")
-    c.text(196, y + 32, row.below, size=11, color=GREY, anchor="end")
-    x = 208.0
+def _zoom(c: Canvas, rows: list[Rung]) -> None:
+    """The small bars again, on the same lines, with the GB of each part."""
+    left, scale = 418.0, 42.0
+    c.rect(left - 24, 148, 754 - left + 14, 278, fill=SURFACE, stroke=GRID, round_=6)
+    c.text(left, 166, "zoom, in GB", size=12, bold=True, anchor="start")
+    for place, row in enumerate(rows):
+        y = 64 + 56 * (place + 2)
+        end = _bar(c, left, y, row, scale, named=True)
+        c.text(end + 5, y + 23, f"{row.activations / 1e9:.2f}", size=11, anchor="start")
+    c.line(left, 172, left, 398)
+    _axis(c, left, 398, scale, (0, 2, 4, 6))
+
+
+def _axis(
+    c: Canvas,
+    left: float,
+    y: float,
+    scale: float,
+    ticks: tuple[int, ...],
+    *,
+    up: bool = False,
+) -> None:
+    """GB from zero on."""
+    c.line(left, y, left + scale * ticks[-1], y)
+    for tick in ticks:
+        x = left + scale * tick
+        c.line(x, y, x, y - 4 if up else y + 4)
+        words = f"{tick} GB" if tick else "0"
+        c.text(x, y - 8 if up else y + 17, words, size=11, color=MUTED)
+
+
+def _bar(
+    c: Canvas, x: float, y: float, row: Rung, scale: float, *, named: bool = False
+) -> float:
+    """A row of the ladder, `scale` pixels for a GB; where it ends."""
     for value, (name, color) in zip(row[2:], PARTS, strict=True):
         wide = scale * round(value / 1e9, 2)
         c.rect(x, y, wide, 36, fill=color, thick=0.8)
         if name == "activations" and wide > 1:
-            c.hatch(x, y, wide, 36, color=INK)
+            c.hatch(x, y, wide, 36, color=INK, fill=color)
+        elif named and wide > 20:
+            words, ink = f"{value / 1e9:.1f}", text_on(color)
+            c.text(x + wide / 2, y + 23, words, size=11, color=ink)
         x += wide
-    total = f"{sum(row[2:]) / 1e9:.1f} GB"
-    c.text(x + 8, y + 23, total, size=13, bold=True, anchor="start")
+    return x
 
 
 def figures() -> dict[str, str]:

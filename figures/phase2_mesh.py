@@ -5,7 +5,8 @@ Rows and columns come from the reference's `coordinates`.
 
 from __future__ import annotations
 
-from figures.draw import BLUE, GREEN, GREY, ORANGE, PALE, PURPLE, Canvas, write
+from distlab.trace.palette import DATA_PARALLEL, MUTED, NEUTRAL, TENSOR_PARALLEL
+from figures.draw import Canvas, write
 from figures.phase2_memory import FOLDER
 from figures.phase2_tensor import unit
 
@@ -40,25 +41,31 @@ def mesh() -> str:
         model, share = place[rank]
         return 190 + 170 * share, 130 + 150 * model
 
-    for model, color in enumerate((BLUE, GREEN)):
+    for model in range(2):
         y = 130.0 + 150 * model
-        c.rect(120, y - 52, 310, 104, stroke=color, thick=3.5, round_=18)
+        c.rect(120, y - 52, 310, 104, stroke=TENSOR_PARALLEL, thick=3.5, round_=18)
         c.text(24, y - 2, f"replica {model}", size=13, bold=True, anchor="start")
-        c.text(24, y + 15, "tensor group", size=11, anchor="start", color=color)
-    for share, color in enumerate((ORANGE, PURPLE)):
+        c.text(24, y + 15, "tensor group", size=11, color=MUTED, anchor="start")
+    for share in range(2):
         x = 190.0 + 170 * share
-        c.rect(x - 56, 62, 112, 286, stroke=color, thick=3.5, dash="9 5", round_=18)
+        box = x - 56, 62, 112, 286
+        c.rect(*box, stroke=DATA_PARALLEL, thick=3.5, dash="9 5", round_=18)
         c.text(x, 34, f"shard {share}", size=13, bold=True)
-        c.text(x, 51, "data group", size=11, color=GREY)
+        c.text(x, 51, "data group", size=11, color=MUTED)
     for rank in place:
         x, y = at(rank)
-        c.circle(x, y, 36, fill=PALE)
+        c.circle(x, y, 36, fill=NEUTRAL)
         c.text(x, y - 2, f"rank {rank}", size=13, bold=True)
         c.text(x, y + 15, str(place[rank]), size=11.5, mono=True)
     lines = (
-        (BLUE, "", "a row: one model replica", "communicates in every layer"),
         (
-            ORANGE,
+            TENSOR_PARALLEL,
+            "",
+            "a row: one model replica",
+            "communicates in every layer",
+        ),
+        (
+            DATA_PARALLEL,
             "9 5",
             "a column: the same shard",
             "communicates once per step",

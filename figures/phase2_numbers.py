@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from distlab.curriculum import load
-from figures.draw import (
-    BLUE,
-    GREEN,
-    GREY,
-    PALE,
-    PAPER,
-    RED,
-    SKY,
-    Canvas,
-    write,
+from distlab.trace.palette import (
+    COMPLETE,
+    FAILURE,
+    GRID,
+    HIGHLIGHT,
+    INK,
+    MUTED,
+    NEUTRAL,
+    SURFACE,
 )
+from figures.draw import Canvas, write
 from figures.phase2_memory import FOLDER
 
 TYPES = (
@@ -70,7 +70,7 @@ def numbers() -> str:
         return 50 + 660 * (value - 1) / (END - 1)
 
     c.text(380, 28, f"which number represents {SOUGHT}?", size=15, bold=True)
-    c.line(at(SOUGHT), 62, at(SOUGHT), 372, color=RED, dash="5 4", thick=1.5)
+    c.line(at(SOUGHT), 62, at(SOUGHT), 372, color=HIGHLIGHT, dash="5 4", thick=1.5)
     c.text(at(SOUGHT), 54, str(SOUGHT), size=13, bold=True)
     for row, (dtype, name) in enumerate(TYPES):
         y = 120 + 112 * row
@@ -78,7 +78,7 @@ def numbers() -> str:
         c.text(710, y - 36, name, size=14, bold=True, mono=True, anchor="end")
         c.line(50, y, 710, y, thick=2)
         if len(points) > 1000:
-            c.rect(50, y - 10, 660, 20, fill=SKY)
+            c.rect(50, y - 10, 660, 20, fill=NEUTRAL)
             c.text(
                 380,
                 y + 32,
@@ -87,10 +87,10 @@ def numbers() -> str:
             )
         else:
             for point in points:
-                c.circle(at(point), y, 5, fill=SKY, stroke=BLUE)
+                c.circle(at(point), y, 5, fill=NEUTRAL)
             for point in {points[0], points[1], points[-1]}:
                 if point == points[0] or at(point) - at(points[0]) > 60:
-                    c.text(at(point), y + 24, f"{point:.8g}", size=11.5, color=GREY)
+                    c.text(at(point), y + 24, f"{point:.8g}", size=11.5, color=MUTED)
         _rounding(c, at(SOUGHT), at(held[dtype]), y, held[dtype])
     return c.svg()
 
@@ -98,8 +98,8 @@ def numbers() -> str:
 def _rounding(c: Canvas, start: float, end: float, y: float, value: float) -> None:
     """The nearest number, and its distance."""
     if abs(end - start) > 20:
-        c.arrow(start, y - 22, end + 4, y - 8, color=RED, thick=2)
-    c.circle(end, y, 7, fill=RED)
+        c.arrow(start, y - 22, end + 4, y - 8, color=HIGHLIGHT, thick=2)
+    c.circle(end, y, 7, fill=HIGHLIGHT)
     c.text(start + 14, y - 18, f"becomes {value:.8g}", size=12.5, anchor="start")
 
 
@@ -172,24 +172,29 @@ def staircase() -> str:
 
     scale = top
     while scale >= low:
-        c.line(100, up(scale), across(len(steps)), up(scale), color=PALE, thick=1)
+        c.line(100, up(scale), across(len(steps)), up(scale), color=GRID, thick=1)
         c.text(90, up(scale) + 4, f"{scale:,.0f}", size=11.5, anchor="end")
         scale /= 2
     c.text(24, 20, "loss scale", size=12.5, bold=True, anchor="start")
     floor = up(low) + 40
     for number in skipped:
         c.rect(
-            across(number), 30, 14.4, floor + 26 * RANKS - 36, fill=PALE, stroke="none"
+            across(number),
+            30,
+            14.4,
+            floor + 26 * RANKS - 36,
+            fill=NEUTRAL,
+            stroke="none",
         )
     for number, step in enumerate(steps):
         x, y = across(number), up(step.scale)
-        c.line(x, y, x + 14.4, y, color=BLUE, thick=3.5)
+        c.line(x - 0.7, y, x + 15.1, y, color=INK, thick=3.5)
         if number + 1 < len(steps) and steps[number + 1].scale != step.scale:
-            c.line(x + 14.4, y, x + 14.4, up(steps[number + 1].scale), color=BLUE)
+            c.line(x + 14.4, y, x + 14.4, up(steps[number + 1].scale), color=INK)
     for rank in range(RANKS):
         y = floor + 26 * rank
         c.text(90, y + 4, f"rank {rank}", size=12, anchor="end")
-        c.line(100, y, across(len(steps)), y, color=PALE, thick=1)
+        c.line(100, y, across(len(steps)), y, color=GRID, thick=1)
         for number, step in enumerate(steps):
             _mark(c, across(number) + 7.2, y, step, rank)
     y = floor + 26 * RANKS + 6
@@ -201,11 +206,11 @@ def _mark(c: Canvas, x: float, y: float, step: Taken, rank: int) -> None:
     """A dot for a step, a ring for a skipped one, a cross for an overflow."""
     if step.overflows[rank]:
         for sign in (-1, 1):
-            c.line(x - 5, y - 5 * sign, x + 5, y + 5 * sign, color=RED, thick=2.5)
+            c.line(x - 5, y - 5 * sign, x + 5, y + 5 * sign, color=FAILURE, thick=2.5)
     elif step.stepped:
-        c.circle(x, y, 3, fill=GREEN, stroke=GREEN)
+        c.circle(x, y, 3, fill=COMPLETE, stroke=COMPLETE)
     else:
-        c.circle(x, y, 3, fill=PAPER, stroke=GREY)
+        c.circle(x, y, 3, fill=SURFACE, stroke=MUTED)
 
 
 def _legend(c: Canvas, y: float) -> None:
@@ -217,7 +222,7 @@ def _legend(c: Canvas, y: float) -> None:
         x = 110 + 150 * place
         _mark(c, x, y, step, 0)
         c.text(x + 14, y + 4, text, size=12, anchor="start")
-    c.text(730, y + 4, "training steps →", size=12, color=GREY, anchor="end")
+    c.text(730, y + 4, "training steps →", size=12, color=MUTED, anchor="end")
 
 
 def figures() -> dict[str, str]:

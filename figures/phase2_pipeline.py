@@ -11,15 +11,8 @@ from itertools import accumulate
 from types import ModuleType
 
 from distlab.curriculum import load
-from figures.draw import (
-    GREY,
-    INK,
-    PAPER,
-    SKY,
-    YELLOW,
-    Canvas,
-    write,
-)
+from distlab.trace.palette import BACKWARD, FORWARD, GRID, INK, MUTED, SURFACE
+from figures.draw import Canvas, write
 from figures.phase2_memory import FOLDER
 
 RANKS = 4
@@ -66,7 +59,7 @@ def schedules() -> str:
     c = Canvas(
         "schedules",
         780,
-        520,
+        540,
         title=f"GPipe and 1F1B on {RANKS} stages with {MICROBATCHES} microbatches",
         desc=(
             "Two tables with a row per rank and a column per unit of time; a forward "
@@ -106,10 +99,12 @@ def _lane(c: Canvas, y: float, rank: int, row: list[str]) -> None:
         units = 1 if cell == IDLE else row.count(cell)
         x = 74 + WIDE * place
         if cell == IDLE:
-            c.rect(x, y, WIDE, 22, fill=PAPER, stroke="#D5D5D0", thick=0.5)
+            c.rect(x, y, WIDE, 22, fill=SURFACE, stroke=GRID, thick=0.5)
         else:
             forward = cell.startswith("F")
-            c.rect(x, y, WIDE * units, 22, fill=SKY if forward else YELLOW, thick=0.8)
+            c.rect(
+                x, y, WIDE * units, 22, fill=FORWARD if forward else BACKWARD, thick=0.8
+            )
             c.text(x + WIDE * units / 2, y + 15.5, cell, size=10, mono=True)
         place += units
     counts = live(row)
@@ -120,7 +115,7 @@ def _lane(c: Canvas, y: float, rank: int, row: list[str]) -> None:
             y + 34,
             words,
             size=9,
-            color=INK if strong else GREY,
+            color=INK if strong else MUTED,
             bold=strong,
         )
     c.text(748, y + 17, str(max(counts)), size=16, bold=True)
@@ -129,15 +124,14 @@ def _lane(c: Canvas, y: float, rank: int, row: list[str]) -> None:
 def _legend(c: Canvas, y: float) -> None:
     """The meaning of the cells and the small numbers."""
     for x, fill, stroke, words in (
-        (74, SKY, INK, "forward"),
-        (170, YELLOW, INK, "backward"),
-        (276, PAPER, "#D5D5D0", "bubble"),
+        (74, FORWARD, INK, "F0: forward of microbatch 0"),
+        (286, BACKWARD, INK, "B0: backward of microbatch 0"),
+        (508, SURFACE, GRID, "bubble"),
     ):
         c.rect(x, y - 12, 16, 14, fill=fill, stroke=stroke, thick=0.8)
         c.text(x + 22, y, words, size=11.5, anchor="start")
-    c.text(
-        766, y, "small numbers: microbatches kept at this time", size=11.5, anchor="end"
-    )
+    words = "small numbers: microbatches that the rank keeps in this unit of time"
+    c.text(74, y + 20, words, size=11.5, anchor="start")
 
 
 def figures() -> dict[str, str]:

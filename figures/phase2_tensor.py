@@ -14,21 +14,20 @@ from torch import nn
 
 from distlab.curriculum import load
 from distlab.models.transformer import Attention, TransformerConfig
-from figures.draw import (
-    GREEN,
-    GREY,
+from distlab.trace.palette import (
+    GRID,
     INK,
-    PALE,
-    PAPER,
-    SKY,
-    YELLOW,
-    Canvas,
-    write,
+    LINK_BUSY,
+    MUTED,
+    NEUTRAL,
+    RANK_COLORS,
+    SURFACE,
 )
+from figures.draw import Canvas, write
 from figures.phase2_memory import FOLDER
 
 RANKS = 2
-COLOURS = (SKY, YELLOW)
+COLORS = RANK_COLORS[:RANKS]
 HEADS = 4
 FACTORS = (3.0, 4.0)  # what the two ranks' shards multiply by
 INPUT = 2.0
@@ -63,7 +62,7 @@ def conjugate() -> str:
     c = Canvas(
         "conjugate",
         760,
-        488,
+        512,
         title="f copies forward and sums backward; g sums forward, copies backward",
         desc=(
             f"Above, forward, from left to right: both ranks have x = {INPUT:g}. f "
@@ -80,8 +79,10 @@ def conjugate() -> str:
         (54, "forward", forward, "g"),
         (298, "backward", backward, "f"),
     ):
-        c.text(24, top - 20, words, size=15, bold=True, anchor="start")
+        c.text(24, top - 28, words, size=15, bold=True, anchor="start")
         _panel(c, top, numbers, crossed, back=words == "backward")
+    words = "f, g: before and after the sharded layer; × 3, × 4: the ranks' shards"
+    c.text(24, 502, words, size=12, anchor="start")
     return c.svg()
 
 
@@ -92,7 +93,7 @@ def _panel(
     stops = (112, 296, 464, 652)
     lanes = (top + 36, top + 116)
     for rank, y in enumerate(lanes):
-        c.rect(84, y - 30, 622, 60, fill=PAPER, stroke=PALE, round_=4)
+        c.rect(84, y - 30, 622, 60, fill=SURFACE, stroke=GRID, round_=4)
         c.text(24, y + 5, f"rank {rank}", size=12, bold=True, anchor="start")
         ends = [(stops[0] + 20, 170), (stops[1] + 18, 344), (416, stops[2] - 18)]
         ends += [(590, stops[3] - 20)]
@@ -101,16 +102,16 @@ def _panel(
         for left, right in ends:
             start, end = (right, left) if back else (left, right)
             c.arrow(start, y, end, y)
-        c.rect(346, y - 18, 68, 36, fill=COLOURS[rank], round_=4)
+        c.rect(346, y - 18, 68, 36, fill=COLORS[rank], round_=4)
         c.text(380, y + 5, f"× {FACTORS[rank]:g}", size=14, bold=True)
         for stop, values in zip(stops, numbers, strict=True):
-            c.circle(stop, y, 17, fill=PALE)
+            c.circle(stop, y, 17, fill=NEUTRAL)
             c.text(stop, y + 5, f"{values[rank]:g}", size=13, bold=True)
     for x, name in ((172, "f"), (528, "g")):
         _operator(c, x, top, lanes, name, crossed=name == crossed)
     for stop, name in ((stops[0], "x"), (stops[3], "y")):
         words = f"gradient of {name}" if back else name
-        c.text(stop, top - 6, words, size=11.5, color=GREY)
+        c.text(stop, top - 6, words, size=11.5, color=MUTED)
 
 
 def _operator(
@@ -123,8 +124,8 @@ def _operator(
     crossed: bool,
 ) -> None:
     """One of the pair: level lines copy, crossing lines sum."""
-    color = GREEN if crossed else INK
-    c.rect(x, top, 60, 152, fill=PAPER, stroke=color, thick=2.5, round_=6)
+    color = LINK_BUSY if crossed else INK
+    c.rect(x, top, 60, 152, fill=SURFACE, stroke=color, thick=2.5, round_=6)
     for start in lanes:
         c.line(x + 6, start, x + 54, start, color=color, thick=2)
         if crossed:
@@ -169,27 +170,27 @@ def cuts() -> str:
         ),
     )
     c.text(24, 32, "MLP", size=15, bold=True, anchor="start")
-    _tensor(c, 40, 96, 56, 72, "x", [PALE])
+    _tensor(c, 40, 96, 56, 72, "x", [NEUTRAL])
     c.arrow(104, 132, 144, 132)
     c.text(124, 120, "f", size=15, bold=True)
-    _tensor(c, 152, 88, 150, 88, "up: by columns", COLOURS)
+    _tensor(c, 152, 88, 150, 88, "up: by columns", COLORS)
     c.arrow(310, 132, 350, 132)
     c.text(330, 120, "gelu", size=12)
-    _tensor(c, 358, 96, 130, 72, "each rank has half", COLOURS)
+    _tensor(c, 358, 96, 130, 72, "each rank has half", COLORS)
     c.arrow(496, 132, 530, 132)
-    _tensor(c, 538, 64, 66, 136, "down: by rows", COLOURS, level=True)
+    _tensor(c, 538, 64, 66, 136, "down: by rows", COLORS, level=True)
     _output(c, 132)
-    for rank, color in enumerate(COLOURS):
+    for rank, color in enumerate(COLORS):
         c.rect(300 + 90 * rank, 20, 16, 16, fill=color)
         c.text(322 + 90 * rank, 33, f"rank {rank}", size=12, anchor="start")
-    c.line(24, 262, 756, 262, color=PALE)
+    c.line(24, 262, 756, 262, color=GRID)
     c.text(24, 292, "attention", size=15, bold=True, anchor="start")
-    _tensor(c, 40, 366, 56, 72, "x", [PALE])
+    _tensor(c, 40, 366, 56, 72, "x", [NEUTRAL])
     c.arrow(104, 402, 144, 402)
     c.text(124, 390, "f", size=15, bold=True)
     _heads(c)
     c.arrow(496, 402, 530, 402)
-    _tensor(c, 538, 334, 66, 136, "proj: by rows", COLOURS, level=True)
+    _tensor(c, 538, 334, 66, 136, "proj: by rows", COLORS, level=True)
     _output(c, 402)
     c.text(
         390,
@@ -229,18 +230,18 @@ def _tensor(
 
 def _output(c: Canvas, middle: float) -> None:
     """The two partial sums, and their sum."""
-    for rank, color in enumerate(COLOURS):
+    for rank, color in enumerate(COLORS):
         y = middle - 80 + 92 * rank
         c.rect(628, y, 48, 68, fill=color, thick=1.5)
         c.text(652, y + 38, f"{rank}", size=12)
-        c.line(676, y + 34, 688, middle, color=GREEN, thick=2)
+        c.line(676, y + 34, 688, middle, color=LINK_BUSY, thick=2)
     c.arrow(606, middle, 626, middle, thick=1.5)
     c.text(652, middle + 4, "+", size=15, bold=True)
-    c.arrow(688, middle, 712, middle, color=GREEN)
+    c.arrow(688, middle, 712, middle, color=LINK_BUSY)
     c.text(700, middle - 14, "g", size=15, bold=True)
-    c.rect(714, middle - 36, 48, 72, fill=PALE, thick=2)
+    c.rect(714, middle - 36, 48, 72, fill=NEUTRAL, thick=2)
     c.text(738, middle + 54, "output", size=11.5)
-    c.text(652, middle + 96, "partial sums", size=11.5)
+    c.text(652, middle - 88, "partial sums", size=11.5)
 
 
 def _heads(c: Canvas) -> None:
@@ -248,10 +249,10 @@ def _heads(c: Canvas) -> None:
     for row, (name, ranks) in enumerate(zip("qkv", owners(), strict=True)):
         for head, rank in enumerate(ranks):
             x, y = 152 + 38 * head, 352 + 36 * row
-            c.rect(x, y, 34, 30, fill=COLOURS[rank])
+            c.rect(x, y, 34, 30, fill=COLORS[rank])
             c.text(x + 17, y + 20, f"{name}{head}", size=12, mono=True)
     c.text(226, 476, "qkv: full heads", size=11.5)
-    for rank, color in enumerate(COLOURS):
+    for rank, color in enumerate(COLORS):
         heads = [h for h, owner in enumerate(owners()[0]) if owner == rank]
         y = 348 + 60 * rank
         c.arrow(308, y + 24, 340, y + 24, thick=1.5)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from figures.draw import (
-    BLUE,
-    GREEN,
-    GREY,
+from distlab.trace.palette import (
+    COMPLETE,
+    GRID,
     INK,
-    ORANGE,
-    PALE,
-    PAPER,
-    SKY,
-    YELLOW,
-    Canvas,
-    write,
+    LINK_BUSY,
+    LINK_IDLE,
+    MUTED,
+    PARTIAL_SUMS,
+    RECEIVING,
 )
+from figures.draw import Canvas, write
 
 FOLDER = Path(__file__).resolve().parent.parent / "phase3_multi_node" / "figures"
 RANKS = 4
@@ -45,16 +43,16 @@ def states() -> list[Squares]:
 def _panel(c: Canvas, x: float, y: float, state: Squares, step: int) -> None:
     """A state as squares; those that go down in the next step have a thick edge."""
     for chunk in range(RANKS):
-        c.text(x + CELL * (chunk + 0.5), y - 6, str(chunk), size=11, color=GREY)
+        c.text(x + CELL * (chunk + 0.5), y - 6, str(chunk), size=11, color=MUTED)
     for rank, row in enumerate(state):
         top = y + CELL * rank
         c.text(x - 12, top + 22, str(rank), size=12, bold=True)
         for chunk, ranks in enumerate(row):
             done = len(ranks) == RANKS
-            fill = GREEN if done else (PALE, SKY, YELLOW)[len(ranks) - 1]
+            fill = COMPLETE if done else PARTIAL_SUMS[len(ranks) - 1]
             words = "all" if done else "".join(map(str, sorted(ranks)))
             left = x + CELL * chunk
-            c.rect(left, top, CELL, CELL, fill=fill, stroke=GREY)
+            c.rect(left, top, CELL, CELL, fill=fill, stroke=MUTED)
             c.text(left + CELL / 2, top + 21, words, size=12, mono=True)
     for rank in range(RANKS if step < 2 * (RANKS - 1) else 0):
         left = x + CELL * ((rank - step - 1) % RANKS)
@@ -107,7 +105,7 @@ def _lanes(c: Canvas, top: float, name: str) -> None:
     for rank in range(8):
         y = top + 20 * rank
         c.text(40, y + 14, str(rank), size=11)
-        c.rect(56, y + 2, 14 * UNIT, 15, fill=PAPER, stroke=PALE)
+        c.rect(56, y + 2, 14 * UNIT, 15, fill=LINK_IDLE, stroke=GRID)
 
 
 UNIT = 48.0  # one message of the whole tensor
@@ -133,25 +131,27 @@ def star_ring() -> str:
         other = step % 7 + 1
         x = 56 + UNIT * step
         sender, taker = (other, 0) if step < 7 else (0, other)
-        c.rect(x, 46 + 20 * sender + 2, UNIT - 1, 15, fill=BLUE, stroke=BLUE)
-        c.rect(x, 46 + 20 * taker + 2, UNIT - 1, 15, fill=ORANGE, stroke=ORANGE)
+        c.rect(x, 46 + 20 * sender + 2, UNIT - 1, 15, fill=LINK_BUSY, stroke=LINK_BUSY)
+        c.rect(x, 46 + 20 * taker + 2, UNIT - 1, 15, fill=RECEIVING, stroke=RECEIVING)
     _lanes(
         c, 252, "ring (3.3): every rank sends and receives 1/8 of the tensor at a time"
     )
     for step in range(14):
         for rank in range(8):
             x, y = 56 + UNIT / 8 * step, 252 + 20 * rank
-            c.rect(x, y + 2, UNIT / 8 - 1, 7, fill=BLUE, stroke="none")
-            c.rect(x, y + 10, UNIT / 8 - 1, 7, fill=ORANGE, stroke="none")
+            c.rect(x, y + 2, UNIT / 8 - 1, 7, fill=LINK_BUSY, stroke="none")
+            c.rect(x, y + 10, UNIT / 8 - 1, 7, fill=RECEIVING, stroke="none")
     end = 56 + UNIT * 14 / 8
     c.line(end, 250, end, 420, color=INK, dash="4 3")
     c.text(end + 8, 344, "done: 14 steps of S / 8", size=13, anchor="start")
-    c.arrow(56, 432, 56 + 14 * UNIT, 432, color=GREY)
-    c.text(56 + 14 * UNIT, 450, "time", size=12, anchor="end", color=GREY)
-    c.rect(60, 442, 14, 12, fill=BLUE, stroke=BLUE)
+    c.arrow(56, 432, 56 + 14 * UNIT, 432, color=MUTED)
+    c.text(56 + 14 * UNIT, 450, "time", size=12, anchor="end", color=MUTED)
+    c.rect(60, 442, 14, 12, fill=LINK_BUSY, stroke=LINK_BUSY)
     c.text(80, 453, "sends", size=12, anchor="start")
-    c.rect(140, 442, 14, 12, fill=ORANGE, stroke=ORANGE)
+    c.rect(140, 442, 14, 12, fill=RECEIVING, stroke=RECEIVING)
     c.text(160, 453, "receives", size=12, anchor="start")
+    c.text(250, 453, "rows: ranks 0 to 7", size=12, anchor="start")
+    c.text(400, 453, "S: bytes of the tensor", size=12, anchor="start")
     return c.svg()
 
 

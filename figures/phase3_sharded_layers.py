@@ -17,7 +17,17 @@ from distlab.curriculum import load
 from distlab.runner import RankContext
 from distlab.sim import AlphaBeta, run
 from distlab.sim.net.links import PS
-from figures.draw import GREY, INK, ORANGE, PALE, PURPLE, SKY, Canvas, write
+from distlab.trace.palette import (
+    BACKWARD,
+    FORWARD,
+    GRADIENTS,
+    INK,
+    LINK_IDLE,
+    MUTED,
+    WEIGHTS,
+    text_on,
+)
+from figures.draw import Canvas, write
 
 FOLDER = Path(__file__).resolve().parent.parent / "phase3_multi_node" / "figures"
 RANKS, LAYERS, WIDTH = 4, 4, 4
@@ -25,6 +35,14 @@ COMPUTE_S, GATHER_S = 1.0, 0.5  # of a layer in one direction; of its weights
 SHARD_BYTES = 4 * WIDTH * WIDTH // RANKS
 NET = AlphaBeta(alpha_s=0.0, bytes_per_s=(RANKS - 1) * SHARD_BYTES / GATHER_S)
 LEFT, SCALE = 120, 42.0
+
+
+COLORS = {
+    "gather": WEIGHTS,
+    "scatter": GRADIENTS,
+    "forward": FORWARD,
+    "backward": BACKWARD,
+}
 
 
 class Span(NamedTuple):
@@ -131,9 +149,10 @@ def zero_ahead() -> str:
     _lanes(c, 30, "without prefetch", plain)
     _lanes(c, 150, "with prefetch", ahead)
     for x, color, words in (
-        (LEFT, SKY, "all-gather of weights"),
-        (LEFT + 190, PURPLE, "reduce-scatter of gradients"),
-        (LEFT + 420, ORANGE, "computation"),
+        (LEFT, WEIGHTS, "all-gather of weights"),
+        (LEFT + 190, GRADIENTS, "reduce-scatter of gradients"),
+        (LEFT + 420, FORWARD, "forward"),
+        (LEFT + 420 + 84, BACKWARD, "backward"),
     ):
         c.rect(x, 268, 12, 12, fill=color, stroke=INK)
         c.text(x + 18, 279, words, size=12, anchor="start")
@@ -146,18 +165,18 @@ def _lanes(c: Canvas, top: float, title: str, found: list[Span]) -> None:
     for row, words in enumerate(("computation", "network")):
         y = top + 20 + 36 * row
         c.text(24, y + 20, words, size=12, anchor="start")
-        c.rect(LEFT, y, SCALE * end, 30, fill=PALE, stroke=PALE)
+        c.rect(LEFT, y, SCALE * end, 30, fill=LINK_IDLE, stroke=LINK_IDLE)
     for span in found:
         is_wire = span.what in ("gather", "scatter")
-        color = {"gather": SKY, "scatter": PURPLE}.get(span.what, ORANGE)
+        color = COLORS[span.what]
         x, y = LEFT + SCALE * span.start_s, top + 20 + 36 * is_wire
         width = SCALE * (span.end_s - span.start_s)
         c.rect(x, y, width, 30, fill=color, stroke=INK)
-        c.text(x + width / 2, y + 20, str(span.layer), size=11.5)
+        c.text(x + width / 2, y + 20, str(span.layer), size=11.5, color=text_on(color))
     back = max(span.end_s for span in found if span.what == "forward")
     x = LEFT + SCALE * back
-    c.line(x, top + 14, x, top + 90, color=GREY, dash="4 3")
-    c.text(x + 4, top + 8, "backward →", size=11.5, color=GREY, anchor="start")
+    c.line(x, top + 14, x, top + 90, color=MUTED, dash="4 3")
+    c.text(x + 4, top + 8, "backward →", size=11.5, color=MUTED, anchor="start")
     c.text(LEFT + SCALE * end + 6, top + 58, f"{end:g} s", size=13, anchor="start")
 
 

@@ -8,11 +8,26 @@ from __future__ import annotations
 from pathlib import Path
 
 from distlab.curriculum import load
-from figures.draw import BLUE, GREEN, GREY, INK, ORANGE, PALE, SKY, Canvas, write
+from distlab.trace.palette import (
+    BACKWARD,
+    FORWARD,
+    GRADIENTS,
+    INK,
+    MUTED,
+    NEUTRAL,
+    OPTIMIZER_STATE,
+    WEIGHTS,
+    text_on,
+)
+from figures.draw import Canvas, write
 
 FOLDER = Path(__file__).resolve().parent.parent / "phase3_multi_node" / "figures"
 RANKS = 8
-KINDS = (("weights", 4, BLUE), ("gradients", 4, ORANGE), ("state", 8, GREEN))
+KINDS = (
+    ("weights", 4, WEIGHTS),
+    ("gradients", 4, GRADIENTS),
+    ("state", 8, OPTIMIZER_STATE),
+)
 LAYERS = 5
 SHARE = 0.25  # of a layer: four ranks
 
@@ -42,14 +57,15 @@ def zero_bars() -> str:
             held = bytes_per_rank(RANKS, RANKS, stage, only) / RANKS
             c.rect(x, top, held * scale, 34, fill=color, round_=2)
             if held >= 2:
-                c.text(x + held * scale / 2, top + 22, name, size=12, color="#FFFFFF")
+                middle, ink = x + held * scale / 2, text_on(color)
+                c.text(middle, top + 22, name, size=12, color=ink)
             x, total = x + held * scale, total + held
         c.text(x + 10, top + 22, f"{total:g} bytes", size=13, anchor="start")
-        c.text(722, top + 22, f"sent: {sent}", size=12.5, color=GREY, anchor="end")
+        c.text(722, top + 22, f"sent: {sent}", size=12.5, color=MUTED, anchor="end")
     c.text(
         left,
         32,
-        "bytes per parameter on a rank, float32 and AdamW, 8 ranks",
+        "bytes per parameter on a rank, float32 and AdamW, n = 8 ranks",
         size=13,
         anchor="start",
     )
@@ -58,7 +74,7 @@ def zero_bars() -> str:
         282,
         "sent: per rank and step, in units of (n - 1) / n · N, N elements in the model",
         size=11.5,
-        color=GREY,
+        color=MUTED,
         anchor="start",
     )
     return c.svg()
@@ -83,7 +99,7 @@ def zero_layers() -> str:
     shards = LAYERS * SHARE * unit
     order = [*range(LAYERS), *reversed(range(LAYERS))]
     end = left + width * len(order)
-    c.rect(left, bottom - shards, end - left, shards, fill=PALE)
+    c.rect(left, bottom - shards, end - left, shards, fill=NEUTRAL)
     c.text(
         left + 10,
         bottom - shards / 2 + 4,
@@ -93,13 +109,13 @@ def zero_layers() -> str:
     )
     for place, layer in enumerate(order):
         x = left + width * place
-        color = SKY if place < LAYERS else ORANGE
+        color = FORWARD if place < LAYERS else BACKWARD
         c.rect(x + 6, bottom - shards - unit, width - 12, unit, fill=color, round_=2)
         c.text(
             x + width / 2, bottom - shards - unit / 2 + 4, f"layer {layer}", size=11.5
         )
     whole = bottom - LAYERS * unit
-    c.line(left, whole, end, whole, color=GREY, dash="5 4", thick=1)
+    c.line(left, whole, end, whole, color=MUTED, dash="5 4", thick=1)
     c.text(
         end, whole - 6, "the full model, as at stages 0 to 2", size=11.5, anchor="end"
     )
@@ -115,7 +131,7 @@ def zero_layers() -> str:
         size=12,
     )
     c.text(left, 32, "weights on one of 4 ranks", size=13, anchor="start")
-    c.text(left, 286, "time →", size=11.5, color=GREY, anchor="start")
+    c.text(left, 286, "time →", size=11.5, color=MUTED, anchor="start")
     return c.svg()
 
 

@@ -11,19 +11,18 @@ from itertools import pairwise
 from pathlib import Path
 
 from distlab.sim import AlphaBeta
-from figures.draw import (
-    BLUE,
-    GREEN,
-    GREY,
+from distlab.trace.palette import (
+    ALGORITHMS,
+    GRID,
+    HIGHLIGHT,
     INK,
-    ORANGE,
-    PALE,
-    PURPLE,
-    RED,
-    SKY,
-    Canvas,
-    write,
+    LINK_BUSY,
+    MUTED,
+    NEUTRAL,
+    RANK_COLORS,
+    SURFACE,
 )
+from figures.draw import Canvas, write
 
 FOLDER = Path(__file__).resolve().parent.parent / "phase3_multi_node" / "figures"
 LINK = AlphaBeta(alpha_s=10e-6, bytes_per_s=12.5e9)
@@ -50,16 +49,24 @@ def crossover() -> str:
     left, top, width, height = PLOT
     for power in range(*POWERS, 4):
         x = _x(2**power)
-        c.line(x, top, x, top + height, color=PALE, thick=1)
+        c.line(x, top, x, top + height, color=GRID, thick=1)
         c.text(x, top + height + 18, _bytes(2**power), size=11)
     for exponent in range(-5, 3):
         y = _y(10.0**exponent)
-        c.line(left, y, left + width, y, color=PALE, thick=1)
+        c.line(left, y, left + width, y, color=GRID, thick=1)
         c.text(left - 8, y + 4, _time(exponent), size=11, anchor="end")
     curves: tuple[tuple[str, str, Callable[[float], float]], ...] = (
-        ("naive", PURPLE, lambda s: 2 * (RANKS - 1) * LINK.message_s(s)),
-        ("ring", BLUE, lambda s: 2 * (RANKS - 1) * LINK.message_s(s / RANKS)),
-        ("recursive doubling", ORANGE, lambda s: math.log2(RANKS) * LINK.message_s(s)),
+        ("naive", ALGORITHMS["naive"], lambda s: 2 * (RANKS - 1) * LINK.message_s(s)),
+        (
+            "ring",
+            ALGORITHMS["ring"],
+            lambda s: 2 * (RANKS - 1) * LINK.message_s(s / RANKS),
+        ),
+        (
+            "recursive doubling",
+            ALGORITHMS["recursive doubling"],
+            lambda s: math.log2(RANKS) * LINK.message_s(s),
+        ),
     )
     for name, color, seconds in curves:
         _curve(c, seconds, color)
@@ -74,6 +81,7 @@ def crossover() -> str:
     _crossing(c)
     c.text(left, 40, f"α = 10 µs, B = 1 / β = 12.5 GB/s, {RANKS} ranks", anchor="start")
     c.text(left + width / 2, top + height + 44, "bytes of the tensor", size=12.5)
+    c.text(left - 8, top - 14, "time", size=12.5, anchor="end")
     return c.svg()
 
 
@@ -85,10 +93,12 @@ def _crossing(c: Canvas) -> None:
     assert math.isclose(took_s, steps * LINK.message_s(size / RANKS))
     x, y = _x(size), _y(took_s)
     c.circle(x, y, 6, stroke=INK)
-    c.line(x, y + 8, x, PLOT[1] + PLOT[3], color=GREY, dash="4 4", thick=1)
+    c.line(x, y + 8, x, PLOT[1] + PLOT[3], color=MUTED, dash="4 4", thick=1)
     c.text(x + 12, y + 34, f"{size / 1e6:.1f} MB", size=12.5, anchor="start")
-    c.text(x - 12, y + 74, "latency dominates", size=11.5, color=GREY, anchor="end")
-    c.text(x + 12, y + 74, "bandwidth dominates", size=11.5, color=GREY, anchor="start")
+    c.text(x - 12, y + 74, "latency dominates", size=11.5, color=MUTED, anchor="end")
+    c.text(
+        x + 12, y + 74, "bandwidth dominates", size=11.5, color=MUTED, anchor="start"
+    )
 
 
 def _curve(c: Canvas, seconds: Callable[[float], float], color: str) -> None:
@@ -130,35 +140,37 @@ def nodes() -> str:
         desc=(
             "The same network twice: two nodes of four ranks under a switch. On the "
             "left, recursive doubling: all four ranks of a node send the full tensor, "
-            "four thick red arrows through one uplink: 4 S. On the right, two levels: "
+            "four thick arrows through one uplink: 4 S. On the right, two levels: "
             "each of the four ranks sends only its chunk, a quarter of the tensor: S "
             "in total. Each rail has its own color."
         ),
     )
     _network(c, 30, "recursive doubling: the last round", is_flat=True)
     _network(c, 400, "two levels: the inter-node stage", is_flat=False)
-    c.line(380, 30, 380, 370, color=PALE)
+    c.line(380, 30, 380, 370, color=GRID)
+    words = "S: bytes of the tensor"
+    c.text(742, 388, words, size=11.5, color=MUTED, anchor="end")
     return c.svg()
 
 
 def _network(c: Canvas, left: float, title: str, *, is_flat: bool) -> None:
-    colors = (SKY, GREEN, ORANGE, PURPLE)
+    colors = RANK_COLORS[:4]
     c.text(left, 40, title, size=13, bold=True, anchor="start")
-    c.rect(left + 90, 66, 150, 34, fill=PALE, round_=5)
+    c.rect(left + 90, 66, 150, 34, fill=NEUTRAL, round_=5)
     c.text(left + 165, 88, "switch", size=12)
     for node in range(2):
         x = left + 174 * node
         c.rect(x, 216, 156, 104, round_=8)
         for local_rank in range(4):
             at = x + 22 + 37 * local_rank
-            c.rect(at - 14, 262, 28, 40, fill="#FFFFFF", round_=3)
+            c.rect(at - 14, 262, 28, 40, fill=SURFACE, round_=3)
             _tensor(c, at - 14, 262, None if is_flat else local_rank, colors)
             c.text(at, 316, str(4 * node + local_rank), size=11)
             end = left + 110 + 88 * node + (local_rank - 1.5) * (9 if is_flat else 6)
-            color = RED if is_flat else colors[local_rank]
+            color = HIGHLIGHT if is_flat else LINK_BUSY
             c.arrow(at, 258, end, 104, color=color, thick=4 if is_flat else 2)
         c.text(x + 78, 338, f"node {node}", size=12)
-    color, sent = (RED, "4 · S") if is_flat else (INK, "4 · S / 4")
+    color, sent = (HIGHLIGHT, "4 · S") if is_flat else (INK, "4 · S / 4")
     words = f"through each uplink: {sent}"
     c.text(left, 368, words, size=13, anchor="start", color=color)
 
@@ -169,7 +181,7 @@ def _tensor(
     """Four chunks, one above the other: all of them are sent, or one of them."""
     for row in range(4):
         is_sent = chunk is None or chunk == row
-        fill = (RED if chunk is None else colors[row]) if is_sent else "#FFFFFF"
+        fill = (HIGHLIGHT if chunk is None else colors[row]) if is_sent else SURFACE
         c.rect(x, y + 10 * row, 28, 10, fill=fill, thick=0.7)
 
 

@@ -19,7 +19,8 @@ from distlab.grading.grade import Grader
 from distlab.grading.report import lines_of
 from distlab.runner import Cluster, RankContext
 from distlab.trace import draw_timeline
-from figures.draw import BLUE, GREEN, GREY, INK, RED, Canvas, write
+from distlab.trace.palette import COMPLETE_TEXT, FAILURE_TEXT, HIGHLIGHT, INK, MUTED
+from figures.draw import Canvas, write
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "figures"
@@ -33,7 +34,13 @@ _WRONG = """\
     comm.send(outgoing, (comm.rank + 1) % n)
     comm.recv(incoming, (comm.rank - 1) % n)
 """
-_INKS = {"pass": GREEN, "fail": RED, "dim": GREY, "rule": BLUE, "plain": INK}
+_INKS = {
+    "pass": COMPLETE_TEXT,
+    "fail": FAILURE_TEXT,
+    "dim": MUTED,
+    "rule": HIGHLIGHT,
+    "plain": INK,
+}
 
 
 def leave_early(context: RankContext) -> None:

@@ -1,7 +1,6 @@
 """The walkthroughs' figures: each draws plain data that its caller prints as a table.
 
-The colors are those of the guidelines' pictures: Okabe and Ito's, which people with
-the common kinds of color blindness can tell apart.
+The colors are those of the guide's pictures: `distlab.trace.palette`.
 """
 
 from __future__ import annotations
@@ -10,49 +9,67 @@ from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 
-from distlab.trace.canvas import BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, RED, SKY
-
-RANKS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)
-"""One color per rank."""
+from distlab.trace.palette import (
+    GRID,
+    INK,
+    METHODS,
+    MUTED,
+    NEUTRAL,
+    RANK_COLORS,
+    text_on,
+)
 
 
 def draw_family(results: Sequence[Mapping[str, Sequence[int]]]) -> None:
     """Before and after of four collectives: bit r of a chunk is rank r's part."""
     names = list(results[0])
-    figure, axes = plt.subplots(1, len(names), figsize=(2.2 * len(names), 2.6))
+    figure, axes = plt.subplots(
+        1, len(names), figsize=(2.2 * len(names), 3.1), layout="constrained"
+    )
     for axis, name in zip(axes, names, strict=True):
         for rank, result in enumerate(results):
             for place, bits in enumerate(result[name]):
                 _chunk(axis, place, rank, bits, len(results))
         axis.set(title=name, xlim=(-0.1, len(results) + 0.1), yticks=[], xticks=[])
         axis.set(ylim=(len(results), -0.1))
+        axis.set_xlabel("chunks", fontsize=9)
         axis.set_frame_on(False)
     axes[0].set_yticks([r + 0.45 for r in range(len(results))])
     axes[0].set_yticklabels([f"rank {r}" for r in range(len(results))])
-    figure.tight_layout()
+    figure.legend(
+        handles=[Patch(color=_of_rank(r), label=f"{r}") for r in range(len(results))],
+        title="a stripe: the values of rank …",
+        title_fontsize=9,
+        loc="outside lower center",
+        ncols=len(results),
+        frameon=False,
+    )
     plt.show()
 
 
 def _chunk(axis: Axes, place: int, rank: int, bits: int, count: int) -> None:
     """One square, in as many stripes as ranks have a part in it."""
     parts = [r for r in range(count) if bits >> r & 1]
-    axis.add_patch(Rectangle((place, rank), 0.9, 0.9, facecolor=PALE, edgecolor=INK))
+    axis.add_patch(Rectangle((place, rank), 0.9, 0.9, facecolor=NEUTRAL, edgecolor=INK))
     for index, part in enumerate(parts):
         height = 0.9 / len(parts)
         corner = (place, rank + index * height)
-        axis.add_patch(Rectangle(corner, 0.9, height, facecolor=RANKS[part % 6]))
+        axis.add_patch(Rectangle(corner, 0.9, height, facecolor=_of_rank(part)))
+
+
+def _of_rank(rank: int) -> str:
+    return RANK_COLORS[rank % len(RANK_COLORS)]
 
 
 def draw_losses(curves: Mapping[str, Sequence[float]]) -> None:
     """One curve per training; the later ones are drawn thinner, on top."""
     _, axis = plt.subplots(figsize=(6, 3))
     for index, (label, losses) in enumerate(curves.items()):
-        width = 6 - 4 * index
-        axis.plot(
-            range(1, len(losses) + 1), losses, label=label, lw=width, color=RANKS[index]
-        )
+        color, alpha = _method(index), 1.0 if index else 0.4
+        epochs, width = range(1, len(losses) + 1), 6 - 4 * index
+        axis.plot(epochs, losses, label=label, lw=width, color=color, alpha=alpha)
     axis.set(xlabel="epoch", ylabel="training loss")
     axis.set_xticks(range(1, len(losses) + 1))
     axis.legend(frameon=False)
@@ -60,11 +77,26 @@ def draw_losses(curves: Mapping[str, Sequence[float]]) -> None:
 
 
 def draw_bars(values: Mapping[str, float], *, label: str, least: float) -> None:
-    """One bar for each value, with an axis that begins at `least`."""
+    """One dot for each value, with an axis that begins at `least`; bars from zero."""
     _, axis = plt.subplots(figsize=(6, 1.8))
-    axis.barh(list(values), list(values.values()), color=[GREEN, RED, ORANGE])
-    axis.invert_yaxis()
-    axis.set(xlim=(least, None), xlabel=label)
+    names = list(values)
+    for row, (name, value) in enumerate(values.items()):
+        if least:
+            axis.plot(value, name, "o", color=_method(row), ms=9)
+        else:
+            axis.barh(name, value, color=_method(row))
+        axis.annotate(
+            f"{value:.3g}",
+            (value, row),
+            (10, 0),
+            textcoords="offset points",
+            va="center",
+        )
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    span = max(values.values()) - least
+    axis.set(xlim=(least, least + 1.15 * span), xlabel=label)
+    axis.grid(color=GRID)
+    axis.set_axisbelow(True)
     plt.show()
 
 
@@ -74,7 +106,7 @@ def draw_means(
     """A number line: each rank's gradient as large as its count, and the means."""
     _, axis = plt.subplots(figsize=(7, 1.8))
     for rank, (count, gradient) in enumerate(zip(counts, gradients, strict=True)):
-        axis.scatter(gradient, 0, s=150 * count, color=RANKS[rank], zorder=3)
+        axis.scatter(gradient, 0, s=150 * count, color=_of_rank(rank), zorder=3)
         axis.annotate(
             f"rank {rank}: {count} × {gradient:g}", (gradient, 0.35), ha="center"
         )
@@ -86,8 +118,10 @@ def draw_means(
             ha="center",
             arrowprops={"arrowstyle": "-|>", "color": INK},
         )
-    axis.axhline(0, color=GREY, lw=1)
-    axis.set(ylim=(-1, 0.7), yticks=[])
+    axis.axhline(0, color=MUTED, lw=1)
+    axis.set(
+        ylim=(-1, 0.7), yticks=[], xlabel="gradient; a dot is as large as its count"
+    )
     axis.margins(x=0.2)
     axis.set_frame_on(False)
     plt.show()
@@ -98,12 +132,16 @@ def draw_mosaic(titles: Sequence[str], epochs: Sequence[Sequence[int]]) -> None:
     _, axis = plt.subplots(figsize=(7, 0.5 + 0.45 * len(epochs)))
     for row, owners in enumerate(epochs):
         for sample, owner in enumerate(owners):
-            color = RANKS[owner % 6]
+            color = _of_rank(owner)
             axis.add_patch(Rectangle((sample, row), 0.9, 0.85, facecolor=color))
-            axis.annotate(
-                str(owner), (sample + 0.45, row + 0.45), ha="center", va="center"
-            )
-    axis.set(xlim=(0, len(epochs[0])), ylim=(len(epochs), 0), xlabel="sample")
+            at = sample + 0.45, row + 0.45
+            ink = text_on(color)
+            axis.annotate(str(owner), at, ha="center", va="center", color=ink)
+    axis.set(
+        xlim=(0, len(epochs[0])),
+        ylim=(len(epochs), 0),
+        xlabel="sample; the number in a square: its rank",
+    )
     axis.set_xticks([s + 0.45 for s in range(len(epochs[0]))])
     axis.set_xticklabels([str(s) for s in range(len(epochs[0]))])
     axis.set_yticks([r + 0.45 for r in range(len(epochs))])
@@ -118,13 +156,17 @@ def draw_times(
     """Seconds against a size, both on logarithmic scales; one line per label."""
     _, axis = plt.subplots(figsize=(6, 3))
     for index, (label, seconds) in enumerate(times.items()):
-        axis.loglog(sizes, seconds, "o-", ms=3, label=label, color=RANKS[index])
+        axis.loglog(sizes, seconds, "o-", ms=3, label=label, color=_method(index))
     axis.set(xlabel=xlabel, ylabel="seconds")
     axis.set_xticks(sizes, [_short(size) for size in sizes])
     axis.minorticks_off()
     axis.legend(frameon=False)
-    axis.grid(color=PALE)
+    axis.grid(color=GRID)
     plt.show()
+
+
+def _method(index: int) -> str:
+    return METHODS[index % len(METHODS)]
 
 
 def _short(size: int) -> str:

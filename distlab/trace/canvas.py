@@ -1,8 +1,7 @@
 """A very small SVG canvas: boxes, lines, arrows, words; the same bytes every time.
 
-Colors are those of Okabe and Ito, which people with the common kinds of color
-blindness can tell apart. Arrow heads are drawn, not referenced, so that every viewer
-shows them.
+Colors are those of `palette`. Arrow heads are drawn, not referenced, so that every
+viewer shows them.
 """
 
 from __future__ import annotations
@@ -12,17 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
 
-INK = "#222222"
-GREY = "#767676"
-PALE = "#E8E8E8"
-PAPER = "#FFFFFF"
-BLUE = "#0072B2"
-SKY = "#56B4E9"
-GREEN = "#009E73"
-ORANGE = "#E69F00"
-YELLOW = "#F0E442"
-RED = "#D55E00"
-PURPLE = "#CC79A7"
+from distlab.trace.palette import GRID, INK, PAPER, SURFACE, WAITING
 
 SANS = "Verdana, DejaVu Sans, Helvetica, Arial, sans-serif"
 MONO = "DejaVu Sans Mono, Menlo, Consolas, monospace"
@@ -48,7 +37,7 @@ class Canvas:
             f'<title id="{name}-title">{escape(title)}</title>',
             f'<desc id="{name}-desc">{escape(desc)}</desc>',
         ]
-        self.rect(0.5, 0.5, width - 1, height - 1, fill="#FBFBF8", stroke="#D5D5D0")
+        self.rect(0.5, 0.5, width - 1, height - 1, fill=PAPER, stroke=GRID)
 
     def rect(
         self,
@@ -149,10 +138,17 @@ class Canvas:
         )
 
     def hatch(
-        self, x: float, y: float, w: float, h: float, *, color: str = GREY
+        self,
+        x: float,
+        y: float,
+        w: float,
+        h: float,
+        *,
+        color: str = WAITING,
+        fill: str = SURFACE,
     ) -> None:
         """Fill a box with slanted lines: waiting, or a wall."""
-        self.rect(x, y, w, h, fill=PAPER, stroke=color)
+        self.rect(x, y, w, h, fill=fill, stroke=color)
         step = 6.0
         offset = step
         while offset < w + h:

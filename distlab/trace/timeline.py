@@ -1,22 +1,22 @@
-"""A run as lanes: a bar per call, an arrow per message, red where somebody waits."""
+"""A run as lanes: a bar per call, an arrow per message, red where a rank waits."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from distlab.runner.autopsy import describe, describe_tensor, explain, place_of
-from distlab.trace.canvas import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PALE,
-    RED,
-    SKY,
-    Canvas,
-)
+from distlab.trace.canvas import Canvas
 from distlab.trace.layout import Arrow, Bar, Schedule, schedule
+from distlab.trace.palette import (
+    CALL,
+    FAILURE,
+    FAILURE_TEXT,
+    INK,
+    LINK_BUSY,
+    LINK_IDLE,
+    MUTED,
+    NEUTRAL,
+)
 from distlab.trace.story import Missing, missing
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _LEFT, _TOP, _BOTTOM, _RIGHT = 120, 60, 66, 40
 _WIDTH = 760  # at least
 _SLOTS = 120  # at most: the last ones of a long run
 _ENDS = {"raised": "raised an error", "died": "died", "running": "busy, no call"}
-_STYLES = {"done": SKY, "posted": PALE, "failed": ORANGE}
+_STYLES = {"done": CALL, "posted": NEUTRAL, "failed": FAILURE}
 
 
 def draw_timeline(run: Run, *, name: str = "timeline", title: str = "") -> str:
@@ -71,7 +71,7 @@ class _Picture:
             if arrow.start >= self._first:
                 self._draw_arrow(arrow)
         self._draw_waits()
-        color = INK if self._run.outcome == "finished" else RED
+        color = INK if self._run.outcome == "finished" else FAILURE_TEXT
         words = explain(self._run)
         size = 14 if len(words) < 80 else 11
         middle, y = _WIDTH / 2, self._height - 14
@@ -87,14 +87,16 @@ class _Picture:
     def _draw_lane(self, record: RankRecord) -> None:
         y = self._y(record.rank)
         self._canvas.text(65, y + 5, f"rank {record.rank}", size=15, bold=True)
-        self._canvas.rect(_LEFT, y - 9, self._right - _LEFT, 18, fill=PALE, stroke=GREY)
+        self._canvas.rect(
+            _LEFT, y - 9, self._right - _LEFT, 18, fill=LINK_IDLE, stroke=MUTED
+        )
         words = _ENDS.get(record.status, "")
         if record.status == "finished" and not record.calls():
             words = "finished: made no call"
         elif record.status == "finished" and self._run.outcome != "finished":
             words = "finished"
         if words and self._lane >= 60:
-            color = RED if record.status in _ENDS else INK
+            color = FAILURE_TEXT if record.status in _ENDS else INK
             self._canvas.text(
                 self._right, y + 22, words, size=11, color=color, anchor="end"
             )
@@ -104,20 +106,25 @@ class _Picture:
         y, wide = self._y(bar.rank), max(3.0, right - left - 3)
         with self._canvas.titled(f"rank {bar.rank}: {words_of(bar.call)}"):
             if bar.state == "waiting":
-                self._canvas.hatch(left, y - 9, self._right - left, 18, color=RED)
+                self._canvas.hatch(left, y - 9, self._right - left, 18, color=FAILURE)
             else:
                 ready = self._x(max(bar.start, bar.end - 1))
                 if bar.state == "done" and ready > left:  # the other side came later
                     self._canvas.hatch(left, y - 9, ready - left, 18)
+                    if self._lane >= 60 and ready - left > 50:
+                        middle = (left + ready) / 2
+                        self._canvas.text(middle, y - 14, "blocked", size=11)
                     left, wide = ready, max(3.0, right - ready - 3)
                 fill = _STYLES[bar.state]
-                self._canvas.rect(left, y - 9, wide, 18, fill=fill, stroke=BLUE)
+                self._canvas.rect(left, y - 9, wide, 18, fill=fill, stroke=LINK_BUSY)
         if self._lane < 60:
             return
         if bar.state == "waiting":
             words = f"waits in {describe(bar.call)}"
             x, anchor = self._right, "end"
-            self._canvas.text(x, y - 14, words, size=12, color=RED, anchor=anchor)
+            self._canvas.text(
+                x, y - 14, words, size=12, color=FAILURE_TEXT, anchor=anchor
+            )
         elif wide > 7 * len(describe(bar.call)):
             self._canvas.text(left + wide / 2, y + 4, describe(bar.call), size=11)
 
@@ -127,7 +134,7 @@ class _Picture:
         y, end_y = self._y(arrow.src) + 9 * down, self._y(arrow.dst) - 9 * down
         words = f"message of rank {arrow.src} to rank {arrow.dst}: "
         with self._canvas.titled(words + words_of(arrow.call)):
-            self._canvas.arrow(x, y, end, end_y, color=GREEN, thick=2.5)
+            self._canvas.arrow(x, y, end, end_y, color=LINK_BUSY, thick=2.5)
 
     def _draw_waits(self) -> None:
         """Red arrows: the messages that are waited for and never get on."""
@@ -146,11 +153,16 @@ class _Picture:
         words = f"a message from {src} to {dst} that never gets on"
         dash = "" if wait.in_cycle else "7 6"
         with self._canvas.titled(f"rank {wait.waiter} waits: {words}"):
-            self._canvas.arrow(x, y, x + 34, end_y, color=RED, thick=3, dash=dash)
+            self._canvas.arrow(x, y, x + 34, end_y, color=FAILURE, thick=3, dash=dash)
         if not wait.in_cycle and self._lane >= 60:
             what = "never received" if wait.given else "never sent"
             self._canvas.text(
-                x + 36, (y + end_y) / 2 + 4, what, size=11, color=RED, anchor="start"
+                x + 36,
+                (y + end_y) / 2 + 4,
+                what,
+                size=11,
+                color=FAILURE_TEXT,
+                anchor="start",
             )
 
 

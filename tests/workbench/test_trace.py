@@ -17,7 +17,7 @@ from distlab.grading.verdict import ClauseVerdict, TaskVerdict
 from distlab.runner import RankContext, Run
 from distlab.runner.cluster import Cluster
 from distlab.trace import draw_text, draw_timeline, schedule
-from distlab.trace.canvas import RED
+from distlab.trace.palette import FAILURE, FAILURE_TEXT
 from tests.workbench.course import RING_OF_SENDS, SECOND, Course, keep_warm
 from tests.workbench.traces import ended, event, run_of, stuck_ring
 
@@ -130,7 +130,7 @@ def test_a_run_as_text_fits_and_shows_who_waits() -> None:
 
 def test_a_cycle_is_red_and_says_so() -> None:
     svg = draw_timeline(stuck_ring())
-    assert shapes(svg, RED) == 3
+    assert shapes(svg, FAILURE) == 3
     assert "stroke-dasharray" not in svg
     assert "0→1→2→0 all wait in send, no rank is in recv" in svg
     titles = [t.text for t in ET.fromstring(svg).iter(f"{SVG}title")]
@@ -140,7 +140,9 @@ def test_a_cycle_is_red_and_says_so() -> None:
 
 def test_nothing_is_red_where_all_went_well() -> None:
     run = run_of([event("enter", 1, "barrier", members=[0]), ended(1)])
-    assert RED not in draw_timeline(run)
+    svg = draw_timeline(run)
+    assert FAILURE not in svg
+    assert FAILURE_TEXT not in svg
 
 
 def test_who_waits_for_a_late_partner_is_hatched_until_then() -> None:
