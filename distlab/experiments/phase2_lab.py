@@ -14,13 +14,33 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
 from distlab.experiments.phase2 import Played, Rows, ScaleStep, Stages
-from distlab.trace.canvas import BLUE, GREEN, INK, ORANGE, PALE, PURPLE, RED, SKY
+from distlab.trace.canvas import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PALE,
+    PURPLE,
+    RED,
+    SKY,
+    YELLOW,
+)
 
-_HUES = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)
+FORWARD, BACKWARD = SKY, ORANGE
+WEIGHTS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS = BLUE, YELLOW, PURPLE, GREEN
+METHODS = (BLUE, ORANGE, GREEN, PURPLE)
+FAILURE, HIGHLIGHT = RED, RED
+NEUTRAL, GRID = PALE, PALE
+
 _LINES = (("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."))
-_HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo")
-_KINDS = {"F": SKY, "B": ORANGE}
-_LAYERS = {"embedding": ORANGE, "block": SKY, "head": PURPLE}
+_HATCHES = ("", "///", "...", "xxx")
+_KINDS = {"F": FORWARD, "B": BACKWARD}
+_PARTS = {
+    "parameters": WEIGHTS,
+    "gradients": GRADIENTS,
+    "optimizer state": OPTIMIZER_STATE,
+    "activations": ACTIVATIONS,
+}
 
 
 def print_table(rows: Rows, heading: str, digits: int = 2) -> None:
@@ -39,13 +59,14 @@ def print_table(rows: Rows, heading: str, digits: int = 2) -> None:
 
 
 def draw_stacked(rows: Rows, *, xlabel: str, ylabel: str) -> None:
-    """One bar for each row, of its columns one after another."""
+    """One bar for each row, of its parts one after another."""
     _, axis = plt.subplots(figsize=(7, 0.9 + 0.42 * len(rows)))
     starts = dict.fromkeys(rows, 0.0)
     for index, column in enumerate(next(iter(rows.values()))):
         values = [row[column] for row in rows.values()]
         left = list(starts.values())
-        axis.barh(list(rows), values, left=left, label=column, **_bars(index))
+        style = _bars(index, _PARTS[column])
+        axis.barh(list(rows), values, left=left, label=column, **style)
         starts = {k: starts[k] + v for k, v in zip(rows, values, strict=True)}
     axis.invert_yaxis()
     axis.set(xlabel=xlabel, ylabel=ylabel, xlim=(0, None))
@@ -61,7 +82,9 @@ def draw_bars(rows: Rows, *, xlabel: str, ylabel: str) -> None:
     for index, column in enumerate(names):
         values = [row[column] for row in rows.values()]
         offsets = [number + (index + 0.5) * width - 0.4 for number in range(len(rows))]
-        bars = axis.bar(offsets, values, width, label=column, **_bars(index))
+        bars = axis.bar(
+            offsets, values, width, label=column, **_bars(index, METHODS[index])
+        )
         axis.bar_label(bars, fmt="%.2f", fontsize=8, padding=1)
     axis.set_xticks(range(len(rows)), list(rows))
     axis.set(xlabel=xlabel, ylabel=ylabel)
@@ -70,8 +93,8 @@ def draw_bars(rows: Rows, *, xlabel: str, ylabel: str) -> None:
     plt.show()
 
 
-def _bars(index: int) -> dict[str, Any]:
-    return {"color": _HUES[index], "hatch": _HATCHES[index], "edgecolor": "white"}
+def _bars(index: int, color: str) -> dict[str, Any]:
+    return {"color": color, "hatch": _HATCHES[index], "edgecolor": "white"}
 
 
 def draw_panels(
@@ -106,7 +129,7 @@ def draw_panels(
         axis.set(xlabel=xlabel, ylabel=ylabel)
         axis.set_ylim(0, 1.08 * axis.get_ylim()[1])
         axis.legend(frameon=False)
-        axis.grid(color=PALE)
+        axis.grid(color=GRID)
     figure.tight_layout()
     plt.show()
 
@@ -123,7 +146,7 @@ def _styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
         index = len({other.removesuffix(", formula") for other in styles})
         marker, line = _LINES[index % len(_LINES)]
         styles[name] = {
-            "color": _HUES[index % len(_HUES)],
+            "color": METHODS[index % len(METHODS)],
             "marker": marker,
             "ls": line,
             "lw": max(1.5, 3.5 - index),
@@ -154,9 +177,11 @@ def draw_groups(rows: Rows) -> None:
     _, axis = plt.subplots(figsize=(6.5, 3))
     without, *groups = rows.items()
     values = [row["peak"] for _, row in groups]
-    bars = axis.bar([label.split()[-1] for label, _ in groups], values, color=BLUE)
+    bars = axis.bar(
+        [label.split()[-1] for label, _ in groups], values, color=ACTIVATIONS
+    )
     axis.bar_label(bars, fmt="%g", fontsize=9)
-    axis.axhline(without[1]["peak"], color=RED, ls="--", label=without[0])
+    axis.axhline(without[1]["peak"], color=INK, ls="--", label=without[0])
     axis.set(
         xlabel="layers in a checkpointed group",
         ylabel="peak, in activations\nof one layer",
@@ -171,11 +196,16 @@ def draw_loss_scale(steps: Sequence[ScaleStep]) -> None:
     _, axis = plt.subplots(figsize=(6.5, 3))
     numbers, scales = range(len(steps)), [step.scale for step in steps]
     plain = [step.without_overflow for step in steps]
-    axis.step(numbers, plain, "--", where="mid", color=ORANGE, label="no overflow")
-    axis.step(numbers, scales, where="mid", color=BLUE, lw=2.5, label="overflow")
+    axis.step(numbers, plain, "--", where="mid", color=METHODS[1], label="no overflow")
+    axis.step(numbers, scales, where="mid", color=METHODS[0], lw=2.5, label="overflow")
     skipped = [number for number in numbers if not any(steps[number].stepped)]
     axis.plot(
-        skipped, [scales[n] for n in skipped], "X", color=RED, ms=11, label="all skip"
+        skipped,
+        [scales[n] for n in skipped],
+        "X",
+        color=FAILURE,
+        ms=11,
+        label="all ranks skip",
     )
     axis.set_yscale("log", base=2)
     ticks = sorted({*scales, *plain})
@@ -184,7 +214,7 @@ def draw_loss_scale(steps: Sequence[ScaleStep]) -> None:
     axis.set(xlabel="step", ylabel="loss scale")
     axis.set_xticks(range(0, len(steps), 2))
     axis.legend(frameon=False)
-    axis.grid(color=PALE)
+    axis.grid(color=GRID)
     plt.show()
 
 
@@ -201,20 +231,28 @@ def print_loss_scale(steps: Sequence[ScaleStep]) -> None:
 
 
 def draw_stages(ways: Mapping[str, Stages]) -> None:
-    """A bar per stage, of its layers; dashed, the mean cost of a stage."""
+    """A bar per stage, of its layers, and the bottleneck of each way to partition."""
     num_bars = sum(len(stages.costs) for stages in ways.values())
     _, axis = plt.subplots(figsize=(7, 0.9 + 0.42 * num_bars))
-    for way, stages in ways.items():
-        for number, layers in enumerate(stages.layers):
+    for index, (way, stages) in enumerate(ways.items()):
+        labels = [f"{way}, stage {number}" for number in range(len(stages.costs))]
+        for label, layers in zip(labels, stages.layers, strict=True):
             start = 0.0
             for layer, cost in layers.items():
-                hue = _LAYERS[layer.split()[0]]
-                label = f"{way}, stage {number}"
-                axis.barh(label, cost, left=start, color=hue, edgecolor="white")
+                axis.barh(label, cost, left=start, color=NEUTRAL, edgecolor=INK)
                 if cost:
                     middle = start + cost / 2, label
                     axis.annotate(layer, middle, ha="center", va="center", fontsize=8)
                 start += cost
+        most = max(stages.costs)
+        axis.barh(
+            labels[stages.costs.index(most)],
+            most,
+            fill=False,
+            edgecolor=HIGHLIGHT,
+            lw=3,
+            label="" if index else "bottleneck",
+        )
         mean = sum(stages.costs) / len(stages.costs)
     axis.axvline(mean, color=INK, ls="--", lw=1.2, zorder=0, label="mean of the stages")
     axis.invert_yaxis()
@@ -249,7 +287,7 @@ def draw_schedules(plays: Mapping[str, Played], *, unit: str) -> None:
             for entry, start, length in play.blocks(rank):
                 _block(axis, rank, entry, start, length)
         axis.set_title(title, fontsize=10)
-        axis.set(xlim=(0, end), ylim=(num_ranks, 0), facecolor=PALE)
+        axis.set(xlim=(0, end), ylim=(num_ranks, 0), facecolor=NEUTRAL)
         axis.set_yticks(
             [rank + 0.45 for rank in range(num_ranks)],
             [f"rank {rank}" for rank in range(num_ranks)],
