@@ -40,7 +40,8 @@ def next_task(
 ) -> Task | None:
     """The one that follows the latest to pass; None when all have passed.
 
-    One that passed before and failed when it was checked last comes first. `passed_now` have passed even where that could not be written down.
+    One that passed before and failed when it was checked last comes first. What is in
+    `passed_now` has passed even where that could not be written down.
     """
     passed = {*passed_tasks(curriculum, progress), *passed_now}
     entries = progress.read().get("tasks", {})

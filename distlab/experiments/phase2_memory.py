@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -17,11 +17,8 @@ from torch import Tensor, nn
 
 from distlab.comm import Comm
 from distlab.experiments.phase2_mesh_rank import MeshConfig
-from distlab.grading.oracles import digest
-from distlab.models.transformer import next_token_loss
+from distlab.models.transformer import Block, TransformerConfig, next_token_loss
 from distlab.runner import RankContext
-
-Block = Callable[[Tensor], Tensor]
 
 
 class _Kept:
@@ -81,38 +78,56 @@ class LiveBytes:
 
 
 def memory_of_a_step(
-    context: RankContext, unit: ModuleType, *, seed: int = 0, batch_size: int
+    context: RankContext,
+    unit: ModuleType,
+    *,
+    seed: int = 0,
+    batch_size: int,
+    optimizer: str,
 ) -> dict[str, int]:
-    """Bytes of one Adam step of the course's transformer in float32, by purpose."""
+    """Bytes of one step of the course's transformer in float32, by purpose.
+
+    `optimizer` is the name of a class of torch.optim.
+    """
     config = MeshConfig(batch_size=batch_size)
     model, batch = config.make_model().float(), config.batch(0)
-    optimizer = torch.optim.Adam(model.parameters())
+    stepper = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3)
     with LiveBytes(model.parameters()) as live:
         next_token_loss(model(batch), batch).backward()
-    optimizer.step()
+    stepper.step()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    state = [t for held in optimizer.state.values() for t in held.values()]
+    state = [
+        value
+        for entry in stepper.state.values()
+        for value in entry.values()
+        if isinstance(value, Tensor)
+    ]
     return {
-        "weights": _bytes(model.parameters()),
+        "parameters": _bytes(model.parameters()),
         "gradients": _bytes(gradients),
-        "Adam's state": _bytes(state),
+        "optimizer state": _bytes(state),
         "activations": live.peak,
     }
 
 
 def accumulate(
-    context: RankContext, unit: ModuleType, *, seed: int = 0, counts: tuple[int, ...]
+    context: RankContext,
+    unit: ModuleType,
+    *,
+    seed: int = 0,
+    num_sequences: int,
+    counts: tuple[int, ...],
 ) -> list[dict[str, int]]:
     """One step in K microbatches, for each K: bytes sent and kept, by this rank.
 
     `each` is what is sent if every microbatch's gradients are, `once` by sync_once.
     """
-    config = MeshConfig(num_layers=2)
+    config = MeshConfig(num_layers=2, batch_size=num_sequences)
     comm, traffic = context.comm, context.traffic
     mine = config.batch(0).chunk(comm.world_size)[comm.rank]
-    found = []
+    rows = []
     for count in counts:
-        microbatches = [(part, part) for part in mine.chunk(count)]
+        microbatches = [(x, x) for x in mine.chunk(count)]
         model = config.make_model()
         start = traffic.sent_bytes
         _sync_each(comm, model, microbatches)
@@ -122,8 +137,8 @@ def accumulate(
             unit.sync_once(comm, model, next_token_loss, microbatches)
         once = traffic.sent_bytes - between
         sent = {"each": int(between - start), "once": int(once)}
-        found.append({"K": count, **sent, "kept": live.peak})
-    return found
+        rows.append({"K": count, **sent, "kept": live.peak})
+    return rows
 
 
 def _sync_each(
@@ -136,28 +151,107 @@ def _sync_each(
             comm.all_reduce(gradient)
 
 
-def sawtooth(
-    context: RankContext, unit: ModuleType, *, seed: int = 0, num_blocks: int
-) -> dict[str, dict[str, Any]]:
-    """Bytes kept over one forward and backward, without and with checkpoint."""
-    config = MeshConfig(num_layers=num_blocks)
-    found = {}
-    for label in ("all is kept", "checkpoint"):
-        embed, *blocks, _ = config.make_model()
-        x = embed(config.batch(0)).detach()
-        parameters = [p for block in blocks for p in block.parameters()]
+def checkpoint_groups(
+    context: RankContext, unit: ModuleType, *, seed: int = 0, num_layers: int
+) -> list[dict[str, Any]]:
+    """The peak with groups of g layers checkpointed, for each g that divides them.
+
+    A layer keeps one activation, its output. The peak is in units of that activation.
+    The first entry, with g = 0, is a step without checkpointing.
+    """
+    torch.manual_seed(seed)
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(num_layers)]
+    parameters = [p for layer in layers for p in layer.parameters()]
+    num_forwards = 0
+
+    def count(*_: object) -> None:
+        nonlocal num_forwards
+        num_forwards += 1
+
+    for layer in layers:
+        layer.register_forward_hook(count)
+    rows = []
+    for size in (0, *(g for g in range(1, num_layers + 1) if num_layers % g == 0)):
+        num_forwards = 0
+        inputs = x = torch.randn(16, 64)
         with LiveBytes(parameters) as live:
-            for block in blocks:
-                x = unit.checkpoint(block, x) if label == "checkpoint" else block(x)
-            turn = len(live.history)
-            x.square().mean().backward()
-        gradients = [p.grad.flatten() for p in parameters if p.grad is not None]
-        found[label] = {
-            "history": live.history,
-            "turn": turn,
-            "digest": digest(torch.cat(gradients)),
-        }
-    return found
+            for start in range(0, num_layers, size or num_layers):
+                group = nn.Sequential(*layers[start : start + (size or num_layers)])
+                x = unit.checkpoint(group, x) if size else group(x)
+            x.mean().backward()
+        peak = live.peak / _bytes([inputs])
+        rows.append({"g": size, "peak": peak, "forwards": num_forwards})
+    return rows
+
+
+def pipeline_memory(
+    context: RankContext,
+    unit: ModuleType,
+    *,
+    seed: int = 0,
+    num_microbatches: int,
+    microbatch_size: int,
+) -> dict[str, int]:
+    """The peak of this rank's activations in one batch, by schedule.
+
+    Each stage is one block of the same size.
+    """
+    comm, config = context.comm, TransformerConfig(context=32, dim=64)
+    torch.manual_seed(seed)
+    block = Block(config).double()
+    shape = num_microbatches, microbatch_size, config.context, config.dim
+    batch = torch.randn(shape, dtype=torch.float64)
+    microbatches = [(x, x) for x in (view.clone() for view in batch)]
+    peaks = {}
+    for name in ("gpipe", "one_f_one_b"):
+        schedule = getattr(unit, name)(comm.rank, comm.world_size, num_microbatches)
+        chunks = [unit.ModelChunk(block, microbatches[0][0][0])]
+        with LiveBytes(block.parameters()) as live:
+            unit.execute(comm, chunks, schedule, _mean, microbatches)
+        peaks[name] = live.peak
+    return peaks
+
+
+def _mean(output: Tensor, target: Tensor) -> Tensor:
+    """A loss that keeps no activation."""
+    return output.mean()
+
+
+def sequence_lengths(
+    context: RankContext, unit: ModuleType, *, seed: int = 0, lengths: tuple[int, ...]
+) -> list[dict[str, dict[str, int]]]:
+    """One block, forward and backward: bytes sent and kept, by way to shard it."""
+    config = TransformerConfig(dim=64)
+    rows = []
+    for length in lengths:
+        row = {}
+        for way in ("single process", "tensor parallel", "sequence parallel"):
+            torch.manual_seed(seed)
+            block = Block(config).double()
+            x = torch.randn(2, length, config.dim, dtype=torch.float64)
+            row[way] = _one_block(context, unit, way, block, x)
+        rows.append(row)
+    return rows
+
+
+def _one_block(
+    context: RankContext, unit: ModuleType, way: str, block: nn.Module, x: Tensor
+) -> dict[str, int]:
+    comm, start = context.comm, context.traffic.sent_bytes
+    if way == "tensor parallel":
+        unit.parallel_attention(comm, block.attention)
+        unit.parallel_mlp(comm, block.mlp)
+    if way == "sequence parallel":
+        unit.sequence_parallel_block(comm, block)
+        x = x.chunk(comm.world_size, dim=1)[comm.rank].contiguous()
+    with LiveBytes(block.parameters()) as live:
+        block(x.requires_grad_()).mean().backward()
+    if way == "sequence parallel":
+        unit.all_reduce_replicated_grads(comm, block)
+    return {
+        "sent": int(context.traffic.sent_bytes - start),
+        "kept": live.peak,
+    }
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

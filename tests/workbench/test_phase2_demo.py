@@ -17,7 +17,7 @@ from distlab.cli.screen import command
 from distlab.cli.use import use
 from distlab.data import text as text_module
 from distlab.data.text import Text, load_text
-from distlab.experiments import phase2
+from distlab.experiments import phase2, phase2_lab
 from distlab.experiments.phase2_code import (
     NEEDED,
     UnfinishedError,
@@ -226,7 +226,27 @@ def test_live_bytes_count_once_what_two_operations_keep() -> None:
 
 def test_a_played_schedule_counts_what_is_kept() -> None:
     rows = ("F0", "F1", "B0", "B0", ".", "B1", "B1")
-    assert phase2.Played(text="", rows=(rows,)).live(0) == [1, 2, 2, 2, 1, 1, 1]
+    played = phase2.Played(text="", rows=(rows,))
+    assert played.live(0) == [1, 2, 2, 2, 1, 1, 1]
+    assert played.blocks(0)[1:3] == [("F1", 1, 1), ("B0", 2, 2)]
+    assert (played.idle, played.num_chunks) == ([1], 1)
+
+
+def test_a_pair_of_microbatch_and_model_chunk_is_part_of_a_microbatch() -> None:
+    rows = ("F0", "F0'", "B0'", "B0'", "B0", "B0")
+    [row] = phase2_lab.schedule_rows(
+        {"x": phase2.Played(text="", rows=(rows,))}
+    ).values()
+    assert row["kept by rank 0"] == 1.0
+    assert row["idle"] == 0
+
+
+def test_a_table_has_a_line_for_each_row(capsys: Capture) -> None:
+    rows = {"a": {"x": 1234, "long": 0.5}, "bb": {"x": 2, "long": 0.25}}
+    phase2_lab.print_table(phase2_lab.columns(rows, "long"), "row", digits=1)
+    assert capsys.readouterr().out == "row   long\na      0.5\nbb     0.2\n"
+    phase2_lab.print_table(phase2_lab.differences(rows, "x"), "row", digits=2)
+    assert capsys.readouterr().out.splitlines()[2] == "bb           1.75"
 
 
 def test_layers_shared_out_evenly_and_what_they_cost() -> None:
