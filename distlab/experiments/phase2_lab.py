@@ -14,23 +14,20 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
 from distlab.experiments.phase2 import Played, Rows, ScaleStep, Stages
-from distlab.trace.canvas import (
-    BLUE,
-    GREEN,
+from distlab.trace.palette import (
+    ACTIVATIONS,
+    BACKWARD,
+    FAILURE,
+    FORWARD,
+    GRADIENTS,
+    GRID,
+    HIGHLIGHT,
     INK,
-    ORANGE,
-    PALE,
-    PURPLE,
-    RED,
-    SKY,
-    YELLOW,
+    METHODS,
+    NEUTRAL,
+    OPTIMIZER_STATE,
+    WEIGHTS,
 )
-
-FORWARD, BACKWARD = SKY, ORANGE
-WEIGHTS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS = BLUE, YELLOW, PURPLE, GREEN
-METHODS = (BLUE, ORANGE, GREEN, PURPLE)
-FAILURE, HIGHLIGHT = RED, RED
-NEUTRAL, GRID = PALE, PALE
 
 _LINES = (("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."))
 _HATCHES = ("", "///", "...", "xxx")

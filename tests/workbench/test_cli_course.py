@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from distlab.cli.check import check, chosen, next_task
+from distlab.cli.check import next_task
 from distlab.cli.explain import explain
 from distlab.cli.hint import hint
 from distlab.cli.reset import reset
 from distlab.cli.screen import waiting, warn
 from distlab.cli.status import status
-from distlab.curriculum import CurriculumError, Progress, Task, load_curriculum
+from distlab.curriculum import CurriculumError, Progress, load_curriculum
 from distlab.curriculum.misconceptions import read_misconceptions
-from distlab.curriculum.path import current_task, following, passed_tasks
-from distlab.grading.preflight import look_at
-from tests.workbench.course import EXCHANGE, FIRST, ROOT, SECOND, Course, pristine
+from distlab.curriculum.path import current_task, following
+from tests.workbench.course import FIRST, ROOT, SECOND, Course
 
 Capture = pytest.CaptureFixture[str]
 
@@ -179,114 +175,6 @@ def test_a_bare_explain_explains_the_last_verdict(
     assert "has no name to explain" in capsys.readouterr().out
 
 
-def test_status_fits_and_counts(here: Course, capsys: Capture) -> None:
-    core = [task for task in load_curriculum().tasks if not task.stretch]
-    for number, task in enumerate(core):
-        status()
-        said = capsys.readouterr().out
-        assert f"{number} of {len(core)}" in said
-        assert f"next: {task.number} at phase{task.number[0]}" in said
-        assert said.count("✓") == sum(
-            other.number[0] == task.number[0] for other in core[:number]
-        )
-        for _ in range(11):
-            Progress(here.root).record_verdict(task.id, passed=True, digest="")
-        lines = said.splitlines()
-        assert all(len(line) <= 80 or "-m distlab" in line for line in lines)
-    status()
-    said = capsys.readouterr().out
-    assert "next:" not in said
-    assert "optional, nothing on the path needs it: 1.17 " in said
-    status(all_phases=True)
-    said = capsys.readouterr().out
-    assert "\n  · 1.17  optional: " in said
-
-
-def test_status_sees_a_function_that_was_emptied(here: Course, capsys: Capture) -> None:
-    here.fill(FIRST, EXCHANGE)
-    here.judged(FIRST)
-    assert status() == 0
-    assert "✓ 1.1 " in capsys.readouterr().out
-    here.template().write_text(pristine("collectives"), encoding="utf-8")
-    assert status() == 0
-    said = capsys.readouterr().out
-    assert re.search(r"^  · 1\.1 .* open again$", said, re.MULTILINE)
-    assert "✓" not in said
-    assert check(["1.1"]) == 10
-    assert passed_tasks(load_curriculum(), Progress(here.root)) == set()
-    here.fill(FIRST, EXCHANGE)
-    assert passed_tasks(load_curriculum(), Progress(here.root)) == {FIRST}
-
-
-def test_code_that_passed_once_counts_again_when_it_is_back(here: Course) -> None:
-    curriculum, progress = load_curriculum(), Progress(here.root)
-    here.fill(FIRST, EXCHANGE)
-    here.judged(FIRST)
-    here.fill(FIRST, "comm.send(tensor, 1)")
-    assert passed_tasks(curriculum, progress) == set()
-    here.judged(FIRST, passed=False)
-    here.fill(FIRST, f"# a remark changes nothing\n{EXCHANGE.strip()}")
-    assert passed_tasks(curriculum, progress) == {FIRST}
-    here.template().write_text("def broken(:")
-    assert passed_tasks(curriculum, progress) == set()  # the last verdict was a fail
-
-
-def test_a_task_that_failed_by_its_siblings_mistake_counts_again(here: Course) -> None:
-    curriculum, progress = load_curriculum(), Progress(here.root)
-    here.fill(FIRST, EXCHANGE)
-    file = look_at(curriculum, curriculum.task(FIRST), "mine")[0].digest
-    same = here.digest(FIRST)
-    for passed, digest in ((True, file), (False, "of the file with a broken sibling")):
-        progress.record_verdict(FIRST, passed=passed, digest=same, file_digest=digest)
-    assert passed_tasks(curriculum, progress) == {FIRST}
-    progress.record_verdict(FIRST, passed=False, digest=same, file_digest=file)
-    assert passed_tasks(curriculum, progress) == set()
-    assert current_task(curriculum, progress).id == FIRST
-
-
-def test_a_pass_under_pytest_counts(here: Course) -> None:
-    here.fill(FIRST, EXCHANGE)
-    done = here.python("-m", "pytest", "-q", "tests/test_phase1.py", "-k", "exchange")
-    assert "1 passed" in done.out
-    assert here.progress()[FIRST]["passes"] == [here.digest(FIRST)]
-
-
-def test_a_bare_number_is_a_phase_and_never_a_part_of_a_name(here: Course) -> None:
-    curriculum, progress = load_curriculum(), Progress(here.root)
-    assert chosen(curriculum, progress, ["2"]) == curriculum.tasks_of(2)
-    with pytest.raises(ValueError, match="there is no phase 9"):
-        chosen(curriculum, progress, ["9"])
-    with pytest.raises(ValueError, match="no task is called '1'"):
-        curriculum.task("1")
-    with pytest.raises(ValueError, match=r"could be any of: 1\.4 .*, 3\.2 "):
-        curriculum.task("reduce")
-
-
-def test_check_and_status_name_the_same_next_task(
-    here: Course, capsys: Capture
-) -> None:
-    curriculum, progress = load_curriculum(), Progress(here.root)
-    by_number = {task.number: task.id for task in curriculum.tasks}
-    for number in ("1.1", "1.2", "1.8"):
-        progress.record_verdict(by_number[number], passed=True, digest="")
-    lines = next_task(curriculum, progress, by_number["1.2"])  # checked once more
-    assert status() == 0
-    assert "next: 1.9 " in capsys.readouterr().out
-    assert any("next: 1.9 " in line for _, line in lines)
-
-
-def test_status_tells_of_the_last_check_and_not_of_now(
-    here: Course, capsys: Capture
-) -> None:
-    for passed in (True, False):
-        here.fill(FIRST, EXCHANGE if passed else "comm.send(tensor, 1)")
-        here.judged(FIRST, passed=passed)
-    assert status() == 0
-    said = capsys.readouterr().out
-    assert re.search(r"^  ! 1\.1 .* last check failed$", said, re.MULTILINE)
-    assert "now" not in said
-
-
 def test_a_milestone_is_wrapped(here: Course, capsys: Capture) -> None:
     curriculum, progress = load_curriculum(), Progress(here.root)
     for task in curriculum.tasks:
@@ -328,25 +216,6 @@ def test_a_sign_of_life_on_a_screen_only(
     assert capsys.readouterr().out == ""
 
 
-def test_status_recalls_what_was_a_fortnight_ago(here: Course, capsys: Capture) -> None:
-    progress = Progress(here.root)
-    progress.record_verdict(FIRST, passed=True, digest="")
-    today = datetime.now(UTC)
-    status(now=today + timedelta(days=13, hours=23))
-    assert "days ago" not in capsys.readouterr().out
-    status(now=today + timedelta(days=20, hours=1))
-    recap = capsys.readouterr().out.splitlines()[:3]
-    assert recap[0].startswith("20 days ago you checked 1.1 rank 0 sends")
-    assert recap[0].endswith("and it passed.")
-    assert recap[1] == "Next is 1.2: send to the right, receive from the left."
-    assert recap[2].startswith("The idea of collectives: point-to-point messages")
-    for broken in ({"at": 3}, {"at": "then", "task": FIRST}, [], {"task": "gone"}):
-        path = here.state / "progress.json"
-        path.write_text(json.dumps({"last": broken}))
-        assert status(now=today) == 0
-        assert "days ago" not in capsys.readouterr().out
-
-
 # ── reset ───────────────────────────────────────────────────────────────────────────
 
 
@@ -384,50 +253,6 @@ def test_the_path_goes_on_behind_what_passed_last(here: Course) -> None:
     assert following(curriculum, everything, core[0]) in stretch
     everything |= {task.id for task in stretch}
     assert following(curriculum, everything, core[0]) is None
-
-
-def test_optional_tasks_are_offered_once_the_phase_is_through(here: Course) -> None:
-    curriculum, progress = load_curriculum(), Progress(here.root)
-    third = {unit.name for unit in curriculum.phase(3).units}
-    core = [task for task in curriculum.tasks if not task.stretch]
-    ours = [task for task in core if task.unit in third]
-    last = ours[-1]
-
-    def said(task: Task) -> str:
-        progress.record_verdict(task.id, passed=True, digest="")
-        lines = [line for _, line in next_task(curriculum, progress, task.id)]
-        assert all(len(line) <= 80 or "distlab" in line for line in lines), lines
-        return " ".join(" ".join(lines).split())
-
-    for task in ours[:-1]:
-        assert "optional" not in said(task)
-    # The path goes on where it would have gone; the phase's stretch tasks stand below.
-    first, *others = [t for t in curriculum.tasks if t.stretch and t.unit in third]
-    after = said(last)
-    assert after.index("next: 1.1 ") < after.index("optional, nothing on the path")
-    assert f"needs it: {first.number} {first.title}, about {first.minutes} min" in after
-    assert f"watch {first.number} also {', '.join(t.number for t in others)}" in after
-    # One of them passed: the next task is still the path's.
-    after = said(first)
-    assert "next: 1.1 " in after
-    assert f"needs it: {others[0].number} " in after
-    for task in core:
-        progress.record_verdict(task.id, passed=True, digest="")
-    # With the whole path behind one, what is next is optional, and says so.
-    assert "next, optional: " in said(last)
-    assert "next, optional: 1.17 " in said(others[-1])
-
-
-def test_what_is_reset_has_not_passed(here: Course, capsys: Capture) -> None:
-    here.fill(FIRST, EXCHANGE)
-    here.judged(FIRST)
-    assert reset("collectives") == 0
-    said = capsys.readouterr().out
-    assert "next: 1.1 " in said
-    assert passed_tasks(load_curriculum(), Progress(here.root)) == set()
-    (back,) = re.findall(r"^  cp (\S+) (\S+)$", said, re.MULTILINE)
-    shutil.copy(*back)
-    assert passed_tasks(load_curriculum(), Progress(here.root)) == {FIRST}
 
 
 def test_a_reset_that_fails_changes_nothing(

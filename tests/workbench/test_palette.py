@@ -22,6 +22,7 @@ SOURCES = sorted(
     [
         *(ROOT / "figures").glob("*.py"),
         *(ROOT / "distlab" / "experiments").glob("*pictures.py"),
+        *(ROOT / "distlab" / "experiments").glob("*lab.py"),
         ROOT / "distlab" / "trace" / "canvas.py",
         ROOT / "distlab" / "trace" / "timeline.py",
     ]
