@@ -87,6 +87,8 @@ class Walkthrough(Ranks):
         Raises:
             ValueError: a rank has a wrong sum.
         """
+        scenario: Callable[..., bool]
+        values: dict[str, Any]
         if name == "hierarchical":
             unit, scenario = "topology", rank.one_sum_on_nodes
             values = {"node_size": ON_NODES.node_size, "num_bytes": num_bytes}
@@ -158,12 +160,11 @@ class Walkthrough(Ranks):
         }
 
     def own_link(self, n: int, sizes_kib: Sequence[int]) -> OwnLink:
-        """Fit α and β to messages between two processes; predict a ring of n."""
+        """Fit α and β to messages between two of n processes; predict their ring."""
         sizes, unit = [1024 * size for size in sizes_kib], "ring_allreduce"
-        run = self.run(unit, 2, rank.exchanges, sizes=tuple(sizes))
-        messages_s = [max(times) for times in zip(*run.values, strict=True)]
-        run = self.run(unit, n, rank.real_sums, sizes=tuple(sizes))
-        rings_s = [max(times) for times in zip(*run.values, strict=True)]
+        values = self.run(unit, n, rank.real_times, sizes=tuple(sizes)).values
+        messages_s = np.max([value["message"] for value in values[:2]], axis=0)
+        rings_s = np.max([value["ring"] for value in values], axis=0)
         alpha_s, s_per_byte = fit(sizes, messages_s)
         link = AlphaBeta(alpha_s=alpha_s, bytes_per_s=1 / s_per_byte)
         estimates = self.estimates(n, sizes, link)
@@ -236,7 +237,7 @@ class Walkthrough(Ranks):
             net=net,
             bucket_mib=layer_bytes * rank.LAYERS / num_buckets / 2**20,
         )
-        return 1e3 * max(done.values)
+        return 1e3 * float(max(done.values))
 
     def beside_torch(self, caps_mib: Sequence[float], n: int = 8) -> Rows:
         """Virtual µs of a step by bucket size: the learner's DDP, and torch's."""
@@ -264,7 +265,7 @@ class Walkthrough(Ranks):
         Stage 0 is the learner's DistributedDataParallel; all but the last backward()
         of its step are under no_sync().
         """
-        values = {"num_backwards": num_backwards}
+        values: dict[str, Any] = {"num_backwards": num_backwards}
         runs = [
             self.on_many("distributed_data_parallel", n, rank.sent_by_ddp, **values),
             *(

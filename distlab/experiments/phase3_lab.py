@@ -67,7 +67,10 @@ def draw_lines(
         color = _COLORS.get(name, _OTHERS[index % len(_OTHERS)])
         style: dict[str, Any] = {"color": color, "marker": _MARKERS[index % 4]}
         has_estimate = name + _ESTIMATE in columns
-        style |= {"ms": 7, "mfc": "none", "ls": ""} if has_estimate else {"ms": 5}
+        if has_estimate:
+            style |= {"ms": 7, "mfc": "none", "ls": ""}
+        else:  # later lines are thinner, so that a line below them can be seen
+            style |= {"ms": max(5, 8 - 2 * index), "lw": max(1.5, 4 - 1.5 * index)}
         axis.plot(xs, ys, label=name, clip_on=False, zorder=3, **style)
         if has_estimate:
             estimate = [row[name + _ESTIMATE] for row in rows.values()]
@@ -103,13 +106,14 @@ def draw_bars(
     for index, column in enumerate(columns):
         values = [row[column] for row in rows.values()]
         shift = 0 if is_stacked else (index + 0.5) * width - 0.4
-        style = {"color": _OTHERS[index], "hatch": _HATCHES[index]}
+        style: dict[str, Any] = {"color": _OTHERS[index], "hatch": _HATCHES[index]}
         xs = [number + shift for number in range(len(rows))]
         axis.bar(xs, values, width, bottoms, label=column, edgecolor="white", **style)
         if is_stacked:
             bottoms = [b + v for b, v in zip(bottoms, values, strict=True)]
-    axis.set_xticks(range(len(rows)), list(rows))
-    axis.set(ylabel=ylabel, ylim=(0, None))
+    axis.set_xticks(range(len(rows)), [label.replace(" ", "\n") for label in rows])
+    axis.set(ylabel=ylabel)
+    axis.set_ylim(0, 1.08 * axis.get_ylim()[1])
     axis.legend(frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
     plt.show()
 
@@ -120,7 +124,7 @@ def draw_moments(rows: Rows, *, xlabel: str, ylabel: str) -> None:
     names = list(next(iter(rows.values())))
     for index, name in enumerate(names):
         values = [row[name] for row in rows.values()]
-        style = {"color": _OTHERS[index], "ls": ("-", "--")[index % 2]}
+        style: dict[str, Any] = {"color": _OTHERS[index], "ls": ("-", "--")[index % 2]}
         axis.plot(
             range(len(rows)), values, label=name, lw=2, marker=_MARKERS[index], **style
         )
@@ -138,7 +142,8 @@ def print_choices(
 ) -> None:
     """The letters of the figure: for each number of ranks, a group per title."""
     wide = {title: max(len(title), 2 * len(c[0]) - 1) for title, c in choices.items()}
-    print("   ".join(["ranks", *(title.ljust(wide[title]) for title in choices)]))
+    heads = ["ranks", *(title.ljust(wide[title]) for title in choices)]
+    print("   ".join(heads).rstrip())
     for row, n in enumerate(counts):
         groups = (
             " ".join(LETTERS[name] for name in rows[row]).ljust(wide[title])
@@ -164,7 +169,7 @@ def draw_choices(
                 axis.add_patch(square)
                 middle = (column + 0.47, row + 0.45)
                 axis.annotate(LETTERS[name], middle, ha="center", va="center")
-        axis.set(xlim=(-0.1, len(sizes)), ylim=(-0.1, len(counts)), title=title)
+        axis.set(xlim=(-0.1, len(sizes)), ylim=(len(counts), -0.1), title=title)
         axis.set_yticks([r + 0.45 for r in range(len(rows))], [f"{n}" for n in counts])
         labels = [_size(size) for size in sizes]
         axis.set_xticks([c + 0.47 for c in range(len(sizes))], labels, size=7)

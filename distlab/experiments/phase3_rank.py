@@ -114,7 +114,7 @@ def segmented(
     bytes_per_s: float,
 ) -> list[dict[str, float]]:
     """Virtual seconds by segment size, on n ranks that add as fast as they send."""
-    options = {
+    options: dict[str, Any] = {
         "operation_s": lambda operand_bytes: operand_bytes / bytes_per_s,
         "net": AlphaBeta(alpha_s=alpha_s, bytes_per_s=bytes_per_s),
         "journal": False,
@@ -124,7 +124,7 @@ def segmented(
     def took_s(sum_up: Callable[[Comm, Tensor], None]) -> float:
         done = run_charged(_charged_sum_s, n, sum_up, num_bytes, **options)
         done.require_finished()
-        return max(done.values)
+        return float(max(done.values))
 
     ring_s = took_s(unit.all_reduce)
     return [
@@ -150,40 +150,40 @@ def _charged_sum_s(
 # ── on this machine's clock ─────────────────────────────────────────────────────────
 
 
-def exchanges(
+def real_times(
     context: RankContext, unit: ModuleType, *, seed: int = 0, sizes: tuple[int, ...]
-) -> list[float]:
-    """By size: wall seconds of two messages that cross, between ranks 0 and 1."""
+) -> dict[str, list[float]]:
+    """By size: wall seconds of an exchange of ranks 0 and 1, and of the ring.
+
+    Of ROUNDS loops the fastest counts: all else is disturbance. A round does both, so
+    that both meet the same disturbances.
+    """
     comm, peer = context.comm, 1 - context.rank
 
     def exchange(tensor: Tensor, recv_buffer: Tensor) -> None:
-        comm.sendrecv(tensor, peer, recv_buffer, peer)
+        if context.rank < 2:
+            comm.sendrecv(tensor, peer, recv_buffer, peer)
 
-    return _fastest_s(exchange, sizes)
+    def ring(tensor: Tensor, _: Tensor) -> None:
+        unit.all_reduce(comm, tensor)
 
-
-def real_sums(
-    context: RankContext, unit: ModuleType, *, seed: int = 0, sizes: tuple[int, ...]
-) -> list[float]:
-    """By size: wall seconds of the learner's ring all-reduce."""
-    return _fastest_s(lambda tensor, _: unit.all_reduce(context.comm, tensor), sizes)
-
-
-def _fastest_s(
-    work: Callable[[Tensor, Tensor], None], sizes: tuple[int, ...]
-) -> list[float]:
-    """Seconds per call in the fastest of ROUNDS loops: all else is disturbance."""
-    fastest = [float("inf")] * len(sizes)
+    work = {"message": exchange, "ring": ring}
+    fastest = {name: [float("inf")] * len(sizes) for name in work}
     for _ in range(ROUNDS):
         for row, num_bytes in enumerate(sizes):
-            tensor, recv_buffer = torch.zeros(2, num_bytes // 4)
-            work(tensor, recv_buffer)  # warms up, and aligns the ranks
-            started = time.perf_counter()
-            for _ in range(CALLS):
-                work(tensor, recv_buffer)
-            took_s = (time.perf_counter() - started) / CALLS
-            fastest[row] = min(fastest[row], took_s)
+            for name, do in work.items():
+                took_s = _loop_s(do, num_bytes)
+                fastest[name][row] = min(fastest[name][row], took_s)
     return fastest
+
+
+def _loop_s(do: Callable[[Tensor, Tensor], None], num_bytes: int) -> float:
+    tensor, recv_buffer = torch.zeros(2, num_bytes // 4)
+    do(tensor, recv_buffer)  # warms up, and aligns the ranks
+    started = time.perf_counter()
+    for _ in range(CALLS):
+        do(tensor, recv_buffer)
+    return (time.perf_counter() - started) / CALLS
 
 
 # ── a backward() of known length ────────────────────────────────────────────────────
