@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from distlab.experiments import phase3_rank as rank
+from distlab.experiments import phase3_zero_rank as zero
 from distlab.experiments.digits import PRELOADS
 from distlab.experiments.walkthrough import Ranks
 from distlab.runner import Limits
@@ -53,7 +54,7 @@ class Walkthrough(Ranks):
     """Ranks, and what they do in phase 3."""
 
     def __init__(self) -> None:
-        super().__init__(3, (*PRELOADS, "distlab.experiments.phase3_rank"))
+        super().__init__(3, (*PRELOADS, rank.__name__, zero.__name__))
 
     def on_many(
         self,
@@ -267,15 +268,15 @@ class Walkthrough(Ranks):
         """
         values: dict[str, Any] = {"num_backwards": num_backwards}
         runs = [
-            self.on_many("distributed_data_parallel", n, rank.sent_by_ddp, **values),
+            self.on_many("distributed_data_parallel", n, zero.sent_by_ddp, **values),
             *(
                 self.on_many(
-                    "sharded_optimizer", n, rank.sent_by_stage, stage=stage, **values
+                    "sharded_optimizer", n, zero.sent_by_stage, stage=stage, **values
                 )
                 for stage in (1, 2, 3)
             ),
         ]
-        unit = (n - 1) / n * rank.ZERO_BYTES
+        unit = (n - 1) / n * zero.NUM_BYTES
         labels = ("until backward() ends", "after backward()")
         return {
             f"stage {stage}": {
@@ -294,7 +295,7 @@ class Walkthrough(Ranks):
             self.on_many(
                 "sharded_optimizer",
                 n,
-                rank.gradient_bytes,
+                zero.gradient_bytes,
                 stage=stage,
                 num_layers=num_layers,
             ).values[0]
