@@ -1,4 +1,4 @@
-"""What each rank does in the walkthrough of phase 3; `unit` is the learner's module.
+"""What each rank does in the lab of phase 3; `unit` is the learner's module.
 
 Scenarios as the autograder's: `(context, unit, **values) -> plain data`.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -15,45 +16,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distlab.comm import Call, Comm, TorchComm, Wrapper, leave_default_group
+from distlab.comm import Comm, TorchComm, leave_default_group
 from distlab.grading.checks.topology_nodes import levels_on
 from distlab.runner import RankContext
 from distlab.sim import AlphaBeta
 from distlab.sim import torch as sim_torch
+from distlab.sim.calibration.charge import run_charged
 from distlab.sim.plans.schedules import ring_all_reduce
 
 LAYERS, LAYER_NUMBERS = 50, 5_000  # 50 gradients of 20 kB: a megabyte
 BACKWARD_S = 10e-3  # of all of them
+ROUNDS, CALLS = 20, 5
 LINK = AlphaBeta(alpha_s=1e-6, bytes_per_s=12.5e9)
 FLOPS_PER_S = 2e11
-
-
-class Watched(Wrapper):
-    """A comm that notes what is in a tensor before each call."""
-
-    def __init__(self, inner: Comm, tensor: Tensor) -> None:
-        super().__init__(inner)
-        self._tensor = tensor
-        self.seen: list[list[int]] = []
-
-    def look(self) -> None:
-        """Note what is in it now."""
-        self.seen.append(self._tensor.tolist())
-
-    def _around(self, call: Call, proceed: Callable[[], Any]) -> Any:
-        self.look()
-        return proceed()
-
-
-def ring_step_by_step(
-    context: RankContext, unit: ModuleType, *, seed: int = 0
-) -> list[list[int]]:
-    """One number per chunk, before each step and at the end: bit r is rank r's part."""
-    tensor = torch.full((context.world_size,), 1 << context.rank)
-    watched = Watched(context.comm, tensor)
-    unit.all_reduce(watched, tensor)
-    watched.look()
-    return watched.seen
 
 
 def one_sum(
@@ -63,16 +38,12 @@ def one_sum(
     seed: int = 0,
     function: str,
     num_bytes: int,
-) -> dict[str, Any]:
-    """An all-reduce of so many bytes: is the sum right, and what did this rank send?"""
+) -> bool:
+    """An all-reduce of so many bytes; whether the sum is correct."""
     n = context.world_size
     tensor = torch.full((num_bytes // 4,), 1.0 + context.rank)
     getattr(unit, function)(context.comm, tensor)
-    return {
-        "is_right": bool((tensor == n * (n + 1) / 2).all()),
-        "sent_bytes": context.traffic.sent_bytes,
-        "messages": context.traffic.messages,
-    }
+    return bool((tensor == n * (n + 1) / 2).all())
 
 
 def one_sum_on_nodes(
@@ -82,14 +53,14 @@ def one_sum_on_nodes(
     seed: int = 0,
     node_size: int,
     num_bytes: int,
-) -> dict[str, Any]:
+) -> bool:
     """The same in two levels, with an inter-node ring."""
     n, k = context.world_size, node_size
     tensor = torch.full((num_bytes // 4,), 1.0 + context.rank)
     nodes = [range(start, start + k) for start in range(0, n, k)]
     levels = levels_on(context.comm, unit, nodes)
     unit.hierarchical(levels, tensor, ring_all_reduce)
-    return {"is_right": bool((tensor == n * (n + 1) / 2).all())}
+    return bool((tensor == n * (n + 1) / 2).all())
 
 
 def estimates(
@@ -119,11 +90,98 @@ def choices(
 ) -> list[list[str]]:
     """What choose returns: a row per number of ranks, a column per size."""
     links = unit.Link(*intra_node), unit.Link(*inter_node)
-    found = []
+    rows = []
     for n in counts:
         cluster = unit.Cluster(n, min(node_size, n), *links, uplink)
-        found.append([unit.choose(cluster, size) for size in sizes])
-    return found
+        rows.append([unit.choose(cluster, size) for size in sizes])
+    return rows
+
+
+# ── additions that take time ────────────────────────────────────────────────────────
+
+
+def segmented(
+    context: RankContext,
+    unit: ModuleType,
+    *,
+    seed: int = 0,
+    n: int,
+    num_bytes: int,
+    segment_bytes: tuple[int, ...],
+    alpha_s: float,
+    bytes_per_s: float,
+) -> list[dict[str, float]]:
+    """Virtual seconds by segment size, on n ranks that add as fast as they send."""
+    options: dict[str, Any] = {
+        "operation_s": lambda operand_bytes: operand_bytes / bytes_per_s,
+        "net": AlphaBeta(alpha_s=alpha_s, bytes_per_s=bytes_per_s),
+        "journal": False,
+        "trace": False,
+    }
+
+    def took_s(sum_up: Callable[[Comm, Tensor], None]) -> float:
+        done = run_charged(_charged_sum_s, n, sum_up, num_bytes, **options)
+        done.require_finished()
+        return float(max(done.values))
+
+    ring_s = took_s(unit.all_reduce)
+    return [
+        {
+            "pipelined ring": took_s(
+                partial(unit.pipelined_all_reduce, segment_bytes=size)
+            ),
+            "ring of 3.3": ring_s,
+        }
+        for size in segment_bytes
+    ]
+
+
+def _charged_sum_s(
+    context: RankContext, sum_up: Callable[[Comm, Tensor], None], num_bytes: int
+) -> float:
+    comm, tensor = context.comm, torch.ones(num_bytes // 4)
+    start_s = comm.time()
+    sum_up(comm, tensor)
+    return comm.time() - start_s
+
+
+# ── on this machine's clock ─────────────────────────────────────────────────────────
+
+
+def real_times(
+    context: RankContext, unit: ModuleType, *, seed: int = 0, sizes: tuple[int, ...]
+) -> dict[str, list[float]]:
+    """By size: wall seconds of an exchange of ranks 0 and 1, and of the ring.
+
+    Of ROUNDS loops the fastest counts: all else is disturbance. A round does both, so
+    that both meet the same disturbances.
+    """
+    comm, peer = context.comm, 1 - context.rank
+
+    def exchange(tensor: Tensor, recv_buffer: Tensor) -> None:
+        if context.rank < 2:
+            comm.sendrecv(tensor, peer, recv_buffer, peer)
+
+    def ring(tensor: Tensor, _: Tensor) -> None:
+        unit.all_reduce(comm, tensor)
+
+    work = {"message": exchange, "ring": ring}
+    fastest = {name: [float("inf")] * len(sizes) for name in work}
+    for _ in range(ROUNDS):
+        for row, num_bytes in enumerate(sizes):
+            for name, do in work.items():
+                took_s = _loop_s(do, num_bytes)
+                fastest[name][row] = min(fastest[name][row], took_s)
+    return fastest
+
+
+def _loop_s(do: Callable[[Tensor, Tensor], None], num_bytes: int) -> float:
+    tensor, recv_buffer = torch.zeros(2, num_bytes // 4)
+    do(tensor, recv_buffer)  # warms up, and aligns the ranks
+    started = time.perf_counter()
+    for _ in range(CALLS):
+        do(tensor, recv_buffer)
+    return (time.perf_counter() - started) / CALLS
 
 
 # ── a backward() of known length ────────────────────────────────────────────────────
@@ -159,25 +217,18 @@ class Slow(nn.Module):
 
 def one_backward(
     context: RankContext, unit: ModuleType, *, seed: int = 0, bucket_mib: float
-) -> dict[str, Any]:
-    """When each bucket left and how large it was, and when backward() was over."""
+) -> float:
+    """Virtual seconds of a backward() with the learner's DDP."""
     comm = context.comm
-    launches: list[tuple[float, int]] = []
-    start_s = 0.0
-
-    def hook(group: Comm, flat: Tensor) -> Any:
-        launches.append((group.time() - start_s, flat.nbytes))
-        return unit.start_all_reduce(group, flat)
-
     layers = [Slow(context.clock.sleep) for _ in range(LAYERS)]
     ddp = unit.DistributedDataParallel(
-        nn.Sequential(*layers), comm, bucket_size_mib=bucket_mib, comm_hook=hook
+        nn.Sequential(*layers), comm, bucket_size_mib=bucket_mib
     )
     outputs = ddp(torch.ones(1)).sum()
     comm.barrier()
     start_s = comm.time()
     outputs.backward()
-    return {"launches": launches, "ended_s": comm.time() - start_s}
+    return comm.time() - start_s
 
 
 # ── beside torch's own ──────────────────────────────────────────────────────────────
@@ -259,51 +310,3 @@ def real_steps(
         ratios.append(took_s[0] / took_s[1])
     leave_default_group()
     return ratios[2:]
-
-
-# ── bytes that a rank holds ─────────────────────────────────────────────────────────
-
-
-def held_bytes(
-    context: RankContext, unit: ModuleType, *, seed: int = 0, stage: int
-) -> dict[str, int]:
-    """Weights, gradients and Adam's state that this rank has after a step's backward.
-
-    A stage's own formula, for the same model, is beside them.
-    """
-    torch.manual_seed(seed)
-    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
-    size = sum(p.numel() for p in model.parameters())
-    n = context.world_size
-    group = {"params": list(model.parameters()), "lr": 1e-3}
-    sharded = unit.STAGES[stage](context.comm, model, [group], torch.optim.AdamW)
-    for _ in range(2):  # the first step makes the state
-        sharded.zero_grad()
-        model(torch.randn(8, 64)).square().mean().backward()
-        weights = _nbytes([*model.parameters(), *(b.shard for b in sharded.buckets)])
-        gradients = _nbytes(p.grad for p in model.parameters())
-        gradients += _nbytes(b.shard.grad for b in sharded.buckets)
-        sharded.reduce_gradients()
-        sharded.step()
-    state = _nbytes(
-        value
-        for entry in sharded.optimizer.state.values()
-        for value in entry.values()
-        if isinstance(value, Tensor) and value.dim()
-    )
-    return {
-        "weights": weights,
-        "gradients": gradients,
-        "state": state,
-        "formula": unit.bytes_per_rank(size, n, stage),
-    }
-
-
-def _nbytes(tensors: Any) -> int:
-    """Bytes of memory behind these tensors, each counted once."""
-    storages = {
-        t.untyped_storage()._cdata: t.untyped_storage().nbytes()
-        for t in tensors
-        if t is not None
-    }
-    return sum(storages.values())

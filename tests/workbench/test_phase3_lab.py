@@ -1,0 +1,31 @@
+"""What the lab of phase 3 computes itself: the fit of α and β, and its tables."""
+
+import pytest
+
+from distlab.experiments.phase3 import fit
+from distlab.experiments.phase3_lab import print_choices, print_table
+
+
+def test_the_fit_finds_alpha_and_beta() -> None:
+    sizes = [1_000, 10_000, 100_000]
+    alpha_s, s_per_byte = fit(sizes, [2e-6 + 3e-9 * size for size in sizes])
+    assert alpha_s == pytest.approx(2e-6)
+    assert s_per_byte == pytest.approx(3e-9)
+
+
+def test_a_table_has_a_line_per_row(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table({"8": {"ring": 1234.56}, "16": {"ring": 7.0}}, "ranks")
+    assert capsys.readouterr().out.splitlines() == [
+        "ranks       ring",
+        "8        1,234.6",
+        "16           7.0",
+    ]
+
+
+def test_choices_are_printed_as_letters(capsys: pytest.CaptureFixture[str]) -> None:
+    print_choices((8, 16), {"a": [["ring"], ["naive"]], "b": [["ring"], ["ring"]]})
+    assert capsys.readouterr().out.splitlines() == [
+        "ranks   a   b",
+        "    8   r   r",
+        "   16   n   r",
+    ]
