@@ -175,3 +175,62 @@ def _short(size: int) -> str:
         if size >= unit:
             return f"{size // unit}{name}"
     return str(size)
+
+
+def draw_lines(
+    xs: Sequence[float],
+    lines: Mapping[str, Sequence[float]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    log: str = "",
+    least: float | None = None,
+) -> None:
+    """One line per label; `log` names the logarithmic axes: "", "x", "y" or "xy".
+
+    A linear axis of values begins at zero. Lines that coincide stay visible: the later
+    ones are thinner. `least` is where a logarithmic axis of values begins.
+    """
+    _, axis = plt.subplots(figsize=(6, 3))
+    for index, (label, values) in enumerate(lines.items()):
+        width = max(1.0, 4.0 - 1.2 * index)
+        axis.plot(
+            xs,
+            values,
+            "os^Dv"[index % 5] + "-",
+            lw=width,
+            ms=width + 3,
+            label=label,
+            color=RANKS[index % len(RANKS)],
+        )
+    if "x" in log:
+        axis.set_xscale("log")
+    if "y" in log:
+        axis.set_yscale("log")
+        axis.set_ylim(least, None)
+    else:
+        axis.set_ylim(0, None)
+    axis.set_xticks(xs, [_short(int(x)) for x in xs])
+    axis.minorticks_off()
+    axis.set(xlabel=xlabel, ylabel=ylabel)
+    axis.grid(color=PALE)
+    axis.legend(frameon=False)
+    plt.show()
+
+
+def draw_grouped_bars(
+    groups: Sequence[str], bars: Mapping[str, Sequence[float]], *, ylabel: str
+) -> None:
+    """A group of bars for each name, one bar per label; the axis begins at zero."""
+    _, axis = plt.subplots(figsize=(6, 3))
+    width = 0.8 / len(bars)
+    for index, (label, values) in enumerate(bars.items()):
+        places = [place + index * width for place in range(len(groups))]
+        color = RANKS[index % len(RANKS)]
+        axis.bar(places, values, width, label=label, color=color)
+    axis.set_xticks(
+        [place + 0.4 - width / 2 for place in range(len(groups))], list(groups)
+    )
+    axis.set(ylabel=ylabel, ylim=(0, None))
+    axis.legend(frameon=False)
+    plt.show()
