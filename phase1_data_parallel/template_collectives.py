@@ -85,14 +85,14 @@ def all_reduce(comm: Comm, tensor: Tensor) -> None:
 def all_gather(comm: Comm, output: Tensor, input: Tensor) -> None:
     """Gather every rank's `input` into `output`, on every rank, in place.
 
-    Given: `input` has S elements, `output` n · S; both have one dimension.
+    Given: `output` has n times as many elements as `input`; both have one dimension.
 
     all_gather      C1 output is the inputs of rank 0, 1, … n - 1, concatenated
     reduce_scatter  C2 output is chunk number `rank` of the sum of all inputs
     both            C3 input is not modified
     In torch.distributed: dist.all_gather_into_tensor(output, input)
     Example: n = 3, inputs 5, 6, 7 → 5 6 7 on every rank
-    Cost: n (n - 1) messages of S elements. Check: distlab check 1.14
+    Cost: n (n - 1) messages as long as `input`. Check: distlab check 1.14
     """
     # TODO(collectives.gather_scatter)
     # chunk number r of output is rank r's input (output.chunk(n) gives views)
@@ -102,11 +102,11 @@ def all_gather(comm: Comm, output: Tensor, input: Tensor) -> None:
 def reduce_scatter(comm: Comm, output: Tensor, input: Tensor) -> None:
     """Sum all ranks' `input`; write chunk number `rank` of the sum into `output`.
 
-    Given: `output` has S elements, `input` n · S; both have one dimension.
+    Given: `input` has n times as many elements as `output`; both have one dimension.
 
     In torch.distributed: dist.reduce_scatter_tensor(output, input)
     Example: n = 2, inputs 1 2 and 10 20 → 11 on rank 0, 22 on rank 1
-    Cost: n (n - 1) messages of S elements. Check: distlab check 1.14
+    Cost: n (n - 1) messages as long as `output`. Check: distlab check 1.14
     """
     # TODO(collectives.gather_scatter)
     # chunk number r of the sum is for rank r: which rank needs it from which ranks?

@@ -132,7 +132,8 @@ def segment_plan(rank: int, world_size: int, num_segments: int) -> list[Op]:
     of each rank were added to it exactly once
     C2 between isend or irecv and its wait, no other operation uses that buffer
     C3 a rank sends at most 2(n - 1) · num_segments segments
-    C4 while a rank adds a segment, it is receiving the next and sending the last
+    C4 while a rank adds a segment, it is receiving the next and sending the previous
+    one
     In torch.distributed: nothing; it is inside dist.all_reduce
     Example: rank 0 of 2, one segment in each chunk → irecv 0 in buffer 0, isend 1,
     wait 0 in buffer 0, add 0, isend 0, wait 1, irecv 1, wait 1, wait 0
@@ -153,8 +154,8 @@ def pipelined_all_reduce(
     the same on all ranks. No message is longer than `segment_bytes`, or one element.
 
     C1 every rank has the sum, bit for bit the same, in the caller's tensor
-    C2 between isend or irecv and its wait, a tensor is neither written nor, after
-    irecv, read
+    C2 between isend or irecv and its wait, a tensor is not written; after irecv it is
+    not read either
     C3 a rank sends no more bytes than with all_reduce
     C4 while a rank adds, the next segments are in flight to it and from it
     In torch.distributed: dist.all_reduce

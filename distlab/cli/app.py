@@ -47,7 +47,7 @@ Distributed training from scratch: build it, break it and see it.
   distlab start     the first quarter of an hour: five screens, your first task
   distlab watch     a verdict at every save
   distlab check     a verdict now: on a task (1.4), a phase, the current one
-  distlab hint      a question, then a picture, then steps, then nearly the code
+  distlab hint      a question, then the principle, then the steps, then near-code
   distlab trace     the last failing run as a picture
   distlab status    where you are on the path
 
@@ -168,7 +168,7 @@ def hint(
     task: TaskName = "",
     level: Annotated[int | None, typer.Option(help="1 to 4; else one deeper.")] = None,
 ) -> int:
-    """A question; then a picture; then steps; then nearly the code."""
+    """A question; then the principle; then the steps; then near-code."""
     from distlab.cli.hint import hint
 
     return hint(task, level=level)

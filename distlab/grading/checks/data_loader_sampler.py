@@ -147,7 +147,7 @@ def _follows_epochs(case: Case) -> NotYetError | None:
             f"{_setting(case)}, epoch 0: another seed gives the same order",
             evidence=table(orders[0]),
             rule="the shuffle must depend on self.seed, in every epoch; "
-            "torch keeps only the lowest 32 bits of a seed",
+            "torch's CPU generator uses only the lowest 32 bits of a seed",
         )
     return None
 

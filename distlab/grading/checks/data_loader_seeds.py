@@ -128,7 +128,7 @@ def _usable(seeds: dict[Place, int | str]) -> NotYetError | None:
         if isinstance(found, str):
             return NotYetError(
                 f"worker_seed {found}",
-                rule="return a smaller number: torch uses only its lowest 32 bits"
+                rule="return a smaller number: only its lowest 32 bits are used"
                 if " bits;" in found
                 else "return the seed as an int",
                 fatal=True,
@@ -155,7 +155,10 @@ def _shared(case: dict[str, Any]) -> NotYetError | None:
     if seeds[one] == -seeds[other] != 0:
         rule = "Python's random treats a seed and its negative alike"
     elif seeds[one] != seeds[other]:
-        rule = "torch uses only the lowest 32 bits of a seed: they must differ there"
+        rule = (
+            "torch's CPU generator uses only the lowest 32 bits of a seed: "
+            "they must differ there"
+        )
     ranks, workers, _ = case["size"]
     return NotYetError(
         f"{ranks} ranks, {workers} data workers each: {where[0]} and {where[1]} draw "
@@ -209,7 +212,10 @@ def _fixed(case: dict[str, Any], elsewhere: dict[str, Any]) -> NotYetError | Non
 
 
 def _same_in_another_run(key: Place, shift: int, is_equal: bool) -> NotYetError:
-    rule = "torch uses only the lowest 32 bits of a seed: self.seed must change them"
+    rule = (
+        "torch's CPU generator uses only the lowest 32 bits of a seed: "
+        "self.seed must change them"
+    )
     return NotYetError(
         f"{_place(*key)} draws the same random numbers in a run whose seed is {shift} "
         "larger",
