@@ -112,6 +112,7 @@ def _expect_free(impl: Implementation, harness: RankHarness, kind: str) -> None:
                     slug=slug,
                     evidence=(Evidence(rank=rank, state="free", where=at),),
                     rule=rule,
+                    fatal=kind == "dropped",
                 )
 
 
