@@ -55,8 +55,8 @@ def free_alone(
 ) -> list[dict[str, str]]:
     """By schedule, the first thing that free() did wrong; "" where there is none."""
     results = []
-    code = unit.free.__code__
-    at = place((code.co_filename, code.co_firstlineno))
+    code = getattr(unit.free, "__code__", None)
+    at = place((code.co_filename, code.co_firstlineno)) if code else ""
     for name in SCHEDULES:
         n = context.world_size
         schedule = _schedules(name, n)[context.rank]
