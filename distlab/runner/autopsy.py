@@ -189,15 +189,20 @@ def error_text(error: ErrorRecord) -> str:
 
 
 def own_frame(frames: tuple[tuple[str, int], ...]) -> tuple[str, int] | None:
-    """The innermost frame outside distlab, torch and the standard library."""
+    """The innermost frame outside distlab, torch and the standard library.
+
+    A task that is not written yet is filled by the reference: then its caller counts.
+    """
     distlab = str(Path(__file__).parents[1])
-    for file, line in reversed(frames):
-        if "site-packages" in file or file.startswith((distlab, "<")):
-            continue
-        if f"{os.sep}lib{os.sep}python" in file:
-            continue
-        return file, line
-    return None
+    own = [
+        (file, line)
+        for file, line in reversed(frames)
+        if "site-packages" not in file
+        and not file.startswith((distlab, "<"))
+        and f"{os.sep}lib{os.sep}python" not in file
+    ]
+    theirs = [at for at in own if f"{os.sep}solutions{os.sep}" not in at[0]]
+    return next(iter(theirs or own), None)
 
 
 def place(frame: tuple[str, int] | None) -> str:

@@ -152,7 +152,9 @@ def backward_step(
 ) -> Work | None:
     """Run the same microbatch backward: receive its gradient, backward, send it on.
 
-    Given: `x` and `output` of forward_step. Without a source, `output` is the loss.
+    Given: `x` and `output` of forward_step. Without a source, `output` is the loss:
+    execute puts it there, in 2.12.
+
     Returns the Work of the send, if any. The clauses are those of forward_step.
     """
     ### BEGIN SOLUTION pipeline_parallel.forward_backward
@@ -181,10 +183,12 @@ def execute(
     Given: `chunks` are this rank's. `microbatches` are (inputs, targets), the same on
     every rank, but only the first stage may read inputs and only the last targets; on
     the others they tell the number of samples. They may differ in size. `loss_fn`
-    averages over its samples. The schedules of all ranks fit together.
+    averages over its samples. The schedules of all ranks fit together. The last stage
+    is on rank n - 1, whatever the number of chunks. Send the loss as float64.
 
     C1 every .grad grows by the gradient of the mean loss over ALL samples
-    C2 returns that loss, the same number on every rank
+    C2 returns that loss, the same number on every rank. Add up its value, detached:
+    otherwise the sum holds the graphs of all microbatches
     In torch.distributed: torch.distributed.pipelining, PipelineScheduleMulti
     Example: microbatches of 2, 2 and 1 samples → weights 2/5, 2/5, 1/5
     Cost: 2 m messages between two stages, and one number. Check: distlab check 2.12
@@ -228,7 +232,7 @@ def free(action: Action, kept: Kept, sends: Sends) -> None:
     execute waits at the end for the sends that are left.
 
     C1 a rank waits only for what its next action needs: free waits for a send only when
-    the receiver must have it already
+    the receiver must have it already, and for each send that it removes
     C2 after its backward nothing is kept of a microbatch: neither its entry of `kept`,
     nor the send of its output; all other entries stay
     In torch.distributed: PipelineStage.fwd_cache; Megatron: deallocate_output_tensor
@@ -246,6 +250,8 @@ def free(action: Action, kept: Kept, sends: Sends) -> None:
 
 def one_f_one_b(rank: int, world_size: int, num_microbatches: int) -> list[Action]:
     """Return the actions of `rank` in order: 1F1B, one forward, then one backward.
+
+    m may be smaller than n.
 
     C1 each microbatch has one forward and one backward, in that order
     C2 all ranks together take (m + n - 1)(t_f + t_b), as GPipe does

@@ -304,6 +304,9 @@ def test_the_own_frame_is_the_learners() -> None:
         (json.__file__, 6),
     )
     assert own_frame(frames) == (HERE, 3)
+    reference = ("/c/solutions/phase2_advanced/pipeline_parallel.py", 7)
+    assert own_frame((*frames, reference)) == (HERE, 3)
+    assert own_frame((reference, frames[0])) == reference
     assert own_frame(frames[:1]) is None
     assert own_frame(()) is None
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from distlab.comm import leave_default_group
 from distlab.curriculum.units import load
 from distlab.grading.checks import pipeline_clock as clock
+from distlab.grading.checks.pipeline_cases import keys_watched
 from distlab.grading.checks.pipeline_race import Counted, Meter, Timed, race
 from distlab.models.transformer import (
     TransformerConfig,
@@ -141,6 +142,28 @@ def test_the_file_draws_its_schedules() -> None:
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
     )
     assert done.stdout.count("33 units of time") == 2
+
+
+# ── what execute gives to free ──────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("kept", "sends", "sentence"),
+    [
+        ({0: None}, {}, r"kept has the key 0; free expects \(chunk, microbatch\)"),
+        ({(0, 0): None}, {0: None}, "sends has the key 0; free expects the action"),
+        ({}, {}, r"kept has no key \(0, 0\): free removes it"),
+    ],
+)
+def test_wrong_keys_are_told_before_a_spliced_free_stumbles(
+    unit: ModuleType, kept: Any, sends: Any, sentence: str
+) -> None:
+    learners = ModuleType("learners")
+    learners.__file__ = "template.py"
+    learners.free = unit.free  # type: ignore[attr-defined]
+    with keys_watched(learners), pytest.raises(TypeError, match=sentence):
+        learners.free(unit.Action("B", 0), kept, sends)
+    assert learners.free is unit.free
 
 
 # ── torch's own ─────────────────────────────────────────────────────────────────────

@@ -6,7 +6,8 @@ executor. The last microbatch is smaller than the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import ModuleType
@@ -23,6 +24,7 @@ from distlab.grading.checks.pipeline_clock import (
     one_at_a_time,
     unlike_orders,
 )
+from distlab.grading.checks.pipeline_losses import WatchedLosses
 from distlab.grading.checks.pipeline_race import Counted, Meter
 from distlab.grading.checks.stages import (
     NOT_YOURS,
@@ -38,6 +40,7 @@ from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import SENDS
 
 WORLDS = (3, 2, 4, 5, 1)
+NO_GRADIENT = "x.grad is None: the received x did not require grad"
 BEFORE = 0.25  # in every .grad, where one is there before
 
 
@@ -97,18 +100,32 @@ Execute = Callable[..., Any]
 
 
 def run_cases(
-    context: RankContext, unit: ModuleType, seed: int, cases: Cases, execute: Execute
+    context: RankContext,
+    unit: ModuleType,
+    seed: int,
+    cases: Cases,
+    execute: Execute,
+    look: bool = False,
 ) -> list[dict[str, Any]]:
-    """Each case, on fresh stages; each is reported as it begins."""
+    """Each case, on fresh stages; each is reported as it begins.
+
+    With `look` it is told which variable holds the losses; what is kept is not to be
+    judged then.
+    """
     results = []
     for number, case in enumerate(cases(context.world_size)):
         context.report(number)
-        results.append(_run(context, unit, seed, case, execute))
+        results.append(_run(context, unit, seed, case, execute, look))
     return results
 
 
 def _run(
-    context: RankContext, unit: ModuleType, seed: int, case: Case, execute: Execute
+    context: RankContext,
+    unit: ModuleType,
+    seed: int,
+    case: Case,
+    execute: Execute,
+    look: bool,
 ) -> dict[str, Any]:
     n, rank, device = context.world_size, context.rank, context.comm.device
     num_stages = n * case.num_chunks
@@ -131,9 +148,12 @@ def _run(
         for x, y in case.batches(seed)
     ]
     schedule = [unit.Action(*entry) for entry in case.schedules[rank]]
-    loss = execute(
-        context.comm, chunks, schedule, nn.functional.cross_entropy, microbatches
-    )
+    loss_fn = nn.functional.cross_entropy
+    watched = WatchedLosses(loss_fn, str(unit.__file__))
+    with keys_watched(unit):
+        loss = execute(
+            context.comm, chunks, schedule, watched if look else loss_fn, microbatches
+        )
     is_number = isinstance(loss, int | float) or (
         isinstance(loss, Tensor) and loss.numel() == 1
     )
@@ -142,8 +162,49 @@ def _run(
         "loss": float(loss) if is_number else None,
         "kept": (full.peak, meter.peak),
         "left": meter.left,
+        "holder": watched.holder,
         "runs": meter.made,
     }
+
+
+@contextmanager
+def keys_watched(unit: ModuleType) -> Iterator[None]:
+    """Within the block `free` is called with the keys that both functions agree on.
+
+    Raises:
+        TypeError: not so; before `free`, which may be the reference's, stumbles.
+    """
+    free = getattr(unit, "free", None)
+    if not callable(free):
+        yield
+        return
+    code = getattr(free, "__code__", None)
+    spliced = code is not None and code.co_filename != unit.__file__
+
+    def watched(action: Any, kept: Any, sends: Any) -> None:
+        for key in kept:
+            if not (isinstance(key, tuple) and len(key) == 2):
+                raise TypeError(
+                    f"kept has the key {key!r:.30}; free expects (chunk, microbatch)"
+                )
+        for key in sends:
+            if not (isinstance(key, tuple) and len(key) == 3):
+                raise TypeError(
+                    f"sends has the key {key!r:.30}; free expects the action"
+                )
+        own = action.chunk, action.microbatch
+        if spliced and action.kind == "B" and own not in kept:
+            raise TypeError(
+                f"after the backward of microbatch {own[1]} kept has no key {own}: "
+                "free removes it, execute must leave it there"
+            )
+        free(action, kept, sends)
+
+    vars(unit)["free"] = watched
+    try:
+        yield
+    finally:
+        vars(unit)["free"] = free
 
 
 # ── in one process ──────────────────────────────────────────────────────────────────
@@ -275,14 +336,21 @@ def finished(
             raise
         waits = {record.waiting["op"] for record in run.ranks if record.waiting}
         if error.slug in ("", "mismatched-buffers") and _without_tags(run):
+            error.slug = "no-tag"
             error.message = f"no message has its tag: {error.message}"
             error.rule = (
                 "the tag tells the messages between two ranks apart: "
                 "comm.recv(x, *source) passes rank and tag"
             )
+        elif error.slug == "raised" and NO_GRADIENT in error.message:
+            error.slug = "input-without-grad"
+            error.rule = "after recv: x.requires_grad_(), then run the module"
         elif error.kind == "DEADLOCK" and not error.slug and "isend" in waits:
             error.rule = "start a send and go on; wait for it when all is done"
-        if error.kind in ("DEADLOCK", "TIME") or error.slug == "raised":
+        if error.kind in ("DEADLOCK", "TIME") or error.slug in (
+            "raised",
+            "input-without-grad",
+        ):
             begun = reports_made(run)
             name = f"{cases(run.world_size)[begun - 1].name}: " if begun else ""
             error.message = f"{name}{error.message}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -15,16 +16,17 @@ from distlab.grading.checks.pipeline_cases import (
     gradients,
     run_cases,
 )
+from distlab.grading.checks.pipeline_losses import Holder, expect_no_graph_in_the_loss
 from distlab.grading.clause import clause
 from distlab.grading.harness import Implementation, RankHarness
-from distlab.runner import RankContext
+from distlab.runner import RankContext, Run
 
 
 def run_schedules(
-    context: RankContext, unit: ModuleType, seed: int
+    context: RankContext, unit: ModuleType, seed: int, look: bool = False
 ) -> list[dict[str, Any]]:
     """Each case, on fresh stages; each is reported as it begins."""
-    return run_cases(context, unit, seed, all_cases, unit.execute)
+    return run_cases(context, unit, seed, all_cases, unit.execute, look)
 
 
 @clause("pipeline_parallel.execute", "C1", worlds=WORLDS)
@@ -45,10 +47,28 @@ def gradients_of_the_mean_loss(
 
 @clause("pipeline_parallel.execute", "C2", worlds=WORLDS)
 def loss_on_every_rank(impl: Implementation, harness: RankHarness) -> str | None:
-    """V: the mean loss over all samples, on every rank."""
+    """V: the mean loss over all samples, on every rank; M: its sum holds no graph."""
     run = finished(impl, harness, run_schedules, all_cases)
     n, seed = harness.world_size, harness.seed
     for number, case in enumerate(all_cases(n)):
         loss = gradients(case, seed, n)[1]
         judge_losses([value[number]["loss"] for value in run.values], loss)
+    expect_no_loss_kept(impl, harness, run)
     return None
+
+
+def expect_no_loss_kept(impl: Implementation, harness: RankHarness, run: Run) -> None:
+    """Neither the sum nor a list of the losses holds the microbatches' graphs.
+
+    Raises:
+        NotYetError: one does; with its name and its line.
+    """
+
+    def look(number: int) -> Holder:
+        last = harness.run(impl, run_schedules, look=True).values[-1]
+        holder: Holder = last[number]["holder"]
+        return holder
+
+    for number, case in enumerate(all_cases(harness.world_size)):
+        report = [value[number] for value in run.values]
+        expect_no_graph_in_the_loss(case, report, partial(look, number))

@@ -19,14 +19,14 @@ from distlab.grading.checks.pipeline_clock import (
     named,
     peak,
 )
-from distlab.grading.checks.pipeline_execute import run_schedules
+from distlab.grading.checks.pipeline_execute import expect_no_loss_kept, run_schedules
 from distlab.grading.checks.pipeline_kept import expect_let_go
 from distlab.grading.checks.pipeline_race import BACKWARD_MS, FORWARD_MS, RACED, raced
 from distlab.grading.clause import clause
 from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
-from distlab.runner.autopsy import Evidence
+from distlab.runner.autopsy import Evidence, place
 from distlab.sim.plans import closed_forms as forms
 
 STAGES, MICROBATCHES = 4, 8  # more are played in tests/workbench
@@ -55,10 +55,12 @@ def free_alone(
 ) -> list[dict[str, str]]:
     """By schedule, the first thing that free() did wrong; "" where there is none."""
     results = []
+    code = getattr(unit.free, "__code__", None)
+    at = place((code.co_filename, code.co_firstlineno)) if code else ""
     for name in SCHEDULES:
         n = context.world_size
         schedule = _schedules(name, n)[context.rank]
-        first = {"waited": "", "kept": ""}
+        first = {"waited": "", "kept": "", "dropped": "", "at": at}
         for kind, sentence in _flaws(unit, schedule, context.rank, n):
             first[kind] = first[kind] or sentence
         results.append(first)
@@ -87,6 +89,10 @@ def _flaws(
             sends[action] = all_sends[action] = _Send()
         unit.free(action, kept, sends)
         for other, send in all_sends.items():
+            if other not in sends and not send.waited:
+                name = named(other)
+                yield "dropped", f"{after} it removes the send of {name} without wait()"
+        for other, send in all_sends.items():
             received = other.kind == "F" and other[1:][::-1] not in expected
             if send.waited and not received:
                 yield "waited", f"{after} it waits for the send of {named(other)}"
@@ -100,8 +106,13 @@ def _expect_free(impl: Implementation, harness: RankHarness, kind: str) -> None:
         for rank, value in enumerate(run.values):
             if sentence := value[number][kind]:
                 slug, rule = _MEANS[kind]
+                at = value[number]["at"]
                 raise NotYetError(
-                    f"{name}, free() on rank {rank}: {sentence}", slug=slug, rule=rule
+                    f"{name}, free() on rank {rank}: {sentence}",
+                    slug=slug,
+                    evidence=(Evidence(rank=rank, state="free", where=at),),
+                    rule=rule,
+                    fatal=kind == "dropped",
                 )
 
 
@@ -109,6 +120,11 @@ _MEANS = {
     "waited": (
         "needless-waiting",
         "a send has arrived for certain when the microbatch's gradient has come back",
+    ),
+    "dropped": (
+        "never-waited",
+        "a send may end unfinished if its Work is dropped: call wait() when you remove "
+        "it from sends",
     ),
     "kept": (
         "",
@@ -125,7 +141,12 @@ def no_needless_waiting(impl: Implementation, harness: RankHarness) -> str | Non
     Less is for who sends the gradient of the input before that of the weight is there.
     """
     _expect_free(impl, harness, "waited")
-    finished(impl, harness, run_schedules, all_cases)
+    try:
+        finished(impl, harness, run_schedules, all_cases)
+    except NotYetError as error:
+        if error.slug == "never-waited":
+            _expect_free(impl, harness, "dropped")  # else execute is to blame
+        raise
     report = raced(impl, harness, STAGES, MICROBATCHES)
     formula_s = forms.gpipe_s(STAGES, MICROBATCHES, FORWARD_MS, BACKWARD_MS) / 1000
     kept = ""
@@ -142,8 +163,19 @@ def no_needless_waiting(impl: Implementation, harness: RankHarness) -> str | Non
                 slug="needless-waiting",
                 rule="start a send and go on; wait for it when all is done",
             )
-        kept += f", {name} keeps {report[0][number]['peak']} on rank 0"
+        peaks = [value[number]["peak"] for value in report]
+        kept += f", {name} keeps {peaks[0]} on rank 0" + _one_more(name, peaks)
     return f"{STAGES} × {MICROBATCHES}, simulated: {1000 * took_s:.0f} ms{kept}"
+
+
+def _one_more(name: str, peaks: list[int]) -> str:
+    """What the note says of a rank that keeps more than its schedule needs."""
+    flights = [peak(schedule) for schedule in RACED[name](STAGES, MICROBATCHES)]
+    for rank, (kept, flight) in enumerate(zip(peaks, flights, strict=True)):
+        if kept > flight:
+            where = f", {kept} on rank {rank}" if rank else ""
+            return f"{where}, not {flight}: a name in execute still holds one"
+    return ""
 
 
 def _expect_no_more_runs(runs: list[int], late: str) -> None:
@@ -161,9 +193,10 @@ def nothing_is_kept(impl: Implementation, harness: RankHarness) -> str | None:
     """M: no more graphs alive than the schedule has microbatches in flight.
 
     One more is forgiven if backward() has emptied it: a variable may have its name,
-    until it is needed for the next one.
+    until it is needed for the next one. The note of C1 tells of it.
     """
     run = finished(impl, harness, run_schedules, all_cases)
+    expect_no_loss_kept(impl, harness, run)
     every = list(enumerate(all_cases(harness.world_size)))
     for number, case in every:
         wanted = [peak(schedule) for schedule in case.schedules]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from distlab.grading.checks.messages import expect_messages
 from distlab.grading.checks.pipeline_cases import (
+    NO_GRADIENT,
     WORLDS,
     Case,
     all_cases,
@@ -49,7 +50,12 @@ def _execute(unit: ModuleType) -> Any:
                 kept[key] = x, output
             else:
                 x, output = kept.pop(key)
-                work = unit.backward_step(comm, x, output, source, destination)
+                try:
+                    work = unit.backward_step(comm, x, output, source, destination)
+                except Exception as error:
+                    if destination and not x.requires_grad:
+                        error.args = (NO_GRADIENT,)
+                    raise
             works.append(work)
         for work in works:
             if work is not None:
