@@ -14,22 +14,18 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
 from distlab.experiments.phase3 import Rows
-from distlab.trace.canvas import BLUE, GREEN, INK, ORANGE, PALE, PURPLE, RED
+from distlab.trace.palette import ALGORITHMS, GRID, INK, LINK_BUSY, METHODS
 
 LETTERS = {"naive": "n", "ring": "r", "recursive doubling": "d", "hierarchical": "h"}
 _COLORS = {
-    "naive": PURPLE,
-    "ring": BLUE,
-    "recursive doubling": ORANGE,
-    "halving doubling": RED,
-    "hierarchical": GREEN,
-    "message": GREEN,
-    "pipelined ring": ORANGE,
-    "ring of 3.3": BLUE,
-    "yours": BLUE,
-    "torch's": ORANGE,
+    **ALGORITHMS,
+    "halving doubling": METHODS[0],
+    "message": LINK_BUSY,
+    "pipelined ring": METHODS[2],
+    "ring of 3.3": METHODS[1],
+    "yours": METHODS[1],
+    "torch's": METHODS[2],
 }
-_OTHERS = (BLUE, ORANGE, GREEN, PURPLE)
 _MARKERS = "os^D"
 _HATCHES = ("", "///", "...")
 _ESTIMATE = ", estimate"
@@ -64,7 +60,7 @@ def draw_lines(
     names = [column for column in columns if not column.endswith(_ESTIMATE)]
     for index, name in enumerate(names):
         ys = [row[name] for row in rows.values()]
-        color = _COLORS.get(name, _OTHERS[index % len(_OTHERS)])
+        color = _COLORS.get(name, METHODS[index % len(METHODS)])
         style: dict[str, Any] = {"color": color, "marker": _MARKERS[index % 4]}
         has_estimate = name + _ESTIMATE in columns
         if has_estimate:
@@ -81,7 +77,7 @@ def draw_lines(
     _label_axes(axis, xs, logs)
     axis.set(xlabel=xlabel, ylabel=ylabel)
     axis.legend(frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
-    axis.grid(color=PALE)
+    axis.grid(color=GRID)
     plt.show()
 
 
@@ -106,7 +102,7 @@ def draw_bars(
     for index, column in enumerate(columns):
         values = [row[column] for row in rows.values()]
         shift = 0 if is_stacked else (index + 0.5) * width - 0.4
-        style: dict[str, Any] = {"color": _OTHERS[index], "hatch": _HATCHES[index]}
+        style: dict[str, Any] = {"color": METHODS[index], "hatch": _HATCHES[index]}
         xs = [number + shift for number in range(len(rows))]
         axis.bar(xs, values, width, bottoms, label=column, edgecolor="white", **style)
         if is_stacked:
@@ -124,7 +120,7 @@ def draw_moments(rows: Rows, *, xlabel: str, ylabel: str) -> None:
     names = list(next(iter(rows.values())))
     for index, name in enumerate(names):
         values = [row[name] for row in rows.values()]
-        style: dict[str, Any] = {"color": _OTHERS[index], "ls": ("-", "--")[index % 2]}
+        style: dict[str, Any] = {"color": METHODS[index], "ls": ("-", "--")[index % 2]}
         axis.plot(
             range(len(rows)), values, label=name, lw=2, marker=_MARKERS[index], **style
         )
@@ -133,7 +129,7 @@ def draw_moments(rows: Rows, *, xlabel: str, ylabel: str) -> None:
     axis.set_xticks(shown, [labels[i] for i in shown], rotation=40, ha="right")
     axis.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, None))
     axis.legend(frameon=False)
-    axis.grid(color=PALE, axis="y")
+    axis.grid(color=GRID, axis="y")
     plt.show()
 
 

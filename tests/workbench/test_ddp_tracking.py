@@ -85,6 +85,7 @@ def made_up() -> DdpResult:
         config=config,
         epochs=(row, row),
         accuracies=(0.9, 0.9),
+        losses=((0.5,), (0.5,)),
         weights=(weights, weights),
         first_weights=weights,
         seconds=36.0,
