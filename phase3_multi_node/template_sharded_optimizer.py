@@ -10,6 +10,9 @@ Cost: `sent` is per rank and step, in units of (n - 1) / n · N; the state is Ad
       1     N         N           2N / n   2   reduce_scatter, all_gather
       2     N         N / n       2N / n   2   reduce_scatter, all_gather
       3     N / n     N / n       2N / n   3   all_gather twice, reduce_scatter
+
+comm.reduce_scatter(output, input) sets output to this rank's chunk of the sum of all
+inputs; comm.all_gather(output, input) sets output to all inputs, one after another.
 """
 
 from __future__ import annotations
@@ -57,9 +60,10 @@ def plan(sizes: Sequence[int], world_size: int) -> list[list[ShardRange]]:
 def bytes_per_rank(
     size: int, world_size: int, stage: int, per_element: Sequence[int] = (4, 4, 8)
 ) -> int:
-    """Bytes that a rank holds of `size` elements at ZeRO stage 0 to 3, with padding.
+    """Bytes that a rank holds of `size` elements at ZeRO stage 0 to 3.
 
-    `per_element`: bytes of weight, gradient and state, here float32 and Adam.
+    `per_element`: bytes of weight, gradient and state, here float32 and Adam. What is
+    full has `size` elements; what is sharded has ⌈size / world_size⌉, with padding.
     C3 stage 1 shards the state, stage 2 also the gradients, stage 3 also the weights
     Example: 1,000,000,000 elements on 8 ranks → 16, 9, 5.5 and 2 · 10⁹ bytes
     """
@@ -189,7 +193,7 @@ class ShardedOptimizer:
         """This rank's state by name: {"0.weight": {"start": 3, "stop": 5, …}, …}.
 
         With start and stop: each entry that the optimizer keeps for the shard, under
-        its own key; a tensor with an element per weight has those of the range only.
+        its own key. A tensor with one element per weight is cut to the range.
         """
         # TODO(sharded_optimizer.state)
         # self.optimizer.state[bucket.shard] is what torch keeps for a shard, a dict:

@@ -15,10 +15,8 @@ from distlab.trace.palette import (
     GRID,
     INK,
     METHODS,
-    MUTED,
     NEUTRAL,
     RANK_COLORS,
-    text_on,
 )
 
 
@@ -63,108 +61,6 @@ def _of_rank(rank: int) -> str:
     return RANK_COLORS[rank % len(RANK_COLORS)]
 
 
-def draw_losses(curves: Mapping[str, Sequence[float]]) -> None:
-    """One curve per training; the later ones are drawn thinner, on top."""
-    _, axis = plt.subplots(figsize=(6, 3))
-    for index, (label, losses) in enumerate(curves.items()):
-        color, alpha = _method(index), 1.0 if index else 0.4
-        epochs, width = range(1, len(losses) + 1), 6 - 4 * index
-        axis.plot(epochs, losses, label=label, lw=width, color=color, alpha=alpha)
-    axis.set(xlabel="epoch", ylabel="training loss")
-    axis.set_xticks(range(1, len(losses) + 1))
-    axis.legend(frameon=False)
-    plt.show()
-
-
-def draw_bars(values: Mapping[str, float], *, label: str, least: float) -> None:
-    """One dot for each value, with an axis that begins at `least`; bars from zero."""
-    _, axis = plt.subplots(figsize=(6, 1.8))
-    names = list(values)
-    for row, (name, value) in enumerate(values.items()):
-        if least:
-            axis.plot(value, name, "o", color=_method(row), ms=9)
-        else:
-            axis.barh(name, value, color=_method(row))
-        axis.annotate(
-            f"{value:.3g}",
-            (value, row),
-            (10, 0),
-            textcoords="offset points",
-            va="center",
-        )
-    axis.set_ylim(len(names) - 0.5, -0.5)
-    span = max(values.values()) - least
-    axis.set(xlim=(least, least + 1.15 * span), xlabel=label)
-    axis.grid(color=GRID)
-    axis.set_axisbelow(True)
-    plt.show()
-
-
-def draw_means(
-    counts: Sequence[int], gradients: Sequence[float], means: Mapping[str, float]
-) -> None:
-    """A number line: each rank's gradient as large as its count, and the means."""
-    _, axis = plt.subplots(figsize=(7, 1.8))
-    for rank, (count, gradient) in enumerate(zip(counts, gradients, strict=True)):
-        axis.scatter(gradient, 0, s=150 * count, color=_of_rank(rank), zorder=3)
-        axis.annotate(
-            f"rank {rank}: {count} × {gradient:g}", (gradient, 0.35), ha="center"
-        )
-    for height, (label, value) in zip((-0.45, -0.8), means.items(), strict=True):
-        axis.annotate(
-            f"{label}: {value:g}",
-            (value, 0),
-            (value, height),
-            ha="center",
-            arrowprops={"arrowstyle": "-|>", "color": INK},
-        )
-    axis.axhline(0, color=MUTED, lw=1)
-    axis.set(
-        ylim=(-1, 0.7), yticks=[], xlabel="gradient; a dot is as large as its count"
-    )
-    axis.margins(x=0.2)
-    axis.set_frame_on(False)
-    plt.show()
-
-
-def draw_mosaic(titles: Sequence[str], epochs: Sequence[Sequence[int]]) -> None:
-    """Who reads which sample: one row per epoch, one square per sample."""
-    _, axis = plt.subplots(figsize=(7, 0.5 + 0.45 * len(epochs)))
-    for row, owners in enumerate(epochs):
-        for sample, owner in enumerate(owners):
-            color = _of_rank(owner)
-            axis.add_patch(Rectangle((sample, row), 0.9, 0.85, facecolor=color))
-            at = sample + 0.45, row + 0.45
-            ink = text_on(color)
-            axis.annotate(str(owner), at, ha="center", va="center", color=ink)
-    axis.set(
-        xlim=(0, len(epochs[0])),
-        ylim=(len(epochs), 0),
-        xlabel="sample; the number in a square: its rank",
-    )
-    axis.set_xticks([s + 0.45 for s in range(len(epochs[0]))])
-    axis.set_xticklabels([str(s) for s in range(len(epochs[0]))])
-    axis.set_yticks([r + 0.45 for r in range(len(epochs))])
-    axis.set_yticklabels(list(titles))
-    axis.set_frame_on(False)
-    plt.show()
-
-
-def draw_times(
-    sizes: Sequence[int], times: Mapping[str, Sequence[float]], *, xlabel: str
-) -> None:
-    """Seconds against a size, both on logarithmic scales; one line per label."""
-    _, axis = plt.subplots(figsize=(6, 3))
-    for index, (label, seconds) in enumerate(times.items()):
-        axis.loglog(sizes, seconds, "o-", ms=3, label=label, color=_method(index))
-    axis.set(xlabel=xlabel, ylabel="seconds")
-    axis.set_xticks(sizes, [_short(size) for size in sizes])
-    axis.minorticks_off()
-    axis.legend(frameon=False)
-    axis.grid(color=GRID)
-    plt.show()
-
-
 def _method(index: int) -> str:
     return METHODS[index % len(METHODS)]
 
@@ -201,7 +97,7 @@ def draw_lines(
             lw=width,
             ms=width + 3,
             label=label,
-            color=RANKS[index % len(RANKS)],
+            color=_method(index),
         )
     if "x" in log:
         axis.set_xscale("log")
@@ -213,7 +109,7 @@ def draw_lines(
     axis.set_xticks(xs, [_short(int(x)) for x in xs])
     axis.minorticks_off()
     axis.set(xlabel=xlabel, ylabel=ylabel)
-    axis.grid(color=PALE)
+    axis.grid(color=GRID)
     axis.legend(frameon=False)
     plt.show()
 
@@ -226,7 +122,7 @@ def draw_grouped_bars(
     width = 0.8 / len(bars)
     for index, (label, values) in enumerate(bars.items()):
         places = [place + index * width for place in range(len(groups))]
-        color = RANKS[index % len(RANKS)]
+        color = _method(index)
         axis.bar(places, values, width, label=label, color=color)
     axis.set_xticks(
         [place + 0.4 - width / 2 for place in range(len(groups))], list(groups)

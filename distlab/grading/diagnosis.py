@@ -40,7 +40,10 @@ def diagnose(run: Run) -> NotYetError:
     elif "a leaf Variable" in first.error.message:
         verdict.rule = "p is the weight, p.grad its gradient: p is not to be changed"
     elif "NoneType" in first.error.message:
-        verdict.rule = "something is None: comm's calls, for one, return nothing"
+        verdict.rule = (
+            "something is None: calls on comm return nothing, and a .grad is None until "
+            "something has set it"
+        )
     return verdict
 
 

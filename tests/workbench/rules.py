@@ -31,6 +31,7 @@ FRONT_LINES = 40
 LONG = {
     "distlab/install.py",
     "solutions/phase2_advanced/tensor_parallel.py",
+    "solutions/phase3_multi_node/sharded_optimizer.py",
     "tests/workbench/conformance/programs.py",
     "tests/workbench/test_board.py",
     "tests/workbench/test_comm_conformance.py",

@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from distlab.grading.checks.pipeline_clock import peak
+from distlab.grading.checks.pipeline_clock import Schedules, peak
 from distlab.grading.verdict import NotYetError
 from distlab.runner.autopsy import Evidence, place
 
-if TYPE_CHECKING:
-    from distlab.grading.checks.pipeline_cases import Case
-
-
 Holder = tuple[str, str, int] | None
 """A variable's name, its file and a line of it."""
+
+
+class Scheduled(Protocol):
+    """What a case of the executor's checks tells about its schedules."""
+
+    @property
+    def name(self) -> str:
+        """What the verdict calls it."""
+
+    @property
+    def schedules(self) -> Schedules:
+        """Of each rank."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Samples of each microbatch."""
+
+    @property
+    def num_chunks(self) -> int:
+        """Model chunks of a rank."""
 
 
 class _Marked(torch.autograd.Function):
@@ -103,7 +119,7 @@ def _lines(code: CodeType, name: str) -> Iterator[tuple[int, bool]]:
 
 
 def expect_no_graph_in_the_loss(
-    case: Case, report: list[dict[str, Any]], look: Callable[[], Holder]
+    case: Scheduled, report: list[dict[str, Any]], look: Callable[[], Holder]
 ) -> None:
     """Where only the last rank keeps graphs, its losses hold them: `look` tells which.
 
