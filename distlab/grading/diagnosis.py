@@ -41,7 +41,7 @@ def diagnose(run: Run) -> NotYetError:
         verdict.rule = "p is the weight, p.grad its gradient: p is not to be changed"
     elif "NoneType" in first.error.message:
         verdict.rule = (
-            "something is None: calls on comm return nothing, and a .grad is None until "
+            "something is None: calls on comm return nothing, and .grad is None until "
             "something has set it"
         )
     return verdict
