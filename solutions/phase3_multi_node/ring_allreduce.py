@@ -251,19 +251,19 @@ def draw(plan: Sequence[Op]) -> str:
     """
     count = max(op.segment for op in plan) + 1
     names = [f"{number}" for number in range(count)] + ["b0", "b1"]
-    lines = [" " * 14 + " ".join(f"{name:>2}" for name in names)]
+    lines = [" " * 18 + " ".join(f"{name:>2}" for name in names)]
     in_flight: set[int] = set()
-    for kind, segment, buffer in plan:
+    for number, (kind, segment, buffer) in enumerate(plan):
         column = segment if buffer is None else count + buffer
-        row = ["|" if number in in_flight else "." for number in range(count + 2)]
+        row = ["|" if mark in in_flight else "." for mark in range(count + 2)]
         if kind == "add":
             row[segment] = row[column] = "+"
         else:
             row[column] = {"irecv": "<", "isend": ">", "wait": "w"}[kind]
             in_flight ^= {column}
         where = "" if buffer is None else f" b{buffer}"
-        name = f"{kind:5} {segment}{where}"
-        lines.append(f"{name:14}" + " ".join(f"{mark:>2}" for mark in row))
+        name = f"{number:3} {kind:5} {segment}{where}"
+        lines.append(f"{name:18}" + " ".join(f"{mark:>2}" for mark in row))
     return "\n".join(lines)
 
 
