@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 import pytest
 
@@ -20,15 +19,6 @@ from distlab.curriculum.path import current_task, following
 from tests.workbench.course import FIRST, ROOT, SECOND, Course
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
-    """A course, with this process in it."""
-    course = Course(tmp_path)
-    monkeypatch.chdir(course.root)
-    monkeypatch.setenv("DISTLAB_STATE", str(course.state))
-    return course
 
 
 # ── the manifest and the progress file ──────────────────────────────────────────────

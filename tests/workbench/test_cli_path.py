@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -19,15 +18,6 @@ from distlab.grading.preflight import look_at
 from tests.workbench.course import EXCHANGE, FIRST, Course, pristine
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
-    """A course, with this process in it."""
-    course = Course(tmp_path)
-    monkeypatch.chdir(course.root)
-    monkeypatch.setenv("DISTLAB_STATE", str(course.state))
-    return course
 
 
 def test_status_fits_and_counts(here: Course, capsys: Capture) -> None:

@@ -29,14 +29,6 @@ FILES = [
 GOOD = '[[question]]\nid = "x"\nask = "{n}?"\ndraw = { n = [2, 3] }\nwhy = "{answer}"\n'
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
-    course = Course(tmp_path)
-    monkeypatch.chdir(course.root)
-    monkeypatch.setenv("DISTLAB_STATE", str(course.state))
-    return course
-
-
 # ── formulas ────────────────────────────────────────────────────────────────────────
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import pytest
 
@@ -138,14 +137,6 @@ def test_a_task_that_is_gone_stays_as_a_helper() -> None:
 
 
 # ── the verb ────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
-    course = Course(tmp_path)
-    monkeypatch.chdir(course.root)
-    monkeypatch.setenv("DISTLAB_STATE", str(course.state))
-    return course
 
 
 def pull(course: Course) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -14,15 +13,6 @@ from distlab.curriculum.choose import Choice, Side, chosen_unit
 from tests.workbench.course import EXCHANGE, FIRST, SECOND, Course, filled
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
-    course = Course(tmp_path)
-    monkeypatch.chdir(course.root)
-    monkeypatch.setenv("DISTLAB_STATE", str(course.state))
-    monkeypatch.delenv("DISTLAB_IMPL", raising=False)
-    return course
 
 
 def choose(default: Side = "auto") -> Choice:
