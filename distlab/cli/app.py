@@ -47,7 +47,7 @@ Distributed training from scratch: build it, break it and see it.
   distlab start     the first quarter of an hour: five screens, your first task
   distlab watch     a verdict at every save
   distlab check     a verdict now: on a task (1.4), a phase, the current one
-  distlab hint      a question, then the principle, then the steps, then near-code
+  distlab hint      a question, then the principle, the steps, nearly the code
   distlab trace     the last failing run as a picture
   distlab status    where you are on the path
 
@@ -364,7 +364,7 @@ def mutants(
 def bench(
     name: Annotated[
         str,
-        typer.Argument(help="verdict, hang, sim, pipeline, allreduce, ddp or zero."),
+        typer.Argument(help="Which: verdict, hang, sim, allreduce, zero …"),
     ],
     as_json: Json = False,
     corpus: Annotated[

@@ -113,7 +113,8 @@ class _Session:
         number, deepest = self._task.number, len(LEVELS)
         if self._task.id in self._hinted:
             again = command(f"hint {number} --level {deepest}")
-            self._say("dim", f"  that was the last hint; once more: {again}")
+            self._say("dim", "  that was the last hint; once more:")
+            self._say("dim", f"    {again}")
             return
         hint(number)
         entry = self._progress.read().get("tasks", {}).get(self._task.id, {})

@@ -131,7 +131,7 @@ class Course:
         """What is kept about each task."""
         path = self.state / "progress.json"
         state = json.loads(path.read_text()) if path.exists() else {"tasks": {}}
-        tasks: dict[str, dict[str, object]] = state["tasks"]
+        tasks: dict[str, dict[str, object]] = state.get("tasks", {})
         return tasks
 
     def environment(self, **more: str) -> dict[str, str]:

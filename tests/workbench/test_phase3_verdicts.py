@@ -57,7 +57,7 @@ def test_a_wrong_sign_shows_as_a_sign(cluster: Cluster, tmp_path: Path) -> None:
         ("GB40", "C3"),
         ("GB60", "C3"),
         ("GB84", "C3"),
-        ("ZR01", "C4"),
+        ("ZR07", "C2"),
     ],
 )
 def test_a_clause_that_fails_for_anothers_mistake_is_not_judged(

@@ -201,9 +201,10 @@ def _expect_history(rank: int, history: Any) -> None:
         )
     for item in history:
         if not isinstance(item, int | float):
+            is_tensor = item == "Tensor"
             raise NotYetError(
                 f"the list of rank {rank} holds a {item}; expected a float",
-                slug="not-a-float" if item == "Tensor" else "",
+                slug="not-a-float" if is_tensor else "",
                 rule="train_step returns a float: compute with floats",
             )
 
