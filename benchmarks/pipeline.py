@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from distlab.curriculum.units import load
-from distlab.grading.checks.pipeline_race import (
+from distlab.grading.checks.pipeline_parallel.race import (
     BACKWARD_MS,
     FORWARD_MS,
     Counted,

@@ -266,7 +266,7 @@ def _symptoms(curriculum: Curriculum, target: Target) -> list[tuple[str, str]]:
 
 def bare(verdict: TaskVerdict) -> TaskVerdict:
     """What was seen, without what it means: a diagnosis would give it away."""
-    return replace(verdict, slug="", clauses=[*map(_bare, verdict.clauses)])
+    return replace(verdict, slug="", clauses=tuple(map(_bare, verdict.clauses)))
 
 
 def _bare(clause: ClauseVerdict) -> ClauseVerdict:

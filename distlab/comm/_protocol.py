@@ -32,7 +32,15 @@ SUM = ReduceOp.SUM
 
 
 class CommRefusedError(ValueError):
-    """A call that can never succeed, refused before anything is sent."""
+    """A call that can never succeed, refused before anything is sent.
+
+    `kind` says why, for programs: "no such rank", "itself", "collective" (not available
+    here), or "call" for all else.
+    """
+
+    def __init__(self, message: str, kind: str = "call") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class PeerLost(RuntimeError):  # noqa: N818 - it names an event, as ConnectionReset does

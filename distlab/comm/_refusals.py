@@ -38,7 +38,8 @@ class Refusals:
             count = "1 rank" if self._world_size == 1 else f"{self._world_size} ranks"
             raise CommRefusedError(
                 f"rank {self._rank} {verb} rank {peer}, "
-                f"but there is only rank 0 … {self._world_size - 1} ({count})"
+                f"but there is only rank 0 … {self._world_size - 1} ({count})",
+                "no such rank",
             )
 
     def peer(self, peer: int, verb: str) -> None:
@@ -46,7 +47,7 @@ class Refusals:
         self.rank(peer, verb)
         if peer == self._rank:
             raise CommRefusedError(
-                f"rank {self._rank} {verb} rank {peer}: that is itself"
+                f"rank {self._rank} {verb} rank {peer}: that is itself", "itself"
             )
 
     def group(self, members: Sequence[int]) -> None:

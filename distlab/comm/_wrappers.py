@@ -242,7 +242,8 @@ class PointToPointOnly(Wrapper):
         if call.op in COLLECTIVES:
             raise CommRefusedError(
                 f"this unit builds {self._building}: comm.{call.op} is not available "
-                "here, only send, recv, isend, irecv and sendrecv"
+                "here, only send, recv, isend, irecv and sendrecv",
+                "collective",
             )
         return proceed()
 

@@ -24,7 +24,7 @@ from distlab.experiments.ddp_data import make_model
 from distlab.experiments.ddp_rank import train_as_rank
 from distlab.experiments.digits import Shard
 from distlab.experiments.digits_rank import in_a_row
-from distlab.grading.oracles import digest
+from distlab.grading.kit.values import digest
 from distlab.runner import Cluster, Limits
 
 PRELOADS = ("torch._dynamo", "distlab.experiments.ddp_rank")

@@ -33,7 +33,7 @@ from distlab.experiments.digits_rank import (
     train_as_rank,
 )
 from distlab.experiments.proof import ACCURACY_FLOOR, Proof
-from distlab.grading.oracles import digest
+from distlab.grading.kit.values import digest
 from distlab.models.mlp import make_mlp
 from distlab.runner import Cluster, Limits
 

@@ -17,7 +17,7 @@ from distlab.experiments.digits import (
     train_alone,
 )
 from distlab.experiments.walkthrough import Ranks
-from distlab.grading.oracles import digest
+from distlab.grading.kit.values import digest
 from distlab.sim import AlphaBeta, Faults, SimRun
 from distlab.sim.calibration.calibrate import KIB, Plan, calibrate
 

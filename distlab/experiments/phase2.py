@@ -18,7 +18,7 @@ from distlab.experiments.phase2_mesh import (
     train_on_mesh,
 )
 from distlab.experiments.walkthrough import Ranks
-from distlab.grading.checks.pipeline_race import BACKWARD_MS, FORWARD_MS
+from distlab.grading.checks.pipeline_parallel.race import BACKWARD_MS, FORWARD_MS
 from distlab.models.transformer import TransformerConfig
 from distlab.sim import AlphaBeta
 

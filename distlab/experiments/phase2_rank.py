@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from distlab.comm import Comm
 from distlab.experiments.phase2_mesh_rank import MeshConfig
-from distlab.grading.checks.pipeline_race import Timed
+from distlab.grading.checks.pipeline_parallel.race import Timed
 from distlab.models.transformer import next_token_loss
 from distlab.runner import RankContext
 

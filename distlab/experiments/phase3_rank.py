@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from distlab.comm import Comm, TorchComm, leave_default_group
-from distlab.grading.checks.topology_nodes import levels_on
+from distlab.grading.checks.topology.nodes import levels_on
 from distlab.runner import RankContext
 from distlab.sim import AlphaBeta
 from distlab.sim import torch as sim_torch

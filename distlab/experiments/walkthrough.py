@@ -14,7 +14,7 @@ from distlab.curriculum.choose import chosen_unit
 from distlab.curriculum.units import travelling
 from distlab.grading.harness import (
     Implementation,
-    RankHarness,
+    PlayedRuns,
     needed_reference,
     off_limits,
     perform,
@@ -56,8 +56,9 @@ class Ranks:
         Raises:
             NotYetError: it did not come to its end; with the verdict.
         """
-        bench = RankHarness(self._cluster, world_size, 0, _LIMITS)
-        return bench.run(self._implementation(unit), scenario, **values)
+        impl = self._implementation(unit)
+        runs = PlayedRuns(self._cluster, impl, world_size, 0, _LIMITS)
+        return runs.finished(scenario, **values)
 
     def simulate(
         self,

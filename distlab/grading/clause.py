@@ -1,37 +1,33 @@
-"""The register of checks: which function judges which clause, at which world sizes."""
+"""The register of checks: which function judges which clause, from which runs."""
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cache
 
-if TYPE_CHECKING:
-    from distlab.grading.harness import Implementation, RankHarness
+from distlab.grading.runs import Plan, Runs, RunSpec
 
-Judge = Callable[["Implementation", "RankHarness"], str | None]
-Wishes = Callable[[int], Sequence[tuple[Callable[..., Any], dict[str, Any]]]]
-"""By world size: scenarios with their values."""
-
-
-def nothing_more(world_size: int) -> tuple[()]:
-    """The wishes of a check that needs one run."""
-    return ()
+Judge = Callable[[Runs], str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check: returns nothing, or a note for the learner, or raises NotYetError.
+    """One check. Its judge returns nothing, or a note for the learner, or raises.
 
-    `also` is what it runs after its first run, so that it can be played with that.
+    `runs` are played together with those of the task's other clauses, before the first
+    judge reads any; `later` one at a time, when they are read: what is looked at only
+    where something is wrong, or takes long.
     """
 
     task: str
     clause: str
     worlds: tuple[int, ...]
     judge: Judge
-    also: Wishes = nothing_more
+    runs: Plan
+    later: Plan
 
 
 _CHECKS: dict[str, list[Check]] = {}
@@ -42,17 +38,23 @@ def clause(
     clause_id: str,
     *,
     worlds: tuple[int, ...],
-    also: Wishes = nothing_more,
+    runs: Plan | Sequence[RunSpec] = (),
+    later: Plan | Sequence[RunSpec] = (),
 ) -> Callable[[Judge], Judge]:
-    """Register a function `(impl, cluster) -> note` as a check of a task's clause.
+    """Register a function `(runs) -> note` as a check of a task's clause.
 
-    It runs at each world size of `worlds` in the order given; the first that fails
+    It judges at each world size of `worlds` in the order given; the first that fails
     ends the clause, so the world size that tells most comes first.
     """
 
     def register(judge: Judge) -> Judge:
         check = Check(
-            task=task, clause=clause_id, worlds=worlds, judge=judge, also=also
+            task=task,
+            clause=clause_id,
+            worlds=worlds,
+            judge=judge,
+            runs=_plan(runs),
+            later=_plan(later),
         )
         _CHECKS.setdefault(task, []).append(check)
         return judge
@@ -60,8 +62,28 @@ def clause(
     return register
 
 
+def _plan(runs: Plan | Sequence[RunSpec]) -> Plan:
+    return runs if callable(runs) else lambda _: runs
+
+
+@cache
+def _load(unit: str) -> None:
+    package = importlib.import_module(f"distlab.grading.checks.{unit}")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+
+
 def checks_of(task: str) -> list[Check]:
     """The checks of a task by id, in the order of its clauses."""
-    unit = task.partition(".")[0]
-    importlib.import_module(f"distlab.grading.checks.{unit}")
+    _load(task.partition(".")[0])
     return sorted(_CHECKS.get(task, []), key=lambda check: check.clause)
+
+
+def declared_runs(task: str, world_size: int) -> frozenset[RunSpec]:
+    """All runs that the clauses of a task may read at one world size."""
+    return frozenset(
+        spec
+        for check in checks_of(task)
+        for plan in (check.runs, check.later)
+        for spec in plan(world_size)
+    )

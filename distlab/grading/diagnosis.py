@@ -11,7 +11,7 @@ from distlab.grading.mismatches import (
     unlike_counts,
 )
 from distlab.grading.verdict import NotYetError
-from distlab.runner import RankRecord, Run
+from distlab.runner import ErrorRecord, RankRecord, Run
 from distlab.runner.autopsy import SENDS, describe, explain
 
 
@@ -34,17 +34,21 @@ def diagnose(run: Run) -> NotYetError:
         "MemoryError"
     ):
         return not_yet(run, "out-of-memory", kind="MEMORY")
-    verdict = not_yet(run, "raised")
-    if first.error.type in ("EOFError", "BdbQuit"):
-        verdict.rule = "ranks have no keyboard: use print, it is shown here"
-    elif "a leaf Variable" in first.error.message:
-        verdict.rule = "p is the weight, p.grad its gradient: p is not to be changed"
-    elif "NoneType" in first.error.message:
-        verdict.rule = (
+    return not_yet(run, "raised").but(rule=_rule_for(first.error))
+
+
+def _rule_for(error: ErrorRecord) -> str:
+    """What an error of Python or torch means here, where that is sure."""
+    if error.type in ("EOFError", "BdbQuit"):
+        return "ranks have no keyboard: use print, it is shown here"
+    if "a leaf Variable" in error.message:
+        return "p is the weight, p.grad its gradient: p is not to be changed"
+    if "NoneType" in error.message:
+        return (
             "something is None: calls on comm return nothing, and .grad is None until "
             "something has set it"
         )
-    return verdict
+    return ""
 
 
 def diagnose_finished(run: Run) -> None:
@@ -89,7 +93,8 @@ def _deadlock(run: Run) -> NotYetError:
     if under_way and under_way <= {"send", "isend"}:
         verdict = not_yet(run, "ring-of-sends", kind="DEADLOCK")
         if "isend" in ops:
-            verdict.rule = "wait() for the isend last: isend, then recv, then wait()"
+            rule = "wait() for the isend last: isend, then recv, then wait()"
+            return verdict.but(rule=rule)
         return verdict
     if under_way and under_way <= {"recv", "irecv"}:
         return not_yet(run, "ring-of-recvs", kind="DEADLOCK")
@@ -101,8 +106,7 @@ def _deadlock(run: Run) -> NotYetError:
         return _one_sided(run, "unmatched-recv", "recv", "send")
     if any(r.status == "finished" for r in run.ranks):
         verdict = not_yet(run, "peer-finished", kind="DEADLOCK")
-        verdict.rule = _own_collective(run) or verdict.rule
-        return verdict
+        return verdict.but(rule=_own_collective(run) or verdict.rule)
     return not_yet(run, "", _crossed(run), kind="DEADLOCK")
 
 
@@ -155,7 +159,7 @@ def _one_sided(run: Run, slug: str, called: str, missing: str) -> NotYetError:
     verdict = not_yet(run, slug, message, kind="DEADLOCK")
     silent = [r.rank for r in run.ranks if not r.calls()]
     if silent:
-        verdict.rule = f"rank {silent[0]} made no call: it lacks a {missing}"
+        return verdict.but(rule=f"rank {silent[0]} made no call: it lacks a {missing}")
     return verdict
 
 
@@ -176,13 +180,10 @@ def _stuck_collective(run: Run) -> NotYetError:
 def _refused(run: Run, first: RankRecord) -> NotYetError:
     assert first.error is not None
     text = first.error.message
-    if "not available here" in text:
-        return not_yet(run, "collective-not-here", text)
-    if "there is only" in text:
-        return not_yet(run, "no-such-rank", text)
-    if "that is itself" in text:
+    if first.error.refused == "itself":
         return _itself(run, first, text)
-    return not_yet(run, "raised", text)
+    slugs = {"collective": "collective-not-here", "no such rank": "no-such-rank"}
+    return not_yet(run, slugs.get(first.error.refused, "raised"), text)
 
 
 def _itself(run: Run, first: RankRecord, text: str) -> NotYetError:

@@ -1,28 +1,22 @@
-"""What a check works with: the code under judgement, and ranks to run it on."""
+"""Runs on real ranks: the code under judgement, and what a task's clauses ask for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from distlab.comm import PointToPointOnly
 from distlab.curriculum import UnitSource, load_graft
 from distlab.curriculum.units import arrived, travelling
-from distlab.grading.diagnosis import diagnose, diagnose_finished, only_messages
 from distlab.grading.guard import install
 from distlab.grading.mismatches import printed
-from distlab.grading.together import Play, play_all, play_of, taken_apart
-from distlab.grading.together import Scenario as Scenario
+from distlab.grading.runs import POINT_TO_POINT_UNITS, Records, Runs, RunSpec
+from distlab.grading.together import play_all, taken_apart
+from distlab.grading.virtual import play_in_virtual_time, settings_of
 from distlab.runner import Cluster, Limits, RankContext, Run
 
-_Key = tuple[Play, tuple[str, ...]]
 _SECRETS = ("solutions", "tests/mutants")
-POINT_TO_POINT_UNITS = {
-    "collectives": "the collectives",
-    "ring_allreduce": "all_reduce",
-    "topology": "its own all-reduces",
-}
 
 
 @dataclass(frozen=True)
@@ -37,89 +31,111 @@ class Implementation:
         """The same with these tasks' functions taken from the reference as well."""
         return replace(self, grafts=tuple(sorted({*self.grafts, *tasks})))
 
+    @property
+    def reference_alone(self) -> Implementation:
+        """The reference in place of the code."""
+        return Implementation(self.reference, self.reference)
 
-@dataclass
-class RankHarness:
-    """`world_size` ranks on which a check runs scenarios; equal runs are run once.
 
-    Those of `plan` are run together as soon as one of them is wanted.
+class PlayedRuns(Runs):
+    """Runs of one implementation on `world_size` ranks; equal runs are run once.
+
+    Those of `plan` run together as soon as one of them is read.
     """
 
-    cluster: Cluster
-    world_size: int
-    seed: int
-    limits: Limits
-    plan: tuple[Play, ...] = ()
-    latest: Run | None = None  # what the check asked for last
-    latest_play: Play | None = None  # and of what it was the run
-    _runs: dict[_Key, Run] = field(default_factory=dict)
-    _in_company: list[_Key] = field(default_factory=list)
+    def __init__(
+        self,
+        cluster: Cluster,
+        impl: Implementation,
+        world_size: int,
+        seed: int,
+        limits: Limits,
+        plan: tuple[RunSpec, ...] = (),
+    ) -> None:
+        super().__init__(impl.source, world_size, seed)
+        self.cluster = cluster
+        self.impl = impl
+        self.limits = limits
+        self.shared: frozenset[RunSpec] = frozenset()  # what ran with something else
+        self.records: Records = {}
+        self._plan = tuple(spec for spec in plan if spec.network is None)
 
-    def run(self, impl: Implementation, scenario: Scenario, **values: Any) -> Run:
-        """Run `scenario` on every rank to its end.
+    def alone(self) -> PlayedRuns:
+        """The same without what ran together with something else: it runs again."""
+        other = self.of(self.impl)
+        kept = self.records.items()
+        other.records = {spec: run for spec, run in kept if spec not in self.shared}
+        return other
+
+    def of(self, impl: Implementation) -> PlayedRuns:
+        """The same runs of another implementation."""
+        other = PlayedRuns(self.cluster, impl, self.world_size, self.seed, self.limits)
+        other.declared = self.declared
+        return other
+
+    def read(self, spec: RunSpec) -> Run:
+        """The record of a run, however it ended.
 
         Raises:
-            NotYetError: it did not finish; with the diagnosis of how it ended.
+            RunnerError: the ranks could not be started.
         """
-        run = self.observe(impl, scenario, **values)
-        if run.outcome != "finished":
-            raise diagnose(run)
-        diagnose_finished(run)
-        if impl.source.unit in POINT_TO_POINT_UNITS:
-            only_messages(run)
-        return run
-
-    def observe(self, impl: Implementation, scenario: Scenario, **values: Any) -> Run:
-        """The run, however it ended."""
-        wanted = play_of(scenario, values)
-        key = (wanted, impl.grafts)
-        if key not in self._runs and wanted in self.plan:
-            plays, self.plan = self.plan, ()
-            self._play(impl, plays)
-        if key not in self._runs:
-            self._play(impl, (wanted,))
-        self.latest, self.latest_play = self._runs[key], wanted
-        return self.latest
-
-    @property
-    def has_company(self) -> bool:
-        """Whether something was played with something else, and is not forgotten."""
-        return bool(self._in_company)
-
-    def forget_company(self) -> bool:
-        """Forget what was played with something else; False if nothing was."""
-        forgotten, self._in_company = self._in_company, []
-        for key in forgotten:
-            self._runs.pop(key)
-        return bool(forgotten)
-
-    def _play(self, impl: Implementation, plays: tuple[Play, ...]) -> None:
-        told: list[list[Any]] = [[] for _ in range(self.world_size)]
-        run = self.cluster.run(
-            perform,
-            self.world_size,
-            travelling(impl.source),
-            needed_reference(impl),
-            list(impl.grafts),
-            [[play.name, {"seed": self.seed, **dict(play.values)}] for play in plays],
-            off_limits(impl),
-            limits=self.limits,
-            on_report=lambda rank, value: told[rank].append(value),
-            seed=self.seed,
-            backend=_transport(self.world_size),
-        )
-        keys = [(play, impl.grafts) for play in plays]
-        if len(plays) == 1 or not any(record.marks for record in run.ranks):
-            self._runs[keys[0]] = run  # it got no further than the first
-            return
-        parts = taken_apart(run, told, len(plays))
-        self._runs.update(zip(keys, parts, strict=False))
-        self._in_company = keys[: len(parts)]
+        if spec not in self.records and spec in self._plan:
+            specs, self._plan = self._plan, ()
+            self._together(specs)
+        if spec not in self.records:
+            self.records[spec] = self._alone(spec)
+        return self.records[spec]
 
     def printed(self) -> str:
         """What the ranks of the latest run printed."""
-        runs = list(self._runs.values())
+        runs = list(self.records.values())
         return printed(runs[-1]) if runs else ""
+
+    def _together(self, specs: tuple[RunSpec, ...]) -> None:
+        told: list[list[Any]] = [[] for _ in range(self.world_size)]
+        run = self._on_ranks(specs, told)
+        if len(specs) == 1 or not any(record.marks for record in run.ranks):
+            self.records[specs[0]] = run  # it got no further than the first
+            return
+        parts = taken_apart(run, told, len(specs))
+        self.records.update(zip(specs, parts, strict=False))
+        self.shared = frozenset(specs[: len(parts)])
+
+    def _alone(self, spec: RunSpec) -> Run:
+        return self._simulated(spec) if spec.network else self._on_ranks((spec,))
+
+    def _on_ranks(
+        self, specs: tuple[RunSpec, ...], told: list[list[Any]] | None = None
+    ) -> Run:
+        return self.cluster.run(
+            perform,
+            self.world_size,
+            *code_of(self.impl),
+            [[spec.name, self._values(spec)] for spec in specs],
+            off_limits(self.impl),
+            limits=self.limits,
+            on_report=None if told is None else lambda r, value: told[r].append(value),
+            seed=self.seed,
+            backend=_transport(self.world_size),
+        )
+
+    def _simulated(self, spec: RunSpec) -> Run:
+        assert spec.network is not None
+        return self.cluster.run(
+            play_in_virtual_time,
+            1,
+            *code_of(self.impl),
+            spec.name,
+            self._values(spec),
+            settings_of(spec.network, self.seed),
+            off_limits(self.impl),
+            limits=self.limits,
+            seed=self.seed,
+            journal=False,
+        )
+
+    def _values(self, spec: RunSpec) -> dict[str, Any]:
+        return {"seed": self.seed, **dict(spec.values)}
 
 
 def perform(
@@ -162,6 +178,11 @@ def off_limits(impl: Implementation) -> dict[str, list[str]]:
     course = [str(path) for path in sorted({*roots, impl.source.path})]
     secrets = [str(root / name) for root in sorted(roots) for name in _SECRETS]
     return {"course": course, "secrets": secrets}
+
+
+def code_of(impl: Implementation) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """What travels to the ranks: the source, and the reference where it is needed."""
+    return travelling(impl.source), needed_reference(impl), list(impl.grafts)
 
 
 def needed_reference(impl: Implementation) -> dict[str, str]:

@@ -16,28 +16,25 @@ The code under judgement runs in a process of its own here too.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
-from torch import Tensor
-
-from distlab.comm import PointToPointOnly
 from distlab.curriculum import load_graft
-from distlab.curriculum.units import arrived, travelling
+from distlab.curriculum.units import arrived
 from distlab.grading.clause import Check, checks_of
 from distlab.grading.guard import install
-from distlab.grading.harness import (
+from distlab.grading.harness import Implementation, code_of, off_limits
+from distlab.grading.kernel import perform_simulated
+from distlab.grading.runs import (
     POINT_TO_POINT_UNITS,
-    Implementation,
-    RankHarness,
-    needed_reference,
-    off_limits,
+    Records,
+    Runs,
+    RunSpec,
+    UndeclaredRunError,
 )
-from distlab.grading.together import Scenario, play_of
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import Cluster, Limits, RankContext, Run
 from distlab.sim import run as simulate
@@ -49,34 +46,42 @@ Suspects = dict[int, list[int]]
 """By the index of a check among its task's: the world sizes to look at."""
 
 
-@dataclass
-class KernelBench(RankHarness):
-    """Ranks of the kernel, for checks that expect a bench.
+class KernelRuns(Runs):
+    """Runs on ranks of the kernel; `module` is the unit as it was loaded."""
 
-    `modules` has the unit as it was loaded, by its grafts, for all benches of a task.
-    """
+    def __init__(
+        self,
+        impl: Implementation,
+        module: ModuleType,
+        world_size: int,
+        seed: int,
+        limits: Limits,
+    ) -> None:
+        super().__init__(impl.source, world_size, seed)
+        self._module, self._limits = module, limits
+        self._records: Records = {}
 
-    modules: dict[tuple[str, ...], ModuleType] = field(default_factory=dict)
+    def read(self, spec: RunSpec) -> Run:
+        """The record of a run, however it ended.
 
-    def observe(self, impl: Implementation, scenario: Scenario, **values: Any) -> Run:
-        """The run, however it ended."""
-        key = (play_of(scenario, values), impl.grafts)
-        if key not in self._runs:
-            if impl.grafts not in self.modules:
-                loaded = load_graft(impl.source, impl.reference, impl.grafts)
-                self.modules[impl.grafts] = loaded
-            module = self.modules[impl.grafts]
-            program = partial(
-                perform_simulated, module, scenario, {"seed": self.seed, **values}
+        Raises:
+            UndeclaredRunError: it is one in virtual time, which is not looked at here.
+        """
+        if spec.network:
+            raise UndeclaredRunError("no ranks to hang: virtual time")
+        if spec not in self._records:
+            values = {"seed": self.seed, **dict(spec.values)}
+            self._records[spec] = simulate(
+                partial(perform_simulated, self._module, spec.scenario, values),
+                self.world_size,
+                seed=self.seed,
+                limits=self._limits,
             )
-            self._runs[key] = simulate(
-                program, self.world_size, seed=self.seed, limits=self.limits
-            )
-        return self._runs[key]
+        return self._records[spec]
 
 
 def suspects(
-    cluster: Cluster, task_id: str, impl: Implementation, bench: RankHarness
+    cluster: Cluster, task_id: str, impl: Implementation, seed: int, limits: Limits
 ) -> Suspects:
     """The checks of a task that do not come to their end in the kernel, and where.
 
@@ -98,15 +103,13 @@ def suspects(
     cluster.run(
         play,
         1,
-        travelling(impl.source),
-        needed_reference(impl),
-        list(impl.grafts),
+        *code_of(impl),
         task_id,
-        {"seed": bench.seed, "seconds": bench.limits.seconds},
+        {"seed": seed, "seconds": limits.seconds},
         off_limits(impl),
-        limits=replace(bench.limits, seconds=min(PATIENCE_S, bench.limits.seconds)),
+        limits=replace(limits, seconds=min(PATIENCE_S, limits.seconds)),
         on_report=note,
-        seed=bench.seed,
+        seed=seed,
         journal=False,
     )
     return found
@@ -142,15 +145,11 @@ def play(
     install(**protected)
     impl = Implementation(arrived(source), arrived(reference), tuple(grafts))
     limits = Limits(seconds=settings["seconds"])
-    nobody: Any = None  # no cluster: this process has its ranks in it
-    modules: dict[tuple[str, ...], ModuleType] = {}
-    benches = {
-        n: KernelBench(nobody, n, settings["seed"], limits, modules=modules)
-        for n in SIZES
-    }
+    module = load_graft(impl.source, impl.reference, impl.grafts)
+    runs = {n: KernelRuns(impl, module, n, settings["seed"], limits) for n in SIZES}
     for index, check in enumerate(checks_of(task_id)):
         for n in _sizes_for(check):
-            failure = _failure(check, impl, benches[n])
+            failure = _failure(check, runs[n])
             if failure and failure.fatal:
                 context.report([index, n])
             if failure and (failure.fatal or n in check.worlds):
@@ -166,12 +165,10 @@ def _sizes_for(check: Check) -> list[int]:
     return own + [n for n in SIZES if n > 1 and n not in own]
 
 
-def _failure(
-    check: Check, impl: Implementation, bench: RankHarness
-) -> NotYetError | None:
+def _failure(check: Check, runs: Runs) -> NotYetError | None:
     """What the check says; fatal if a run failed, and otherwise not our concern."""
     try:
-        check.judge(impl, bench)
+        check.judge(runs)
     except NotYetError as failure:
         return failure
     except NotJudgedError:
@@ -179,37 +176,3 @@ def _failure(
     except Exception:  # a check that knows only the sizes it asked for
         return None
     return None
-
-
-def perform_simulated(
-    module: ModuleType,
-    scenario: Scenario,
-    values: dict[str, Any],
-    context: RankContext,
-) -> Any:
-    """On each simulated rank: a module of its own, the comm that its unit has."""
-    building = POINT_TO_POINT_UNITS.get(module.__name__.rpartition(".")[2])
-    if building:
-        guarded = PointToPointOnly(context.comm, building=building)
-        context = replace(context, comm=guarded)
-    return scenario(context, _twin(module), **values)
-
-
-def _twin(module: ModuleType) -> ModuleType:
-    """A copy with globals of its own, as each real rank has them.
-
-    Loading it once more would cost ten times as much. Classes stay shared.
-    """
-    twin = ModuleType(module.__name__)
-    scope = vars(twin)
-    for name, value in vars(module).items():
-        if isinstance(value, FunctionType) and value.__globals__ is vars(module):
-            own = FunctionType(value.__code__, scope, name, None, value.__closure__)
-            own.__defaults__ = copy.deepcopy(value.__defaults__)
-            own.__kwdefaults__ = copy.deepcopy(value.__kwdefaults__)
-            scope[name] = own
-        elif isinstance(value, list | dict | set | Tensor) and name[:2] != "__":
-            scope[name] = copy.deepcopy(value)
-        else:
-            scope[name] = value
-    return twin

@@ -71,6 +71,7 @@ def not_yet(
         kind=kind,
         fatal=True,
         output=printed(run),
+        run=run,
     )
 
 
@@ -146,9 +147,8 @@ def unlike_collectives(run: Run) -> NotYetError | None:
                     )
                     calls = [(first, one), (rank, other)]
                     wrong = not_yet(run, "collective-mismatch", message, calls=calls)
-                    if _act(one)[:2] == _act(other)[:2]:
-                        wrong.rule = RULE_ALIKE
-                    return wrong
+                    alike = _act(one)[:2] == _act(other)[:2]
+                    return wrong.but(rule=RULE_ALIKE) if alike else wrong
     return None
 
 
@@ -200,4 +200,5 @@ def never_waited(run: Run) -> NotYetError | None:
         rule=RULES["never-waited"],
         fatal=True,
         output=printed(run),
+        run=run,
     )

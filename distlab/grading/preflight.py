@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distlab.curriculum import (
     Curriculum,
@@ -80,26 +80,29 @@ def look_at(
             if known.id not in functions:
                 raise ValueError(f"it has no region {known.id}")
     except (ValueError, SyntaxError) as error:
-        verdict.status = "error"
-        verdict.message = f"the reference of {unit.name} is unusable: {error}"
-        return verdict, None
+        message = f"the reference of {unit.name} is unusable: {error}"
+        return replace(verdict, status="error", message=message), None
     try:
         source = read_source(curriculum, unit, code)
-        verdict.digest = source.digest
-        verdict.function_digest = source.function_digest(functions[task.id])
+        verdict = replace(
+            verdict,
+            digest=source.digest,
+            function_digest=source.function_digest(functions[task.id]),
+        )
         states = {t.id: source.state_of(t.id, functions[t.id]) for t in unit.tasks}
     except SourceError as error:
         slug = "syntax-error" if error.is_syntax else ""
         rule = ""
         if code == "mine" and not error.path.exists():
             rule = f"it comes back with: distlab reset {unit.name}"
-        _fail_all(verdict, task, str(error), slug, rule, error.line)
-        return verdict, None
-    state, verdict.line = states[task.id]
+        verdict = replace(verdict, line=error.line or verdict.line)
+        return _all_failed(verdict, task, str(error), slug, rule), None
+    state, line = states[task.id]
+    verdict = replace(verdict, line=line)
     if state == "not_started":
-        verdict.status, verdict.slug = "not_started", "not-started"
-        verdict.message = _what_is_missing(source, task, functions[task.id], verdict)
-        return verdict, None
+        message = _what_is_missing(source, task, functions[task.id], verdict)
+        verdict = replace(verdict, slug="not-started", message=message)
+        return replace(verdict, status="not_started"), None
     if state == "missing":
         why = "it was renamed or removed" if source.text.strip() else "it is empty"
         lost = source.missing(functions[task.id])
@@ -108,12 +111,10 @@ def look_at(
         rule = ""
         if code == "mine":
             rule = f"undo that; or distlab reset {unit.name}, which keeps this file"
-        _fail_all(verdict, task, message, "renamed", rule)
-        return verdict, None
+        return _all_failed(verdict, task, message, "renamed", rule), None
     flaw = flaw_in(source.tree, reference.tree, functions[task.id])
     if flaw:
-        _fail_all(verdict, task, flaw, "")
-        return verdict, None
+        return _all_failed(verdict, task, flaw), None
     unfinished = sorted(name for name, (how, _) in states.items() if how != "started")
     return verdict, Ready(
         source=source, reference=reference, unfinished=tuple(unfinished)
@@ -143,19 +144,12 @@ def _what_is_missing(
     return f"{verdict.path}:{verdict.line} still raises NotImplementedError"
 
 
-def _fail_all(
-    verdict: TaskVerdict,
-    task: Task,
-    message: str,
-    slug: str,
-    rule: str = "",
-    line: int = 0,
-) -> None:
-    verdict.status, verdict.message, verdict.slug = "fail", message, slug
-    verdict.line = line or verdict.line
-    verdict.clauses = [
-        ClauseVerdict(
-            id=name, text=text, status="fail", message=message, slug=slug, rule=rule
-        )
-        for name, text in task.clauses.items()
-    ]
+def _all_failed(
+    verdict: TaskVerdict, task: Task, message: str, slug: str = "", rule: str = ""
+) -> TaskVerdict:
+    """The same fault in every clause."""
+    failed = ClauseVerdict(
+        id="", text="", status="fail", message=message, slug=slug, rule=rule
+    )
+    clauses = tuple(replace(failed, id=i, text=t) for i, t in task.clauses.items())
+    return replace(verdict, status="fail", message=message, slug=slug, clauses=clauses)

@@ -1,42 +1,19 @@
-"""Several scenarios of a task in one run: to start ranks takes longer than most play.
+"""Several scenarios of a task in one run: to start ranks takes longer than most take.
 
-What the checks of a task run first (see wishes) is played in one run, with the unit
-loaded anew for each. Only a run that came to its end counts, and only what passes:
-where ranks fail, or a check finds fault, the scenario is played again by itself, so
-that no mistake is blamed on what was played before it or after it (a rank that is
-through with one play begins the next while others are still in it).
+The unit is loaded anew for each. Only a run that came to its end counts, and only what
+passes: where ranks fail, or a judge finds fault, each scenario is run again by itself,
+so that no mistake is blamed on what ran before it or after it (a rank that is through
+with one scenario begins the next while others are still in it).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from distlab.runner import RankContext, RankRecord, Run
 from distlab.runner.context import seed_everything
-from distlab.runner.rank import name_of
-
-Scenario = Callable[..., Any]
-"""A function `(context, unit, **values) -> record` that runs on every rank."""
-
-
-@dataclass(frozen=True)
-class Play:
-    """A scenario with its values."""
-
-    scenario: Scenario
-    values: tuple[tuple[str, Any], ...]
-
-    @property
-    def name(self) -> str:
-        """How a rank finds the scenario."""
-        return name_of(self.scenario)
-
-
-def play_of(scenario: Scenario, values: dict[str, Any]) -> Play:
-    """The same values in another order are the same play."""
-    return Play(scenario, tuple(sorted(values.items())))
 
 
 def play_all(
@@ -56,7 +33,7 @@ def play_all(
 
 
 def taken_apart(run: Run, told: list[list[Any]], count: int) -> list[Run]:
-    """The run as if each of the `count` plays had been one; nothing if it failed.
+    """The run as if each of the `count` scenarios had been one; nothing if it failed.
 
     `told` has the reports of each rank.
     """

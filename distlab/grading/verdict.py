@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:  # the words alone must not cost the import of torch
     from distlab.runner import Run
@@ -21,10 +21,11 @@ HALF_DONE = "half done"
 
 
 class NotYetError(Exception):
-    """A clause is not fulfilled yet.
+    """A clause is not fulfilled yet. It never changes; `but` makes another one.
 
     `slug` names the misconception, if one is known; "no diagnosis" is better than a
-    wrong one. `fatal` means that the task's other clauses cannot be judged.
+    wrong one. `rule` is what to do, said only where the diagnosis is sure. `fatal`
+    means that the task's other clauses cannot be judged, `run` is what it is about.
     """
 
     def __init__(
@@ -37,17 +38,39 @@ class NotYetError(Exception):
         kind: str = "NOT YET",
         fatal: bool = False,
         output: str = "",
+        run: Run | None = None,
     ) -> None:
         super().__init__(message)
-        self.message, self.slug, self.evidence = message, slug, evidence
-        self.rule, self.kind, self.fatal, self.output = rule, kind, fatal, output
+        self.message: Final = message
+        self.slug: Final = slug
+        self.evidence: Final = evidence
+        self.rule: Final = rule
+        self.kind: Final = kind
+        self.fatal: Final = fatal
+        self.output: Final = output
+        self.run: Final = run
+
+    def but(self, **changes: Any) -> NotYetError:
+        """The same verdict with other facts, by the names of the arguments."""
+        facts = {
+            "message": self.message,
+            "slug": self.slug,
+            "evidence": self.evidence,
+            "rule": self.rule,
+            "kind": self.kind,
+            "fatal": self.fatal,
+            "output": self.output,
+            "run": self.run,
+        }
+        assert facts.keys() >= changes.keys()
+        return NotYetError(**{**facts, **changes})
 
 
 class NotJudgedError(Exception):
     """This clause can only be judged once another one, which fails, is fulfilled."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ClauseVerdict:
     """One clause of one task; `world_size` is where it failed, or the last tried."""
 
@@ -77,7 +100,7 @@ class ClauseVerdict:
         }
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskVerdict:
     """One task: its status, and each clause's."""
 
@@ -95,7 +118,7 @@ class TaskVerdict:
     world_sizes: tuple[int, ...] = ()
     is_plan: bool = False  # pure functions: no rank sends anything
     printed: int = 0  # lines, in the latest run of each world size
-    clauses: list[ClauseVerdict] = field(default_factory=list)
+    clauses: tuple[ClauseVerdict, ...] = ()
 
     @property
     def place(self) -> str:
@@ -122,7 +145,7 @@ class TaskVerdict:
         }
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """Everything one `check` found out."""
 

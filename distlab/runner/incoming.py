@@ -34,7 +34,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
         "type": str,
         "message": str,
         "frames": list,
-        "refused": bool,
+        "refused": str,
         "peer_lost": bool,
     },
     "enter": _CALL,

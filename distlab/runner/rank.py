@@ -155,7 +155,7 @@ def raised(error: BaseException) -> dict[str, Any]:
         "k": "raised",
         "type": type(error).__name__,
         "message": _text(error),
-        "refused": isinstance(error, CommRefusedError),
+        "refused": error.kind if isinstance(error, CommRefusedError) else "",
         "peer_lost": _follows_from_lost_peer(error),
         "frames": frames,
     }

@@ -27,7 +27,7 @@ class ErrorRecord:
     type: str
     message: str
     frames: tuple[tuple[str, int], ...] = ()
-    refused: bool = False  # by the communicator, before anything was sent
+    refused: str = ""  # by the communicator, before anything was sent: the kind
     peer_lost: bool = False  # it is, or follows from, a PeerLost
 
 

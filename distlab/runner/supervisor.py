@@ -42,7 +42,7 @@ _FLOOD: dict[str, Any] = {
     "type": "ValueError",
     "message": "more than 256 MiB are too much for one result",
     "frames": [],
-    "refused": False,
+    "refused": "",
     "peer_lost": False,
 }
 _FRAME = re.compile(r'File "(.+)", line (\d+)')

@@ -13,7 +13,7 @@ from torch.autograd.gradcheck import GradcheckError
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from distlab.curriculum import load
-from distlab.grading.checks.activations import Activations
+from distlab.grading.kit.activations import Activations
 from distlab.runner import RankContext
 from distlab.sim import run
 

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distlab.comm import leave_default_group
 from distlab.curriculum import load
-from distlab.grading.checks.activations import Activations
-from distlab.grading.checks.microbatches import (
+from distlab.grading.kit.activations import Activations
+from distlab.grading.checks.gradient_accumulation.microbatches import (
     FINE,
     LEVEL,
     RAGGED,
@@ -28,7 +28,7 @@ from distlab.grading.checks.microbatches import (
     make_model,
     wrong_weights,
 )
-from distlab.grading.oracles import close
+from distlab.grading.kit.values import close
 from distlab.runner import Cluster, Limits, RankContext
 from distlab.sim import run
 from tests.workbench.judging import verdict_on_entry

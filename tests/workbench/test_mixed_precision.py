@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from distlab.comm import leave_default_group
 from distlab.curriculum.units import load
-from distlab.grading.checks import loss_scaler_runs as runs
+from distlab.grading.checks.mixed_precision import loss_scaler_runs as runs
 from distlab.runner import Cluster, Limits, RankContext, Run
 from distlab.sim import run as simulate
 

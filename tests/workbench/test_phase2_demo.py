@@ -32,7 +32,7 @@ from distlab.experiments.phase2_mesh import (
     MeshResult,
     compare,
 )
-from distlab.grading.oracles import digest
+from distlab.grading.kit.values import digest
 from distlab.models.transformer import TransformerConfig
 from distlab.runner import Cluster
 from tests.workbench.course import ROOT, Course, pristine

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from distlab.comm import leave_default_group
 from distlab.curriculum.units import load
-from distlab.grading.checks import pipeline_clock as clock
-from distlab.grading.checks.pipeline_cases import keys_watched
-from distlab.grading.checks.pipeline_race import Counted, Meter, Timed, race
+from distlab.grading.checks.pipeline_parallel import clock as clock
+from distlab.grading.checks.pipeline_parallel.cases import keys_watched
+from distlab.grading.checks.pipeline_parallel.race import Counted, Meter, Timed, race
 from distlab.models.transformer import (
     TransformerConfig,
     make_transformer,

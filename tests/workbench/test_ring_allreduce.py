@@ -15,8 +15,8 @@ from distlab.cli.sim import sim
 from distlab.comm import Comm
 from distlab.curriculum.units import load
 from distlab.experiments.simulated_results import judged
-from distlab.grading.checks.ring_clock import Played, exposed_adds, misuses
-from distlab.grading.checks.ring_watched import (
+from distlab.grading.checks.ring_allreduce.clock import Played, exposed_adds, misuses
+from distlab.grading.checks.ring_allreduce.watched import (
     FILLED,
     READ_EARLY,
     SENT_CHANGED,

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from distlab.comm import CommRefusedError
 from distlab.curriculum.units import load
-from distlab.grading.checks.topology_choose import ON_NODES, SIZES, SLOWER
-from distlab.grading.checks.topology_estimate import PLAYED
-from distlab.grading.checks.topology_forms import NAMES, NodesModel, flat_s
-from distlab.grading.checks.topology_nodes import levels_on
+from distlab.grading.checks.topology.choose import ON_NODES, SIZES, SLOWER
+from distlab.grading.checks.topology.estimate import PLAYED
+from distlab.grading.checks.topology.forms import NAMES, NodesModel, flat_s
+from distlab.grading.checks.topology.nodes import levels_on
 from distlab.runner import Cluster, RankContext
 from distlab.sim import AlphaBeta, Fabric, SimRun, Sized, run
 from distlab.sim.net.links import PS

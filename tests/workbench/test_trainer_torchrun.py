@@ -8,8 +8,8 @@ import pytest
 
 from distlab.curriculum import UnitSource
 from distlab.grading import NotYetError
-from distlab.grading.checks import main_torchrun
-from distlab.grading.checks.main_torchrun import expect_clean_end
+from distlab.grading.checks.trainer import main_torchrun
+from distlab.grading.checks.trainer.main_torchrun import expect_clean_end
 from distlab.runner.processes import descendants
 
 SLEEPS = """

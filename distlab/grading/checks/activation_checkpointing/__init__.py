@@ -1,0 +1,1 @@
+"""Checks of the unit `activation_checkpointing`, a file per task."""

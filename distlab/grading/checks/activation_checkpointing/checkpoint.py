@@ -1,0 +1,355 @@
+"""Checks of task 2.5, `activation_checkpointing.checkpoint`: bits, numbers, memory."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.grading.clause import clause
+from distlab.grading.kit.activations import Activations
+from distlab.grading.kit.values import digest
+from distlab.grading.runs import Runs, RunSpec, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence
+
+WORLDS = (3, 2, 4, 5, 1)
+WIDTH, ROWS, BLOCKS, HIDDEN = 6, 5, 4, 12
+STORED = BLOCKS * ROWS * WIDTH * 8  # bytes of all blocks' inputs
+DROPOUT = 0.4
+AGAIN = (
+    "in backward: set forward's random state, run the block, restore the current one"
+)
+
+
+def make_blocks(seed: int, dropout: float) -> list[nn.Module]:
+    """Blocks of the same shape; the second one is used twice, as tied layers are."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks: list[nn.Module] = []
+    for _ in range(BLOCKS - 1):
+        layers = nn.Linear(WIDTH, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, WIDTH)
+        blocks.append(nn.Sequential(*layers[:2], nn.Dropout(dropout), layers[2]))
+        blocks[-1].double()
+        for parameter in blocks[-1].parameters():
+            values = torch.randn(
+                parameter.shape, generator=generator, dtype=torch.float64
+            )
+            parameter.data.copy_(values * 0.5)
+    return [*blocks, blocks[1]]
+
+
+def there_and_back(
+    context: RankContext, unit: ModuleType, seed: int, dropout: float = 0.0
+) -> dict[str, Any]:
+    """Forward and backward through all blocks, without and with checkpoint."""
+    found: dict[str, Any] = {}
+    for name, run in (("plain", _plain), ("again", unit.checkpoint)):
+        blocks = [b.to(context.comm.device) for b in make_blocks(seed, dropout)]
+        parameters = list(nn.ModuleList(blocks).parameters())
+        generator = torch.Generator().manual_seed(seed * 7919 + context.rank)
+        data = torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64)
+        torch.manual_seed(seed * 1009 + context.rank)
+        data = data.to(context.comm.device)
+        found[name] = _measure(run, blocks, parameters, data)
+    found["ones"] = _from_ones(make_blocks(seed, 0.0), data.cpu())
+    if "wrong" not in found["again"]:
+        found["tokens"] = _tokens(unit.checkpoint, context.comm.device)
+    return found
+
+
+def _tokens(run: Any, device: torch.device) -> str:
+    """What goes wrong in a block whose input is integers, or nothing."""
+    table = nn.Embedding.from_pretrained(
+        torch.ones(4, 3, dtype=torch.float64), freeze=False
+    ).to(device)
+    try:
+        run(table, torch.tensor([1, 3, 3], device=device)).sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    if table.weight.grad is None or table.weight.grad[3, 0] != 2:
+        return "its parameters have no gradient, or a wrong gradient"
+    return ""
+
+
+def _from_ones(blocks: list[nn.Module], data: Tensor) -> list[Tensor | None]:
+    """The parameters' gradients if each block's backward starts from ones."""
+    middle = blocks[0](data)
+    torch.autograd.backward(middle, torch.ones_like(middle))
+    middle = middle.detach() + data
+    for block in blocks[1:]:
+        middle = block(middle)
+        torch.autograd.backward(middle, torch.ones_like(middle))
+        middle = middle.detach()
+    return [p.grad for p in nn.ModuleList(blocks).parameters()]
+
+
+def _plain(block: nn.Module, tensor: Tensor) -> Tensor:
+    result: Tensor = block(tensor)
+    return result
+
+
+def _measure(
+    run: Any, blocks: list[nn.Module], parameters: list[nn.Parameter], data: Tensor
+) -> dict[str, Any]:
+    calls: list[str] = []
+    hooks = [
+        block.register_forward_pre_hook(lambda *_: calls.append("block"))
+        for block in dict.fromkeys(blocks)
+    ]
+    start = data.clone().requires_grad_()
+    with Activations([*parameters]) as kept:
+        first = run(blocks[0], data)  # data needs no gradient
+        if not isinstance(first, Tensor):
+            return {"wrong": type(first).__name__}
+        middle = first + start
+        for block in blocks[1:]:
+            middle = run(block, middle)
+        held, forward_calls = kept.live, len(calls)
+        after_forward = torch.rand(3, dtype=torch.float64)
+        (middle * middle.detach()).sum().backward()
+    for hook in hooks:
+        hook.remove()
+    return {
+        "result": middle.detach(),
+        "start": start.grad,
+        "gradients": [p.grad for p in parameters],
+        "between": after_forward,
+        "later": torch.rand(3, dtype=torch.float64),
+        "held": held,
+        "peak": kept.peak,
+        "calls": (forward_calls, len(calls)),
+    }
+
+
+# ── C1 ──────────────────────────────────────────────────────────────────────────────
+
+
+@clause(
+    "activation_checkpointing.checkpoint",
+    "C1",
+    worlds=WORLDS,
+    runs=[on_ranks(there_and_back)],
+)
+def same_bits(runs: Runs) -> str | None:
+    """V: result and gradients, bit by bit, against the blocks without checkpoint."""
+    try:
+        run = runs.finished(there_and_back)
+    except NotYetError as error:
+        raise _past_named(error) from error
+    return expect_same_bits(run)
+
+
+def expect_same_bits(run: Run) -> str:
+    """What a run without random numbers must have given.
+
+    Raises:
+        NotYetError: it has not.
+    """
+    _expect_tensors(run)
+    for rank, value in enumerate(run.values):
+        plain, again = value["plain"], value["again"]
+        if not torch.equal(plain["result"], again["result"]):
+            raise _differ(
+                run, "result", f"the result differs from block(tensor) on rank {rank}"
+            )
+        if again["start"] is None:
+            raise NotYetError(
+                "no gradient passes through: the leaf tensor before it has .grad None",
+                slug="gradient-chain-cut",
+                rule="backward returns the tensor's gradient at the tensor's position",
+            )
+        if any(gradient is None for gradient in again["gradients"]):
+            raise NotYetError(
+                f"on rank {rank} parameters of a block have no gradient",
+                slug="parameters-without-gradient",
+                rule="result.backward(gradient) writes the parameters' .grad; "
+                "torch.autograd.grad returns only the gradients it is asked for",
+            )
+        if not _same_gradients(plain, again):
+            raise _wrong_gradients(run, rank)
+    if run.values[0]["tokens"]:
+        raise NotYetError(
+            "a block whose input is integers, such as token ids, fails in backward: "
+            f"{run.values[0]['tokens']}"[:200],
+            slug="tokens-need-no-gradient",
+            rule="the tensor in backward requires a gradient if forward's tensor did: "
+            "ctx.needs_input_grad[2]",
+        )
+    return f"n = {run.world_size}: result and gradients are equal bit for bit"
+
+
+def _past_named(error: NotYetError) -> NotYetError:
+    """Torch's message says what happened, and not why."""
+    if "backward through the graph a second time" not in error.message:
+        return error
+    return error.but(
+        slug="past-not-cut",
+        rule="in backward start from tensor.detach(), a leaf tensor: autograd "
+        "itself runs the backward of the layers before the block",
+    )
+
+
+def _expect_tensors(run: Run) -> None:
+    wrong = [r for r, v in enumerate(run.values) if "wrong" in v["again"]]
+    if wrong:
+        raise NotYetError(
+            f"forward returned {run.values[wrong[0]]['again']['wrong']}, not a tensor",
+            slug="returned-none",
+            rule="forward returns what the block returns",
+            fatal=True,
+        )
+
+
+def _same_gradients(plain: dict[str, Any], again: dict[str, Any]) -> bool:
+    mine = [again["start"], *again["gradients"]]
+    pairs = zip(mine, [plain["start"], *plain["gradients"]], strict=True)
+    return all(a is not None and torch.equal(a, b) for a, b in pairs)
+
+
+def _wrong_gradients(run: Run, rank: int) -> NotYetError:
+    value = run.values[rank]
+    found, expected = value["again"]["gradients"], value["plain"]["gradients"]
+    if _alike(found, [2 * gradient for gradient in expected]):
+        return _differ(
+            run, "gradients", "the parameters' gradients are twice the expected ones"
+        )
+    if _alike(found, value["ones"]):
+        return _differ(
+            run,
+            "gradients",
+            "backward of a block starts from ones: the incoming gradient is lost",
+            slug="arriving-gradient-ignored",
+            rule="result.backward(gradient), with the argument of backward",
+        )
+    return _differ(run, "gradients", f"the gradients are wrong on rank {rank}")
+
+
+def _alike(found: list[Tensor], expected: list[Tensor]) -> bool:
+    return all(map(torch.allclose, found, expected))
+
+
+def _differ(
+    run: Run,
+    what: str,
+    message: str,
+    slug: str = "",
+    rule: str = "expected: the result and gradients of the block without checkpoint",
+) -> NotYetError:
+    return NotYetError(
+        message,
+        slug=slug,
+        evidence=tuple(
+            Evidence(
+                rank=rank,
+                state=what,
+                text=f"without {_digest(value['plain'][what])}   "
+                f"with checkpoint {_digest(value['again'][what])}",
+            )
+            for rank, value in enumerate(run.values)
+        ),
+        rule=rule,
+    )
+
+
+def _digest(value: Tensor | list[Tensor]) -> str:
+    return digest(*(value if isinstance(value, list) else [value]))
+
+
+# ── C2 ──────────────────────────────────────────────────────────────────────────────
+
+
+def _with_dropout(world_size: int) -> list[RunSpec]:
+    return [on_ranks(there_and_back, dropout=DROPOUT)]
+
+
+@clause("activation_checkpointing.checkpoint", "C2", worlds=WORLDS, runs=_with_dropout)
+def same_random_numbers(runs: Runs) -> str | None:
+    """V: with dropout the same bits; random numbers drawn afterwards too."""
+    try:
+        same_bits(runs)
+    except NotYetError:  # what is wrong there is not the random numbers
+        raise NotJudgedError("it fails without random numbers, too: see C1") from None
+    return expect_same_random_numbers(runs.finished(there_and_back, dropout=DROPOUT))
+
+
+def expect_same_random_numbers(run: Run) -> str:
+    """What a run with dropout must have given, if one without it is right.
+
+    Raises:
+        NotYetError: it has not.
+    """
+    _expect_tensors(run)
+    for rank, value in enumerate(run.values):
+        plain, again = value["plain"], value["again"]
+        if not torch.equal(plain["result"], again["result"]):
+            message = (
+                "with dropout the result differs: forward drew other random numbers"
+            )
+            raise _differ(run, "result", f"{message} on rank {rank}")
+        if not _same_gradients(plain, again):
+            raise NotYetError(
+                f"with dropout the gradients are wrong on rank {rank}: the second run "
+                "used another dropout mask",
+                slug="recomputed-with-other-numbers",
+                rule=AGAIN,
+            )
+        if not torch.equal(plain["between"], again["between"]):
+            raise _moved(rank, "forward")
+        if not torch.equal(plain["later"], again["later"]):
+            raise _moved(rank, "backward")
+    return f"n = {run.world_size}: also with dropout {DROPOUT}"
+
+
+def _moved(rank: int, where: str) -> NotYetError:
+    return NotYetError(
+        f"random numbers drawn after {where} differ from those without checkpoint, on "
+        f"rank {rank}",
+        slug="random-numbers-moved",
+        rule=AGAIN,
+    )
+
+
+# ── C3 ──────────────────────────────────────────────────────────────────────────────
+
+
+@clause(
+    "activation_checkpointing.checkpoint",
+    "C3",
+    worlds=WORLDS,
+    runs=[on_ranks(there_and_back)],
+)
+def inputs_kept_only(runs: Runs) -> str | None:
+    """J: what autograd keeps between forward and backward, and how often blocks run."""
+    return expect_inputs_only(runs.finished(there_and_back))
+
+
+def expect_inputs_only(run: Run) -> str:
+    """What may be kept, and how often a block may run.
+
+    Raises:
+        NotYetError: more is kept, or it ran more often.
+    """
+    _expect_tensors(run)
+    plain, again = run.values[0]["plain"], run.values[0]["again"]
+    if again["held"] > STORED:
+        raise NotYetError(
+            f"between forward and backward {again['held']} bytes are kept; the inputs "
+            f"of the {BLOCKS} blocks are {STORED}",
+            slug="recompute-kept-all",
+            rule="keep the block's input, and recompute the rest",
+        )
+    forward, both = again["calls"]
+    if (forward, both) != (BLOCKS, 2 * BLOCKS):
+        raise NotYetError(
+            f"{BLOCKS} blocks ran {forward} times in forward, {both - forward} times "
+            "in backward: expected is once each",
+            rule="run it once without a graph, and once with a graph",
+        )
+    share = again["held"] / plain["held"]
+    return (
+        f"kept {again['held']} of {plain['held']} bytes ({share:.0%}), at the peak "
+        f"{again['peak']} of {plain['peak']}"
+    )

@@ -1,0 +1,202 @@
+"""Checks of task 2.4, `activation_checkpointing.first_function`, on one rank."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.clause import clause
+from distlab.grading.kit.activations import Activations
+from distlab.grading.kit.messages import reports_made
+from distlab.grading.kit.plans import worked_out
+from distlab.grading.kit.values import Suspect, expect_values
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext
+
+# 1 first would hide a factor that is forgotten, equal ones which of the two it is.
+FACTORS = ((3.0, 5.0), (1.0, -2.0), (-0.5, -0.5), (2.0, 0.0))
+RULE_BACK = "gradient * backward_factor for the tensor, None for the two numbers"
+
+
+def scale_and_back(
+    context: RankContext, unit: ModuleType, seed: int
+) -> list[dict[str, Any]]:
+    """The middle of a short chain, for each pair of factors: forward, then backward."""
+    device = context.comm.device
+    cases: list[dict[str, Any]] = []
+    chains = []
+    for number, (forth, back) in enumerate(FACTORS):
+        given = _numbers(seed + number).to(device).requires_grad_()
+        inner = given * 2.0
+        before = inner.detach().clone()
+        with Activations([]) as kept:
+            outer = unit.Scale.apply(inner, forth, back)
+        if not isinstance(outer, Tensor):
+            what = type(outer).__name__
+            return [{"wrong": f"Scale.apply returns {what}, which is no tensor"}]
+        case = {
+            "given": before,
+            "outer": outer.detach().clone(),
+            "changed": not torch.equal(inner.detach(), before),
+            "shared": outer.data_ptr() == inner.data_ptr(),
+            "kept": kept.peak,
+        }
+        cases.append(case)
+        chains.append((given, outer))
+    context.report("backward")
+    for case, (given, outer) in zip(cases, chains, strict=True):
+        if outer.requires_grad and outer.shape == given.shape:
+            _back(case, given, outer)
+    return cases
+
+
+def _back(case: dict[str, Any], given: Tensor, outer: Tensor) -> None:
+    """Backward from a gradient that another branch may still need."""
+    arriving = 2.0 * outer.detach()
+    lent = arriving.clone()
+    outer.backward(lent)
+    case["gradient"], case["lent_changed"] = given.grad, not torch.equal(lent, arriving)
+
+
+def _numbers(seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, 3, generator=generator, dtype=torch.float64)
+
+
+@clause(
+    "activation_checkpointing.first_function",
+    "C1",
+    worlds=(1,),
+    runs=[on_ranks(scale_and_back)],
+)
+def forward_scales(runs: Runs) -> str | None:
+    """V: the result for four pairs of factors."""
+    cases = _cases(runs, "C1")
+    given = torch.stack([case["given"] for case in cases])
+    forth, back = (_column(index) for index in (0, 1))
+    expect_values(
+        [torch.stack([case["outer"] for case in cases])],
+        [given * forth],
+        what="the result of forward",
+        suspects=[
+            Suspect(slug=slug, values=[values], sentence=sentence)
+            for slug, values, sentence in (
+                (
+                    "factors-swapped",
+                    given * back,
+                    "forward used the factor of backward",
+                ),
+                ("", given, "forward returned the tensor unchanged"),
+                ("", given * forth * back, "forward used both factors"),
+            )
+        ],
+        rule="tensor * forward_factor",
+    )
+    if any(case["changed"] for case in cases):
+        raise NotYetError(
+            "forward modified its argument: it worked in place",
+            slug="input-changed",
+            rule="tensor * factor is a new tensor, tensor *= factor works in place",
+        )
+    pairs = zip(cases, FACTORS, strict=True)
+    same = [forth for case, (forth, _) in pairs if case["shared"]]
+    if same:
+        raise NotYetError(
+            f"with the factor {same[0]:g} forward returned its argument's memory, not "
+            "a new tensor: a change to one changes both",
+            slug="nothing-copied",
+            rule="tensor * forward_factor returns a new tensor, also for the factor 1",
+        )
+    return f"{len(FACTORS)} pairs of factors"
+
+
+@clause(
+    "activation_checkpointing.first_function",
+    "C2",
+    worlds=(1,),
+    runs=[on_ranks(scale_and_back)],
+)
+def backward_scales(runs: Runs) -> str | None:
+    """V: the gradient at the beginning of the chain."""
+    cases = _cases(runs, "C2")
+    if any(case.get("gradient") is None for case in cases):
+        raise NotYetError(
+            "no gradient passes Scale: the leaf tensor before it has .grad None",
+            slug="gradient-chain-cut",
+            rule=RULE_BACK,
+        )
+    given = torch.stack([case["given"] for case in cases])
+    forth, back = (_column(index) for index in (0, 1))
+    arriving = 2.0 * torch.stack([case["outer"] for case in cases])
+    guesses = (
+        ("factors-swapped", arriving * forth, "backward used the factor of forward"),
+        ("", arriving, "backward passed on the incoming gradient unchanged"),
+        ("", arriving * back * forth, "backward used both factors"),
+        (
+            "factor-of-last-call",
+            arriving * FACTORS[-1][1],
+            f"backward used the factor of the last of {len(FACTORS)} calls for all",
+        ),
+        (
+            "arriving-gradient-ignored",
+            torch.ones_like(given) * back,
+            "backward returned its factor, not the incoming gradient times it",
+        ),
+        (
+            "arriving-gradient-ignored",
+            given * back,
+            "backward returned tensor * factor: the incoming gradient is lost",
+        ),
+    )
+    expect_values(
+        [torch.stack([case["gradient"] for case in cases])],
+        [arriving * back * 2.0],
+        what="the gradient before Scale",
+        suspects=[
+            Suspect(slug=slug, values=[value * 2.0], sentence=sentence)
+            for slug, value, sentence in guesses
+        ],
+        rule=RULE_BACK,
+    )
+    if any(case["lent_changed"] for case in cases):
+        raise NotYetError(
+            "backward modified the incoming gradient: it worked in place",
+            slug="autograd-input-changed",
+            rule="gradient * factor returns a new tensor; gradient *= factor changes a "
+            "tensor that another branch of the graph may still need",
+        )
+    worst = max(case["kept"] for case in cases)
+    if worst:
+        raise NotYetError(
+            f"forward saves {worst} bytes for backward, which needs no tensor",
+            slug="kept-for-nothing",
+            rule="a number is enough: ctx.backward_factor = backward_factor",
+        )
+    return "the incoming gradient times the factor; no tensor saved"
+
+
+def _cases(runs: Runs, clause_id: str) -> list[dict[str, Any]]:
+    """What the run has of each pair of factors; a failure goes to its clause."""
+    try:
+        run = worked_out(runs, scale_and_back)
+    except NotYetError as failure:
+        went_forward = failure.run is not None and reports_made(failure.run)
+        if clause_id == "C1" and went_forward:
+            raise NotJudgedError("what failed is backward: see C2") from None
+        raise
+    cases: list[dict[str, Any]] = run.values[0]
+    for case in cases:
+        if "wrong" in case:
+            raise NotYetError(
+                case["wrong"], slug="returned-none", rule="forward returns a tensor"
+            )
+    return cases
+
+
+def _column(index: int) -> Tensor:
+    column = torch.tensor([pair[index] for pair in FACTORS], dtype=torch.float64)
+    return column.reshape(-1, 1, 1)

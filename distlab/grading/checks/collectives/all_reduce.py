@@ -1,0 +1,293 @@
+"""Checks of the unit `collectives`: 1.3 and 1.4; see pairs.py for the rest.
+
+Values, in the caller's own tensor, the same bits on all ranks, and how many messages.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.checks.collectives.broadcasts import (
+    Broadcast,
+    broadcast_with,
+    expect_everywhere,
+    expect_few_messages,
+    expect_it_again,
+    finished,
+    sources,
+)
+from distlab.grading.checks.collectives.gather_scatter import gather_once, scatter_once
+from distlab.grading.checks.collectives.pairs import exchange_once, pass_once
+from distlab.grading.checks.collectives.tree_broadcast import tree_once
+from distlab.grading.clause import clause
+from distlab.grading.kit.messages import (
+    WORLDS,
+    calls_of_each,
+    expect_messages,
+    numbers,
+    received,
+    with_lines,
+)
+from distlab.grading.kit.values import (
+    Suspect,
+    close,
+    expect_equal_bits,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.runs import Runs, RunSpec, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence
+
+__all__ = [
+    "broadcast_once",
+    "exchange_once",
+    "gather_once",
+    "pass_once",
+    "reduce_once",
+    "scatter_once",
+    "tree_once",
+]
+
+# ── 1.3 broadcast ───────────────────────────────────────────────────────────────────
+
+
+def broadcast_once(
+    context: RankContext, unit: ModuleType, seed: int, src: int, again: bool = False
+) -> dict[str, Any]:
+    """One broadcast from `src`."""
+    return broadcast_with(unit.broadcast, context, seed, src, again)
+
+
+BROADCAST = Broadcast(
+    scenario=broadcast_once,
+    rule="rank src sends to every other rank; every other rank receives from src",
+    rule_of_source="the source is the argument src: branch on comm.rank == src",
+    rule_of_messages="every rank except src receives once",
+)
+
+
+@clause("collectives.broadcast", "C1", worlds=WORLDS, runs=BROADCAST.runs)
+def everyone_has_it(runs: Runs) -> str | None:
+    """V: after a broadcast from src every rank has src's values, for every src."""
+    for src in sources(runs.world_size):
+        expect_everywhere(BROADCAST, finished(BROADCAST, runs, src), src)
+    if runs.world_size == 3:
+        expect_it_again(BROADCAST, runs)
+    return None
+
+
+@clause("collectives.broadcast", "C2", worlds=(3, 2, 4, 7))
+def messages_of_broadcast(runs: Runs) -> str | None:
+    """B: each rank but src receives once."""
+    expect_few_messages(BROADCAST, runs)
+    return f"n = {runs.world_size}: {runs.world_size - 1} messages"
+
+
+# ── 1.4 all_reduce ──────────────────────────────────────────────────────────────────
+
+
+def reduce_once(
+    context: RankContext, unit: ModuleType, seed: int, kind: str = "uneven"
+) -> dict[str, Any]:
+    """Sum a tensor: no default shape or dtype fits both kinds.
+
+    "uneven" is float64, from 1 to 1,000,000: the order of summation shows in the bits.
+    "small" is 1, 10, 100, … by rank: its digits show what was added how often.
+    """
+    if kind == "uneven":
+        tensor = numbers(seed, context.rank, 64)
+        tensor *= 10.0 ** torch.arange(64).remainder(7)
+    elif kind == "small":
+        tensor = torch.tensor([10.0**context.rank], dtype=torch.float64)
+    else:
+        # Another call came before, with the same shape: nothing of it may be left.
+        other = numbers(seed, context.rank, 6).reshape(2, 3)
+        unit.all_reduce(context.comm, other.to(context.comm.device))
+        tensor = numbers(seed, context.rank, 6, "float32").reshape(2, 3)
+    tensor = tensor.to(context.comm.device)
+    before = tensor.clone()
+    returned = unit.all_reduce(context.comm, tensor)
+    is_tensor = isinstance(returned, Tensor)
+    return {
+        "before": before,
+        "after": tensor,
+        "returned": returned.detach().clone() if is_tensor else None,
+    }
+
+
+class Sums:
+    """What each rank had, has and returned; and what it should have."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.before: list[Tensor] = [value["before"] for value in run.values]
+        self.after: list[Tensor] = [value["after"] for value in run.values]
+        self.returned: list[Any] = [value["returned"] for value in run.values]
+        self.total = torch.stack([before.double() for before in self.before]).sum(0)
+        single = self.before[0].dtype == torch.float32
+        self.tolerance = 1e-5 if single else 1e-12
+
+    def right(self, value: object) -> bool:
+        """Whether it is the sum, up to rounding."""
+        return close(value, self.total, self.tolerance)
+
+    def outside(self) -> list[int]:
+        """The ranks that have the sum, but not in the caller's tensor; if all have it.
+
+        Those whose tensor is still as it was, although they received a message or
+        returned the sum. No rank, as soon as one holds anything else but the sum.
+        """
+        wrong = [rank for rank, now in enumerate(self.after) if not self.right(now)]
+        for rank in wrong:
+            changed = not torch.equal(self.after[rank], self.before[rank])
+            has_heard = received(self.run.ranks[rank])
+            if changed or not (has_heard or self.right(self.returned[rank])):
+                return []
+        return wrong
+
+
+def _kinds(world_size: int) -> list[RunSpec]:
+    kinds = ("uneven", "plain") if world_size == 3 else ("uneven",)
+    return [on_ranks(reduce_once, kind=kind) for kind in kinds]
+
+
+def _sums(runs: Runs) -> list[Sums]:
+    return [Sums(runs.finished(spec)) for spec in _kinds(runs.world_size)]
+
+
+@clause("collectives.all_reduce", "C1", worlds=WORLDS, runs=_kinds)
+def sum_everywhere(runs: Runs) -> str | None:
+    """V and X: what each rank ends up with is the sum, and the same bits."""
+    for sums in _sums(runs):
+        expect_messages(sums.run, "the tensors are not the sum over the ranks")
+        if sums.outside():
+            raise NotJudgedError("the sum is not in the caller's tensor: see C2")
+        try:
+            expect_values(
+                sums.after,
+                same_everywhere(sums.total, runs.world_size),
+                what="the tensor after all_reduce",
+                tolerance=sums.tolerance,
+                suspects=_wrong_sums(sums.before, sums.total),
+                rule="add up all ranks' tensors, each exactly once",
+            )
+        except NotYetError as failure:
+            if failure.slug:
+                raise
+            lines = _in_small_numbers(runs) or failure.evidence
+            raise failure.but(evidence=with_lines(lines, sums.run)) from failure
+        expect_equal_bits(
+            sums.after,
+            what="the sum",
+            slug="own-order-sum",
+            rule="let one rank add, and copy its result to the others: a + b + c "
+            "rounds differently from c + b + a",
+        )
+    return None
+
+
+@clause("collectives.all_reduce", "C2", worlds=WORLDS)
+def in_place(runs: Runs) -> str | None:
+    """V: the caller's own tensor holds the sum."""
+    n = runs.world_size
+    for sums in _sums(runs):
+        outside = sums.outside()
+        if outside:
+            raise NotYetError(
+                _where_the_sum_is(sums, outside),
+                slug="not-in-place",
+                evidence=calls_of_each(sums.run),
+                rule="write into the argument: tensor += … or tensor.copy_(…); "
+                "tensor = … only makes a new tensor",
+            )
+        if not all(sums.right(now) for now in sums.after):
+            raise NotJudgedError("no rank's sum is right: see C1")
+    halves = [len(record.calls()) for record in sums.run.ranks]
+    return (
+        f"n = {n}: rank 0 takes part in {halves[0]} messages, rank {n - 1} in "
+        f"{halves[-1]}; with n = 1,000: 1,998 and 2"
+    )
+
+
+def _in_small_numbers(runs: Runs) -> tuple[Evidence, ...]:
+    """The same mistake with 1, 10, 100, …, where one can see what was added up."""
+    run = runs.ended(reduce_once, kind="small")
+    if run.outcome != "finished":
+        return ()
+    sums = Sums(run)
+    if all(sums.right(now) for now in sums.after):
+        return ()
+    return tuple(
+        Evidence(
+            rank=rank,
+            state="right" if sums.right(now) else "wrong",
+            text=f"had {had.item():g}   got {now.sum().item():g}   "
+            f"expected {sums.total.item():g}",
+        )
+        for rank, (had, now) in enumerate(zip(sums.before, sums.after, strict=True))
+    )
+
+
+def _where_the_sum_is(sums: Sums, outside: list[int]) -> str:
+    n = sums.run.world_size
+    on = "every rank" if len(outside) == n else f"rank {outside[0]}"
+    unchanged = f"the caller's tensor is unchanged on {on}"
+    if all(sums.right(sums.returned[rank]) for rank in outside):
+        return f"your return value is right, but {unchanged}"
+    return f"{unchanged}: what arrived there went into another tensor"
+
+
+def _wrong_sums(before: list[Tensor], total: Tensor) -> list[Suspect]:
+    n = len(before)
+    first = before[0].double()
+    return [
+        Suspect(
+            slug="",
+            values=[total, *before[1:]],
+            sentence="rank 0 has the sum, the other ranks still have their own tensor",
+            rule="the second half is missing: every rank gets the result",
+        ),
+        Suspect(
+            slug="",
+            values=before,
+            sentence="every rank's tensor is unchanged",
+            rule="write into the argument: tensor += … or tensor.copy_(…)",
+        ),
+        Suspect(
+            slug="",
+            values=same_everywhere(before[0], n),
+            sentence="every rank has rank 0's tensor: nothing was added to it",
+            rule="the first half is missing: one rank adds all tensors",
+        ),
+        Suspect(
+            slug="last-write-wins",
+            values=same_everywhere(before[-1], n),
+            sentence=f"every rank has rank {n - 1}'s tensor: each received tensor "
+            "replaced the sum instead of being added",
+            rule="receive into a receive buffer, then add the buffer",
+        ),
+        Suspect(
+            slug="own-value-missing",
+            values=same_everywhere(total - first, n),
+            sentence="rank 0's own tensor is missing from the sum",
+            rule="start from rank 0's own tensor, then add the others",
+        ),
+        Suspect(
+            slug="own-value-twice",
+            values=same_everywhere(total + first, n),
+            sentence="rank 0's own tensor is in the sum twice",
+            rule="each rank's tensor counts exactly once",
+        ),
+        Suspect(
+            slug="mean-not-sum",
+            values=same_everywhere(total / n, n),
+            sentence=f"every rank has the mean, not the sum: divided by {n}",
+            rule="all_reduce returns the sum; the caller divides if it needs the mean",
+        ),
+    ]

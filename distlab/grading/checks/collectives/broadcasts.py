@@ -1,0 +1,165 @@
+"""What 1.3 and 1.17 have in common: the values, and that n - 1 messages are enough.
+
+How it gets from rank to rank is what they differ in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from distlab.comm import Comm
+from distlab.grading.kit.messages import (
+    calls_of_each,
+    expect_messages,
+    numbers,
+    received,
+)
+from distlab.grading.kit.values import (
+    Suspect,
+    all_close,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.runs import Runs, RunSpec, Scenario, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext, Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broadcast:
+    """A task's scenario `(context, unit, seed, src, again)`, and its rules in words."""
+
+    scenario: Scenario
+    rule: str
+    rule_of_source: str
+    rule_of_messages: str
+
+    def runs(self, world_size: int) -> list[RunSpec]:
+        """From every source, and on three ranks a second time."""
+        again = [on_ranks(self.scenario, src=1, again=True)]
+        once = [on_ranks(self.scenario, src=src) for src in sources(world_size)]
+        return once + (again if world_size == 3 else [])
+
+
+def broadcast_with(
+    function: Callable[[Comm, Tensor, int], None],
+    context: RankContext,
+    seed: int,
+    src: int,
+    again: bool,
+) -> dict[str, Any]:
+    """One broadcast of a 2 × 3 tensor; with `again`, after one of another dtype."""
+    if again:
+        other = numbers(seed + 1, context.rank, 6, "float32").reshape(2, 3)
+        function(context.comm, other.to(context.comm.device), src)
+    tensor = numbers(seed, context.rank, 6).reshape(2, 3).to(context.comm.device)
+    before = tensor.clone()
+    function(context.comm, tensor, src)
+    return {"before": before, "after": tensor}
+
+
+def sources(world_size: int) -> tuple[int, ...]:
+    """All with three ranks, one that is neither 0 nor obvious with other numbers."""
+    return (1, 0, 2) if world_size == 3 else (world_size // 2,)
+
+
+def finished(task: Broadcast, runs: Runs, src: int) -> Run:
+    """The finished run; if it did not finish, first of all: did the right rank send?"""
+    try:
+        return runs.finished(task.scenario, src=src)
+    except NotYetError as failure:
+        run = runs.ended(task.scenario, src=src)
+        first = [record.calls()[:1] for record in run.ranks]
+        sends = [bool(c) and c[0]["op"] in ("send", "isend") for c in first]
+        if src == 0 or not sends[0] or sends[src]:
+            raise
+        raise NotYetError(
+            f"src is {src}, but rank 0 is the one that sends",
+            slug="source-ignored",
+            evidence=failure.evidence,
+            rule=task.rule_of_source,
+            kind=failure.kind,
+            fatal=True,
+            output=failure.output,
+        ) from failure
+
+
+def expect_everywhere(task: Broadcast, run: Run, src: int) -> None:
+    """V: every rank has what `src` had.
+
+    Raises:
+        NotYetError: some rank has not.
+    """
+    n = run.world_size
+    before = [value["before"] for value in run.values]
+    after = [value["after"] for value in run.values]
+    came = all_close(after, same_everywhere(before[src], n))
+    expect_messages(
+        run, "every rank has it" if came else "not every rank has the source's tensor"
+    )
+    arrived = [received(record) for record in run.ranks if record.rank != src]
+    expect_values(
+        after,
+        same_everywhere(before[src], n),
+        what=f"the tensor after a broadcast from rank {src}",
+        suspects=[
+            Suspect(
+                slug="not-in-place" if all(arrived) else "",
+                values=before,
+                sentence="every rank's tensor is unchanged",
+                rule="receive into the argument itself: comm.recv(tensor, …)",
+            ),
+            Suspect(
+                slug="source-ignored",
+                values=same_everywhere(before[0], n),
+                sentence=f"src is {src}, but every rank has rank 0's values",
+                rule=task.rule_of_source,
+            ),
+        ],
+        rule=task.rule,
+    )
+
+
+def expect_it_again(task: Broadcast, runs: Runs) -> None:
+    """V: a second call, after one with another dtype, is as right as the first."""
+    run = runs.finished(task.scenario, src=1, again=True)
+    expect_values(
+        [value["after"] for value in run.values],
+        same_everywhere(run.values[1]["before"], run.world_size),
+        what="after a second call in the same process the tensor",
+        rule="keep no state between two calls",
+    )
+
+
+def expect_few_messages(task: Broadcast, runs: Runs) -> None:
+    """B: n - 1 messages, since each rank but src receives once.
+
+    Raises:
+        NotYetError: there are more, or fewer and yet all ranks have it.
+        NotJudgedError: there are fewer because not all ranks were reached.
+    """
+    n = runs.world_size
+    for src in sources(n):
+        run = runs.finished(task.scenario, src=src)
+        total = sum(record.messages for record in run.ranks)
+        if total < n - 1:
+            sent = same_everywhere(run.values[src]["before"], n)
+            if all_close([value["after"] for value in run.values], sent):
+                raise NotYetError(
+                    f"every rank has it after {total} messages; {n - 1} are needed: "
+                    "it did not come in a message",
+                    evidence=calls_of_each(run),
+                    rule="only a message of comm counts",
+                )
+            raise NotJudgedError("some ranks were not reached: see C1")
+        if total > n - 1:
+            raise NotYetError(
+                f"{total} messages for a broadcast on {n} ranks; {n - 1} are enough",
+                slug="extra-messages",
+                evidence=calls_of_each(run),
+                rule=task.rule_of_messages,
+            )

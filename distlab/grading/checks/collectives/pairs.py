@@ -1,0 +1,193 @@
+"""Checks of tasks 1.1 and 1.2, from one rank to the next: values, and who sent."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from distlab.grading.clause import clause
+from distlab.grading.kit.messages import (
+    WORLDS,
+    calls_of_each,
+    expect_messages,
+    numbers,
+    received,
+)
+from distlab.grading.kit.values import (
+    Suspect,
+    all_close,
+    close,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+
+# ── 1.1 send_recv ───────────────────────────────────────────────────────────────────
+
+
+def exchange_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """Every rank's tensor, before and after the call."""
+    tensor = numbers(seed, context.rank, 4).to(context.comm.device)
+    before = tensor.clone()
+    unit.send_recv(context.comm, tensor)
+    return {"before": before, "after": tensor}
+
+
+@clause(
+    "collectives.exchange", "C1", worlds=(2, 3, 4, 7, 1), runs=[on_ranks(exchange_once)]
+)
+def box_arrives(runs: Runs) -> str | None:
+    """V: rank 1's tensor equals rank 0's."""
+    if runs.world_size == 1:
+        _expect_no_hang_alone(runs, exchange_once)
+        return None
+    run = runs.ended(exchange_once)
+    pair = run.ranks[:2]
+    # If only others hang, the two that this clause is about can be judged all the same.
+    if run.outcome != "deadlock" or any(r.status != "finished" for r in pair):
+        run = runs.finished(exchange_once)
+    source, target = pair[0].value, pair[1].value
+    if close(target["after"], source["before"]):
+        expect_messages(run, "rank 1's tensor is right, but came in no message")
+        return None
+    expect_messages(run, "rank 1's tensor is unchanged")
+    evidence = calls_of_each(run)
+    if close(source["after"], target["before"]):
+        raise NotYetError(
+            "the wrong direction: rank 0 got rank 1's tensor",
+            evidence=evidence,
+            rule="rank 0 sends, rank 1 receives",
+        )
+    unchanged = close(target["after"], target["before"])
+    if unchanged and received(pair[1]):
+        raise NotYetError(
+            "a message arrived on rank 1, but not in the caller's tensor",
+            slug="not-in-place",
+            evidence=evidence,
+            rule="receive into the argument itself: comm.recv(tensor, 0)",
+        )
+    raise NotYetError(
+        "rank 1's tensor differs from rank 0's",
+        evidence=evidence,
+        rule="rank 0 sends, rank 1 receives, however many ranks there are",
+    )
+
+
+@clause(
+    "collectives.exchange", "C2", worlds=(2, 3, 4, 7), runs=[on_ranks(exchange_once)]
+)
+def nobody_else(runs: Runs) -> str | None:
+    """J: one message, from rank 0 to rank 1, and no other rank's tensor changes."""
+    run = runs.finished(exchange_once)
+    messages = sum(record.messages for record in run.ranks)
+    if messages > 1:
+        raise NotYetError(
+            f"{messages} messages in all; 1 is enough",
+            slug="extra-messages",
+            evidence=calls_of_each(run),
+            rule="rank 0 sends once, rank 1 receives once, all other ranks do nothing",
+        )
+    for rank, value in enumerate(run.values):
+        if rank != 1 and not close(value["after"], value["before"]):
+            raise NotYetError(
+                f"rank {rank}'s tensor changed; only rank 1's may change",
+                evidence=calls_of_each(run),
+                rule="a message is a copy: the sender's tensor stays unchanged",
+            )
+    return "drawn: rank 0 ──────▶ rank 1"
+
+
+# ── 1.2 ring_shift ──────────────────────────────────────────────────────────────────
+
+
+def pass_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """One number goes one place to the right."""
+    outgoing = numbers(seed, context.rank, 1).to(context.comm.device)
+    incoming = torch.zeros(1, dtype=torch.float64, device=context.comm.device)
+    before = outgoing.clone()
+    unit.ring_shift(context.comm, outgoing, incoming)
+    return {"sent": before, "outgoing": outgoing, "incoming": incoming}
+
+
+@clause("collectives.pass_around", "C1", worlds=WORLDS, runs=[on_ranks(pass_once)])
+def neighbors_number(runs: Runs) -> str | None:
+    """V: incoming is the left neighbor's; outgoing is untouched."""
+    if runs.world_size == 1:
+        _expect_no_hang_alone(runs, pass_once)
+        return None
+    run = runs.finished(pass_once)
+    sent = [value["sent"] for value in run.values]
+    incoming = [value["incoming"] for value in run.values]
+    n = runs.world_size
+    outgoing = [value["outgoing"] for value in run.values]
+    expect_messages(run, "incoming is not the left neighbor's number")
+    if not all_close(outgoing, sent):
+        raise NotYetError(
+            "outgoing was overwritten; receive into incoming instead",
+            slug="outgoing-changed",
+            evidence=calls_of_each(run),
+            rule="send from outgoing, receive into incoming",
+        )
+    zero = torch.zeros(1, dtype=torch.float64)
+    expect_values(
+        incoming,
+        [sent[(rank - 1) % n] for rank in range(n)],
+        what="incoming",
+        suspects=[
+            Suspect(
+                slug="wrong-source",
+                values=[sent[(rank + 1) % n] for rank in range(n)],
+                sentence="incoming holds the right neighbor's number: the ring "
+                "runs in the wrong direction",
+                rule="send to rank + 1, receive from rank - 1",
+            ),
+            Suspect(
+                slug="not-in-place" if all(map(received, run.ranks)) else "",
+                values=same_everywhere(zero, n),
+                sentence="incoming is unchanged on every rank: nothing was received "
+                "into it",
+                rule="receive into the argument itself: incoming",
+            ),
+            Suspect(
+                slug="",
+                values=sent,
+                sentence="incoming holds the rank's own number",
+                rule="the number must come from the left neighbor, in a message",
+            ),
+        ],
+        rule="send to rank + 1, receive from rank - 1, both modulo n",
+    )
+    return None
+
+
+@clause(
+    "collectives.pass_around", "C2", worlds=(3, 2, 4, 7), runs=[on_ranks(pass_once)]
+)
+def one_message_each(runs: Runs) -> str | None:
+    """J: every rank sends exactly one message, straight to its neighbor."""
+    run = runs.finished(pass_once)
+    counts = [record.messages for record in run.ranks]
+    if any(count != 1 for count in counts):
+        raise NotYetError(
+            f"messages sent by ranks 0, 1, …: {counts}; 1 per rank is enough",
+            slug="extra-messages",
+            evidence=calls_of_each(run),
+            rule="every rank sends once to the right and receives once from the left",
+        )
+    return f"messages {sum(counts)}, bytes per rank {run.ranks[0].sent_bytes:.0f}"
+
+
+# ── shared ─────────────────────────────────────────────────────────────────────────
+
+
+def _expect_no_hang_alone(runs: Runs, scenario: Any) -> None:
+    """A single rank has no other rank: returning and being refused both pass."""
+    run = runs.ended(scenario)
+    first = run.primary()
+    refused = first is not None and first.error is not None and first.error.refused
+    if not refused:
+        runs.finished(scenario)

@@ -1,0 +1,327 @@
+"""Checks of task 3.9, `distributed_data_parallel.buckets`: one process, no messages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.clause import clause
+from distlab.grading.kit.plans import in_call, worked_out
+from distlab.grading.kit.values import brief
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import NOBODY, Evidence
+
+Buckets = list[list[int]]
+Spec = tuple[int, str, str]
+"""A tensor: how many numbers, dtype, device."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """Tensors to be shared out into buckets of at most `cap` bytes."""
+
+    name: str
+    specs: tuple[Spec, ...]
+    cap: int
+
+    def tensors(self) -> list[Tensor]:
+        """One of each, in their order."""
+        return [
+            torch.empty(count, dtype=getattr(torch, dtype), device=device)
+            for count, dtype, device in self.specs
+        ]
+
+    def bytes_of(self, place: int) -> int:
+        """How large a tensor is."""
+        count, dtype, _ = self.specs[place]
+        return int(count * getattr(torch, dtype).itemsize)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether any two of its tensors may share a bucket."""
+        return len({spec[1:] for spec in self.specs}) == 1
+
+
+def _alike(name: str, counts: list[int], cap: int, dtype: str = "float32") -> Model:
+    return Model(name, tuple((count, dtype, "cpu") for count in counts), cap)
+
+
+def models(seed: int) -> list[Model]:
+    """What is shared out; some of it depends on the seed."""
+    draw = random.Random(seed)
+    wide, thin = ("float64", "cpu"), ("bfloat16", "cpu")
+    elsewhere = ("float32", "meta")
+    return [
+        _alike("8, 8, 40 and 8 bytes", [2, 2, 10, 2], 16),
+        _alike("tensors that fill a bucket to the last byte", [3, 1, 2, 2, 4, 4], 16),
+        _alike("tensors that are all too large", [9, 9, 9], 16),
+        _alike("one bucket for all", [5, 3, 4], 4096),
+        _alike("float64", [2, 2, 2, 2, 3], 32, "float64"),
+        _alike("one tensor", [4], 16),
+        _alike("drawn", [draw.randint(1, 9) for _ in range(17)], 48),
+        Model("two dtypes", ((4, *wide), (4, *wide), (4, *thin), (4, *thin)), 64),
+        Model("dtypes in turn", ((4, *wide), (4, *thin)) * 3, 64),
+        Model("two devices", ((4, "float32", "cpu"), (4, *elsewhere)) * 2, 64),
+    ]
+
+
+def lay_out(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
+    """Each model's buckets, as the places of their tensors; -1 is a foreign one."""
+    found: list[Any] = []
+    for model in models(seed):
+        given = model.tensors()
+        places = {id(tensor): place for place, tensor in enumerate(given)}
+        with in_call(f"assign_buckets({model.name}, bucket_bytes={model.cap})"):
+            buckets = unit.assign_buckets(given, model.cap)
+        if buckets is None:
+            found.append("returns None: is a return missing?")
+        elif not isinstance(buckets, list | tuple) or any(
+            not isinstance(bucket, list | tuple) for bucket in buckets
+        ):
+            found.append("does not return a list of lists")
+        else:
+            found.append([[places.get(id(t), -1) for t in b] for b in buckets])
+    return found
+
+
+def _laid_out(runs: Runs) -> Iterator[tuple[Model, Buckets]]:
+    run = worked_out(runs, lay_out)
+    for model, buckets in zip(models(runs.seed), run.values[0], strict=True):
+        if isinstance(buckets, str):
+            raise NotYetError(
+                f"{model.name}: assign_buckets {buckets}",
+                rule="return a list with a list of tensors for each bucket",
+                fatal=True,
+            )
+        yield model, buckets
+
+
+@clause(
+    "distributed_data_parallel.buckets", "C1", worlds=(1,), runs=[on_ranks(lay_out)]
+)
+def each_tensor_from_last_to_first(runs: Runs) -> str | None:
+    """V: the tensors themselves, each once, in the order in which backward() comes."""
+    for model, buckets in _laid_out(runs):
+        flaw, slug = _flaw(model, buckets)
+        if flaw:
+            raise NotYetError(
+                f"{model.name}: {flaw}",
+                slug=slug,
+                evidence=_table(model, buckets),
+                rule="go through the tensors from the last to the first",
+            )
+    return f"{len(models(runs.seed))} models"
+
+
+def _flaw(model: Model, buckets: Buckets) -> tuple[str, str]:
+    """What is wrong with who is where, and its name if it has one; or nothing."""
+    placed = [place for bucket in buckets for place in bucket]
+    everyone = list(range(len(model.specs)))
+    if -1 in placed:
+        return "a bucket holds a tensor that is not among the arguments", ""
+    if [] in buckets:
+        return f"bucket {buckets.index([])} is empty", ""
+    missing = [place for place in everyone if place not in placed]
+    if missing:
+        return f"tensor {missing[0]} is in no bucket", "tensor-in-no-bucket"
+    if sorted(placed) != everyone:
+        return "a tensor is in two buckets", ""
+    inside = all(a > b for bucket in buckets for a, b in pairwise(bucket))
+    # With several kinds, what closes last may have begun first: either order will do.
+    orders = [[bucket[end] for bucket in buckets] for end in (0, -1)]
+    between = any(order == sorted(order, reverse=True) for order in orders)
+    if inside and between:
+        return "", ""
+    if len(everyone) > 2 and placed == everyone:
+        return "the first tensor comes first", "buckets-in-forward-order"
+    return "the tensors do not come from the last to the first", ""
+
+
+@clause(
+    "distributed_data_parallel.buckets", "C2", worlds=(1,), runs=[on_ranks(lay_out)]
+)
+def full_and_not_too_full(runs: Runs) -> str | None:
+    """V: no bucket above the limit, and none that could have taken the next tensor."""
+    laid_out = list(_laid_out(runs))
+    if any(_flaw(*entry)[0] for entry in laid_out):
+        raise NotJudgedError("the tensors are not where they must be: see C1")
+    for model, buckets in laid_out:
+        sizes = [sum(map(model.bytes_of, bucket)) for bucket in buckets]
+        for number, (bucket, size) in enumerate(zip(buckets, sizes, strict=True)):
+            if size > model.cap and len(bucket) > 1:
+                raise _not_full_right(
+                    laid_out,
+                    model,
+                    buckets,
+                    f"bucket {number} has {size} bytes; {model.cap} are allowed",
+                )
+        for number, (size, after) in enumerate(zip(sizes, buckets[1:], strict=False)):
+            fits = size + model.bytes_of(after[0]) <= model.cap
+            if model.is_uniform and fits:
+                raise _not_full_right(
+                    laid_out,
+                    model,
+                    buckets,
+                    f"bucket {number} has {size} of {model.cap} bytes, and the next "
+                    f"tensor, of {model.bytes_of(after[0])}, would have fitted",
+                )
+    return None
+
+
+def _not_full_right(
+    laid_out: list[tuple[Model, Buckets]], model: Model, buckets: Buckets, flaw: str
+) -> NotYetError:
+    plain = [entry for entry in laid_out if entry[0].is_uniform]
+    slug = ""
+    if all(len(own) == 1 for _, own in plain):
+        slug = "one-giant-bucket"
+    elif all(len(own) == len(each.specs) for each, own in plain):
+        slug = "bucket-per-parameter"
+    elif all(own == _by_count(each) for each, own in plain):
+        slug = "elements-not-bytes"
+    return NotYetError(
+        f"{model.name}: {flaw}",
+        slug=slug,
+        evidence=_table(model, buckets),
+        rule="a bucket ends when the next tensor does not fit",
+    )
+
+
+def _by_count(model: Model) -> Buckets:
+    """What comes of counting numbers in place of bytes."""
+    buckets: Buckets = []
+    left = 0
+    for place in reversed(range(len(model.specs))):
+        count = model.specs[place][0]
+        if count > left or not buckets:
+            buckets.append([])
+            left = model.cap
+        buckets[-1].append(place)
+        left -= count
+    return buckets
+
+
+@clause(
+    "distributed_data_parallel.buckets", "C3", worlds=(1,), runs=[on_ranks(lay_out)]
+)
+def one_kind_in_a_bucket(runs: Runs) -> str | None:
+    """V: a bucket is one flat tensor, and that has one dtype and one device."""
+    for model, buckets in _laid_out(runs):
+        for number, bucket in enumerate(buckets):
+            kinds = sorted({model.specs[p][1:] for p in bucket if p >= 0})
+            if len(kinds) > 1:
+                both = " and ".join(f"{dtype} on {where}" for dtype, where in kinds[:2])
+                raise NotYetError(
+                    f"{model.name}: bucket {number} holds {both}",
+                    slug="mixed-bucket",
+                    evidence=_table(model, buckets),
+                    rule="a flat tensor has one dtype and one device: begin another",
+                )
+    return None
+
+
+def _table(model: Model, buckets: Buckets) -> tuple[Evidence, ...]:
+    lines = []
+    for number, bucket in enumerate(buckets[:4]):
+        text = ", ".join(
+            f"tensor {place} ({model.bytes_of(place)} B)" if place >= 0 else "another"
+            for place in bucket[:5]
+        )
+        lines.append(
+            Evidence(rank=NOBODY, state=f"bucket {number}", text=text or "empty")
+        )
+    return tuple(lines)
+
+
+def _listed(places: list[int]) -> str:
+    return ", ".join(f"tensor {place}" for place in places[:3]) + " is"
+
+
+# ── pack and unpack ─────────────────────────────────────────────────────────────────
+
+
+def _shaped(seed: int) -> list[Tensor]:
+    """Tensors of several shapes; one is the transpose of another, one has no number."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def made(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    return [made(3, 2), made(), made(2, 4).t(), made(5), made(0), made(1, 1, 3)]
+
+
+def carry(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """There and back: the flat tensor, and what other tensors then hold."""
+    given = _shaped(seed)
+    flat = torch.full((sum(map(Tensor.numel, given)),), torch.nan, dtype=torch.float64)
+    address = flat.data_ptr()
+    with in_call("pack(tensors, flat)"):
+        unit.pack(given, flat)
+    packed = flat.clone()
+    back = [torch.zeros_like(tensor) for tensor in given]
+    with in_call("unpack(flat, tensors)"):
+        unit.unpack(flat, back)
+    kept = flat.clone()
+    flat.fill_(torch.inf)  # the next step's gradients: those of this step stay
+    return {
+        "given": [tensor.contiguous() for tensor in given],
+        "flat": packed,
+        "moved": flat.data_ptr() != address,
+        "kept": kept,
+        "back": [tensor.contiguous() for tensor in back],
+    }
+
+
+@clause("distributed_data_parallel.buckets", "C4", worlds=(1,), runs=[on_ranks(carry)])
+def what_was_packed_comes_back(runs: Runs) -> str | None:
+    """V: in place, all numbers, and copies rather than views."""
+    told = worked_out(runs, carry).values[0]
+    expected, flat, back = _shaped(runs.seed), told["flat"], told["back"]
+    if bool(flat.isnan().all()) or told["moved"]:
+        raise NotYetError(
+            "after pack the caller's flat tensor is unchanged",
+            slug="not-in-place",
+            rule="write into flat: flat[…] = …, copy_, or out=flat",
+        )
+    numbers = torch.cat([tensor.reshape(-1) for tensor in expected])
+    if flat.isnan().any() or not torch.equal(flat.sort()[0], numbers.sort()[0]):
+        raise NotYetError(
+            f"pack does not fill flat with the tensors' {len(numbers)} elements: it "
+            f"holds {brief(flat)}",
+            rule="every element of every tensor has one position in flat",
+        )
+    wrong = [
+        place
+        for place, (tensor, was) in enumerate(zip(back, expected, strict=True))
+        if not torch.equal(tensor, was)
+    ]
+    if not wrong:
+        return None
+    states = [back[place] for place in wrong]
+    if all(bool(state.isinf().all()) for state in states):
+        raise NotYetError(
+            "after unpack the tensors change when flat is overwritten: they are views",
+            slug="gradient-is-a-view",
+            rule="copy the values into the tensors",
+        )
+    if all(not state.any() for state in states):
+        raise NotYetError(
+            f"after unpack {_listed(wrong)} unchanged: nothing was written into it",
+            slug="not-in-place",
+            rule="write into each tensor: copy_",
+        )
+    place = wrong[0]
+    raise NotYetError(
+        f"tensor {place}, of shape {list(expected[place].shape)}, is "
+        f"{brief(back[place])}, expected {brief(expected[place])}",
+        rule="split flat into slices as long as the tensors, in the order of pack",
+    )

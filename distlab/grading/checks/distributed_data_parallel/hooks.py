@@ -1,0 +1,263 @@
+"""Checks of task 3.10, `distributed_data_parallel.hooks`: when the buckets leave.
+
+O, the oracle of order: one list per rank of the gradients that become ready and of the
+calls on comm, in the order in which they happen. No clock is needed for it.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.comm import COLLECTIVES
+from distlab.grading.checks.distributed_data_parallel.watch import (
+    LAYER_BYTES,
+    MIB,
+    WIDTH,
+    WORLDS,
+    Branches,
+    Chain,
+    Happened,
+    Watched,
+    branch_gradients,
+    chain_gradients,
+    end_to_end,
+    loss_of,
+    make_inputs,
+    mean_of,
+    order_of,
+    watch_gradients,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.kit.values import (
+    Suspect,
+    expect_equal_bits,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence
+
+LAYERS_MIB = 2.5 * LAYER_BYTES / MIB  # two layers in a bucket
+BRANCH_MIB = 1.5 * 8 * WIDTH * WIDTH / MIB  # one branch in a bucket
+
+
+def step_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """One step of the chain, and one in which each rank uses layers in its order."""
+    inputs = make_inputs(seed, 0, context.rank)
+    chain = _step(context, unit, Chain(seed), LAYERS_MIB, inputs)
+    branches = _step(
+        context, unit, Branches(seed), BRANCH_MIB, inputs, order_of(context.rank)
+    )
+    return {"chain": chain, "branches": branches}
+
+
+def _step(
+    context: RankContext,
+    unit: ModuleType,
+    model: nn.Module,
+    bucket_size_mib: float,
+    *arguments: Any,
+) -> dict[str, Any]:
+    events: list[Happened] = []
+    model.to(context.comm.device)
+    watch_gradients(model, events)
+    comm = Watched(context.comm, events)
+    ddp = unit.DistributedDataParallel(model, comm, bucket_size_mib=bucket_size_mib)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    buckets = [[names[p] for p in bucket.parameters] for bucket in ddp.buckets]
+    moved = [a.to(comm.device) if isinstance(a, Tensor) else a for a in arguments]
+    loss = loss_of(ddp(*moved))
+    events.clear()
+    loss.backward()
+    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    found = [torch.zeros_like(p) if p.grad is None else p.grad for p in wanted]
+    flat = torch.cat([gradient.reshape(-1) for gradient in found])
+    return {"events": events, "buckets": buckets, "gradients": flat}
+
+
+# ── what happened when ──────────────────────────────────────────────────────────────
+
+
+def _departures(events: list[Happened]) -> list[int]:
+    """Where in the list the collectives with more than a few numbers begin."""
+    return [
+        place
+        for place, event in enumerate(events)
+        if event[0] == "call" and event[1] in COLLECTIVES and event[2] > 1
+    ]
+
+
+def _due(events: list[Happened], buckets: list[list[str]]) -> list[int]:
+    """Where each bucket, and all before it, has its last gradient."""
+    ready = {e[1]: place for place, e in enumerate(events) if e[0] == "gradient"}
+    last = [max(ready.get(name, -1) for name in bucket) for bucket in buckets]
+    return [max(last[: place + 1]) for place in range(len(last))]
+
+
+def _lane(events: list[Happened]) -> str:
+    """The list in a line: a dot for each gradient, and the calls between."""
+    words = {"gradient": "·", "wait": "wait"}
+    text = " ".join(
+        words.get(event[0], event[1] if event[-1] is False else f"{event[1]} (waits)")
+        for event in events
+    )
+    return text if len(text) < 72 else f"{text[:70]} …"
+
+
+def _lanes(run: Run, part: str) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(
+            rank=record.rank, state="order", text=_lane(record.value[part]["events"])
+        )
+        for record in run.ranks[:4]
+    )
+
+
+@clause(
+    "distributed_data_parallel.hooks", "C1", worlds=WORLDS, runs=[on_ranks(step_once)]
+)
+def leaves_with_its_last_gradient(runs: Runs) -> str | None:
+    """O: between a bucket's last gradient and the next one its all_reduce begins."""
+    run = runs.finished(step_once)
+    for record in run.ranks:
+        told = record.value["chain"]
+        flaw, slug = _untimely(told["events"], told["buckets"])
+        if flaw:
+            raise NotYetError(
+                f"rank {record.rank}: {flaw}",
+                slug=slug,
+                evidence=_lanes(run, "chain"),
+                rule="after each gradient, check which buckets are complete and which "
+                "is next",
+            )
+    events = run.values[0]["chain"]["events"]
+    place = _departures(events)[0]
+    count = sum(event[0] == "gradient" for event in events)
+    early = sum(event[0] == "gradient" for event in events[:place])
+    return f"the first bucket is sent after gradient {early} of {count}"
+
+
+def _untimely(events: list[Happened], buckets: list[list[str]]) -> tuple[str, str]:
+    """What is wrong with the departures, and its name if it has one; or nothing."""
+    departures, due = _departures(events), _due(events, buckets)
+    arrivals = [place for place, event in enumerate(events) if event[0] == "gradient"]
+    if not departures:
+        return "no bucket is sent", "no-messages"
+    if len(departures) != len(buckets):
+        return f"{len(departures)} collectives for {len(buckets)} buckets", ""
+    if departures[0] > arrivals[-1] and len(buckets) > 1:
+        return (
+            "the first all_reduce starts after the last gradient: no overlap",
+            "reduced-after-backward",
+        )
+    for number, (departure, wanted) in enumerate(zip(departures, due, strict=True)):
+        if departure < wanted:
+            missing = sum(departure < place <= wanted for place in arrivals)
+            return (
+                f"bucket {number} is sent {missing} gradients too early",
+                "bucket-leaves-too-early",
+            )
+        late = sum(wanted < place < departure for place in arrivals)
+        if late:
+            return (
+                f"bucket {number} is complete, but is sent {late} gradients later",
+                "bucket-leaves-too-late",
+            )
+    return "", ""
+
+
+@clause(
+    "distributed_data_parallel.hooks", "C2", worlds=WORLDS, runs=[on_ranks(step_once)]
+)
+def same_order_everywhere(runs: Runs) -> str | None:
+    """V and X: the sums are those of the right layers, where ranks differ in order."""
+    own = "launched-by-readiness"
+    with judged_after(leaves_with_its_last_gradient, runs, "C1", own):
+        _expect_means(runs.finished(step_once), runs.seed)
+    return f"n = {runs.world_size}: each rank's layers are ready in a different order"
+
+
+def _expect_means(run: Run, seed: int) -> None:
+    n = run.world_size
+    for part, own in (
+        ("branches", branch_gradients(seed, n)),
+        ("chain", chain_gradients(seed, 0, n)),
+    ):
+        actual = [value[part]["gradients"] for value in run.values]
+        expect_values(
+            actual,
+            same_everywhere(end_to_end(mean_of(own)), n),
+            what="the gradient after backward()",
+            suspects=_suspects(part, own),
+            rule="self.buckets has the same order on every rank: send in this order",
+        )
+        expect_equal_bits(
+            actual,
+            what="the gradient",
+            slug="own-order-sum",
+            rule="a collective gives every rank the same bits; separate sums do not",
+        )
+
+
+def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
+    n, flats = len(own), [end_to_end(each) for each in own]
+    found = [
+        Suspect(
+            slug="own-gradient-only",
+            values=flats,
+            sentence="every rank still has its own gradient",
+            rule="pack the gradients into bucket.flat, and all-reduce bucket.flat",
+        )
+    ]
+    if part == "branches" and n > 1:
+        ready = [
+            [f"layers.{name}.weight" for name in order_of(r)[::-1]] for r in range(n)
+        ]
+        swapped = []
+        for rank in range(n):
+            sums = {
+                ready[rank][k]: torch.stack([own[r][ready[r][k]] for r in range(n)])
+                for k in range(4)
+            }
+            swapped.append(end_to_end({name: sums[name].mean(0) for name in own[0]}))
+        found.append(
+            Suspect(
+                slug="launched-by-readiness",
+                values=swapped,
+                sentence="each rank sends its buckets in the order in which they are "
+                "ready there: gradients of different layers were added",
+            )
+        )
+    return found
+
+
+@clause(
+    "distributed_data_parallel.hooks", "C3", worlds=WORLDS, runs=[on_ranks(step_once)]
+)
+def nobody_waits_in_backward(runs: Runs) -> str | None:
+    """O: until the last gradient is ready no call and no wait holds a rank up."""
+    with judged_after(leaves_with_its_last_gradient, runs, "C1"):
+        run = runs.finished(step_once)
+    for record in run.ranks:
+        events = record.value["chain"]["events"]
+        last = max(p for p, event in enumerate(events) if event[0] == "gradient")
+        if not _departures(events):
+            raise NotJudgedError("no bucket is sent: see C1")
+        for event in events[:last]:
+            if event[0] == "wait" or (event[0] == "call" and event[3]):
+                act = "wait()" if event[0] == "wait" else f"comm.{event[1]}"
+                raise NotYetError(
+                    f"rank {record.rank} waits in {act} while backward() still "
+                    "computes gradients",
+                    slug="waits-in-backward",
+                    evidence=_lanes(run, "chain"),
+                    rule="start it with async_op=True, and wait in finalize_backward()",
+                )
+    return None

@@ -1,0 +1,1 @@
+"""Checks of the unit `gradient_accumulation`, a file per task."""

@@ -1,0 +1,175 @@
+"""Checks of task 2.1, `gradient_accumulation.accumulate`: contributions and memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.grading.checks.gradient_accumulation.microbatches import (
+    RAGGED,
+    Means,
+    first_means,
+    gradients_of,
+    make_microbatches,
+    make_model,
+    wrong_weights,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.activations import Activations, Outputs
+from distlab.grading.kit.values import (
+    Suspect,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import Evidence
+
+WORLDS = (3, 2, 4, 5, 1)
+ROOM = 1.25  # of one microbatch: who keeps two keeps at least 1.5
+RESULTS = 2  # a loop's variable still holds the one before
+OLD = 0.5  # what the first .grad holds already; the others are None
+
+
+def accumulate_once(
+    context: RankContext, unit: ModuleType, seed: int
+) -> dict[str, Any]:
+    """One step's microbatches, unequally many and of uneven sizes."""
+    device = context.comm.device
+    model = make_model(seed).to(device)
+    sizes = RAGGED[context.rank % len(RAGGED)]
+    microbatches = [
+        (inputs.to(device), targets.to(device))
+        for inputs, targets in make_microbatches(seed, 0, context.rank, sizes)
+    ]
+    loss_fn = nn.functional.cross_entropy
+    with Activations(model.parameters()) as alone:
+        loss_fn(model(microbatches[0][0]), microbatches[0][1]).backward()
+    model.zero_grad()
+    first = next(model.parameters())
+    first.grad = torch.full_like(first, OLD)
+    old, results = gradients_of(model), Outputs(model)
+    with Activations(model.parameters()) as kept:
+        unit.accumulate(context.comm, model, loss_fn, microbatches)
+    return {
+        "added": gradients_of(model) - old,
+        "old": old,
+        "one": alone.peak,
+        "peak": kept.peak,
+        "results": results.peak,
+    }
+
+
+@clause(
+    "gradient_accumulation.accumulate",
+    "C1",
+    worlds=WORLDS,
+    runs=[on_ranks(accumulate_once)],
+)
+def every_sample_counts_alike(runs: Runs) -> str | None:
+    """V: each rank's contribution, against every microbatch by itself."""
+    n = runs.world_size
+    run = runs.finished(accumulate_once)
+    means = first_means(runs.seed, RAGGED[:n])
+    expect_values(
+        [value["added"] for value in run.values],
+        means.parts(),
+        what="this rank's contribution to the gradient",
+        suspects=[
+            *wrong_weights(means),
+            Suspect(
+                slug="",
+                values=same_everywhere(means.mean(), n),
+                sentence="every rank has the full mean: expected is its contribution, "
+                "and the ranks sum their contributions in 2.2",
+            ),
+            *_not_added(means, run.values[0]["old"]),
+        ],
+        rule="each microbatch's mean times its samples / samples of all ranks",
+    )
+    return (
+        f"n = {n}: {means.total} samples in {sum(map(len, means.sizes))} microbatches"
+    )
+
+
+def _not_added(means: Means, old: Tensor) -> list[Suspect]:
+    """What .grad held before is gone, or was changed."""
+    rule = "backward() adds to .grad: the caller decides when to zero it"
+    gone = [
+        Suspect(
+            slug="old-gradient-changed",
+            values=[part - old for part in means.parts()],
+            sentence="what .grad held before the call is lost: add to it",
+            rule=rule,
+        ),
+        *(
+            replace(wrong, values=[value - old for value in wrong.values])
+            for wrong in wrong_weights(means)
+        ),
+    ]
+    by_all = [1 / means.total] * len(means.sizes)
+    by_own = [sum(own) / means.total for own in means.sizes]
+    divided = [
+        Suspect(
+            slug="old-gradient-changed",
+            values=[
+                part + (factor - 1) * old
+                for part, factor in zip(means.parts(), factors, strict=True)
+            ],
+            sentence="what .grad held before the call was divided, too",
+            rule="divide what you add, not what .grad holds already",
+        )
+        for factors in (by_all, by_own)
+    ]
+    return [*gone, *divided]
+
+
+@clause(
+    "gradient_accumulation.accumulate",
+    "C2",
+    worlds=WORLDS,
+    runs=[on_ranks(accumulate_once)],
+)
+def one_microbatch_at_a_time(runs: Runs) -> str | None:
+    """J: what autograd keeps at its peak, against one microbatch alone."""
+    run = runs.finished(accumulate_once)
+    worst = max(run.values, key=lambda value: value["peak"] / value["one"])
+    if worst["peak"] > ROOM * worst["one"]:
+        times = worst["peak"] / worst["one"]
+        raise NotYetError(
+            f"at the peak autograd keeps {times:.1f} times the activations of one "
+            "microbatch",
+            slug="graphs-kept",
+            evidence=tuple(
+                Evidence(
+                    rank=rank,
+                    state="kept",
+                    text=f"{value['peak']} bytes   one microbatch {value['one']} bytes",
+                )
+                for rank, value in enumerate(run.values)
+            ),
+            rule="backward() of one microbatch before forward of the next",
+        )
+    _expect_results_let_go([value["results"] for value in run.values])
+    return f"at the peak {worst['peak']} bytes of activations, as for one microbatch"
+
+
+def _expect_results_let_go(results: list[int]) -> None:
+    if max(results) <= RESULTS:
+        return
+    raise NotYetError(
+        f"{max(results)} outputs of the model are alive at the same time, each with "
+        "its graph",
+        slug="graphs-kept",
+        evidence=tuple(
+            Evidence(rank=rank, state="held", text=f"{count} outputs of the model")
+            for rank, count in enumerate(results)
+        ),
+        rule="drop a microbatch's result before the next forward; to keep its values, "
+        "keep result.detach()",
+    )

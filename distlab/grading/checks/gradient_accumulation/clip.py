@@ -1,0 +1,217 @@
+"""Checks of task 2.3, `gradient_accumulation.clip`: the weights, and the norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.grading.checks.gradient_accumulation.clip_mistakes import (
+    LEARNING_RATE,
+    MAX_NORMS,
+    norms_of,
+    right_steps,
+    right_training,
+    wrong_norms,
+    wrong_trainings,
+)
+from distlab.grading.checks.gradient_accumulation.microbatches import (
+    LEVEL,
+    make_microbatches,
+    make_model,
+    weights_of,
+)
+from distlab.grading.checks.trainer.train_step import expect_float, number_of
+from distlab.grading.clause import clause
+from distlab.grading.kit.messages import expect_messages
+from distlab.grading.kit.values import (
+    Suspect,
+    all_close,
+    close,
+    expect_equal_bits,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence
+
+WORLDS = (3, 2, 4, 5, 1)
+# clip_grad_norm_ divides by the norm plus 1e-6.
+TOLERANCE = 1e-6
+EXACT = 2  # norms: the first gradient is not clipped, the second not yet when measured
+
+
+class Counted(torch.optim.SGD):
+    """Plain SGD that counts its steps; torch's own would import its compiler."""
+
+    steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """See `torch.optim.Optimizer.step`."""
+        self.steps += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter -= group["lr"] * parameter.grad
+
+
+def clip_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """Steps with different limits: some are above the gradient's norm, some below."""
+    device = context.comm.device
+    model = make_model(seed).to(device)
+    optimizer = Counted(model.parameters(), lr=LEARNING_RATE)
+    norms, stepped = [], []
+    for step, max_norm in enumerate(MAX_NORMS):
+        sizes = LEVEL[context.rank % len(LEVEL)]
+        microbatches = [
+            (inputs.to(device), targets.to(device))
+            for inputs, targets in make_microbatches(seed, step, context.rank, sizes)
+        ]
+        loss_fn = nn.functional.cross_entropy
+        before = weights_of(model)
+        norm = unit.clip(
+            context.comm, model, optimizer, loss_fn, microbatches, max_norm
+        )
+        norms.append(number_of(norm))
+        stepped.append((before - weights_of(model)) / LEARNING_RATE)
+    return {
+        "weights": weights_of(model),
+        "norms": norms,
+        "steps": optimizer.steps,
+        "stepped": stepped,
+    }
+
+
+@clause("gradient_accumulation.clip", "C1", worlds=WORLDS, runs=[on_ranks(clip_steps)])
+def clipped_once(runs: Runs) -> str | None:
+    """V: after some steps the weights are those of the single-process baseline."""
+    n, seed = runs.world_size, runs.seed
+    run = runs.finished(clip_steps)
+    _expect_steps(run)
+    expect_weights(run, seed, lambda: wrong_trainings(seed, n))
+    expect_messages(run, "the weights are right, but not through comm")
+    return f"n = {n}: the weights of the baseline after {len(MAX_NORMS)} steps"
+
+
+def expect_weights(
+    run: Run, seed: int, suspects: Callable[[], Sequence[Suspect]]
+) -> None:
+    """The weights at the end, on every rank. Every suspect has a rule.
+
+    Raises:
+        NotYetError: they are wrong; if no suspect fits, with the facts of the first
+            step that is wrong.
+    """
+    weights = [value["weights"] for value in run.values]
+    what = f"the weights after {len(MAX_NORMS)} steps"
+    try:
+        expect_values(
+            weights,
+            right_training(seed, run.world_size),
+            what=what,
+            verb="are",
+            tolerance=TOLERANCE,
+            suspects=suspects,
+        )
+    except NotYetError as error:
+        if error.rule:
+            raise
+        raise _first_wrong_step(run, seed) from None
+    expect_equal_bits(
+        weights, what=what, rule="every rank must apply the very same gradient"
+    )
+
+
+def _first_wrong_step(run: Run, seed: int) -> NotYetError:
+    """No known mistake fits: what is expected and what was applied, and no advice."""
+    expected = right_steps(seed, run.world_size)
+    applied = [value["stepped"] for value in run.values]
+    step, rank = next(
+        (step, rank)
+        for step in range(len(MAX_NORMS))
+        for rank in range(run.world_size)
+        if step == len(MAX_NORMS) - 1
+        or not close(applied[rank][step], expected[step], TOLERANCE)
+    )
+    wanted = float(expected[step].norm())
+    evidence, norms = [], []
+    for number, own in enumerate(applied):
+        norms.append(float(own[step].norm()))
+        alike = nn.functional.cosine_similarity(own[step], expected[step], dim=0)
+        is_right = close(own[step], expected[step], TOLERANCE)
+        evidence.append(
+            Evidence(
+                rank=number,
+                state="right" if is_right else "wrong",
+                text=f"norm: got {norms[-1]:.4g}   expected {wanted:.4g}   "
+                f"cosine of the two gradients {float(alike):.4f}",
+            )
+        )
+    call = f"in call {step + 1}, with max_norm {MAX_NORMS[step]:g}, rank {rank} stepped"
+    if abs(norms[rank] - wanted) <= TOLERANCE * max(1.0, wanted):
+        said = f"with the expected norm, {wanted:.4g}, but with other elements"
+    else:
+        said = f"with a gradient of norm {norms[rank]:.4g}: expected {wanted:.4g}"
+    return NotYetError(f"{call} {said}", evidence=tuple(evidence))
+
+
+def _expect_steps(run: Run) -> None:
+    for rank, value in enumerate(run.values):
+        steps = value["steps"]
+        if steps not in (0, len(MAX_NORMS)):
+            is_each = steps == len(MAX_NORMS) * len(LEVEL[rank])
+            raise NotYetError(
+                f"in {len(MAX_NORMS)} calls of clip, rank {rank} called "
+                f"optimizer.step() {steps} times",
+                slug="stepped-every-microbatch" if is_each else "",
+                rule="one step, after the last microbatch",
+            )
+
+
+@clause("gradient_accumulation.clip", "C2", worlds=WORLDS, runs=[on_ranks(clip_steps)])
+def norm_before_clipping(runs: Runs) -> str | None:
+    """V: the returned float is the norm of the full gradient, on every rank."""
+    return expect_norms(runs.finished(clip_steps), runs.seed, "clip")
+
+
+def expect_norms(run: Run, seed: int, name: str) -> str:
+    """What `name` has returned on every rank, step by step.
+
+    Raises:
+        NotYetError: it is not the norm before clipping, or not a float.
+    """
+    n, norms = run.world_size, [value["norms"] for value in run.values]
+    for rank, own in enumerate(norms):
+        expect_float(own, f"{name} returned {{}} on rank {rank}")
+    # Once the weights are wrong (C1) only the first norm can be compared.
+    weights = [value["weights"] for value in run.values]
+    count = len(MAX_NORMS) if all_close(weights, right_training(seed, n), 1e-6) else 1
+    expected = norms_of(seed, n)[:count]
+    expect_values(
+        [torch.tensor(own[:count], dtype=torch.float64) for own in norms],
+        same_everywhere(expected, n),
+        what="the returned norm",
+        tolerance=TOLERANCE,
+        suspects=wrong_norms(seed, n, count),
+    )
+    if count > 1:
+        _expect_all_digits(norms, same_everywhere(expected[:EXACT], n))
+    return f"n = {n}: norms {', '.join(f'{x:.3f}' for x in expected.tolist())}"
+
+
+def _expect_all_digits(norms: list[list[float]], expected: list[Tensor]) -> None:
+    try:
+        expect_values(
+            [torch.tensor(own[:EXACT], dtype=torch.float64) for own in norms],
+            expected,
+            what="the returned norm",
+        )
+    except NotYetError as error:
+        rule = "take the norm in the gradients' dtype; float(tensor) keeps it"
+        raise error.but(rule=rule) from error

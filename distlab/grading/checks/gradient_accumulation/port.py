@@ -1,0 +1,189 @@
+"""Checks of task 2.22, `gradient_accumulation.port`: torch's own, without comm.
+
+The ranks find in their environment what torchrun would have put there, and join a real
+gloo group. What is sent is counted where torch is asked to send it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from distlab.comm import leave_default_group
+from distlab.grading.checks.gradient_accumulation.clip import (
+    Counted,
+    expect_norms,
+    expect_weights,
+)
+from distlab.grading.checks.gradient_accumulation.clip_mistakes import (
+    LEARNING_RATE,
+    MAX_NORMS,
+    clipped,
+    train,
+    wrong_trainings,
+)
+from distlab.grading.checks.gradient_accumulation.microbatches import (
+    LEVEL,
+    Means,
+    make_microbatches,
+    make_model,
+    weights_of,
+)
+from distlab.grading.checks.trainer.train_step import number_of
+from distlab.grading.clause import clause
+from distlab.grading.kit.torch_group import PATIENCE_S, finished
+from distlab.grading.kit.torchrun_env import keep_wrappers, like_torchrun
+from distlab.grading.kit.values import Suspect, same_everywhere
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import Evidence
+
+WORLDS = (3, 2, 4, 5, 1)
+MICROBATCHES = len(LEVEL[0])  # of each rank
+MEAN = "DistributedDataParallel divides by the ranks: expected is the mean over samples"
+
+
+def ported_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """The steps of task 2.3, in a process group of torch's."""
+    like_torchrun(context, PATIENCE_S)
+    keep_wrappers()
+    dist.init_process_group("gloo")
+    sent = [0]
+    send = _count_sends(sent)
+    model = DistributedDataParallel(make_model(seed))
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # torch reads these
+        mean = bucket.buffer().div_(context.world_size)
+        sent[0] += mean.numel()
+        work = send(mean, async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    model.register_comm_hook(None, hook)
+    optimizer = Counted(model.parameters(), lr=LEARNING_RATE)
+    norms, stepped = [], []
+    for step, max_norm in enumerate(MAX_NORMS):
+        batches = make_microbatches(seed, step, context.rank, LEVEL[context.rank])
+        loss_fn = nn.functional.cross_entropy
+        before = weights_of(model.module)
+        norm = unit.with_torch(model, optimizer, loss_fn, batches, max_norm)
+        norms.append(number_of(norm))
+        stepped.append((before - weights_of(model.module)) / LEARNING_RATE)
+    weights = weights_of(model.module)
+    leave_default_group()
+    return {
+        "weights": weights,
+        "norms": norms,
+        "stepped": stepped,
+        "sent": sent[0] / len(MAX_NORMS),
+    }
+
+
+def _count_sends(sent: list[int]) -> Callable[..., Any]:
+    """Count what is handed to all_reduce, one number apart; give the real one."""
+    real: Callable[..., Any] = dist.all_reduce
+
+    @wraps(real)
+    def counted(tensor: Tensor, *args: Any, **named: Any) -> Any:
+        sent[0] += tensor.numel() if tensor.numel() > 1 else 0
+        return real(tensor, *args, **named)
+
+    dist.all_reduce = counted
+    return real
+
+
+@clause(
+    "gradient_accumulation.port", "C1", worlds=WORLDS, runs=[on_ranks(ported_steps)]
+)
+def weights_of_one_process(runs: Runs) -> str | None:
+    """V: as in task 2.3."""
+    n, seed = runs.world_size, runs.seed
+    run = finished(runs, ported_steps)
+    expect_weights(
+        run, seed, lambda: [*_wrong_weights(seed, n), *wrong_trainings(seed, n)]
+    )
+    return f"n = {n}: the weights of the baseline, with torch.distributed alone"
+
+
+@clause(
+    "gradient_accumulation.port", "C2", worlds=(3, 2), runs=[on_ranks(ported_steps)]
+)
+def sent_once(runs: Runs) -> str | None:
+    """J: how many elements torch was asked to sum over the ranks, in a step."""
+    run = finished(runs, ported_steps)
+    size = sum(parameter.numel() for parameter in make_model(0).parameters())
+    sent = [value["sent"] for value in run.values]
+    if max(sent) > size:
+        every = set(sent) == {float(size * MICROBATCHES)}
+        raise NotYetError(
+            f"one step sends {max(sent):g} elements for {size} gradient elements",
+            slug="synced-every-microbatch" if every else "",
+            evidence=tuple(
+                Evidence(
+                    rank=rank,
+                    state="sent",
+                    text=f"{count:g} elements per step, the model has {size}",
+                )
+                for rank, count in enumerate(sent)
+            ),
+            rule="all but the last forward and backward under model.no_sync()",
+        )
+    return f"{size} gradient elements, {max(sent):g} elements sent per step"
+
+
+@clause(
+    "gradient_accumulation.port", "C3", worlds=WORLDS, runs=[on_ranks(ported_steps)]
+)
+def norm_before_clipping(runs: Runs) -> str | None:
+    """V: as in task 2.3."""
+    expect_norms(finished(runs, ported_steps), runs.seed, "with_torch")
+    return None
+
+
+def _wrong_weights(seed: int, n: int) -> list[Suspect]:
+    """What known mistakes about DistributedDataParallel's mean lead to."""
+    held: list[Tensor] = []
+
+    def never_zeroed(means: Means, limit: float) -> Tensor:
+        held[:] = [clipped(means.mean() + sum(held), limit)]
+        return held[0]
+
+    def counted_alike(means: Means, limit: float) -> Tensor:
+        parts = means.summed(lambda rank, _: 1 / len(means.sizes[rank]))
+        return clipped(torch.stack(parts).mean(0), limit)
+
+    guesses: list[tuple[str, str, Callable[[Means, float], Tensor]]] = [
+        (
+            "divided-twice",
+            f"the gradients are 1/{n} of the mean over the samples: divided by the "
+            "samples, and again by the ranks",
+            lambda means, limit: clipped(means.mean() / n, limit),
+        ),
+        (
+            "mean-of-microbatches",
+            "every microbatch of every rank has the same weight, whatever its size",
+            counted_alike,
+        ),
+        (
+            "gradients-not-zeroed",
+            "the gradients of the previous step are still in .grad",
+            never_zeroed,
+        ),
+    ]
+    return [
+        Suspect(slug=slug, values=_trained(seed, n, rule), sentence=sentence, rule=MEAN)
+        for slug, sentence, rule in guesses
+    ]
+
+
+def _trained(seed: int, n: int, rule: Callable[[Means, float], Tensor]) -> list[Tensor]:
+    return train(seed, n, lambda means, limit: same_everywhere(rule(means, limit), n))[
+        0
+    ]

@@ -1,0 +1,124 @@
+"""Checks of task 2.2, `gradient_accumulation.sync_once`: the mean, and what is sent."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from distlab.comm import COLLECTIVES
+from distlab.grading.checks.gradient_accumulation.microbatches import (
+    FINE,
+    LEVEL,
+    first_means,
+    gradients_of,
+    make_microbatches,
+    make_model,
+)
+from distlab.grading.checks.gradient_accumulation.sync_mistakes import suspects_of
+from distlab.grading.clause import clause
+from distlab.grading.kit.messages import calls_of_each, expect_messages
+from distlab.grading.kit.values import (
+    expect_equal_bits,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.runs import Runs, RunSpec, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import SENDS
+
+WORLDS = (3, 2, 4, 5, 1)
+OLD = 0.5  # what .grad holds of an old step
+
+
+def sync(
+    context: RankContext, unit: ModuleType, seed: int, fine: bool = False
+) -> Tensor:
+    """The gradients of one step; `fine` cuts the same samples into more parts."""
+    device = context.comm.device
+    model = make_model(seed).to(device)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, OLD)
+    sizes = (FINE if fine else LEVEL)[context.rank % len(LEVEL)]
+    microbatches = [
+        (inputs.to(device), targets.to(device))
+        for inputs, targets in make_microbatches(seed, 0, context.rank, sizes)
+    ]
+    unit.sync_once(context.comm, model, nn.functional.cross_entropy, microbatches)
+    return gradients_of(model)
+
+
+def _finer(world_size: int) -> list[RunSpec]:
+    return [on_ranks(sync, fine=True)]
+
+
+@clause("gradient_accumulation.sync_once", "C1", worlds=WORLDS, runs=_finer)
+def mean_over_the_step(runs: Runs) -> str | None:
+    """V: every rank's gradients are those of the whole batch, the same bits."""
+    n = runs.world_size
+    run = runs.finished(sync)
+    means = first_means(runs.seed, LEVEL[:n])
+    expect_values(
+        list(run.values),
+        same_everywhere(means.mean(), n),
+        what="the gradient",
+        suspects=partial(suspects_of, means, OLD),
+        rule="the contributions of all ranks add up to the mean: one sum, no division",
+    )
+    expect_equal_bits(
+        list(run.values),
+        what="the gradient",
+        rule="every rank must hold the result of the very same all_reduce",
+    )
+    expect_messages(run, "the gradient is right, but not through comm")
+    return f"n = {n}: the mean over {means.total} samples, on every rank"
+
+
+@clause(
+    "gradient_accumulation.sync_once",
+    "C2",
+    worlds=WORLDS,
+    runs=[on_ranks(sync), on_ranks(sync, fine=True)],
+)
+def sent_once(runs: Runs) -> str | None:
+    """J: the elements that are sent, with three microbatches and with five."""
+    few, many = runs.finished(sync), runs.finished(sync, fine=True)
+    size = sum(p.numel() for p in make_model(runs.seed).parameters())
+    sent = [max(_gradients_sent(run)) for run in (few, many)]
+    if sent[1] > sent[0] + size // 2:
+        raise NotYetError(
+            f"with 3 microbatches a rank sends {sent[0] / size:.3g} times its "
+            f"gradients, with 5 microbatches {sent[1] / size:.3g} times",
+            slug="synced-every-microbatch",
+            evidence=calls_of_each(many),
+            rule="accumulate first; then one all_reduce of the sums",
+        )
+    if _is_collective(many) and sent[1] > 1.5 * size:
+        raise NotYetError(
+            f"the model has {size} gradient elements, and a rank passes {sent[1]} to "
+            "comm",
+            evidence=calls_of_each(many),
+            rule="every gradient goes through one all_reduce",
+        )
+    return f"{sent[1]} elements sent per rank, with 3 microbatches and with 5"
+
+
+def _gradients_sent(run: Run) -> list[int]:
+    """For each rank the elements of all calls but those about a few numbers."""
+    return [
+        sum(
+            size
+            for call in record.calls()
+            if call["op"] in (*COLLECTIVES, *SENDS)
+            and (size := math.prod(call["shape"] or [])) > 1
+        )
+        for record in run.ranks
+    ]
+
+
+def _is_collective(run: Run) -> bool:
+    return all(c["op"] in COLLECTIVES for r in run.ranks for c in r.calls())

@@ -1,0 +1,384 @@
+"""Checks of task 2.7, `mixed_precision.loss_scaler`: unscaled once, skipped together.
+
+Each clause goes by the scale that the rank had in that step, so that a wrong staircase
+(C3) does not spoil the gradients (C1) or the decisions (C2).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.checks.mixed_precision.loss_scaler_runs import (
+    BACKOFF,
+    GROWTH_INTERVAL,
+    HUGE,
+    HUGE_AT,
+    NO_GRADIENT_AT,
+    STEPS,
+    any_rank,
+    halved,
+    own_rank,
+    raw_gradient,
+    scaled_steps,
+    scales,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.messages import expect_messages
+from distlab.grading.kit.values import brief, close
+from distlab.grading.runs import Runs, RunSpec, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import Run
+from distlab.runner.autopsy import Evidence
+
+WORLDS = (3, 2, 4, 5, 1)
+RESUME_WORLD = 2
+CALM = 4  # steps before the first overflow
+LOOSE = 1e-6
+STALE = "last-steps-answer"
+RULE_STALE = "update ends the step: reset self.overflow there"
+
+
+def _resumed(world_size: int) -> list[RunSpec]:
+    return [on_ranks(scaled_steps, resume=True)] if world_size == RESUME_WORLD else []
+
+
+# ── C1: gradients ───────────────────────────────────────────────────────────────────
+
+
+@clause(
+    "mixed_precision.loss_scaler", "C1", worlds=WORLDS, runs=[on_ranks(scaled_steps)]
+)
+def unscaled_once(runs: Runs) -> str | None:
+    """V: after the step the gradients are what float16 left, over the scale."""
+    run = runs.finished(scaled_steps)
+    n = runs.world_size
+    for step in range(CALM):
+        for rank in range(n):
+            record = run.values[rank][step]
+            raw = raw_gradient(runs.seed, step, rank, n)
+            if not halved(raw, record["scale"]).isfinite().all():
+                continue  # the scale is wrong: see C3
+            _expect_scaled(record, raw, rank)
+            for when in ("early", "after"):
+                if when == "after" or step % 2 == 0:
+                    _expect_not_remembered(run, runs.seed, rank)
+                    _expect_unscaled(record, when, raw, rank)
+    return None
+
+
+def _expect_scaled(record: dict[str, Any], raw: Tensor, rank: int) -> None:
+    """What backward() made of the scaled loss."""
+    scale, came = record["scale"], record["came"]
+    rule = "return the loss times the scale; do not detach it"
+    if came is None:
+        raise NotYetError(
+            "autograd has no path from the tensor that scale returned to the weights",
+            rule=rule,
+            fatal=True,
+        )
+    if not close(came, halved(raw, scale), LOOSE):
+        vanished = bool((came[raw < 1e-6] == 0).all())
+        raise NotYetError(
+            f"backward() computed {brief(came)} on rank {rank}, expected "
+            f"{brief(halved(raw, scale))} with the scale {scale:g}"
+            + (": the small gradients became 0 in float16" if vanished else ""),
+            slug="gradients-underflow" if vanished else "",
+            rule=rule,
+            fatal=True,
+        )
+
+
+def _expect_not_remembered(run: Run, seed: int, rank: int) -> None:
+    """Divided in the first step and in no later one: that was taken for done."""
+    scales = [record["scale"] for record in run.values[rank]]
+    divided = raw_gradient(seed, 0, rank, run.world_size)
+    divided = halved(divided, scales[0]) / scales[0]
+    later = [_undivided(run, seed, step, rank) for step in range(1, CALM)]
+    if all(later) and _same(run.values[rank][0]["after"], divided):
+        raise NotYetError(
+            "the gradients are divided in the first step and in no later step: in step "
+            f"2 they are still {scales[1]:g} times too large",
+            slug=STALE,
+            rule=RULE_STALE,
+        )
+
+
+def _undivided(run: Run, seed: int, step: int, rank: int) -> bool:
+    """Whether the gradients of this step are what backward() left."""
+    record = run.values[rank][step]
+    scaled = halved(raw_gradient(seed, step, rank, run.world_size), record["scale"])
+    whens = ("early", "after") if step % 2 == 0 else ("after",)
+    return all(_same(record[when], scaled) for when in whens)
+
+
+def _same(found: Tensor | None, values: Tensor) -> bool:
+    # Relative: after two divisions all that is left is small.
+    return found is not None and torch.allclose(found, values, rtol=LOOSE, atol=0.0)
+
+
+def _expect_unscaled(record: dict[str, Any], when: str, raw: Tensor, rank: int) -> None:
+    scale, found = record["scale"], record[when]
+    scaled = halved(raw, scale)
+    if close(found, scaled / scale, LOOSE):
+        return
+    what = "after unscale_" if when == "early" else "at the optimizer's step"
+    known = (
+        ("never-unscaled", scaled, f"still {scale:g} times too large"),
+        ("unscaled-twice", scaled / scale**2, f"divided by {scale:g} twice"),
+        ("", scaled * scale, f"multiplied by {scale:g} a second time"),
+    )
+    slug = ""
+    sentence = f"{what} the gradients are wrong on rank {rank}"
+    for name, values, words in known:
+        if _same(found, values):
+            slug, sentence = name, f"{what} the gradients are {words}"
+    raise NotYetError(
+        sentence,
+        slug=slug,
+        evidence=(
+            Evidence(
+                rank=rank,
+                state="wrong",
+                text=f"got {brief(found)}   expected {brief(scaled / scale)}",
+            ),
+        ),
+        rule="divide .grad by the scale once per step, in place, whether or not "
+        "unscale_ was called before step",
+    )
+
+
+# ── C2: the decision ────────────────────────────────────────────────────────────────
+
+
+@clause(
+    "mixed_precision.loss_scaler", "C2", worlds=WORLDS, runs=[on_ranks(scaled_steps)]
+)
+def all_or_none_step(runs: Runs) -> str | None:
+    """X: whichever rank overflows, in each step all ranks do the same."""
+    run = runs.finished(scaled_steps)
+    n, seed = runs.world_size, runs.seed
+    took = [[record["steps"] for record in rank] for rank in run.values]
+    flags = [_own_overflows(run, seed, step) for step in range(STEPS)]
+    expected = [0 if any(f) else 1 for f in flags]
+    for step in range(STEPS):
+        now = [rank[step] for rank in took]
+        if now != [expected[step]] * n:
+            raise _wrong_decision(run, seed, flags, step)
+    for rank in range(n):
+        for step, record in enumerate(run.values[rank]):
+            if record["said"] is not bool(expected[step]):
+                done = "was taken" if expected[step] else "was skipped"
+                raise NotYetError(
+                    f"step {step + 1} {done}, but step() returned {record['said']}",
+                    rule="return whether the optimizer stepped: a schedule that "
+                    "counts steps must not count a skipped one",
+                )
+    expect_messages(run, "all ranks decide alike, but no message was sent")
+    skipped = expected.count(0)
+    return f"n = {n}: {skipped} of {STEPS} steps skipped, by all ranks together"
+
+
+def _own_overflows(run: Run, seed: int, step: int) -> list[bool]:
+    """Which ranks' own gradients overflowed, with the scale that each had."""
+    found = []
+    for rank in range(run.world_size):
+        raw = raw_gradient(seed, step, rank, run.world_size)
+        scaled = halved(raw, run.values[rank][step]["scale"])
+        has_none = step == NO_GRADIENT_AT and rank == 0
+        found.append(not has_none and not bool(scaled.isfinite().all()))
+    return found
+
+
+def _wrong_decision(
+    run: Run, seed: int, flags: list[list[bool]], step: int
+) -> NotYetError:
+    n, now = run.world_size, [rank[step]["steps"] for rank in run.values]
+    culprits = [rank for rank, overflow in enumerate(flags[step]) if overflow]
+    names = ", ".join(map(str, culprits))
+    who = f"rank {names}" if len(culprits) == 1 else f"ranks {names}"
+    slug, sentence = "", f"in step {step + 1} the ranks stepped {now} times"
+    rule = (
+        "one all_reduce tells every rank whether any gradient on any rank is inf or "
+        "nan; then all ranks decide alike"
+    )
+    if not culprits and not any(now) and step == HUGE_AT:
+        slug = "finite-taken-for-inf"
+        sentence = (
+            f"every rank skipped step {step + 1}, but no gradient was inf or nan: the "
+            f"largest was {HUGE:g}"
+        )
+    elif not culprits and _stale(run, seed, step):
+        slug, rule = STALE, RULE_STALE
+        sentence = (
+            f"step {step} was skipped, and so was step {step + 1}, where no gradient "
+            "is inf or nan: its gradients were not checked"
+        )
+    elif not culprits:
+        sentence += ", though no gradient was inf or nan"
+    elif all(now):
+        slug = "overflow-applied"
+        sentence = f"{who} had inf or nan in step {step + 1}, and every rank stepped"
+    elif all(bool(s) != f for s, f in zip(now, flags[step], strict=True)) and n > 1:
+        slug = "skips-alone"
+        sentence = f"{who} had inf or nan in step {step + 1} and skipped it alone"
+    text = ["stepped" if count else "skipped" for count in now]
+    return NotYetError(
+        sentence,
+        slug=slug,
+        evidence=tuple(
+            Evidence(
+                rank=rank,
+                state=text[rank],
+                text="inf or nan" if flags[step][rank] else "all finite",
+            )
+            for rank in range(n)
+        ),
+        rule=rule,
+    )
+
+
+def _stale(run: Run, seed: int, step: int) -> bool:
+    """Whether all ranks skip as in the step before, and have left the gradients be."""
+    skipped = step > 0 and not any(
+        r["steps"] for rank in run.values for r in rank[step - 1 :][:2]
+    )
+    return skipped and all(
+        _undivided(run, seed, step, rank) for rank in range(run.world_size)
+    )
+
+
+# ── C3: the staircase ───────────────────────────────────────────────────────────────
+
+
+@clause("mixed_precision.loss_scaler", "C3", worlds=WORLDS, runs=_resumed)
+def same_staircase(runs: Runs) -> str | None:
+    """V, X and R: torch's scale after every step, on every rank, also on resuming."""
+    run = runs.finished(scaled_steps)
+    n, seed = runs.world_size, runs.seed
+    took = [[record["steps"] for record in rank] for rank in run.values]
+    if any(rank != took[0] for rank in took) or not any(0 in rank for rank in took):
+        raise NotJudgedError("the ranks do not skip together: see C2")
+    expected = scales(seed, n)
+    found = [[record["next"] for record in rank] for rank in run.values]
+    if found != expected:
+        raise _wrong_staircase(seed, found, expected)
+    below = run.values[0][-1]["below"]
+    if below != BACKOFF:
+        raise NotYetError(
+            f"after an overflow a scale of 1 became {below:g}, expected {BACKOFF:g}",
+            rule="multiply by backoff_factor, even if the scale is small already",
+        )
+    if n == RESUME_WORLD:
+        _expect_resumed(runs, expected)
+    stairs = [s for s, was in zip(found[0], [0.0, *found[0]], strict=False) if s != was]
+    return f"n = {n}: the scale goes " + ", ".join(f"{s:g}" for s in stairs)
+
+
+def _expect_resumed(runs: Runs, expected: list[list[float]]) -> None:
+    run = runs.finished(scaled_steps, resume=True)
+    found = [[record["next"] for record in rank] for rank in run.values]
+    if found != expected:
+        forgot = found == scales(runs.seed, runs.world_size, forgets=True)
+        raise NotYetError(
+            "after load_state_dict the scale differs from the uninterrupted run"
+            + (": the count of good steps was reset" if forgot else ""),
+            evidence=_stairs(found, expected),
+            rule="state_dict stores loss_scale and good_steps: count in good_steps",
+        )
+
+
+def _wrong_staircase(
+    seed: int, found: list[list[float]], expected: list[list[float]]
+) -> NotYetError:
+    n = len(found)
+    slug, sentence = "", "the scale is not the expected one"
+    for name, how, words in _KNOWN:
+        if found == scales(seed, n, **how) != expected:
+            slug, sentence = name, words
+            break
+    else:
+        step = next(
+            s
+            for s in range(STEPS)
+            if any(f[s] != e[s] for f, e in zip(found, expected, strict=True))
+        )
+        sentence = f"after step {step + 1} {sentence}"
+    return NotYetError(
+        sentence,
+        slug=slug,
+        evidence=_stairs(found, expected),
+        rule="all ranks use the same self.overflow; an overflow lowers the scale and "
+        "resets the count; growth_interval good steps in a row raise the scale",
+    )
+
+
+_KNOWN: tuple[tuple[str, dict[str, Any], str], ...] = (
+    (
+        "own-scale-per-rank",
+        {"decide": own_rank},
+        "the ranks skip together, but each changes its scale after local gradients",
+    ),
+    (
+        "streak-not-reset",
+        {"resets": False},
+        "an overflow does not reset the count of good steps: the scale grows too soon",
+    ),
+    ("", {"growth": 1.0}, "the scale never grows"),
+    ("", {"backoff": 1.0}, "the scale is not lowered after an overflow"),
+    ("", {"backoff": 0.5, "growth": 0.5}, "the scale shrinks where it should grow"),
+    ("", {"backoff": 2.0}, "the scale grows after an overflow"),
+    ("", {"interval": 1}, "the scale grows in every step without an overflow"),
+    (
+        "",
+        {"interval": GROWTH_INTERVAL + 1},
+        "the scale grows one step late: after growth_interval + 1 good steps",
+    ),
+    (
+        "",
+        {"interval": GROWTH_INTERVAL - 1},
+        "the scale grows one step early: after growth_interval - 1 good steps",
+    ),
+    (
+        "",
+        {"again": False},
+        "after growing, the scale grows again in the next step: no reset of the count",
+    ),
+    (
+        "",
+        {"decide": lambda flags, rank: not any_rank(flags, rank)},
+        "growth and backoff are swapped",
+    ),
+)
+
+
+def _stairs(
+    found: list[list[float]], expected: list[list[float]]
+) -> tuple[Evidence, ...]:
+    """Each rank's scales, around the first one that is wrong anywhere."""
+    step = next(
+        (
+            s
+            for s in range(STEPS)
+            if any(f[s] != e[s] for f, e in zip(found, expected, strict=True))
+        ),
+        0,
+    )
+    first = max(0, step - 2)
+    part = slice(first, step + 3)
+    return tuple(
+        Evidence(
+            rank=rank,
+            state="as expected" if f == e else "wrong",
+            text=f"from step {first + 1} on {_text(f[part])}, expected {_text(e[part])}"
+            if f != e
+            else f"from step {first + 1} on {_text(f[part])}",
+        )
+        for rank, (f, e) in enumerate(zip(found, expected, strict=True))
+    )
+
+
+def _text(numbers: list[float]) -> str:
+    return ", ".join(f"{number:g}" for number in numbers)

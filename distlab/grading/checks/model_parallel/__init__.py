@@ -1,0 +1,1 @@
+"""Checks of the unit `model_parallel`, a file per task."""

@@ -1,0 +1,340 @@
+"""Checks of task 2.9, `model_parallel.train_step`: stages against one process.
+
+The sizes of the batches differ from step to step, and the widths from cut to cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache, partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.comm import COLLECTIVES, Event
+from distlab.grading.clause import clause
+from distlab.grading.kit.messages import calls_of_each, expect_messages
+from distlab.grading.kit.stages import (
+    LEARNING_RATE,
+    NOT_YOURS,
+    make_batch,
+    make_like,
+    make_stages,
+    weights_of,
+    widths,
+)
+from distlab.grading.kit.values import (
+    Suspect,
+    all_close,
+    close,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import SENDS, Evidence
+
+# Three first: with two there is no stage in the middle.
+WORLDS = (3, 2, 4, 5, 1)
+SIZES = (4, 4, 3)  # samples in the batch of each step
+Backward = Callable[[Tensor, Tensor, Tensor | None], None]
+"""`(output, targets, gradient)`: how a stage goes backward; None is the last stage."""
+
+
+def step_stages(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """Some steps of a model of which each rank has its stage."""
+    n, rank, device = context.world_size, context.rank, context.comm.device
+    stage = make_stages(seed, n)[rank].to(device)
+    optimizer = torch.optim.SGD(stage.parameters(), lr=LEARNING_RATE)
+    losses, runs = [], []
+    stage.register_forward_pre_hook(lambda *_: runs.append(1))
+    for step, size in enumerate(SIZES):
+        inputs, targets = make_batch(seed, step, size)
+        if rank:  # not this rank's to read: only its length counts
+            inputs = torch.full_like(inputs, NOT_YOURS)
+        if rank < n - 1:
+            targets = torch.zeros_like(targets)
+        loss = unit.train_step(
+            context.comm,
+            stage,
+            optimizer,
+            nn.functional.cross_entropy,
+            inputs.to(device),
+            targets.to(device),
+            make_like(n, rank).to(device),
+        )
+        losses.append(_number(loss))
+    return {"weights": weights_of(stage), "losses": losses, "runs": len(runs)}
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    return float(value) if isinstance(value, int | float) else None
+
+
+@lru_cache(maxsize=32)
+def one_process(
+    seed: int, n: int, *, zeroed: bool = True
+) -> tuple[list[Tensor], Tensor]:
+    """Each stage's weights after the last step, and the loss of each step."""
+    stages = make_stages(seed, n)
+    model = nn.Sequential(*stages)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    losses = []
+    for step, size in enumerate(SIZES):
+        inputs, targets = make_batch(seed, step, size)
+        if zeroed:
+            optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [weights_of(stage) for stage in stages], torch.stack(losses)
+
+
+def _misled(seed: int, n: int, backward: Backward) -> list[Tensor]:
+    """The weights if the stages before the last one go backward in another way."""
+    stages = make_stages(seed, n)
+    optimizer = torch.optim.SGD(nn.Sequential(*stages).parameters(), lr=LEARNING_RATE)
+    for step, size in enumerate(SIZES):
+        inputs, targets = make_batch(seed, step, size)
+        optimizer.zero_grad()
+        inside, outputs = [], []
+        x = inputs
+        for stage in stages:
+            x = x.detach().requires_grad_(x.is_floating_point())
+            inside.append(x)
+            x = stage(x)
+            outputs.append(x)
+        nn.functional.cross_entropy(x, targets).backward()
+        for place in reversed(range(n - 1)):
+            backward(outputs[place], torch.zeros_like(targets), inside[place + 1].grad)
+        optimizer.step()
+    return [weights_of(stage) for stage in stages]
+
+
+def _suspects(seed: int, n: int) -> list[Suspect]:
+    start = [weights_of(stage) for stage in make_stages(seed, n)]
+    taken = nn.functional.cross_entropy
+    found = [
+        Suspect(
+            slug="",
+            values=start,
+            sentence="the weights are unchanged on every rank: no step was taken",
+            rule="the order is: zero_grad, forward, backward, step, on every rank",
+        ),
+        Suspect(
+            slug="gradients-not-zeroed",
+            values=one_process(seed, n, zeroed=False)[0],
+            sentence="each step also applied the gradients of the steps before it",
+            rule="optimizer.zero_grad() before backward, on every rank",
+        ),
+    ]
+    if n == 1:
+        return found
+    return [
+        Suspect(
+            slug="only-last-stage-learns",
+            values=_misled(seed, n, lambda output, targets, gradient: None),
+            sentence="the last stage learns; the stages before it do not change",
+            rule="receive the gradient of your output: output.backward(gradient)",
+        ),
+        Suspect(
+            slug="ones-as-gradient",
+            values=_misled(seed, n, lambda output, targets, _: output.sum().backward()),
+            sentence="each stage before the last one used a gradient of ones, as if "
+            "its loss were the sum of its outputs",
+            rule="output.backward(gradient), with the next stage's gradient",
+        ),
+        Suspect(
+            slug="loss-on-every-stage",
+            values=_misled(
+                seed, n, lambda out, targets, _: taken(out, targets).backward()
+            ),
+            sentence="each stage computed a loss from its own output",
+            rule="only the last stage has class scores; the others receive a gradient",
+        ),
+        *found,
+    ]
+
+
+@clause("model_parallel.train_step", "C1", worlds=WORLDS, runs=[on_ranks(step_stages)])
+def weights_of_one_process(runs: Runs) -> str | None:
+    """V: after some steps each stage is what it is in one process."""
+    run = runs.finished(step_stages)
+    n, seed = runs.world_size, runs.seed
+    weights = [value["weights"] for value in run.values]
+    expected = one_process(seed, n)[0]
+    expect_values(
+        weights,
+        expected,
+        what=f"after {len(SIZES)} steps the weights of the stage",
+        verb="are",
+        suspects=partial(_suspects, seed, n),
+        rule="follow one sample: forward through all stages, and its gradient back",
+    )
+    expect_messages(run, "the weights are right, but not through comm")
+    worst = max(
+        float((w - e).abs().max()) for w, e in zip(weights, expected, strict=True)
+    )
+    return f"n = {n}: weights {worst:.0e} from a single process's"
+
+
+@clause("model_parallel.train_step", "C2", worlds=WORLDS, runs=[on_ranks(step_stages)])
+def loss_on_every_rank(runs: Runs) -> str | None:
+    """V: the last stage's loss, everywhere."""
+    run = runs.finished(step_stages)
+    weights, losses = one_process(runs.seed, runs.world_size)
+    # Once the weights have gone astray (C1) only the first loss can be compared.
+    went_right = all_close([value["weights"] for value in run.values], weights)
+    for step in range(len(SIZES) if went_right else 1):
+        judge_losses([value["losses"][step] for value in run.values], losses[step])
+    return None
+
+
+def judge_losses(losses: list[float | None], expected: Tensor) -> None:
+    """What each rank returned must be the loss of the batch.
+
+    Raises:
+        NotYetError: it is not.
+    """
+    n = len(losses)
+    told = [
+        torch.tensor(torch.nan if loss is None else loss, dtype=torch.float64)
+        for loss in losses
+    ]
+    right = [close(number, expected) for number in told]
+    if all(right):
+        return
+    _expect_all_digits(told, right, expected)
+    if right[-1] and n > 1 and not any(right[:-1]):
+        does = "returned nothing" if losses[0] is None else f"returned {losses[0]:.4g}"
+        raise NotYetError(
+            f"the last stage returned the loss; rank 0 {does}",
+            slug="loss-on-last-stage-only",
+            rule="comm.broadcast the loss from the last rank",
+        )
+    if all(loss is None for loss in losses):
+        raise NotYetError(
+            "no rank returned a number",
+            slug="returned-none",
+            rule="return the loss as a float, on every rank",
+        )
+    expect_values(
+        told,
+        same_everywhere(expected, n),
+        what="the returned loss",
+        rule="the loss of the last stage, the same on every rank",
+    )
+
+
+def _expect_all_digits(told: list[Tensor], right: list[bool], expected: Tensor) -> None:
+    """A loss that is near, and fits into fewer bits, has been in a tensor of these."""
+    wrong = [rank for rank, is_right in enumerate(right) if not is_right]
+    for digits, bits, dtypes in _NARROW:
+        near = all(close(told[rank], expected, 10.0 ** (1 - digits)) for rank in wrong)
+        fits = any(
+            all(
+                torch.equal(told[rank], told[rank].to(dtype).double()) for rank in wrong
+            )
+            for dtype in dtypes
+        )
+        if near and fits:
+            wanted = f"expected {float(expected):.10g}"
+            raise NotYetError(
+                f"the returned loss is right to about {digits} digits: it was sent in "
+                f"a tensor of {bits} bits",
+                slug="wrong-dtype",
+                evidence=tuple(
+                    Evidence(
+                        rank=rank,
+                        state="wrong" if rank in wrong else "right",
+                        text=f"got {float(number):.10g}   {wanted}",
+                    )
+                    for rank, number in enumerate(told)
+                ),
+                rule="torch.zeros(1) is float32: send the loss in a tensor with "
+                "dtype=torch.float64",
+            )
+
+
+_NARROW = (
+    (7, 32, (torch.float32,)),
+    (3, 16, (torch.float16, torch.bfloat16)),
+)
+"""How many digits are left, in how many bits, of which dtypes."""
+
+
+@clause(
+    "model_parallel.train_step", "C3", worlds=(3, 2, 4), runs=[on_ranks(step_stages)]
+)
+def one_message_each_way(runs: Runs) -> str | None:
+    """B: activations to the next rank, gradients to the one before, and no more."""
+    run = runs.finished(step_stages)
+    n = runs.world_size
+    _expect_one_forward(run)
+    sizes = widths(n)
+    for record in run.ranks:
+        calls = record.calls()
+        big = [
+            c for c in calls if c["op"] in COLLECTIVES - {"barrier"} and _count(c) > 1
+        ]
+        if big:
+            raise NotYetError(
+                f"rank {record.rank} calls {big[0]['op']} on {_count(big[0])} "
+                "elements: ranks take part that do not need this tensor",
+                slug="extra-messages",
+                evidence=calls_of_each(run),
+                rule="a tensor goes to one neighbor; only the loss goes to every rank",
+            )
+        sent = [c for c in calls if c["op"] in (*SENDS, "sendrecv") and _count(c) > 1]
+        for step in (record.rank + 1, record.rank - 1):
+            wanted = 0
+            if 0 <= step < n:
+                wanted = sum(SIZES) * sizes[max(step, record.rank)]
+            given = sum(_count(c) for c in sent if c["dst"] == step)
+            if given < wanted:
+                raise NotJudgedError("a message is missing: see C1")
+            if given > wanted:
+                raise NotYetError(
+                    f"in {len(SIZES)} steps rank {record.rank} sends {given} values "
+                    f"to rank {step}, where {wanted} are enough",
+                    slug="extra-messages",
+                    evidence=calls_of_each(run),
+                    rule="forward: the output of the stage; backward: the gradient of "
+                    "its input",
+                )
+        others = {c["dst"] for c in sent} - {record.rank - 1, record.rank + 1}
+        if others:
+            raise NotYetError(
+                f"rank {record.rank} sends to rank {min(others)}, not a neighbor",
+                slug="extra-messages",
+                evidence=calls_of_each(run),
+                rule="a stage sends to the next stage and to the stage before",
+            )
+    return f"n = {n}: {2 * (n - 1)} messages a step, and one number"
+
+
+def _expect_one_forward(run: Run) -> None:
+    counts = [value["runs"] for value in run.values]
+    if max(counts) > len(SIZES):
+        rank = counts.index(max(counts))
+        raise NotYetError(
+            f"in {len(SIZES)} steps the stage of rank {rank} runs {counts[rank]} "
+            f"times, where {len(SIZES)} are enough",
+            slug="stage-runs-again",
+            evidence=tuple(
+                Evidence(rank=rank, state="runs", text=f"its stage {count} times")
+                for rank, count in enumerate(counts)
+            ),
+            rule="keep the output of the forward: backward starts at it",
+        )
+
+
+def _count(call: Event) -> int:
+    return math.prod(call["shape"] or [])

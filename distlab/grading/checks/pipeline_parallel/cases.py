@@ -1,0 +1,365 @@
+"""The schedules that tasks 2.11 to 2.13 run, what they must give, and what stops them.
+
+The schedules are the checks' own, so a wrong schedule of the learner's cannot fail an
+executor. The last microbatch is smaller than the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.grading.checks.pipeline_parallel.clock import (
+    Schedules,
+    all_then_all,
+    in_turns,
+    one_at_a_time,
+    unlike_orders,
+)
+from distlab.grading.checks.pipeline_parallel.losses import WatchedLosses
+from distlab.grading.checks.pipeline_parallel.race import Counted, Meter
+from distlab.grading.kit.messages import reports_made
+from distlab.grading.kit.stages import (
+    NOT_YOURS,
+    gradients_of,
+    make_batch,
+    make_like,
+    make_stages,
+)
+from distlab.grading.kit.values import Suspect, all_close, expect_values
+from distlab.grading.runs import Runs
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import SENDS
+
+WORLDS = (3, 2, 4, 5, 1)
+NO_GRADIENT = "x.grad is None: the received x did not require grad"
+BEFORE = 0.25  # in every .grad, where one is there before
+
+
+@dataclass(frozen=True)
+class Case:
+    """A schedule to be run; `before` is what is in every .grad by then."""
+
+    name: str
+    num_chunks: int
+    sizes: tuple[int, ...]
+    schedules: Schedules
+    before: float = 0.0
+
+    def batches(self, seed: int) -> list[tuple[Tensor, Tensor]]:
+        """The microbatches."""
+        return [make_batch(seed, i, size) for i, size in enumerate(self.sizes)]
+
+    def weights(self) -> tuple[float, ...]:
+        """The weight of each microbatch's mean loss."""
+        return tuple(size / sum(self.sizes) for size in self.sizes)
+
+
+def all_cases(n: int) -> list[Case]:
+    """What an executor runs on n ranks: on many only what grows with them."""
+    few, many = (2, 2, 2, 1), (*(2,) * (n + 1), 1)
+    cases = [Case("1F1B", 1, many, in_turns(n, len(many)), BEFORE)]
+    if n <= 3:
+        cases = [
+            Case("GPipe", 1, few, all_then_all(n, len(few))),
+            *cases,
+            Case(
+                "GPipe, some ranks with the last backward first",
+                1,
+                few,
+                unlike_orders(n, len(few)),
+            ),
+        ]
+    if n > 1:
+        sizes = (*(2,) * (n * max(1, 4 // n) - 1), 1)
+        schedules = in_turns(n, len(sizes), 2)
+        cases.append(Case("interleaved", 2, sizes, schedules))
+    return cases
+
+
+def plain_cases(n: int) -> list[Case]:
+    """What runs even where each send waits for its receiver."""
+    few = (2, 2, 1)
+    schedules = one_at_a_time(n, len(few))
+    return [Case("one microbatch at a time", 1, few, schedules, BEFORE)]
+
+
+Cases = Callable[[int], list[Case]]
+Execute = Callable[..., Any]
+
+
+# ── on the ranks ────────────────────────────────────────────────────────────────────
+
+
+def run_cases(
+    context: RankContext,
+    unit: ModuleType,
+    seed: int,
+    cases: Cases,
+    execute: Execute,
+    look: bool = False,
+) -> list[dict[str, Any]]:
+    """Each case, on fresh stages; each is reported as it begins.
+
+    With `look` it is told which variable holds the losses; what is kept is not to be
+    judged then.
+    """
+    results = []
+    for number, case in enumerate(cases(context.world_size)):
+        context.report(number)
+        results.append(_run(context, unit, seed, case, execute, look))
+    return results
+
+
+def _run(
+    context: RankContext,
+    unit: ModuleType,
+    seed: int,
+    case: Case,
+    execute: Execute,
+    look: bool,
+) -> dict[str, Any]:
+    n, rank, device = context.world_size, context.rank, context.comm.device
+    num_stages = n * case.num_chunks
+    every = make_stages(seed, num_stages)
+    mine = [chunk * n + rank for chunk in range(case.num_chunks)]
+    meter, full = Meter(), Meter()
+    chunks = []
+    for stage in mine:
+        every[stage].to(device)
+        for parameter in every[stage].parameters():
+            if case.before:
+                parameter.grad = torch.full_like(parameter, case.before)
+        example = make_like(num_stages, stage).to(device)
+        chunks.append(unit.ModelChunk(Counted(every[stage], meter, full), example))
+    microbatches = [
+        (
+            (torch.full_like(x, NOT_YOURS) if rank else x).to(device),
+            (y if rank == n - 1 else torch.zeros_like(y)).to(device),
+        )
+        for x, y in case.batches(seed)
+    ]
+    schedule = [unit.Action(*entry) for entry in case.schedules[rank]]
+    loss_fn = nn.functional.cross_entropy
+    watched = WatchedLosses(loss_fn, str(unit.__file__))
+    with keys_watched(unit):
+        loss = execute(
+            context.comm, chunks, schedule, watched if look else loss_fn, microbatches
+        )
+    is_number = isinstance(loss, int | float) or (
+        isinstance(loss, Tensor) and loss.numel() == 1
+    )
+    return {
+        "gradients": torch.cat([gradients_of(every[stage]) for stage in mine]),
+        "loss": float(loss) if is_number else None,
+        "kept": (full.peak, meter.peak),
+        "left": meter.left,
+        "holder": watched.holder,
+        "runs": meter.made,
+    }
+
+
+@contextmanager
+def keys_watched(unit: ModuleType) -> Iterator[None]:
+    """Within the block `free` is called with the keys that both functions agree on.
+
+    Raises:
+        TypeError: not so; before `free`, which may be the reference's, stumbles.
+    """
+    free = getattr(unit, "free", None)
+    if not callable(free):
+        yield
+        return
+    code = getattr(free, "__code__", None)
+    spliced = code is not None and code.co_filename != unit.__file__
+
+    def watched(action: Any, kept: Any, sends: Any) -> None:
+        for key in kept:
+            if not (isinstance(key, tuple) and len(key) == 2):
+                raise TypeError(
+                    f"kept has the key {key!r:.30}; free expects (chunk, microbatch)"
+                )
+        for key in sends:
+            if not (isinstance(key, tuple) and len(key) == 3):
+                raise TypeError(
+                    f"sends has the key {key!r:.30}; free expects the action"
+                )
+        own = action.chunk, action.microbatch
+        if spliced and action.kind == "B" and own not in kept:
+            raise TypeError(
+                f"after the backward of microbatch {own[1]} kept has no key {own}: "
+                "free removes it, execute must leave it there"
+            )
+        free(action, kept, sends)
+
+    vars(unit)["free"] = watched
+    try:
+        yield
+    finally:
+        vars(unit)["free"] = free
+
+
+# ── in one process ──────────────────────────────────────────────────────────────────
+
+
+def gradients(case: Case, seed: int, n: int) -> tuple[list[Tensor], Tensor]:
+    """By rank, of the mean loss over all samples; and that loss."""
+    return _gradients(seed, n, case.num_chunks, case.sizes, case.weights())
+
+
+@lru_cache(maxsize=64)
+def _gradients(
+    seed: int, n: int, v: int, sizes: tuple[int, ...], weights: tuple[float, ...]
+) -> tuple[list[Tensor], Tensor]:
+    """By rank, of a weighted sum of the microbatches' mean losses; and that sum."""
+    stages = make_stages(seed, n * v)
+    model = nn.Sequential(*stages)
+    total = torch.zeros((), dtype=torch.float64)
+    for number, (weight, size) in enumerate(zip(weights, sizes, strict=True)):
+        inputs, targets = make_batch(seed, number, size)
+        total = total + weight * nn.functional.cross_entropy(model(inputs), targets)
+    total.backward()
+    return [
+        torch.cat([gradients_of(stage) for stage in stages[rank::n]])
+        for rank in range(n)
+    ], total.detach()
+
+
+def _suspects(seed: int, n: int, case: Case) -> list[Suspect]:
+    m = len(case.sizes)
+
+    def weighted(*weights: float) -> list[Tensor]:
+        own = _gradients(seed, n, case.num_chunks, case.sizes, weights)[0]
+        return [case.before + gradient for gradient in own]
+
+    def last(weight: float) -> Suspect:
+        return Suspect(
+            slug="last-microbatch-only",
+            values=weighted(*(0.0,) * (m - 1), weight),
+            sentence=f"{case.name}: the gradients are those of the last microbatch "
+            "alone",
+            rule="backward() adds to .grad: let it accumulate over the microbatches",
+        )
+
+    suspects = [
+        Suspect(
+            slug="microbatches-summed",
+            values=weighted(*(1.0,) * m),
+            sentence=f"{case.name}: the gradients are the sum of the {m} microbatches' "
+            "mean gradients, never divided",
+            rule="weight each microbatch by its samples / all samples",
+        ),
+        Suspect(
+            slug="mean-of-microbatches",
+            values=weighted(*(1.0 / m,) * m),
+            sentence=f"{case.name}: each microbatch has the weight 1/{m}, but the last "
+            f"one has {case.sizes[-1]} of {sum(case.sizes)} samples",
+            rule="weight each microbatch by its samples / all samples",
+        ),
+    ]
+    grown = gradients(case, seed, n)[0]
+    if case.num_chunks == 1:
+        suspects += _backward_in_two(case, grown)
+    if case.schedules[0][-1][1] == m - 1:  # it comes last, so it is what is left
+        suspects += [last(1.0), last(1.0 / m), last(case.weights()[-1])]
+    return suspects
+
+
+def _backward_in_two(case: Case, grown: list[Tensor]) -> list[Suspect]:
+    """What goes wrong where backward goes to the input first, then to the weights."""
+    return [
+        Suspect(
+            slug="weight-gradients-missing",
+            values=[torch.full_like(gradient, case.before) for gradient in grown],
+            sentence=f"{case.name}: gradients go from stage to stage, but nothing was "
+            "added to any .grad",
+            rule="backward has two results: the gradient of the input, to be sent, and "
+            "those of the weights, to be added up",
+        ),
+        Suspect(
+            slug="backward-twice",
+            values=[case.before + (1 + (r > 0)) * g for r, g in enumerate(grown)],
+            sentence=f"{case.name}: all stages but the first add their gradients twice",
+            rule="each backward() adds to every .grad it reaches: name the tensors "
+            "that need gradients, torch.autograd.grad(output, x, gradient)",
+        ),
+    ]
+
+
+def expect_gradients(case: Case, actual: list[Tensor], seed: int) -> float:
+    """The largest error of the gradients by rank.
+
+    Raises:
+        NotYetError: they are wrong.
+    """
+    n = len(actual)
+    grown = gradients(case, seed, n)[0]
+    expected = [case.before + gradient for gradient in grown]
+    if case.before and all_close(actual, grown):
+        raise NotYetError(
+            f"{case.name}: the gradients are right, but what was in .grad before is "
+            "lost",
+            rule="add to .grad; only the caller sets it to zero",
+        )
+    expect_values(
+        actual,
+        expected,
+        what=f"{case.name}: what is in the .grad of the stage",
+        suspects=partial(_suspects, seed, n, case),
+        rule="which microbatch's graph, and which gradient, belong together?",
+    )
+    return max(
+        float((a - e).abs().max()) for a, e in zip(actual, expected, strict=True)
+    )
+
+
+# ── what stops them ─────────────────────────────────────────────────────────────────
+
+
+def finished(runs: Runs, scenario: Any, cases: Cases) -> Run:
+    """The run of a scenario; what stops it is told in the words of these tasks."""
+    try:
+        return runs.finished(scenario)
+    except NotYetError as error:
+        raise _in_words(error, cases) from error
+
+
+def _in_words(error: NotYetError, cases: Cases) -> NotYetError:
+    run = error.run
+    if run is None:
+        return error
+    waits = {record.waiting["op"] for record in run.ranks if record.waiting}
+    if error.slug in ("", "mismatched-buffers") and _without_tags(run):
+        error = error.but(
+            slug="no-tag",
+            message=f"no message has its tag: {error.message}",
+            rule="the tag tells the messages between two ranks apart: "
+            "comm.recv(x, *source) passes rank and tag",
+        )
+    elif error.slug == "raised" and NO_GRADIENT in error.message:
+        rule = "after recv: x.requires_grad_(), then run the module"
+        error = error.but(slug="input-without-grad", rule=rule)
+    elif error.kind == "DEADLOCK" and not error.slug and "isend" in waits:
+        rule = "start a send and go on; wait for it when all is done"
+        error = error.but(rule=rule)
+    stopped = error.kind in ("DEADLOCK", "TIME")
+    if stopped or error.slug in ("raised", "input-without-grad"):
+        begun = reports_made(run)
+        name = f"{cases(run.world_size)[begun - 1].name}: " if begun else ""
+        error = error.but(message=f"{name}{error.message}")
+    return error
+
+
+def _without_tags(run: Run) -> bool:
+    """Whether no call has a tag, though two messages went the same way."""
+    calls = [(r.rank, c) for r in run.ranks for c in r.calls() if c["op"] in SENDS]
+    links = [(rank, call["dst"]) for rank, call in calls]
+    return len(links) > len(set(links)) and not any(call["tag"] for _, call in calls)

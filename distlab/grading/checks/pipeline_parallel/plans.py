@@ -1,0 +1,403 @@
+"""Checks of the schedules, tasks 2.10, 2.14 and 2.21: lists, laid side by side."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from distlab.grading.checks.pipeline_parallel.clock import (
+    Entry,
+    Schedules,
+    lead,
+    named,
+    peak,
+    play,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.plans import in_call, worked_out
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import Evidence
+from distlab.sim.plans import closed_forms as forms
+
+_SHOWN = 14  # entries in one line of a table
+_LIMIT = 5000
+TIMES = ((1, 2), (2, 1), (1, 1))  # t_f and t_b
+PLAIN = tuple(
+    (n, m, 1)
+    for n, m in ((4, 8), (3, 4), (2, 5), (4, 2), (5, 7), (1, 3), (3, 1), (8, 32))
+)
+CHUNKED = ((2, 4, 2), (3, 6, 2), (4, 8, 3), (2, 2, 2), (4, 4, 2), (1, 2, 2), (8, 32, 2))
+ODD = ((2, 3, 2), (4, 6, 2), (3, 1, 2))  # no multiple
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All ranks' schedules for m microbatches and v chunks."""
+
+    schedules: Schedules
+    m: int
+    v: int
+
+    @property
+    def n(self) -> int:
+        """How many ranks."""
+        return len(self.schedules)
+
+    @property
+    def setting(self) -> str:
+        """In words."""
+        ranks = "1 rank" if self.n == 1 else f"{self.n} ranks"
+        microbatches = "1 microbatch" if self.m == 1 else f"{self.m} microbatches"
+        chunks = f", {self.v} chunks" if self.v > 1 else ""
+        return f"{ranks}, {microbatches}{chunks}"
+
+    def table(self) -> tuple[Evidence, ...]:
+        """Each rank's list."""
+        lines = []
+        for rank, schedule in enumerate(self.schedules):
+            more = " …" if len(schedule) > _SHOWN else ""
+            text = " ".join(map(named, schedule[:_SHOWN])) + more
+            lines.append(Evidence(rank=rank, state=f"{len(schedule)}:", text=text))
+        return tuple(lines)
+
+
+def make_schedules(
+    context: RankContext, unit: ModuleType, seed: int, name: str
+) -> dict[str, Any]:
+    """Every rank's schedule in each setting; and what comes of settings to refuse."""
+    settings = CHUNKED if name == "interleaved" else PLAIN
+    found: list[Any] = []
+    for n, m, v in settings:
+        schedules = []
+        for rank in range(n):
+            values = (rank, n, m, v) if name == "interleaved" else (rank, n, m)
+            with in_call(f"{name}{values}"):
+                schedules.append(_read(getattr(unit, name)(*values)))
+        found.append(schedules)
+    refused = []
+    for n, m, v in ODD if name == "interleaved" else ():
+        try:
+            unit.interleaved(0, n, m, v)
+            refused.append("raises nothing")
+        except Exception as error:
+            refused.append(f"raises {type(error).__name__}")
+    return {"found": found, "refused": refused}
+
+
+def _read(schedule: Any) -> list[Entry] | str:
+    if not isinstance(schedule, list | tuple):
+        return f"is {schedule!r:.40}, not a list"
+    entries = []
+    for entry in schedule[:_LIMIT]:
+        try:
+            kind, number, chunk = (*entry, 0) if len(entry) == 2 else entry
+            entries.append((kind, operator.index(number), operator.index(chunk)))
+        except (TypeError, ValueError):
+            return f"contains {entry!r:.40}, which is not an Action"
+        if kind not in ("F", "B"):
+            return f'contains {kind!r:.20}: an Action\'s kind is "F" or "B"'
+    return entries
+
+
+def _plans(runs: Runs, name: str) -> Iterator[Plan]:
+    settings = CHUNKED if name == "interleaved" else PLAIN
+    found = _worked_out(runs, name)["found"]
+    for (n, m, v), schedules in zip(settings, found, strict=True):
+        for rank, schedule in enumerate(schedules):
+            if isinstance(schedule, str):
+                raise NotYetError(
+                    f"{n} ranks, {m} microbatches: the schedule of rank {rank} "
+                    f"{schedule}",
+                    rule='a list of Action("F", number) and Action("B", number)',
+                    fatal=True,
+                )
+        yield Plan([[tuple(e) for e in s] for s in schedules], m, v)
+
+
+def _worked_out(runs: Runs, name: str) -> dict[str, Any]:
+    told: dict[str, Any] = worked_out(runs, make_schedules, name=name).values[0]
+    return told
+
+
+# ── every microbatch, once there and once back ──────────────────────────────────────
+
+
+def expect_complete(plan: Plan) -> None:
+    """Each rank does each entry once, forward before backward.
+
+    Raises:
+        NotYetError: it does not.
+    """
+    for rank, flaw, slug in _flaws(plan):
+        raise NotYetError(
+            f"{plan.setting}: rank {rank} {flaw}",
+            slug=slug,
+            evidence=plan.table(),
+            rule="each microbatch one forward, and later one backward",
+        )
+
+
+def _flaws(plan: Plan) -> Iterator[tuple[int, str, str]]:
+    """Rank, what is wrong with its list, and the name of that."""
+    wanted = [(number, chunk) for number in range(plan.m) for chunk in range(plan.v)]
+    for rank, schedule in enumerate(plan.schedules):
+        flaw, slug = _flaw(schedule, wanted)
+        if flaw:
+            yield rank, flaw, slug
+
+
+def _flaw(schedule: list[Entry], wanted: list[tuple[int, int]]) -> tuple[str, str]:
+    every = {(kind, *pair) for pair in wanted for kind in "FB"}
+    counts = Counter(schedule)
+    for entry in schedule:
+        if entry not in every:
+            return f"has {named(entry)}, which does not exist", ""
+        if counts[entry] > 1:
+            return f"has {named(entry)} {counts[entry]} times", ""
+    missing = sorted(every - set(schedule), key=lambda entry: (entry[0] != "F", *entry))
+    if missing:
+        return f"never runs {named(missing[0])}", "schedule-incomplete"
+    place = {entry: index for index, entry in enumerate(schedule)}
+    for pair in wanted:
+        if place[("B", *pair)] < place[("F", *pair)]:
+            first, second = named(("B", *pair)), named(("F", *pair))
+            return f"runs {first} before {second}", "backward-before-forward"
+    return "", ""
+
+
+def _judge_complete(runs: Runs, name: str) -> None:
+    for plan in _plans(runs, name):
+        expect_complete(plan)
+
+
+def _complete(runs: Runs, name: str) -> Iterator[Plan]:
+    """The plans, for a clause that needs complete ones."""
+    for plan in _plans(runs, name):
+        if any(_flaws(plan)):
+            raise NotJudgedError("the schedules are not complete: see C1")
+        yield plan
+
+
+@clause(
+    "pipeline_parallel.gpipe",
+    "C1",
+    worlds=(1,),
+    runs=[on_ranks(make_schedules, name="gpipe")],
+)
+def gpipe_is_complete(runs: Runs) -> str | None:
+    """V: each entry once, forward before backward."""
+    _judge_complete(runs, "gpipe")
+    return None
+
+
+@clause(
+    "pipeline_parallel.one_f_one_b",
+    "C1",
+    worlds=(1,),
+    runs=[on_ranks(make_schedules, name="one_f_one_b")],
+)
+def one_f_one_b_is_complete(runs: Runs) -> str | None:
+    """V: each entry once, forward before backward."""
+    _judge_complete(runs, "one_f_one_b")
+    return None
+
+
+@clause(
+    "pipeline_parallel.interleaved",
+    "C1",
+    worlds=(1,),
+    runs=[on_ranks(make_schedules, name="interleaved")],
+)
+def interleaved_is_complete(runs: Runs) -> str | None:
+    """V: the same through every chunk; m that n does not divide is refused."""
+    _judge_complete(runs, "interleaved")
+    told = _worked_out(runs, "interleaved")["refused"]
+    for (n, m, _), what in zip(ODD, told, strict=True):
+        if what != "raises ValueError":
+            raise NotYetError(
+                f"{m} microbatches on {n} ranks: interleaved {what}; they do not "
+                f"form groups of {n}: that must be a ValueError",
+                rule="look at num_microbatches % world_size first",
+            )
+    return None
+
+
+# ── what kind of schedule it is ─────────────────────────────────────────────────────
+
+
+@clause(
+    "pipeline_parallel.gpipe",
+    "C2",
+    worlds=(1,),
+    runs=[on_ranks(make_schedules, name="gpipe")],
+)
+def forwards_come_first(runs: Runs) -> str | None:
+    """O: no forward after a backward."""
+    for plan in _complete(runs, "gpipe"):
+        for rank, schedule in enumerate(plan.schedules):
+            if lead(schedule) < plan.m:
+                first, late = schedule[lead(schedule)], schedule[lead(schedule) :]
+                forward = next(entry for entry in late if entry[0] == "F")
+                raise NotYetError(
+                    f"{plan.setting}: rank {rank} runs {named(first)} before "
+                    f"{named(forward)}",
+                    evidence=plan.table(),
+                    rule="GPipe: all forwards of the batch, then all backwards",
+                )
+    return None
+
+
+def _bound(plan: Plan, rank: int) -> int:
+    if plan.v == 1:
+        return plan.n - rank
+    return (plan.v - 1) * plan.n + 2 * (plan.n - 1 - rank) + 1
+
+
+def _judge_peaks(runs: Runs, name: str) -> str:
+    note = ""
+    for plan in _complete(runs, name):
+        peaks = [peak(schedule) for schedule in plan.schedules]
+        for rank, most in enumerate(peaks):
+            bound = _bound(plan, rank)
+            if most <= bound:
+                continue
+            total = plan.m * plan.v
+            disguised = all(lead(s) == total for s in plan.schedules)
+            one_more = max(p - _bound(plan, r) for r, p in enumerate(peaks)) <= 1
+            slug = "warmup-too-long" if one_more and bound < total else ""
+            raise NotYetError(
+                f"{plan.setting}: rank {rank} has {most} forwards in flight at "
+                f"once, where {bound} are enough",
+                slug="gpipe-in-disguise" if disguised else slug,
+                evidence=plan.table(),
+                rule="the activations of each forward are kept until its backward",
+            )
+        note = f"{plan.setting}: {' '.join(map(str, peaks))} in flight at most"
+    return note
+
+
+@clause(
+    "pipeline_parallel.one_f_one_b",
+    "C3",
+    worlds=(1,),
+    runs=[on_ranks(make_schedules, name="one_f_one_b")],
+)
+def one_f_one_b_keeps_few(runs: Runs) -> str | None:
+    """M: stage r keeps n - r."""
+    return _judge_peaks(runs, "one_f_one_b")
+
+
+@clause(
+    "pipeline_parallel.interleaved",
+    "C3",
+    worlds=(1,),
+    runs=[on_ranks(make_schedules, name="interleaved")],
+)
+def interleaved_keeps_few(runs: Runs) -> str | None:
+    """M: a bound that does not grow with m."""
+    return _judge_peaks(runs, "interleaved")
+
+
+# ── how long all ranks together take ────────────────────────────────────────────────
+
+
+def _judge_time(runs: Runs, name: str) -> str:
+    note = ""
+    for plan in _complete(runs, name):
+        for forward, backward in TIMES:
+            played = play(plan.schedules, plan.v, forward, backward)
+            if played.stuck:
+                raise _stuck(plan, played.stuck)
+            enough = round(_formula(plan, forward, backward))
+            if played.time != enough:
+                raise _slow(plan, played.time, enough, forward, backward)
+        note = f"{plan.setting}: {played.time} units for t_f = t_b = 1, as the formula"
+    return note
+
+
+def _formula(plan: Plan, forward: int, backward: int) -> float:
+    if plan.v == 1:
+        return forms.gpipe_s(plan.n, plan.m, forward, backward)
+    return forms.interleaved_s(plan.n, plan.m, plan.v, forward, backward)
+
+
+def _stuck(plan: Plan, stuck: tuple[tuple[int, Entry, str], ...]) -> NotYetError:
+    lines = tuple(
+        Evidence(rank=rank, state="waits", text=f"{named(entry)} needs {needed}")
+        for rank, entry, needed in stuck
+    )
+    rank, entry, needed = stuck[0]
+    return NotYetError(
+        f"{plan.setting}: deadlock: rank {rank} cannot run {named(entry)} before "
+        f"{needed}, which never runs",
+        slug="schedules-do-not-fit",
+        evidence=lines,
+        rule="follow the waits from rank to rank: they form a cycle",
+        kind="DEADLOCK",
+    )
+
+
+def _slow(
+    plan: Plan, time: int, enough: int, forward: int, backward: int
+) -> NotYetError:
+    same = all(
+        [e for e in s if e[0] == k] == [e for e in plan.schedules[0] if e[0] == k]
+        for s in plan.schedules
+        for k in "FB"
+    )
+    short = [
+        rank
+        for rank, schedule in enumerate(plan.schedules)
+        if lead(schedule) < min(plan.v * plan.n - rank, plan.m * plan.v)
+    ]
+    slug = "warmup-too-short" if short and same else ""
+    return NotYetError(
+        f"{plan.setting}, t_f = {forward}, t_b = {backward}: all together take {time} "
+        f"units, where {enough} are enough",
+        slug=slug,
+        evidence=plan.table(),
+        rule=f"rank {short[0]} runs its first backward after "
+        f"{lead(plan.schedules[short[0]])} forwards: which forwards could it run while "
+        "it waits?"
+        if slug
+        else "draw the schedules, and look for a rank that waits",
+    )
+
+
+@clause(
+    "pipeline_parallel.gpipe",
+    "C3",
+    worlds=(1,),
+    runs=[on_ranks(make_schedules, name="gpipe")],
+)
+def gpipe_takes_its_time(runs: Runs) -> str | None:
+    """T: the closed form, exactly."""
+    return _judge_time(runs, "gpipe")
+
+
+@clause(
+    "pipeline_parallel.one_f_one_b",
+    "C2",
+    worlds=(1,),
+    runs=[on_ranks(make_schedules, name="one_f_one_b")],
+)
+def one_f_one_b_takes_its_time(runs: Runs) -> str | None:
+    """T: the closed form, exactly."""
+    return _judge_time(runs, "one_f_one_b")
+
+
+@clause(
+    "pipeline_parallel.interleaved",
+    "C2",
+    worlds=(1,),
+    runs=[on_ranks(make_schedules, name="interleaved")],
+)
+def interleaved_takes_its_time(runs: Runs) -> str | None:
+    """T: the closed form, exactly."""
+    return _judge_time(runs, "interleaved")

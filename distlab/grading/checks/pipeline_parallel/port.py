@@ -1,0 +1,223 @@
+"""Checks of task 2.26, `pipeline_parallel.port`: a batch through torch's pipelining.
+
+Microbatches in flight are counted from the order of a stage's forwards and backwards:
+torch keeps the outputs of the last stage to the end of a step, and those do not count.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.comm import leave_default_group
+from distlab.grading.checks.model_parallel.step import judge_losses
+from distlab.grading.clause import clause
+from distlab.grading.kit.stages import (
+    NOT_YOURS,
+    gradients_of,
+    make_batch,
+    make_stages,
+)
+from distlab.grading.kit.torch_group import WORLDS, finished, join
+from distlab.grading.kit.values import Suspect, expect_values
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import Evidence
+
+PER_MICROBATCH = 2  # samples
+
+
+def num_microbatches(n: int) -> int:
+    """How many of them n ranks get."""
+    return 2 * n
+
+
+class Order:
+    """Forwards and backwards in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[str, int]] = []
+        self._count = 0
+
+    def forward(self, part: object) -> int:
+        """A graph has begun, which lives as long as `part`; its number."""
+        number, self._count = self._count, self._count + 1
+        self._events.append(("F", number))
+        weakref.finalize(part, self._gone, number)
+        return number
+
+    def backward(self, number: int) -> None:
+        """Its backward has come."""
+        self._events.append(("B", number))
+
+    def _gone(self, number: int) -> None:
+        # Before the first microbatch torch runs a stage once, only to see what comes
+        # out, and drops that.
+        if ("B", number) not in self._events:
+            self._events.remove(("F", number))
+
+    def __str__(self) -> str:
+        return "".join(kind for kind, _ in self._events)
+
+
+class _Part:
+    """Lives as long as the graph of one forward."""
+
+
+class _Watched(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Order) -> Tensor:
+        ctx.part, ctx.order = _Part(), order
+        ctx.number = order.forward(ctx.part)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.order.backward(ctx.number)
+        return gradient, None
+
+
+class Watched(nn.Module):
+    """A stage that notes when it goes forward and backward."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        super().__init__()
+        self.stage, self.order = stage, Order()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the stage makes of it."""
+        made: Tensor = _Watched.apply(self.stage(x), self.order)  # type: ignore[no-untyped-call]
+        return made
+
+
+def ported_pipeline(
+    context: RankContext, unit: ModuleType, seed: int
+) -> dict[str, Any]:
+    """One batch; only the first rank has inputs, only the last one has targets."""
+    join(context)
+    n, rank = context.world_size, context.rank
+    stage = make_stages(seed, n)[rank]
+    watched = Watched(stage)
+    m = num_microbatches(n)
+    inputs, targets = make_batch(seed, 0, PER_MICROBATCH * m)
+    loss = unit.with_torch(
+        watched,
+        nn.functional.cross_entropy,
+        torch.full_like(inputs, NOT_YOURS) if rank else inputs,
+        targets if rank == n - 1 else torch.zeros_like(targets),
+        m,
+    )
+    leave_default_group()
+    is_number = isinstance(loss, int | float) or (
+        isinstance(loss, Tensor) and loss.numel() == 1
+    )
+    return {
+        "gradients": gradients_of(stage),
+        "loss": float(loss) if is_number else None,
+        "events": str(watched.order),
+    }
+
+
+@lru_cache(maxsize=16)
+def one_process(seed: int, n: int) -> tuple[list[Tensor], Tensor]:
+    """Each stage's gradients, and the loss."""
+    stages = make_stages(seed, n)
+    inputs, targets = make_batch(seed, 0, PER_MICROBATCH * num_microbatches(n))
+    loss = nn.functional.cross_entropy(nn.Sequential(*stages)(inputs), targets)
+    loss.backward()
+    return [gradients_of(stage) for stage in stages], loss.detach()
+
+
+@clause("pipeline_parallel.port", "C1", worlds=WORLDS, runs=[on_ranks(ported_pipeline)])
+def gradients_of_one_process(runs: Runs) -> str | None:
+    """V: the .grad of every stage."""
+    run, n = finished(runs, ported_pipeline), runs.world_size
+    right, m = one_process(runs.seed, n)[0], num_microbatches(n)
+    known = [
+        (
+            "microbatches-summed",
+            float(m),
+            f"the gradients are the sum of the {m} microbatches' mean gradients, "
+            "never divided",
+            "scale_grads=True, which is what a schedule does unless told otherwise",
+        ),
+        (
+            "",
+            1 / m,
+            f"the gradients are 1/{m} of the expected ones: divided by the {m} "
+            "microbatches twice",
+            "a schedule divides by the microbatches; the loss is a plain mean",
+        ),
+        (
+            "",
+            0.0,
+            "there are no gradients: no backward ran",
+            "a schedule with a loss_fn, and step with the target on the last rank",
+        ),
+    ]
+    expect_values(
+        [value["gradients"] for value in run.values],
+        right,
+        what="what is in the .grad of the stage",
+        suspects=[
+            Suspect(
+                slug=slug,
+                values=[factor * gradient for gradient in right],
+                sentence=sentence,
+                rule=rule,
+            )
+            for slug, factor, sentence, rule in known
+        ],
+        rule="rank r has stage r of n; inputs on the first rank, targets on the last",
+    )
+    return f"n = {n}: gradients of a single process, {m} microbatches"
+
+
+@clause("pipeline_parallel.port", "C2", worlds=WORLDS, runs=[on_ranks(ported_pipeline)])
+def loss_everywhere(runs: Runs) -> str | None:
+    """V: what each rank returned."""
+    run = finished(runs, ported_pipeline)
+    loss = one_process(runs.seed, runs.world_size)[1]
+    judge_losses([value["loss"] for value in run.values], loss)
+    return None
+
+
+@clause(
+    "pipeline_parallel.port", "C3", worlds=(3, 2, 4), runs=[on_ranks(ported_pipeline)]
+)
+def few_in_flight(runs: Runs) -> str | None:
+    """J: the order of forwards and backwards on each rank."""
+    run, n = finished(runs, ported_pipeline), runs.world_size
+    m = num_microbatches(n)
+    orders = [value["events"] for value in run.values]
+    peaks = [_peak(order) for order in orders]
+    if any(peak > n - rank for rank, peak in enumerate(peaks)):
+        raise NotYetError(
+            f"up to {max(peaks)} of {m} microbatches are in flight on a rank; 1F1B "
+            f"has {n} on rank 0, and one fewer on each rank after it",
+            slug="gpipe-in-disguise" if peaks == [m] * n else "",
+            evidence=tuple(
+                Evidence(
+                    rank=rank,
+                    state="wrong" if peak > n - rank else "right",
+                    text=f"{order[:24]}   {peak} at most, {n - rank} are enough",
+                )
+                for rank, (order, peak) in enumerate(zip(orders, peaks, strict=True))
+            ),
+            rule="Schedule1F1B: one forward, one backward",
+        )
+    return f"n = {n}: at most {', '.join(map(str, peaks))} in flight"
+
+
+def _peak(events: str) -> int:
+    alive = peak = 0
+    for event in events:
+        alive += 1 if event == "F" else -1
+        peak = max(peak, alive)
+    return peak

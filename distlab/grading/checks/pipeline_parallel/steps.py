@@ -1,0 +1,140 @@
+"""Checks of task 2.11, `pipeline_parallel.forward_backward`: one microbatch, one stage.
+
+The steps are run by an executor of the checks' own, so 2.12 cannot fail them.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from distlab.grading.checks.pipeline_parallel.cases import (
+    NO_GRADIENT,
+    WORLDS,
+    Case,
+    all_cases,
+    expect_gradients,
+    finished,
+    plain_cases,
+    run_cases,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.messages import expect_messages
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import Evidence
+
+
+def _execute(unit: ModuleType) -> Any:
+    """An executor of the checks' own, of the unit's two steps."""
+
+    def execute(
+        comm: Any, chunks: Any, schedule: Any, loss_fn: Any, microbatches: Any
+    ) -> None:
+        total = sum(len(inputs) for inputs, _ in microbatches)
+        kept, works = {}, []
+        for action in schedule:
+            source, destination = unit.peers(comm, action, len(chunks))
+            inputs, targets = microbatches[action.microbatch]
+            key = action.chunk, action.microbatch
+            if action.kind == "F":
+                chunk = chunks[action.chunk]
+                x, output, work = _three(
+                    unit.forward_step(comm, chunk, inputs, source, destination)
+                )
+                if not destination:
+                    output = loss_fn(output, targets) * (len(inputs) / total)
+                kept[key] = x, output
+            else:
+                x, output = kept.pop(key)
+                try:
+                    work = unit.backward_step(comm, x, output, source, destination)
+                except Exception as error:
+                    if destination and not x.requires_grad:
+                        error.args = (NO_GRADIENT,)
+                    raise
+            works.append(work)
+        for work in works:
+            if work is not None:
+                work.wait()
+
+    return execute
+
+
+def _three(value: Any) -> tuple[Tensor, Tensor, Any]:
+    if (
+        isinstance(value, tuple)
+        and len(value) == 3
+        and all(isinstance(tensor, Tensor) for tensor in value[:2])
+    ):
+        return value
+    raise TypeError(
+        "forward_step must return x, output and the Work of the send (or None), not "
+        f"{value!r:.60}"
+    )
+
+
+def run_steps(
+    context: RankContext, unit: ModuleType, seed: int
+) -> list[dict[str, Any]]:
+    """A schedule in which even a blocking send finds its receiver."""
+    return run_cases(context, unit, seed, plain_cases, _execute(unit))
+
+
+def run_any_order(
+    context: RankContext, unit: ModuleType, seed: int
+) -> list[dict[str, Any]]:
+    """Schedules that need several messages in flight."""
+    return run_cases(context, unit, seed, all_cases, _execute(unit))
+
+
+@clause(
+    "pipeline_parallel.forward_backward",
+    "C1",
+    worlds=WORLDS,
+    runs=[on_ranks(run_steps)],
+)
+def there_and_back(runs: Runs) -> str | None:
+    """V: each stage's gradients, one microbatch after the other."""
+    run = finished(runs, run_steps, plain_cases)
+    cases, worst = plain_cases(runs.world_size), 0.0
+    for number, case in enumerate(cases):
+        actual = [value[number]["gradients"] for value in run.values]
+        worst = max(worst, expect_gradients(case, actual, runs.seed))
+    expect_messages(run, "the gradients are right, but not through comm")
+    return f"n = {runs.world_size}: gradients {worst:.0e} from a single process's"
+
+
+@clause(
+    "pipeline_parallel.forward_backward",
+    "C2",
+    worlds=(3, 2, 4),
+    runs=[on_ranks(run_any_order)],
+)
+def any_order(runs: Runs) -> str | None:
+    """V: several microbatches in flight; a stage runs once for each."""
+    run = finished(runs, run_any_order, all_cases)
+    cases = all_cases(runs.world_size)
+    for number, case in enumerate(cases):
+        actual = [value[number]["gradients"] for value in run.values]
+        expect_gradients(case, actual, runs.seed)
+        _expect_one_forward(case, [value[number]["runs"] for value in run.values])
+    return f"n = {runs.world_size}: {', '.join(case.name for case in cases)}"
+
+
+def _expect_one_forward(case: Case, runs: list[int]) -> None:
+    enough = len(case.sizes) * case.num_chunks
+    if max(runs) > enough:
+        raise NotYetError(
+            f"{case.name}: a stage of rank {runs.index(max(runs))} runs {max(runs)} "
+            f"times, where {enough} are enough",
+            slug="stage-runs-again",
+            evidence=tuple(
+                Evidence(rank=rank, state="runs", text=f"{count} forwards")
+                for rank, count in enumerate(runs)
+            ),
+            rule="return the output of the forward: backward_step starts at it",
+        )

@@ -1,0 +1,127 @@
+"""Checks of 3.1, `ring_allreduce.chunk_bounds`: many lengths, cut by one process."""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from distlab.grading.clause import clause
+from distlab.grading.kit.plans import in_call, worked_out
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import NOBODY, Evidence
+
+Bounds = list[tuple[int, int]]
+
+CASES = (
+    *((10, 4), (12, 4), (13, 4), (15, 4), (9, 8), (7, 3), (5, 1)),
+    *((3, 3), (2, 3), (1, 4), (0, 3), (0, 1), (3, 7), (1_000_003, 64)),
+)
+"""(length, num_chunks): with and without a remainder, fewer elements than chunks."""
+_MANY = 1000  # pairs that are read of what came back
+RULE = "chunk i ends where chunk i + 1 begins; the first begins at 0"
+
+
+def cases(seed: int) -> list[tuple[int, int]]:
+    """Those above, and some that depend on the seed."""
+    draw = random.Random(seed)
+    drawn = [(draw.randint(10, 5000), draw.randint(2, 60)) for _ in range(6)]
+    return [*CASES, *drawn]
+
+
+def cut_lengths(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
+    """The bounds of each case, or what they are instead."""
+    found = []
+    for length, num_chunks in cases(seed):
+        with in_call(f"chunk_bounds({length}, {num_chunks})"):
+            found.append(read_bounds(unit.chunk_bounds(length, num_chunks)))
+    return found
+
+
+def read_bounds(value: Any) -> Bounds | str:
+    """Pairs of integers, or what it is instead, to go on after "chunk_bounds"."""
+    if value is None:
+        return "returns None: is a return missing?"
+    try:
+        pairs = [tuple(pair) for pair in list(value)[:_MANY]]
+    except TypeError:
+        return f"returns {value!r:.40}, not a list of pairs (start, end)"
+    bounds = []
+    for pair in pairs:
+        try:
+            start, end = map(operator.index, pair)
+        except (TypeError, ValueError):
+            return f"contains {pair!r:.40}, which is not a pair of integers"
+        bounds.append((start, end))
+    return bounds
+
+
+def _cuts(runs: Runs) -> Iterator[tuple[str, int, int, Any]]:
+    found = worked_out(runs, cut_lengths).values[0]
+    for (length, n), bounds in zip(cases(runs.seed), found, strict=True):
+        call = f"chunk_bounds({length}, {n})"
+        yield call, length, n, bounds
+
+
+@clause("ring_allreduce.chunk_bounds", "C1", worlds=(1,), runs=[on_ranks(cut_lengths)])
+def nothing_lost_nothing_twice(runs: Runs) -> str | None:
+    """V: n chunks, each begins where the one before ends, from 0 to length."""
+    for call, length, n, bounds in _cuts(runs):
+        if isinstance(bounds, str):
+            raise NotYetError(f"{call} {bounds}", rule=RULE, fatal=True)
+        flaw, slug = _flaw(length, n, [tuple(pair) for pair in bounds])
+        if flaw:
+            raise NotYetError(
+                f"{call} {flaw}", slug=slug, evidence=_drawn(bounds), rule=RULE
+            )
+    return "13 elements, 4 chunks: 3 or 4 in each; 1 element: three chunks are empty"
+
+
+def _flaw(length: int, n: int, bounds: Bounds) -> tuple[str, str]:
+    """What is wrong with these bounds, and the name of the mistake; or nothing."""
+    if len(bounds) != n:
+        slug = "fewer-chunks" if len(bounds) < n else ""
+        return f"returns {len(bounds)} chunks", slug
+    place = 0
+    for number, (start, end) in enumerate(bounds):
+        if start != place or end < start:
+            where = f"chunk {number} is ({start}, {end})"
+            return f"has a gap or an overlap: {where}, expected start {place}", ""
+        place = end
+    if place < length:
+        return (
+            f"ends at {place}: the last elements are in no chunk",
+            "remainder-dropped",
+        )
+    return (f"ends at {place}, beyond the tensor", "") if place > length else ("", "")
+
+
+def _drawn(bounds: Bounds) -> tuple[Evidence, ...]:
+    lines = [
+        Evidence(rank=NOBODY, state=f"chunk {number}", text=f"({start}, {end})")
+        for number, (start, end) in enumerate(bounds)
+    ]
+    return tuple(lines[:8])
+
+
+@clause("ring_allreduce.chunk_bounds", "C2", worlds=(1,), runs=[on_ranks(cut_lengths)])
+def nearly_equal(runs: Runs) -> str | None:
+    """V: the longest chunk has at most one element more than the shortest."""
+    for call, length, n, bounds in _cuts(runs):
+        if isinstance(bounds, str) or _flaw(length, n, bounds)[0]:
+            raise NotJudgedError("some elements are in no chunk or in two: see C1")
+        sizes = [end - start for start, end in bounds]
+        if max(sizes) > min(sizes) + 1:
+            raise NotYetError(
+                f"{call}: the longest chunk has {max(sizes)} elements, the shortest "
+                f"{min(sizes)}",
+                slug="uneven-chunks",
+                evidence=_drawn(bounds),
+                rule="in each step of the ring all ranks wait for the longest chunk: "
+                "distribute the remainder, one element per chunk",
+            )
+    return None

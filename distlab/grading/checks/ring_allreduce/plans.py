@@ -1,0 +1,286 @@
+"""Checks of 3.4: the plans of all ranks, side by side; no tensor is sent."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from distlab.grading.checks.ring_allreduce.clock import (
+    SENT,
+    Entry,
+    Misuse,
+    Plans,
+    Played,
+    exposed_adds,
+    misuses,
+    named,
+)
+from distlab.grading.checks.ring_allreduce.counts import in_words
+from distlab.grading.clause import clause
+from distlab.grading.kit.plans import in_call, worked_out
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import NOBODY, Evidence
+
+KINDS = ("irecv", "isend", "wait", "add")
+SETTINGS = ((3, 2), (3, 1), (2, 1), (2, 3), (4, 1), (4, 3), (5, 2), (8, 1), (3, 8))
+"""World size, segments per chunk."""
+ALL_IN_ONE = (3, 8)  # the setting that is timed
+WIRE_S, ADD_S = 1.0, 0.75  # of one segment
+MOST = 1.2  # times what the messages alone take; without overlap it is 1.375 times
+_SHOWN = 4  # lines of a plan
+_LIMIT = 5000
+RULE = 'a list of Op(kind, segment, buffer); kind is "irecv", "isend", "wait" or "add"'
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All ranks' plans for one world size and number of segments."""
+
+    plans: Plans
+    num_segments: int  # per chunk
+
+    @property
+    def n(self) -> int:
+        """The world size."""
+        return len(self.plans)
+
+    @property
+    def total(self) -> int:
+        """Segments of the tensor."""
+        return self.n * self.num_segments
+
+    @property
+    def words(self) -> str:
+        """`3 ranks, 2 segments per chunk`."""
+        plural = "s" if self.num_segments > 1 else ""
+        return f"{self.n} ranks, {self.num_segments} segment{plural} per chunk"
+
+    def misuse(self) -> tuple[int, Misuse] | None:
+        """The first of them, and whose plan it is in."""
+        for rank, plan in enumerate(self.plans):
+            for misuse in misuses(plan):
+                return rank, misuse
+        return None
+
+
+def make_plans(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
+    """Every rank's plan in each setting, as tuples, or what it is instead."""
+    results: list[Any] = []
+    for n, num_segments in SETTINGS:
+        plans = []
+        for rank in range(n):
+            with in_call(f"segment_plan({rank}, {n}, {num_segments})"):
+                plan = unit.segment_plan(rank, n, num_segments)
+            plans.append(_read(plan, n * num_segments))
+        results.append(plans)
+    return results
+
+
+def _read(plan: Any, total: int) -> list[Entry] | str:
+    if plan is None:
+        return "is None: is a return missing?"
+    if not isinstance(plan, list | tuple):
+        return f"is {plan!r:.40}, not a list"
+    entries: list[Entry] = []
+    for op in plan[:_LIMIT]:
+        try:
+            kind, segment, buffer = (*op, None) if len(op) == 2 else op
+            segment = operator.index(segment)
+            buffer = None if buffer is None else operator.index(buffer)
+        except (TypeError, ValueError):
+            return f"contains {op!r:.40}, which is not an Op"
+        if kind not in KINDS:
+            return f"contains the kind {kind!r:.20}"
+        if not 0 <= segment < total:
+            return f"contains segment {segment}; segments are numbered 0 to {total - 1}"
+        if buffer not in (None, 0, 1):
+            return f"contains buffer {buffer}; receive buffers are 0 and 1"
+        if kind == "add" and buffer is None:
+            return f"contains add {segment} without the buffer that is to be added"
+        entries.append((kind, segment, buffer))
+    return entries
+
+
+def _settings(runs: Runs) -> Iterator[Setting]:
+    results = worked_out(runs, make_plans).values[0]
+    for (n, num_segments), plans in zip(SETTINGS, results, strict=True):
+        for rank, plan in enumerate(plans):
+            if isinstance(plan, str):
+                call = f"segment_plan({rank}, {n}, {num_segments})"
+                raise NotYetError(f"{call} {plan}", rule=RULE, fatal=True)
+        yield Setting([[tuple(e) for e in plan] for plan in plans], num_segments)
+
+
+def _around(rank: int, plan: list[Entry], index: int) -> tuple[Evidence, ...]:
+    """The operations before and at this place."""
+    first = max(0, index - _SHOWN + 1)
+    lines = [
+        Evidence(rank=rank, state=f"op {number}", text=named(plan[number]))
+        for number in range(first, index + 1)
+    ]
+    return tuple(lines)
+
+
+# ── the clauses ─────────────────────────────────────────────────────────────────────
+
+
+@clause("ring_allreduce.segment_plan", "C1", worlds=(1,), runs=[on_ranks(make_plans)])
+def plans_add_up(runs: Runs) -> str | None:
+    """V: every rank's values exactly once, in each segment of each rank."""
+    for setting in _settings(runs):
+        played = Played(setting.plans, setting.total)
+        _expect_order(setting, played)
+        try:
+            _expect_an_end(setting, played)
+            _expect_sums(setting, played)
+        except NotYetError:
+            misuse = setting.misuse()
+            if misuse and misuse[1].slug == "touched-in-flight":
+                raise NotJudgedError("a buffer in flight is used: see C2") from None
+            raise
+    return None
+
+
+def _expect_an_end(setting: Setting, played: Played) -> None:
+    stuck = played.stuck()
+    if stuck:
+        rank, entry, kind = stuck[0]
+        other = (rank + 1 if kind == SENT else rank - 1) % setting.n
+        never = "irecv" if kind == SENT else "isend"
+        in_sends = len(stuck) == setting.n and all(s[2] == SENT for s in stuck)
+        raise NotYetError(
+            f"{setting.words}: rank {rank} waits forever at {named(entry)}: rank "
+            f"{other} has not called the {never}",
+            slug="ring-of-sends" if in_sends else "",
+            evidence=tuple(
+                Evidence(
+                    rank=r, state="waits", text=f"op {played.places[r]}: {named(e)}"
+                )
+                for r, e, _ in stuck[:8]
+            ),
+            rule="every rank calls the irecv before it waits for its own isend",
+        )
+    for rank, link in enumerate(played.links):
+        if len(link.sent) != len(link.received):
+            right = (rank + 1) % setting.n
+            raise NotYetError(
+                f"{setting.words}: rank {rank} sends {len(link.sent)} messages, rank "
+                f"{right} receives {len(link.received)}",
+                rule="each isend meets one irecv of the right neighbor",
+            )
+
+
+def _expect_order(setting: Setting, played: Played) -> None:
+    if played.crossed:
+        sender, number, segment, meant = played.crossed
+        right = (sender + 1) % setting.n
+        raise NotYetError(
+            f"{setting.words}: isend number {number} of rank {sender} is segment "
+            f"{segment}, and rank {right} receives it as segment {meant}",
+            rule="a rank receives the segments in the order in which its left neighbor "
+            "sends them",
+        )
+
+
+def _expect_sums(setting: Setting, played: Played) -> None:
+    every = (1,) * setting.n
+    held = [played.segments(rank) for rank in range(setting.n)]
+    for rank, segments in enumerate(held):
+        for number, counts in enumerate(segments):
+            if counts == every:
+                continue
+            done = [sum(c == every for c in own) for own in held]
+            few = all(0 < count < setting.total for count in done)
+            owned = all(
+                any(own[s] == every for own in held) for s in range(len(held[0]))
+            )
+            sends = max(len(link.sent) for link in played.links)
+            half = sends <= (setting.n - 1) * setting.num_segments
+            raise NotYetError(
+                f"{setting.words}: after the plans, segment {number} of rank {rank} "
+                f"holds {in_words(list(counts))}, expected {in_words(list(every))}",
+                slug="second-half-missing" if few and owned and half else "",
+                evidence=tuple(
+                    Evidence(rank=r, state="holds", text=_words(own))
+                    for r, own in enumerate(held[:8])
+                ),
+                rule="each rank's values must be added to each segment exactly once",
+            )
+
+
+def _words(segments: list[tuple[int, ...]]) -> str:
+    words = [f"{s}: {in_words(list(counts))}" for s, counts in enumerate(segments[:6])]
+    return "  ".join(words) + "  …" * (len(segments) > 6)
+
+
+@clause("ring_allreduce.segment_plan", "C2", worlds=(1,), runs=[on_ranks(make_plans)])
+def buffers_in_flight_are_left_alone(runs: Runs) -> str | None:
+    """O: between isend or irecv and its wait nothing else uses that buffer."""
+    for setting in _settings(runs):
+        misuse = setting.misuse()
+        if misuse:
+            rank, (number, what, slug) = misuse
+            raise NotYetError(
+                f"{setting.words}: operation {number} of rank {rank} is {what}",
+                slug=slug,
+                evidence=_around(rank, setting.plans[rank], number),
+                rule="after isend or irecv, wait once; only then use the buffer again",
+            )
+    return None
+
+
+@clause("ring_allreduce.segment_plan", "C3", worlds=(1,), runs=[on_ranks(make_plans)])
+def plans_send_little(runs: Runs) -> str | None:
+    """B: 2(n - 1) chunks of segments, no more."""
+    for setting in _settings(runs):
+        enough = 2 * (setting.n - 1) * setting.num_segments
+        for rank, plan in enumerate(setting.plans):
+            sends = sum(kind == SENT for kind, _, _ in plan)
+            if sends > enough:
+                raise NotYetError(
+                    f"{setting.words}: rank {rank} sends {sends} segments; "
+                    f"{enough} are enough",
+                    slug="extra-messages",
+                    rule="n - 1 steps until each segment is summed, n - 1 more until "
+                    "every rank has it",
+                )
+    return None
+
+
+@clause("ring_allreduce.segment_plan", "C4", worlds=(1,), runs=[on_ranks(make_plans)])
+def additions_overlap(runs: Runs) -> str | None:
+    """T: by the clock, not much longer than the messages alone."""
+    settings = {(s.n, s.num_segments): s for s in _settings(runs)}
+    setting = settings[ALL_IN_ONE]
+    played = Played(setting.plans, setting.total, WIRE_S, ADD_S)
+    adds = sum(kind == "add" for kind, _, _ in setting.plans[0])
+    if played.stuck() or adds < (setting.n - 1) * setting.num_segments:
+        raise NotJudgedError("the plans do not give the sum: see C1")
+    alone_s = 2 * (setting.n - 1) * setting.num_segments * WIRE_S
+    adding_s = (setting.n - 1) * setting.num_segments * ADD_S
+    if played.time_s > MOST * alone_s:
+        overlap = 1 - (played.time_s - alone_s) / adding_s
+        raise NotYetError(
+            f"{setting.words}: {played.time_s:.4g} s, where the messages alone take "
+            f"{alone_s:.4g} and the additions {adding_s:.4g}",
+            slug="no-overlap" if overlap < 0.25 else "",
+            evidence=(
+                Evidence(
+                    rank=NOBODY,
+                    state="rank 0",
+                    text=f"{adds} additions; no irecv or no isend is in flight during "
+                    f"{exposed_adds(setting.plans[0])} of them",
+                ),
+            ),
+            rule="start the next irecv before the add, and wait for an isend as late "
+            "as possible",
+        )
+    return (
+        f"{setting.words}: {played.time_s:.4g} s; the messages alone {alone_s:.4g}, "
+        f"the additions {adding_s:.4g}"
+    )

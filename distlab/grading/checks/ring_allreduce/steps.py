@@ -1,0 +1,104 @@
+"""What a ring costs: how many messages, of how many bytes, to whom, and steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distlab.grading.kit.messages import calls_of_each
+from distlab.grading.runs import Runs, Scenario
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankRecord, Run
+
+SENDING = frozenset({"send", "isend", "sendrecv"})
+MANY = 16  # simulated ranks
+ONE_WAY = "in each step a rank sends to one side while it receives from the other"
+
+
+def bytes_enough(length: int, n: int, itemsize: int, halves: int) -> int:
+    """What a rank may send: all chunks but one, in each half; the shortest left out."""
+    return halves * (length - length // n) * itemsize
+
+
+def expect_few_bytes(run: Run, length: int, itemsize: int, halves: int) -> None:
+    """B: no rank sends more than all chunks but one, in each half of the ring.
+
+    Raises:
+        NotYetError: one does.
+    """
+    enough = bytes_enough(length, run.world_size, itemsize, halves)
+    for record in run.ranks:
+        if record.sent_bytes > enough:
+            whole = length * itemsize
+            sizes = {call["bytes"] for call in _sends(record)}
+            slug = "whole-tensor-every-step" if sizes == {whole} else "extra-messages"
+            raise NotYetError(
+                f"rank {record.rank} sends {record.sent_bytes:.0f} bytes of a tensor "
+                f"of {whole}; {enough} are enough on {run.world_size} ranks",
+                slug=slug,
+                evidence=calls_of_each(run),
+                rule="each message is one chunk, and in each half of the ring a rank "
+                "sends every chunk but one",
+            )
+
+
+def expect_few_messages(run: Run, halves: int) -> None:
+    """J: n - 1 messages in each half.
+
+    Raises:
+        NotYetError: a rank sends more.
+    """
+    enough = halves * (run.world_size - 1)
+    for record in run.ranks:
+        if record.messages > enough:
+            raise NotYetError(
+                f"rank {record.rank} sends {record.messages} messages; {enough} are "
+                f"enough on {run.world_size} ranks",
+                slug="extra-messages",
+                evidence=calls_of_each(run),
+                rule="after n - 1 steps each chunk has been at every rank",
+            )
+
+
+def expect_one_neighbor(run: Run) -> None:
+    """J: a rank sends to one other rank only.
+
+    Raises:
+        NotYetError: it sends to more of them.
+    """
+    for record in run.ranks:
+        peers = sorted({call["dst"] for call in _sends(record)})
+        if len(peers) > 1:
+            raise NotYetError(
+                f"rank {record.rank} sends to ranks {', '.join(map(str, peers))}: in a "
+                "ring it sends to one neighbor only",
+                slug="not-a-ring",
+                evidence=calls_of_each(run),
+                rule="send on to the right what came from the left",
+            )
+
+
+def _sends(record: RankRecord) -> list[Any]:
+    return [call for call in record.calls() if call["op"] in SENDING]
+
+
+def expect_few_steps(
+    runs: Runs,
+    scenario: Scenario,
+    halves: int,
+    **values: Any,
+) -> None:
+    """T: on more ranks than there are processors, in virtual time.
+
+    `scenario` is to be played with a tensor of 8 bytes for each of MANY ranks.
+
+    Raises:
+        NotYetError: it takes more steps than a ring.
+    """
+    enough = halves * (MANY - 1)
+    needed = runs.rounds(scenario, MANY, 8, **values)
+    if needed > enough:
+        raise NotYetError(
+            f"{needed:.0f} steps on {MANY} simulated ranks, where {enough} are enough",
+            slug="half-duplex" if needed == 2 * enough else "",
+            rule=ONE_WAY,
+        )

@@ -1,0 +1,1 @@
+"""Checks of the unit `sharded_optimizer`: ZeRO's plan and its three stages."""

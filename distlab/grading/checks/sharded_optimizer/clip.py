@@ -1,0 +1,112 @@
+"""Checks of 3.14, `sharded_optimizer.clip`: the norm, and the gradients after it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from distlab.grading.checks.sharded_optimizer import scenarios
+from distlab.grading.checks.sharded_optimizer.mistakes import buckets_of, owner_of_each
+from distlab.grading.checks.sharded_optimizer.scenarios import flat
+from distlab.grading.checks.sharded_optimizer.stage1 import WORLDS
+from distlab.grading.clause import clause
+from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.kit.values import (
+    Suspect,
+    expect_equal_bits,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+
+TASK = "sharded_optimizer.clip"
+RULE = "sum the squares of all elements of all shards; take the root last"
+
+
+def full_gradient(seed: int, number: int) -> dict[str, Tensor]:
+    """The gradient that is clipped to MAX_NORMS[number]."""
+    weights = scenarios.weights_of(scenarios.make_model(seed))
+    return scenarios.drawn_gradient(seed + number, weights)
+
+
+@clause(TASK, "C1", worlds=WORLDS, runs=[on_ranks(scenarios.clip_gradients)])
+def one_norm_for_all(runs: Runs) -> str | None:
+    """V and X: the norm that clip returns, on every rank."""
+    run, n = runs.finished(scenarios.clip_gradients), runs.world_size
+    owners = owner_of_each(runs.seed, n)
+    for number, max_norm in enumerate(scenarios.MAX_NORMS):
+        reports = [value[number]["norm"] for value in run.values]
+        odd = [norm for norm in reports if not isinstance(norm, int | float)]
+        if odd:
+            raise NotYetError(
+                f"clip returns {type(odd[0]).__name__}, not a number",
+                rule="float(…) converts a tensor with one element",
+            )
+        norms = [torch.tensor([norm], dtype=torch.float64) for norm in reports]
+        values = flat(full_gradient(runs.seed, number))
+        norm = values.norm().reshape(1)
+        parts = [values[owners == rank].norm().reshape(1) for rank in range(n)]
+        expect_values(
+            norms,
+            same_everywhere(norm, n),
+            what=f"with max_norm {max_norm:g} the norm that clip returns",
+            suspects=[
+                Suspect(
+                    slug="norm-of-own-shard",
+                    values=parts,
+                    sentence="clip returns the norm of this rank's shards only",
+                    rule=RULE,
+                ),
+                Suspect(
+                    slug="norms-added",
+                    values=same_everywhere(torch.stack(parts).sum(0), n),
+                    sentence="clip returns the sum of the ranks' norms",
+                    rule=RULE,
+                ),
+                Suspect(
+                    slug="norm-after-clipping",
+                    values=same_everywhere(norm.clamp(max=max_norm), n),
+                    sentence="clip returns the norm after clipping",
+                    rule="return the norm that was compared with max_norm",
+                ),
+            ],
+            rule=RULE,
+        )
+        expect_equal_bits(
+            norms,
+            what="the norm",
+            slug="own-order-sum",
+            rule="all ranks must add the squares in the same order, or use one "
+            "rank's sum",
+        )
+    return None
+
+
+@clause(TASK, "C2", worlds=WORLDS, runs=[on_ranks(scenarios.clip_gradients)])
+def scaled_to_max_norm(runs: Runs) -> str | None:
+    """V: the shards' gradients after clip."""
+    with judged_after(one_norm_for_all, runs, "C1"):
+        _expect_scaled(runs)
+    return None
+
+
+def _expect_scaled(runs: Runs) -> None:
+    run, n = runs.finished(scenarios.clip_gradients), runs.world_size
+    for number, max_norm in enumerate(scenarios.MAX_NORMS):
+        gradient = full_gradient(runs.seed, number)
+        norm = float(flat(gradient).norm())
+        factor = min(1.0, max_norm / norm)
+        chunks: list[list[Tensor]] = [[] for _ in range(n)]
+        for bucket in buckets_of(runs.seed):
+            values = torch.cat([gradient[name].reshape(-1) for name in bucket]) * factor
+            padded = torch.cat([values, values.new_zeros(-len(values) % n)])
+            for rank, chunk in enumerate(padded.chunk(n)):
+                chunks[rank].append(chunk)
+        expect_values(
+            [value[number]["gradient"] for value in run.values],
+            [torch.cat(chunk) for chunk in chunks],
+            what=f"a gradient of norm {norm:.3g}, clipped to {max_norm:g}:",
+            rule="longer than max_norm: multiply every shard's gradient by max_norm / "
+            "norm; shorter: do not change it",
+        )

@@ -1,0 +1,254 @@
+"""What ranks do for the checks of ZeRO's stage 3: layers whose weights come and go."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.grading.checks.sharded_optimizer.live import LiveBytes, has_memory, unseen
+from distlab.grading.checks.sharded_optimizer.scenarios import weights_of
+from distlab.runner import RankContext
+
+WIDTHS = (13, 26, 17, 31, 22, 11)
+ROWS = 2
+ROOM = 8 * 8 * ROWS * max(WIDTHS)  # bytes of activations, and their kin
+LEFT = ROOM // 4  # after forward there is an output: less than the smallest layer
+STEPS = 2
+PAUSE_S = 1.0  # of virtual time: how long a layer computes in one direction
+make_optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+
+
+class Paused(torch.autograd.Function):
+    """Nothing, which takes its time in both directions."""
+
+    @staticmethod
+    def forward(ctx: Any, pause: Any, x: Tensor) -> Tensor:
+        """x, later."""
+        ctx.pause = pause
+        pause()
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        """The gradient, later."""
+        ctx.pause()
+        return None, gradient
+
+
+class Layer(nn.Module):
+    """Linear and tanh; `pause` is called while it computes, forward and backward."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs, dtype=torch.float64)
+        self.pause: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(ROWS, inputs) to (ROWS, outputs)."""
+        out: Tensor = self.linear(x).tanh()
+        return Paused.apply(self.pause, out) if self.pause else out  # type: ignore
+
+
+def make_layers(seed: int) -> nn.Sequential:
+    """A float64 model whose layers differ in size."""
+    sizes = itertools.pairwise(WIDTHS)
+    model = nn.Sequential(*(Layer(a, b) for a, b in sizes))
+    generator = torch.Generator().manual_seed(seed * 17 + 3)
+    for parameter in model.parameters():
+        drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.data.copy_(drawn * 0.3)
+    return model
+
+
+def make_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Weights and biases, with settings of their own."""
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    biases = [p for p in model.parameters() if p.dim() < 2]
+    return [{"params": weights, "weight_decay": 0.1}, {"params": biases, "lr": 0.2}]
+
+
+def make_inputs(seed: int, step: int, rank: int) -> Tensor:
+    """(ROWS, 13), of a rank."""
+    generator = torch.Generator().manual_seed(seed * 7919 + step * 101 + rank)
+    return torch.randn(ROWS, WIDTHS[0], generator=generator, dtype=torch.float64)
+
+
+def layer_elements(world_size: int) -> list[int]:
+    """Of each layer, the elements of a shard of it."""
+    return [
+        -(-a * b // world_size) + -(-b // world_size)
+        for a, b in itertools.pairwise(WIDTHS)
+    ]
+
+
+def shard_bytes(world_size: int) -> int:
+    """What all shards of one rank have of the weights."""
+    return 8 * sum(layer_elements(world_size))
+
+
+def nudge(seed: int, name: str, shape: torch.Size) -> Tensor:
+    """A change of the weights between two forwards."""
+    place = sum(map(ord, name))
+    generator = torch.Generator().manual_seed(seed * 13 + place)
+    return torch.randn(shape, generator=generator, dtype=torch.float64) * 0.1
+
+
+def _nudge_shards(zero: Any, comm: Any, seed: int) -> None:
+    for bucket in zero.buckets:
+        vector = torch.zeros(bucket.flat.shape, dtype=torch.float64)
+        shapes = [p.shape for p in bucket.parameters]
+        parts = [
+            nudge(seed, name, shape).reshape(-1)
+            for name, shape in zip(bucket.names, shapes, strict=True)
+        ]
+        vector[: sum(map(len, parts))] = torch.cat(parts)
+        with torch.no_grad():
+            bucket.shard += vector.chunk(comm.world_size)[comm.rank]
+
+
+def _look(inside: list[int], memory: LiveBytes, most: int, *_: Any) -> None:
+    inside.append(memory.settled(most))
+
+
+class Whole:
+    """Watches how many bytes of the buckets' vectors have memory, and at most had."""
+
+    def __init__(self) -> None:
+        self.buckets: list[Any] = []
+        self.peak = 0
+
+    def look(self) -> None:
+        """Called after every operation."""
+        self.peak = max(self.peak, self.now)
+
+    @property
+    def now(self) -> int:
+        """Bytes now."""
+        return sum(b.flat.untyped_storage().nbytes() for b in self.buckets)
+
+
+def lost_shards(zero: Any) -> list[tuple[str, bool]]:
+    """Shards without memory: whose they are, and whether they are views of `flat`."""
+    return [
+        (bucket.names[0], _share_memory(bucket.shard.data, bucket.flat))
+        for bucket in zero.buckets
+        if not has_memory(bucket.shard.data)
+    ]
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+
+
+def recording(fully_sharded: Any, unsharded: list[list[int]]) -> Any:
+    """A FullySharded that records which layer it unshards, and which follows that."""
+
+    class Recording(fully_sharded):  # type: ignore[misc]
+        def unshard_layer(self, number: int, following: int, *rest: Any) -> None:
+            unsharded.append([number, following])
+            super().unshard_layer(number, following, *rest)
+
+    return Recording
+
+
+def only_forward(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """Two forwards without gradients, with other weights in between."""
+    comm, inside = context.comm, list[int]()
+    inputs = make_inputs(seed, 0, comm.rank)
+    with LiveBytes() as memory, torch.no_grad():
+        model = make_layers(seed)
+        zero = unit.FullySharded(comm, model, make_groups(model), make_optimizer)
+        if lost := lost_shards(zero):
+            return {"lost": lost}
+        shards = shard_bytes(comm.world_size) + ROOM
+        for number, layer in enumerate(model):
+            most = (
+                shards + 8 * comm.world_size * layer_elements(comm.world_size)[number]
+            )
+            look = partial(_look, inside, memory, most)
+            layer.linear.register_forward_hook(look)  # type: ignore[union-attr]
+        cut, sent = memory.settled(shards), context.traffic.sent_bytes
+        first = model(inputs).clone()
+        sent = context.traffic.sent_bytes - sent
+        after = memory.settled(shards - ROOM + LEFT)
+        _nudge_shards(zero, comm, seed)
+        second = model(inputs).clone()
+    return {
+        "outputs": [first, second],
+        "cut": cut,
+        "inside": inside[: len(WIDTHS) - 1],
+        "after": after,
+        "sent": sent,
+    }
+
+
+def train_stage3(
+    context: RankContext, unit: ModuleType, seed: int, prefetch: bool = False
+) -> dict[str, Any]:
+    """STEPS steps; the weights after each are put together in the end."""
+    comm, steps, whole = context.comm, [], Whole()
+    unsharded = list[list[int]]()
+    batches = [make_inputs(seed, step, comm.rank) for step in range(STEPS)]
+    with LiveBytes(whole.look) as memory:
+        model = make_layers(seed)
+        fully_sharded = recording(unit.FullySharded, unsharded)
+        zero = fully_sharded(comm, model, make_groups(model), make_optimizer)
+        if lost := lost_shards(zero):
+            return {"lost": lost}
+        zero.is_prefetching = prefetch
+        whole.buckets = zero.buckets
+        for step, inputs in enumerate(batches):
+            sent = context.traffic.sent_bytes
+            loss = model(inputs).square().sum(1).mean()
+            unsharded.clear()
+            loss.backward()
+            held = memory.settled(
+                shard_bytes(comm.world_size) * (2 + (step > 0)) + ROOM
+            )
+            zero.reduce_gradients()
+            sent = context.traffic.sent_bytes - sent
+            zero.step()
+            zero.zero_grad()
+            with unseen():
+                shards = [bucket.shard.detach().clone() for bucket in zero.buckets]
+            seen = {"held": held, "kept": whole.now}
+            seen |= {"sent": sent, "ahead": list(unsharded)}
+            steps.append({"shards": shards, **seen})
+    names = [list(bucket.names) for bucket in zero.buckets]
+    return {"steps": steps, "names": names, "peak": whole.peak}
+
+
+def timed(
+    context: RankContext, unit: ModuleType, seed: int, prefetch: bool
+) -> list[float]:
+    """Seconds of virtual time of a forward and of a backward()."""
+    model = make_layers(seed)
+    zero = unit.FullySharded(context.comm, model, make_groups(model), make_optimizer)
+    zero.is_prefetching = prefetch
+    for layer in model.modules():
+        if isinstance(layer, Layer):
+            layer.pause = partial(context.clock.sleep, PAUSE_S)
+    started = context.comm.time()
+    loss = model(make_inputs(seed, 0, context.rank)).square().sum()
+    forward = context.comm.time()
+    loss.backward()
+    return [forward - started, context.comm.time() - forward]
+
+
+def one_process(seed: int, n: int) -> list[dict[str, Tensor]]:
+    """The weights after each step of one process with all samples."""
+    model = make_layers(seed)
+    optimizer = make_optimizer(make_groups(model))
+    found = []
+    for step in range(STEPS):
+        inputs = torch.cat([make_inputs(seed, step, rank) for rank in range(n)])
+        model(inputs).square().sum(1).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(weights_of(model))
+    return found

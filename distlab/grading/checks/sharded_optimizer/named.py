@@ -1,0 +1,112 @@
+"""Mistakes that only stage 3 of ZeRO has, by name: memory that is gone, or is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distlab.grading.checks.sharded_optimizer import layers as layers
+from distlab.grading.checks.sharded_optimizer.live import FreedMemoryError
+from distlab.grading.runs import Runs, Scenario
+from distlab.grading.verdict import NotYetError
+from distlab.runner import Run
+from distlab.runner.autopsy import Evidence, own_frame, place
+
+FREED = "freed-under-a-view"
+IN_BETWEEN = (
+    "flat has memory from allocate() to free(); use it and its views, the parameters "
+    "too, in between only"
+)
+
+
+def play(runs: Runs, scenario: Scenario, **values: Any) -> Run:
+    """`runs.finished`, with names for what can go wrong at this stage.
+
+    Raises:
+        NotYetError: the run did not end well, or a shard has no memory.
+    """
+    try:
+        run = runs.finished(scenario, **values)
+    except NotYetError as failure:
+        raise _named(failure) from failure
+    for record in run.ranks:
+        if lost := record.value.get("lost"):
+            raise _lost(record.rank, *lost[0])
+    return run
+
+
+def _lost(rank: int, name: str, is_view: bool) -> NotYetError:
+    why = "it is a view of bucket.flat, which was freed" if is_view else "it was freed"
+    return NotYetError(
+        f"after shard_bucket the shard of {name} on rank {rank} has no memory: {why}",
+        slug=FREED,
+        rule="detach() and chunk() return views of the same memory; the shard needs a "
+        "copy",
+        fatal=True,
+    )
+
+
+def _named(failure: NotYetError) -> NotYetError:
+    run = failure.run
+    if run is None:
+        return failure
+    freed = [
+        r.error
+        for r in run.ranks
+        if r.error and r.error.type == FreedMemoryError.__name__
+    ]
+    if freed:
+        where = place(own_frame(freed[0].frames)).rpartition("/")[2]
+        at = f", at {where}" if where else ""
+        message = "bucket.flat, or a view of it, is used after its memory was freed"
+        return failure.but(message=message + at, slug=FREED, rule=IN_BETWEEN)
+    if failure.slug == "never-waited" and (wrong := _wrong_way(run)):
+        return failure.but(message=wrong[0], slug=wrong[1], rule=WAY)
+    return failure
+
+
+WAY = "backward() goes from the last layer to the first: next is number - 1"
+
+
+def _wrong_way(run: Run) -> tuple[str, str] | None:
+    """Message and slug, if backward() asks for the layer that it has come from."""
+    for record in run.ranks:
+        for step in record.value.get("steps", ()):
+            for number, following in step["ahead"]:
+                if 0 < number < following < len(layers.WIDTHS) - 1:
+                    return (
+                        f"in backward() layer {number} prefetches layer {following}, "
+                        f"which is already done; layer {number - 1} is next",
+                        "wrong-layer-prefetched",
+                    )
+    return None
+
+
+def play_ahead(runs: Runs) -> None:
+    """Steps with prefetch, to see in which order the layers are fetched.
+
+    Raises:
+        NotYetError: it is the wrong one.
+    """
+    run = play(runs, layers.train_stage3, prefetch=True)
+    if wrong := _wrong_way(run):
+        raise NotYetError(wrong[0], slug=wrong[1], rule=WAY)
+
+
+def kept_before(run: Run, step: int) -> NotYetError | None:
+    """The verdict on wrong weights after `step` if old ones were there before it."""
+    kept = [value["steps"][step - 1]["kept"] if step else 0 for value in run.values]
+    if not max(kept):
+        return None
+    return NotYetError(
+        f"after step {step + 1} the weights are wrong: its forward used old weights, "
+        f"still unsharded since backward() of step {step}",
+        slug="layers-not-freed",
+        evidence=tuple(
+            Evidence(
+                rank=rank, state="kept", text=f"{count} bytes of unsharded weights"
+            )
+            for rank, count in enumerate(kept)
+        ),
+        rule="free a layer's weights after its backward(); the next forward gathers "
+        "the new weights",
+    )

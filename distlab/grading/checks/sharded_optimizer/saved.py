@@ -1,0 +1,242 @@
+"""Checks of 3.15, `sharded_optimizer.state`: what is saved, and what continues."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.grading.checks.sharded_optimizer import scenarios
+from distlab.grading.checks.sharded_optimizer.mistakes import owner_of_each
+from distlab.grading.checks.sharded_optimizer.scenarios import One, flat
+from distlab.grading.checks.sharded_optimizer.stage1 import WORLDS
+from distlab.grading.clause import clause
+from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.runs import Runs, RunSpec, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext, Run
+
+TASK = "sharded_optimizer.state"
+ALL_OF_IT = "save every entry of self.optimizer.state[shard], under its own key"
+
+
+make_adam = partial(torch.optim.Adam, lr=0.1)
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def _layer(seed: int) -> nn.Sequential:
+    """One layer of four parameters, so that a shard has many ranges."""
+    linears = [nn.Linear(a, b, dtype=torch.float64) for a, b in ((5, 3), (3, 2))]
+    model = nn.Sequential(nn.Sequential(*linears))
+    generator = torch.Generator().manual_seed(seed + 3)
+    for p in model.parameters():
+        drawn = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+        p.data.copy_(drawn)
+    return model
+
+
+def keep_adams(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """What state_dict gives after a step of Adam, which keeps several entries."""
+    rank, n = context.rank, context.world_size
+    model = _layer(seed)
+    alone = scenarios.Alone(rank, n, context.comm.device)
+    groups = [{"params": list(model.parameters())}]
+    zero = unit.ShardedOptimizer(alone, model, groups, make_adam)
+    gradient = scenarios.drawn_gradient(seed, scenarios.weights_of(model))
+    scenarios.give_gradients(zero, gradient, rank, n)
+    zero.optimizer.step()
+    return zero.state_dict()
+
+
+def _after_steps(seed: int) -> One:
+    """One process after the steps of `scenarios.save_state`."""
+    one = One(seed)
+    for step in range(scenarios.STEPS):
+        one.step(scenarios.drawn_gradient(seed + step, scenarios.weights_of(one.model)))
+    return one
+
+
+def _after_adam(seed: int) -> tuple[Any, dict[str, nn.Parameter]]:
+    """One process after the step of `keep_adams`: the state, and the parameters."""
+    model = _layer(seed)
+    optimizer = make_adam(model.parameters())
+    gradient = scenarios.drawn_gradient(seed, scenarios.weights_of(model))
+    for name, p in model.named_parameters():
+        p.grad = gradient[name]
+    optimizer.step()
+    return optimizer.state, dict(model.named_parameters())
+
+
+# ── C1 ──────────────────────────────────────────────────────────────────────────────
+
+
+def _with_adam(world_size: int) -> list[RunSpec]:
+    return [on_ranks(keep_adams)]
+
+
+@clause(TASK, "C1", worlds=WORLDS, runs=_with_adam)
+def saved_by_name(runs: Runs) -> str | None:
+    """V: the moments of each range, under its name; each element on one rank."""
+    run, adams = runs.finished(scenarios.save_state), runs.finished(keep_adams)
+    one = _after_steps(runs.seed)
+    _expect_ranges(
+        [value["saved"] for value in run.values],
+        "momentum_buffer",
+        one.optimizer.state,
+        scenarios.trained(one.model),
+    )
+    _expect_ranges(adams.values, "exp_avg", *_after_adam(runs.seed))
+    return None
+
+
+def _expect_ranges(
+    states: list[Any], key: str, kept: Any, named: dict[str, nn.Parameter]
+) -> None:
+    full = {name: kept[p][key].reshape(-1) for name, p in named.items()}
+    for rank, saved in enumerate(states):
+        _expect_entries(saved, key, full, rank)
+    _expect_complete(states, full)
+
+
+def _expect_entries(saved: Any, key: str, full: dict[str, Tensor], rank: int) -> None:
+    what = "state_dict returns"
+    if not isinstance(saved, dict):
+        raise NotYetError(f"{what} {saved!r:.40}, not a dict", fatal=True)
+    for name, entry in saved.items():
+        if name not in full:
+            raise NotYetError(
+                f"{what} {name!r:.30}: no trained parameter has this name",
+                rule="bucket.names has the names, in the order of bucket.sizes",
+                fatal=True,
+            )
+        if not isinstance(entry, dict) or not {"start", "stop"} <= entry.keys():
+            raise NotYetError(f"{what} no start and stop under {name}", fatal=True)
+        own = entry.get(key)
+        if isinstance(own, Tensor):
+            _expect_range(name, rank, entry, own, full[name])
+
+
+def _expect_range(
+    name: str, rank: int, entry: dict[str, Any], own: Tensor, full: Tensor
+) -> None:
+    start, stop = entry["start"], entry["stop"]
+    right = full[start:stop]
+    if own.shape == right.shape and torch.allclose(own.to(right), right, rtol=1e-6):
+        return
+    if own.numel() != stop - start:
+        message = (
+            f"rank {rank} saves {own.numel()} values as elements {start} … {stop - 1} "
+            f"of {name}"
+        )
+    else:
+        message = (
+            f"what rank {rank} saves as elements {start} … {stop - 1} of {name} is the "
+            "state of other elements"
+        )
+    raise NotYetError(
+        message,
+        slug="shard-under-full-name",
+        rule="bucket.shard_ranges lists which elements of which parameter the shard "
+        "has, one range after another",
+    )
+
+
+def _expect_complete(states: list[Any], full: dict[str, Tensor]) -> None:
+    for name, values in full.items():
+        count = sum(s[name]["stop"] - s[name]["start"] for s in states if name in s)
+        if count != values.numel():
+            raise NotYetError(
+                f"{name} has {values.numel()} elements, and all ranks together save "
+                f"the state of {count}",
+                slug="shard-under-full-name" if count > values.numel() else "",
+                rule="each rank saves the ranges that it owns, and no others",
+            )
+
+
+# ── C2 ──────────────────────────────────────────────────────────────────────────────
+
+
+@clause(TASK, "C2", worlds=WORLDS, runs=_with_adam)
+def continued_elsewhere(runs: Runs) -> str | None:
+    """V and R: all that SGD and Adam keep; and a step at another number of ranks."""
+    with judged_after(saved_by_name, runs, "C1"):
+        return _continued(runs)
+
+
+def _continued(runs: Runs) -> str:
+    run, n = runs.finished(scenarios.save_state), runs.world_size
+    one = _after_steps(runs.seed)
+    named = scenarios.trained(one.model)
+    for value in run.values:
+        for name, entry in value["saved"].items():
+            _expect_entry(name, entry, "momentum_buffer", one.optimizer.state, named)
+    _expect_adams(runs.finished(keep_adams), runs.seed)
+    _expect_continued(run, one)
+    m = scenarios.other_world(n)
+    return f"saved at {n} rank{'s' * (n > 1)}, continued at {m}"
+
+
+def _expect_entry(
+    name: str,
+    entry: dict[str, Any],
+    key: str,
+    state: Any,
+    named: dict[str, nn.Parameter],
+) -> None:
+    own = entry.get(key)
+    if not isinstance(own, Tensor):
+        raise NotYetError(f"state_dict returns no {key} under {name}", rule=ALL_OF_IT)
+    right = state[named[name]][key].reshape(-1)[entry["start"] : entry["stop"]]
+    if own.dtype != right.dtype:
+        raise NotYetError(
+            f"state_dict returns {key} of {name} as {own.dtype}; the optimizer keeps "
+            f"{right.dtype}",
+            rule="a run that continues from rounded state computes other weights",
+        )
+    if own.shape != right.shape or not torch.allclose(own, right, rtol=1e-9):
+        raise NotYetError(
+            f"{key} of {name} is not what the optimizer keeps for these elements",
+            rule=ALL_OF_IT,
+        )
+
+
+def _expect_adams(run: Run, seed: int) -> None:
+    state, named = _after_adam(seed)
+    for saved in run.values:
+        for name, entry in saved.items():
+            for key in MOMENTS:
+                _expect_entry(name, entry, key, state, named)
+            step = entry.get("step")
+            is_number = isinstance(step, int | float)
+            is_number |= isinstance(step, Tensor) and not step.dim()
+            if not is_number or float(step) != 1.0:
+                raise NotYetError(
+                    f"after a step of Adam state_dict returns {step!r:.40} "
+                    f"as the step under {name}, not 1",
+                    rule=ALL_OF_IT,
+                )
+
+
+def _expect_continued(run: Run, one: One) -> None:
+    n = scenarios.other_world(run.world_size)
+    weights = scenarios.weights_of(one.model)
+    one.step(scenarios.drawn_gradient(one.seed + scenarios.STEPS, weights))
+    right = flat(scenarios.weights_of(one.model))
+    owners = owner_of_each(one.seed, n)
+    for value in run.values:
+        for resumed in value["resumed"]:
+            if "error" in resumed:
+                raise NotYetError(
+                    f"load_state_dict on {n} ranks: {resumed['error']}",
+                    rule="load_state_dict reads what state_dict returns",
+                )
+            mine = owners == resumed["rank"]
+            if not torch.allclose(flat(resumed["weights"])[mine], right[mine]):
+                raise NotYetError(
+                    f"saved at {run.world_size} ranks, continued at {n}: the next "
+                    f"step of rank {resumed['rank']} is not that of a single process",
+                    rule="the state must contain all that the optimizer keeps",
+                )

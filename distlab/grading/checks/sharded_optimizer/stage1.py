@@ -1,0 +1,152 @@
+"""Checks of 3.13, `sharded_optimizer.stage1`: weights, memory, and bytes sent."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from distlab.grading.checks.sharded_optimizer import scenarios
+from distlab.grading.checks.sharded_optimizer.mistakes import suspects_of
+from distlab.grading.checks.sharded_optimizer.scenarios import One, flat
+from distlab.grading.clause import clause
+from distlab.grading.kit.messages import expect_sent
+from distlab.grading.kit.values import (
+    expect_equal_bits,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import Run
+from distlab.runner.autopsy import Evidence
+
+WORLDS = (3, 2, 4, 7, 1)
+TASK = "sharded_optimizer.stage1"
+
+
+# ── C1 ──────────────────────────────────────────────────────────────────────────────
+
+
+@clause(TASK, "C1", worlds=WORLDS, runs=[on_ranks(scenarios.train_stage1)])
+def weights_of_one_process(runs: Runs) -> str | None:
+    """V and X: the weights after each step."""
+    run, n = runs.finished(scenarios.train_stage1), runs.world_size
+    one = One(runs.seed)
+    for step in range(scenarios.STEPS):
+        gradients = one.gradients(step, n)
+        one.step(scenarios.mean_of(gradients))
+        found: list[Tensor] = [
+            flat(value["steps"][step]["weights"]) for value in run.values
+        ]
+        right = same_everywhere(flat(scenarios.weights_of(one.model)), n)
+        expect_values(
+            found,
+            right,
+            what=f"after step {step + 1} the weights",
+            verb="are",
+            suspects=() if step else partial(suspects_of, runs.seed, gradients),
+            rule="each shard gets the mean gradient, the optimizer updates each shard, "
+            "and all ranks gather all shards",
+        )
+        expect_equal_bits(
+            found,
+            what="the weights",
+            slug="weights-not-gathered",
+            rule="every rank receives the new weights of a shard from the rank that "
+            "owns it",
+        )
+    sent = [sum(sum(step["sent"]) for step in value["steps"]) for value in run.values]
+    expect_sent(run, sent, "the weights are correct, but comm was not used")
+    return None
+
+
+# ── C2 ──────────────────────────────────────────────────────────────────────────────
+
+
+@clause(TASK, "C2", worlds=WORLDS, runs=[on_ranks(scenarios.train_stage1)])
+def a_shard_of_the_state(runs: Runs) -> str | None:
+    """M: after a step, everything that is alive: the weights, and a shard of state."""
+    run, n = runs.finished(scenarios.train_stage1), runs.world_size
+    whole, shard = scenarios.elements(n)
+    allowed = scenarios.after_step(n)
+    held = [value["held"] for value in run.values]
+    if max(held) > allowed:
+        rank = held.index(max(held))
+        numbers = run.values[rank]["state"]
+        if numbers > shard:
+            sentence = (
+                f"rank {rank} keeps {numbers} elements of optimizer state; its shards "
+                f"have {shard}"
+            )
+            raise _too_much(
+                run,
+                allowed,
+                sentence,
+                "state-not-sharded",
+                "give the optimizer bucket.shard, and no other parameter",
+            )
+        raise _too_much(
+            run,
+            allowed,
+            f"after a step rank {rank} holds {max(held)} bytes; the weights and its "
+            f"shard of the state are {8 * (whole + shard)}",
+            "",
+            "free temporary copies before the step returns",
+        )
+    return f"n = {n}: {max(held)} bytes after a step, unsharded {16 * whole // n * n}"
+
+
+def _too_much(
+    run: Run, allowed: int, sentence: str, slug: str, rule: str
+) -> NotYetError:
+    lines = [
+        Evidence(
+            rank=rank,
+            state="holds",
+            text=f"{value['held']} bytes, at most {allowed} expected; "
+            f"{value['state']} elements of state",
+        )
+        for rank, value in enumerate(run.values)
+    ]
+    return NotYetError(sentence, slug=slug, evidence=tuple(lines), rule=rule)
+
+
+# ── C3 ──────────────────────────────────────────────────────────────────────────────
+
+SCATTER = "a rank needs its chunk of the mean gradient: reduce_scatter sends half of "
+SCATTER += "what an all_reduce sends"
+
+
+@clause(TASK, "C3", worlds=(3, 2, 4, 7), runs=[on_ranks(scenarios.train_stage1)])
+def no_more_than_data_parallel(runs: Runs) -> str | None:
+    """B: what a step sends, beside an all_reduce of the gradients."""
+    run, n = runs.finished(scenarios.train_stage1), runs.world_size
+    whole, _ = scenarios.elements(n)
+    unit = 8 * whole * (n - 1) / n
+    sent = [value["steps"][-1]["sent"] for value in run.values]
+    worst = max(sent, key=sum)
+    if sum(worst) > 2 * unit * 1.01 + scenarios.SLACK:
+        reduces = worst[0] > unit * 1.01 + scenarios.SLACK
+        slug = "sent-more-than-needed"
+        if reduces:
+            is_all_reduce = 1.9 < worst[0] / unit < 2.1
+            slug = "all-reduce-then-slice" if is_all_reduce else ""
+        raise NotYetError(
+            f"a step sends {sum(worst) / unit / 2:.2f} × the bytes of plain data "
+            "parallelism",
+            slug=slug,
+            evidence=tuple(
+                Evidence(
+                    rank=rank,
+                    state="sent",
+                    text=f"{reduce / unit:.2f} units in reduce_gradients, "
+                    f"{step / unit:.2f} in step; plain data parallelism 2",
+                )
+                for rank, (reduce, step) in enumerate(sent)
+            ),
+            rule=SCATTER
+            if reduces
+            else "all_gather of the shards: each rank sends each chunk it owns, once",
+        )
+    return f"n = {n}: {sum(worst):.0f} bytes per rank and step, as an all_reduce sends"

@@ -1,0 +1,281 @@
+"""Checks of 3.21 and 3.22, ZeRO's third stage: numbers, memory, bytes, and time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.checks.sharded_optimizer import layers as layers
+from distlab.grading.checks.sharded_optimizer.named import kept_before, play, play_ahead
+from distlab.grading.checks.sharded_optimizer.scenarios import SLACK
+from distlab.grading.checks.sharded_optimizer.stage1 import WORLDS
+from distlab.grading.clause import clause
+from distlab.grading.kit.messages import expect_messages
+from distlab.grading.kit.values import Suspect, brief, close, expect_values
+from distlab.grading.runs import Runs, RunSpec, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import Run
+from distlab.runner.autopsy import Evidence
+
+FORWARD = "sharded_optimizer.stage3_forward"
+BACKWARD = "sharded_optimizer.stage3_backward"
+ROOM = layers.ROOM
+SEVERAL = (3, 2, 4, 7)
+
+
+def _evidence(run: Run, key: str, allowed: float) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(rank=r, state=key, text=f"{v[key]:.0f} bytes, at most {allowed:.0f}")
+        for r, v in enumerate(run.values)
+    )
+
+
+# ── 3.21 C1 ─────────────────────────────────────────────────────────────────────────
+
+
+@clause(FORWARD, "C1", worlds=WORLDS, runs=[on_ranks(layers.only_forward)])
+def outputs_of_the_whole_model(runs: Runs) -> str | None:
+    """V: two forwards; in between, every rank has changed its shards."""
+    run = play(runs, layers.only_forward)
+    model = layers.make_layers(runs.seed)
+    inputs = [layers.make_inputs(runs.seed, 0, r) for r in range(run.world_size)]
+    with torch.no_grad():
+        before = [model(x) for x in inputs]
+        for name, parameter in model.named_parameters():
+            parameter.add_(layers.nudge(runs.seed, name, parameter.shape))
+        after = [model(x) for x in inputs]
+    expect_values(
+        [value["outputs"][0] for value in run.values],
+        before,
+        what="the output of the model",
+        rule="the parameters are views of bucket.flat: chunk r of it is rank r's shard",
+    )
+    expect_values(
+        [value["outputs"][1] for value in run.values],
+        after,
+        what="after the shards have changed, the output of the model",
+        suspects=[
+            Suspect(
+                slug="old-weights-used",
+                values=before,
+                sentence="the second forward used the weights of the first",
+                rule="gathered weights are a copy: gather again before each forward",
+            )
+        ],
+        rule="gather the current shards, as the optimizer leaves them",
+    )
+    expect_messages(run, "the outputs are correct, but comm was not used")
+    return None
+
+
+# ── 3.21 C2 ─────────────────────────────────────────────────────────────────────────
+
+
+@clause(FORWARD, "C2", worlds=SEVERAL, runs=[on_ranks(layers.only_forward)])
+def one_layer_at_a_time(runs: Runs) -> str | None:
+    """M: all that is alive: when all is set up, in each layer, and afterwards."""
+    run, n = play(runs, layers.only_forward), runs.world_size
+    sizes = layers.layer_elements(n)
+    shards = layers.shard_bytes(n)
+    for rank, value in enumerate(run.values):
+        if value["cut"] > shards + ROOM:
+            raise NotYetError(
+                f"before the first forward rank {rank} holds {value['cut']} bytes, its "
+                f"shards have {shards}",
+                slug="shard-keeps-full-weights",
+                evidence=_evidence(run, "cut", shards + ROOM),
+                rule="a shard that is a view keeps the memory of the full vector; "
+                "copy it, then free the vector",
+            )
+        for number, (held, size) in enumerate(zip(value["inside"], sizes, strict=True)):
+            allowed = shards + 8 * n * size + ROOM
+            if held > allowed:
+                raise NotYetError(
+                    f"in layer {number} rank {rank} holds {held} bytes; its shards and "
+                    f"this layer have {shards + 8 * n * size}",
+                    slug="layers-not-freed",
+                    rule="free a layer's buckets as soon as it has computed",
+                )
+        if value["after"] > shards + layers.LEFT:
+            raise NotYetError(
+                f"after forward rank {rank} holds {value['after']} bytes, its shards "
+                f"have {shards}",
+                slug="layers-not-freed",
+                evidence=_evidence(run, "after", shards + layers.LEFT),
+                rule="free a layer's buckets as soon as it has computed",
+            )
+    most = max(max(value["inside"]) for value in run.values)
+    return f"n = {n}: at most {most} bytes, the full model has {shards * n}"
+
+
+# ── 3.21 C3 ─────────────────────────────────────────────────────────────────────────
+
+
+@clause(FORWARD, "C3", worlds=SEVERAL, runs=[on_ranks(layers.only_forward)])
+def gathered_once(runs: Runs) -> str | None:
+    """B: a forward sends every shard to the others once."""
+    run, n = play(runs, layers.only_forward), runs.world_size
+    right = 8.0 * (n - 1) * sum(layers.layer_elements(n))
+    _expect_sent(run, [value["sent"] for value in run.values], right, "a forward")
+    return f"n = {n}: {right:.0f} bytes per rank and forward"
+
+
+def _expect_sent(run: Run, sent: list[float], right: float, what: str) -> None:
+    if max(sent) <= right * 1.01 + SLACK:
+        return
+    raise NotYetError(
+        f"{what} sends {max(sent) / right:.2f} × the bytes that are needed",
+        slug="sent-more-than-needed",
+        evidence=tuple(
+            Evidence(
+                rank=r, state="sent", text=f"{s:.0f} bytes, {right:.0f} are needed"
+            )
+            for r, s in enumerate(sent)
+        ),
+        rule="each rank sends its shard of a layer to each other rank once, when the "
+        "layer is needed",
+    )
+
+
+# ── 3.22 C1 ─────────────────────────────────────────────────────────────────────────
+
+
+def _with_prefetch(world_size: int) -> list[RunSpec]:
+    return [on_ranks(layers.train_stage3, prefetch=True)]
+
+
+@clause(BACKWARD, "C1", worlds=WORLDS, runs=_with_prefetch)
+def weights_of_one_process(runs: Runs) -> str | None:
+    """V: the shards of all ranks, put together after each step; also with prefetch."""
+    right = layers.one_process(runs.seed, runs.world_size)
+    for values in ({}, {"prefetch": True}):
+        run = play(runs, layers.train_stage3, **values)
+        how = " with prefetch" if values else ""
+        for step, expected in enumerate(right):
+            _expect_weights(run, step, expected, how)
+        expect_messages(run, "the weights are correct, but comm was not used")
+    return None
+
+
+def _expect_weights(run: Run, step: int, expected: dict[str, Tensor], how: str) -> None:
+    for index, names in enumerate(run.values[0]["names"]):
+        own = torch.cat([expected[name].reshape(-1) for name in names])
+        shards = [value["steps"][step]["shards"][index] for value in run.values]
+        found = torch.cat(shards)[: own.numel()]
+        if not close(found, own):
+            if kept := kept_before(run, step):
+                raise kept
+            raise NotYetError(
+                f"after step {step + 1}{how} the weights of {' and '.join(names)} are "
+                "wrong",
+                evidence=(
+                    Evidence(
+                        rank=0,
+                        state="wrong",
+                        text=f"expected {brief(own)}   got {brief(found)}",
+                    ),
+                ),
+                rule="every layer needs its full weights in backward; then each shard "
+                "gets its chunk of the mean gradient",
+            )
+
+
+# ── 3.22 C2 ─────────────────────────────────────────────────────────────────────────
+
+
+@clause(BACKWARD, "C2", worlds=SEVERAL, runs=_with_prefetch)
+def never_more_than_that(runs: Runs) -> str | None:
+    """M: whole weights at their most; and all that is alive after backward()."""
+    n = runs.world_size
+    sizes = [8 * n * size for size in layers.layer_elements(n)]
+    for count, values in ((1, {}), (2, {"prefetch": True})):
+        run = play(runs, layers.train_stage3, **values)
+        most = max(sum(sizes[i : i + count]) for i in range(len(sizes)))
+        how = "with prefetch, two layers have" if values else "one layer has"
+        peak = max(value["peak"] for value in run.values)
+        if peak > most:
+            raise NotYetError(
+                f"{peak} bytes of weights are unsharded at the same time; {how} "
+                f"at most {most}",
+                slug="layers-not-freed",
+                evidence=_evidence(run, "peak", most),
+                rule="free a layer's weights after its forward and after its backward",
+            )
+        _expect_only_shards(run, n)
+    return f"n = {n}: at most {peak} bytes unsharded, the full model has {sum(sizes)}"
+
+
+def _expect_only_shards(run: Run, n: int) -> None:
+    shard = layers.shard_bytes(n)
+    for value in run.values:
+        for step, told in enumerate(value["steps"]):
+            if told["held"] > shard * (2 + (step > 0)) + ROOM:
+                raise NotYetError(
+                    f"after backward() a rank holds {told['held']} bytes; its shards, "
+                    f"their gradients and state have {shard * (2 + (step > 0))}",
+                    slug="full-gradients-kept",
+                    rule="after a layer's backward, free its full weights and its "
+                    "full gradients",
+                )
+
+
+# ── 3.22 C3 ─────────────────────────────────────────────────────────────────────────
+
+
+@clause(BACKWARD, "C3", worlds=SEVERAL, runs=_with_prefetch)
+def three_times(runs: Runs) -> str | None:
+    """B: what a step sends: each layer twice, and its gradients once."""
+    n = runs.world_size
+    right = 3 * 8.0 * (n - 1) * sum(layers.layer_elements(n))
+    for values in ({}, {"prefetch": True}):
+        run = play(runs, layers.train_stage3, **values)
+        sent = [value["steps"][-1]["sent"] for value in run.values]
+        _expect_sent(run, sent, right, "a step" + " with prefetch" * bool(values))
+    return f"n = {n}: {right:.0f} bytes per rank and step, 1.5 × those of DDP"
+
+
+# ── 3.22 C4 ─────────────────────────────────────────────────────────────────────────
+
+RANKS = 4
+WIRE = 0.5  # what the widest layer's shards take on the wire, in units of a pause
+
+
+@clause(BACKWARD, "C4", worlds=(3,), runs=[])
+def fetched_ahead(runs: Runs) -> str | None:
+    """T: with prefetch, only the first layer of each direction is waited for."""
+    sizes = [8 * (RANKS - 1) * size for size in layers.layer_elements(RANKS)]
+    speed = max(sizes) / (WIRE * layers.PAUSE_S)
+    told = [
+        max_of(runs.simulated(layers.timed, RANKS, bytes_per_s=speed, prefetch=ahead))
+        for ahead in (False, True)
+    ]
+    wire = [size / speed for size in sizes]
+    compute = layers.PAUSE_S * len(sizes)
+    for plain, ahead, where, first in (
+        (told[0][0], told[1][0], "forward", wire[0]),
+        (told[0][1], told[1][1], "backward()", wire[-1]),
+    ):
+        scatter = sum(wire) if where != "forward" else 0.0
+        if plain > compute + sum(wire) + scatter + 0.01:
+            raise NotJudgedError("without prefetch it sends too much: see C3")
+        most = compute + first + scatter
+        if ahead > most + 0.05 * layers.PAUSE_S:
+            play_ahead(runs)
+            raise NotYetError(
+                f"on {RANKS} simulated ranks {where} takes {plain:.2f} s, and with "
+                f"prefetch {ahead:.2f} s; if only the first layer is waited for, "
+                f"{most:.2f} s",
+                slug="prefetch-waits",
+                rule="prefetch starts its messages and returns; unshard_layer waits",
+            )
+    return (
+        f"{RANKS} simulated ranks: forward {told[0][0]:.2f} → {told[1][0]:.2f} s, "
+        f"backward() {told[0][1]:.2f} → {told[1][1]:.2f} s"
+    )
+
+
+def max_of(told: dict[str, Any]) -> list[float]:
+    """The slowest rank's forward, and its backward()."""
+    return [max(value[part] for value in told["values"]) for part in (0, 1)]

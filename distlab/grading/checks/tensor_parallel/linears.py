@@ -1,0 +1,385 @@
+"""Checks of task 2.17: outputs, gradients, memory, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from distlab.comm import Comm
+from distlab.grading.checks.tensor_parallel.shared import (
+    DIVIDED,
+    NO_SUM_BACK,
+    WORLDS,
+    as_tensor,
+    attempt,
+    drawn,
+    enter,
+    expect_refusal,
+    leave,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.values import Suspect, expect_values, same_everywhere
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence
+
+OTHER = 5  # features of the side that is not cut: no small world size divides it
+TOKENS = (2, 3)
+AFTER = "each rank adds the full bias after self.operator: all copies learn the same"
+SHARE = "the shard is a copy: chunk(n)[rank].clone()"
+
+# ── what runs in the ranks ──────────────────────────────────────────────────────────
+
+
+def make_linear(seed: int, inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+    """A float64 layer with weights of about one, and a bias that shows."""
+    whole = nn.Linear(inputs, outputs, bias=bias, dtype=torch.float64)
+    whole.weight.data = drawn(seed, -2, outputs, inputs)
+    if bias:
+        whole.bias.data = drawn(seed, -3, outputs)
+    return whole
+
+
+def linears_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """Both layers, there and back, with a bias and without one; and two refusals."""
+    n, rank, comm = context.world_size, context.rank, context.comm
+    found: dict[str, Any] = {}
+    for bias in (True, False):
+        end = "" if bias else " without bias"
+        sizes = (OTHER, 3 * n)
+        column, memory = _made(
+            unit.ColumnParallelLinear, comm, seed, sizes, bias, enter
+        )
+        upstream = drawn(seed, -5, *TOKENS, 3 * n).chunk(n, 2)[rank]
+        x = drawn(seed, -4, *TOKENS, OTHER)
+        found["column" + end] = {
+            **_there_and_back(column, x, upstream, comm.device),
+            **memory,
+        }
+        sizes = (3 * n, OTHER)
+        row, memory = _made(unit.RowParallelLinear, comm, seed, sizes, bias, leave)
+        x = drawn(seed, -6, *TOKENS, 3 * n).chunk(n, 2)[rank].contiguous()
+        upstream = drawn(seed, -7, *TOKENS, OTHER)
+        found["row" + end] = {
+            **_there_and_back(row, x, upstream, comm.device),
+            **memory,
+        }
+    odd = 3 * n + 1
+    wide, long = make_linear(seed, OTHER, odd), make_linear(seed, odd, OTHER)
+    found["refused"] = [
+        attempt(lambda: unit.ColumnParallelLinear(comm, wide, enter)),
+        attempt(lambda: unit.RowParallelLinear(comm, long, leave)),
+    ]
+    return found
+
+
+def _made(
+    kind: Any,
+    comm: Comm,
+    seed: int,
+    sizes: tuple[int, int],
+    bias: bool,
+    passage: Callable[[Comm, Tensor], Tensor],
+) -> tuple[nn.Module, dict[str, Any]]:
+    """A share; which parameters lie in the whole's memory, and if that is kept."""
+    whole = make_linear(seed, *sizes, bias).to(comm.device)
+    places = {p.untyped_storage().data_ptr() for p in whole.parameters()}
+    memory = StorageWeakRef(whole.weight.untyped_storage())
+    layer: nn.Module = kind(comm, whole, passage)
+    del whole
+    if not memory.expired():  # a circle of references may hold it still
+        gc.collect()
+    shared = [
+        name
+        for name, p in layer.named_parameters()
+        if p.untyped_storage().data_ptr() in places
+    ]
+    return layer, {"shared": shared, "kept": not memory.expired()}
+
+
+def _there_and_back(
+    layer: nn.Module, given: Tensor, upstream: Tensor, device: torch.device
+) -> dict[str, Any]:
+    x = given.to(device).requires_grad_()
+    y = layer(x)
+    if isinstance(y, Tensor) and y.requires_grad and y.shape == upstream.shape:
+        y.backward(upstream.to(device))
+    bias = layer.bias
+    return {
+        "out": as_tensor(y),
+        "x": as_tensor(x.grad),
+        "weight": as_tensor(layer.weight.grad),
+        "bias": as_tensor(bias.grad if isinstance(bias, Tensor) else None),
+        "held": [_held(p) for p in layer.parameters()],
+    }
+
+
+def _held(parameter: Tensor) -> list[int]:
+    """How many elements it has, and how many its memory has room for."""
+    room = parameter.untyped_storage().nbytes() // parameter.element_size()
+    return [parameter.numel(), room]
+
+
+# ── one process ─────────────────────────────────────────────────────────────────────
+
+
+class One:
+    """The same in one process; and cut into the ranks' parts."""
+
+    def __init__(self, seed: int, n: int, kind: str, bias: bool) -> None:
+        self.n = n
+        sizes = (OTHER, 3 * n) if kind == "column" else (3 * n, OTHER)
+        whole = make_linear(seed, *sizes, bias)
+        streams = (-4, -5) if kind == "column" else (-6, -7)
+        self.x = drawn(seed, streams[0], *TOKENS, sizes[0]).requires_grad_()
+        self.upstream = drawn(seed, streams[1], *TOKENS, sizes[1])
+        out = whole(self.x)
+        out.backward(self.upstream)
+        cut = 0 if kind == "column" else 1
+        self.whole, self.out = whole, out.detach()
+        self.weight = list(as_tensor(whole.weight.grad).chunk(n, cut))
+        self.shares = list(whole.weight.detach().chunk(n, cut))
+        self.bias = as_tensor(whole.bias.grad) if bias else torch.empty(0)
+
+    def columns(self, tensor: Tensor) -> list[Tensor]:
+        """Chunk r of the last dimension for rank r."""
+        return list(tensor.chunk(self.n, -1))
+
+
+def _found(run: Run, kind: str, what: str) -> list[Tensor]:
+    return [value[kind][what] for value in run.values]
+
+
+KINDS = (("", True), (" without bias", False))
+
+# ── C1 by columns ───────────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.linears", "C1", worlds=WORLDS, runs=[on_ranks(linears_once)])
+def by_columns(runs: Runs) -> str | None:
+    """V and M: rank r's outputs are chunk r; its parameters are no more than that."""
+    run, n = runs.finished(linears_once), runs.world_size
+    for end, bias in KINDS:
+        one = One(runs.seed, n, "column", bias)
+        expect_values(
+            _found(run, "column" + end, "out"),
+            one.columns(one.out),
+            what=f"what ColumnParallelLinear{end} returns",
+            suspects=[
+                Suspect(
+                    slug="weights-not-cut",
+                    values=same_everywhere(one.out, n),
+                    sentence="ColumnParallelLinear returns all outputs: not sharded",
+                    rule="rank r has chunk r of the weight's rows",
+                ),
+            ],
+            rule="outputs are rows of the weight, and elements of the bias: chunk r",
+        )
+        _expect_held(run, "column" + end, [3 * OTHER, 3] if bias else [3 * OTHER])
+    return None
+
+
+def _expect_held(run: Run, kind: str, expected: list[int]) -> None:
+    """Each rank has its share, and the memory of its share."""
+    name = "RowParallelLinear" if kind.startswith("row") else "ColumnParallelLinear"
+    for rank, value in enumerate(run.values):
+        held = value[kind]["held"]
+        sizes = [size for size, _ in held]
+        if sum(sizes) > sum(expected):
+            message = (
+                f"{name} has {sum(sizes)} elements on rank {rank}, its shard has "
+                f"{sum(expected)}"
+            )
+            raise NotYetError(
+                message, slug="weights-not-cut", evidence=_rooms(run, kind), rule=SHARE
+            )
+        if sum(room for _, room in held) > sum(expected) and run.world_size > 1:
+            raise NotYetError(
+                f"{name}'s shard is a view: on rank {rank} it keeps the full layer "
+                "in memory",
+                slug="view-keeps-whole",
+                evidence=_rooms(run, kind),
+                rule=SHARE,
+            )
+    _expect_own(run, kind, name)
+
+
+def _expect_own(run: Run, kind: str, name: str) -> None:
+    """The share is a copy, and nothing else of the whole layer is kept."""
+    for rank, value in enumerate(run.values):
+        if value[kind]["shared"]:
+            raise NotYetError(
+                f"n = {run.world_size}: {name}'s {value[kind]['shared'][0]} is the "
+                "memory of the full layer: an optimizer step changes both",
+                rule="copy the shard, and the bias too, even if it is all of them",
+            )
+        if value[kind]["kept"]:
+            raise NotYetError(
+                f"{name} keeps the full layer: on rank {rank} the full weight is "
+                "still in memory, beside its shard",
+                slug="weights-not-cut",
+                evidence=_rooms(run, kind),
+                rule="keep no reference to `full` after __init__ returns",
+            )
+
+
+def _rooms(run: Run, kind: str) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(
+            rank=rank,
+            state="holds",
+            text=", ".join(f"{s} of {room}" for s, room in value[kind]["held"])
+            + " elements in memory"
+            + (", and the full weight" if value[kind]["kept"] else ""),
+        )
+        for rank, value in enumerate(run.values)
+    )
+
+
+# ── C2 by rows ──────────────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.linears", "C2", worlds=WORLDS, runs=[on_ranks(linears_once)])
+def by_rows(runs: Runs) -> str | None:
+    """V and M: the whole outputs everywhere, the bias in them once."""
+    run, n = runs.finished(linears_once), runs.world_size
+    for end, bias in KINDS:
+        one = One(runs.seed, n, "row", bias)
+        parts = [
+            nn.functional.linear(x, share).detach()
+            for x, share in zip(one.columns(one.x), one.shares, strict=True)
+        ]
+        constant = one.whole.bias.detach() if bias else torch.zeros(OTHER).double()
+        expect_values(
+            _found(run, "row" + end, "out"),
+            same_everywhere(one.out, n),
+            what=f"what RowParallelLinear{end} returns",
+            suspects=[
+                Suspect(
+                    slug="bias-on-every-rank",
+                    values=same_everywhere(one.out + (n - 1) * constant, n),
+                    sentence=f"the bias is in RowParallelLinear's outputs {n} times",
+                    rule="add the bias after the sum, not to each partial sum",
+                ),
+                Suspect(
+                    slug="",
+                    values=same_everywhere(one.out - constant, n),
+                    sentence="the bias is missing from RowParallelLinear's outputs",
+                    rule="add the bias after the sum",
+                ),
+                Suspect(
+                    slug="partial-sum-not-total",
+                    values=[part + constant for part in parts],
+                    sentence="each rank returns its partial sum",
+                    rule="apply self.operator(self.comm, …) to the partial sum",
+                ),
+            ],
+            rule="sum the partial sums, then add the bias once",
+        )
+        _expect_held(run, "row" + end, [3 * OTHER, OTHER] if bias else [3 * OTHER])
+    return None
+
+
+# ── C3 gradients ────────────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.linears", "C3", worlds=WORLDS, runs=[on_ranks(linears_once)])
+def gradients_of_one_process(runs: Runs) -> str | None:
+    """V: inputs, weights, biases, for both cuts."""
+    run, n = runs.finished(linears_once), runs.world_size
+    for end, bias in KINDS:
+        one = One(runs.seed, n, "column", bias)
+        parts = [
+            upstream @ share
+            for upstream, share in zip(
+                one.columns(one.upstream), one.shares, strict=True
+            )
+        ]
+        name = f"ColumnParallelLinear{end}"
+        _expect(run, "column" + end, "weight", one.weight, name)
+        biases = list(one.bias.chunk(n)) if bias else same_everywhere(one.bias, n)
+        _expect(run, "column" + end, "bias", biases, name)
+        expect_values(
+            _found(run, "column" + end, "x"),
+            same_everywhere(as_tensor(one.x.grad), n),
+            what=f"the gradient of {name}'s inputs",
+            suspects=[
+                Suspect(
+                    slug="no-sum-in-backward",
+                    values=parts,
+                    sentence=f"the gradient of {name}'s inputs is only the local term, "
+                    "not the sum over the ranks",
+                    rule="apply self.operator(self.comm, x) first: " + NO_SUM_BACK,
+                )
+            ],
+            rule="apply self.operator(self.comm, x) first",
+        )
+        one = One(runs.seed, n, "row", bias)
+        name = f"RowParallelLinear{end}"
+        _expect(run, "row" + end, "weight", one.weight, name)
+        _expect_bias(run, "row" + end, one.bias, name)
+        _expect(run, "row" + end, "x", one.columns(as_tensor(one.x.grad)), name)
+    return None
+
+
+def _expect(run: Run, kind: str, what: str, expected: list[Tensor], name: str) -> None:
+    noun = "inputs" if what == "x" else what
+    expect_values(
+        _found(run, kind, what),
+        expected,
+        what=f"the gradient of {name}'s {noun}",
+        rule="the outputs are correct: check the path of the gradient",
+    )
+
+
+def _expect_bias(run: Run, kind: str, right: Tensor, name: str) -> None:
+    """The gradient of a bias that every rank has whole."""
+    n, none = run.world_size, torch.empty(0)
+    expect_values(
+        _found(run, kind, "bias"),
+        same_everywhere(right, n),
+        what=f"the gradient of {name}'s bias",
+        suspects=[
+            Suspect(
+                slug="bias-inside-the-sum",
+                values=[right, *[none] * (n - 1)],
+                sentence="only rank 0's bias has a gradient: the others never learn, "
+                "and the copies of the bias drift apart",
+                rule=AFTER,
+            ),
+            Suspect(
+                slug="bias-inside-the-sum",
+                values=same_everywhere(right / n, n),
+                sentence=f"the gradient of {name}'s bias is 1/{n} of the expected one: "
+                f"the bias was divided by {n} before the sum",
+                rule=AFTER,
+            ),
+        ],
+        rule="the outputs are correct: check the path of the gradient",
+    )
+
+
+# ── C4 what does not fit ────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.linears", "C4", worlds=DIVIDED, runs=[on_ranks(linears_once)])
+def what_does_not_fit_is_refused(runs: Runs) -> str | None:
+    """V: a ValueError for outputs, and for inputs, that n does not divide."""
+    run, n = runs.finished(linears_once), runs.world_size
+    for index, what in enumerate(
+        ("ColumnParallelLinear with {} outputs", "RowParallelLinear with {} inputs")
+    ):
+        expect_refusal(
+            run,
+            [value["refused"][index] for value in run.values],
+            f"{what.format(3 * n + 1)} on {n} ranks",
+            "chunk(n) does not check: raise ValueError if a remainder is left",
+        )
+    return None

@@ -1,0 +1,297 @@
+"""Checks of task 2.16: f and g, forward and backward, and what they leave alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.comm import Comm
+from distlab.grading.checks.tensor_parallel.shared import (
+    NO_SUM_BACK,
+    WORLDS,
+    Counted,
+    as_tensor,
+    drawn,
+    expect_calls,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.messages import reports_made
+from distlab.grading.kit.values import Suspect, expect_values, same_everywhere
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence
+
+SHAPE = (2, 3, 4)
+
+# ── what runs in the ranks ──────────────────────────────────────────────────────────
+
+
+def passages_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """Each way by itself, and then on tensors that do not lie in one piece."""
+    comm = Counted(context.comm)
+    rank, device = context.rank, comm.device
+    marks: dict[str, list[int]] = {}
+    same, own = drawn(seed, -1, *SHAPE), drawn(seed, rank, *SHAPE)
+    crossed = drawn(seed + 1, rank, *SHAPE[::-1]).to(device).transpose(0, 2)
+    one = torch.full((), 2.0 + rank, dtype=torch.float64, device=device)
+    found: dict[str, Any] = {}
+    context.report("f")
+    found["enter"] = _there_and_back(
+        comm, unit.copy_to_region, same.to(device), own.to(device), marks, "f"
+    )
+    odd = {
+        "enter": _back(comm, unit.copy_to_region, same.to(device), one.expand(SHAPE)),
+        "crossed": _back(comm, unit.copy_to_region, same.to(device), crossed),
+    }
+    context.report("g")
+    found["leave"] = _there_and_back(
+        comm, unit.reduce_from_region, own.to(device), same.to(device), marks, "g"
+    )
+    odd["leave"] = as_tensor(unit.reduce_from_region(comm, crossed))
+    found["odd"] = odd
+    return {**found, "marks": marks}
+
+
+def _played(runs: Runs, clause_id: str = "") -> Run:
+    """The run of both ways; where it failed on the way out, C1 is not to blame."""
+    try:
+        return runs.finished(passages_once)
+    except NotYetError as failure:
+        if clause_id == "C1" and failure.run and reports_made(failure.run) > 1:
+            raise NotJudgedError("reduce_from_region failed: see C2") from None
+        raise
+
+
+Way = Callable[[Comm, Tensor], Tensor]
+
+
+def _there_and_back(
+    comm: Counted,
+    way: Way,
+    given: Tensor,
+    gradient: Tensor,
+    marks: dict[str, list[int]],
+    name: str,
+) -> dict[str, Any]:
+    x, before, begin = given.clone().requires_grad_(), gradient.clone(), comm.count
+    y = way(comm, x)
+    middle = comm.count
+    out = as_tensor(y)
+    back = _gradient(y, x, gradient)
+    marks[f"{name} forward"] = [begin, middle]
+    marks[f"{name} backward"] = [middle, comm.count]
+    return {
+        "given": given,
+        "after": as_tensor(x),
+        "out": out,
+        "gradient": before,
+        "gradient after": gradient,
+        "back": back,
+        "tracked": isinstance(y, Tensor) and y.requires_grad,
+    }
+
+
+def _back(comm: Comm, way: Way, given: Tensor, gradient: Tensor) -> Tensor:
+    x = given.clone().requires_grad_()
+    return _gradient(way(comm, x), x, gradient)
+
+
+def _gradient(y: object, x: Tensor, gradient: Tensor) -> Tensor:
+    if not isinstance(y, Tensor) or not y.requires_grad:
+        return torch.empty(0)
+    return as_tensor(torch.autograd.grad(y, x, gradient, allow_unused=True)[0])
+
+
+# ── C1 f ────────────────────────────────────────────────────────────────────────────
+
+
+def _each(run: Run, way: str, what: str) -> list[Tensor]:
+    return [value[way][what] for value in run.values]
+
+
+@clause(
+    "tensor_parallel.copy_reduce", "C1", worlds=WORLDS, runs=[on_ranks(passages_once)]
+)
+def the_way_in(runs: Runs) -> str | None:
+    """V: forward x, backward the sum."""
+    run = _played(runs, "C1")
+    n, x = runs.world_size, _each(run, "enter", "given")
+    expect_values(
+        _each(run, "enter", "out"),
+        x,
+        what="what copy_to_region returns",
+        suspects=[
+            Suspect(
+                slug="summed-in-both-directions",
+                values=[one * n for one in x],
+                sentence=f"copy_to_region returns {n} × x: it sums forward too",
+                rule="all ranks have the same x already: forward needs no sum",
+            )
+        ],
+        rule="forward, f returns x",
+    )
+    gradients = _each(run, "enter", "gradient")
+    total = torch.stack(gradients).sum(0)
+    _expect_gradient(
+        _each(run, "enter", "back"),
+        total,
+        gradients,
+        "the gradient of copy_to_region's x",
+    )
+    expect_values(
+        [value["odd"]["crossed"] for value in run.values],
+        same_everywhere(torch.stack(_crossed(runs.seed, n)).sum(0), n),
+        what="the gradient of x, for a transposed gradient,",
+        rule="sum a contiguous copy of the gradient",
+    )
+    return None
+
+
+def _crossed(seed: int, n: int) -> list[Tensor]:
+    """What does not lie in one piece, by rank."""
+    return [drawn(seed + 1, rank, *SHAPE[::-1]).transpose(0, 2) for rank in range(n)]
+
+
+def _expect_gradient(
+    found: list[Tensor], total: Tensor, own: list[Tensor], what: str
+) -> None:
+    n = len(own)
+    expect_values(
+        found,
+        same_everywhere(total, n),
+        what=what,
+        suspects=[
+            Suspect(
+                slug="no-sum-in-backward",
+                values=own,
+                sentence=f"{what} is only the local term, not the sum over the ranks",
+                rule=NO_SUM_BACK,
+            ),
+            Suspect(
+                slug="mean-not-sum",
+                values=same_everywhere(total / n, n),
+                sentence=f"{what} is the mean, not the sum: divided by {n}",
+                rule="each rank's shard contributes a term: the gradient is the sum",
+            ),
+        ],
+        rule=NO_SUM_BACK,
+    )
+
+
+# ── C2 g ────────────────────────────────────────────────────────────────────────────
+
+
+@clause(
+    "tensor_parallel.copy_reduce", "C2", worlds=WORLDS, runs=[on_ranks(passages_once)]
+)
+def the_way_out(runs: Runs) -> str | None:
+    """V: forward the sum, backward the gradient."""
+    run = _played(runs)
+    n, own = runs.world_size, _each(run, "leave", "given")
+    total = torch.stack(own).sum(0)
+    expect_values(
+        _each(run, "leave", "out"),
+        same_everywhere(total, n),
+        what="what reduce_from_region returns",
+        suspects=[
+            Suspect(
+                slug="",
+                values=own,
+                sentence="reduce_from_region returns each rank's x: no sum",
+                rule="forward, g is an all_reduce",
+            ),
+            Suspect(
+                slug="mean-not-sum",
+                values=same_everywhere(total / n, n),
+                sentence=f"reduce_from_region returns the mean: divided by {n}",
+                rule="the ranks have partial sums: add them",
+            ),
+        ],
+        rule="forward, g returns the sum of all ranks' x",
+    )
+    gradients = _each(run, "leave", "gradient")
+    what = "the gradient of reduce_from_region's x"
+    expect_values(
+        _each(run, "leave", "back"),
+        gradients,
+        what=what,
+        suspects=[
+            Suspect(
+                slug="summed-in-both-directions",
+                values=same_everywhere(torch.stack(gradients).sum(0), n),
+                sentence=f"{what} is {n} × as large: it is summed backward too",
+                rule="every rank continues with the same total: its gradient is the "
+                "same on every rank, and counts once",
+            )
+        ],
+        rule="backward, g returns the gradient unchanged",
+    )
+    expect_values(
+        [value["odd"]["leave"] for value in run.values],
+        same_everywhere(torch.stack(_crossed(runs.seed, n)).sum(0), n),
+        what="what reduce_from_region returns for a transposed x",
+        rule="sum a contiguous copy of x",
+    )
+    return None
+
+
+# ── C3 what is the caller's ─────────────────────────────────────────────────────────
+
+
+@clause(
+    "tensor_parallel.copy_reduce", "C3", worlds=WORLDS, runs=[on_ranks(passages_once)]
+)
+def what_is_the_callers(runs: Runs) -> str | None:
+    """V: x and the incoming gradient have not changed by a bit."""
+    run = _played(runs)
+    for way, name in (("leave", "reduce_from_region"), ("enter", "copy_to_region")):
+        for before, after, what in (
+            ("given", "after", "the caller's x"),
+            ("gradient", "gradient after", "the gradient that backward() was given"),
+        ):
+            wrong = [
+                rank
+                for rank, value in enumerate(run.values)
+                if not torch.equal(value[way][before], value[way][after])
+            ]
+            if wrong:
+                raise NotYetError(
+                    f"{name} has modified {what} on rank {wrong[0]}",
+                    slug="autograd-input-changed",
+                    evidence=tuple(
+                        Evidence(
+                            rank=rank, state="changed", text=f"{what} has other values"
+                        )
+                        for rank in wrong
+                    ),
+                    rule="all_reduce works in place: pass a clone",
+                )
+    return None
+
+
+# ── C4 messages ─────────────────────────────────────────────────────────────────────
+
+
+@clause(
+    "tensor_parallel.copy_reduce", "C4", worlds=WORLDS, runs=[on_ranks(passages_once)]
+)
+def one_all_reduce_each(runs: Runs) -> str | None:
+    """J: f sends backward, g sends forward, and that is all."""
+    run = _played(runs)
+    expect_calls(
+        run,
+        [
+            ("copy_to_region forward", "f forward", []),
+            ("copy_to_region backward", "f backward", ["all_reduce"]),
+            ("reduce_from_region forward", "g forward", ["all_reduce"]),
+            ("reduce_from_region backward", "g backward", []),
+        ],
+        slug="more-messages-than-needed",
+        rule="f sums backward and g sums forward: one all_reduce each",
+    )
+    return f"n = {runs.world_size}: one all_reduce each, f backward and g forward"

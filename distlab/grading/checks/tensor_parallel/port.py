@@ -1,0 +1,186 @@
+"""Checks of task 2.25, `tensor_parallel.port`: a block on a mesh, by DTensors."""
+
+from __future__ import annotations
+
+import copy
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.comm import leave_default_group
+from distlab.grading.checks.tensor_parallel.shared import (
+    as_tensor,
+    attempt,
+    expect_nothing_done,
+    expect_refusal,
+)
+from distlab.grading.checks.tensor_parallel.whole import (
+    LEARNING_RATE,
+    STEPS,
+    Whole,
+    inputs_of,
+    make_block,
+    upstream_of,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.torch_group import finished, join
+from distlab.grading.kit.values import (
+    Suspect,
+    all_close,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.models.transformer import Block, TransformerConfig
+from distlab.runner import RankContext
+from distlab.runner.autopsy import Evidence
+
+WORLDS = (3, 2, 4, 1)  # DTensors take their time, in each rank anew
+DIVIDED = (3, 2, 4)
+CUT = ("attention.qkv", "attention.proj", "mlp.up", "mlp.down")
+ROWS = "torch splits qkv into contiguous chunks: first reorder its rows, rank by rank"
+
+
+def ported_block(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """A block that port has cut, trained for some steps; then heads that do not fit."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    join(context)
+    n = context.world_size
+    mesh = init_device_mesh("cpu", (n,))
+    block = make_block(seed, n)
+    unit.with_torch(mesh, block)
+    found = _trained(block, seed, n)
+    found["held"] = {name: _held(block.get_submodule(name)) for name in CUT}
+    found["refused"] = _refused(unit, mesh, n)
+    leave_default_group()
+    return found
+
+
+def _trained(block: nn.Module, seed: int, n: int) -> dict[str, Any]:
+    outs, backs = [], []
+    for step in range(STEPS):
+        x = inputs_of(seed, n, step).requires_grad_()
+        upstream = upstream_of(seed, n, step)
+        y = block(x)
+        if isinstance(y, Tensor) and y.requires_grad and y.shape == upstream.shape:
+            y.backward(upstream)
+        outs.append(as_tensor(y))
+        backs.append(as_tensor(x.grad))
+        with torch.no_grad():
+            for parameter in block.parameters():
+                if parameter.grad is not None:
+                    parameter.sub_(LEARNING_RATE * parameter.grad)
+                    parameter.grad = None
+    return {"outs": outs, "backs": backs}
+
+
+def _held(layer: nn.Module) -> int:
+    """How many numbers of a layer's weight this rank has."""
+    weight: Any = layer.weight
+    return int(getattr(weight, "to_local", lambda: weight)().numel())
+
+
+def _refused(unit: ModuleType, mesh: Any, n: int) -> dict[str, Any]:
+    """One head too many, of n channels each: all can be cut in n, but not the heads."""
+    odd = Block(TransformerConfig(dim=n * (n + 1), num_heads=n + 1)).double()
+    before = copy.deepcopy(odd.state_dict())
+    raised = attempt(lambda: unit.with_torch(mesh, odd))
+    same = all(
+        type(tensor) is Tensor and torch.equal(tensor, before[name])
+        for name, tensor in odd.state_dict().items()
+    )
+    return {"raised": raised, "replaced": not same}
+
+
+# ── C1 values ───────────────────────────────────────────────────────────────────────
+
+
+@lru_cache(maxsize=16)
+def one_process(seed: int, n: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs and gradients of the inputs, step by step."""
+    found = _trained(make_block(seed, n), seed, n)
+    return found["outs"], found["backs"]
+
+
+@clause("tensor_parallel.port", "C1", worlds=WORLDS, runs=[on_ranks(ported_block)])
+def as_in_one_process(runs: Runs) -> str | None:
+    """V: outputs and input gradients at each step, so the weights' gradients too."""
+    run = finished(runs, ported_block)
+    n, seed = runs.world_size, runs.seed
+    for step in range(STEPS):
+        for key, right in zip(("outs", "backs"), one_process(seed, n), strict=True):
+            values = [value[key][step] for value in run.values]
+            if all_close(values, same_everywhere(right[step], n)):
+                continue
+            what = "what the block returns" if key == "outs" else "the inputs' gradient"
+            expect_values(
+                values,
+                same_everywhere(right[step], n),
+                what=f"{what} at step {step + 1}",
+                suspects=[_cut_across(seed, n)] if (key, step) == ("outs", 0) else [],
+                rule=ROWS,
+            )
+    return f"n = {n}: {STEPS} training steps equal the single-process baseline"
+
+
+def _cut_across(seed: int, n: int) -> Suspect:
+    block, whole = make_block(seed, n), Whole(seed, n, "attention")
+    x = inputs_of(seed, n, 0)
+    with torch.no_grad():
+        x = x + whole.cut_across(block.norm1(x))
+        x = x + block.mlp(block.norm2(x))
+    return Suspect(
+        slug="qkv-cut-across",
+        values=same_everywhere(x, n),
+        sentence="qkv was split as one tensor: a rank has queries, keys or values of "
+        "heads that belong to other ranks",
+        rule=ROWS,
+    )
+
+
+# ── C2 memory ───────────────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.port", "C2", worlds=DIVIDED, runs=[on_ranks(ported_block)])
+def a_share_of_the_weights(runs: Runs) -> str | None:
+    """M: how many numbers of each of the four weights are on each rank."""
+    run, n = finished(runs, ported_block), runs.world_size
+    block = make_block(runs.seed, n)
+    for name in CUT:
+        size = _held(block.get_submodule(name))
+        found = [value["held"][name] for value in run.values]
+        if max(found) > size // n:
+            raise NotYetError(
+                f"{name}.weight has {max(found)} elements on rank "
+                f"{found.index(max(found))}; 1/{n} of it is {size // n}",
+                slug="weights-not-cut",
+                evidence=tuple(
+                    Evidence(rank=rank, state="holds", text=f"{count} of {size}")
+                    for rank, count in enumerate(found)
+                ),
+                rule=f"a style for each of {', '.join(CUT)}",
+            )
+    return f"n = {n}: each rank stores 1/{n} of the four weights"
+
+
+# ── C3 what does not fit ────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.port", "C3", worlds=DIVIDED, runs=[on_ranks(ported_block)])
+def whole_heads_only(runs: Runs) -> str | None:
+    """V: n + 1 heads are refused, before anything was replaced."""
+    run, n = finished(runs, ported_block), runs.world_size
+    tried = [value["refused"] for value in run.values]
+    what = f"{n + 1} heads on {n} ranks"
+    rule = "torch does not check: it splits unevenly if it must"
+    raised = [one["raised"] for one in tried]
+    expect_refusal(run, raised, what, rule)
+    happened = f"{what}: refused, but only after something was replaced"
+    done = [one["replaced"] for one in tried]
+    expect_nothing_done(happened, done, raised, "a block")
+    return None

@@ -1,0 +1,276 @@
+"""Checks of task 2.20: tokens gathered and scattered, and a block on tokens."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.checks.tensor_parallel.shared import (
+    DIVIDED,
+    WORLDS,
+    Counted,
+    as_tensor,
+    drawn,
+    expect_calls,
+    flat,
+)
+from distlab.grading.checks.tensor_parallel.whole import make_block
+from distlab.grading.clause import clause
+from distlab.grading.kit.by_name import State, some_of
+from distlab.grading.kit.values import (
+    Suspect,
+    all_close,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotJudgedError
+from distlab.runner import RankContext, Run
+
+SEQUENCES, EACH, CHANNELS = 3, 2, 2  # EACH tokens per rank
+WHOLE = (
+    "norm1.weight",
+    "norm1.bias",
+    "attention.proj.bias",
+    "norm2.weight",
+    "norm2.bias",
+    "mlp.down.bias",
+)
+PAIR = ["all_gather", "reduce_scatter"]
+
+# ── what runs in the ranks ──────────────────────────────────────────────────────────
+
+
+def sequence_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """Both moves by themselves, both ways there and back, and a block of one head."""
+    n, rank, device = context.world_size, context.rank, context.comm.device
+    comm = Counted(context.comm)
+    few = drawn(seed, rank, SEQUENCES, EACH, CHANNELS).to(device)
+    many = drawn(seed + 1, rank, SEQUENCES, EACH * n, CHANNELS).to(device)
+    before = few.clone(), many.clone()
+    found = {
+        "gathered": as_tensor(unit.all_gather_tokens(comm, few)),
+        "scattered": as_tensor(unit.reduce_scatter_tokens(comm, many)),
+        "unchanged": torch.equal(few, before[0]) and torch.equal(many, before[1]),
+        "gather back": _back(unit.all_gather_from_sequence, comm, few, many),
+        "scatter back": _back(unit.reduce_scatter_to_sequence, comm, many, few),
+    }
+    return {**found, **_block(context, unit, seed, comm)}
+
+
+def _back(way: Any, comm: Counted, given: Tensor, upstream: Tensor) -> Tensor:
+    x = given.clone().requires_grad_()
+    y = way(comm, x)
+    if not isinstance(y, Tensor) or not y.requires_grad or y.shape != upstream.shape:
+        return torch.empty(0)
+    y.backward(upstream)
+    return as_tensor(x.grad)
+
+
+def _block(
+    context: RankContext, unit: ModuleType, seed: int, comm: Counted
+) -> dict[str, Any]:
+    n, rank = context.world_size, context.rank
+    whole_in, whole_up = _block_batch(seed, n)
+    block = make_block(seed, n, heads=1).to(comm.device)
+    unit.sequence_parallel_block(comm, block)
+    x = whole_in.chunk(n, 1)[rank].to(comm.device).requires_grad_()
+    upstream = whole_up.chunk(n, 1)[rank].to(comm.device)
+    begin = comm.count
+    y = block(x)
+    middle = comm.count
+    if isinstance(y, Tensor) and y.shape == upstream.shape:
+        y.backward(upstream)
+    end = comm.count
+    own = _whole_gradients(block)
+    unit.all_reduce_replicated_grads(comm, block)
+    return {
+        "out": as_tensor(y),
+        "back": as_tensor(x.grad),
+        "own": own,
+        "whole": _whole_gradients(block),
+        "shares": _square_of_shares(block),
+        "marks": {"forward": [begin, middle], "backward": [middle, end]},
+    }
+
+
+def _whole_gradients(block: torch.nn.Module) -> State:
+    parameters = dict(block.named_parameters())
+    found = {name: parameters.get(name) for name in WHOLE}
+    return {n: as_tensor(None if p is None else p.grad) for n, p in found.items()}
+
+
+def _square_of_shares(block: torch.nn.Module) -> Tensor:
+    """The sum of squares of the gradients of all that is shared out."""
+    named = block.named_parameters()
+    grads = [p.grad for name, p in named if name not in WHOLE]
+    return flat(grads).square().sum()
+
+
+def _block_batch(seed: int, n: int) -> tuple[Tensor, Tensor]:
+    shape = (SEQUENCES, EACH * n, 2 * n)
+    return drawn(seed, -12, *shape), drawn(seed, -13, *shape)
+
+
+# ── C1 forward ──────────────────────────────────────────────────────────────────────
+
+
+def _tokens(seed: int, n: int) -> tuple[list[Tensor], list[Tensor]]:
+    few = [drawn(seed, rank, SEQUENCES, EACH, CHANNELS) for rank in range(n)]
+    many = [drawn(seed + 1, rank, SEQUENCES, EACH * n, CHANNELS) for rank in range(n)]
+    return few, many
+
+
+@clause("tensor_parallel.sequence", "C1", worlds=WORLDS, runs=[on_ranks(sequence_once)])
+def along_the_tokens(runs: Runs) -> str | None:
+    """V: all tokens in their order; and each rank's tokens of the sum."""
+    run, n = runs.finished(sequence_once), runs.world_size
+    few, many = _tokens(runs.seed, n)
+    shape = (SEQUENCES, EACH * n, CHANNELS)
+    expect_values(
+        _all(run, "gathered"),
+        same_everywhere(torch.cat(few, 1), n),
+        what="what all_gather_tokens returns",
+        suspects=[
+            Suspect(
+                slug="tokens-not-the-batch",
+                values=same_everywhere(torch.cat(few).reshape(shape), n),
+                sentence="all_gather_tokens concatenates the ranks' tensors: that "
+                "mixes tokens of different sequences",
+                rule="all_gather gives (n, batch, tokens / n, channels): move n before "
+                "the tokens",
+            )
+        ],
+        rule="in each sequence: rank 0's tokens, then rank 1's, and so on",
+    )
+    total = torch.stack(many).sum(0)
+    mixed = total.reshape(n, SEQUENCES, EACH, CHANNELS)
+    expect_values(
+        _all(run, "scattered"),
+        list(total.chunk(n, 1)),
+        what="what reduce_scatter_tokens returns",
+        suspects=[
+            Suspect(
+                slug="tokens-not-the-batch",
+                values=list(mixed),
+                sentence="reduce_scatter_tokens splits the batch, not the tokens",
+                rule="move n of (batch, n, tokens / n, channels) to the front first",
+            ),
+            Suspect(
+                slug="",
+                values=[one.chunk(n, 1)[rank] for rank, one in enumerate(many)],
+                sentence="each rank returns its tokens of its partial sum: no sum",
+                rule="each rank's tokens of the sum over all ranks",
+            ),
+        ],
+        rule="chunk r, along the tokens, of the sum over all ranks",
+    )
+    return None
+
+
+def _all(run: Run, key: str) -> list[Tensor]:
+    return [value[key] for value in run.values]
+
+
+# ── C2 backward ─────────────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.sequence", "C2", worlds=WORLDS, runs=[on_ranks(sequence_once)])
+def each_is_the_others_way_back(runs: Runs) -> str | None:
+    """V: the gradient of each operator's x."""
+    run, n = runs.finished(sequence_once), runs.world_size
+    few, many = _tokens(runs.seed, n)
+    expect_values(
+        _all(run, "gather back"),
+        list(torch.stack(many).sum(0).chunk(n, 1)),
+        what="all_gather_from_sequence: the gradient of x",
+        suspects=[
+            Suspect(
+                slug="no-sum-in-backward",
+                values=[one.chunk(n, 1)[rank] for rank, one in enumerate(many)],
+                sentence="all_gather_from_sequence: the gradient of x is only local",
+                rule="every rank used this rank's tokens: sum their gradients",
+            )
+        ],
+        rule="every rank used this rank's tokens: sum their gradients",
+    )
+    expect_values(
+        _all(run, "scatter back"),
+        same_everywhere(torch.cat(few, 1), n),
+        what="reduce_scatter_to_sequence: the gradient of x",
+        rule="this rank's x went into all tokens: gather all their gradients",
+    )
+    return None
+
+
+# ── C3 a block ──────────────────────────────────────────────────────────────────────
+
+
+@clause("tensor_parallel.sequence", "C3", worlds=WORLDS, runs=[on_ranks(sequence_once)])
+def gradients_of_a_block(runs: Runs) -> str | None:
+    """V: the block's tokens, their gradients, and those of what is whole everywhere."""
+    run, n = runs.finished(sequence_once), runs.world_size
+    inputs, upstream = _block_batch(runs.seed, n)
+    block, x = make_block(runs.seed, n, heads=1), inputs.requires_grad_()
+    out = block(x)
+    out.backward(upstream)
+    for key, right in (("out", out), ("back", x.grad)):
+        expected = list(as_tensor(right).chunk(n, 1))
+        if not all_close(_all(run, key), expected):
+            few, _ = _tokens(runs.seed, n)
+            if not all_close(_all(run, "scatter back"), [torch.cat(few, 1)] * n):
+                raise NotJudgedError("the two operators are wrong: see C1, C2")
+            what = "tokens" if key == "out" else "gradients of the tokens"
+            expect_values(_all(run, key), expected, what=f"the block's {what}")
+    expected_whole = _whole_gradients(block)
+    found: list[State] = [value["whole"] for value in run.values]
+    own: list[State] = [value["own"] for value in run.values]
+    expect_values(
+        [flat(list(one.values())) for one in found],
+        same_everywhere(flat(list(expected_whole.values())), n),
+        what=some_of("the gradients of norms and last biases", expected_whole, found),
+        verb="are",
+        suspects=[
+            Suspect(
+                slug="whole-gradients-not-summed",
+                values=[flat(list(one.values())) for one in own],
+                sentence="norms and last biases have gradients of local tokens only",
+                rule="a replicated parameter that sees only local tokens needs the sum "
+                "over the ranks",
+            )
+        ],
+        rule="a replicated parameter that sees only local tokens needs the sum",
+    )
+    expect_values(
+        [torch.stack(_all(run, "shares")).sum(0)],
+        [_square_of_shares(block)],
+        what="the sum of squares of the gradients of all shards",
+        rule="a sharded weight has its full gradient already: do not sum it",
+    )
+    return None
+
+
+# ── C4 what is sent ─────────────────────────────────────────────────────────────────
+
+
+@clause(
+    "tensor_parallel.sequence", "C4", worlds=DIVIDED, runs=[on_ranks(sequence_once)]
+)
+def a_pair_each(runs: Runs) -> str | None:
+    """J: in a block, two of each forward and two of each backward."""
+    run = runs.finished(sequence_once)
+    expect_calls(
+        run,
+        [
+            ("the block forward", "forward", 2 * PAIR),
+            ("the block backward", "backward", 2 * PAIR),
+        ],
+        slug="more-messages-than-needed",
+        rule="forward: one all_gather before, one reduce_scatter after; backward: "
+        "the other of the two in each place",
+    )
+    sizes = [call["bytes"] for call in run.ranks[0].calls() if call["op"] in PAIR]
+    return f"n = {runs.world_size}: {len(sizes)} calls, none of them an all_reduce"

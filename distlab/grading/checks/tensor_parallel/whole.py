@@ -1,0 +1,118 @@
+"""Attention and MLP of the small transformer in one process, and cut in known ways."""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from distlab.grading.checks.tensor_parallel.shared import drawn
+from distlab.models.transformer import Block, TransformerConfig
+
+SEQUENCES, TOKENS, HEAD_DIM = 2, 3, 2
+STEPS = 2
+LEARNING_RATE = 0.05
+
+
+def make_block(seed: int, n: int, heads: int = 2) -> Block:
+    """A block with `heads` heads per rank; all weights drawn, the norms' too."""
+    config = TransformerConfig(dim=heads * n * HEAD_DIM, num_heads=heads * n)
+    block = Block(config).double()
+    for place, parameter in enumerate(block.parameters()):
+        values = drawn(seed + place, -8, *parameter.shape)
+        parameter.data = 0.4 * values if parameter.dim() > 1 else 0.7 + values
+    return block
+
+
+def channels(n: int) -> int:
+    """C of that block."""
+    return 2 * n * HEAD_DIM
+
+
+def inputs_of(seed: int, n: int, step: int) -> Tensor:
+    """What goes in at a step, the same on every rank."""
+    return drawn(seed + 100 * step, -9, SEQUENCES, TOKENS, channels(n))
+
+
+def upstream_of(seed: int, n: int, step: int) -> Tensor:
+    """The gradient of what comes out."""
+    return drawn(seed + 100 * step, -10, SEQUENCES, TOKENS, channels(n))
+
+
+class Whole:
+    """One of the two, trained in one process: outputs and input gradients by step."""
+
+    def __init__(self, seed: int, n: int, name: str) -> None:
+        self.seed, self.n, self.name = seed, n, name
+        self.first: nn.Module = getattr(make_block(seed, n), name)
+        last = self.first.proj if name == "attention" else self.first.down
+        self.constant: Tensor = last.bias.detach().clone()
+        module = copy.deepcopy(self.first)
+        self.outs: list[Tensor] = []
+        self.backs: list[Tensor] = []
+        for step in range(STEPS):
+            x = inputs_of(seed, n, step).requires_grad_()
+            out = module(x)
+            out.backward(upstream_of(seed, n, step))
+            self.outs.append(out.detach())
+            self.backs.append(x.grad)  # type: ignore[arg-type]
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter -= LEARNING_RATE * parameter.grad
+                    parameter.grad = None
+
+    @cached_property
+    def rows(self) -> list[Tensor]:
+        """The rows of the first layer that each rank has, if it has whole heads."""
+        size = channels(self.n)
+        if self.name == "mlp":
+            return list(torch.arange(4 * size).chunk(self.n))
+        table = torch.arange(3 * size).view(3, self.n, -1)
+        return [table[:, rank].flatten() for rank in range(self.n)]
+
+    def cut_across(self, x: Tensor | None = None) -> Tensor:
+        """The sum of what the ranks give if qkv is cut as one piece.
+
+        For these inputs; without any, for those of the first step.
+        """
+        pieces = torch.arange(3 * channels(self.n)).chunk(self.n)
+        x = inputs_of(self.seed, self.n, 0) if x is None else x
+        parts = [self._share(rank, rows)(x) for rank, rows in enumerate(pieces)]
+        return (torch.stack(parts).sum(0) + self.constant).detach()
+
+    def bias_as_it_was(self) -> Tensor:
+        """The sum if the rows of qkv are cut head by head, and its bias in a piece."""
+        pieces = torch.arange(3 * channels(self.n)).chunk(self.n)
+        x = inputs_of(self.seed, self.n, 0)
+        ranks = zip(range(self.n), self.rows, pieces, strict=True)
+        parts = [self._share(*one)(x) for one in ranks]
+        return (torch.stack(parts).sum(0) + self.constant).detach()
+
+    def partial_backs(self) -> list[Tensor]:
+        """Each rank's part of the input gradient at the first step."""
+        found = []
+        for rank, rows in enumerate(self.rows):
+            x = inputs_of(self.seed, self.n, 0).requires_grad_()
+            self._share(rank, rows)(x).backward(upstream_of(self.seed, self.n, 0))
+            found.append(x.grad)
+        return found  # type: ignore[return-value]
+
+    def _share(
+        self, rank: int, rows: Tensor, elements: Tensor | None = None
+    ) -> nn.Module:
+        """A copy with these rows of the first layer, and no last bias.
+
+        `elements` are those of the first layer's bias; without them, the rows.
+        """
+        share = copy.deepcopy(self.first)
+        names = ("qkv", "proj") if self.name == "attention" else ("up", "down")
+        first, last = (getattr(share, name) for name in names)
+        columns = last.weight.chunk(self.n, 1)[rank]
+        bias = first.bias[rows if elements is None else elements]
+        first.weight = nn.Parameter(first.weight[rows].detach())
+        first.bias = nn.Parameter(bias.detach())
+        last.weight = nn.Parameter(columns.detach().contiguous())
+        last.bias = nn.Parameter(torch.zeros_like(last.bias))
+        return share

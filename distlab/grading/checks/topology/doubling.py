@@ -1,0 +1,253 @@
+"""Checks of task 3.24: all-reduces with few messages, for any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import ceil
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from distlab.grading.checks.topology.forms import doubling_rounds
+from distlab.grading.checks.topology.nodes import ITEM, Ledger, sum_of
+from distlab.grading.clause import clause
+from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.kit.messages import expect_sent, numbers
+from distlab.grading.kit.values import (
+    Suspect,
+    all_close,
+    expect_equal_bits,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import Evidence
+
+WORLDS = (3, 4, 6, 1)
+COUNTS = (29, 1, 0)
+NAMES = ("recursive_doubling", "halving_doubling")
+MANY = (64, 100)  # simulated: a power of two, and far from one
+
+
+def double_all(
+    context: RankContext, unit: ModuleType, seed: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Both functions on tensors of each length: values, messages and bytes."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in NAMES}
+    for name in NAMES:
+        for count in COUNTS:
+            before = numbers(seed, context.rank, count)
+            tensor = before.clone().to(context.comm.device)
+            ledger = Ledger(context.comm)
+            getattr(unit, name)(ledger, tensor)
+            found[name].append(
+                {
+                    "before": before,
+                    "after": tensor.cpu(),
+                    "messages": ledger.messages,
+                    "bytes": sum(ledger.sent_bytes),
+                }
+            )
+    return found
+
+
+def double_many(
+    context: RankContext, unit: ModuleType, seed: int, count: int
+) -> dict[str, dict[str, Any]]:
+    """On many ranks: whether it is right, what was sent, and when it was over."""
+    n = context.world_size
+    found: dict[str, dict[str, Any]] = {}
+    for name in NAMES:
+        tensor = torch.full((count,), 1.0 + context.rank, dtype=torch.float64)
+        ledger = Ledger(context.comm)
+        getattr(unit, name)(ledger, tensor)
+        found[name] = {
+            "is_right": bool((tensor == n * (n + 1) / 2).all()),
+            "messages": ledger.messages,
+            "bytes": sum(ledger.sent_bytes),
+            "ended_s": context.comm.time(),
+        }
+    return found
+
+
+def _many(runs: Runs, n: int) -> list[dict[str, Any]]:
+    """By rank; a tensor takes a second, and messages have no latency."""
+    count = 2 * MANY[0]
+    told: list[dict[str, Any]] = runs.simulated(
+        double_many, n, bytes_per_s=float(count * ITEM), count=count
+    )["values"]
+    return told
+
+
+# ── values ──────────────────────────────────────────────────────────────────────────
+
+
+@clause("topology.halving_doubling", "C1", worlds=WORLDS, runs=[on_ranks(double_all)])
+def everyone_has_the_sum(runs: Runs) -> str | None:
+    """V and X: both functions."""
+    run = runs.finished(double_all)
+    n = runs.world_size
+    for name in NAMES:
+        sent = [value[name][0]["messages"] for value in run.values]
+        expect_sent(run, sent, f"{name}: a sum over the ranks needs messages")
+        for number, count in enumerate(COUNTS):
+            told = [value[name][number] for value in run.values]
+            before = [part["before"] for part in told]
+            after = [part["after"] for part in told]
+            total = same_everywhere(sum_of(before), n)
+            if count == COUNTS[0] and not all_close(after, total):
+                _expect_sum_beside(name, before, after)
+            what = f"{name}, {count} elements: the tensor"
+            expect_values(
+                after,
+                total,
+                what=what,
+                suspects=partial(_suspects, name, before),
+                rule="after each round: which ranks' tensors are in this partial sum?",
+            )
+            expect_equal_bits(
+                after,
+                what=what,
+                slug="own-order-sum",
+                rule="a + b and b + a have the same bits, so the partners of the next "
+                "round start from equal partial sums",
+            )
+    return None
+
+
+def _expect_sum_beside(
+    name: str, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]
+) -> None:
+    """The ranks without a partner must get the sum too."""
+    n, total = len(before), sum_of(before)
+    size = 2 ** (n.bit_length() - 1)
+    served = [rank for rank in range(n) if all_close([after[rank]], [total])]
+    others = [rank for rank in range(n) if rank not in served]
+    unchanged = all(all_close([after[r]], [before[r]]) for r in others)
+    if size < n and len(served) == size and unchanged:
+        numbers = " and ".join(map(str, others))
+        raise NotYetError(
+            f"{name}, {n} ranks: ranks without a partner, {numbers}, never get the sum",
+            slug="ranks-beyond-the-power",
+            rule="the rank that added their tensor sends them the sum at the end",
+        )
+
+
+def _suspects(name: str, before: list[torch.Tensor]) -> list[Suspect]:
+    """The sums if the ranks beyond the power of two are omitted."""
+    n = len(before)
+    size = 2 ** (n.bit_length() - 1)
+    if size == n:
+        return []
+    return [
+        Suspect(
+            slug="ranks-beyond-the-power",
+            values=[sum_of(before[:size])] * size + before[size:],
+            sentence=f"{name}: ranks {size} to {n - 1} are missing from the sum",
+            rule="a rank without a partner first sends its tensor; it receives the sum",
+        )
+    ]
+
+
+# ── rounds, messages, bytes ─────────────────────────────────────────────────────────
+
+
+@clause("topology.halving_doubling", "C2", worlds=(6,), runs=[on_ranks(double_all)])
+def in_so_few_rounds(runs: Runs) -> str | None:
+    """T: on many simulated ranks."""
+    runs.finished(double_all)
+    notes = []
+    for n in MANY:
+        told = [value[NAMES[0]] for value in _many(runs, n)]
+        with judged_after(everyone_has_the_sum, runs, "C1"):
+            _expect_right(NAMES[0], told, "continue until a sum covers all ranks")
+        needed = max(value["ended_s"] for value in told)
+        enough = doubling_rounds(n)
+        if needed > enough + 1e-6:
+            raise NotYetError(
+                f"{n} simulated ranks: recursive_doubling takes {needed:.3g} rounds, "
+                f"where {enough} are enough",
+                slug="too-many-rounds",
+                rule="in each round a rank exchanges its partial sum with one partner",
+            )
+        notes.append(f"{n} ranks: {enough}")
+    return f"rounds of recursive_doubling, simulated: {', '.join(notes)}"
+
+
+@clause("topology.halving_doubling", "C3", worlds=(4, 6, 3))
+def with_so_few_messages(runs: Runs) -> str | None:
+    """J: by rank, here and on many simulated ranks."""
+    run = runs.finished(double_all)
+    own = [value[NAMES[1]][0] for value in run.values]
+    _expect_few_messages("", own)
+    if runs.world_size != 6:  # where C1 is judged, too: six is no power of two
+        return None
+    n = MANY[-1]
+    told = [value[NAMES[1]] for value in _many(runs, n)]
+    with judged_after(everyone_has_the_sum, runs, "C1"):
+        _expect_right(NAMES[1], told, "halve until each rank has a chunk of the sum")
+    most = _expect_few_messages("simulated ", told)
+    return f"{n} ranks, simulated: {most} messages each; in a ring {2 * (n - 1)}"
+
+
+def _expect_right(name: str, told: Sequence[dict[str, Any]], rule: str) -> None:
+    if not all(value["is_right"] for value in told):
+        raise NotYetError(
+            f"{len(told)} simulated ranks: {name} gives a wrong sum", rule=rule
+        )
+
+
+def _expect_few_messages(kind: str, told: Sequence[dict[str, Any]]) -> int:
+    n = len(told)
+    doublings = n.bit_length() - 1
+    most: int = 2 * doublings + (n != 2**doublings)
+    sent = [value["messages"] for value in told]
+    if max(sent) > most:
+        raise NotYetError(
+            f"{n} {kind}ranks: rank {sent.index(max(sent))} sends {max(sent)} messages "
+            f"in halving_doubling, where {most} are enough",
+            slug="too-many-rounds",
+            evidence=_by_rank(sent, "messages", most),
+            rule="halving takes log2 n messages, and doubling as many",
+        )
+    return most
+
+
+@clause(
+    "topology.halving_doubling", "C4", worlds=(4, 6, 3), runs=[on_ranks(double_all)]
+)
+def with_so_few_bytes(runs: Runs) -> str | None:
+    """B: by rank; each half may be larger by one element."""
+    run = runs.finished(double_all)
+    n, count = runs.world_size, COUNTS[0]
+    doublings = n.bit_length() - 1
+    halves = [ceil(count / 2**turn) for turn in range(1, doublings + 1)]
+    most = 2 * sum(halves) * ITEM + (n != 2**doublings) * count * ITEM
+    told = [value[NAMES[1]][0] for value in run.values]
+    if any(value["messages"] == 0 for value in told):
+        raise NotJudgedError("a rank sends nothing: see C1")
+    sent = [value["bytes"] for value in told]
+    if max(sent) > most:
+        raise NotYetError(
+            f"{n} ranks, {count * ITEM} bytes: rank {sent.index(max(sent))} sends "
+            f"{max(sent)} bytes in halving_doubling, where {most} are enough",
+            slug="whole-tensor-every-step",
+            evidence=_by_rank(sent, "bytes", most),
+            rule="send half of the remaining slice each round: S / 2, S / 4, S / 8 …",
+        )
+    return None
+
+
+def _by_rank(sent: Sequence[int], what: str, most: int) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(
+            rank=rank,
+            state="right" if amount <= most else "many",
+            text=f"{amount} {what}",
+        )
+        for rank, amount in enumerate(sent[:8])
+    )

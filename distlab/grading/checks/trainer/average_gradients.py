@@ -1,0 +1,286 @@
+"""Checks of task 1.6, `trainer.average_gradients`: the mean, by the same calls."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.comm import COLLECTIVES
+from distlab.grading.clause import clause
+from distlab.grading.kit.by_name import flat, listed, some_of, wrong_names
+from distlab.grading.kit.messages import expect_messages
+from distlab.grading.kit.values import (
+    Suspect,
+    all_close,
+    expect_equal_bits,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.runs import Runs, RunSpec, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence, describe
+
+# Four first: with three a hard-coded 2 could as well be n - 1.
+WORLDS = (4, 3, 2, 7, 1)
+AGAIN_WORLD = 3  # where the function is called twice as well
+
+
+class Alike(nn.Module):
+    """Parameters of unlike shapes, but 12 elements each.
+
+    Reducing two of them in another order on another rank goes through without an
+    error, as it does for the equal layers of a real model; only the values tell.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+
+        def made(*shape: int) -> nn.Parameter:
+            values = torch.randn(shape, generator=generator, dtype=torch.float64)
+            return nn.Parameter(values * 0.5)
+
+        self.mix, self.bias = made(3, 4), made(12)
+        self.gain, self.skew = made(1, 12), made(2, 6)
+        self.head, self.tail = made(12, 1), made(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """One number per sample, from `inputs` (B, 12)."""
+        hidden = torch.tanh(inputs * self.gain + self.bias)
+        hidden = hidden + hidden.roll(1, 1) * self.skew.reshape(-1)
+        hidden = hidden + (hidden.reshape(-1, 3, 4) * self.mix).reshape(-1, 12)
+        return (hidden * self.tail.reshape(-1)) @ self.head
+
+
+def average_once(
+    context: RankContext, unit: ModuleType, seed: int, again: bool = False
+) -> dict[str, Any]:
+    """One backward on this rank's own data, then the averaging under test.
+
+    On rank 0 one gradient is all zeros, as that of a part no sample has used: it takes
+    part like any other. With `again` another model was averaged before.
+    """
+    if again:
+        average_once(context, unit, seed + 1)
+    # A set of tensors is ordered by their addresses. Real processes have different
+    # ones; forked ranks would not, and a loop over a set would look harmless.
+    shifted = [torch.empty(16 * (1 + i)) for i in range(17 * context.rank)]
+    model = Alike(seed).to(context.comm.device)
+    generator = torch.Generator().manual_seed(seed * 7919 + context.rank)
+    inputs = torch.randn(4, 12, generator=generator, dtype=torch.float64)
+    inputs = inputs.to(context.comm.device)
+    model(inputs * (1.0 + context.rank)).square().mean().backward()
+    if context.rank == 0 and model.skew.grad is not None:
+        model.skew.grad.zero_()
+    # Kept, so that no other tensor can get their addresses while the names count.
+    given = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    own = {name: gradient.clone() for name, gradient in given.items()}
+    unit.average_gradients(context.comm, model)
+    after = {
+        n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
+    }
+    names = {str(gradient.data_ptr()): name for name, gradient in given.items()}
+    weights = [p.data_ptr() for p in model.parameters()]
+    return {
+        "own": own,
+        "after": after,
+        "names": names,
+        "weights": weights,
+        "shifted": len(shifted),
+    }
+
+
+def _again(world_size: int) -> list[RunSpec]:
+    return [on_ranks(average_once, again=True)] if world_size == AGAIN_WORLD else []
+
+
+@clause("trainer.average_gradients", "C1", worlds=WORLDS, runs=_again)
+def gradients_are_the_mean(runs: Runs) -> str | None:
+    """V: each gradient is the mean over the ranks."""
+    run = runs.finished(average_once)
+    n = runs.world_size
+    own = [value["own"] for value in run.values]
+    after = [value["after"] for value in run.values]
+    for rank, state in enumerate(after):
+        missing = [name for name in own[rank] if name not in state]
+        if missing:
+            raise NotYetError(
+                f"after the call .grad of {listed(missing)} is None on rank {rank}",
+                rule="write the mean into the existing .grad",
+            )
+    mean = {name: torch.stack([o[name] for o in own]).mean(0) for name in own[0]}
+    if wrong_names(mean, after) and _order_difference(run):
+        raise NotJudgedError("the calls are in different orders: see C2")
+    expect_values(
+        [flat(state) for state in after],
+        same_everywhere(flat(mean), n),
+        what=some_of("the averaged gradient", mean, after),
+        suspects=[
+            *_weights_instead(run, [flat(state) for state in own]),
+            *_wrong_means([flat(state) for state in own], flat(mean)),
+        ],
+        rule="sum over the ranks, divided once by the number of ranks",
+    )
+    expect_messages(run, "the gradients are right, but not through comm")
+    if n == AGAIN_WORLD:
+        _expect_again(runs)
+    return None
+
+
+def _expect_again(runs: Runs) -> None:
+    run = runs.finished(average_once, again=True)
+    own = [flat(value["own"]) for value in run.values]
+    expect_values(
+        [flat(value["after"]) for value in run.values],
+        same_everywhere(torch.stack(own).mean(0), runs.world_size),
+        what="with a second model in the same process the averaged gradient",
+        rule="keep nothing from one call to the next",
+    )
+
+
+@clause("trainer.average_gradients", "C2", worlds=WORLDS, runs=[on_ranks(average_once)])
+def same_calls_same_order(runs: Runs) -> str | None:
+    """J and X: one sequence of calls on all ranks, and the same bits after it."""
+    run = runs.finished(average_once)
+    order = _order_difference(run)
+    if order:
+        raise order
+    if any(set(value["after"]) != set(value["own"]) for value in run.values):
+        raise NotJudgedError("some gradients are gone: see C1")
+    own = [flat(value["own"]) for value in run.values]
+    after = [flat(value["after"]) for value in run.values]
+    if not all_close(after, [torch.stack(own).mean(0)] * len(own)):
+        raise NotJudgedError("the gradients are not the mean: see C1")
+    expect_equal_bits(
+        [flat(value["after"]) for value in run.values],
+        what="the averaged gradient",
+        slug="own-order-sum",
+        rule="an all_reduce gives every rank the same bits; local sums do not",
+    )
+    calls = run.ranks[0].calls()
+    moved = run.ranks[0].sent_bytes
+    return f"n = {runs.world_size}: {len(calls)} calls, {moved:.0f} bytes per rank"
+
+
+def _weights_instead(run: Run, own: list[Tensor]) -> list[Suspect]:
+    """Own gradients, divided or not, on ranks that reduced the parameters."""
+    weights = run.values[0]["weights"]
+    if not any(call["ptr"] in weights for call in run.ranks[0].calls()):
+        return []
+    return [
+        Suspect(
+            slug="own-gradient-only",
+            values=values,
+            sentence="the parameters were all-reduced, not their gradients",
+            rule="p is the weight, p.grad its gradient",
+        )
+        for values in (own, [gradient / run.world_size for gradient in own])
+    ]
+
+
+def _wrong_means(own: list[Tensor], mean: Tensor) -> list[Suspect]:
+    n = len(own)
+    found = [
+        Suspect(
+            slug="sum-not-mean",
+            values=same_everywhere(mean * n, n),
+            sentence=f"your gradient is exactly {n}.00 × the mean on every rank "
+            f"({n} ranks): summed and never divided",
+            rule="the mean is the sum divided by comm.world_size",
+        ),
+        Suspect(
+            slug="divided-twice",
+            values=same_everywhere(mean / n, n),
+            sentence=f"your gradient is exactly 1/{n} of the mean on every rank: "
+            "divided twice",
+            rule="divide once, before or after the sum",
+        ),
+        Suspect(
+            slug="own-gradient-only",
+            values=own,
+            sentence="every rank still has its own gradient: nothing was averaged "
+            "in place",
+            rule="write the mean into the existing .grad",
+        ),
+        Suspect(
+            slug="own-gradient-only",
+            values=[gradient / n for gradient in own],
+            sentence=f"every rank has its own gradient divided by {n}: divided, "
+            "but never summed",
+            rule="sum over the ranks, in place; then divide",
+        ),
+        Suspect(
+            slug="rank0-gradient-for-all",
+            values=same_everywhere(own[0], n),
+            sentence="every rank has rank 0's gradient: the other ranks' data are lost",
+            rule="every rank's gradient counts: sum them, then divide",
+        ),
+    ]
+    return found + [
+        Suspect(
+            slug="hard-coded-two" if wrong == 2 and n > 3 else "",
+            values=same_everywhere(mean * (n / wrong), n),
+            sentence=f"your gradient is {n}/{wrong} of the mean on {n} ranks: "
+            f"as if divided by {wrong}, not by {n}",
+            rule="divide by comm.world_size, whatever it is",
+        )
+        for wrong in (2, 3, 4, 8)
+        if wrong != n
+    ]
+
+
+def _order_difference(run: Run) -> NotYetError | None:
+    """The first call at which two ranks do not do the same, if there is one.
+
+    A call on a tensor that is no gradient of the model, such as a copy, has no name
+    and is told from others by its shape alone.
+    """
+    sequences = [
+        [
+            (
+                (call["op"], call["root"], call["reduce"], call["shape"]),
+                record.value["names"].get(str(call["ptr"]), ""),
+            )
+            for call in record.calls()
+            if call["op"] in COLLECTIVES
+        ]
+        for record in run.ranks
+    ]
+    first = sequences[0]
+    for rank, other in enumerate(sequences[1:], 1):
+        for index, ((act, name), (its_act, its_name)) in enumerate(
+            zip(first, other, strict=False)
+        ):
+            if act != its_act or (name and its_name and name != its_name):
+                return _name_the_difference(run, first, other, rank, index)
+    return None
+
+
+def _name_the_difference(
+    run: Run, first: list[Any], other: list[Any], rank: int, index: int
+) -> NotYetError:
+    def what(sequence: list[Any]) -> str:
+        (op, _root, reduce, shape), name = sequence[index]
+        return f"called {op}{f' ({reduce})' if reduce else ''} on {name or shape}"
+
+    acts = [sorted(map(repr, sequence)) for sequence in (first, other)]
+    return NotYetError(
+        f"in call #{index + 1} rank 0 {what(first)}, while rank {rank} {what(other)}",
+        slug="different-order" if acts[0] == acts[1] else "collective-mismatch",
+        evidence=tuple(
+            Evidence(
+                rank=record.rank,
+                state="calls",
+                text=", ".join(
+                    f"{describe(c)} {record.value['names'].get(str(c['ptr']), '')}"
+                    for c in record.calls()[:3]
+                ),
+            )
+            for record in run.ranks
+        ),
+        rule="go through model.parameters(): it has the same order on every rank",
+    )

@@ -1,0 +1,206 @@
+"""Checks of task 1.5, `trainer.broadcast_model`: the model's state, all of it."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.grading.clause import clause
+from distlab.grading.kit.by_name import State, flat, listed, some_of, wrong_names
+from distlab.grading.kit.messages import expect_messages
+from distlab.grading.kit.values import Suspect, digest, expect_values, same_everywhere
+from distlab.grading.reference import make_model
+from distlab.grading.runs import Runs, RunSpec, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence
+
+WORLDS = (3, 2, 4, 7, 1)
+FROZEN = "0.0.weight"  # the parameter that is not trained
+UNSAVED = "1.table"  # the buffer that state_dict() leaves out
+
+
+def broadcast_once(
+    context: RankContext, unit: ModuleType, seed: int, src: int | None = None
+) -> dict[str, Any]:
+    """A different model on each rank, a part of it frozen; broadcast from `src`."""
+    norm = nn.BatchNorm1d(3)
+    norm.register_buffer("table", torch.zeros(2), persistent=False)
+    model = nn.Sequential(make_model(seed), norm).double()
+    dict(model.named_parameters())[FROZEN].requires_grad_(False)
+    _fill(model, seed + 31 * context.rank)
+    model.to(context.comm.device)
+    before = _state(model)
+    given = {n: (id(p), p.requires_grad) for n, p in model.named_parameters()}
+    if src is None:
+        unit.broadcast_model(context.comm, model)
+    else:
+        unit.broadcast_model(context.comm, model, src)
+    held = {n: (id(p), p.requires_grad) for n, p in model.named_parameters()}
+    return {"before": before, "after": _state(model), "kept": held == given}
+
+
+def _states(run: Run, part: str) -> tuple[list[State], list[State]]:
+    before = [value["before"][part] for value in run.values]
+    after = [value["after"][part] for value in run.values]
+    for rank, (had, has) in enumerate(zip(before, after, strict=True)):
+        lost = [name for name in had if name not in has]
+        if lost:
+            raise NotYetError(
+                f"the model on rank {rank} has lost {listed(lost)}",
+                rule="copy values into the model; leave its modules as they are",
+            )
+    return before, after
+
+
+def _sources(world_size: int) -> list[RunSpec]:
+    """From the default and the last rank, or from one between."""
+    sources = (None, 2) if world_size == 3 else (world_size // 2,)
+    return [on_ranks(broadcast_once, src=src) for src in sources]
+
+
+def _broadcasts(runs: Runs) -> list[tuple[int, Run]]:
+    """Runs with their source."""
+    return [
+        (dict(spec.values)["src"] or 0, runs.finished(spec))
+        for spec in _sources(runs.world_size)
+    ]
+
+
+@clause("trainer.broadcast_model", "C1", worlds=WORLDS, runs=_sources)
+def parameters_agree(runs: Runs) -> str | None:
+    """V: parameters equal those of src, in the caller's model."""
+    for src, run in _broadcasts(runs):
+        before, after = _states(run, "parameters")
+        n = runs.world_size
+        expect_values(
+            [flat(state) for state in after],
+            same_everywhere(flat(before[src]), n),
+            what=some_of("the parameters", before[src], after),
+            verb="are",
+            suspects=_wrong_copies(before, src),
+            rule="every rank ends with what rank src had",
+        )
+        expect_messages(run, "the weights are right, but not through comm")
+        if not all(value["kept"] for value in run.values):
+            raise NotYetError(
+                "the values are right, but the parameters are new tensors, or their "
+                "requires_grad changed: an optimizer still refers to the old tensors",
+                rule="copy the values into the existing parameters",
+            )
+    return None
+
+
+@clause("trainer.broadcast_model", "C2", worlds=WORLDS)
+def buffers_agree(runs: Runs) -> str | None:
+    """V: buffers too: BatchNorm's running statistics and its integer counter."""
+    for src, run in _broadcasts(runs):
+        n = runs.world_size
+        before, after = _states(run, "parameters")
+        if wrong_names(before[src], after):
+            raise NotJudgedError("the parameters do not agree: see C1")
+        before, after = _states(run, "buffers")
+        kept = [
+            name
+            for name, value in before[src].items()
+            if any(not torch.equal(state[name], value) for state in before)
+            and all(
+                torch.equal(a[name], b[name])
+                for a, b in zip(after, before, strict=True)
+            )
+        ]
+        if kept:
+            unsaved = ", which is not in state_dict()" * (kept == [UNSAVED])
+            raise NotYetError(
+                f"the parameters agree, but every rank kept its own {listed(kept)}"
+                + unsaved,
+                slug="buffers-forgotten",
+                evidence=tuple(
+                    Evidence(rank=rank, state="digest", text=digest(flat(state)))
+                    for rank, state in enumerate(after)
+                ),
+                rule="a buffer registered with persistent=False is part of the model, "
+                "too: model.buffers() has it"
+                if unsaved
+                else "a model holds parameters and buffers: broadcast both",
+            )
+        expect_values(
+            [flat(state) for state in after],
+            same_everywhere(flat(before[src]), n),
+            what=some_of("the buffers", before[src], after),
+            verb="are",
+            suspects=_wrong_copies(before, src),
+            rule="every rank ends with what rank src had",
+        )
+    return None
+
+
+def _wrong_copies(before: list[State], src: int) -> list[Suspect]:
+    n = len(before)
+    whole = [flat(state) for state in before]
+    frozen = {name for name in before[0] if name == FROZEN}
+    unfrozen = [
+        flat({k: own[k] if k in frozen else v for k, v in before[src].items()})
+        for own in before
+    ]
+    return [
+        Suspect(
+            slug="parameters-only-on-rank0",
+            values=whole,
+            sentence="no rank's values changed: the model in the argument was not "
+            "changed",
+            rule="write into the model's own tensors, on every rank",
+        ),
+        Suspect(
+            slug="source-ignored",
+            values=same_everywhere(whole[0], n),
+            sentence=f"src is {src}, but every rank has rank 0's values",
+            rule="the source is the argument src, not always rank 0",
+        ),
+        Suspect(
+            slug="",
+            values=unfrozen,
+            sentence=f"{FROZEN} was left out: it is frozen (requires_grad=False), "
+            "but part of the model",
+            rule="every parameter counts, whether it is trained or not",
+        ),
+        Suspect(
+            slug="",
+            values=same_everywhere(torch.stack(whole).mean(0), n),
+            sentence=f"every rank has the mean over the ranks, not rank {src}'s values",
+            rule="one rank's state is copied; nothing is averaged",
+        ),
+        Suspect(
+            slug="",
+            values=same_everywhere(torch.stack(whole).sum(0), n),
+            sentence=f"every rank has the sum over the ranks, not rank {src}'s values",
+            rule="one rank's state is copied; nothing is added",
+        ),
+    ]
+
+
+def _fill(model: nn.Module, seed: int) -> None:
+    """Numbers of its own for each parameter and buffer."""
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            numbers = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+            tensor.data.copy_(numbers)
+        else:
+            tensor.fill_(1 + seed % 1000)
+
+
+def _state(model: nn.Module) -> dict[str, State]:
+    return {
+        "parameters": {
+            n: p.detach().double() for n, p in _copied(model.named_parameters())
+        },
+        "buffers": {n: b.double() for n, b in _copied(model.named_buffers())},
+    }
+
+
+def _copied(named: Any) -> list[tuple[str, Tensor]]:
+    return [(name, tensor.detach().clone()) for name, tensor in named]

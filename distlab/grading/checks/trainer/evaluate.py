@@ -1,0 +1,299 @@
+"""Checks of task 1.13, `trainer.evaluate`: exact over all samples, and harmless."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.grading.checks.trainer.evaluate_mistakes import (
+    Counted,
+    wrong_accuracies,
+    wrong_losses,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.uneven import (
+    left_early,
+    made,
+    on_one_rank_only,
+    run_or_name,
+)
+from distlab.grading.kit.values import expect_values, same_everywhere
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext, Run
+
+WORLDS = (3, 2, 4, 7, 1)
+CLASSES = 3
+EXACT = 1e-10
+NEAR = 1e-5  # counts are exact in any dtype; their quotient may be in float32
+# Samples in each batch of each rank: as many batches everywhere; and as it comes.
+EVEN = ((4, 1), (2, 3), (1, 6), (5, 5), (3, 1), (1, 1), (2, 7))
+MIXED = ((3, 0, 1), (5,), (), (0,), (2, 2, 2, 2), (1,), (4, 0))
+
+
+class Scorer(nn.Module):
+    """Scores that depend on the mode, as with dropout, but the same in every run."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        weights = torch.randn(4, CLASSES, generator=generator, dtype=torch.float64)
+        self.weights = nn.Parameter(weights)
+        self.seen: list[tuple[bool, bool]] = []  # training?, gradients on?
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Scores (B, CLASSES) of `inputs` (B, 4)."""
+        self.seen.append((self.training, torch.is_grad_enabled()))
+        scores = inputs @ self.weights
+        return -3.0 * scores if self.training else scores
+
+
+@dataclass(frozen=True)
+class _Once:
+    """Batches that can be gone through once and have no length, as from a file."""
+
+    batches: list[tuple[Tensor, Tensor]]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        while self.batches:
+            yield self.batches.pop(0)
+
+
+def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy, as a function of nothing but these two."""
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+def batches_of(
+    seed: int, rank: int, sizes: tuple[int, ...]
+) -> list[tuple[Tensor, Tensor]]:
+    """One rank's batches; ranks' data differ much, so that means differ too."""
+    generator = torch.Generator().manual_seed(seed * 7919 + rank)
+    batches = []
+    for size in sizes:
+        inputs = torch.randn(size, 4, generator=generator, dtype=torch.float64)
+        targets = torch.randint(0, CLASSES, (size,), generator=generator)
+        batches.append((inputs * (1.0 + rank), targets))
+    return batches
+
+
+def evaluate_once(
+    context: RankContext, unit: ModuleType, seed: int, mixed: bool, training: bool
+) -> dict[str, Any]:
+    """One evaluation; what the model saw of it, and what is left behind."""
+    device = context.comm.device
+    model = Scorer(seed).to(device)
+    model.train(training)
+    sizes = (MIXED if mixed else EVEN)[context.rank]
+    batches = batches_of(seed, context.rank, sizes)
+    once = _Once([(x.to(device), y.to(device)) for x, y in batches])
+    result = unit.evaluate(context.comm, model, mean_loss, iter(once))
+    return {
+        "metrics": numbers_of(result),
+        "seen": model.seen,
+        "training": model.training,
+        "gradients": torch.is_grad_enabled(),
+    }
+
+
+@clause(
+    "trainer.evaluate",
+    "C1",
+    worlds=WORLDS,
+    runs=[on_ranks(evaluate_once, mixed=False, training=False)],
+)
+def over_all_samples(runs: Runs) -> str | None:
+    """V: batches and ranks of unequal size count by their samples."""
+    run = _evaluated(runs, mixed=False, training=False)
+    expect_metrics(
+        [value["metrics"] for value in run.values],
+        counted(runs.seed, runs.world_size, mixed=False),
+        "evaluate",
+    )
+    return None
+
+
+@clause(
+    "trainer.evaluate",
+    "C2",
+    worlds=WORLDS,
+    runs=[on_ranks(evaluate_once, mixed=True, training=False)],
+)
+def whatever_comes(runs: Runs) -> str | None:
+    """L and V: ranks with more or fewer batches, with empty ones, and with none."""
+    run = _evaluated(runs, mixed=True, training=False)
+    expect_metrics(
+        [value["metrics"] for value in run.values],
+        counted(runs.seed, runs.world_size, mixed=True),
+        "with fewer, no or empty batches on some ranks evaluate",
+    )
+    return None
+
+
+@clause(
+    "trainer.evaluate",
+    "C3",
+    worlds=WORLDS,
+    runs=[
+        on_ranks(evaluate_once, mixed=False, training=True),
+        on_ranks(evaluate_once, mixed=False, training=False),
+    ],
+)
+def nothing_is_left(runs: Runs) -> str | None:
+    """The mode: evaluation during the call, the former after it. No gradients."""
+    for training in (True, False):
+        run = _evaluated(runs, mixed=False, training=training)
+        for rank, value in enumerate(run.values):
+            _expect_harmless(rank, value, training)
+    return None
+
+
+def _expect_harmless(rank: int, value: dict[str, Any], training: bool) -> None:
+    was = "training" if training else "evaluation"
+    is_now = "training" if value["training"] else "evaluation"
+    if not value["seen"]:
+        raise NotJudgedError("the model was never called: see C1")
+    if any(mode for mode, _ in value["seen"]):
+        raise NotYetError(
+            f"rank {rank} evaluated the model in training mode",
+            slug="wrong-mode",
+            rule="dropout and BatchNorm behave differently then: model.eval() first",
+        )
+    if any(on for _, on in value["seen"]):
+        raise NotYetError(
+            f"rank {rank} computed gradients: torch.is_grad_enabled() was True in the "
+            "model",
+            slug="gradients-in-evaluation",
+            rule="no gradient is needed here: torch.no_grad() around the loop",
+        )
+    if value["training"] != training:
+        raise NotYetError(
+            f"the model was in {was} mode before and is in {is_now} mode after the "
+            f"call on rank {rank}",
+            slug="wrong-mode",
+            rule="store model.training first, and restore it at the end",
+        )
+    if not value["gradients"]:
+        raise NotYetError(
+            f"after the call gradients are still switched off on rank {rank}: the "
+            "next backward() will fail",
+            rule="with torch.no_grad(): switches them on again at its end",
+        )
+
+
+def _evaluated(runs: Runs, **how: bool) -> Run:
+    sizes = MIXED if how["mixed"] else EVEN
+    fewest = min(map(len, sizes[: runs.world_size]))
+    fewer = [r for r in range(runs.world_size) if len(sizes[r]) == fewest]
+
+    def name(run: Run) -> NotYetError | None:
+        why = "has no batch" if fewest == 0 else "has fewer batches"
+        early = left_early(run, fewer, why) if how["mixed"] else None
+        return early or on_one_rank_only(run)
+
+    try:
+        return run_or_name(runs, evaluate_once, name, **how)
+    except NotYetError as error:
+        once = error.run
+        if how["mixed"] and once and "ZeroDivisionError" in error.message:
+            even = runs.ended(evaluate_once, **{**how, "mixed": False})
+            if any(made(record) > 1 for record in even.ranks):  # one for each batch
+                early = left_early(once, fewer, "has no batch", ended="raised")
+                raise early or error from error
+        raise
+
+
+# ── the right numbers ───────────────────────────────────────────────────────────────
+
+
+@lru_cache(maxsize=64)
+def counted(seed: int, world_size: int, *, mixed: bool) -> Counted:
+    """Loss and number of right answers of every batch of every rank."""
+    model = Scorer(seed).eval()
+    rows = []
+    for rank, sizes in enumerate((MIXED if mixed else EVEN)[:world_size]):
+        for inputs, targets in batches_of(seed, rank, sizes):
+            with torch.no_grad():
+                outputs = model(inputs)
+            loss = float(mean_loss(outputs, targets)) if len(inputs) else 0.0
+            right = int((outputs.argmax(1) == targets).sum())
+            rows.append((rank, loss, right, len(inputs)))
+    return Counted(world_size, tuple(rows))
+
+
+def expect_metrics(found: list[Any], right: Counted, who: str) -> None:
+    """On every rank the loss and the accuracy are those of all samples together.
+
+    Raises:
+        NotYetError: they are not.
+    """
+    if None in found:
+        raise NotYetError(
+            f"{who} did not return two numbers on rank {found.index(None)}",
+            slug="returned-none",
+            rule="return Metrics(loss=…, accuracy=…) on every rank",
+        )
+    pairs = torch.tensor(found, dtype=torch.float64)
+    if pairs.isnan().any():
+        raise _not_a_number(pairs.isnan().any(1).tolist(), right, who)
+    n = right.world_size
+    for column, what, suspects, tolerance in (
+        (0, "loss", wrong_losses, EXACT),
+        (1, "accuracy", wrong_accuracies, NEAR),
+    ):
+        expected = torch.tensor(right.metrics()[column], dtype=torch.float64)
+        try:
+            expect_values(
+                list(pairs[:, column]),
+                same_everywhere(expected, n),
+                what=f"the {what}",
+                suspects=suspects(right),
+                tolerance=tolerance,
+                rule="add up over samples, batches and ranks; divide once, at the end",
+            )
+        except NotYetError as error:
+            if error.slug != "wrong-dtype":
+                raise
+            rule = "make the tensor that is summed with dtype=torch.float64"
+            raise error.but(rule=rule) from error
+
+
+def _not_a_number(is_nan: list[bool], right: Counted, who: str) -> NotYetError:
+    """A rank without samples in some batch, or in none, may make nan; or it was put."""
+    without = [
+        not right.of_rank(r) or any(row[3] == 0 for row in right.of_rank(r))
+        for r in range(right.world_size)
+    ]
+    ranks = [rank for rank, nan in enumerate(is_nan) if nan]
+    if any(without) and (all(is_nan) or all(without[rank] for rank in ranks)):
+        return NotYetError(
+            f"{who} returned nan: the mean over a batch without samples is nan, and "
+            "0 × nan is nan",
+            slug="mean-of-nothing",
+            rule="skip a batch without samples",
+        )
+    on = "every rank" if all(is_nan) else f"rank {ranks[0]}"
+    return NotYetError(
+        f"{who} returned nan on {on}" + (", but not on all" * (not all(is_nan))),
+        rule="after all_reduce every rank has the sums: every rank divides and returns",
+    )
+
+
+def numbers_of(result: Any) -> tuple[float, float] | None:
+    """Loss and accuracy as plain numbers, however they were returned."""
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        return None
+    numbers = []
+    for value in result:
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = value.item()
+        if not isinstance(value, int | float):
+            return None
+        numbers.append(float(value))
+    return numbers[0], numbers[1]

@@ -1,0 +1,324 @@
+"""Checks of task 1.12, `trainer.gradient_weight`: the mean over samples, not ranks."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.grading.checks.trainer.average_gradients import Alike
+from distlab.grading.checks.trainer.gradient_weight_mistakes import (
+    skipped_none,
+    wrong_means,
+    wrong_weights,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.by_name import State, flat, listed, some_of
+from distlab.grading.kit.uneven import left_early, run_or_name
+from distlab.grading.kit.values import Suspect, expect_values, same_everywhere
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext, Run
+
+# Three first: the plain mean, a hard-coded 2 and n - 1 all differ there.
+WORLDS = (3, 2, 4, 7, 1)
+COUNTS = (1, 3, 2, 5, 4, 1, 6)  # samples on each rank; no two neighbors alike
+# In the third clause: who has no samples, and whose gradients are of an old step then.
+EMPTY = {1: (), 2: (1,), 3: (1,), 4: (0, 2), 7: (1, 5, 6)}
+STALE = {2: (1,), 4: (2,), 7: (1, 6)}
+OVERFLOWN = ((4, 2), (7, 6))  # (ranks, rank): the old step's gradients are infinite
+FROZEN = "left.0.weight"
+UNUSED = ("nobody.weight", "nobody.bias")
+ZEROS = "a rank without samples adds zeros, whatever its .grad holds"
+
+
+class Branches(nn.Module):
+    """Not every parameter is used by every sample; one is frozen, one never used."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+        self.right, self.nobody = nn.Linear(4, 2), nn.Linear(2, 2)
+        self.double()
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in self.parameters():
+            numbers = torch.randn(
+                parameter.shape, generator=generator, dtype=torch.float64
+            )
+            parameter.data.copy_(numbers)
+        dict(self.named_parameters())[FROZEN].requires_grad_(False)
+
+    def forward(self, inputs: Tensor, *, with_right: bool) -> Tensor:
+        """Two numbers for each row of `inputs` (B, 4)."""
+        left: Tensor = self.left(inputs)
+        return left * self.right(inputs) if with_right else left
+
+
+def counts_of(world_size: int, *, empty: bool = False) -> list[int]:
+    """How many samples each rank has."""
+    counts = [COUNTS[rank % len(COUNTS)] for rank in range(world_size)]
+    none = EMPTY.get(world_size, (world_size - 1,)) if empty else ()
+    return [0 if rank in none else count for rank, count in enumerate(counts)]
+
+
+def weigh(context: RankContext, unit: ModuleType, seed: int, **_: Any) -> list[Any]:
+    """The weights of three steps: uneven, with empty ranks, and nobody with samples."""
+    n, rank = context.world_size, context.rank
+    steps = counts_of(n), counts_of(n, empty=True), [0] * n
+    return [_number(unit.gradient_weight(context.comm, step[rank])) for step in steps]
+
+
+def average_uneven(
+    context: RankContext, unit: ModuleType, seed: int
+) -> dict[str, State]:
+    """Every rank has samples, but not equally many; all parameters look alike."""
+    # Real processes have their tensors at different addresses, forked ones do not.
+    shifted = [torch.empty(16 * (1 + i)) for i in range(17 * context.rank)]
+    device, count = context.comm.device, counts_of(context.world_size)[context.rank]
+    model = Alike(seed).to(device)
+    generator = torch.Generator().manual_seed(seed * 7919 + context.rank)
+    inputs = torch.randn(count, 12, generator=generator, dtype=torch.float64).to(device)
+    model(inputs * (1.0 + context.rank)).square().mean().backward()
+    own = _gradients(model)
+    unit.average_weighted(context.comm, model, count)
+    del shifted
+    return {"own": own, "after": _gradients(model)}
+
+
+def average_with_gaps(
+    context: RankContext, unit: ModuleType, seed: int
+) -> dict[str, State]:
+    """Some ranks have no samples, or gradients of an old step, or none for a part."""
+    n, rank = context.world_size, context.rank
+    device, count = context.comm.device, counts_of(n, empty=True)[rank]
+    model = Branches(seed).to(device)
+    generator = torch.Generator().manual_seed(seed * 7919 + rank)
+    inputs = torch.randn(count or 4, 4, generator=generator, dtype=torch.float64)
+    inputs = inputs.to(device)
+    if count or rank in STALE.get(n, ()):
+        with_right = uses_right(n, rank)
+        model(inputs, with_right=with_right).square().mean().backward()
+    if (n, rank) in OVERFLOWN:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.fill_(torch.inf)
+    there = _gradients(model)
+    own, old = (there, {}) if count else ({}, there)
+    unit.average_weighted(context.comm, model, count)
+    return {"own": own, "old": old, "after": _gradients(model)}
+
+
+def uses_right(world_size: int, rank: int) -> bool:
+    """Whether the samples of a rank need the second branch: not on the first one."""
+    return world_size == 1 or rank != 0
+
+
+@clause("trainer.gradient_weight", "C1", worlds=WORLDS, runs=[on_ranks(weigh)])
+def the_share_of_all_samples(runs: Runs) -> str | None:
+    """V: the weights are the counts by their sum."""
+    n = runs.world_size
+    empty = [r for r, count in enumerate(counts_of(n, empty=True)) if not count]
+    name = partial(left_early, empty=empty, why="has no samples")
+    try:
+        run = run_or_name(runs, weigh, name)
+    except NotYetError as error:
+        if "ZeroDivisionError" in error.message:
+            rule = "with no sample on any rank the weight is 0.0"
+            raise error.but(rule=rule) from error
+        raise
+    silent = [rank for rank, value in enumerate(run.values) if None in value]
+    if silent:
+        raise NotYetError(
+            f"gradient_weight returned no number on rank {silent[0]}",
+            slug="returned-none",
+            rule="return this rank's fraction of all samples, a float",
+        )
+    found = [torch.tensor(value, dtype=torch.float64) for value in run.values]
+    steps = [counts_of(n), counts_of(n, empty=True)]
+    counts = torch.tensor(steps, dtype=torch.float64).T  # (n, steps)
+    what = "the weight for counts " + " and ".join(map(str, steps))
+    try:
+        expect_values(
+            [weights[:2] for weights in found],
+            list(counts / counts.sum(0)),
+            what=what,
+            suspects=wrong_weights(counts),
+            rule="this rank's samples / the samples of all ranks",
+        )
+    except NotYetError as error:
+        if error.slug != "wrong-dtype":
+            raise
+        raise error.but(
+            rule="torch divides integers in float32: divide by int(total), "
+            "which Python does in 64 bits"
+        ) from error
+    expect_values(
+        [weights[2:] for weights in found],
+        same_everywhere(torch.zeros(1, dtype=torch.float64), n),
+        what="the weight when no rank has a sample",
+        rule="with no sample on any rank the weight is 0.0",
+    )
+    return None
+
+
+@clause("trainer.gradient_weight", "C2", worlds=WORLDS, runs=[on_ranks(average_uneven)])
+def the_mean_over_samples(runs: Runs) -> str | None:
+    """V: with unequal counts each gradient is that of all samples together."""
+    counts = counts_of(runs.world_size)
+    run = runs.finished(average_uneven)
+    _expect_mean(run, counts)
+    return None
+
+
+@clause(
+    "trainer.gradient_weight", "C3", worlds=WORLDS, runs=[on_ranks(average_with_gaps)]
+)
+def everyone_takes_part(runs: Runs) -> str | None:
+    """V and L: ranks without samples or gradients; frozen parameters stay frozen."""
+    n = runs.world_size
+    counts = counts_of(n, empty=True)
+    empty = [rank for rank, count in enumerate(counts) if not count]
+
+    def name(run: Run) -> NotYetError | None:
+        left = left_early(run, empty, "has no samples")
+        own = _averaged(n, runs.seed, counts, empty_too=False)
+        all_ = _averaged(n, runs.seed, counts, empty_too=True)
+        return left or skipped_none(run, own) or skipped_none(run, all_)
+
+    try:
+        run = run_or_name(runs, average_with_gaps, name)
+    except NotYetError as error:
+        if "NoneType" in error.message:
+            rule = "a rank without samples, or without a layer's, has .grad None"
+            raise error.but(rule=rule) from error
+        raise
+    for rank, value in enumerate(run.values):
+        if FROZEN in value["after"]:
+            raise NotYetError(
+                f"{FROZEN} is frozen and needs no gradient, but has a .grad on rank "
+                f"{rank}",
+                slug="frozen-gradient",
+                rule="skip parameters with requires_grad=False: an optimizer updates "
+                "every parameter that has a .grad",
+            )
+    _expect_mean(run, counts)
+    return None
+
+
+def _expect_mean(run: Run, counts: list[int]) -> None:
+    own = [value["own"] for value in run.values]
+    _expect_finite(run)
+    names = list(dict.fromkeys(name for state in own for name in state))
+    after = [_used(value["after"]) for value in run.values]
+    for rank, state in enumerate(after):
+        missing = [name for name in names if name not in state]
+        if missing:
+            samples = f"{counts[rank] or 'no'} sample{'s' * (counts[rank] != 1)}"
+            raise NotYetError(
+                f"after the call .grad of {listed(missing)} is None on rank {rank} "
+                f"({samples})",
+                slug="none-gradient-skipped",
+                rule="every rank needs the mean, also where .grad was None",
+            )
+    zeros = {name: torch.zeros_like(after[0][name]) for name in names}
+    own = [{**zeros, **state} for state in own]
+    after = [{name: state[name] for name in names} for state in after]
+    mean = {
+        name: sum(c * state[name] for c, state in zip(counts, own, strict=True))
+        / sum(counts)
+        for name in names
+    }
+    expect_values(
+        [flat(state) for state in after],
+        same_everywhere(flat(mean), run.world_size),
+        what=some_of("the averaged gradient", mean, after),
+        suspects=[
+            *wrong_means([flat(state) for state in own], counts),
+            *_with_old(run, mean),
+        ],
+        rule="each rank's gradient times its weight; then the sum over the ranks",
+    )
+
+
+def _expect_finite(run: Run) -> None:
+    """An infinite gradient of an old step does not vanish when it is weighted by 0."""
+    after = [g for value in run.values for g in _used(value["after"]).values()]
+    old = [rank for n, rank in OVERFLOWN if n == run.world_size]
+    if old and any(not gradient.isfinite().all() for gradient in after):
+        raise NotYetError(
+            f"rank {old[0]} has no samples, and the .grad of an earlier step is in "
+            "the sum: it is inf, and inf × 0 is nan",
+            slug="stale-gradient",
+            rule=ZEROS,
+        )
+
+
+def _with_old(run: Run, mean: State) -> list[Suspect]:
+    """Gradients of an old step are in the sum."""
+    old = [value.get("old", {}) for value in run.values]
+    stale = next((rank for rank, state in enumerate(old) if state), None)
+    if stale is None:
+        return []
+    wrong = {
+        name: sum((state.get(name, 0.0) for state in old), tensor)
+        for name, tensor in mean.items()
+    }
+    return [
+        Suspect(
+            slug="stale-gradient",
+            values=same_everywhere(flat(wrong), run.world_size),
+            sentence=f"rank {stale} has no samples, and the .grad of an earlier step "
+            "is in the sum",
+            rule=ZEROS,
+        )
+    ]
+
+
+def _averaged(
+    n: int, seed: int, counts: list[int], *, empty_too: bool
+) -> list[dict[str, int]]:
+    """What each rank averages, with its size, if it skips what has no gradient.
+
+    With `empty_too` a rank without samples has put zeros everywhere.
+    """
+    model = Branches(seed)
+    wanted = {
+        name: p.numel() for name, p in model.named_parameters() if p.requires_grad
+    }
+    stale = STALE.get(n, ())
+    return [
+        dict(wanted)
+        if empty_too and not count
+        else {
+            name: size
+            for name, size in wanted.items()
+            if (count or rank in stale)
+            and name not in UNUSED
+            and (uses_right(n, rank) or not name.startswith("right"))
+        }
+        for rank, count in enumerate(counts)
+    ]
+
+
+def _used(state: State) -> State:
+    """Without what no sample has used: None or zeros, both are right there."""
+    return {
+        name: gradient
+        for name, gradient in state.items()
+        if name not in UNUSED or bool(gradient.any())
+    }
+
+
+def _gradients(model: nn.Module) -> State:
+    return {
+        n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
+    }
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,244 @@
+"""Checks of task 1.16, `trainer.main`: torch.distributed alone.
+
+Most of it is seen in warm ranks, which find in their environment what torchrun would
+have put there; at the end once under a real torchrun, see main_torchrun.py.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from distlab.grading.checks.trainer.main_reference import right_weights, suspects_of
+from distlab.grading.checks.trainer.main_torchrun import expect_clean_end
+from distlab.grading.clause import clause
+from distlab.grading.kit.stuck import name_of_stuck
+from distlab.grading.kit.torchrun_env import (
+    keep_wrappers,
+    like_torchrun,
+    watch_groups,
+    watch_samples,
+)
+from distlab.grading.kit.values import expect_equal_bits, expect_values, same_everywhere
+from distlab.grading.runs import Runs
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence
+
+WORLDS = (3, 2, 4, 7, 1)
+TORCHRUN_WORLD = 2
+PATIENCE_S = 4.0  # a rank waits this long in one call; gloo: 30 min
+FILE = "trained.pt"  # not the default: a path typed in would be seen
+
+
+def main_once(
+    context: RankContext, unit: ModuleType, seed: int, num_epochs: int
+) -> dict[str, Any]:
+    """One call of main in surroundings like torchrun's."""
+    like_torchrun(context, PATIENCE_S)
+    seen: dict[str, Any] = {"groups": [], "samples": 0}
+    keep_wrappers()
+    watch_groups(seen)
+    watch_samples(unit, seen)
+    before = set(os.listdir("."))
+    model = unit.main(num_epochs=num_epochs, path=FILE)
+    left = dist.is_initialized()
+    files = sorted(set(os.listdir(".")) - before)
+    return {
+        "weights": _flat(model),
+        "files": files,
+        "saved": _saved() if FILE in files else {"problem": "", "state": None},
+        "left": left,
+        **seen,
+    }
+
+
+def _flat(model: Any) -> Any:
+    if not isinstance(model, nn.Module):
+        return None
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def _saved() -> dict[str, Any]:
+    try:
+        state = torch.load(FILE, weights_only=True)
+    except Exception as error:
+        return {"problem": type(error).__name__, "state": None}
+    if not isinstance(state, dict):
+        return {"problem": f"a {type(state).__name__}", "state": None}
+    plain = {str(name): t for name, t in state.items() if isinstance(t, torch.Tensor)}
+    return {"problem": "", "state": plain}
+
+
+@clause("trainer.main", "C1", worlds=WORLDS)
+def weights_of_one_process(runs: Runs) -> str | None:
+    """V and X: the ranks share the work, and arrive where one process does."""
+    run = _finished(runs)
+    try:
+        _expect_right_weights(run, _epochs(runs))
+    except NotYetError as error:
+        # The other clauses take seconds, and can wait.
+        raise error.but(fatal=True) from error
+    return None
+
+
+def _expect_right_weights(run: Run, epochs: int) -> None:
+    n = run.world_size
+    _expect_own_place(run)
+    weights = [value["weights"] for value in run.values]
+    silent = [rank for rank, flat in enumerate(weights) if flat is None]
+    if silent:
+        raise NotYetError(
+            f"main returned no model on rank {silent[0]}",
+            slug="returned-none",
+            rule="return the trained model, on every rank",
+        )
+    expected = same_everywhere(right_weights(epochs), n)
+    expect_values(
+        weights,
+        expected,
+        what=f"the weights after {epochs} epochs",
+        verb="are",
+        suspects=_Lazy(epochs, n),
+        rule="each rank's sum over its samples / the samples of the global batch",
+    )
+    expect_equal_bits(
+        weights,
+        what=f"the weights after {epochs} epochs",
+        rule="every rank must apply the very same gradient",
+    )
+    _expect_shared_work(run, epochs)
+
+
+@clause("trainer.main", "C2", worlds=WORLDS)
+def one_rank_saves(runs: Runs) -> str | None:
+    """V: rank 0's folder has the file, with what the model holds; no other has one."""
+    run = _finished(runs)
+    files = [value["files"] for value in run.values]
+    evidence = tuple(
+        Evidence(rank=r, state="wrote", text=", ".join(own) or "no file")
+        for r, own in enumerate(files)
+    )
+    savers = [rank for rank, own in enumerate(files) if own]
+    if len(savers) > 1:
+        raise NotYetError(
+            f"ranks {', '.join(map(str, savers))} each wrote a file",
+            slug="every-rank-writes",
+            evidence=evidence,
+            rule="on a real machine they write the same file at the same time: let "
+            "one rank save",
+        )
+    if savers != [0] or FILE not in files[0]:
+        wrote = f"rank {savers[0]} wrote {files[savers[0]][0]}" if savers else "no rank"
+        raise NotYetError(
+            f"rank 0 should save to path, here {FILE!r}; {wrote}"
+            + (" wrote a file" if not savers else ""),
+            evidence=evidence,
+            rule="rank 0: torch.save(model.state_dict(), path)",
+        )
+    _expect_saved_state(run.values[0])
+    return None
+
+
+@clause("trainer.main", "C3", worlds=WORLDS)
+def ends_cleanly(runs: Runs) -> str | None:
+    """No group is left; and the file runs under torchrun where there is no distlab."""
+    run = _finished(runs)
+    left = [rank for rank, value in enumerate(run.values) if value["left"]]
+    if left:
+        raise NotYetError(
+            f"main returned without destroying its process group on rank {left[0]}",
+            slug="group-not-destroyed",
+            rule="dist.destroy_process_group() at the end, on every rank",
+        )
+    if runs.world_size != TORCHRUN_WORLD:
+        return None
+    try:
+        weights_of_one_process(runs)
+        one_rank_saves(runs)
+    except NotYetError:
+        raise NotJudgedError("torchrun takes seconds: first pass C1 and C2") from None
+    seconds = expect_clean_end(runs.source, TORCHRUN_WORLD)
+    return f"under torchrun, with 2 ranks and without distlab: {seconds:.1f} s"
+
+
+def _epochs(runs: Runs) -> int:
+    """Two where the order of epochs is looked at, else one: many ranks take long."""
+    return 2 if runs.world_size == 3 else 1
+
+
+def _finished(runs: Runs) -> Run:
+    """Main's run; how it got stuck is told from torch's errors and from its lines."""
+    try:
+        return runs.finished(main_once, num_epochs=_epochs(runs))
+    except NotYetError as error:
+        run = error.run
+        named = name_of_stuck(run, runs.source, PATIENCE_S) if run else None
+        raise named or error from error
+
+
+class _Lazy(list[Any]):
+    """Suspects that take a second to reckon: only if somebody asks."""
+
+    def __init__(self, num_epochs: int, world_size: int) -> None:
+        super().__init__()
+        self._how = num_epochs, world_size
+
+    def __iter__(self) -> Any:
+        return iter(suspects_of(*self._how))
+
+
+def _expect_own_place(run: Run) -> None:
+    for record in run.ranks:
+        for place in record.value["groups"]:
+            if tuple(place) != (record.rank, run.world_size):
+                raise NotYetError(
+                    f"rank {record.rank} of {run.world_size} joined as rank {place[0]} "
+                    f"of {place[1]}",
+                    slug="typed-in-rank",
+                    rule="take rank and world size from what torchrun has set",
+                )
+
+
+def _expect_shared_work(run: Run, epochs: int) -> None:
+    samples = [value["samples"] for value in run.values]
+    whole = max(samples)
+    if run.world_size > 1 and min(samples) == whole > 0:
+        raise NotYetError(
+            f"every rank went through all {whole} samples of {epochs} epochs: "
+            "the work was not divided",
+            slug="nothing-shared",
+            evidence=tuple(
+                Evidence(rank=rank, state="read", text=f"{count} samples")
+                for rank, count in enumerate(samples)
+            ),
+            rule="every rank takes its own samples of each global batch",
+        )
+
+
+def _expect_saved_state(value: dict[str, Any]) -> None:
+    problem, state = value["saved"]["problem"], value["saved"]["state"]
+    names = ["0.weight", "0.bias", "2.weight", "2.bias"]
+    if problem or state is None:
+        raise NotYetError(
+            f"the file holds no state_dict: torch.load(path, weights_only=True) gave "
+            f"{problem or 'nothing'}",
+            rule="save model.state_dict(), tensors by name, not the model itself",
+        )
+    if list(state) != names:
+        raise NotYetError(
+            f"the file has {', '.join(map(str, list(state)[:4]))}; make_model's own "
+            f"state_dict has {', '.join(names)}",
+            rule="for a wrapped model save model.module.state_dict()",
+        )
+    flat = torch.cat([state[name].reshape(-1) for name in names])
+    if value["weights"] is not None and not torch.equal(flat, value["weights"]):
+        raise NotYetError(
+            "the saved weights are not those of the returned model",
+            rule="save once, after the last step",
+        )

@@ -1,0 +1,260 @@
+"""Checks of task 1.7, `trainer.train_step`: weights of one process, loss of the batch.
+
+Both against a simulation of all ranks in this process; see train_step_mistakes.py for
+how a wrong result gets its name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from distlab.grading.checks.trainer.train_step_mistakes import (
+    odd_count,
+    own_gradient,
+    suspects_of,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.messages import expect_messages
+from distlab.grading.kit.values import (
+    Suspect,
+    all_close,
+    digest,
+    expect_equal_bits,
+    expect_values,
+    same_everywhere,
+)
+from distlab.grading.reference import (
+    LEARNING_RATE,
+    STEPS,
+    bent,
+    make_batch,
+    make_model,
+    right_training,
+    train,
+    weights_of,
+)
+from distlab.grading.runs import Runs, RunSpec, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+
+# Four first: with three a hard-coded 2 could as well be n - 1.
+WORLDS = (4, 3, 2, 7, 1)
+BEND_WORLD = 3  # where a second optimiser is tried as well
+
+
+class Watched(torch.optim.SGD):
+    """Plain SGD that notes when it is called; or SGD with a bend, see `bent`."""
+
+    def __init__(
+        self, model: nn.Module, note: Callable[[str], None], with_bend: bool
+    ) -> None:
+        super().__init__(model.parameters(), lr=LEARNING_RATE)
+        self._note, self._with_bend = note, with_bend
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """See `torch.optim.Optimizer.zero_grad`."""
+        self._note("zero_grad")
+        super().zero_grad(set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """See `torch.optim.Optimizer.step`."""
+        loss = None
+        if closure:
+            with torch.enable_grad():
+                loss = closure()
+        self._note("step")
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    gradient = parameter.grad
+                    change = bent(gradient) if self._with_bend else gradient
+                    parameter -= group["lr"] * change
+        return loss
+
+
+def train_steps(
+    context: RankContext, unit: ModuleType, seed: int, with_bend: bool = False
+) -> dict[str, Any]:
+    """Some steps from equal weights, each rank on its own share of each batch."""
+    events: list[tuple[str, float]] = []
+
+    def note(what: str) -> None:
+        events.append((what, time.monotonic()))
+
+    model = make_model(seed).to(context.comm.device)
+    model.zero_grad = lambda set_to_none=True: optimizer.zero_grad(set_to_none)  # type: ignore[method-assign]
+    first = next(model.parameters())  # its gradient is the last one to be ready
+    first.register_post_accumulate_grad_hook(lambda _: note("backward"))
+    optimizer = Watched(model, note, with_bend)
+    losses = []
+    for step in range(STEPS):
+        inputs, targets = make_batch(seed, step, context.rank)
+        loss = unit.train_step(
+            context.comm,
+            model,
+            optimizer,
+            nn.functional.cross_entropy,
+            inputs.to(context.comm.device),
+            targets.to(context.comm.device),
+        )
+        losses.append(number_of(loss))
+        note("returned")
+    return {
+        "weights": weights_of(model),
+        "losses": losses,
+        "events": events,
+        "training": model.training,
+    }
+
+
+def _bent(world_size: int) -> list[RunSpec]:
+    return [on_ranks(train_steps, with_bend=True)] if world_size == BEND_WORLD else []
+
+
+@clause("trainer.train_step", "C1", worlds=WORLDS, runs=_bent)
+def weights_of_one_process(runs: Runs) -> str | None:
+    """V and X: after some steps the weights are one process's, on every rank."""
+    run = runs.finished(train_steps)
+    n, seed = runs.world_size, runs.seed
+    weights = [value["weights"] for value in run.values]
+    expected = right_training(seed, n).weights
+    if not all_close(weights, expected):
+        expect_values(
+            weights,
+            expected,
+            what=f"the weights after {STEPS} steps",
+            verb="are",
+            suspects=suspects_of(run, seed, n),
+            rule=odd_count(run)
+            or "zero the gradients, forward, backward, average, then step",
+        )
+    expect_equal_bits(
+        weights,
+        what=f"the weights after {STEPS} steps",
+        rule="every rank must apply the very same averaged gradient",
+    )
+    expect_messages(run, "the weights are right, but not through comm")
+    if not all(value["training"] for value in run.values):
+        raise NotYetError(
+            "train_step left the model in evaluation mode",
+            rule="a step of training: leave model.train() and model.eval() alone",
+        )
+    if n == BEND_WORLD:
+        _expect_with_bend(runs)
+    worst = max(float((w - expected[0]).abs().max()) for w in weights)
+    marks = sorted({digest(w) for w in weights})
+    return (
+        f"n = {n}: weights {worst:.0e} from the single-process baseline, digest "
+        f"{marks[0]} on every rank"
+    )
+
+
+def _expect_with_bend(runs: Runs) -> None:
+    run = runs.finished(train_steps, with_bend=True)
+    n, seed = runs.world_size, runs.seed
+    what = (
+        "with SGD the weights are right; with an optimizer whose step is not "
+        "proportional to the gradient, as Adam's is not, they"
+    )
+    expect_values(
+        [value["weights"] for value in run.values],
+        right_training(seed, n, with_bend=True).weights,
+        what=what,
+        verb="are",
+        suspects=[
+            Suspect(
+                slug="weights-not-gradients",
+                values=train(
+                    seed, n, own_gradient, with_bend=True, average_weights=True
+                ).weights,
+                sentence=f"{what} are not: weights were averaged, not gradients",
+                rule="average the gradients between backward() and step()",
+            )
+        ],
+        rule="every rank must step with the mean gradient, whatever the optimizer",
+    )
+
+
+@clause("trainer.train_step", "C2", worlds=WORLDS, runs=[on_ranks(train_steps)])
+def loss_of_the_whole_batch(runs: Runs) -> str | None:
+    """V: the returned float is the mean loss over all ranks."""
+    run = runs.finished(train_steps)
+    n = runs.world_size
+    losses = [value["losses"] for value in run.values]
+    for rank, own in enumerate(losses):
+        expect_float(own, f"train_step returned {{}} on rank {rank}")
+    right = right_training(runs.seed, n)
+    # Once the weights have gone astray (C1) only the first loss can be compared.
+    weights = [value["weights"] for value in run.values]
+    steps = STEPS if all_close(weights, right.weights) else 1
+    local = right.losses[:steps]
+    expected = local.mean(1)
+    expect_values(
+        [torch.tensor(rank[:steps], dtype=torch.float64) for rank in losses],
+        same_everywhere(expected, n),
+        what="the returned loss",
+        suspects=[
+            Suspect(
+                slug="local-loss-returned",
+                values=[local[:, rank] for rank in range(n)],
+                sentence="every rank returned the loss over its local samples only",
+                rule="average the loss over the ranks, as you did the gradients",
+            ),
+            Suspect(
+                slug="sum-loss-returned",
+                values=same_everywhere(expected * n, n),
+                sentence=f"the returned loss is {n} × the mean: summed, never divided",
+                rule="divide the sum by comm.world_size",
+            ),
+            Suspect(
+                slug="",
+                values=same_everywhere(expected / n, n),
+                sentence=f"the returned loss is 1/{n} of the mean: divided twice",
+                rule="divide once, after the sum",
+            ),
+            Suspect(
+                slug="",
+                values=same_everywhere(local[:, 0], n),
+                sentence="every rank returned rank 0's loss",
+                rule="every rank's loss counts: sum them, then divide",
+            ),
+        ],
+        rule="the mean loss over the whole batch, the same on every rank",
+    )
+    return None
+
+
+def number_of(value: Any) -> float | str:
+    """`value` if it is a number of Python, else the name of its type."""
+    return float(value) if isinstance(value, int | float) else type(value).__name__
+
+
+def expect_float(returned: list[Any], sentence: str) -> None:
+    """Each of these is a number, as `number_of` recorded it.
+
+    `sentence` has a gap for what was returned instead.
+
+    Raises:
+        NotYetError: one is not.
+    """
+    for value in returned:
+        if value == "Tensor":
+            raise NotYetError(
+                sentence.format("a tensor") + "; expected a float",
+                slug="not-a-float",
+                rule="convert it at the end, on every rank: float(tensor)",
+            )
+        if isinstance(value, str):
+            kind = "nothing" if value == "NoneType" else f"a {value}"
+            raise NotYetError(
+                sentence.format(kind) + "; expected a float",
+                slug="returned-none",
+                rule="return a float, on every rank",
+            )

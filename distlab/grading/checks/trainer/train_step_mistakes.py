@@ -1,0 +1,159 @@
+"""Which mistake a wrong training was: by the weights, and by what happened when.
+
+Several mistakes lead to the same weights. What the ranks did in which order
+(zero_grad, backward, collectives, step) tells them apart.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.comm import COLLECTIVES
+from distlab.grading.kit.values import Suspect, same_everywhere
+from distlab.grading.reference import STEPS, Rule, make_model, train, weights_of
+from distlab.runner import RankRecord, Run
+
+
+def own_gradient(gradients: list[Tensor], rank: int) -> Tensor:
+    """The rule of a rank that does not listen to the others."""
+    return gradients[rank]
+
+
+def suspects_of(run: Run, seed: int, n: int) -> list[Suspect]:
+    """What known mistakes would have led to, given what the ranks did."""
+    if odd_count(run):  # two steps look like a wrong divisor, and so on
+        return [_no_step(run, seed, n)]
+    return [*_unshared(run, seed, n), _no_step(run, seed, n), *_misweighted(seed, n)]
+
+
+def _unshared(run: Run, seed: int, n: int) -> list[Suspect]:
+    """Each rank alone, with its own gradient or a share of it."""
+    slug, sentence = _why_own(run)
+    return [
+        Suspect(
+            slug=slug,
+            values=train(seed, n, rule).weights,
+            sentence=sentence,
+            rule="call average_gradients between backward() and step()",
+        )
+        for rule in (own_gradient, lambda gradients, rank: gradients[rank] / n)
+    ]
+
+
+def _misweighted(seed: int, n: int) -> list[Suspect]:
+    """All with the same gradient, but not with the mean of one step."""
+
+    def trained(rule: Rule, **how: Any) -> list[Tensor]:
+        return train(seed, n, rule, **how).weights
+
+    def times(factor: float) -> list[Tensor]:
+        return trained(lambda gradients, rank: torch.stack(gradients).sum(0) * factor)
+
+    found = [
+        Suspect(
+            slug="sum-not-mean",
+            values=times(1.0),
+            sentence=f"the weights moved by {n} × the mean gradient: summed and never "
+            "divided",
+            rule="the mean is the sum divided by comm.world_size",
+        ),
+        Suspect(
+            slug="divided-twice",
+            values=times(1 / n**2),
+            sentence=f"the weights moved by 1/{n} of the mean gradient: divided twice",
+            rule="divide once: the loss, or the gradients, not both",
+        ),
+        Suspect(
+            slug="gradients-not-zeroed",
+            values=trained(lambda g, rank: torch.stack(g).mean(0), zeroed=False),
+            sentence="each step also applied the gradients of the steps before it",
+            rule="optimizer.zero_grad() before backward",
+        ),
+        Suspect(
+            slug="rank0-gradient-for-all",
+            values=trained(lambda gradients, rank: gradients[0]),
+            sentence="every rank's weights went where rank 0's data alone leads",
+            rule="every rank's gradient counts: sum them, then divide",
+        ),
+    ]
+    return found + [
+        Suspect(
+            slug="hard-coded-two" if wrong == 2 and n > 3 else "",
+            values=times(1 / wrong),
+            sentence=f"the weights moved by {n}/{wrong} of the mean gradient: "
+            f"as if divided by {wrong}, not by {n}",
+            rule="divide by comm.world_size, whatever it is",
+        )
+        for wrong in (2, 3, 4, 8)
+        if wrong != n
+    ]
+
+
+def _why_own(run: Run) -> tuple[str, str]:
+    """Why each rank may have stepped with its own gradient, from what it did when."""
+    alone = "each rank stepped with its own gradient"
+    order = _first_step(run.ranks[0])
+    if "step" in order and "gradients" in order[order.index("step") :]:
+        return "stepped-before-averaging", f"{alone}: the averaging came after the step"
+    if "backward" in order and "number" in order[: order.index("backward")]:
+        return (
+            "loss-not-gradients",
+            f"the loss was averaged, but {alone}: averaging a number does not average "
+            "what autograd made of it",
+        )
+    return "own-gradient-only", f"{alone}: the gradients were not averaged in place"
+
+
+def _no_step(run: Run, seed: int, n: int) -> Suspect:
+    slug, why = "", "optimizer.step() was not called"
+    order = _first_step(run.ranks[0])
+    if "backward" not in order:
+        why = "backward() was not called, so there are no gradients"
+    elif "step" in order:
+        why = "the step had no gradient to apply"
+        between = order[order.index("backward") : order.index("step")]
+        if "zero_grad" in between:
+            slug = "gradients-wiped"
+            why = "zero_grad() came between backward() and step()"
+    return Suspect(
+        slug=slug,
+        values=same_everywhere(weights_of(make_model(seed)), n),
+        sentence=f"the weights are as they were: {why}",
+        rule="the order is: zero_grad, forward, backward, average, step",
+    )
+
+
+def odd_count(run: Run) -> str:
+    """A rank that did not call backward and step once per train_step, or nothing."""
+    # backward may be missing for a good reason: torch.autograd.grad does without.
+    expected = {"loss.backward": (0, STEPS), "optimizer.step": (STEPS,)}
+    for call, counts in expected.items():
+        for record in run.ranks:
+            names = [name for name, _ in record.value["events"]]
+            count = names.count(call.partition(".")[2])
+            if count not in counts:
+                return (
+                    f"in {STEPS} calls of train_step rank {record.rank} called "
+                    f"{call}() {count} times"
+                )
+    return ""
+
+
+def _first_step(record: RankRecord) -> list[str]:
+    """What a rank did in its first train_step, in order.
+
+    "zero_grad", "backward", "step"; "number" for a collective on a single element,
+    and "gradients" for one on more.
+    """
+    events = [(when, what) for what, when in record.value["events"]]
+    end = next(when for when, what in events if what == "returned")
+    events += [
+        (call["t"], "gradients" if math.prod(call["shape"] or []) > 1 else "number")
+        for call in record.calls()
+        if call["op"] in COLLECTIVES - {"barrier"}
+    ]
+    return [what for when, what in sorted(events) if when < end]
