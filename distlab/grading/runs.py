@@ -85,6 +85,19 @@ def in_virtual_time(
     return replace(on_ranks(scenario, **values), network=network)
 
 
+def in_rounds(
+    scenario: Scenario, world_size: int, num_bytes: int, **values: Any
+) -> RunSpec:
+    """A run in virtual time whose `time_s` counts messages of `num_bytes`.
+
+    On a network where a message takes one second, and a rank's messages in one
+    direction take turns, the virtual time of a run is the length of its longest chain
+    of messages.
+    """
+    speed = float(num_bytes)
+    return in_virtual_time(scenario, world_size, bytes_per_s=speed, **values)
+
+
 class UndeclaredRunError(LookupError):
     """A judge read a run that its clause does not declare: a mistake of the course."""
 
@@ -126,41 +139,25 @@ class Runs(ABC):
             return self._declared(scenario)
         return self._declared(on_ranks(scenario, **values))
 
-    def simulated(
-        self, scenario: Scenario, world_size: int, **values: Any
-    ) -> dict[str, Any]:
+    def simulated(self, spec: RunSpec) -> dict[str, Any]:
         """`time_s` of a run `in_virtual_time`, and the `values` of its ranks.
 
         Raises:
             NotYetError: the simulated ranks did not come to their end.
         """
-        run = self._declared(in_virtual_time(scenario, world_size, **values))
+        assert spec.network is not None
+        run = self._declared(spec)
         if run.outcome != "finished":
             raise diagnose(run)
         told: dict[str, Any] = run.values[0]
         if told["outcome"] != "finished":
+            n = spec.network.world_size
             raise NotYetError(
-                f"on {world_size} simulated ranks: {told['explanation']}",
+                f"on {n} simulated ranks: {told['explanation']}",
                 kind="DEADLOCK",
                 run=run,
             )
         return told
-
-    def rounds(
-        self, scenario: Scenario, world_size: int, num_bytes: int, **values: Any
-    ) -> float:
-        """How many messages of `num_bytes` follow each other in `scenario`.
-
-        On a network where a message takes one second, and a rank's messages in one
-        direction take turns, the virtual time of a run is the length of its longest
-        chain of messages.
-
-        Raises:
-            NotYetError: the simulated ranks did not come to their end.
-        """
-        speed = float(num_bytes)
-        told = self.simulated(scenario, world_size, bytes_per_s=speed, **values)
-        return float(told["time_s"])
 
     def _declared(self, spec: RunSpec) -> Run:
         if self.declared is not None and spec not in self.declared:

@@ -262,7 +262,7 @@ def _digest(value: Tensor | list[Tensor]) -> str:
 
 
 def _with_dropout(world_size: int) -> list[RunSpec]:
-    return [on_ranks(there_and_back, dropout=DROPOUT)]
+    return [on_ranks(there_and_back), on_ranks(there_and_back, dropout=DROPOUT)]
 
 
 @clause("activation_checkpointing.checkpoint", "C2", worlds=WORLDS, runs=_with_dropout)

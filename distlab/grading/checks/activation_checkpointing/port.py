@@ -76,7 +76,10 @@ def same_bits(runs: Runs) -> str | None:
     return f"{said}, also with dropout {DROPOUT}"
 
 
-_WITH_DROPOUT: list[RunSpec] = [on_ranks(ported_blocks, dropout=DROPOUT)]
+_WITH_DROPOUT: list[RunSpec] = [
+    on_ranks(ported_blocks),
+    on_ranks(ported_blocks, dropout=DROPOUT),
+]
 
 
 def _in_torchs_words(expect: Callable[[Run], str], run: Run) -> str:

@@ -82,7 +82,7 @@ def everyone_has_it(runs: Runs) -> str | None:
     return None
 
 
-@clause("collectives.broadcast", "C2", worlds=(3, 2, 4, 7))
+@clause("collectives.broadcast", "C2", worlds=(3, 2, 4, 7), runs=BROADCAST.runs)
 def messages_of_broadcast(runs: Runs) -> str | None:
     """B: each rank but src receives once."""
     expect_few_messages(BROADCAST, runs)
@@ -119,6 +119,9 @@ def reduce_once(
         "after": tensor,
         "returned": returned.detach().clone() if is_tensor else None,
     }
+
+
+IN_DIGITS = on_ranks(reduce_once, kind="small")
 
 
 class Sums:
@@ -161,7 +164,7 @@ def _sums(runs: Runs) -> list[Sums]:
     return [Sums(runs.finished(spec)) for spec in _kinds(runs.world_size)]
 
 
-@clause("collectives.all_reduce", "C1", worlds=WORLDS, runs=_kinds)
+@clause("collectives.all_reduce", "C1", worlds=WORLDS, runs=_kinds, later=[IN_DIGITS])
 def sum_everywhere(runs: Runs) -> str | None:
     """V and X: what each rank ends up with is the sum, and the same bits."""
     for sums in _sums(runs):
@@ -192,7 +195,7 @@ def sum_everywhere(runs: Runs) -> str | None:
     return None
 
 
-@clause("collectives.all_reduce", "C2", worlds=WORLDS)
+@clause("collectives.all_reduce", "C2", worlds=WORLDS, runs=_kinds)
 def in_place(runs: Runs) -> str | None:
     """V: the caller's own tensor holds the sum."""
     n = runs.world_size
@@ -217,7 +220,7 @@ def in_place(runs: Runs) -> str | None:
 
 def _in_small_numbers(runs: Runs) -> tuple[Evidence, ...]:
     """The same mistake with 1, 10, 100, …, where one can see what was added up."""
-    run = runs.ended(reduce_once, kind="small")
+    run = runs.ended(IN_DIGITS)
     if run.outcome != "finished":
         return ()
     sums = Sums(run)

@@ -23,7 +23,7 @@ from distlab.grading.checks.collectives.broadcasts import (
 )
 from distlab.grading.clause import clause
 from distlab.grading.kit.messages import calls_of_each, received
-from distlab.grading.runs import Runs
+from distlab.grading.runs import Runs, in_rounds
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, RankRecord, Run
 from distlab.runner.autopsy import Evidence
@@ -76,14 +76,23 @@ def _expect_reached(run: Run, src: int) -> None:
             )
 
 
-@clause("collectives.tree_broadcast", "C2", worlds=(3, 2, 4, 7, 5))
+@clause("collectives.tree_broadcast", "C2", worlds=(3, 2, 4, 7, 5), runs=TREE.runs)
 def one_message_per_rank(runs: Runs) -> str | None:
     """B: each rank but src receives once."""
     expect_few_messages(TREE, runs)
     return None
 
 
-@clause("collectives.tree_broadcast", "C3", worlds=(4, 7, 8))
+ON_MANY = in_rounds(tree_once, MANY, NUM_BYTES, src=1)
+
+
+@clause(
+    "collectives.tree_broadcast",
+    "C3",
+    worlds=(4, 7, 8),
+    runs=TREE.runs,
+    later=lambda world_size: [ON_MANY] if world_size == MANY_AFTER else [],
+)
 def in_few_rounds(runs: Runs) -> str | None:
     """J and T: the last rank is reached in round ⌈log2 n⌉, whatever the tree."""
     n, src = runs.world_size, runs.world_size // 2
@@ -109,7 +118,7 @@ def in_few_rounds(runs: Runs) -> str | None:
 
 def _expect_few_on_many(runs: Runs) -> None:
     """T: on more ranks than there are processors, in virtual time."""
-    needed = runs.rounds(tree_once, MANY, NUM_BYTES, src=1)
+    needed = runs.simulated(ON_MANY)["time_s"]
     enough = (MANY - 1).bit_length()
     if needed > enough:
         raise NotYetError(

@@ -124,7 +124,7 @@ def hold_back(context: RankContext, unit: ModuleType, seed: int) -> dict[str, An
 
 
 def _other_zero(world_size: int) -> list[RunSpec]:
-    return [on_ranks(take_steps, to_none=True)]
+    return [on_ranks(take_steps), on_ranks(take_steps, to_none=True)]
 
 
 @clause("distributed_data_parallel.finish", "C1", worlds=FEWER, runs=_other_zero)

@@ -53,7 +53,7 @@ def sync(
 
 
 def _finer(world_size: int) -> list[RunSpec]:
-    return [on_ranks(sync, fine=True)]
+    return [on_ranks(sync), on_ranks(sync, fine=True)]
 
 
 @clause("gradient_accumulation.sync_once", "C1", worlds=WORLDS, runs=_finer)

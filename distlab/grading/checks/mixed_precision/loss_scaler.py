@@ -42,7 +42,8 @@ RULE_STALE = "update ends the step: reset self.overflow there"
 
 
 def _resumed(world_size: int) -> list[RunSpec]:
-    return [on_ranks(scaled_steps, resume=True)] if world_size == RESUME_WORLD else []
+    again = [on_ranks(scaled_steps, resume=True)] if world_size == RESUME_WORLD else []
+    return [on_ranks(scaled_steps), *again]
 
 
 # ── C1: gradients ───────────────────────────────────────────────────────────────────

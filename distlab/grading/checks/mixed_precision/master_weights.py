@@ -40,17 +40,25 @@ NARROW = 2.0**-5
 
 
 def _half(world_size: int) -> list[RunSpec]:
-    return [on_ranks(up_step_down, dtype="float16")] if world_size == HALF_WORLD else []
+    half = [on_ranks(up_step_down, dtype="float16")] if world_size == HALF_WORLD else []
+    return [on_ranks(up_step_down), *half]
+
+
+def _count(world_size: int) -> int:
+    return 1000 if world_size == 1 else 40
+
+
+def _tiny(world_size: int) -> list[RunSpec]:
+    return [on_ranks(tiny_updates, count=_count(world_size))]
 
 
 # ── C1: the copies ──────────────────────────────────────────────────────────────────
 
 
-@clause("mixed_precision.master_weights", "C1", worlds=(1, 3))
+@clause("mixed_precision.master_weights", "C1", worlds=(1, 3), runs=_tiny)
 def tiny_updates_add_up(runs: Runs) -> str | None:
     """V: the copies are the model's values, and catch what 16 bits would lose."""
-    count = 1000 if runs.world_size == 1 else 40
-    run = runs.finished(tiny_updates, count=count)
+    run, count = runs.finished(*_tiny(runs.world_size)), _count(runs.world_size)
     for value in run.values:
         _expect_copies(value)
     start = run.values[0]["start"]

@@ -29,6 +29,7 @@ from distlab.grading.checks.pipeline_parallel.race import (
     FORWARD_MS,
     RACED,
     raced,
+    races,
 )
 from distlab.grading.clause import clause
 from distlab.grading.runs import Runs, on_ranks
@@ -147,6 +148,7 @@ _MEANS = {
     "C1",
     worlds=(3,),
     runs=[on_ranks(free_alone), on_ranks(run_schedules)],
+    later=races(STAGES, MICROBATCHES),
 )
 def no_needless_waiting(runs: Runs) -> str | None:
     """T: on simulated ranks GPipe and 1F1B take no longer than their formula says.

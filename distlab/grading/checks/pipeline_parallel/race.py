@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.grading.checks.pipeline_parallel.clock import all_then_all, in_turns
-from distlab.grading.runs import Runs
+from distlab.grading.runs import Runs, RunSpec, in_virtual_time
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 
@@ -159,6 +159,12 @@ def race(
     return found
 
 
+def races(stages: int, m: int) -> list[RunSpec]:
+    """All schedules in one race, and each by itself."""
+    entries = (tuple(RACED), *((name,) for name in RACED))
+    return [in_virtual_time(race, stages, m=m, names=names) for names in entries]
+
+
 def raced(runs: Runs, stages: int, m: int) -> list[list[dict[str, Any]]]:
     """By simulated rank, what `race` tells of each schedule.
 
@@ -167,7 +173,7 @@ def raced(runs: Runs, stages: int, m: int) -> list[list[dict[str, Any]]]:
     """
 
     def told(*names: str) -> list[list[dict[str, Any]]]:
-        run = runs.simulated(race, stages, m=m, names=names)
+        run = runs.simulated(in_virtual_time(race, stages, m=m, names=names))
         values: list[list[dict[str, Any]]] = run["values"]
         return values
 

@@ -15,7 +15,7 @@ from distlab.grading.checks.ring_allreduce.sums import LENGTH, WORLDS, values_of
 from distlab.grading.checks.ring_allreduce.watched import READ_EARLY, Watched
 from distlab.grading.clause import clause
 from distlab.grading.kit.messages import calls_of_each
-from distlab.grading.runs import Runs, RunSpec, on_ranks
+from distlab.grading.runs import Runs, RunSpec, in_virtual_time, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
@@ -137,20 +137,26 @@ def no_more_bytes(runs: Runs) -> str | None:
     return None
 
 
+WITH_ADDITIONS = in_virtual_time(
+    pipelined_once,
+    RANKS,
+    bytes_per_s=SEGMENT_BYTES / WIRE_S,
+    added_bytes_per_s=SEGMENT_BYTES / ADD_S,
+    length=RANKS * PER_CHUNK * SEGMENT_BYTES // 8,
+)
+
+
 @clause(
-    "ring_allreduce.segments", "C4", worlds=(RANKS,), runs=[on_ranks(pipelined_once)]
+    "ring_allreduce.segments",
+    "C4",
+    worlds=(RANKS,),
+    runs=[on_ranks(pipelined_once)],
+    later=[WITH_ADDITIONS],
 )
 def additions_hide(runs: Runs) -> str | None:
     """T: with additions that take time, not much longer than the messages alone."""
     runs.finished(pipelined_once)  # a hang shows there, and is named
-    length = RANKS * PER_CHUNK * SEGMENT_BYTES // 8
-    told = runs.simulated(
-        pipelined_once,
-        RANKS,
-        bytes_per_s=SEGMENT_BYTES / WIRE_S,
-        added_bytes_per_s=SEGMENT_BYTES / ADD_S,
-        length=length,
-    )
+    told = runs.simulated(WITH_ADDITIONS)
     sums = [value["after"] for value in told["values"]]
     if any(not value.equal(sums[0]) for value in sums):
         raise NotJudgedError("the ranks' sums differ: see C1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distlab.grading.kit.messages import calls_of_each
-from distlab.grading.runs import Runs, Scenario
+from distlab.grading.runs import Runs, RunSpec
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankRecord, Run
 
@@ -81,21 +81,16 @@ def _sends(record: RankRecord) -> list[Any]:
     return [call for call in record.calls() if call["op"] in SENDING]
 
 
-def expect_few_steps(
-    runs: Runs,
-    scenario: Scenario,
-    halves: int,
-    **values: Any,
-) -> None:
+def expect_few_steps(runs: Runs, on_many: RunSpec, halves: int) -> None:
     """T: on more ranks than there are processors, in virtual time.
 
-    `scenario` is to be played with a tensor of 8 bytes for each of MANY ranks.
+    `on_many` is `in_rounds`, with a tensor of 8 bytes for each of MANY ranks.
 
     Raises:
         NotYetError: it takes more steps than a ring.
     """
     enough = halves * (MANY - 1)
-    needed = runs.rounds(scenario, MANY, 8, **values)
+    needed = runs.simulated(on_many)["time_s"]
     if needed > enough:
         raise NotYetError(
             f"{needed:.0f} steps on {MANY} simulated ranks, where {enough} are enough",

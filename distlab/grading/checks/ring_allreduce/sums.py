@@ -32,7 +32,7 @@ from distlab.grading.clause import clause
 from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.kit.messages import expect_messages, numbers
 from distlab.grading.kit.values import expect_values, same_everywhere
-from distlab.grading.runs import Runs, RunSpec, on_ranks
+from distlab.grading.runs import Runs, RunSpec, in_rounds, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
 
@@ -99,15 +99,23 @@ def _counted(runs: Runs) -> Sums | None:
     return Sums(run) if run.outcome == "finished" else None
 
 
-@clause("ring_allreduce.reduce_scatter", "C2", worlds=(3, 2, 4, 7))
+SCATTER_ON_MANY = in_rounds(scatter_once, MANY, 8, length=MANY)
+
+
+@clause(
+    "ring_allreduce.reduce_scatter",
+    "C2",
+    worlds=(3, 2, 4, 7),
+    runs=[on_ranks(scatter_once)],
+    later=[SCATTER_ON_MANY],
+)
 def scatter_is_a_ring(runs: Runs) -> str | None:
     """B, J and T: n - 1 messages of a chunk, to one neighbor, n - 1 steps."""
     n = runs.world_size
     run = runs.finished(scatter_once)
     _expect_ring(run, halves=1)
     if n == 7:
-        length = {"length": MANY}
-        expect_few_steps(runs, scatter_once, 1, kind="uneven", **length)
+        expect_few_steps(runs, SCATTER_ON_MANY, 1)
     return _told(run, LENGTH)
 
 
@@ -256,11 +264,20 @@ def _expect_mean(run: Run) -> None:
     )
 
 
-@clause("ring_allreduce.all_reduce", "C3", worlds=(3, 2, 4))
+RING_ON_MANY = in_rounds(ring_once, MANY, 8, length=MANY)
+
+
+@clause(
+    "ring_allreduce.all_reduce",
+    "C3",
+    worlds=(3, 2, 4),
+    runs=[on_ranks(ring_once)],
+    later=[RING_ON_MANY],
+)
 def all_reduce_is_a_ring(runs: Runs) -> str | None:
     """B, J and T: 2(n - 1) messages of a chunk, to one neighbor, 2(n - 1) steps."""
     run = runs.finished(ring_once)
     _expect_ring(run, halves=2)
     if runs.world_size == 4:
-        expect_few_steps(runs, ring_once, 2, length=MANY)
+        expect_few_steps(runs, RING_ON_MANY, 2)
     return _told(run, LENGTH)

@@ -74,7 +74,7 @@ def _after_adam(seed: int) -> tuple[Any, dict[str, nn.Parameter]]:
 
 
 def _with_adam(world_size: int) -> list[RunSpec]:
-    return [on_ranks(keep_adams)]
+    return [on_ranks(scenarios.save_state), on_ranks(keep_adams)]
 
 
 @clause(TASK, "C1", worlds=WORLDS, runs=_with_adam)

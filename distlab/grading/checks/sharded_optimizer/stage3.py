@@ -14,7 +14,7 @@ from distlab.grading.checks.sharded_optimizer.stage1 import WORLDS
 from distlab.grading.clause import clause
 from distlab.grading.kit.messages import expect_messages
 from distlab.grading.kit.values import Suspect, brief, close, expect_values
-from distlab.grading.runs import Runs, RunSpec, on_ranks
+from distlab.grading.runs import Runs, RunSpec, in_virtual_time, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import Run
 from distlab.runner.autopsy import Evidence
@@ -143,7 +143,8 @@ def _expect_sent(run: Run, sent: list[float], right: float, what: str) -> None:
 
 
 def _with_prefetch(world_size: int) -> list[RunSpec]:
-    return [on_ranks(layers.train_stage3, prefetch=True)]
+    plain = on_ranks(layers.train_stage3)
+    return [plain, on_ranks(layers.train_stage3, prefetch=True)]
 
 
 @clause(BACKWARD, "C1", worlds=WORLDS, runs=_with_prefetch)
@@ -242,15 +243,28 @@ RANKS = 4
 WIRE = 0.5  # what the widest layer's shards take on the wire, in units of a pause
 
 
-@clause(BACKWARD, "C4", worlds=(3,), runs=[])
+def _timed() -> tuple[float, list[RunSpec]]:
+    """Bytes a second, and a run without and one with prefetch."""
+    sizes = [8 * (RANKS - 1) * size for size in layers.layer_elements(RANKS)]
+    speed = max(sizes) / (WIRE * layers.PAUSE_S)
+    return speed, [
+        in_virtual_time(layers.timed, RANKS, bytes_per_s=speed, prefetch=ahead)
+        for ahead in (False, True)
+    ]
+
+
+@clause(
+    BACKWARD,
+    "C4",
+    worlds=(3,),
+    runs=[on_ranks(layers.train_stage3, prefetch=True)],
+    later=lambda _: _timed()[1],
+)
 def fetched_ahead(runs: Runs) -> str | None:
     """T: with prefetch, only the first layer of each direction is waited for."""
     sizes = [8 * (RANKS - 1) * size for size in layers.layer_elements(RANKS)]
-    speed = max(sizes) / (WIRE * layers.PAUSE_S)
-    told = [
-        max_of(runs.simulated(layers.timed, RANKS, bytes_per_s=speed, prefetch=ahead))
-        for ahead in (False, True)
-    ]
+    speed, specs = _timed()
+    told = [max_of(runs.simulated(spec)) for spec in specs]
     wire = [size / speed for size in sizes]
     compute = layers.PAUSE_S * len(sizes)
     for plain, ahead, where, first in (

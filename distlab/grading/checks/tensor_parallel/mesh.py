@@ -249,10 +249,15 @@ def _wrong_groups(
 
 def _real(world_size: int) -> list[RunSpec]:
     proper = [s for s in range(2, world_size) if world_size % s == 0]
-    return [on_ranks(real_mesh, tensor_size=proper[-1])] if proper else []
+    return [on_ranks(real_mesh, tensor_size=size) for size in proper[-1:]]
 
 
-@clause("tensor_parallel.mesh", "C3", worlds=WORLDS)
+@clause(
+    "tensor_parallel.mesh",
+    "C3",
+    worlds=WORLDS,
+    runs=lambda n: [on_ranks(draft_meshes), *_real(n)],
+)
 def all_make_the_same_groups(runs: Runs) -> str | None:
     """J: every rank asks for the same lists in the same order; then for real."""
     n = runs.world_size

@@ -22,7 +22,7 @@ from distlab.grading.kit.values import (
     expect_values,
     same_everywhere,
 )
-from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.runs import Runs, RunSpec, in_rounds, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
@@ -74,12 +74,15 @@ def double_many(
     return found
 
 
-def _many(runs: Runs, n: int) -> list[dict[str, Any]]:
-    """By rank; a tensor takes a second, and messages have no latency."""
+def _on_many(n: int) -> RunSpec:
+    """A tensor takes a second, and messages have no latency."""
     count = 2 * MANY[0]
-    told: list[dict[str, Any]] = runs.simulated(
-        double_many, n, bytes_per_s=float(count * ITEM), count=count
-    )["values"]
+    return in_rounds(double_many, n, count * ITEM, count=count)
+
+
+def _many(runs: Runs, n: int) -> list[dict[str, Any]]:
+    """By rank."""
+    told: list[dict[str, Any]] = runs.simulated(_on_many(n))["values"]
     return told
 
 
@@ -156,7 +159,13 @@ def _suspects(name: str, before: list[torch.Tensor]) -> list[Suspect]:
 # ── rounds, messages, bytes ─────────────────────────────────────────────────────────
 
 
-@clause("topology.halving_doubling", "C2", worlds=(6,), runs=[on_ranks(double_all)])
+@clause(
+    "topology.halving_doubling",
+    "C2",
+    worlds=(6,),
+    runs=[on_ranks(double_all)],
+    later=[_on_many(n) for n in MANY],
+)
 def in_so_few_rounds(runs: Runs) -> str | None:
     """T: on many simulated ranks."""
     runs.finished(double_all)
@@ -178,7 +187,13 @@ def in_so_few_rounds(runs: Runs) -> str | None:
     return f"rounds of recursive_doubling, simulated: {', '.join(notes)}"
 
 
-@clause("topology.halving_doubling", "C3", worlds=(4, 6, 3))
+@clause(
+    "topology.halving_doubling",
+    "C3",
+    worlds=(4, 6, 3),
+    runs=[on_ranks(double_all)],
+    later=[_on_many(MANY[-1])],
+)
 def with_so_few_messages(runs: Runs) -> str | None:
     """J: by rank, here and on many simulated ranks."""
     run = runs.finished(double_all)

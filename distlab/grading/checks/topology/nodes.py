@@ -26,7 +26,7 @@ from distlab.grading.kit.values import (
     expect_values,
     same_everywhere,
 )
-from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.runs import Runs, in_virtual_time, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
@@ -275,7 +275,16 @@ def most_inter_node(count: int, p: int, num_rails: int) -> int:
     return 2 * (p - 1) * ceil(chunk / p) * ITEM
 
 
-@clause("topology.hierarchical", "C3", worlds=(4, 6))
+ON_MANY = in_virtual_time(on_many, MANY)
+
+
+@clause(
+    "topology.hierarchical",
+    "C3",
+    worlds=(4, 6),
+    runs=[on_ranks(over_nodes, of_one_size=True)],
+    later=[ON_MANY],
+)
 def few_bytes_inter_node(runs: Runs) -> str | None:
     """B: by rank, here and on simulated nodes."""
     run = runs.finished(over_nodes, of_one_size=True)
@@ -287,7 +296,7 @@ def few_bytes_inter_node(runs: Runs) -> str | None:
             raise _too_much(named(nodes), sent, most, num_rails, count * ITEM)
     if runs.world_size != 4:
         return None
-    told = runs.simulated(on_many, MANY)["values"]
+    told = runs.simulated(ON_MANY)["values"]
     p, chunk = MANY // MANY_IN_NODE, 2 * MANY // MANY_IN_NODE
     most = most_inter_node(chunk, p, 1)
     sent = [value["inter_node"] for value in told]

@@ -95,7 +95,8 @@ def average_once(
 
 
 def _again(world_size: int) -> list[RunSpec]:
-    return [on_ranks(average_once, again=True)] if world_size == AGAIN_WORLD else []
+    again = [on_ranks(average_once, again=True)] if world_size == AGAIN_WORLD else []
+    return [on_ranks(average_once), *again]
 
 
 @clause("trainer.average_gradients", "C1", worlds=WORLDS, runs=_again)

@@ -94,7 +94,7 @@ def parameters_agree(runs: Runs) -> str | None:
     return None
 
 
-@clause("trainer.broadcast_model", "C2", worlds=WORLDS)
+@clause("trainer.broadcast_model", "C2", worlds=WORLDS, runs=_sources)
 def buffers_agree(runs: Runs) -> str | None:
     """V: buffers too: BatchNorm's running statistics and its integer counter."""
     for src, run in _broadcasts(runs):

@@ -25,7 +25,7 @@ from distlab.grading.kit.torchrun_env import (
     watch_samples,
 )
 from distlab.grading.kit.values import expect_equal_bits, expect_values, same_everywhere
-from distlab.grading.runs import Runs
+from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
@@ -75,12 +75,21 @@ def _saved() -> dict[str, Any]:
     return {"problem": "", "state": plain}
 
 
-@clause("trainer.main", "C1", worlds=WORLDS)
+def _epochs(world_size: int) -> int:
+    """Two where the order of epochs is looked at, else one: many ranks take long."""
+    return 2 if world_size == 3 else 1
+
+
+def _main_runs(world_size: int) -> list[RunSpec]:
+    return [on_ranks(main_once, num_epochs=_epochs(world_size))]
+
+
+@clause("trainer.main", "C1", worlds=WORLDS, runs=_main_runs)
 def weights_of_one_process(runs: Runs) -> str | None:
     """V and X: the ranks share the work, and arrive where one process does."""
     run = _finished(runs)
     try:
-        _expect_right_weights(run, _epochs(runs))
+        _expect_right_weights(run, _epochs(runs.world_size))
     except NotYetError as error:
         # The other clauses take seconds, and can wait.
         raise error.but(fatal=True) from error
@@ -115,7 +124,7 @@ def _expect_right_weights(run: Run, epochs: int) -> None:
     _expect_shared_work(run, epochs)
 
 
-@clause("trainer.main", "C2", worlds=WORLDS)
+@clause("trainer.main", "C2", worlds=WORLDS, runs=_main_runs)
 def one_rank_saves(runs: Runs) -> str | None:
     """V: rank 0's folder has the file, with what the model holds; no other has one."""
     run = _finished(runs)
@@ -145,7 +154,7 @@ def one_rank_saves(runs: Runs) -> str | None:
     return None
 
 
-@clause("trainer.main", "C3", worlds=WORLDS)
+@clause("trainer.main", "C3", worlds=WORLDS, runs=_main_runs)
 def ends_cleanly(runs: Runs) -> str | None:
     """No group is left; and the file runs under torchrun where there is no distlab."""
     run = _finished(runs)
@@ -167,15 +176,10 @@ def ends_cleanly(runs: Runs) -> str | None:
     return f"under torchrun, with 2 ranks and without distlab: {seconds:.1f} s"
 
 
-def _epochs(runs: Runs) -> int:
-    """Two where the order of epochs is looked at, else one: many ranks take long."""
-    return 2 if runs.world_size == 3 else 1
-
-
 def _finished(runs: Runs) -> Run:
     """Main's run; how it got stuck is told from torch's errors and from its lines."""
     try:
-        return runs.finished(main_once, num_epochs=_epochs(runs))
+        return runs.finished(*_main_runs(runs.world_size))
     except NotYetError as error:
         run = error.run
         named = name_of_stuck(run, runs.source, PATIENCE_S) if run else None

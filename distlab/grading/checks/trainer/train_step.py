@@ -115,7 +115,8 @@ def train_steps(
 
 
 def _bent(world_size: int) -> list[RunSpec]:
-    return [on_ranks(train_steps, with_bend=True)] if world_size == BEND_WORLD else []
+    bent = [on_ranks(train_steps, with_bend=True)] if world_size == BEND_WORLD else []
+    return [on_ranks(train_steps), *bent]
 
 
 @clause("trainer.train_step", "C1", worlds=WORLDS, runs=_bent)
