@@ -165,9 +165,11 @@ def perform(
 
 
 def transport(world_size: int) -> str:
-    # Two ranks meet on gloo, as real jobs do; more of them on our own sockets. The
-    # verdicts are the same (the corpus holds both to it), but on two cores a small
-    # collective of four ranks takes gloo's threads about ten times as long.
+    """Two ranks meet on gloo, as real jobs do; more of them on our own sockets.
+
+    The verdicts are the same (the corpus holds both to it), but on two cores a small
+    collective of four ranks takes gloo's threads about ten times as long.
+    """
     return "gloo" if world_size <= 2 else "tcp"
 
 

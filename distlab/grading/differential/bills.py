@@ -43,7 +43,7 @@ class Bill:
         """What `to_json` made."""
         changes = tuple(frozenset(map(tuple, own)) for own in told["changes"])
         lists = {k: tuple(v) for k, v in told.items() if k != "changes"}
-        return cls(**lists, changes=changes)  # type: ignore[arg-type]
+        return cls(**lists, changes=changes)
 
 
 @dataclass(frozen=True, kw_only=True)

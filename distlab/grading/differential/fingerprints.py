@@ -17,6 +17,7 @@ from distlab.grading.kit.live_bytes import has_memory, unseen
 Prints = dict[str, object]
 """An aspect, such as "model: training mode", and a value to be compared."""
 
+GRADIENT = "its gradient"
 _DEEP, _WIDE = 3, 64  # containers in containers, and elements of each
 _HOOKS = (
     "_forward_hooks",
@@ -102,14 +103,13 @@ def _of_container(name: str, value: Any, seen: set[int], depth: int) -> Iterator
 def _of_tensor(name: str, tensor: Tensor) -> Iterator[Any]:
     yield f"{name}: its values", values_of(tensor)
     yield f"{name}: its shape or dtype", (tensor.shape, tensor.dtype)
-    if tensor.layout == torch.strided and not tensor.is_meta:
+    if type(tensor) is Tensor and tensor.layout == torch.strided:
+        # Of a parameter the module is the holder; a tensor may be a part of another.
         yield f"{name}: its memory", (tensor.data_ptr(), tensor.stride())
     if tensor.is_leaf:
         yield f"{name}: requires_grad", tensor.requires_grad
         gradient = tensor.grad
-        yield f"{name}: whether it has a gradient", gradient is not None
-        if gradient is not None:
-            yield f"{name}: its gradient", values_of(gradient)
+        yield f"{name}: {GRADIENT}", None if gradient is None else values_of(gradient)
 
 
 def _of_module(name: str, module: nn.Module, seen: set[int]) -> Iterator[Any]:

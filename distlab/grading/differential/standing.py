@@ -11,7 +11,9 @@ is excused from it in the manifest, with a reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
 
 from distlab.curriculum import Task
 from distlab.grading.clause import Check, checks_of
@@ -21,6 +23,7 @@ from distlab.grading.differential.bills import (
     played_twice,
     reference_bills,
 )
+from distlab.grading.differential.fingerprints import GRADIENT
 from distlab.grading.harness import PlayedRuns
 from distlab.grading.runs import Records, Runs, RunSpec
 from distlab.grading.verdict import NotJudgedError, NotYetError
@@ -34,7 +37,7 @@ STANDING = {
 }
 MARGIN = 1.1
 FEW_BYTES, FEW_OPERATIONS = 64, 1000  # a flag or a count more is not worth a verdict
-OPERATIONS = "floating-point operations"
+BYTES, CALLS, OPERATIONS = "bytes", "collectives", "floating-point operations"
 STATE_KEPT, SIDE_EFFECT = "state-kept", "side-effect"
 
 
@@ -72,10 +75,11 @@ def faults(task: Task, runs: PlayedRuns) -> Iterator[tuple[str, NotYetError]]:
         if "S3" in asked and (confirmed := _alone(checks, runs, specs)):
             yield "S3", confirmed
         return
-    if "S3" in asked and _again(checks, runs, twice):
-        if confirmed := _alone(checks, runs, specs):
-            yield "S3", confirmed
-    for clause, judge in (("S1", no_more_cost), ("S2", no_other_change)):
+    wrong = "S3" in asked and _again(checks, runs, twice)
+    if wrong and (confirmed := _alone(checks, runs, specs)):
+        yield "S3", confirmed
+    cost = partial(no_more_cost, excused=task.excused)
+    for clause, judge in (("S1", cost), ("S2", no_other_change)):
         if clause in asked and (fault := _first(judge, twice.bills, right)):
             yield clause, fault
 
@@ -145,19 +149,21 @@ class SecondRuns(Runs):
 Judge = Callable[[Bill, Bill], None]
 
 
-def no_more_cost(mine: Bill, right: Bill) -> None:
+def no_more_cost(mine: Bill, right: Bill, excused: Container[str] = ()) -> None:
     """S1, of one scenario.
 
     Raises:
         NotYetError: it costs more.
     """
     for what, verb, own, reference, least in (
-        ("bytes", "sends", mine.sent_bytes, right.sent_bytes, FEW_BYTES),
-        ("collectives", "calls", mine.collectives, right.collectives, 0),
+        (BYTES, "sends", mine.sent_bytes, right.sent_bytes, FEW_BYTES),
+        (CALLS, "calls", mine.collectives, right.collectives, 0),
         (OPERATIONS, "does", mine.operations, right.operations, FEW_OPERATIONS),
     ):
+        if what in excused:
+            continue
         most = max(reference)
-        limit = most if what == "collectives" else most * MARGIN + least
+        limit = most if what == CALLS else most * MARGIN + least
         rank = max(range(len(own)), key=own.__getitem__)
         if own[rank] > limit:
             raise NotYetError(
@@ -176,10 +182,10 @@ def no_other_change(mine: Bill, right: Bill) -> None:
     Raises:
         NotYetError: a call changed what the reference leaves as it is.
     """
-    allowed = {(_owner(f), aspect) for own in right.changes for f, aspect in own}
+    allowed = {_kind(*change) for own in right.changes for change in own}
     for rank, own in enumerate(mine.changes):
         for function, aspect in sorted(own):
-            if (_owner(function), aspect) not in allowed:
+            if _kind(function, aspect) not in allowed:
                 raise NotYetError(
                     f"{function} changed {aspect} on rank {rank}; the reference "
                     "leaves it as it is",
@@ -187,6 +193,8 @@ def no_other_change(mine: Bill, right: Bill) -> None:
                 )
 
 
-def _owner(function: str) -> str:
-    """Methods share what their class may change: which of them does it is free."""
-    return function.partition(".")[0]
+def _kind(function: str, aspect: str) -> tuple[str, str]:
+    """What is free: which method of a class does it, and which gradients are None."""
+    if aspect.endswith(GRADIENT):
+        aspect = re.split(r"\W", aspect, maxsplit=1)[0] + GRADIENT
+    return function.partition(".")[0], aspect
