@@ -14,7 +14,7 @@ from collections import Counter
 
 from distlab.curriculum import load_curriculum
 from distlab.grading.ablation import Finding, ablate
-from distlab.grading.mutants import read_catalogue
+from distlab.grading.catalogue import read_catalogue
 from distlab.runner import Cluster
 
 # An assertion that the catalogue cannot make speak, by file and how its text begins.

@@ -24,7 +24,7 @@ from distlab.curriculum import (
 from distlab.curriculum.misconceptions import read_misconceptions
 from distlab.curriculum.path import passed_tasks
 from distlab.grading import FAILED, TaskVerdict
-from distlab.grading.mutants import Entry, read_catalogue
+from distlab.grading.catalogue import Entry, read_catalogue
 from distlab.grading.verdict import ClauseVerdict
 from distlab.paths import shown
 

@@ -9,9 +9,10 @@ from distlab.cli.screen import show, show_json
 from distlab.curriculum import Curriculum, Task, load_curriculum
 
 if TYPE_CHECKING:
+    from distlab.grading.catalogue import Entry
     from distlab.grading.generated import Outcome
     from distlab.grading.generated_mutants import Mutation
-    from distlab.grading.mutants import Entry, Result
+    from distlab.grading.mutants import Result
 
 HARNESS, NOT_ALL, ALL = 11, 1, 0
 
@@ -31,8 +32,9 @@ def mutants(
     Raises:
         ValueError: an unknown phase, nothing to grade, or a catalogue that is broken.
     """
+    from distlab.grading.catalogue import read_catalogue
     from distlab.grading.generated import judge_generated, read_reasons
-    from distlab.grading.mutants import judge, read_catalogue
+    from distlab.grading.mutants import judge
     from distlab.runner import Cluster
 
     curriculum = load_curriculum()
@@ -198,8 +200,8 @@ def write_readme() -> int:
 
 def readme_table(curriculum: Curriculum) -> str:
     """How many solutions the autograder is tried on, task by task."""
+    from distlab.grading.catalogue import read_catalogue
     from distlab.grading.generated import generate, read_reasons
-    from distlab.grading.mutants import read_catalogue
 
     entries, reasons = read_catalogue(curriculum), read_reasons(curriculum)
     lines, sums = [], [0] * 5

@@ -29,9 +29,10 @@ from unittest import mock
 
 from distlab.curriculum import Curriculum
 from distlab.grading import checks
+from distlab.grading.catalogue import Entry
 from distlab.grading.clause import Check, Judge
 from distlab.grading.grade import Grader
-from distlab.grading.mutants import SEED, Entry
+from distlab.grading.mutants import SEED
 from distlab.grading.verdict import ClauseVerdict, NotJudgedError, NotYetError
 from distlab.runner import Cluster
 

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from distlab.curriculum import Curriculum, Task
+from distlab.grading.catalogue import FOLDER, CatalogueError
 from distlab.grading.generated_mutants import Mutation, mutations_of
 from distlab.grading.grade import Grader
-from distlab.grading.mutants import FOLDER, SEED, CatalogueError
+from distlab.grading.mutants import SEED
 from distlab.grading.verdict import ClauseVerdict
 from distlab.runner import Cluster
 

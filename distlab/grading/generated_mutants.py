@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from distlab.curriculum.regions import Region, find_regions, functions_of
-from distlab.grading.mutants import Entry
+from distlab.grading.catalogue import Entry
 from distlab.grading.mutations import instead_of_expression, instead_of_statement
 
 _OTHER_END = {"src": "dst", "dst": "src"}

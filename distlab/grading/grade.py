@@ -12,13 +12,14 @@ from distlab.curriculum import Curriculum, Task
 from distlab.curriculum.regions import functions_of
 from distlab.grading.beside import reference_run
 from distlab.grading.clause import Check, checks_of, declared_runs
-from distlab.grading.differential.standing import STANDING, best_size, faults
+from distlab.grading.differential.standing import best_size, faults
 from distlab.grading.harness import Implementation, PlayedRuns
 from distlab.grading.liveness import in_order, suspects
 from distlab.grading.parts import parts_used
 from distlab.grading.preflight import PRELOADS, look_at
 from distlab.grading.threads import one_thread
 from distlab.grading.verdict import (
+    STANDING,
     ClauseVerdict,
     NotJudgedError,
     NotYetError,

@@ -20,9 +20,10 @@ from pathlib import Path
 from types import FrameType
 
 from distlab.curriculum import Curriculum, load_curriculum, make_template
+from distlab.grading.catalogue import Entry
 from distlab.grading.grade import Grader
 from distlab.grading.hostile_cases import FILES, Case
-from distlab.grading.mutants import SEED, Entry
+from distlab.grading.mutants import SEED
 from distlab.grading.verdict import TaskVerdict
 from distlab.runner import Cluster
 from distlab.runner.processes import descendants

@@ -16,6 +16,13 @@ TaskStatus = Literal["pass", "fail", "not_started", "error"]
 PASS, FAILED, USAGE, NOT_STARTED, HARNESS, INTERRUPTED = 0, 1, 2, 10, 11, 130
 """Exit codes; of several tasks the gravest counts: 11 before 1 before 10 before 0."""
 
+STANDING = {
+    "S1": "costs no more than the reference: bytes, collectives, computation",
+    "S2": "changes nothing that the reference leaves as it is",
+    "S3": "is right a second time in the same process, with other numbers",
+}
+"""Clauses that every task has, judged beside the reference: see differential/."""
+
 HALF_DONE = "half done"
 """How the message of a task begins that has more functions than were written."""
 

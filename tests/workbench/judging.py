@@ -9,8 +9,8 @@ from pathlib import Path
 
 from distlab.curriculum import load_curriculum, make_template
 from distlab.grading import TaskVerdict
+from distlab.grading.catalogue import Entry, read_catalogue
 from distlab.grading.grade import Grader
-from distlab.grading.mutants import Entry, read_catalogue
 from distlab.runner import Cluster
 
 ROOT = Path(__file__).parents[2]

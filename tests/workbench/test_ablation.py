@@ -9,7 +9,8 @@ import pytest
 
 from distlab.curriculum import load_curriculum
 from distlab.grading.ablation import FOLDER, Finding, Site, ablate, sites_of
-from distlab.grading.mutants import Entry, judge, read_catalogue
+from distlab.grading.catalogue import Entry, read_catalogue
+from distlab.grading.mutants import judge
 from distlab.runner import Cluster
 
 ROOT = Path(__file__).parents[2]

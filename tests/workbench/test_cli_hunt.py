@@ -14,7 +14,7 @@ from distlab.cli.screen import command
 from distlab.curriculum import CurriculumError, Progress, load_curriculum
 from distlab.curriculum.misconceptions import read_misconceptions
 from distlab.curriculum.regions import find_regions
-from distlab.grading.mutants import Entry, read_catalogue
+from distlab.grading.catalogue import Entry, read_catalogue
 from distlab.grading.verdict import ClauseVerdict, TaskVerdict
 from distlab.runner import Cluster
 from distlab.runner.autopsy import Evidence

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from distlab.curriculum.units import load
-from distlab.grading.mutants import Entry, read_catalogue
+from distlab.grading.catalogue import Entry, read_catalogue
 from distlab.runner import Cluster
 from tests.workbench.judging import CURRICULUM, solution_of, verdict_on
 

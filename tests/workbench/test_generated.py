@@ -16,6 +16,7 @@ import pytest
 
 from distlab.cli import mutants as command
 from distlab.curriculum import Curriculum, load_curriculum
+from distlab.grading.catalogue import CatalogueError, Entry
 from distlab.grading.generated import (
     Outcome,
     generate,
@@ -23,7 +24,6 @@ from distlab.grading.generated import (
     read_reasons,
 )
 from distlab.grading.generated_mutants import Mutation, mutations_of
-from distlab.grading.mutants import CatalogueError, Entry
 from distlab.runner import Cluster
 
 ROOT = Path(__file__).parents[2]

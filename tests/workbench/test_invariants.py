@@ -28,9 +28,9 @@ from distlab.curriculum.misconceptions import read_misconceptions
 from distlab.curriculum.regions import find_regions, functions_of
 from distlab.curriculum.units import UnitSource
 from distlab.grading import TaskVerdict
+from distlab.grading.catalogue import read_catalogue
 from distlab.grading.clause import checks_of
 from distlab.grading.grade import Grader
-from distlab.grading.mutants import read_catalogue
 from distlab.runner import Cluster
 from tests.workbench.judging import (
     CURRICULUM,

@@ -20,13 +20,8 @@ import pytest
 
 from distlab.cli import mutants as command
 from distlab.curriculum import load_curriculum
-from distlab.grading.mutants import (
-    CatalogueError,
-    Entry,
-    Result,
-    judge,
-    read_catalogue,
-)
+from distlab.grading.catalogue import CatalogueError, Entry, read_catalogue
+from distlab.grading.mutants import Result, judge
 from distlab.runner import Cluster
 
 CURRICULUM = load_curriculum(Path(__file__).parents[2])

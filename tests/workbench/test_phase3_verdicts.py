@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from distlab.grading.catalogue import Entry
 from distlab.grading.checks.ring_allreduce.counts import counted, digits, in_words
 from distlab.grading.kit.live_bytes import FreedMemoryError, LiveBytes
-from distlab.grading.mutants import Entry, judge
+from distlab.grading.mutants import judge
 from distlab.grading.report import lines_of, plain
 from distlab.runner import Cluster
 from tests.workbench.judging import CURRICULUM, verdict_on_entry

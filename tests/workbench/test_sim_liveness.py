@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from distlab.grading.catalogue import read_catalogue
 from distlab.grading.checks import collectives, pairs
 from distlab.grading.clause import checks_of
 from distlab.grading.grade import Grader
@@ -18,7 +19,6 @@ from distlab.grading.liveness import (
     in_order,
     suspects,
 )
-from distlab.grading.mutants import read_catalogue
 from distlab.grading.verdict import ClauseVerdict, TaskVerdict
 from distlab.runner import Cluster
 from tests.workbench.judging import CURRICULUM, SEED, solution_of, with_body

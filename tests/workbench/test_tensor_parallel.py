@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 
 from distlab.comm import leave_default_group
 from distlab.curriculum.units import load
-from distlab.grading.mutants import Entry, read_catalogue
+from distlab.grading.catalogue import Entry, read_catalogue
 from distlab.grading.threads import one_thread
 from distlab.models.transformer import (
     TransformerConfig,

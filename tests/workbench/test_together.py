@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from distlab.grading.wishes import Asker, first_plays
 
 from distlab.curriculum import UnitSource
 from distlab.grading.clause import checks_of
 from distlab.grading.harness import Implementation, RankHarness
 from distlab.grading.together import Play, taken_apart
-from distlab.grading.wishes import Asker, first_plays
 from distlab.runner import Cluster, Limits, RankRecord, Run
 from tests.workbench.judging import CURRICULUM, solution_of, verdict_on, with_body
 

@@ -26,15 +26,10 @@ from distlab.grading.differential.bills import (
 from distlab.grading.differential.fingerprints import GRADIENT
 from distlab.grading.harness import PlayedRuns
 from distlab.grading.runs import Records, Runs, RunSpec
-from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.grading.verdict import STANDING, NotJudgedError, NotYetError
 from distlab.runner import Run
 from distlab.runner.autopsy import Evidence
 
-STANDING = {
-    "S1": "costs no more than the reference: bytes, collectives, computation",
-    "S2": "changes nothing that the reference leaves as it is",
-    "S3": "is right a second time in the same process, with other numbers",
-}
 MARGIN = 1.1
 FEW_BYTES, FEW_OPERATIONS = 64, 1000  # a flag or a count more is not worth a verdict
 BYTES, CALLS, OPERATIONS = "bytes", "collectives", "floating-point operations"
