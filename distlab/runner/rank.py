@@ -7,7 +7,6 @@ close, and their "connection closed" would hide the real mistake.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import importlib
 import os
 import signal
@@ -31,10 +30,12 @@ from distlab.comm import (
     TcpComm,
     TorchComm,
 )
+from distlab.runner import stacks
 from distlab.runner.context import RankContext, seed_everything
 from distlab.runner.gpus import show_gpus
 from distlab.runner.limits import cap_memory
 from distlab.runner.processes import die_with_parent
+from distlab.runner.record import LINE_LOST
 from distlab.runner.wire import encode
 
 _KEPT_OPEN: list[object] = []
@@ -48,7 +49,7 @@ def live(
     job: dict[str, Any], rank: int, control: socket.socket, output: int
 ) -> NoReturn:
     """Run `job` as `rank` in this freshly forked process; never returns."""
-    folder, pid = Path(job["folder"]), os.getpid()
+    folder, pid, code = Path(job["folder"]), os.getpid(), 0
     try:
         try:
             _settle_in(folder, rank, output)
@@ -59,11 +60,13 @@ def live(
             with contextlib.suppress(Exception):  # the program may have closed it
                 stream.flush()
         if os.getpid() == pid:  # not a child that the program forked and forgot
+            code = LINE_LOST  # until we are told to end
             _say(control, line)
             while control.recv(1):
                 pass
+            code = 0
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
 def _say(control: socket.socket, line: bytes) -> None:
@@ -91,8 +94,7 @@ def _settle_in(folder: Path, rank: int, output: int) -> None:
     os.close(output)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-    stack = open(folder / f"stack{rank}", "w")  # noqa: SIM115 - open as long as we live
-    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+    stacks.write_to(folder / f"stack{rank}")
     home = folder / f"rank{rank}"
     home.mkdir()
     os.chdir(home)  # files that a rank writes by accident land here and go with the run
