@@ -33,13 +33,16 @@ from distlab.comm import (
 from distlab.runner import stacks
 from distlab.runner.context import RankContext, seed_everything
 from distlab.runner.gpus import show_gpus
-from distlab.runner.limits import cap_memory
+from distlab.runner.limits import cap_files, cap_memory
 from distlab.runner.processes import die_with_parent
 from distlab.runner.record import LINE_LOST
 from distlab.runner.wire import encode
 
 _KEPT_OPEN: list[object] = []
 """The transport of this rank: it must outlive the program, or its sockets close."""
+
+_EXIT = os._exit  # as it was before a program could replace it
+_MOST_TEXT = 10_000  # characters of an error's message; a verdict shows the first 160
 
 _ONE_AT_A_TIME = threading.Lock()
 """Held to write a line to the parent: threads of a program may call comm too."""
@@ -66,7 +69,7 @@ def live(
                 pass
             code = 0
     finally:
-        os._exit(code)
+        _EXIT(code)
 
 
 def _say(control: socket.socket, line: bytes) -> None:
@@ -118,6 +121,7 @@ def _work(
     )
     program = resolve(job["program"])
     cap_memory(job["memory_bytes"])
+    cap_files()
     seed_everything(job["seed"] + rank)
     tell({"k": "ready"})
     value = program(context, *job["args"])
@@ -155,7 +159,7 @@ def raised(error: BaseException) -> dict[str, Any]:
         frames.append((error.filename, error.lineno or 0))
     return {
         "k": "raised",
-        "type": type(error).__name__,
+        "type": type(error).__name__[:_MOST_TEXT],
         "message": _text(error),
         "refused": isinstance(error, CommRefusedError),
         "peer_lost": _follows_from_lost_peer(error),
@@ -165,7 +169,7 @@ def raised(error: BaseException) -> dict[str, Any]:
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error) or type(error).__name__
+        return str(error)[:_MOST_TEXT] or type(error).__name__
     except BaseException as second:  # even an exit: that must not be the rank's end
         return f"its message cannot be had: {type(second).__name__}"
 
