@@ -18,6 +18,7 @@ import os
 import struct
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # system calls, the same on every processor
@@ -90,5 +91,6 @@ def _call(number: int, *arguments: int | bytes | None) -> int:
     return int(_libc().syscall(number, *arguments))
 
 
+@cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
