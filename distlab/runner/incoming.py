@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from distlab.runner.wire import decode
 
-_ESCAPE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\].*?(\x07|\x1b\\|$))")
-# Control characters other than the tab and ends of lines, and those that turn the
-# direction of writing.
-_UNSEEN = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _NUMBER = (int, float)
 _MAYBE_RANK = (int, type(None))
 _LIST, _TEXT = (list, type(None)), (str, type(None))
@@ -57,11 +52,6 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "exit": {"n": int, "t": _NUMBER},
     "error": {"n": int, "t": _NUMBER, "type": str, "message": str, "refused": bool},
 }
-
-
-def printable(text: str) -> str:
-    """A rank's text without what would draw on, or clear, the screen it is shown on."""
-    return _UNSEEN.sub("\ufffd", _ESCAPE.sub("", text))
 
 
 def record_in(line: bytes) -> dict[str, Any] | None:

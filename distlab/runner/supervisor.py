@@ -18,7 +18,7 @@ from typing import Any
 from distlab.runner import stacks
 from distlab.runner.autopsy import explain
 from distlab.runner.board import Board, find_cycle
-from distlab.runner.incoming import printable, record_in
+from distlab.runner.incoming import record_in
 from distlab.runner.limits import Limits
 from distlab.runner.processes import cpu_s, end_sessions, is_stopped, sleeps
 from distlab.runner.record import (
@@ -178,7 +178,7 @@ class Supervisor:
             return
         kept = piece[: self._limits.output_bytes - self._num_kept[rank]]
         self._num_kept[rank] += len(kept)
-        self._records[rank].output += printable(self._decoders[rank].decode(kept))
+        self._records[rank].output += self._decoders[rank].decode(kept)
 
     def _from_zygote(self, line: bytes) -> None:
         if not line:
@@ -345,8 +345,8 @@ class Supervisor:
 def error_record(message: dict[str, Any]) -> ErrorRecord:
     """What `rank.raised` told."""
     return ErrorRecord(
-        type=printable(message["type"]),
-        message=printable(message["message"]),
+        type=message["type"],
+        message=message["message"],
         frames=tuple((file, line) for file, line in message["frames"]),
         refused=message["refused"],
         peer_lost=message["peer_lost"],

@@ -22,7 +22,7 @@ from distlab.grading.guard import (
     _history,
 )
 from distlab.grading.static_checks import flaw_in, not_a_def
-from distlab.runner.incoming import printable, record_in
+from distlab.runner.incoming import record_in
 from distlab.runner.processes import is_stopped
 from distlab.runner.wire import encode
 
@@ -238,21 +238,6 @@ def test_a_whole_record_is_taken(record: dict[str, Any]) -> None:
 )
 def test_anything_less_is_no_record(line: bytes) -> None:
     assert record_in(line) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "seen"),
-    [
-        ("as it is: ✓ é\tx\r\n", "as it is: ✓ é\tx\r\n"),
-        ("\x1b[2J\x1b[1;32mPASS\x1b[0m", "PASS"),
-        ("\x1b]0;title\x07PASS", "PASS"),
-        ("\x1b]0;title\x1b\\PASS", "PASS"),
-        ("a\x00\x08b\u202ec\x9b", "a\ufffd\ufffdb\ufffdc\ufffd"),
-        ("cut off: \x1b[3", "cut off: \ufffd[3"),
-    ],
-)
-def test_nothing_that_a_rank_says_draws_on_the_screen(text: str, seen: str) -> None:
-    assert printable(text) == seen
 
 
 # ── forms that are no solution ──────────────────────────────────────────────────────
