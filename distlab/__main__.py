@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 
 
 def main() -> None:
     """Run the command line; Ctrl-C ends it at any moment, with one line and 130."""
+    from distlab.search_order import put_last
+
+    put_last()
+    import signal
+
     try:
         from distlab.cli.app import main as run
 

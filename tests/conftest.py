@@ -2,6 +2,10 @@
 
 import pytest
 
+from distlab.search_order import put_last
+
+put_last()  # pytest looks for modules in the working folder first
+
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")

@@ -16,6 +16,7 @@ from typing import Annotated, ParamSpec
 
 import typer
 
+from distlab.cli.bench import names as benchmarks
 from distlab.cli.ddp_verb import ddp
 from distlab.cli.screen import stopped, warn
 from distlab.cli.sim_verbs import scale, sim
@@ -364,7 +365,7 @@ def mutants(
 def bench(
     name: Annotated[
         str,
-        typer.Argument(help="Which: verdict, hang, sim, allreduce, zero …"),
+        typer.Argument(help=f"Which: {', '.join(benchmarks())}."),
     ],
     as_json: Json = False,
     corpus: Annotated[

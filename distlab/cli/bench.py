@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
-from distlab.cli.screen import show
-from distlab.curriculum import find_root
+from distlab.cli.screen import show, stopped
+from distlab.runner.processes import become_subreaper, descendants, end_descendants
 
 _NO_FIGURES = {"ablation", "soak"}  # make targets: they pass or fail
+_PATIENCE_S = 10.0  # for a benchmark that was told to stop
+
+
+def names(root: Path = Path(__file__).parents[2]) -> list[str]:
+    """The benchmarks of a checkout."""
+    # What begins with _ belongs to a benchmark beside it.
+    found = {path.stem for path in (root / "benchmarks").glob("[!_]*.py")}
+    return sorted(found - _NO_FIGURES)
 
 
 def bench(name: str, *, as_json: bool = False, corpus: bool = False) -> int:
@@ -17,24 +28,40 @@ def bench(name: str, *, as_json: bool = False, corpus: bool = False) -> int:
     Raises:
         ValueError: there is no such benchmark.
     """
-    folder = find_root() / "benchmarks"
-    # What begins with _ belongs to a benchmark beside it.
-    found = {path.stem for path in folder.glob("[!_]*.py")}
-    known = sorted(found - _NO_FIGURES)
+    from distlab.curriculum import find_root
+
+    root = find_root()
+    known = names(root)
     if name not in known:
         raise ValueError(
             f"no benchmark is called {name!r}; there is {', '.join(known)}"
         )
     if corpus and name != "sim":
         raise ValueError(f"{name} has no corpus, only sim has")
-    command = [sys.executable, str(folder / f"{name}.py")]
+    path = root / "benchmarks" / f"{name}.py"
+    command = [sys.executable, "-m", "distlab.cli.benched", str(path)]
     command += ["--json"] * as_json + ["--corpus"] * corpus
     sign = "" if as_json else f"measuring {name}; minutes, best on a quiet machine"
     if sign:
         show([("dim", sign)])
-    process = subprocess.Popen(command)
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            continue  # the benchmark heard it too, and stops what it started
+    become_subreaper()
+    before = frozenset(descendants(os.getpid()))
+    # In a group of its own: Ctrl-C in the terminal reaches us, and we pass it on to
+    # the benchmark alone, or each process that it started would say something.
+    process = subprocess.Popen(command, process_group=0)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        _stop(process)
+        end_descendants(spare=before)
+        return stopped()
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second one
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -4,17 +4,23 @@
 Python offers no way to take off again: the course's files are not changed, the
 solutions are not read, no foreign process is ended, no program started, no socket
 opened, no limit lifted, and forks are counted. Against mistakes and casual cheating.
-Code that calls C through ctypes walks around it: see tests/hostile/README.md for what
-is not contained.
+Code that calls C walks around the hook. Where the kernel has Landlock, it keeps the
+solutions and other programs from C code too: see tests/hostile/README.md for what is
+not contained.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+from distlab.grading import landlock
 
 MAX_FORKS = 32  # by one rank and everything it forked
 MAX_SHARED_BYTES = 2 << 30  # RLIMIT_DATA does not count memory that is shared
@@ -36,7 +42,9 @@ _CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
     "os.symlink": ((1, 2),),
     "shutil.rmtree": ((0, 1),),
     "shutil.move": ((0, None), (1, None)),
+    "sqlite3.connect": ((0, None),),
 }
+_OF_THE_RUN = re.compile(r"(store|stack\d+|rank\d+)(/|$)")  # in the folder of a run
 
 
 class ForbiddenError(PermissionError):
@@ -59,10 +67,38 @@ def install(course: Sequence[str], secrets: Sequence[str]) -> None:
     """
     if _INSTALLED:
         return
-    # Imported before the hook is on, because the hook is called for imports too.
-    guard = _Guard([*map(os.path.realpath, course)], [*map(os.path.realpath, secrets)])
+    histories = [git for folder in course for git in _history(Path(folder))]
+    hidden = [*map(os.path.realpath, (*secrets, *map(str, histories)))]
+    # Made before the hook is on, because the hook is called for imports too.
+    guard = _Guard([*map(os.path.realpath, course)], hidden)
+    tempfile.tempdir = os.getcwd()  # beside the course it might not be read back
+    _start_no_program()
+    landlock.hold(hidden)
     sys.addaudithook(guard.hook)
     _INSTALLED.append(guard)
+
+
+def _history(folder: Path) -> list[Path]:
+    """Where git keeps what the files of `folder` were, if it does: solutions too."""
+    git = folder / ".git"
+    try:
+        if git.is_dir() or not git.is_file():
+            return [git]
+        # A worktree: the file says where its part is, and that says where the rest is.
+        part = folder / git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
+        return [git, part / (part / "commondir").read_text(encoding="utf-8").strip()]
+    except (OSError, ValueError):
+        return [git]
+
+
+def _start_no_program() -> None:
+    """Close the one door to other programs at which Python calls no hook."""
+    import _posixsubprocess
+
+    def fork_exec(arguments: Sequence[object], *_: object) -> int:
+        raise ForbiddenError(f"a rank may not start another program: {arguments[0]!r}")
+
+    setattr(_posixsubprocess, "fork_exec", fork_exec)  # noqa: B010 - to mypy it is fixed
 
 
 _INSTALLED: list[object] = []
@@ -73,6 +109,8 @@ class _Guard:
         self._course, self._secrets = course, secrets
         # A rank may do in its own folder as it likes, wherever that was made.
         self._own = [os.path.realpath(os.getcwd())]
+        self._run = os.path.dirname(self._own[0])
+        self._above = {str(above) for path in secrets for above in Path(path).parents}
         # A pipe of tokens: every fork takes one, whichever process it is made by.
         self._tokens, give = os.pipe()
         os.write(give, bytes(MAX_FORKS))
@@ -105,6 +143,9 @@ class _Guard:
             self._refuse_change(path, None)
         else:
             at = _resolved(path, None)
+            if at in self._above and os.path.isdir(at):
+                # From an open folder one gets anywhere below it, unseen by us.
+                raise ForbiddenError(f"{at}: a rank may not open this folder")
             if _inside(at, self._secrets):
                 at = _inside(at, self._course) or at
                 raise ForbiddenError(f"{at}: a rank may not read the solutions")
@@ -115,9 +156,14 @@ class _Guard:
 
     def _refuse_change(self, path: Any, folder: int | None) -> None:
         at = None if isinstance(path, int) else _resolved(path, folder)
+        if _inside(at, self._own):
+            return
         name = _inside(at, self._course)
-        if name and not _inside(at, self._own):
+        if name:
             raise ForbiddenError(f"{name}: a rank may not change the course's files")
+        of_run = _inside(at, [self._run])
+        if of_run == self._run or _OF_THE_RUN.match(of_run):
+            raise ForbiddenError(f"{of_run}: a rank may not change the run's own files")
 
     def _fork(self, _event: str, _values: tuple[Any, ...]) -> None:
         try:

@@ -29,6 +29,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from distlab.grading import landlock
+
 FOLDER = Path("tests") / "hostile"
 _STATUSES = ("pass", "fail", "not_started", "error")
 _SOURCES = ("body", "helper", "text", "file")
@@ -64,6 +66,13 @@ class Case:
             return "memory of ranks is not capped here: not contained"
         if self.needs == "user" and os.geteuid() == 0:
             return "root may read every file"
+        known = landlock.version()
+        if self.needs == "landlock" and known < 2:
+            return "this kernel has no Landlock: not contained"
+        if (self.needs == "scopes" and known < 6) or (
+            self.needs == "no scopes" and known >= 6
+        ):
+            return f"this kernel has version {known} of Landlock"
         return ""
 
 

@@ -6,13 +6,14 @@ import os
 import re
 import signal
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distlab.comm import ANY, Event
 from distlab.paths import shown
 from distlab.runner.abort import misfit_of
-from distlab.runner.record import ErrorRecord, RankRecord, Run
+from distlab.runner.record import LINE_LOST, ErrorRecord, RankRecord, Run
+from distlab.runner.signals import meaning_of_signal, name_of_signal
 
 _FEW = 4  # ranks that are named one by one
 _OUR_COMM = re.compile(
@@ -124,16 +125,23 @@ def explain_end(record: RankRecord) -> str:
     status = record.exit_status
     if status is None:
         return "ended without a result"
+    if ended_by_transport(record):
+        return (
+            "was ended by the transport (SIGABRT): it received more bytes than "
+            "its tensor holds"
+        )
     if os.WIFSIGNALED(status):
-        name = signal.Signals(os.WTERMSIG(status)).name
-        if ended_by_transport(record):
-            return (
-                "was ended by the transport (SIGABRT): it received more bytes than "
-                "its tensor holds"
-            )
-        return f"was killed by {name}"
+        return _killed(os.WTERMSIG(status), _spot(own_frame(record.stack)))
     code = os.waitstatus_to_exitcode(status)
+    if code == LINE_LOST:
+        return "closed or replaced a file descriptor of distlab's, and was not heard of"
     return f"ended its process (exit status {code}) before it was done"
+
+
+def _killed(number: int, at: str) -> str:
+    means = meaning_of_signal(number)
+    text = f"was killed by {name_of_signal(number)}" + (f" at {at}" if at else "")
+    return text + (f" ({means})" if means else "")
 
 
 def ended_by_transport(record: RankRecord) -> bool:
@@ -144,6 +152,8 @@ def ended_by_transport(record: RankRecord) -> bool:
         aborted
         and os.WTERMSIG(status or 0) == signal.SIGABRT
         and "gloo::" in record.output
+        # It ends a process for other reasons too, such as a lost descriptor.
+        and ("enforce fail" not in record.output or "nbytes" in record.output)
     )
 
 
@@ -269,7 +279,9 @@ def _line_of_death(record: RankRecord) -> Evidence:
     """The call that a rank had begun and not ended when its process did."""
     begun = record.open_calls()
     if not begun:
-        return Evidence(rank=record.rank, state="died", text=explain_end(record))
+        where = place(own_frame(record.stack))
+        text = explain_end(replace(record, stack=()))
+        return Evidence(rank=record.rank, state="died", text=text, where=where)
     call = begun[-1]
     text = f"call #{call['n']} {describe(call)}  {describe_tensor(call)}"
     return Evidence(rank=record.rank, state="died", text=text, where=place_of(call))

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from distlab.runner.record import Run, RunnerError
 from distlab.runner.wire import decode, encode
 from distlab.runner.zygote_protocol import HEADER
 
-ZYGOTE = "distlab.runner.zygote"
+BOOT = Path(__file__).with_name("boot.py")
 START_LIMIT_S = 120.0  # importing torch from a cold disk can take long
 
 
@@ -40,7 +41,7 @@ class Cluster:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._errors: Any = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the last run
+        self._folder: str | None = None  # of the last run
         self._lines = b""
         self._is_ready = False
 
@@ -125,9 +126,9 @@ class Cluster:
         self.settle()
         self.start()
         assert self._socket is not None
-        self._folder = tempfile.TemporaryDirectory(prefix="distlab-")
+        self._folder = tempfile.mkdtemp(prefix="distlab-")
         try:
-            controls, outputs = self._send_job({**job, "folder": self._folder.name})
+            controls, outputs = self._send_job({**job, "folder": self._folder})
             with contextlib.ExitStack() as stack:
                 for control in controls:
                     stack.enter_context(control)
@@ -137,7 +138,7 @@ class Cluster:
                     self._socket,
                     controls,
                     outputs,
-                    folder=Path(self._folder.name),
+                    folder=Path(self._folder),
                     limits=limits,
                     on_report=on_report,
                     is_unwanted=self.is_unwanted,
@@ -190,7 +191,7 @@ class Cluster:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", ZYGOTE, str(theirs.fileno()), *self._preload],
+                [sys.executable, "-P", BOOT, str(theirs.fileno()), *self._preload],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,
@@ -274,8 +275,12 @@ class Cluster:
 
     def _remove_folder(self) -> None:
         folder, self._folder = self._folder, None
-        if folder is not None:
-            folder.cleanup()
+        if folder is None:
+            return
+        # A program may have put anything in its place, a link to elsewhere too.
+        with contextlib.suppress(OSError):
+            os.unlink(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _expect_one_thread(told: dict[str, Any]) -> None:
@@ -289,9 +294,14 @@ def _single_threaded(environment: Mapping[str, str]) -> dict[str, str]:
     one = dict.fromkeys(
         ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
     )
-    package_root = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, [package_root, environment.get("PYTHONPATH")]))
-    return without_gpus({**environment, **one, "PYTHONPATH": path})
+    return without_gpus({**environment, **one, "PYTHONPATH": _elsewhere(environment)})
+
+
+def _elsewhere(environment: Mapping[str, str]) -> str:
+    """PYTHONPATH without the working folder: Python starts with imports of its own."""
+    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+    here = os.path.realpath(os.curdir)
+    return os.pathsep.join(p for p in paths if p and os.path.realpath(p) != here)
 
 
 def _importable_name(program: Callable[..., Any]) -> str:

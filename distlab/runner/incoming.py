@@ -7,20 +7,29 @@ from typing import Any
 from distlab.runner.wire import decode
 
 _NUMBER = (int, float)
+_MAYBE_RANK = (int, type(None))
+_LIST, _TEXT = (list, type(None)), (str, type(None))
+_MAYBE_NUMBER = (int, float, type(None))
 _CALL: dict[str, Any] = {
     "n": int,
+    "t": _NUMBER,
     "op": str,
     "group": str,
     "members": list,
+    "tag": int,
+    "bytes": _NUMBER,
+    "ptr": int,
     "file": str,
     "line": int,
-    "tag": int,
+    "via": object,
+    "timeout_s": _MAYBE_NUMBER,
+    "thread": int,
+    "threads": int,
+    **dict.fromkeys(("dst", "src", "root"), _MAYBE_RANK),
+    **dict.fromkeys(("shape", "into_shape"), _LIST),
+    **dict.fromkeys(("dtype", "into_dtype", "reduce"), _TEXT),
 }
-_CALL_KEYS = (
-    *("dst", "src", "root", "reduce", "via", "timeout_s", "thread", "threads"),
-    *("shape", "dtype", "into_shape", "into_dtype", "bytes", "ptr"),
-)
-_CALL |= dict.fromkeys(_CALL_KEYS, object)
+_WAIT = ("n", "t", "file", "line", "timeout_s", "thread", "threads")
 _FIELDS: dict[str, dict[str, Any]] = {
     "ready": {},
     "report": {"value": object},
@@ -39,9 +48,9 @@ _FIELDS: dict[str, dict[str, Any]] = {
     },
     "enter": _CALL,
     "post": _CALL,
-    "wait": {"n": int, "file": str, "line": int},
-    "exit": {"n": int},
-    "error": {"n": int, "type": str, "message": str, "refused": bool},
+    "wait": {key: _CALL[key] for key in _WAIT},
+    "exit": {"n": int, "t": _NUMBER},
+    "error": {"n": int, "t": _NUMBER, "type": str, "message": str, "refused": bool},
 }
 
 
@@ -57,6 +66,11 @@ def record_in(line: bytes) -> dict[str, Any] | None:
     if fields is None or not _has(message, fields):
         return None
     if not all(_is_frame(frame) for frame in message.get("frames", ())):
+        return None
+    if message.get("via") is not None and not _is_frame(message["via"]):
+        return None
+    lists = (message.get(key) or () for key in ("members", "shape", "into_shape"))
+    if not all(isinstance(item, int) for items in lists for item in items):
         return None
     return message
 

@@ -32,6 +32,13 @@ def cap_memory(extra_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
+def cap_files() -> None:
+    """Have this process write no file larger than 1 GiB: nobody's disk is endless."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = GIB if hard == resource.RLIM_INFINITY else min(GIB, hard)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+
 def _private_bytes() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmData:"):

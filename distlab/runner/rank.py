@@ -7,7 +7,6 @@ close, and their "connection closed" would hide the real mistake.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import importlib
 import os
 import signal
@@ -31,14 +30,19 @@ from distlab.comm import (
     TcpComm,
     TorchComm,
 )
+from distlab.runner import stacks
 from distlab.runner.context import RankContext, seed_everything
 from distlab.runner.gpus import show_gpus
-from distlab.runner.limits import cap_memory
+from distlab.runner.limits import cap_files, cap_memory
 from distlab.runner.processes import die_with_parent
+from distlab.runner.record import LINE_LOST
 from distlab.runner.wire import encode
 
 _KEPT_OPEN: list[object] = []
 """The transport of this rank: it must outlive the program, or its sockets close."""
+
+_EXIT = os._exit  # as it was before a program could replace it
+_MOST_TEXT = 10_000  # characters of an error's message; a verdict shows the first 160
 
 _ONE_AT_A_TIME = threading.Lock()
 """Held to write a line to the parent: threads of a program may call comm too."""
@@ -48,7 +52,7 @@ def live(
     job: dict[str, Any], rank: int, control: socket.socket, output: int
 ) -> NoReturn:
     """Run `job` as `rank` in this freshly forked process; never returns."""
-    folder, pid = Path(job["folder"]), os.getpid()
+    folder, pid, code = Path(job["folder"]), os.getpid(), 0
     try:
         try:
             _settle_in(folder, rank, output)
@@ -59,11 +63,13 @@ def live(
             with contextlib.suppress(Exception):  # the program may have closed it
                 stream.flush()
         if os.getpid() == pid:  # not a child that the program forked and forgot
+            code = LINE_LOST  # until we are told to end
             _say(control, line)
             while control.recv(1):
                 pass
+            code = 0
     finally:
-        os._exit(0)
+        _EXIT(code)
 
 
 def _say(control: socket.socket, line: bytes) -> None:
@@ -91,8 +97,7 @@ def _settle_in(folder: Path, rank: int, output: int) -> None:
     os.close(output)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-    stack = open(folder / f"stack{rank}", "w")  # noqa: SIM115 - open as long as we live
-    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+    stacks.write_to(folder / f"stack{rank}")
     home = folder / f"rank{rank}"
     home.mkdir()
     os.chdir(home)  # files that a rank writes by accident land here and go with the run
@@ -116,6 +121,7 @@ def _work(
     )
     program = resolve(job["program"])
     cap_memory(job["memory_bytes"])
+    cap_files()
     seed_everything(job["seed"] + rank)
     tell({"k": "ready"})
     value = program(context, *job["args"])
@@ -153,7 +159,7 @@ def raised(error: BaseException) -> dict[str, Any]:
         frames.append((error.filename, error.lineno or 0))
     return {
         "k": "raised",
-        "type": type(error).__name__,
+        "type": type(error).__name__[:_MOST_TEXT],
         "message": _text(error),
         "refused": error.kind if isinstance(error, CommRefusedError) else "",
         "peer_lost": _follows_from_lost_peer(error),
@@ -163,7 +169,7 @@ def raised(error: BaseException) -> dict[str, Any]:
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error) or type(error).__name__
+        return str(error)[:_MOST_TEXT] or type(error).__name__
     except BaseException as second:  # even an exit: that must not be the rank's end
         return f"its message cannot be had: {type(second).__name__}"
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 Status = Literal["finished", "raised", "died", "waiting", "running"]
 Outcome = Literal["finished", "raised", "died", "deadlock", "timeout"]
+LINE_LOST = 113  # exit status of a rank that could not tell how it ended
 
 
 class RunnerError(RuntimeError):

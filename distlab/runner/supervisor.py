@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
-import re
 import selectors
 import signal
 import socket
@@ -16,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from distlab.runner import stacks
 from distlab.runner.autopsy import explain
 from distlab.runner.board import Board, find_cycle
 from distlab.runner.incoming import record_in
@@ -45,7 +45,6 @@ _FLOOD: dict[str, Any] = {
     "refused": "",
     "peer_lost": False,
 }
-_FRAME = re.compile(r'File "(.+)", line (\d+)')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +247,7 @@ class Supervisor:
                 if record.status == "running":
                     record.status = "died"
                     record.exit_status = self._statuses[record.pid]
+                    self._read_stack(rank)  # a crash has left it there
                     self._note_failure(record)
 
     def _note_failure(self, record: RankRecord) -> None:
@@ -336,10 +336,10 @@ class Supervisor:
                     os.kill(self._records[rank].pid, signal.SIGUSR1)
         time.sleep(CONFIRM_S)
         for rank in alive:
-            path = self._folder / f"stack{rank}"
-            text = path.read_text(errors="replace") if path.exists() else ""
-            frames = [(file, int(line)) for file, line in _FRAME.findall(text)]
-            self._records[rank].stack = tuple(reversed(frames))
+            self._read_stack(rank)
+
+    def _read_stack(self, rank: int) -> None:
+        self._records[rank].stack = stacks.read_from(self._folder / f"stack{rank}")
 
 
 def error_record(message: dict[str, Any]) -> ErrorRecord:

@@ -1,4 +1,4 @@
-"""The process that has torch imported and forks ranks from itself: python -m … FD.
+"""The process that has torch imported and forks ranks from itself; see boot.py.
 
 It never starts a thread, because a fork copies only the thread that calls it. It
 listens on one socket (requests come with the ranks' file descriptors attached); when
@@ -18,7 +18,6 @@ import selectors
 import shutil
 import signal
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -152,12 +151,8 @@ def _preload(modules: list[str]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Serve the parent behind the file descriptor given as the first argument."""
+    """Serve the parent: `arguments` are its file descriptor and what to import."""
     become_subreaper()
     parent = socket.socket(fileno=int(arguments[0]))
     _preload(arguments[1:])
     Zygote(parent).serve()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -14,7 +14,13 @@ from typing import Any
 
 import pytest
 
-from distlab.grading.guard import MAX_FORKS, MAX_SHARED_BYTES, ForbiddenError, _Guard
+from distlab.grading.guard import (
+    MAX_FORKS,
+    MAX_SHARED_BYTES,
+    ForbiddenError,
+    _Guard,
+    _history,
+)
 from distlab.grading.static_checks import flaw_in, not_a_def
 from distlab.runner.incoming import record_in
 from distlab.runner.processes import is_stopped
@@ -57,6 +63,9 @@ REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     ("os.symlink", ("here", "{course}/x", -1), "x: a rank may not change"),
     ("os.mkdir", ("{course}/new", 0o777, -1), "new: a rank may not change"),
     ("shutil.rmtree", ("{course}", None), "a rank may not change the course's files"),
+    ("open", ("{course}", None, os.O_RDONLY), "a rank may not open this folder"),
+    ("open", ("/", None, os.O_RDONLY), "/: a rank may not open this folder"),
+    ("sqlite3.connect", ("{course}/x",), "x: a rank may not change the course's files"),
     ("os.kill", (1, 9), "may not send a signal to process 1"),
     ("os.kill", (-1, 9), "may not send a signal to other processes"),
     ("os.killpg", (1, 9), "may not send a signal to other processes"),
@@ -116,6 +125,33 @@ def test_a_folder_that_is_open_gives_no_way_round(hook: Hook, course: Path) -> N
         os.close(folder)
 
 
+@pytest.mark.parametrize("name", ["stack0", "store", "rank1", "rank1/x", ""])
+def test_the_files_of_the_run_are_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "run" / "rank0").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "run" / "rank0")
+    guard = _Guard([], [])
+    with pytest.raises(ForbiddenError, match="may not change the run's own files"):
+        guard.hook("os.remove", (str(tmp_path / "run" / name), -1))
+    for free in ("rank0", "rank0/x", "box.pt", "stack"):
+        guard.hook("os.remove", (str(tmp_path / "run" / free), -1))
+
+
+def test_the_history_is_where_git_keeps_it(tmp_path: Path) -> None:
+    assert _history(tmp_path) == [tmp_path / ".git"]
+    part = tmp_path / "main" / ".git" / "worktrees" / "one"
+    part.mkdir(parents=True)
+    (part / "commondir").write_text("../..\n")
+    tree = tmp_path / "one"
+    tree.mkdir()
+    (tree / ".git").write_text(f"gitdir: {part}\n")
+    found = [os.path.realpath(path) for path in _history(tree)]
+    assert found == [str(tree / ".git"), str(tmp_path / "main" / ".git")]
+    (part / "commondir").unlink()
+    assert _history(tree) == [tree / ".git"]
+
+
 def test_forks_are_counted_and_come_to_an_end(hook: Hook) -> None:
     for _ in range(MAX_FORKS):
         hook("os.fork")
@@ -141,7 +177,36 @@ RAISED = {
 }
 
 
-@pytest.mark.parametrize("record", [EXIT, RAISED, {"k": "report", "value": None}])
+ENTER = {
+    "k": "enter",
+    "n": 1,
+    "t": 0.5,
+    "op": "send",
+    "group": "world",
+    "tag": 0,
+    "members": [0, 1],
+    "dst": 1,
+    "src": None,
+    "root": None,
+    "reduce": None,
+    "shape": [2],
+    "dtype": "float32",
+    "into_shape": None,
+    "into_dtype": None,
+    "bytes": 8,
+    "ptr": 1,
+    "file": "a.py",
+    "line": 3,
+    "via": ["a.py", 9],
+    "timeout_s": None,
+    "thread": 1,
+    "threads": 1,
+}
+
+
+@pytest.mark.parametrize(
+    "record", [EXIT, RAISED, ENTER, {"k": "report", "value": None}]
+)
 def test_a_whole_record_is_taken(record: dict[str, Any]) -> None:
     assert record_in(encode(record)) == record
 
@@ -162,6 +227,13 @@ def test_a_whole_record_is_taken(record: dict[str, Any]) -> None:
         encode({**RAISED, "frames": [7]}),
         encode({**RAISED, "frames": [("a.py", "3")]}),
         encode({**RAISED, "message": None}),
+        encode({**ENTER, "dst": "1"}),
+        encode({**ENTER, "t": None}),
+        encode({**ENTER, "timeout_s": "x"}),
+        encode({**ENTER, "members": ["x"]}),
+        encode({**ENTER, "shape": ["x"]}),
+        encode({**ENTER, "via": 7}),
+        encode({key: value for key, value in ENTER.items() if key != "src"}),
     ],
 )
 def test_anything_less_is_no_record(line: bytes) -> None:

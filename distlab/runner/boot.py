@@ -1,0 +1,26 @@
+"""The first lines of the zygote: python -P boot.py FD MODULE MODULE and so on.
+
+It is run as a script, and finds distlab beside itself, because the folder that distlab
+lies in is often the learner's own: that folder is put behind all others, and no file in
+it can stand in for a library that ranks need.
+"""
+
+import os
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def main() -> None:
+    """Find distlab, then let it go on."""
+    sys.path.insert(0, ROOT)
+    from distlab.search_order import put_last
+
+    put_last(ROOT)
+    from distlab.runner.zygote import main
+
+    main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

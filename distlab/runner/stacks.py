@@ -1,0 +1,47 @@
+"""Where a rank was when it hung or crashed: written by the rank, read by the parent."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import signal
+import stat
+from pathlib import Path
+
+_MOST_BYTES = 1 << 16  # Python writes at most 100 frames
+_FRAME = re.compile(r'File "(.+)", line (\d{1,9})\b')
+_KEPT_OPEN: list[object] = []
+
+
+def write_to(path: Path) -> None:
+    """From now on this process writes its stack there: at SIGUSR1, and when it crashes.
+
+    Of the thread concerned only: a thread of the transport that ends the process has
+    no place in the program.
+    """
+    file = path.open("w")
+    _KEPT_OPEN.append(file)
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
+    faulthandler.enable(file=file, all_threads=False)
+
+
+def read_from(path: Path) -> tuple[tuple[str, int], ...]:
+    """The (file, line) of each frame, outermost first; nothing if nothing can be had.
+
+    The program may have put anything there: a pipe is not waited for, a link not
+    followed, and a file without end not read to it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return ()
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return ()
+        text = os.pread(descriptor, _MOST_BYTES, 0).decode(errors="replace")
+    except OSError:
+        return ()
+    finally:
+        os.close(descriptor)
+    return tuple((file, int(line)) for file, line in reversed(_FRAME.findall(text)))
