@@ -98,16 +98,24 @@ def owner_of(functions: Mapping[str, Collection[str]], task: str, function: str)
 
 
 def read_catalogue(
-    curriculum: Curriculum, folder: Path | None = None, *, hunts_only: bool = False
+    curriculum: Curriculum,
+    folder: Path | None = None,
+    *,
+    hunts_only: bool = False,
+    unit: str = "",
 ) -> list[Entry]:
     """Every entry of every unit, in the order of the files; or hunts and their twins.
+
+    With `unit` those of its files only.
 
     Raises:
         CatalogueError: an entry is not usable; one sentence that names it.
     """
     entries: list[Entry] = []
     for path in sorted((folder or curriculum.root / FOLDER).glob("*.toml")):
-        if path.name == "survivors.toml":  # generated ones, see generated.py
+        if (
+            not path.name.startswith(unit) or path.name == "survivors.toml"
+        ):  # generated ones, see generated.py
             continue
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
