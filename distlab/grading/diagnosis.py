@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from distlab.comm import COLLECTIVES
 from distlab.grading.mismatches import (
     mismatched_ends,
@@ -13,6 +15,7 @@ from distlab.grading.mismatches import (
 from distlab.grading.verdict import NotYetError
 from distlab.runner import ErrorRecord, RankRecord, Run
 from distlab.runner.autopsy import SENDS, describe, explain
+from distlab.runner.record import LINE_LOST
 
 
 def diagnose(run: Run) -> NotYetError:
@@ -27,7 +30,7 @@ def diagnose(run: Run) -> NotYetError:
         return not_yet(run, "" if stopped else "spinning", kind="TIME")
     first = run.primary()
     if run.outcome == "died" or first is None or first.error is None:
-        return not_yet(run, "rank-died")
+        return _died(run, first)
     if first.error.refused:
         return _refused(run, first)
     if "DefaultCPUAllocator" in first.error.message or first.error.type == (
@@ -35,6 +38,15 @@ def diagnose(run: Run) -> NotYetError:
     ):
         return not_yet(run, "out-of-memory", kind="MEMORY")
     return not_yet(run, "raised").but(rule=_rule_for(first.error))
+
+
+def _died(run: Run, first: RankRecord | None) -> NotYetError:
+    """A rank's process ended: by its own call of exit, or otherwise."""
+    status = first.exit_status if first else None
+    verdict = not_yet(run, "rank-died")
+    if status is None or not os.WIFEXITED(status):
+        return verdict.but(rule="")
+    return verdict.but(rule="") if os.WEXITSTATUS(status) == LINE_LOST else verdict
 
 
 def _rule_for(error: ErrorRecord) -> str:
@@ -139,6 +151,8 @@ def _crossed(run: Run) -> str:
         if call is None or call["op"] not in ("recv", "irecv"):
             continue
         peer = call["src"]
+        if not 0 <= peer < run.world_size:  # it takes from any rank
+            continue
         waits = f"rank {record.rank} waits in {describe(call)}"
         sends = [c for c in run.ranks[peer].open_calls() if c["dst"] is not None]
         for_me = [c["tag"] for c in sends if c["dst"] == record.rank]

@@ -62,10 +62,8 @@ class _File:
             if isinstance(node, ast.Name):
                 yield node.id
                 yield from self._methods(node.id)
-            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                # self.step, not comm.broadcast: that is the communicator's.
-                if node.value.id == "self" and holder:
-                    yield from (f"{own}.{node.attr}" for own in self._line(holder))
+            elif isinstance(node, ast.Attribute) and _is_self(node.value):
+                yield from (f"{own}.{node.attr}" for own in self._line(holder))
 
     def _methods(self, name: str) -> list[str]:
         line = self._line(name)
@@ -75,7 +73,10 @@ class _File:
         """A class of the file and those it inherits from; nothing for other names."""
         if name not in self.classes:
             return []
-        return [
-            name,
-            *(part for base in self.classes[name] for part in self._line(base)),
-        ]
+        bases = self.classes[name]
+        return [name, *(part for base in bases for part in self._line(base))]
+
+
+def _is_self(node: ast.expr) -> bool:
+    """self.step, not comm.broadcast: that is the communicator's."""
+    return isinstance(node, ast.Name) and node.id == "self"

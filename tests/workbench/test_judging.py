@@ -125,7 +125,7 @@ def test_a_mistake_in_a_part_is_laid_at_that_part(
 
 
 def test_a_part_is_what_the_code_mentions_also_by_way_of_a_helper() -> None:
-    functions = {"u.a": "a", "u.b": "b", "u.c": "C.c", "u.d": "d"}
+    functions = {"u.a": ("a",), "u.b": ("b",), "u.c": ("C.c",), "u.d": ("d",)}
     text = """
 def a(comm): pass
 def b(comm): comm.a()
@@ -138,10 +138,22 @@ def d(comm):
 """
     tree = ast.parse(text)
     assert parts_used(tree, "u.b", functions) == ()
-    assert parts_used(tree, "u.d", functions) == ("u.a",)
-    assert (
-        parts_used(ast.parse(text.replace("self.c()", "a()")), "u.c", functions) == ()
-    )
+    assert parts_used(tree, "u.d", functions) == ("u.a", "u.c")
+    assert parts_used(tree, "u.c", functions) == ()
+
+
+def test_a_part_is_found_through_classes_and_names_of_the_module() -> None:
+    text = """
+class Linear:
+    def forward(self, x): return x
+class Wide(Linear):
+    def wide(self): pass
+LAYERS = [Wide]
+def block(x):
+    return LAYERS[0]()(x)
+"""
+    functions = {"u.linear": ("Linear.forward",), "u.block": ("block",)}
+    assert parts_used(ast.parse(text), "u.block", functions) == ("u.linear",)
 
 
 def test_a_mistake_of_ones_own_is_not_laid_at_a_part(judged: Judged) -> None:
