@@ -81,7 +81,9 @@ def play_each(
         source = arrived({**reference, "text": text})
         module = load_graft(source, source, [])
         run = simulate(
-            partial(perform_simulated, module, resolve(scenario), values),
+            partial(
+                perform_simulated, module, resolve(scenario), values, source.builds
+            ),
             settings["world_size"],
             seed=settings["seed"],
             limits=Limits(seconds=LIMIT_S),

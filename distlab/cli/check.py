@@ -18,7 +18,7 @@ from distlab.curriculum import (
 )
 from distlab.curriculum.path import current_task, passed_tasks
 from distlab.grading import Report, TaskVerdict
-from distlab.grading.preflight import PRELOADS, graded_files, look_at
+from distlab.grading.preflight import graded_files, look_at
 from distlab.grading.remember import record
 from distlab.grading.report import lines_of
 from distlab.terminal import screen_width
@@ -99,7 +99,7 @@ def judge(
     from distlab.runner import Cluster
 
     units = {task.unit for task in tasks}
-    preload = [name for unit in sorted(units) for name in PRELOADS.get(unit, ())]
+    preload = [n for unit in sorted(units) for n in curriculum.units[unit].preload]
     with Cluster() as cluster:
         cluster.warm(*preload)
         cluster.start(wait=False)  # it imports all that while we import torch

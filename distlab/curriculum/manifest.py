@@ -57,6 +57,8 @@ class Unit:
     summary: str
     folder: str
     tasks: tuple[Task, ...]
+    builds: str = ""  # what it has to build from messages alone: no collectives then
+    preload: tuple[str, ...] = ()  # what each rank would import or do by itself
 
     def template(self, root: Path) -> Path:
         """The file that the learner fills in."""
@@ -208,6 +210,8 @@ def _unit(data: dict[str, Any], folder: str) -> Unit:
         summary=_value(data, "summary", str),
         folder=folder,
         tasks=tuple(map(_task, _tables(data, "task"))),
+        builds=_value(data, "builds", str, ""),
+        preload=tuple(_value(data, "preload", list, [])),
     )
 
 

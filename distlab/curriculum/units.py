@@ -44,6 +44,7 @@ class UnitSource:
     side: str
     path: Path
     text: str
+    builds: str = ""  # see manifest.Unit
 
     @property
     def digest(self) -> str:
@@ -142,12 +143,19 @@ def travelling(source: UnitSource) -> dict[str, str]:
         "side": source.side,
         "path": str(source.path),
         "text": source.text,
+        "builds": source.builds,
     }
 
 
 def arrived(parts: dict[str, str]) -> UnitSource:
     """What `travelling` was given."""
-    return UnitSource(parts["unit"], parts["side"], Path(parts["path"]), parts["text"])
+    return UnitSource(
+        parts["unit"],
+        parts["side"],
+        Path(parts["path"]),
+        parts["text"],
+        parts["builds"],
+    )
 
 
 def path_of(curriculum: Curriculum, unit: Unit, code: str = "mine") -> Path:
@@ -170,7 +178,8 @@ def read_source(curriculum: Curriculum, unit: Unit, code: str = "mine") -> UnitS
     try:
         expect_a_text_file(path)
         # -sig: an editor's byte-order mark is no part of the program
-        return _remembered(unit.name, side, path, path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        return _remembered(unit.name, side, path, text, unit.builds)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise SourceError(f"the file cannot be read: {reason}", path) from error

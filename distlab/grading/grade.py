@@ -16,7 +16,7 @@ from distlab.grading.differential.standing import best_size, faults
 from distlab.grading.harness import Implementation, PlayedRuns
 from distlab.grading.liveness import in_order, suspects
 from distlab.grading.parts import parts_used
-from distlab.grading.preflight import PRELOADS, look_at
+from distlab.grading.preflight import look_at
 from distlab.grading.threads import one_thread
 from distlab.grading.verdict import (
     STANDING,
@@ -88,7 +88,7 @@ class Grader:
         try:
             checks = f"distlab.grading.checks.{task.unit}"
             judges = (checks, "distlab.grading.liveness", OBSERVE)
-            self._cluster.warm(*judges, *PRELOADS.get(task.unit, ()))
+            self._cluster.warm(*judges, *self._curriculum.units[task.unit].preload)
             suspected = {}
             if not self._worlds:  # sizes that were asked for are all tried for real
                 limits = self._limits(task, 1)

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from distlab.comm import PointToPointOnly
 from distlab.curriculum import UnitSource, load_graft
 from distlab.curriculum.units import arrived, travelling
 from distlab.grading.guard import install
+from distlab.grading.kernel import with_own_comm
 from distlab.grading.mismatches import printed
-from distlab.grading.runs import POINT_TO_POINT_UNITS, Records, Runs, RunSpec
+from distlab.grading.runs import Records, Runs, RunSpec
 from distlab.grading.together import play_all, taken_apart
 from distlab.grading.virtual import play_in_virtual_time, settings_of
 from distlab.runner import Cluster, Limits, RankContext, Run
@@ -150,10 +150,7 @@ def perform(
     from distlab.runner.rank import resolve
 
     install(**off_limits)
-    if source["unit"] in POINT_TO_POINT_UNITS:
-        building = POINT_TO_POINT_UNITS[source["unit"]]
-        guarded = PointToPointOnly(context.comm, building=building)
-        context = replace(context, comm=guarded)
+    context = with_own_comm(context, source["builds"])
     texts = arrived(source), arrived(reference)
 
     def play(name: str, values: dict[str, Any]) -> Any:

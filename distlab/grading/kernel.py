@@ -1,4 +1,4 @@
-"""One simulated rank's part in a scenario: a module of its own, and its comm."""
+"""A rank's part in a scenario: the comm of its unit; if simulated, its own module."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ from typing import Any
 from torch import Tensor
 
 from distlab.comm import PointToPointOnly
-from distlab.grading.runs import POINT_TO_POINT_UNITS, Scenario
+from distlab.grading.runs import Scenario
 from distlab.runner import RankContext
+
+
+def with_own_comm(context: RankContext, builds: str) -> RankContext:
+    """The context of a unit; one that builds collectives gets only messages."""
+    if not builds:
+        return context
+    return replace(context, comm=PointToPointOnly(context.comm, building=builds))
 
 
 def perform_simulated(
     module: ModuleType,
     scenario: Scenario,
     values: dict[str, Any],
+    builds: str,
     context: RankContext,
 ) -> Any:
     """On each simulated rank: a module of its own, the comm that its unit has."""
-    building = POINT_TO_POINT_UNITS.get(module.__name__.rpartition(".")[2])
-    if building:
-        guarded = PointToPointOnly(context.comm, building=building)
-        context = replace(context, comm=guarded)
-    return scenario(context, _twin(module), **values)
+    return scenario(with_own_comm(context, builds), _twin(module), **values)
 
 
 def _twin(module: ModuleType) -> ModuleType:

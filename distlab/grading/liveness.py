@@ -29,7 +29,6 @@ from distlab.grading.guard import install
 from distlab.grading.harness import Implementation, code_of, off_limits
 from distlab.grading.kernel import perform_simulated
 from distlab.grading.runs import (
-    POINT_TO_POINT_UNITS,
     Records,
     Runs,
     RunSpec,
@@ -72,7 +71,13 @@ class KernelRuns(Runs):
         if spec not in self._records:
             values = {"seed": self.seed, **dict(spec.values)}
             self._records[spec] = simulate(
-                partial(perform_simulated, self._module, spec.scenario, values),
+                partial(
+                    perform_simulated,
+                    self._module,
+                    spec.scenario,
+                    values,
+                    self.source.builds,
+                ),
                 self.world_size,
                 seed=self.seed,
                 limits=self._limits,
@@ -91,7 +96,7 @@ def suspects(
         RunnerError: the ranks could not be started.
     """
     found: Suspects = {}
-    if impl.source.unit not in POINT_TO_POINT_UNITS:
+    if not impl.source.builds:
         return found
     if all(check.worlds == (1,) for check in checks_of(task_id)):
         return found  # a plan: a rank by itself has nobody to wait for

@@ -18,33 +18,6 @@ from distlab.grading.static_checks import flaw_in, not_a_def
 from distlab.grading.verdict import HALF_DONE, ClauseVerdict, TaskVerdict
 from distlab.paths import shown
 
-PRELOADS = {
-    "trainer": ("torch._dynamo", "distlab.grading.warmup:one_step"),
-    "data_loader": ("numpy.random",),
-    "gradient_accumulation": ("torch._dynamo", "distlab.grading.warmup:one_step"),
-    "activation_checkpointing": (
-        "torch._dynamo",
-        "distlab.grading.warmup:one_step",
-    ),
-    "mixed_precision": ("torch._dynamo", "distlab.grading.warmup:one_step"),
-    "model_parallel": ("torch._dynamo", "distlab.grading.warmup:one_step"),
-    "pipeline_parallel": (
-        "torch._dynamo",
-        "torch.distributed.pipelining",
-        "distlab.grading.warmup:one_step",
-    ),
-    "tensor_parallel": (
-        "torch._dynamo",
-        "torch.distributed.tensor.parallel",
-        "distlab.grading.warmup:one_step",
-    ),
-    "ring_allreduce": ("torch._dynamo",),
-    "distributed_data_parallel": ("distlab.grading.warmup:one_step",),
-    "sharded_optimizer": ("torch._dynamo", "distlab.grading.warmup:one_step"),
-}
-"""What each rank would import by itself: constructing an optimiser needs dynamo, as
-does counting operations in virtual time; and a data loader seeds numpy."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:

@@ -25,12 +25,6 @@ from distlab.runner.rank import name_of
 Scenario = Callable[..., Any]
 """A function `(context, unit, **values) -> record` that runs on every rank."""
 
-POINT_TO_POINT_UNITS = {
-    "collectives": "the collectives",
-    "ring_allreduce": "all_reduce",
-    "topology": "its own all-reduces",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
@@ -129,7 +123,7 @@ class Runs(ABC):
         if run.outcome != "finished":
             raise diagnose(run)
         diagnose_finished(run)
-        if self.source.unit in POINT_TO_POINT_UNITS:
+        if self.source.builds:
             only_messages(run)
         return run
 

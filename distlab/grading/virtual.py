@@ -61,7 +61,7 @@ def play_in_virtual_time(
         cost_s = 1 / settings["added_bytes_per_s"]
         start = partial(run_charged, operation_s=lambda num_bytes: num_bytes * cost_s)
     run = start(
-        partial(perform_simulated, module, resolve(scenario), values),
+        partial(perform_simulated, module, resolve(scenario), values, source["builds"]),
         settings["world_size"],
         net=AlphaBeta(alpha_s=0.0, bytes_per_s=settings["bytes_per_s"]),
         seed=settings["seed"],

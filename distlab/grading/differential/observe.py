@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distlab.comm import PointToPointOnly
 from distlab.curriculum import load_graft
 from distlab.curriculum.units import arrived
 from distlab.grading.differential.fingerprints import (
@@ -30,7 +29,7 @@ from distlab.grading.differential.fingerprints import (
     values_of,
 )
 from distlab.grading.guard import install
-from distlab.grading.runs import POINT_TO_POINT_UNITS
+from distlab.grading.kernel import with_own_comm
 from distlab.runner import RankContext
 from distlab.runner.context import seed_everything
 from distlab.runner.rank import resolve
@@ -156,10 +155,7 @@ def play_twice(
 ) -> list[dict[str, Any]]:
     """The program of each rank; every result is reported when it is there."""
     install(**off_limits)
-    if source["unit"] in POINT_TO_POINT_UNITS:
-        building = POINT_TO_POINT_UNITS[source["unit"]]
-        guarded = PointToPointOnly(context.comm, building=building)
-        context = replace(context, comm=guarded)
+    context = with_own_comm(context, source["builds"])
     # Reports that a scenario makes of its own would be taken for ours.
     silent = replace(context, report=lambda _: None)
     texts = arrived(source), arrived(reference)
