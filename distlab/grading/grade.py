@@ -14,7 +14,7 @@ from distlab.grading.beside import reference_run
 from distlab.grading.clause import Check, checks_of, declared_runs
 from distlab.grading.harness import Implementation, PlayedRuns
 from distlab.grading.liveness import in_order, suspects
-from distlab.grading.parts import parts_used
+from distlab.grading.parts import parts_beside
 from distlab.grading.preflight import PRELOADS, look_at
 from distlab.grading.threads import one_thread
 from distlab.grading.verdict import (
@@ -207,7 +207,7 @@ class Grader:
         """
         impl = runs.impl
         functions = functions_of(impl.reference.text)
-        used = parts_used(impl.source.tree, task.id, functions)
+        used = parts_beside(impl.source.tree, task.id, task.needs, functions)
         siblings = tuple(name for name in used if name not in impl.grafts)
 
         def passes_with(names: tuple[str, ...]) -> bool:

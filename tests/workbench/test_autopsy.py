@@ -215,7 +215,8 @@ def test_several_that_ended_alike_are_named_together() -> None:
 
 def test_evidence_has_a_line_for_each_rank() -> None:
     busy = RankRecord(rank=4, status="running", stack=((HERE, 3),))
-    refusal = raised(5, "CommRefusedError", "rank 5 sends to rank 9", refused="no such rank")
+    text, kind = "rank 5 sends to rank 9", "no such rank"
+    refusal = raised(5, "CommRefusedError", text, refused=kind)
     one = run(
         "died",
         waiting(0, "send", dst=1, tag=7),

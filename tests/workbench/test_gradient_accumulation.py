@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distlab.comm import leave_default_group
 from distlab.curriculum import load
-from distlab.grading.kit.activations import Activations
 from distlab.grading.checks.gradient_accumulation.microbatches import (
     FINE,
     LEVEL,
@@ -28,6 +27,7 @@ from distlab.grading.checks.gradient_accumulation.microbatches import (
     make_model,
     wrong_weights,
 )
+from distlab.grading.kit.activations import Activations
 from distlab.grading.kit.values import close
 from distlab.runner import Cluster, Limits, RankContext
 from distlab.sim import run
