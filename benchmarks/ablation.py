@@ -71,7 +71,7 @@ def tell(finding: Finding) -> None:
     site, why = finding.site, excuse(finding)
     if finding.state != "needed":
         where = f"{site.file}:{site.first}"
-        print(f"{finding.state:7} {where:34} {site.text}", flush=True)
+        print(f"{finding.state:7} {where:44} {site.text}", flush=True)
         print(f"        {why or 'not excused'} {finding.entry}", flush=True)
 
 
