@@ -41,11 +41,13 @@ class Grader:
         first: str = "",
         on_first: Callable[[ClauseVerdict], None] = lambda _: None,
         on_step: Callable[[str], None] = lambda _: None,
+        on_played: Callable[[Task, Sequence[PlayedRuns]], None] = lambda *_: None,
     ) -> None:
         """`first` is judged before the other clauses, and `on_first` hears of it.
 
         That changes when it is known, and nothing about the verdict. `on_step` hears
-        which clause is judged at which number of ranks: "C2, n = 3".
+        which clause is judged at which number of ranks: "C2, n = 3". `on_played` hears
+        of the runs of a task that was judged, one entry per world size.
         """
         self._curriculum = curriculum
         self._cluster = cluster
@@ -53,6 +55,7 @@ class Grader:
         self._seed = secrets.randbelow(1_000_000) if seed is None else seed
         self._worlds = tuple(worlds)
         self._first, self._on_first, self._on_step = first, on_first, on_step
+        self._on_played = on_played
 
     def grade(
         self,
@@ -101,9 +104,10 @@ class Grader:
             return replace(verdict, status="error", message=str(error))
         except RunCancelledError:
             raise
-        except Exception as error:  # a check that did not foresee what it got
-            message = f"a check failed with {type(error).__name__}: {error}"
+        except Exception as error:  # our own mistake
+            message = f"the grader failed with {type(error).__name__}: {error}"
             return replace(verdict, status="error", message=message)
+        self._on_played(task, tuple(played.values()))
         verdict = replace(
             verdict,
             clauses=clauses,
@@ -153,13 +157,13 @@ class Grader:
             self._on_step(f"{check.clause}, n = {world_size}")
             try:
                 try:
-                    note = check.judge(runs)
+                    note = _said(check, runs)
                 except (NotYetError, NotJudgedError):
                     if not runs.shared:
                         raise
                     # A fault is one only if it shows in a run by itself too.
                     runs = played[world_size] = runs.alone()
-                    note = check.judge(runs)
+                    note = _said(check, runs)
                 if note and world_size > (passed.world_size or 0):
                     passed = replace(passed, note=note, world_size=world_size)
             except NotJudgedError:
@@ -236,10 +240,25 @@ class Grader:
 
 def _passes(check: Check, runs: PlayedRuns) -> bool:
     try:
-        check.judge(runs)
+        _said(check, runs)
     except (NotYetError, NotJudgedError):
         return False
     return True
+
+
+def _said(check: Check, runs: PlayedRuns) -> str | None:
+    """What the judge of a check says.
+
+    Raises:
+        RunnerError: it failed, which is our own mistake, or the ranks did.
+    """
+    try:
+        return check.judge(runs)
+    except (NotYetError, NotJudgedError, RunnerError, RunCancelledError):
+        raise
+    except Exception as error:
+        where = f"the check of {check.clause} failed at n = {runs.world_size}"
+        raise RunnerError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def _clause(task: Task, check: Check, status: str) -> ClauseVerdict:
