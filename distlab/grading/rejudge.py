@@ -51,6 +51,9 @@ def _judged(
                 return replace(skipped, message=str(error)), False
         except NotJudgedError:
             return skipped, False
+        except NotYetError as failure:
+            if n in check.worlds or failure.fatal:
+                return _failed(passed, failure, recorded[n]), failure.fatal
         else:
             if note and n > (passed.world_size or 0):
                 passed = replace(passed, note=note, world_size=n)
@@ -58,6 +61,7 @@ def _judged(
 
 
 def _said(check: Check, runs: Runs) -> str | None:
+    runs.latest = None
     try:
         return check.judge(runs)
     except (NotYetError, NotJudgedError, MissingRunError, UndeclaredRunError):
@@ -72,17 +76,18 @@ def _missing(world_size: int) -> str:
     raise MissingRunError(f"there are no records of {world_size} ranks")
 
 
-def _failed(passed: ClauseVerdict, failure: NotYetError, n: int) -> ClauseVerdict:
+def _failed(passed: ClauseVerdict, failure: NotYetError, runs: Runs) -> ClauseVerdict:
+    run = runs.latest[1] if runs.latest else None
     return replace(
         passed,
         status="fail",
         note="",
-        world_size=n,
+        world_size=runs.world_size,
         message=failure.message,
         slug=failure.slug,
         kind=failure.kind,
         evidence=failure.evidence,
         rule=failure.rule,
-        output=failure.output or (printed(failure.run) if failure.run else ""),
-        run=failure.run,
+        output=failure.output or (printed(run) if run else ""),
+        run=run,
     )
