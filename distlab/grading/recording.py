@@ -1,4 +1,4 @@
-"""The records of a judged task in a file, to be judged again without ranks.
+"""The records of a task's own clauses in a file, to be judged again without ranks.
 
 The format is that in which ranks report: JSON, tensors as bytes, no pickle. What a file
 names is looked up among the runs that the task declares; nothing is imported. A record

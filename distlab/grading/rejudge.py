@@ -1,4 +1,4 @@
-"""Judge what was recorded, without ranks and without anything that starts them."""
+"""Judge a task's own clauses by what was recorded; the standing ones need ranks."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,13 @@ JUDGED = {
 CASES = [(task, name) for task, names in JUDGED.items() for name in names]
 
 
+class OwnClauses(Grader):
+    """Judges nothing else: the standing clauses need ranks, and are not recorded."""
+
+    def _standing(self, *_: Any) -> Iterator[ClauseVerdict]:
+        return iter(())
+
+
 @dataclass
 class Recorded:
     """A file of records, and the verdict of when they were made."""
@@ -56,7 +63,7 @@ def recorded(
                 text = catalogue()[name].applied_to(text)
             code = path.with_suffix(".py")
             code.write_text(text, encoding="utf-8")
-            grader = Grader(
+            grader = OwnClauses(
                 CURRICULUM,
                 cluster,
                 code=str(code),
@@ -64,6 +71,7 @@ def recorded(
                 on_played=lambda task, played: save(path, task.id, played),
             )
             (verdict,) = grader.grade([task]).tasks
+            assert verdict.status != "error", verdict.message
             known[task_id, name] = Recorded(path, verdict)
         return known[task_id, name]
 
