@@ -1,11 +1,11 @@
 """Is every assertion of the checks needed? Each is taken out; a verdict must change.
 
-An assertion is a statement of `distlab/grading/checks/` that may end a check: a failure
-that is raised or returned, an `expect_…` or `judge` call, a run of which only the end
-counts. First every wrong solution of the catalogue is graded, and it is written down
-which assertions spoke. Then each of them is replaced by `pass`, and wrong solutions on
-which it spoke are graded again: if no verdict changes (passed, clause, name or
-sentence), the assertion is idle.
+An assertion is a statement in `distlab/grading/checks/` or `kit/` that may end a check:
+a failure that is raised or returned, an `expect_…` or `judge` call, a run of which only
+the end counts. First every wrong solution of the catalogue is graded, and it is written
+down which assertions spoke. Then each of them is replaced by `pass`, and wrong
+solutions on which it spoke are graded again: if no verdict changes (passed, clause,
+name or sentence), the assertion is idle.
 
 So "needed" is proved by a changed verdict. "Silent" only says that no wrong solution of
 the catalogue has made it speak.
@@ -36,7 +36,8 @@ from distlab.grading.mutants import SEED
 from distlab.grading.verdict import ClauseVerdict, NotJudgedError, NotYetError
 from distlab.runner import Cluster
 
-FOLDER = Path(checks.__file__).parent
+FOLDER = Path(checks.__file__).parents[1]
+PARTS = ("checks", "kit")
 TRIES = 4  # wrong solutions that are graded again for one assertion
 _FAILURES = ("NotYetError", "NotJudgedError")
 Verdict = tuple[tuple[str, str, str, str], ...]
@@ -45,7 +46,7 @@ State = Literal["needed", "idle", "silent"]
 
 @dataclass(frozen=True, order=True)
 class Site:
-    """One assertion, in lines `first` to `last` of a file of checks."""
+    """One assertion, in lines `first` to `last` of a file, named as from FOLDER."""
 
     file: str
     first: int
@@ -67,7 +68,7 @@ def sites_of(path: Path) -> list[Site]:
     tree = ast.parse(_text(path))
     return sorted(
         Site(
-            path.name,
+            _name_of(path),
             node.lineno,
             node.end_lineno or node.lineno,
             " ".join(ast.unparse(node).split())[:60],
@@ -75,6 +76,14 @@ def sites_of(path: Path) -> list[Site]:
         for node in ast.walk(tree)
         if isinstance(node, ast.stmt) and _is_assertion(node)
     )
+
+
+def _name_of(path: Path) -> str:
+    return path.relative_to(FOLDER).as_posix() if _is_ours(path) else path.name
+
+
+def _is_ours(path: Path) -> bool:
+    return any(FOLDER / part in path.parents for part in PARTS)
 
 
 @functools.cache
@@ -90,7 +99,7 @@ def _is_assertion(node: ast.stmt) -> bool:
         return _name(failure) in _FAILURES
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         name = _name(node.value)
-        return name.lstrip("_").startswith("expect_") or name in ("run", "judge")
+        return name.lstrip("_").startswith("expect_") or name in ("finished", "judge")
     return False
 
 
@@ -116,6 +125,9 @@ class _Listening(Grader):
         listening = replace(check, judge=self._listen(check.judge))
         return super()._clause(task, listening, *values)
 
+    def _standing(self, *_values: Any) -> Iterator[ClauseVerdict]:
+        return iter(())  # what is asked of every task is no assertion of a check
+
     def _whose_part(self, *_values: Any) -> str:
         return ""  # another judgement, of other code
 
@@ -125,18 +137,25 @@ class _Listening(Grader):
             try:
                 return judge(*values)
             except (NotYetError, NotJudgedError) as failure:
-                self.heard |= {*_lines(failure.__traceback__)}
-                self.heard |= {*getattr(failure, "made_at", ())}
+                for error in _chain(failure):  # one that was changed by `but`, too
+                    self.heard |= {*_lines(error.__traceback__)}
+                    self.heard |= {*getattr(error, "made_at", ())}
                 raise
 
         return listen
 
 
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__context__
+
+
 def _lines(trace: TracebackType | None) -> Iterator[tuple[str, int]]:
     while trace is not None:
         path = Path(trace.tb_frame.f_code.co_filename)
-        if path.parent == FOLDER:
-            yield path.name, trace.tb_lineno
+        if _is_ours(path):
+            yield _name_of(path), trace.tb_lineno
         trace = trace.tb_next
 
 
@@ -150,8 +169,8 @@ def _origins() -> Iterator[None]:
         frame, self.made_at = sys._getframe(1), []
         while frame.f_back is not None:
             path = Path(frame.f_code.co_filename)
-            if path.parent == FOLDER:
-                self.made_at.append((path.name, frame.f_lineno))
+            if _is_ours(path):
+                self.made_at.append((_name_of(path), frame.f_lineno))
             frame = frame.f_back
 
     with mock.patch.object(NotYetError, "__init__", noting):
@@ -217,7 +236,7 @@ def ablate(
     on_finding: Callable[[Finding], None],
 ) -> list[Finding]:
     """Take out each assertion that the entries' checks have, one at a time."""
-    for path in FOLDER.glob("*.py"):
+    for path in (p for part in PARTS for p in (FOLDER / part).rglob("*.py")):
         _text(path)  # as it is imported below: it may be edited while this runs
     wrong = [entry for entry in entries if entry.is_mutant and not entry.limit_s]
     with tempfile.TemporaryDirectory(prefix="distlab-ablation-") as folder:

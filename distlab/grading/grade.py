@@ -15,7 +15,7 @@ from distlab.grading.clause import Check, checks_of, declared_runs
 from distlab.grading.differential.standing import best_size, faults
 from distlab.grading.harness import Implementation, PlayedRuns
 from distlab.grading.liveness import in_order, suspects
-from distlab.grading.parts import parts_used
+from distlab.grading.parts import parts_beside
 from distlab.grading.preflight import look_at
 from distlab.grading.threads import one_thread
 from distlab.grading.verdict import (
@@ -45,11 +45,13 @@ class Grader:
         first: str = "",
         on_first: Callable[[ClauseVerdict], None] = lambda _: None,
         on_step: Callable[[str], None] = lambda _: None,
+        on_played: Callable[[Task, Sequence[PlayedRuns]], None] = lambda *_: None,
     ) -> None:
         """`first` is judged before the other clauses, and `on_first` hears of it.
 
         That changes when it is known, and nothing about the verdict. `on_step` hears
-        which clause is judged at which number of ranks: "C2, n = 3".
+        which clause is judged at which number of ranks: "C2, n = 3". `on_played` hears
+        of the runs of a task that was judged, one entry per world size.
         """
         self._curriculum = curriculum
         self._cluster = cluster
@@ -57,6 +59,7 @@ class Grader:
         self._seed = secrets.randbelow(1_000_000) if seed is None else seed
         self._worlds = tuple(worlds)
         self._first, self._on_first, self._on_step = first, on_first, on_step
+        self._on_played = on_played
 
     def grade(
         self,
@@ -107,9 +110,10 @@ class Grader:
             return replace(verdict, status="error", message=str(error))
         except RunCancelledError:
             raise
-        except Exception as error:  # a check that did not foresee what it got
-            message = f"a check failed with {type(error).__name__}: {error}"
+        except Exception as error:  # our own mistake
+            message = f"the grader failed with {type(error).__name__}: {error}"
             return replace(verdict, status="error", message=message)
+        self._on_played(task, tuple(played.values()))
         verdict = replace(
             verdict,
             clauses=clauses,
@@ -172,13 +176,13 @@ class Grader:
             self._on_step(f"{check.clause}, n = {world_size}")
             try:
                 try:
-                    note = check.judge(runs)
+                    note = _said(check, runs)
                 except (NotYetError, NotJudgedError):
                     if not runs.shared:
                         raise
                     # A fault is one only if it shows in a run by itself too.
                     runs = played[world_size] = runs.alone()
-                    note = check.judge(runs)
+                    note = _said(check, runs)
                 if note and world_size > (passed.world_size or 0):
                     passed = replace(passed, note=note, world_size=world_size)
             except NotJudgedError:
@@ -226,7 +230,7 @@ class Grader:
         """
         impl = runs.impl
         functions = functions_of(impl.reference.text)
-        used = parts_used(impl.source.tree, task.id, functions)
+        used = parts_beside(impl.source.tree, task.id, task.needs, functions)
         siblings = tuple(name for name in used if name not in impl.grafts)
 
         def passes_with(names: tuple[str, ...]) -> bool:
@@ -255,10 +259,25 @@ class Grader:
 
 def _passes(check: Check, runs: PlayedRuns) -> bool:
     try:
-        check.judge(runs)
+        _said(check, runs)
     except (NotYetError, NotJudgedError):
         return False
     return True
+
+
+def _said(check: Check, runs: PlayedRuns) -> str | None:
+    """What the judge of a check says.
+
+    Raises:
+        RunnerError: it failed, which is our own mistake, or the ranks did.
+    """
+    try:
+        return check.judge(runs)
+    except (NotYetError, NotJudgedError, RunnerError, RunCancelledError):
+        raise
+    except Exception as error:
+        where = f"the check of {check.clause} failed at n = {runs.world_size}"
+        raise RunnerError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def _clause(task: Task, check: Check, status: str) -> ClauseVerdict:

@@ -96,6 +96,10 @@ class UndeclaredRunError(LookupError):
     """A judge read a run that its clause does not declare: a mistake of the course."""
 
 
+class MissingRunError(LookupError):
+    """A judge read a run that was not recorded."""
+
+
 class Runs(ABC):
     """The records of a task's runs at one world size; a judge reads those it declared.
 
@@ -174,12 +178,12 @@ class RecordedRuns(Runs):
         """The record.
 
         Raises:
-            UndeclaredRunError: there is none.
+            MissingRunError: there is none.
         """
         try:
             return self._records[spec]
         except KeyError:
-            raise UndeclaredRunError(f"there is no record of {spec}") from None
+            raise MissingRunError(f"there is no record of {spec}") from None
 
 
 Records = dict[RunSpec, Run]

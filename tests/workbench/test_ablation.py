@@ -17,11 +17,11 @@ ROOT = Path(__file__).parents[2]
 CURRICULUM = load_curriculum(ROOT)
 BY_ID = {entry.id: entry for entry in read_catalogue(CURRICULUM)}
 CHECK = """
-def check(run, cluster):
+def check(run, runs):
     expect_values(run)
     if run:
         raise NotYetError("wrong")
-    cluster.run(run)
+    runs.finished(scenario)
     helper(run)
     values = expect_values(run)
     raise ValueError("our own mistake")
@@ -38,7 +38,7 @@ def test_assertions_are_found(tmp_path: Path) -> None:
     assert found == [
         (3, 3, "expect_values(run)"),
         (5, 5, "raise NotYetError('wrong')"),
-        (6, 6, "cluster.run(run)"),
+        (6, 6, "runs.finished(scenario)"),
         (10, 12, "raise NotJudgedError('see C1')"),
     ]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distlab.grading import TaskVerdict
-from distlab.grading.parts import parts_used
+from distlab.grading.parts import parts_beside, parts_used
 from distlab.grading.report import lines_of, plain
 from distlab.runner import Cluster
 from tests.workbench.judging import solution_of, verdict_on, with_body
@@ -138,22 +138,23 @@ def d(comm):
 """
     tree = ast.parse(text)
     assert parts_used(tree, "u.b", functions) == ()
-    assert parts_used(tree, "u.d", functions) == ("u.a", "u.c")
     assert parts_used(tree, "u.c", functions) == ()
+    assert parts_used(tree, "u.d", functions) == ("u.a", "u.c")
 
 
-def test_a_part_is_found_through_classes_and_names_of_the_module() -> None:
+def test_a_part_is_also_what_the_same_object_does() -> None:
+    functions = {"u.a": ("f",), "u.b": ("C.__iter__",), "u.c": ("C.state",)}
     text = """
-class Linear:
-    def forward(self, x): return x
-class Wide(Linear):
-    def wide(self): pass
-LAYERS = [Wide]
-def block(x):
-    return LAYERS[0]()(x)
+def f(): pass
+class C:
+    def __iter__(self): return f()
+    def state(self): return 0
 """
-    functions = {"u.linear": ("Linear.forward",), "u.block": ("block",)}
-    assert parts_used(ast.parse(text), "u.block", functions) == ("u.linear",)
+    tree = ast.parse(text)
+    assert parts_used(tree, "u.c", functions) == ()
+    assert parts_beside(tree, "u.c", ["u.b", "v.a"], functions) == ("u.a", "u.b")
+    assert parts_beside(tree, "u.c", [], functions) == ()
+    assert parts_beside(tree, "u.a", ["u.b"], functions) == ()
 
 
 def test_a_mistake_of_ones_own_is_not_laid_at_a_part(judged: Judged) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from distlab.curriculum.units import read_source
 from distlab.grading.catalogue import read_catalogue
-from distlab.grading.checks import collectives, pairs
+from distlab.grading.checks.collectives import all_reduce, pairs
 from distlab.grading.clause import checks_of
 from distlab.grading.grade import Grader
+from distlab.grading.harness import Implementation
 from distlab.grading.liveness import (
     SIZES,
     Suspects,
@@ -20,12 +22,12 @@ from distlab.grading.liveness import (
     suspects,
 )
 from distlab.grading.verdict import ClauseVerdict, TaskVerdict
-from distlab.runner import Cluster
+from distlab.runner import Cluster, Limits
 from tests.workbench.judging import CURRICULUM, SEED, solution_of, with_body
 
 ENTRIES = {entry.id: entry for entry in read_catalogue(CURRICULUM)}
 ODD_SIZES = {"LV01": 5, "LV02": 8, "LV03": 6}
-TRIED = {n for module in (collectives, pairs) for n in module.WORLDS}
+TRIED = {n for module in (all_reduce, pairs) for n in module.WORLDS}
 
 
 def judged(cluster: Cluster, folder: Path, task_id: str, text: str) -> TaskVerdict:
@@ -189,14 +191,10 @@ def test_only_a_suspicion_of_ours_counts(told: Any, is_ours: bool) -> None:
 
 
 def test_other_units_are_not_looked_at(cluster: Cluster) -> None:
-    from distlab.curriculum.units import read_source
-    from distlab.grading.harness import Implementation, RankHarness
-    from distlab.runner import Limits
-
     source = read_source(CURRICULUM, CURRICULUM.units["trainer"], "reference")
     impl = Implementation(source, source)
-    bench = RankHarness(cluster, 1, SEED, Limits())
-    assert suspects(cluster, "trainer.average_gradients", impl, bench) == {}
+    task = "trainer.average_gradients"
+    assert suspects(cluster, task, impl, SEED, Limits()) == {}
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from distlab.grading.wishes import Asker, first_plays
 
-from distlab.curriculum import UnitSource
+from distlab.curriculum.units import read_source
 from distlab.grading.clause import checks_of
-from distlab.grading.harness import Implementation, RankHarness
-from distlab.grading.together import Play, taken_apart
+from distlab.grading.harness import Implementation, PlayedRuns
+from distlab.grading.runs import RunSpec
+from distlab.grading.together import taken_apart
 from distlab.runner import Cluster, Limits, RankRecord, Run
 from tests.workbench.judging import CURRICULUM, solution_of, verdict_on, with_body
 
@@ -27,52 +27,92 @@ SPOILING = """    import torch.distributed as dist
 """
 
 
-def implementation(unit: str) -> Implementation:
-    source = UnitSource(unit, "reference", Path(f"{unit}.py"), solution_of(unit))
-    where = CURRICULUM.units[unit].solution(CURRICULUM.root)
-    return Implementation(source, replace(source, path=where))
+class Counting(Cluster):
+    """Hands its runs on to another cluster, and counts them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self.count = cluster, 0
+
+    def run(self, *values: Any, **named: Any) -> Run:
+        self.count += 1
+        return self._cluster.run(*values, **named)
 
 
-def bench_of(cluster: Cluster, kind: type[RankHarness] = RankHarness) -> RankHarness:
-    return kind(cluster, 3, 7, Limits(seconds=20.0))
+@pytest.fixture
+def counting(cluster: Cluster) -> Counting:
+    return Counting(cluster)
 
 
-def plays_of(cluster: Cluster, task: str = TASK) -> tuple[Play, ...]:
-    impl = implementation(task.partition(".")[0])
-    return first_plays(checks_of(task), impl, bench_of(cluster, Asker))
+def plan_of(task: str) -> tuple[RunSpec, ...]:
+    """What the clauses of a task want in any case, on three ranks."""
+    specs = [s for c in checks_of(task) if 3 in c.worlds for s in c.runs(3)]
+    return tuple(dict.fromkeys(specs))
 
 
-@pytest.mark.parametrize(
-    ("task", "count"),
-    [
-        (TASK, 3),
-        ("trainer.evaluate", 3),
-        ("trainer.average_gradients", 2),
-        ("collectives.broadcast", 4),
-        ("data_loader.sampler", 1),
-    ],
-)
-def test_the_checks_tell_what_they_will_run(
-    cluster: Cluster, task: str, count: int
-) -> None:
-    assert len(plays_of(cluster, task)) == count
+def runs_of(
+    cluster: Cluster, plan: tuple[RunSpec, ...] = (), text: str = ""
+) -> PlayedRuns:
+    reference = read_source(CURRICULUM, CURRICULUM.units["trainer"], "reference")
+    source = replace(reference, text=text or reference.text)
+    impl = Implementation(source, reference)
+    return PlayedRuns(cluster, impl, 3, 7, Limits(seconds=20.0), plan)
 
 
-def test_in_one_run_as_in_several(cluster: Cluster) -> None:
-    impl, plays = implementation("trainer"), plays_of(cluster)
-    alone, together = bench_of(cluster), bench_of(cluster)
-    together.plan = plays
-    for play in plays:
-        apart = alone.observe(impl, play.scenario, **dict(play.values))
-        within = together.observe(impl, play.scenario, **dict(play.values))
+def test_in_one_run_as_in_several(cluster: Cluster, counting: Counting) -> None:
+    plan = plan_of(TASK)
+    assert len(plan) > 1
+    alone, together = runs_of(cluster), runs_of(counting, plan)
+    for spec in plan:
+        apart, within = alone.read(spec), together.read(spec)
         assert within.outcome == apart.outcome == "finished"
         torch.testing.assert_close(within.values, apart.values, rtol=0, atol=0)
         for one, other in zip(within.ranks, apart.ranks, strict=True):
             assert [c["op"] for c in one.calls()] == [c["op"] for c in other.calls()]
             assert one.sent_bytes == other.sent_bytes
             assert one.messages == other.messages
-    assert together.forget_company()
-    assert not together.forget_company()
+    assert counting.count == 1
+
+
+def test_each_by_itself_plays_again_what_had_company(counting: Counting) -> None:
+    plan = plan_of(TASK)
+    together = runs_of(counting, plan)
+    together.read(plan[0])
+    assert together.shared == set(plan)
+    alone = together.alone()
+    assert not alone.shared
+    assert [alone.read(spec).outcome for spec in plan] == ["finished"] * len(plan)
+    assert counting.count == 1 + len(plan)
+
+
+def test_what_was_played_by_itself_is_not_played_again(counting: Counting) -> None:
+    first, *others = plan_of(TASK)
+    runs = runs_of(counting, tuple(others))
+    runs.read(first)
+    runs.read(others[0])
+    assert runs.alone().read(first) is runs.read(first)
+
+
+def test_of_a_run_that_fails_only_the_first_scenario_is_known(
+    counting: Counting,
+) -> None:
+    text = with_body(solution_of("trainer"), TASK, "raise KeyError", "gradient_weight")
+    plan = plan_of(TASK)
+    runs = runs_of(counting, plan, text)
+    assert [runs.read(spec).outcome for spec in plan] == ["raised"] * len(plan)
+    assert counting.count == len(plan)
+
+
+def test_the_same_run_is_played_once(counting: Counting) -> None:
+    (spec, *_), runs = plan_of(TASK), runs_of(counting)
+    assert runs.ended(spec) is runs.ended(spec.scenario, **dict(spec.values))
+    assert counting.count == 1
+
+
+def test_another_implementation_has_records_of_its_own(counting: Counting) -> None:
+    spec = plan_of(TASK)[0]
+    runs = runs_of(counting)
+    other = runs.of(runs.impl.reference_alone)
+    assert runs.read(spec) is not other.read(spec)
 
 
 def test_what_was_played_before_is_nobodys_mistake(

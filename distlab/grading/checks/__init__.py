@@ -1,1 +1,1 @@
-"""One module per unit: its scenarios (run on ranks) and its checks (run here)."""
+"""A package per unit: its scenarios (run on ranks) and its judges (run here)."""

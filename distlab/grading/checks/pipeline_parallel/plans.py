@@ -1,4 +1,7 @@
-"""Checks of the schedules, tasks 2.10, 2.14 and 2.21: lists, laid side by side."""
+"""Checks of the schedules, tasks 2.10, 2.14 and 2.21: lists, laid side by side.
+
+How long all ranks take with them is judged in `plan_times`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from distlab.grading.checks.pipeline_parallel.clock import (
     lead,
     named,
     peak,
-    play,
 )
 from distlab.grading.clause import clause
 from distlab.grading.kit.plans import in_call, worked_out
@@ -23,11 +25,9 @@ from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
-from distlab.sim.plans import closed_forms as forms
 
 _SHOWN = 14  # entries in one line of a table
 _LIMIT = 5000
-TIMES = ((1, 2), (2, 1), (1, 1))  # t_f and t_b
 PLAIN = tuple(
     (n, m, 1)
     for n, m in ((4, 8), (3, 4), (2, 5), (4, 2), (5, 7), (1, 3), (3, 1), (8, 32))
@@ -176,7 +176,7 @@ def _judge_complete(runs: Runs, name: str) -> None:
         expect_complete(plan)
 
 
-def _complete(runs: Runs, name: str) -> Iterator[Plan]:
+def complete_plans(runs: Runs, name: str) -> Iterator[Plan]:
     """The plans, for a clause that needs complete ones."""
     for plan in _plans(runs, name):
         if any(_flaws(plan)):
@@ -239,7 +239,7 @@ def interleaved_is_complete(runs: Runs) -> str | None:
 )
 def forwards_come_first(runs: Runs) -> str | None:
     """O: no forward after a backward."""
-    for plan in _complete(runs, "gpipe"):
+    for plan in complete_plans(runs, "gpipe"):
         for rank, schedule in enumerate(plan.schedules):
             if lead(schedule) < plan.m:
                 first, late = schedule[lead(schedule)], schedule[lead(schedule) :]
@@ -261,7 +261,7 @@ def _bound(plan: Plan, rank: int) -> int:
 
 def _judge_peaks(runs: Runs, name: str) -> str:
     note = ""
-    for plan in _complete(runs, name):
+    for plan in complete_plans(runs, name):
         peaks = [peak(schedule) for schedule in plan.schedules]
         for rank, most in enumerate(peaks):
             bound = _bound(plan, rank)
@@ -302,102 +302,3 @@ def one_f_one_b_keeps_few(runs: Runs) -> str | None:
 def interleaved_keeps_few(runs: Runs) -> str | None:
     """M: a bound that does not grow with m."""
     return _judge_peaks(runs, "interleaved")
-
-
-# ── how long all ranks together take ────────────────────────────────────────────────
-
-
-def _judge_time(runs: Runs, name: str) -> str:
-    note = ""
-    for plan in _complete(runs, name):
-        for forward, backward in TIMES:
-            played = play(plan.schedules, plan.v, forward, backward)
-            if played.stuck:
-                raise _stuck(plan, played.stuck)
-            enough = round(_formula(plan, forward, backward))
-            if played.time != enough:
-                raise _slow(plan, played.time, enough, forward, backward)
-        note = f"{plan.setting}: {played.time} units for t_f = t_b = 1, as the formula"
-    return note
-
-
-def _formula(plan: Plan, forward: int, backward: int) -> float:
-    if plan.v == 1:
-        return forms.gpipe_s(plan.n, plan.m, forward, backward)
-    return forms.interleaved_s(plan.n, plan.m, plan.v, forward, backward)
-
-
-def _stuck(plan: Plan, stuck: tuple[tuple[int, Entry, str], ...]) -> NotYetError:
-    lines = tuple(
-        Evidence(rank=rank, state="waits", text=f"{named(entry)} needs {needed}")
-        for rank, entry, needed in stuck
-    )
-    rank, entry, needed = stuck[0]
-    return NotYetError(
-        f"{plan.setting}: deadlock: rank {rank} cannot run {named(entry)} before "
-        f"{needed}, which never runs",
-        slug="schedules-do-not-fit",
-        evidence=lines,
-        rule="follow the waits from rank to rank: they form a cycle",
-        kind="DEADLOCK",
-    )
-
-
-def _slow(
-    plan: Plan, time: int, enough: int, forward: int, backward: int
-) -> NotYetError:
-    same = all(
-        [e for e in s if e[0] == k] == [e for e in plan.schedules[0] if e[0] == k]
-        for s in plan.schedules
-        for k in "FB"
-    )
-    short = [
-        rank
-        for rank, schedule in enumerate(plan.schedules)
-        if lead(schedule) < min(plan.v * plan.n - rank, plan.m * plan.v)
-    ]
-    slug = "warmup-too-short" if short and same else ""
-    return NotYetError(
-        f"{plan.setting}, t_f = {forward}, t_b = {backward}: all together take {time} "
-        f"units, where {enough} are enough",
-        slug=slug,
-        evidence=plan.table(),
-        rule=f"rank {short[0]} runs its first backward after "
-        f"{lead(plan.schedules[short[0]])} forwards: which forwards could it run while "
-        "it waits?"
-        if slug
-        else "draw the schedules, and look for a rank that waits",
-    )
-
-
-@clause(
-    "pipeline_parallel.gpipe",
-    "C3",
-    worlds=(1,),
-    runs=[on_ranks(make_schedules, name="gpipe")],
-)
-def gpipe_takes_its_time(runs: Runs) -> str | None:
-    """T: the closed form, exactly."""
-    return _judge_time(runs, "gpipe")
-
-
-@clause(
-    "pipeline_parallel.one_f_one_b",
-    "C2",
-    worlds=(1,),
-    runs=[on_ranks(make_schedules, name="one_f_one_b")],
-)
-def one_f_one_b_takes_its_time(runs: Runs) -> str | None:
-    """T: the closed form, exactly."""
-    return _judge_time(runs, "one_f_one_b")
-
-
-@clause(
-    "pipeline_parallel.interleaved",
-    "C2",
-    worlds=(1,),
-    runs=[on_ranks(make_schedules, name="interleaved")],
-)
-def interleaved_takes_its_time(runs: Runs) -> str | None:
-    """T: the closed form, exactly."""
-    return _judge_time(runs, "interleaved")

@@ -1,0 +1,95 @@
+"""What clauses declare: runs for each world size, each of them written in one way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from distlab.grading import clause as register
+from distlab.grading.clause import Check, checks_of, declared_runs
+from distlab.grading.report import lines_of, plain
+from distlab.grading.runs import Runs, RunSpec, in_rounds, in_virtual_time, on_ranks
+from distlab.grading.verdict import HARNESS
+from distlab.runner import Cluster
+from distlab.runner.rank import resolve
+from distlab.runner.wire import decode, encode
+from tests.workbench.judging import CURRICULUM, solution_of, verdict_on
+
+TASKS = [task.id for task in CURRICULUM.tasks]
+
+
+def declared(task: str) -> list[tuple[Check, int, RunSpec]]:
+    return [
+        (check, n, spec)
+        for check in checks_of(task)
+        for n in check.worlds
+        for spec in (*check.runs(n), *check.later(n))
+    ]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_clause_is_judged_and_declares_a_run_at_each_world_size(
+    task: str,
+) -> None:
+    checks = checks_of(task)
+    assert {check.clause for check in checks} == set(CURRICULUM.task(task).clauses)
+    wanted = {(check.judge, n) for check in checks for n in check.worlds}
+    assert {(check.judge, n) for check, n, _ in declared(task)} == wanted
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_runs_are_equal_if_and_only_if_they_are_written_alike(task: str) -> None:
+    """Or one run would be played twice, or two would share a record."""
+    by_text: dict[str, RunSpec] = {}
+    by_value: dict[RunSpec, str] = {}
+    for _, _, spec in declared(task):
+        assert by_text.setdefault(str(spec), spec) == spec
+        assert by_value.setdefault(spec, str(spec)) == str(spec)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_rank_finds_the_scenario_and_gets_its_values(task: str) -> None:
+    for spec in {spec for _, _, spec in declared(task)}:
+        assert resolve(spec.name) is spec.scenario
+        assert decode(encode(spec.values)) == spec.values
+
+
+def scenario() -> None:
+    """Only its name is of interest."""
+
+
+def test_the_order_of_values_makes_no_other_run() -> None:
+    assert on_ranks(scenario, a=1, b=2) == on_ranks(scenario, b=2, a=1)
+    assert on_ranks(scenario, a=1) != on_ranks(scenario, a=2)
+    assert in_rounds(scenario, 4, 8) == in_virtual_time(scenario, 4, bytes_per_s=8)
+    assert in_rounds(scenario, 4, 8) != on_ranks(scenario)
+
+
+def test_an_undeclared_run_is_our_mistake_and_is_named(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = "collectives.exchange"
+    first, second = checks_of(task)
+
+    def reads_what_it_did_not_declare(runs: Runs) -> str | None:
+        runs.finished(scenario, times=3)
+        return None
+
+    checks = [first, replace(second, judge=reads_what_it_did_not_declare)]
+    monkeypatch.setitem(register._CHECKS, task, checks)
+    text = solution_of("collectives")
+    verdict = verdict_on(cluster, tmp_path, task, text, worlds=(2,), exit_code=HARNESS)
+    assert verdict.status == "error"
+    assert verdict.message == (
+        "the check of C2 failed at n = 2: UndeclaredRunError: no clause of this task "
+        f"declares {__name__}:scenario(times=3)"
+    )
+    assert "C2 failed at n = 2" in plain(lines_of(verdict))
+
+
+def test_what_one_clause_declares_another_may_read() -> None:
+    task = "collectives.exchange"
+    everything = {spec for check, n, spec in declared(task) if n == 2}
+    assert declared_runs(task, 2) == everything
