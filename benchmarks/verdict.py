@@ -99,7 +99,7 @@ def spawned_rank(rank: int, world_size: int, store: str) -> None:
 
     from distlab.comm import TorchComm, Traffic
     from distlab.curriculum import load
-    from distlab.grading.checks.collectives import reduce_once
+    from distlab.grading.checks.collectives.all_reduce import reduce_once
     from distlab.runner import RankContext
 
     file_store = dist.FileStore(store, world_size)

@@ -33,6 +33,14 @@ def expect_epochs(run: Run) -> None:
         NotYetError: it was not.
     """
     right = list(range(NUM_EPOCHS))
+    told = [record.rank for record in run.ranks if record.value["set_to"]]
+    if told and len(told) < run.world_size:
+        ranks = ", ".join(map(str, told))
+        raise NotYetError(
+            f"set_epoch was called on rank{'s' * (len(told) > 1)} {ranks} only: the "
+            "ranks do not read parts of the same global batches",
+            rule="train_loader.set_epoch(epoch), before each epoch, on every rank",
+        )
     for record in run.ranks:
         set_to = record.value["set_to"]
         used = [epoch for epoch, _ in groupby(record.value["used"])]
