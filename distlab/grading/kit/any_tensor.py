@@ -52,9 +52,14 @@ def with_each(
 
 
 def expect_each(
-    run: Run, expected: Callable[[list[Tensor]], Sequence[Tensor]], what: str
+    run: Run,
+    expected: Callable[[list[Tensor]], Sequence[Tensor]],
+    what: str,
+    ranks: Sequence[int] = (),
 ) -> None:
     """After each call of `with_each` each rank has what `expected` makes of all ranks'.
+
+    Or each of `ranks`, if only those are to be looked at.
 
     Raises:
         NotYetError: a rank has not.
@@ -66,7 +71,7 @@ def expect_each(
         wrong = [
             rank
             for rank, (got, right) in enumerate(zip(after, wanted, strict=True))
-            if not _same(got, right)
+            if not _same(got, right) and rank in (ranks or range(run.world_size))
         ]
         if not wrong:
             continue
@@ -82,6 +87,7 @@ def expect_each(
                     text=f"got {_numbers(got)}   expected {_numbers(right)}",
                 )
                 for rank, (got, right) in enumerate(zip(after, wanted, strict=True))
+                if not ranks or rank in ranks
             ),
         )
 

@@ -108,15 +108,16 @@ def _only_from(
     """The same, but if from rank 0 all goes well, the source is what makes it fail."""
     if runs.world_size != 3:
         return failure
-    run = runs.ended(task.scenario, src=0)
-    if run.outcome != "finished":
+    try:
+        run = runs.finished(task.scenario, src=0)
+    except NotYetError:
         return failure
     values = [value["after"] for value in run.values]
     if not all_close(values, same_everywhere(run.values[0]["before"], 3)):
         return failure
     return failure.but(
         message=f"right from rank 0, but not with src = {src}: {failure.message}",
-        slug="",
+        slug=failure.slug if failure.slug == "raised" else "",
         rule=task.rule_of_source,
     )
 

@@ -48,7 +48,7 @@ def exchange_any(context: RankContext, unit: ModuleType, seed: int) -> Any:
 
 
 def _exchanges(world_size: int) -> list[RunSpec]:
-    also = [on_ranks(exchange_any)] if world_size == 2 else []
+    also = [on_ranks(exchange_any)] if world_size == 3 else []
     return [on_ranks(exchange_once), *also]
 
 
@@ -66,11 +66,12 @@ def box_arrives(runs: Runs) -> str | None:
     source, target = pair[0].value, pair[1].value
     if close(target["after"], source["before"]):
         expect_messages(run, "rank 1's tensor is right, but came in no message")
-        if runs.world_size == 2:
+        if runs.world_size == 3:
             expect_each(
                 runs.finished(exchange_any),
-                lambda before: [before[0], before[0]],
-                "it",
+                lambda before: [before[0]] * len(before),
+                "the tensor",
+                ranks=(1,),
             )
         return None
     expect_messages(run, "rank 1's tensor is unchanged")

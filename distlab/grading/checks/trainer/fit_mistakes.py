@@ -13,6 +13,7 @@ from distlab.grading.checks.trainer.fit_reference import (
     NUM_EPOCHS,
     SIZES,
     STEPS_PER_EPOCH,
+    USED_BEFORE,
     Net,
     Rule,
     fit_alone,
@@ -53,7 +54,9 @@ def expect_epochs(run: Run) -> None:
         if used != right:
             raise NotYetError(
                 f"rank {record.rank} read the batches of epochs {used}; expected "
-                f"{right}: set_epoch was called with {set_to}",
+                f"{right}: set_epoch was called with {set_to}"
+                + f"; the loader was in epoch {USED_BEFORE} before"
+                * (used[:1] == [USED_BEFORE]),
                 slug="epoch-not-set" if len(set(used)) < NUM_EPOCHS else "",
                 evidence=tuple(
                     Evidence(rank=r.rank, state="read", text=f"{r.value['used']}")

@@ -64,10 +64,15 @@ def counts_of(world_size: int, *, empty: bool = False) -> list[int]:
     return [0 if rank in none else count for rank, count in enumerate(counts)]
 
 
+def many(world_size: int) -> list[int]:
+    """Counts whose sum, and most of which, float32 rounds."""
+    return [(1 << 24) + 1 + 2 * rank for rank in range(world_size)]
+
+
 def weigh(context: RankContext, unit: ModuleType, seed: int, **_: Any) -> list[Any]:
     """The weights of three steps: uneven, with empty ranks, and nobody with samples."""
     n, rank = context.world_size, context.rank
-    steps = counts_of(n), counts_of(n, empty=True), [0] * n
+    steps = counts_of(n), counts_of(n, empty=True), [0] * n, many(n)
     return [_number(unit.gradient_weight(context.comm, step[rank])) for step in steps]
 
 
@@ -156,10 +161,17 @@ def the_share_of_all_samples(runs: Runs) -> str | None:
             "which Python does in 64 bits"
         ) from error
     expect_values(
-        [weights[2:] for weights in found],
+        [weights[2:3] for weights in found],
         same_everywhere(torch.zeros(1, dtype=torch.float64), n),
         what="the weight when no rank has a sample",
         rule="with no sample on any rank the weight is 0.0",
+    )
+    large = torch.tensor(many(n), dtype=torch.float64)
+    expect_values(
+        [weights[3:] for weights in found],
+        list((large / large.sum()).reshape(n, 1)),
+        what=f"the weight for counts {many(n)}",
+        tolerance=1e-12,
     )
     return None
 
