@@ -91,8 +91,7 @@ def expect_values(
     if tolerance < SINGLE and all_close(actual, expected, SINGLE):
         digits = 10  # fewer would look alike
         raise NotYetError(
-            f"{what} {verb} right to about 7 digits only: float64 became float32 on "
-            "the way",
+            f"{what} {verb} right to about 7 digits only, as numbers in float32 are",
             slug="wrong-dtype",
             evidence=tuple(
                 replace(

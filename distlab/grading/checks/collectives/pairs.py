@@ -101,6 +101,7 @@ def box_arrives(runs: Runs) -> str | None:
         [source["before"]] * 2,
         what="the tensor",
     )
+    return None
 
 
 @clause(

@@ -47,7 +47,6 @@ class Alike(nn.Module):
         self.mix, self.bias = made(3, 4), made(12)
         self.gain, self.skew = made(1, 12), made(2, 6)
         self.head, self.tail = made(12, 1), made(4, 3)
-        self.unused = made(5)  # its .grad stays None on every rank
         self.part = nn.Module()
         self.part.tied = self.tail
 
