@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from distlab.grading.checks.sharded_optimizer.runs import Alone
 from torch import nn
 
 from benchmarks import _zero_ranks as ranks

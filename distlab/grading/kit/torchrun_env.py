@@ -18,6 +18,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from distlab.comm import Comm
 from distlab.comm._call import Wrapper
+from distlab.grading.reference import weights_of
 from distlab.runner import RankContext
 
 _KEPT: list[Any] = []
@@ -25,8 +26,22 @@ _KEPT: list[Any] = []
 destroyed can block a process forever (torch 2.13, gloo); ranks just end."""
 
 
+RANKS_PER_NODE = 2
+
+
+def local_rank(rank: int, world_size: int) -> int:
+    """A rank's number on its machine: two of them on each, but of two one on each."""
+    return rank % RANKS_PER_NODE if world_size > RANKS_PER_NODE else 0
+
+
 def like_torchrun(context: RankContext, patience_s: float) -> None:
-    """Set what torchrun sets; the store that it would run is rank 0's, on any port."""
+    """Set what torchrun sets; the store that it would run is rank 0's, on any port.
+
+    As it does on several machines: LOCAL_RANK numbers the ranks of one of them.
+    """
+    on_node = RANKS_PER_NODE if context.world_size > RANKS_PER_NODE else 1
+    last = context.world_size % on_node or on_node  # ranks on the last machine
+    node, nodes = context.rank // on_node, -(-context.world_size // on_node)
     port, store = torch.zeros(1, dtype=torch.int64), None
     if context.rank == 0:
         store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
@@ -34,9 +49,10 @@ def like_torchrun(context: RankContext, patience_s: float) -> None:
     unrecorded(context.comm).broadcast(port, 0)
     os.environ.update(
         RANK=str(context.rank),
-        LOCAL_RANK=str(context.rank),
+        LOCAL_RANK=str(local_rank(context.rank, context.world_size)),
+        GROUP_RANK=str(node),
         WORLD_SIZE=str(context.world_size),
-        LOCAL_WORLD_SIZE=str(context.world_size),
+        LOCAL_WORLD_SIZE=str(last if node == nodes - 1 else on_node),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(int(port)),
         TORCHELASTIC_USE_AGENT_STORE="True",
@@ -87,12 +103,19 @@ class _Counter:
 
     seen: dict[str, Any]
 
-    def __call__(self, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         self.seen["samples"] += len(inputs[0]) * torch.is_grad_enabled()
+        if self.seen["first"] is None:
+            now = weights_of(module)
+            start = self.seen.setdefault("start", now)
+            self.seen["first"] = None if torch.equal(now, start) else now
 
 
 def watch_samples(unit: ModuleType, seen: dict[str, Any]) -> None:
-    """Count the samples that go through the model in training."""
+    """Count the samples that go through the model in training.
+
+    And keep the weights after the first step: "first".
+    """
     make: Callable[[int], nn.Module] = unit.make_model
 
     def made(seed: int) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -53,7 +53,7 @@ def expect_values(
     *,
     what: str,
     verb: str = "is",
-    suspects: Sequence[Suspect] | Callable[[], Sequence[Suspect]] = (),
+    suspects: Iterable[Suspect] | Callable[[], Iterable[Suspect]] = (),
     tolerance: float = 1e-10,
     rule: str = "",
 ) -> None:

@@ -1,7 +1,4 @@
-"""Checks of the unit `collectives`: 1.3 and 1.4; see pairs.py for the rest.
-
-Values, in the caller's own tensor, the same bits on all ranks, and how many messages.
-"""
+"""Checks of task 1.4, `collectives.all_reduce`: the sum, the same bits on all ranks."""
 
 from __future__ import annotations
 
@@ -11,19 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.grading.checks.collectives.broadcasts import (
-    Broadcast,
-    broadcast_with,
-    expect_everywhere,
-    expect_few_messages,
-    expect_it_again,
-    finished,
-    sources,
-)
-from distlab.grading.checks.collectives.gather_scatter import gather_once, scatter_once
-from distlab.grading.checks.collectives.pairs import exchange_once, pass_once
-from distlab.grading.checks.collectives.tree_broadcast import tree_once
 from distlab.grading.clause import clause
+from distlab.grading.kit.any_tensor import expect_each, with_each
 from distlab.grading.kit.messages import (
     WORLDS,
     calls_of_each,
@@ -43,53 +29,6 @@ from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
-
-__all__ = [
-    "broadcast_once",
-    "exchange_once",
-    "gather_once",
-    "pass_once",
-    "reduce_once",
-    "scatter_once",
-    "tree_once",
-]
-
-# ── 1.3 broadcast ───────────────────────────────────────────────────────────────────
-
-
-def broadcast_once(
-    context: RankContext, unit: ModuleType, seed: int, src: int, again: bool = False
-) -> dict[str, Any]:
-    """One broadcast from `src`."""
-    return broadcast_with(unit.broadcast, context, seed, src, again)
-
-
-BROADCAST = Broadcast(
-    scenario=broadcast_once,
-    rule="rank src sends to every other rank; every other rank receives from src",
-    rule_of_source="the source is the argument src: branch on comm.rank == src",
-    rule_of_messages="every rank except src receives once",
-)
-
-
-@clause("collectives.broadcast", "C1", worlds=WORLDS, runs=BROADCAST.runs)
-def everyone_has_it(runs: Runs) -> str | None:
-    """V: after a broadcast from src every rank has src's values, for every src."""
-    for src in sources(runs.world_size):
-        expect_everywhere(BROADCAST, finished(BROADCAST, runs, src), src)
-    if runs.world_size == 3:
-        expect_it_again(BROADCAST, runs)
-    return None
-
-
-@clause("collectives.broadcast", "C2", worlds=(3, 2, 4, 7), runs=BROADCAST.runs)
-def messages_of_broadcast(runs: Runs) -> str | None:
-    """B: each rank but src receives once."""
-    expect_few_messages(BROADCAST, runs)
-    return f"n = {runs.world_size}: {runs.world_size - 1} messages"
-
-
-# ── 1.4 all_reduce ──────────────────────────────────────────────────────────────────
 
 
 def reduce_once(
@@ -121,6 +60,14 @@ def reduce_once(
     }
 
 
+def reduce_any(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """Sums of tensors of other dtypes and shapes."""
+    return with_each(
+        context, seed, lambda tensor: unit.all_reduce(context.comm, tensor)
+    )
+
+
+OF_ANY = on_ranks(reduce_any)
 IN_DIGITS = on_ranks(reduce_once, kind="small")
 
 
@@ -164,7 +111,11 @@ def _sums(runs: Runs) -> list[Sums]:
     return [Sums(runs.finished(spec)) for spec in _kinds(runs.world_size)]
 
 
-@clause("collectives.all_reduce", "C1", worlds=WORLDS, runs=_kinds, later=[IN_DIGITS])
+def _and_any(world_size: int) -> list[RunSpec]:
+    return _kinds(world_size) + [OF_ANY] * (world_size == 3)
+
+
+@clause("collectives.all_reduce", "C1", worlds=WORLDS, runs=_and_any, later=[IN_DIGITS])
 def sum_everywhere(runs: Runs) -> str | None:
     """V and X: what each rank ends up with is the sum, and the same bits."""
     for sums in _sums(runs):
@@ -191,6 +142,12 @@ def sum_everywhere(runs: Runs) -> str | None:
             slug="own-order-sum",
             rule="let one rank add, and copy its result to the others: a + b + c "
             "rounds differently from c + b + a",
+        )
+    if runs.world_size == 3:
+        expect_each(
+            runs.finished(OF_ANY),
+            lambda before: same_everywhere(sum(before[1:], before[0]), len(before)),
+            "the sum",
         )
     return None
 

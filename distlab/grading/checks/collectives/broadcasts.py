@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from distlab.comm import Comm
+from distlab.grading.kit.any_tensor import expect_each, with_each
 from distlab.grading.kit.messages import (
     calls_of_each,
     expect_messages,
@@ -31,16 +32,20 @@ from distlab.runner import RankContext, Run
 
 @dataclass(frozen=True, kw_only=True)
 class Broadcast:
-    """A task's scenario `(context, unit, seed, src, again)`, and its rules in words."""
+    """A task's scenarios, and its rules in words.
+
+    `scenario` is `(context, unit, seed, src, again)`, `with_any` without the last two.
+    """
 
     scenario: Scenario
+    with_any: Scenario
     rule: str
     rule_of_source: str
     rule_of_messages: str
 
     def runs(self, world_size: int) -> list[RunSpec]:
-        """From every source, and on three ranks a second time."""
-        again = [on_ranks(self.scenario, src=1, again=True)]
+        """From every source, and on three ranks a second time and with any tensor."""
+        again = [on_ranks(self.scenario, src=1, again=True), on_ranks(self.with_any)]
         once = [on_ranks(self.scenario, src=src) for src in sources(world_size)]
         return once + (again if world_size == 3 else [])
 
@@ -62,6 +67,13 @@ def broadcast_with(
     return {"before": before, "after": tensor}
 
 
+def any_from_2(
+    function: Callable[[Comm, Tensor, int], None], context: RankContext, seed: int
+) -> list[list[Tensor]]:
+    """Broadcasts from rank 2, of tensors of other dtypes and shapes."""
+    return with_each(context, seed, lambda tensor: function(context.comm, tensor, 2))
+
+
 def sources(world_size: int) -> tuple[int, ...]:
     """All with three ranks, one that is neither 0 nor obvious with other numbers."""
     return (1, 0, 2) if world_size == 3 else (world_size // 2,)
@@ -75,8 +87,10 @@ def finished(task: Broadcast, runs: Runs, src: int) -> Run:
         run = runs.ended(task.scenario, src=src)
         first = [record.calls()[:1] for record in run.ranks]
         sends = [bool(c) and c[0]["op"] in ("send", "isend") for c in first]
-        if src == 0 or not sends[0] or sends[src]:
+        if src == 0:
             raise
+        if not sends[0] or sends[src]:
+            raise _only_from(task, runs, src, failure) from failure
         raise NotYetError(
             f"src is {src}, but rank 0 is the one that sends",
             slug="source-ignored",
@@ -86,6 +100,26 @@ def finished(task: Broadcast, runs: Runs, src: int) -> Run:
             fatal=True,
             output=failure.output,
         ) from failure
+
+
+def _only_from(
+    task: Broadcast, runs: Runs, src: int, failure: NotYetError
+) -> NotYetError:
+    """The same, but if from rank 0 all goes well, the source is what makes it fail."""
+    if runs.world_size != 3:
+        return failure
+    try:
+        run = runs.finished(task.scenario, src=0)
+    except NotYetError:
+        return failure
+    values = [value["after"] for value in run.values]
+    if not all_close(values, same_everywhere(run.values[0]["before"], 3)):
+        return failure
+    return failure.but(
+        message=f"right from rank 0, but not with src = {src}: {failure.message}",
+        slug=failure.slug if failure.slug == "raised" else "",
+        rule=task.rule_of_source,
+    )
 
 
 def expect_everywhere(task: Broadcast, run: Run, src: int) -> None:
@@ -125,13 +159,21 @@ def expect_everywhere(task: Broadcast, run: Run, src: int) -> None:
 
 
 def expect_it_again(task: Broadcast, runs: Runs) -> None:
-    """V: a second call, after one with another dtype, is as right as the first."""
+    """V: a second call, after one with another dtype, is as right as the first.
+
+    And so are calls with tensors of other shapes.
+    """
     run = runs.finished(task.scenario, src=1, again=True)
     expect_values(
         [value["after"] for value in run.values],
         same_everywhere(run.values[1]["before"], run.world_size),
         what="after a second call in the same process the tensor",
         rule="keep no state between two calls",
+    )
+    expect_each(
+        runs.finished(task.with_any),
+        lambda before: same_everywhere(before[2], len(before)),
+        "after a broadcast from rank 2 it",
     )
 
 

@@ -20,10 +20,13 @@ from distlab.grading.checks.collectives.gather_scatter_mistakes import (
     wrong_scatter,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit.any_tensor import expect_each, with_each
 from distlab.grading.kit.messages import WORLDS, calls_of_each, numbers
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
+
+ANY_WORLD = 3  # where a second call is looked at, and other dtypes
 
 # ── what runs in the ranks ──────────────────────────────────────────────────────────
 
@@ -60,7 +63,8 @@ def _once(
         room = torch.full((2 * outputs,), BEFORE, dtype=other.dtype, device=device)
         function(context.comm, room, other)
     given = digits(seed, context.rank, size * inputs, size).to(device, dtype)
-    output = torch.full((size * outputs,), BEFORE, dtype=dtype, device=device)
+    old = torch.nan if again else BEFORE
+    output = torch.full((size * outputs,), old, dtype=dtype, device=device)
     before = given.clone()
     returned = function(context.comm, output, given)
     is_tensor = isinstance(returned, Tensor)
@@ -70,6 +74,29 @@ def _once(
         "output": output,
         "returned": returned.detach().clone() if is_tensor else None,
     }
+
+
+def gather_any(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """An all_gather of one, two and three numbers of other dtypes."""
+
+    def call(given: Tensor) -> Tensor:
+        output = given.new_zeros(len(given) * context.world_size)
+        unit.all_gather(context.comm, output, given)
+        return output
+
+    return with_each(context, seed, call, shapes=((1,), (2,), (3,)))
+
+
+def scatter_any(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """A reduce_scatter to one, two and three numbers of other dtypes."""
+    n = context.world_size
+
+    def call(given: Tensor) -> Tensor:
+        output = given.new_ones(len(given) // n)
+        unit.reduce_scatter(context.comm, output, given)
+        return output
+
+    return with_each(context, seed, call, shapes=((n,), (2 * n,), (3 * n,)))
 
 
 def digits(seed: int, rank: int, count: int, size: int) -> Tensor:
@@ -84,14 +111,27 @@ def digits(seed: int, rank: int, count: int, size: int) -> Tensor:
 
 def _calls(world_size: int) -> tuple[bool, ...]:
     """By itself, and on three ranks also after another call."""
-    return (False, True) if world_size == 3 else (False,)
+    return (False, True) if world_size == ANY_WORLD else (False,)
+
+
+def _expect_no_nan(seen: Outputs, name: str) -> None:
+    """In a second call output holds nan before: what is not replaced shows."""
+    with_nan = [r for r, output in enumerate(seen.outputs) if output.isnan().any()]
+    if with_nan:
+        raise NotYetError(
+            f"output held nan before the call, and still does on rank {with_nan[0]} "
+            f"after {name}",
+            evidence=calls_of_each(seen.run),
+            rule="output may hold any values before the call, and 0 × nan is nan",
+        )
 
 
 # ── C1 all_gather ───────────────────────────────────────────────────────────────────
 
 
 def _gathers(world_size: int) -> list[RunSpec]:
-    return [on_ranks(gather_once, again=again) for again in _calls(world_size)]
+    once = [on_ranks(gather_once, again=again) for again in _calls(world_size)]
+    return once + [on_ranks(gather_any)] * (world_size == ANY_WORLD)
 
 
 @clause("collectives.gather_scatter", "C1", worlds=WORLDS, runs=_gathers)
@@ -100,7 +140,14 @@ def all_inputs_everywhere(runs: Runs) -> str | None:
     for again in _calls(runs.world_size):
         seen = Outputs(runs.finished(gather_once, again=again))
         expected = [torch.cat(seen.inputs)] * seen.n
+        _expect_no_nan(seen, "all_gather")
         judge(seen, expected, "all_gather", wrong_gather)
+    if runs.world_size == ANY_WORLD:
+        expect_each(
+            runs.finished(gather_any),
+            lambda before: [torch.cat(before)] * len(before),
+            "all_gather's output",
+        )
     return None
 
 
@@ -108,7 +155,8 @@ def all_inputs_everywhere(runs: Runs) -> str | None:
 
 
 def _scatters(world_size: int) -> list[RunSpec]:
-    return [on_ranks(scatter_once, again=again) for again in _calls(world_size)]
+    once = [on_ranks(scatter_once, again=again) for again in _calls(world_size)]
+    return once + [on_ranks(scatter_any)] * (world_size == ANY_WORLD)
 
 
 @clause("collectives.gather_scatter", "C2", worlds=WORLDS, runs=_scatters)
@@ -117,7 +165,14 @@ def own_chunk_of_the_sum(runs: Runs) -> str | None:
     for again in _calls(runs.world_size):
         seen = Outputs(runs.finished(scatter_once, again=again))
         expected = list(torch.stack(seen.inputs).sum(0).chunk(seen.n))
+        _expect_no_nan(seen, "reduce_scatter")
         judge(seen, expected, "reduce_scatter", wrong_scatter)
+    if runs.world_size == ANY_WORLD:
+        expect_each(
+            runs.finished(scatter_any),
+            lambda before: sum(before[1:], before[0]).chunk(len(before)),
+            "reduce_scatter's output",
+        )
     first, last = (seen.run.ranks[rank].sent_bytes for rank in (0, -1))
     return (
         f"n = {runs.world_size}: for a reduce_scatter of {len(seen.inputs[0])} "

@@ -6,8 +6,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from distlab.grading.clause import clause
+from distlab.grading.kit.any_tensor import expect_each, with_each
 from distlab.grading.kit.messages import (
     WORLDS,
     calls_of_each,
@@ -22,9 +24,12 @@ from distlab.grading.kit.values import (
     expect_values,
     same_everywhere,
 )
-from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
+
+BEFORE = -7.0
+"""What is in `incoming` before the call: it may hold anything."""
 
 # ── 1.1 send_recv ───────────────────────────────────────────────────────────────────
 
@@ -37,9 +42,17 @@ def exchange_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str
     return {"before": before, "after": tensor}
 
 
-@clause(
-    "collectives.exchange", "C1", worlds=(2, 3, 4, 7, 1), runs=[on_ranks(exchange_once)]
-)
+def exchange_any(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """Tensors of other dtypes and shapes."""
+    return with_each(context, seed, lambda tensor: unit.send_recv(context.comm, tensor))
+
+
+def _exchanges(world_size: int) -> list[RunSpec]:
+    also = [on_ranks(exchange_any)] if world_size == 3 else []
+    return [on_ranks(exchange_once), *also]
+
+
+@clause("collectives.exchange", "C1", worlds=(2, 3, 4, 7, 1), runs=_exchanges)
 def box_arrives(runs: Runs) -> str | None:
     """V: rank 1's tensor equals rank 0's."""
     if runs.world_size == 1:
@@ -53,6 +66,13 @@ def box_arrives(runs: Runs) -> str | None:
     source, target = pair[0].value, pair[1].value
     if close(target["after"], source["before"]):
         expect_messages(run, "rank 1's tensor is right, but came in no message")
+        if runs.world_size == 3:
+            expect_each(
+                runs.finished(exchange_any),
+                lambda before: [before[0]] * len(before),
+                "the tensor",
+                ranks=(1,),
+            )
         return None
     expect_messages(run, "rank 1's tensor is unchanged")
     evidence = calls_of_each(run)
@@ -70,11 +90,18 @@ def box_arrives(runs: Runs) -> str | None:
             evidence=evidence,
             rule="receive into the argument itself: comm.recv(tensor, 0)",
         )
-    raise NotYetError(
-        "rank 1's tensor differs from rank 0's",
-        evidence=evidence,
-        rule="rank 0 sends, rank 1 receives, however many ranks there are",
+    if unchanged:
+        raise NotYetError(
+            "rank 1's tensor is unchanged: no message arrived there",
+            evidence=evidence,
+            rule="rank 0 sends, rank 1 receives, however many ranks there are",
+        )
+    expect_values(
+        [value["after"] for value in run.values[:2]],
+        [source["before"]] * 2,
+        what="the tensor",
     )
+    return None
 
 
 @clause(
@@ -107,13 +134,29 @@ def nobody_else(runs: Runs) -> str | None:
 def pass_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """One number goes one place to the right."""
     outgoing = numbers(seed, context.rank, 1).to(context.comm.device)
-    incoming = torch.zeros(1, dtype=torch.float64, device=context.comm.device)
+    incoming = torch.full_like(outgoing, BEFORE)
     before = outgoing.clone()
     unit.ring_shift(context.comm, outgoing, incoming)
     return {"sent": before, "outgoing": outgoing, "incoming": incoming}
 
 
-@clause("collectives.pass_around", "C1", worlds=WORLDS, runs=[on_ranks(pass_once)])
+def pass_any(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """Tensors of other dtypes and shapes."""
+
+    def call(outgoing: Tensor) -> Tensor:
+        incoming = torch.zeros_like(outgoing)
+        unit.ring_shift(context.comm, outgoing, incoming)
+        return incoming
+
+    return with_each(context, seed, call)
+
+
+def _passes(world_size: int) -> list[RunSpec]:
+    also = [on_ranks(pass_any)] if world_size == 3 else []
+    return [on_ranks(pass_once), *also]
+
+
+@clause("collectives.pass_around", "C1", worlds=WORLDS, runs=_passes)
 def neighbors_number(runs: Runs) -> str | None:
     """V: incoming is the left neighbor's; outgoing is untouched."""
     if runs.world_size == 1:
@@ -132,7 +175,7 @@ def neighbors_number(runs: Runs) -> str | None:
             evidence=calls_of_each(run),
             rule="send from outgoing, receive into incoming",
         )
-    zero = torch.zeros(1, dtype=torch.float64)
+    old = torch.full_like(sent[0], BEFORE)
     expect_values(
         incoming,
         [sent[(rank - 1) % n] for rank in range(n)],
@@ -147,7 +190,7 @@ def neighbors_number(runs: Runs) -> str | None:
             ),
             Suspect(
                 slug="not-in-place" if all(map(received, run.ranks)) else "",
-                values=same_everywhere(zero, n),
+                values=same_everywhere(old, n),
                 sentence="incoming is unchanged on every rank: nothing was received "
                 "into it",
                 rule="receive into the argument itself: incoming",
@@ -161,6 +204,12 @@ def neighbors_number(runs: Runs) -> str | None:
         ],
         rule="send to rank + 1, receive from rank - 1, both modulo n",
     )
+    if n == 3:
+        expect_each(
+            runs.finished(pass_any),
+            lambda before: [before[-1], *before[:-1]],
+            "incoming",
+        )
     return None
 
 

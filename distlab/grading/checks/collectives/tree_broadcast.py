@@ -14,6 +14,7 @@ import torch
 
 from distlab.grading.checks.collectives.broadcasts import (
     Broadcast,
+    any_from_2,
     broadcast_with,
     expect_everywhere,
     expect_few_messages,
@@ -41,8 +42,14 @@ def tree_once(
     return broadcast_with(unit.tree_broadcast, context, seed, src, again)
 
 
+def tree_any(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """Broadcasts of tensors of other dtypes and shapes."""
+    return any_from_2(unit.tree_broadcast, context, seed)
+
+
 TREE = Broadcast(
     scenario=tree_once,
+    with_any=tree_any,
     rule="only a rank that has the tensor can send it",
     rule_of_source="count offsets from src: (rank - src) % n is 0 at the source",
     rule_of_messages="every rank except src receives once; src does not receive",

@@ -54,6 +54,13 @@ def steps_are_those_of_one_process(runs: Runs) -> str | None:
             slug="epoch-ignored",
             rule="self._order() is the shuffle of this epoch",
         )
+    (alone,) = cases[-1]["plans"][1]
+    if [number for batch in alone for number in batch] != list(range(SAMPLES[0][0])):
+        raise NotYetError(
+            "with shuffle=False the batches do not have the samples in their order",
+            evidence=_steps([alone]),
+            rule="self._order() is the order of this epoch, shuffled or not",
+        )
     sizes = ", ".join(map(str, RANKS))
     data = len(cases) // EPOCHS
     return f"{data} data sets in {EPOCHS} epochs, on 1, {sizes} ranks"

@@ -26,13 +26,15 @@ def work_out_orders(context: RankContext, unit: ModuleType, seed: int) -> list[C
     if context.rank:
         return []
     plans = (
-        (False, False, ORDERED),
-        (True, False, (*SHUFFLED, (20 + seed % 17, 4))),
-        (True, True, DROPPED),
+        (False, False, seed, ORDERED),
+        (False, True, seed, DROPPED[:2]),
+        (True, False, seed, (*SHUFFLED, (20 + seed % 17, 4))),
+        (True, False, 0, ((24, 4),)),  # the default, and the seed that factors lose
+        (True, True, seed, DROPPED),
     )
     return [
-        _work_out(unit, num_samples, n, seed, shuffle, drop_last)
-        for shuffle, drop_last, settings in plans
+        _work_out(unit, num_samples, n, own, shuffle, drop_last)
+        for shuffle, drop_last, own, settings in plans
         for num_samples, n in settings
     ]
 
@@ -65,9 +67,13 @@ def _work_out(
                 moved_to = f"{sampler.epoch!r:.20}"
         orders.append(order)
     twice = [_twice(made(rank, seed, 5000)) for rank in range(n)]
-    other = [_iterated(made(rank, seed + 1237), 999)[0] for rank in range(n)]
+    others = [
+        [_only(made(rank, seed + 1237), epoch) for rank in range(n)]
+        for epoch in range(EPOCHS)
+    ]
     return {
         "num_samples": num_samples,
+        "seed": seed,
         "shuffle": shuffle,
         "drop_last": drop,
         "orders": orders,
@@ -76,13 +82,21 @@ def _work_out(
         "moved_to": moved_to,  # self.epoch after epoch 0, if iterating changed it
         "fresh": [first for first, _ in twice],
         "again": [second for _, second in twice],
-        "other": other,
+        "others": others,  # with another seed, epoch by epoch
+        "straight": [_only(made(rank, seed, 7000), EPOCHS - 1) for rank in range(n)],
     }
 
 
 def _twice(sampler: Any) -> tuple[list[int] | str, list[int] | str]:
     """What a new sampler gives, and what it gives when it is iterated once more."""
     return _iterated(sampler, 999)[0], _iterated(sampler, 999)[0]
+
+
+def _only(sampler: Any, epoch: int) -> list[int] | str:
+    """What a new sampler gives in `epoch`, without the epochs before."""
+    if epoch:
+        sampler.set_epoch(epoch)
+    return _iterated(sampler, 999)[0]
 
 
 def _iterated(sampler: Any, limit: int) -> tuple[list[int] | str, str]:

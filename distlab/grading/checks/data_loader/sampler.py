@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import chain, combinations, pairwise
 
 import torch
 
+from distlab.grading.checks.data_loader.left_out import expect_all_are_read
 from distlab.grading.checks.data_loader.orders import EPOCHS, Case, work_out_orders
 from distlab.grading.clause import clause
 from distlab.grading.kit.plans import (
@@ -37,6 +38,7 @@ def ranks_share_one_shuffle(runs: Runs) -> str | None:
             failure = judge(case)
             if failure:
                 raise failure
+    expect_all_are_read(cases)
     sizes = sorted({len(case["orders"][0]) for case in cases})
     return f"{len(cases)} data sets in {EPOCHS} epochs, on {_listed(sizes)} ranks"
 
@@ -47,7 +49,9 @@ def _listed(sizes: list[int]) -> str:
 
 def _readable(runs: Runs) -> Iterator[Case]:
     for case in worked_out(runs, work_out_orders).values[0]:
-        for plans in (*case["orders"], case["fresh"], case["again"], case["other"]):
+        first = case["orders"], case["others"]
+        rest = case["fresh"], case["again"], case["straight"]
+        for plans in (*chain(*first), *rest):
             if not is_readable(plans):
                 rank = next(r for r, plan in enumerate(plans) if isinstance(plan, str))
                 raise NotYetError(
@@ -65,7 +69,7 @@ def _setting(case: Case) -> str:
 def _same_again(case: Case) -> NotYetError | None:
     first, fresh, again = case["orders"][0], case["fresh"], case["again"]
     if first == fresh == again:
-        return None
+        return _straight_on(case)
     if case["moved_to"] is not None:
         return NotYetError(
             f"{_setting(case)}: iterating changes self.epoch, in epoch 0 to "
@@ -91,6 +95,24 @@ def _same_again(case: Case) -> NotYetError | None:
         ),
         rule="the order depends on seed and epoch only"
         + "; iterating changes neither" * is_used,
+    )
+
+
+def _straight_on(case: Case) -> NotYetError | None:
+    """Training that goes on in a later epoch has that epoch's order."""
+    last, straight = case["orders"][-1], case["straight"]
+    if straight == last:
+        return None
+    rank = next(r for r, plan in enumerate(last) if plan != straight[r])
+    epoch = len(case["orders"]) - 1
+    return NotYetError(
+        f"{_setting(case)}: rank {rank} gets another order in epoch {epoch} if the "
+        "sampler was not iterated in the epochs before",
+        evidence=(
+            Evidence(rank=rank, state="after all", text=_start(last[rank])),
+            Evidence(rank=rank, state="straight", text=_start(straight[rank])),
+        ),
+        rule="the order depends on seed and epoch only",
     )
 
 
@@ -125,14 +147,16 @@ def _follows_epochs(case: Case) -> NotYetError | None:
             "",
             "torch.Generator() has a fixed default seed: call manual_seed",
         )
-    if any(later == orders[0] for later in orders[1:]):
-        epoch = orders.index(orders[0], 1)
+    alike = [pair for pair in combinations(range(EPOCHS), 2) if _equal(orders, *pair)]
+    if alike:
+        earlier, epoch = alike[0]
+        own = ", seed 0" * (case["seed"] == 0)
         return _told_by_rank_0(
-            f"{_setting(case)}: epoch {epoch} has the order of epoch 0, after "
-            f"set_epoch({epoch})",
+            f"{_setting(case)}{own}: epoch {epoch} has the order of epoch {earlier}, "
+            f"after set_epoch({epoch})",
             orders,
-            "epoch-ignored",
-            "the shuffle must depend on self.epoch",
+            "" if own else "epoch-ignored",
+            "the shuffle must depend on self.epoch" + ", for every seed" * bool(own),
         )
     if len(orders[0]) > 1 and _never_mixed(orders):
         return _told_by_rank_0(
@@ -142,14 +166,20 @@ def _follows_epochs(case: Case) -> NotYetError | None:
             "shuffle-inside-shards",
             "shuffle all samples first; then take this rank's shard",
         )
-    if case["other"] == orders[0]:
+    for epoch, other in enumerate(case["others"]):
+        if other != orders[epoch]:
+            continue
         return NotYetError(
-            f"{_setting(case)}, epoch 0: another seed gives the same order",
-            evidence=table(orders[0]),
+            f"{_setting(case)}, epoch {epoch}: another seed gives the same order",
+            evidence=table(orders[epoch]),
             rule="the shuffle must depend on self.seed, in every epoch; "
             "torch's CPU generator uses only the lowest 32 bits of a seed",
         )
     return None
+
+
+def _equal(orders: list[Plan], one: int, other: int) -> bool:
+    return orders[one] == orders[other]
 
 
 def _unseeded(num_samples: int) -> list[int]:

@@ -42,26 +42,31 @@ def work_out_batches(
     if context.rank:
         return []
     cases = []
-    for num_samples, size in (*SAMPLES, (20 + seed % 17, 6)):
-        for epoch in range(EPOCHS):
-            plans = {
-                n: [
-                    _batches(unit, num_samples, size, r, n, seed, epoch)
-                    for r in range(n)
-                ]
-                for n in (1, *RANKS)
-            }
-            cases.append({"samples": num_samples, "size": size, "plans": plans})
+    settings = [
+        (num_samples, size, epoch, True)
+        for num_samples, size in (*SAMPLES, (20 + seed % 17, 6))
+        for epoch in range(EPOCHS)
+    ]
+    for num_samples, size, epoch, shuffle in (*settings, (10, 4, 1, False)):
+        plans = {
+            n: [
+                _batches(unit, shuffle, num_samples, size, r, n, seed, epoch)
+                for r in range(n)
+            ]
+            for n in (1, *RANKS)
+        }
+        case = {"samples": num_samples, "size": size, "plans": plans}
+        cases.append({**case, "shuffle": shuffle})
     return cases
 
 
 def _batches(
-    unit: ModuleType, num_samples: int, size: int, *where: int
+    unit: ModuleType, shuffle: bool, num_samples: int, size: int, *where: int
 ) -> Batches | str:
     rank, n, seed, epoch = where
     disturb(unit, rank + 50 * epoch)
     data = Numbered(num_samples)
-    loader = unit.DistributedDataLoader(data, size, rank, n, seed=seed)
+    loader = unit.DistributedDataLoader(data, size, rank, n, shuffle=shuffle, seed=seed)
     loader.set_epoch(epoch)
     which = f"{num_samples} samples, global_batch_size={size}, rank={rank}"
     with in_call(f"batches(): {which}, world_size={n}, epoch={epoch}"):

@@ -47,6 +47,8 @@ class Alike(nn.Module):
         self.mix, self.bias = made(3, 4), made(12)
         self.gain, self.skew = made(1, 12), made(2, 6)
         self.head, self.tail = made(12, 1), made(4, 3)
+        self.part = nn.Module()
+        self.part.tied = self.tail
 
     def forward(self, inputs: Tensor) -> Tensor:
         """One number per sample, from `inputs` (B, 12)."""

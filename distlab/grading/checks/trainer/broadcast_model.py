@@ -29,6 +29,7 @@ def broadcast_once(
     """A different model on each rank, a part of it frozen; broadcast from `src`."""
     norm = nn.BatchNorm1d(3)
     norm.register_buffer("table", torch.zeros(2), persistent=False)
+    norm.register_parameter("scale", nn.Parameter(torch.ones(())))  # no dimension
     model = nn.Sequential(make_model(seed), norm).double()
     dict(model.named_parameters())[FROZEN].requires_grad_(False)
     _fill(model, seed + 31 * context.rank)
@@ -190,7 +191,7 @@ def _fill(model: nn.Module, seed: int) -> None:
             numbers = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
             tensor.data.copy_(numbers)
         else:
-            tensor.fill_(1 + seed % 1000)
+            tensor.fill_((1 << 40) + 1 + seed % 1000)  # float32 would round it
 
 
 def _state(model: nn.Module) -> dict[str, State]:

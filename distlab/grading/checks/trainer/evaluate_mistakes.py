@@ -68,6 +68,13 @@ def wrong_accuracies(right: Counted) -> list[Suspect]:
     count = sum(row[2] for row in right.rows)
     accuracy = right.metrics()[1]
     return [
+        _everywhere(
+            right,
+            "",
+            0.0,
+            "the accuracy is 0: no right answer was counted",
+            "every batch of every rank counts; batches can be iterated over only once",
+        ),
         *_common(right, 1, "accuracy"),
         *_by_batches(right, 1, "accuracy"),
         _everywhere(

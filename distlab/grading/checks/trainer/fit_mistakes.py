@@ -13,6 +13,7 @@ from distlab.grading.checks.trainer.fit_reference import (
     NUM_EPOCHS,
     SIZES,
     STEPS_PER_EPOCH,
+    USED_BEFORE,
     Net,
     Rule,
     fit_alone,
@@ -33,6 +34,14 @@ def expect_epochs(run: Run) -> None:
         NotYetError: it was not.
     """
     right = list(range(NUM_EPOCHS))
+    told = [record.rank for record in run.ranks if record.value["set_to"]]
+    if told and len(told) < run.world_size:
+        ranks = ", ".join(map(str, told))
+        raise NotYetError(
+            f"set_epoch was called on rank{'s' * (len(told) > 1)} {ranks} only: the "
+            "ranks do not read parts of the same global batches",
+            rule="train_loader.set_epoch(epoch), before each epoch, on every rank",
+        )
     for record in run.ranks:
         set_to = record.value["set_to"]
         used = [epoch for epoch, _ in groupby(record.value["used"])]
@@ -45,7 +54,9 @@ def expect_epochs(run: Run) -> None:
         if used != right:
             raise NotYetError(
                 f"rank {record.rank} read the batches of epochs {used}; expected "
-                f"{right}: set_epoch was called with {set_to}",
+                f"{right}: set_epoch was called with {set_to}"
+                + f"; the loader was in epoch {USED_BEFORE} before"
+                * (used[:1] == [USED_BEFORE]),
                 slug="epoch-not-set" if len(set(used)) < NUM_EPOCHS else "",
                 evidence=tuple(
                     Evidence(rank=r.rank, state="read", text=f"{r.value['used']}")

@@ -19,6 +19,7 @@ from distlab.grading.threads import one_thread
 NUM_EPOCHS = 2
 SIZES = (3, 1)  # of one rank's batches in an epoch: the last batch is smaller
 STEPS_PER_EPOCH = len(SIZES)
+USED_BEFORE = 6  # the epoch in which the loader is that fit is given
 LEARNING_RATE, MOMENTUM = 0.3, 0.8
 
 Rule = Callable[[Sequence[Tensor], int], Tensor]
@@ -76,7 +77,10 @@ def global_batches(
 
 
 class RankBatches:
-    """One rank's loader. It notes the epochs that it was set to, and its steps."""
+    """One rank's loader. It notes the epochs that it was set to, and its steps.
+
+    Another training has used it: it stands in that training's last epoch.
+    """
 
     def __init__(
         self, seed: int, rank: int, world_size: int, device: torch.device
@@ -91,7 +95,7 @@ class RankBatches:
         self.set_to.append(epoch)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        epoch = self.set_to[-1] if self.set_to else 0
+        epoch = self.set_to[-1] if self.set_to else USED_BEFORE
         self.used.append(epoch)
         own = slice(self._rank, None, self._world_size)
         for inputs, targets in global_batches(self._seed, self._world_size, epoch):

@@ -21,6 +21,7 @@ from distlab.grading.kit.stuck import name_of_stuck
 from distlab.grading.kit.torchrun_env import (
     keep_wrappers,
     like_torchrun,
+    local_rank,
     watch_groups,
     watch_samples,
 )
@@ -41,7 +42,7 @@ def main_once(
 ) -> dict[str, Any]:
     """One call of main in surroundings like torchrun's."""
     like_torchrun(context, PATIENCE_S)
-    seen: dict[str, Any] = {"groups": [], "samples": 0}
+    seen: dict[str, Any] = {"groups": [], "samples": 0, "first": None}
     keep_wrappers()
     watch_groups(seen)
     watch_samples(unit, seen)
@@ -54,7 +55,7 @@ def main_once(
         "files": files,
         "saved": _saved() if FILE in files else {"problem": "", "state": None},
         "left": left,
-        **seen,
+        **{name: seen[name] for name in ("groups", "samples", "first")},
     }
 
 
@@ -77,7 +78,7 @@ def _saved() -> dict[str, Any]:
 
 def _epochs(world_size: int) -> int:
     """Two where the order of epochs is looked at, else one: many ranks take long."""
-    return 2 if world_size == 3 else 1
+    return 2 if world_size == 1 else 1
 
 
 def _main_runs(world_size: int) -> list[RunSpec]:
@@ -113,7 +114,9 @@ def _expect_right_weights(run: Run, epochs: int) -> None:
         expected,
         what=f"the weights after {epochs} epochs",
         verb="are",
-        suspects=_Lazy(epochs, n),
+        suspects=lambda: suspects_of(
+            epochs, n, [value["first"] for value in run.values]
+        ),
         rule="each rank's sum over its samples / the samples of the global batch",
     )
     expect_equal_bits(
@@ -134,6 +137,14 @@ def one_rank_saves(runs: Runs) -> str | None:
         for r, own in enumerate(files)
     )
     savers = [rank for rank, own in enumerate(files) if own]
+    on_nodes = [r for r in range(run.world_size) if not local_rank(r, run.world_size)]
+    if 1 < len(savers) < run.world_size and savers == on_nodes:
+        raise NotYetError(
+            f"ranks {', '.join(map(str, savers))} each wrote a file: those whose "
+            "LOCAL_RANK is 0",
+            evidence=evidence,
+            rule="LOCAL_RANK is 0 once on each machine, RANK on one rank of all",
+        )
     if len(savers) > 1:
         raise NotYetError(
             f"ranks {', '.join(map(str, savers))} each wrote a file",
@@ -184,17 +195,6 @@ def _finished(runs: Runs) -> Run:
         run = error.run
         named = name_of_stuck(run, runs.source, PATIENCE_S) if run else None
         raise named or error from error
-
-
-class _Lazy(list[Any]):
-    """Suspects that take a second to reckon: only if somebody asks."""
-
-    def __init__(self, num_epochs: int, world_size: int) -> None:
-        super().__init__()
-        self._how = num_epochs, world_size
-
-    def __iter__(self) -> Any:
-        return iter(suspects_of(*self._how))
 
 
 def _expect_own_place(run: Run) -> None:

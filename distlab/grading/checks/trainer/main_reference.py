@@ -6,7 +6,8 @@ global_batches and LEARNING_RATE.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
 
@@ -15,9 +16,12 @@ from torch import Tensor, nn
 
 from distlab.curriculum import load
 from distlab.grading.checks.trainer.gradient_weight_mistakes import PLAIN_MEAN
-from distlab.grading.kit.values import Suspect, same_everywhere
+from distlab.grading.kit.torchrun_env import local_rank
+from distlab.grading.kit.values import Suspect, close, same_everywhere
 from distlab.grading.reference import weights_of
 from distlab.grading.threads import one_thread
+
+BATCH = 100  # samples of every batch but the last
 
 Share = Callable[[Tensor, int], Sequence[Tensor]]
 """`(places in a batch, ranks)` → each rank's places."""
@@ -39,6 +43,16 @@ def _rounded_down(places: Tensor, world_size: int) -> Sequence[Tensor]:
     return [places[rank * size :][:size] for rank in range(world_size)]
 
 
+def _local_nth(places: Tensor, world_size: int) -> Sequence[Tensor]:
+    ranks = range(world_size)
+    return [places[local_rank(rank, world_size) :: world_size] for rank in ranks]
+
+
+def _local_chunks(places: Tensor, world_size: int) -> Sequence[Tensor]:
+    chunks = _chunks(places, world_size)
+    return [chunks[local_rank(rank, world_size)] for rank in range(world_size)]
+
+
 @lru_cache(maxsize=1)
 def given() -> ModuleType:
     """The unit as the solution has it; of use here are its helpers."""
@@ -48,7 +62,7 @@ def given() -> ModuleType:
 @lru_cache(maxsize=16)
 def right_weights(num_epochs: int) -> Tensor:
     """The weights of one process, end to end."""
-    return trained(num_epochs, 1, lambda gradients, counts, rank: gradients[0])[0]
+    return trained(num_epochs, 1)[0]
 
 
 def first_weights() -> Tensor:
@@ -56,34 +70,82 @@ def first_weights() -> Tensor:
     return weights_of(given().make_model(seed=0))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """How the ranks train, if not rightly; as it stands here it is right."""
+
+    rule: Rule = lambda gradients, counts, rank: _weighted(gradients, counts)
+    share: Share = _every_nth
+    own_models: bool = False  # a model's seed is its rank
+    of_batch: bool = False  # divided by the batch's samples, whoever read how many
+    full_batches: bool = False  # the last, smaller batch is left out
+
+
+RIGHT = Mistake()
+
+
 @one_thread()
 def trained(
     num_epochs: int,
     world_size: int,
-    rule: Rule,
-    *,
-    share: Share = _every_nth,
-    own_models: bool = False,
+    how: Mistake = RIGHT,
+    first: Sequence[Tensor | None] = (),
 ) -> list[Tensor]:
-    """Each rank's weights at the end; with `own_models` the rank is the seed."""
+    """Each rank's weights at the end; nothing, if they are not `first` after a step."""
     unit = given()
-    models = [unit.make_model(seed=own_models * r) for r in range(world_size)]
+    models = [unit.make_model(seed=how.own_models * r) for r in range(world_size)]
+    num_steps = 0
     for epoch in range(num_epochs):
         for inputs, targets in unit.global_batches(epoch):
-            shares = share(torch.arange(len(inputs)), world_size)
+            if how.full_batches and len(inputs) < BATCH:
+                continue
+            shares = how.share(torch.arange(len(inputs)), world_size)
             counts = [len(share) for share in shares]
             gradients = [
                 _gradient(model, inputs[share], targets[share])
                 for model, share in zip(models, shares, strict=True)
             ]
+            scale = sum(counts) / len(inputs) if how.of_batch else 1.0
             for rank, model in enumerate(models):
-                _step(model, rule(gradients, counts, rank) * unit.LEARNING_RATE)
+                applied = how.rule(gradients, counts, rank) * scale
+                _step(model, applied * unit.LEARNING_RATE)
+            num_steps += 1
+            if num_steps == 1 and not _are(models, first):
+                return []
     return [weights_of(model) for model in models]
 
 
-def suspects_of(num_epochs: int, world_size: int) -> list[Suspect]:
-    """What known mistakes lead to, for either way of sharing a batch."""
-    n = world_size
+def _are(models: Sequence[nn.Module], first: Sequence[Tensor | None]) -> bool:
+    pairs = zip(models, first, strict=False)
+    return all(flat is None or close(flat, weights_of(m)) for m, flat in pairs)
+
+
+def suspects_of(
+    num_epochs: int, world_size: int, first: Sequence[Tensor | None]
+) -> Iterator[Suspect]:
+    """What known mistakes lead to; of those that lead to `first` after one step."""
+    for slug, sentence, rule, mistakes in _known(world_size):
+        for how in mistakes:
+            values = trained(num_epochs, world_size, how, first)
+            if values:
+                yield Suspect(slug=slug, values=values, sentence=sentence, rule=rule)
+    if num_epochs > 1:
+        yield Suspect(
+            slug="epoch-not-set",
+            values=same_everywhere(_always_epoch(0, num_epochs), world_size),
+            sentence="every epoch went through the batches of epoch 0",
+            rule="global_batches(epoch): another order in each epoch",
+        )
+    yield Suspect(
+        slug="",
+        values=same_everywhere(first_weights(), world_size),
+        sentence="the weights are those that make_model gives: no step was taken",
+        rule="num_epochs times through global_batches, a step for each batch",
+    )
+
+
+def _known(n: int) -> Iterator[tuple[str, str, str, list[Mistake]]]:
+    """Slug, sentence and rule of a mistake, and the ways in which it is made."""
     rules: list[tuple[str, str, Rule]] = [
         ("mean-of-means", PLAIN_MEAN, _plain),
         ("sum-not-mean", "the ranks' mean gradients were summed without weights", _sum),
@@ -109,58 +171,51 @@ def suspects_of(num_epochs: int, world_size: int) -> list[Suspect]:
             lambda g, c, rank: g[rank] * c[rank] / sum(c),
         ),
     ]
-    found = [
-        Suspect(
-            slug=slug,
-            values=trained(num_epochs, n, rule, share=share),
-            sentence=sentence,
-            rule="each rank's sum over its samples / the samples of the global batch",
+    of_samples = "each rank's sum over its samples / the samples of the global batch"
+    for slug, sentence, rule in rules:
+        ways = [Mistake(rule=rule, share=share) for share in (_every_nth, _chunks)]
+        yield slug, sentence, of_samples, ways
+    yield (
+        "remainder-lost",
+        f"each batch was split into {n} blocks of a size rounded down: the remainder "
+        "was read by no rank",
+        "every sample of a batch belongs to a rank: 100 samples on 3 ranks",
+        [Mistake(rule=_plain, share=_rounded_down), *_either_way(_rounded_down)],
+    )
+    yield (
+        "last-batch-dropped",
+        "the last, smaller batch of each epoch was left out",
+        "every batch of global_batches(epoch) counts",
+        [
+            Mistake(rule=rule, share=share, full_batches=True)
+            for rule in (RIGHT.rule, _plain)
+            for share in (_every_nth, _chunks)
+        ],
+    )
+    if n > 1:
+        yield (
+            "",
+            "each rank read the samples that belong to its LOCAL_RANK: ranks of "
+            "different machines read the same ones, and others were read by no rank",
+            "LOCAL_RANK numbers the ranks of one machine, RANK all ranks",
+            [
+                way
+                for share in (_local_nth, _local_chunks)
+                for way in (Mistake(rule=_plain, share=share), *_either_way(share))
+            ],
         )
-        for slug, sentence, rule in rules
-        for share in (_every_nth, _chunks)
-    ]
-    found += [
-        Suspect(
-            slug="remainder-lost",
-            values=trained(num_epochs, n, rule, share=_rounded_down),
-            sentence=f"each batch was split into {n} blocks of a size rounded down: "
-            "the remainder was read by no rank",
-            rule="every sample of a batch belongs to a rank: 100 samples on 3 ranks",
-        )
-        for rule in (_plain, lambda g, c, rank: _weighted(g, c))
-    ]
-    found += [
-        Suspect(
-            slug="unequal-start",
-            values=trained(
-                num_epochs,
-                n,
-                lambda g, c, rank: _weighted(g, c),
-                share=share,
-                own_models=True,
-            ),
-            sentence="every rank made a different model, with its rank as the seed: "
-            "equal steps keep the models apart",
-            rule="make_model(seed=0) on every rank",
-        )
-        for share in (_every_nth, _chunks)
-    ]
-    same_order = _always_epoch(0, num_epochs)
-    return [
-        *found,
-        Suspect(
-            slug="epoch-not-set",
-            values=same_everywhere(same_order, n),
-            sentence="every epoch went through the batches of epoch 0",
-            rule="global_batches(epoch): another order in each epoch",
-        ),
-        Suspect(
-            slug="",
-            values=same_everywhere(first_weights(), n),
-            sentence="the weights are those that make_model gives: no step was taken",
-            rule="num_epochs times through global_batches, a step for each batch",
-        ),
-    ]
+    yield (
+        "unequal-start",
+        "every rank made a different model, with its rank as the seed: equal steps "
+        "keep the models apart",
+        "make_model(seed=0) on every rank",
+        [Mistake(share=share, own_models=True) for share in (_every_nth, _chunks)],
+    )
+
+
+def _either_way(share: Share) -> list[Mistake]:
+    """Divided by the samples that were read, or by those of the batch."""
+    return [Mistake(share=share, of_batch=of_batch) for of_batch in (False, True)]
 
 
 @one_thread()

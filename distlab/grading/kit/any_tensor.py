@@ -1,0 +1,102 @@
+"""Calls with tensors of other dtypes and shapes, for functions that take any tensor.
+
+    def send_any(context, unit, seed):
+        return with_each(context, seed, lambda tensor: unit.send_recv(…, tensor))
+
+All numbers are exact in their dtype, and so is the sum of a few ranks' tensors; those
+in int64 are too large for float64, so that a detour over it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence
+
+DTYPES = (torch.int64, torch.bfloat16, torch.float32)
+SHAPES: tuple[tuple[int, ...], ...] = ((), (2, 1, 3), (0,))
+
+
+def tensor_of(seed: int, rank: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """This rank's tensor; no other rank has one of its elements."""
+    count = torch.Size(shape).numel()
+    values = torch.arange(count) + 10 * rank + seed % 7 + 1
+    if dtype == torch.int64:
+        values += 1 << 57
+    return values.to(dtype).reshape(tuple(shape))
+
+
+def with_each(
+    context: RankContext,
+    seed: int,
+    call: Callable[[Tensor], Any],
+    shapes: Sequence[tuple[int, ...]] = SHAPES,
+) -> list[list[Tensor]]:
+    """One `call` for each dtype, with another shape: before and after, or returned.
+
+    What `call` returns, if it is a tensor, stands for the tensor that was changed.
+    """
+    seen = []
+    for dtype, shape in zip(DTYPES, shapes, strict=True):
+        before = tensor_of(seed, context.rank, dtype, shape).to(context.comm.device)
+        tensor = before.clone()
+        returned = call(tensor)
+        seen.append([before, returned if isinstance(returned, Tensor) else tensor])
+    return seen
+
+
+def expect_each(
+    run: Run,
+    expected: Callable[[list[Tensor]], Sequence[Tensor]],
+    what: str,
+    ranks: Sequence[int] = (),
+) -> None:
+    """After each call of `with_each` each rank has what `expected` makes of all ranks'.
+
+    Or each of `ranks`, if only those are to be looked at.
+
+    Raises:
+        NotYetError: a rank has not.
+    """
+    for number in range(len(run.values[0])):
+        before = [value[number][0] for value in run.values]
+        after = [value[number][1] for value in run.values]
+        wanted = expected(before)
+        wrong = [
+            rank
+            for rank, (got, right) in enumerate(zip(after, wanted, strict=True))
+            if not _same(got, right) and rank in (ranks or range(run.world_size))
+        ]
+        if not wrong:
+            continue
+        name = str(before[0].dtype).removeprefix("torch.")
+        on = f"rank{'s' * (len(wrong) > 1)} {', '.join(map(str, wrong))}"
+        raise NotYetError(
+            f"with a tensor of dtype {name} and shape {list(before[0].shape)} {what} "
+            f"is wrong on {on}",
+            evidence=tuple(
+                Evidence(
+                    rank=rank,
+                    state="wrong" if rank in wrong else "right",
+                    text=f"got {_numbers(got)}   expected {_numbers(right)}",
+                )
+                for rank, (got, right) in enumerate(zip(after, wanted, strict=True))
+                if not ranks or rank in ranks
+            ),
+        )
+
+
+def _same(got: Tensor, right: Tensor) -> bool:
+    alike = got.dtype == right.dtype and got.shape == right.shape
+    return alike and torch.equal(got, right)
+
+
+def _numbers(tensor: Tensor) -> str:
+    flat = tensor.reshape(-1).tolist()
+    return f"[{', '.join(map(str, flat[:3]))}{', …' * (len(flat) > 3)}]"
