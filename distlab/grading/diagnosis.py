@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from distlab.comm import COLLECTIVES
+from distlab.comm import COLLECTIVES, Event
 from distlab.grading.mismatches import (
+    RULE_RING,
     mismatched_ends,
     never_waited,
     not_yet,
@@ -13,6 +14,9 @@ from distlab.grading.mismatches import (
 from distlab.grading.verdict import NotYetError
 from distlab.runner import ErrorRecord, RankRecord, Run
 from distlab.runner.autopsy import SENDS, describe, explain
+from distlab.runner.pairs import pairs
+
+_ENDS = ("dst", "src")
 
 
 def diagnose(run: Run) -> NotYetError:
@@ -87,9 +91,7 @@ def _deadlock(run: Run) -> NotYetError:
     ops = {call["op"] for call in waiting}
     if ops & COLLECTIVES:
         return _stuck_collective(run)
-    under_way = {
-        call["op"] for rank in run.cycle for call in run.ranks[rank].open_calls()
-    }
+    under_way = _under_way(run)
     if under_way and under_way <= {"send", "isend"}:
         verdict = not_yet(run, "ring-of-sends", kind="DEADLOCK")
         if "isend" in ops:
@@ -108,6 +110,17 @@ def _deadlock(run: Run) -> NotYetError:
         verdict = not_yet(run, "peer-finished", kind="DEADLOCK")
         return verdict.but(rule=_own_collective(run) or verdict.rule)
     return not_yet(run, "", _crossed(run), kind="DEADLOCK")
+
+
+def _under_way(run: Run) -> set[str]:
+    """What the ranks of the circle have started, and no other rank has answered."""
+    met = {id(call) for pair in pairs(run.ranks) for call in pair[-2:]}
+    return {
+        call["op"]
+        for rank in run.cycle
+        for call in run.ranks[rank].open_calls()
+        if id(call) not in met
+    }
 
 
 def _same_peer_round(run: Run) -> bool:
@@ -145,6 +158,8 @@ def _crossed(run: Run) -> str:
         stuck = run.ranks[peer].waiting
         if not for_me and stuck and stuck["op"] in SENDS:  # else it waits for others
             return f"{waits}, but rank {peer} sends to rank {stuck['dst']}"
+        if sends and not for_me and call["op"] == "irecv":
+            return f"{waits}, but rank {peer} sends to rank {sends[0]['dst']}"
         if for_me and call["tag"] not in for_me:
             told = f"{waits}, but rank {peer} sends with tag {for_me[0]}"
             held = stuck is not None and stuck["op"] in SENDS
@@ -183,7 +198,24 @@ def _refused(run: Run, first: RankRecord) -> NotYetError:
     if first.error.refused == "itself":
         return _itself(run, first, text)
     slugs = {"collective": "collective-not-here", "no such rank": "no-such-rank"}
-    return not_yet(run, slugs.get(first.error.refused, "raised"), text)
+    verdict = not_yet(run, slugs.get(first.error.refused, "raised"), text)
+    return verdict.but(rule=RULE_RING) if _next_after_last(run, first) else verdict
+
+
+def _next_after_last(run: Run, first: RankRecord) -> bool:
+    """Whether all ranks call their neighbor alike, and the last one's is not there."""
+    calls = {r.rank: r.calls()[-1] for r in run.ranks if r.calls()}
+    call = calls.get(first.rank, {})
+    ends = {call.get("dst"), call.get("src")} - {None}
+    if call.get("op") == "sendrecv" and len(ends) == 1:
+        return False  # a partner, not a neighbor
+    alike = {_offsets(rank, other) for rank, other in calls.items()}
+    return len(calls) > 1 == len(alike) and bool(ends & {-1, run.world_size})
+
+
+def _offsets(rank: int, call: Event) -> tuple[int | None, ...]:
+    """How far the ranks of a call are from the one that makes it."""
+    return tuple(None if call[end] is None else call[end] - rank for end in _ENDS)
 
 
 def _itself(run: Run, first: RankRecord, text: str) -> NotYetError:
