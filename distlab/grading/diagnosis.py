@@ -113,14 +113,23 @@ def _deadlock(run: Run) -> NotYetError:
 
 
 def _under_way(run: Run) -> set[str]:
-    """What the ranks of the circle have started, and no other rank has answered."""
-    met = {id(call) for pair in pairs(run.ranks) for call in pair[-2:]}
-    return {
-        call["op"]
-        for rank in run.cycle
-        for call in run.ranks[rank].open_calls()
-        if id(call) not in met
-    }
+    """What the ranks of the circle have started, and no other rank has answered.
+
+    Answered receives count too, unless each rank waits where it started the send: a
+    rank that waits elsewhere may wait for another message than it means.
+    """
+    circle = [run.ranks[rank] for rank in run.cycle]
+    met: set[int] = set()
+    if all(map(_waits_at_once, circle)):
+        met = {id(call) for pair in pairs(run.ranks) for call in pair[-2:]}
+    return {c["op"] for r in circle for c in r.open_calls() if id(c) not in met}
+
+
+def _waits_at_once(record: RankRecord) -> bool:
+    """Whether the wait stands in the line of the call, or in the next one."""
+    call = record.waiting or {}
+    waits = [e for e in record.journal if e["k"] == "wait" and e["n"] == call.get("n")]
+    return all(e["line"] - call["line"] in (0, 1) for e in waits[-1:])
 
 
 def _same_peer_round(run: Run) -> bool:
