@@ -55,7 +55,7 @@ def expect_own_memory(run: Run, values: list[dict[str, Any]], name: str) -> None
     moved = [rank for rank, value in enumerate(values) if value["moved"]]
     if moved:
         raise NotYetError(
-            f"after {name} rank {moved[0]}'s tensor has other memory: the matrix that "
+            f"after {name} rank {moved[0]}'s tensor has other memory: the tensor that "
             "it is a part of keeps the old values",
             slug="not-in-place",
             evidence=tuple(
