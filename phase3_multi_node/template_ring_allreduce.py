@@ -75,7 +75,7 @@ def all_reduce(comm: Comm, tensor: Tensor, average: bool = False) -> None:
     Given: any shape, any strides, any number of elements, including none.
 
     C1 every rank has the sum, bit for bit the same, in the caller's tensor
-    C2 with average=True the mean; for an integer dtype ValueError
+    C2 with average=True the mean; for an integer dtype ValueError, before any message
     C3 2(n - 1) steps; in each, a rank sends one chunk to one neighbor, always the same
     In torch.distributed: dist.all_reduce(tensor)
     Example: n = 3, tensors 1 2, 10 20 and 100 200 → 111 222 on every rank

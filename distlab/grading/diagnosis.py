@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-from distlab.comm import COLLECTIVES
+from distlab.comm import COLLECTIVES, Event
 from distlab.grading.mismatches import (
+    RULE_RING,
     mismatched_ends,
     never_waited,
     not_yet,
@@ -15,7 +16,10 @@ from distlab.grading.mismatches import (
 from distlab.grading.verdict import NotYetError
 from distlab.runner import ErrorRecord, RankRecord, Run
 from distlab.runner.autopsy import SENDS, describe, explain
+from distlab.runner.pairs import pairs
 from distlab.runner.record import LINE_LOST
+
+_ENDS = ("dst", "src")
 
 
 def diagnose(run: Run) -> NotYetError:
@@ -99,9 +103,7 @@ def _deadlock(run: Run) -> NotYetError:
     ops = {call["op"] for call in waiting}
     if ops & COLLECTIVES:
         return _stuck_collective(run)
-    under_way = {
-        call["op"] for rank in run.cycle for call in run.ranks[rank].open_calls()
-    }
+    under_way = _under_way(run)
     if under_way and under_way <= {"send", "isend"}:
         verdict = not_yet(run, "ring-of-sends", kind="DEADLOCK")
         if "isend" in ops:
@@ -120,6 +122,26 @@ def _deadlock(run: Run) -> NotYetError:
         verdict = not_yet(run, "peer-finished", kind="DEADLOCK")
         return verdict.but(rule=_own_collective(run) or verdict.rule)
     return not_yet(run, "", _crossed(run), kind="DEADLOCK")
+
+
+def _under_way(run: Run) -> set[str]:
+    """What the ranks of the circle have started, and no other rank has answered.
+
+    Answered receives count too, unless each rank waits where it started the send: a
+    rank that waits elsewhere may wait for another message than it means.
+    """
+    circle = [run.ranks[rank] for rank in run.cycle]
+    met: set[int] = set()
+    if all(map(_waits_at_once, circle)):
+        met = {id(call) for pair in pairs(run.ranks) for call in pair[-2:]}
+    return {c["op"] for r in circle for c in r.open_calls() if id(c) not in met}
+
+
+def _waits_at_once(record: RankRecord) -> bool:
+    """Whether the wait stands in the line of the call, or in the next one."""
+    call = record.waiting or {}
+    waits = [e for e in record.journal if e["k"] == "wait" and e["n"] == call.get("n")]
+    return all(e["line"] - call["line"] in (0, 1) for e in waits[-1:])
 
 
 def _same_peer_round(run: Run) -> bool:
@@ -159,6 +181,8 @@ def _crossed(run: Run) -> str:
         stuck = run.ranks[peer].waiting
         if not for_me and stuck and stuck["op"] in SENDS:  # else it waits for others
             return f"{waits}, but rank {peer} sends to rank {stuck['dst']}"
+        if sends and not for_me and call["op"] == "irecv":
+            return f"{waits}, but rank {peer} sends to rank {sends[0]['dst']}"
         if for_me and call["tag"] not in for_me:
             told = f"{waits}, but rank {peer} sends with tag {for_me[0]}"
             held = stuck is not None and stuck["op"] in SENDS
@@ -197,7 +221,24 @@ def _refused(run: Run, first: RankRecord) -> NotYetError:
     if first.error.refused == "itself":
         return _itself(run, first, text)
     slugs = {"collective": "collective-not-here", "no such rank": "no-such-rank"}
-    return not_yet(run, slugs.get(first.error.refused, "raised"), text)
+    verdict = not_yet(run, slugs.get(first.error.refused, "raised"), text)
+    return verdict.but(rule=RULE_RING) if _next_after_last(run, first) else verdict
+
+
+def _next_after_last(run: Run, first: RankRecord) -> bool:
+    """Whether all ranks call their neighbor alike, and the last one's is not there."""
+    calls = {r.rank: r.calls()[-1] for r in run.ranks if r.calls()}
+    call = calls.get(first.rank, {})
+    ends = {call.get("dst"), call.get("src")} - {None}
+    if call.get("op") == "sendrecv" and len(ends) == 1:
+        return False  # a partner, not a neighbor
+    alike = {_offsets(rank, other) for rank, other in calls.items()}
+    return len(calls) > 1 == len(alike) and bool(ends & {-1, run.world_size})
+
+
+def _offsets(rank: int, call: Event) -> tuple[int | None, ...]:
+    """How far the ranks of a call are from the one that makes it."""
+    return tuple(None if call[end] is None else call[end] - rank for end in _ENDS)
 
 
 def _itself(run: Run, first: RankRecord, text: str) -> NotYetError:

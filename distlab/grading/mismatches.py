@@ -39,7 +39,7 @@ RULES = {
     "unmatched-recv": "every recv needs a send on the other side: branch on comm.rank",
     "peer-finished": "each send needs its recv on the rank it names, and the other way",
     "send-to-self": "a rank does not send to itself: leave your own rank out",
-    "no-such-rank": "ranks are 0 … n - 1; the one after the last is 0: use % n",
+    "no-such-rank": "ranks are 0 … n - 1",
     "collective-not-here": "send and recv only: this unit builds the rest",
     "mismatched-buffers": "both sides of a message need the same shape and dtype",
     "never-waited": "keep what isend, irecv and async_op return, and call its wait()",
@@ -50,6 +50,8 @@ RULES = {
 }
 
 
+RULE_RING = "ranks are 0 … n - 1; the one after the last is 0: use % n"
+RULE_PART = "does the receiver expect the part that is sent? is its buffer long enough?"
 RULE_ALIKE = "in a collective all ranks' tensors have the same shape and dtype"
 
 Calls = Sequence[tuple[int, Event]]
@@ -121,7 +123,9 @@ def mismatched_ends(run: Run) -> NotYetError | None:
                 f"receives into {describe_tensor(takes)}"
             )
             calls = [(src, sent), (dst, {**received, **takes})]
-            return not_yet(run, "mismatched-buffers", message, calls=calls)
+            wrong = not_yet(run, "mismatched-buffers", message, calls=calls)
+            same_dtype = sent_facts[1] == received_facts[1]
+            return wrong.but(rule=RULE_PART) if same_dtype else wrong
     return None
 
 

@@ -10,6 +10,7 @@ Cost: counted in collectives per block and direction.
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -142,14 +143,19 @@ reduce_from_region: RegionOperator = ReduceFromRegion.apply
 
 
 class ParallelLinear(nn.Module):
-    """A shard of the linear layer `full`, which is the same on every rank."""
+    """A shard of the linear layer `full`, which is the same on every rank.
+
+    A frozen weight or bias stays frozen.
+    """
 
     def __init__(self, comm: Comm, full: nn.Linear, operator: RegionOperator) -> None:
         super().__init__()
         self.comm, self.operator = comm, operator
         weight, bias = self.shard(full)
-        self.weight = nn.Parameter(weight)
-        self.bias = None if bias is None else nn.Parameter(bias)
+        self.weight = nn.Parameter(weight, full.weight.requires_grad)
+        self.bias = None
+        if bias is not None:
+            self.bias = nn.Parameter(bias, full.bias.requires_grad)
 
     @abstractmethod
     def shard(self, full: nn.Linear) -> tuple[Tensor, Tensor | None]:
@@ -249,6 +255,7 @@ def parallel_attention(
 ) -> None:
     """Replace attention.qkv and attention.proj by this rank's shards, in place.
 
+    The replaced layers keep their weights. Frozen weights stay frozen.
     Each rank computes 1/n of the attention.num_heads heads. The rows of qkv are all
     queries, then all keys, then all values. In each third, and in the inputs of proj,
     the channels are ordered by head. Attention infers its heads from qkv's outputs.
@@ -263,9 +270,10 @@ def parallel_attention(
         raise ValueError(f"{attention.num_heads} heads do not fit on {n} ranks")
     rows = torch.arange(full.out_features, device=full.weight.device)
     rank_by_rank = rows.unflatten(0, (3, n, -1)).transpose(0, 1).flatten()
-    for parameter in full.parameters():
+    ordered = copy.deepcopy(full)  # `full` is the caller's
+    for parameter in ordered.parameters():
         parameter.data = parameter.data[rank_by_rank]
-    attention.qkv = ColumnParallelLinear(comm, full, input_operator)
+    attention.qkv = ColumnParallelLinear(comm, ordered, input_operator)
     attention.proj = RowParallelLinear(comm, attention.proj, output_operator)
     ### END SOLUTION
 
@@ -405,9 +413,10 @@ def all_reduce_replicated_grads(comm: Comm, block: Any) -> None:
 def with_torch(mesh: Any, block: Any) -> None:
     """Shard a block as in 2.18, in place, with torch alone: there is no comm here.
 
-    Given: `mesh`, a one-dimensional torch DeviceMesh of mesh.size() ranks, and `block`,
-    the same on every rank. Shard attention.qkv, attention.proj, mlp.up and mlp.down.
-    The rows of qkv are ordered as in 2.18.
+    Given: `mesh`, a one-dimensional torch DeviceMesh of mesh.size() ranks, perhaps a
+    part of all ranks, and `block`, the same on every rank. Shard attention.qkv,
+    attention.proj, mlp.up and mlp.down. The rows of qkv are ordered as in 2.18. Frozen
+    weights stay frozen.
 
     C1 outputs, gradients and training steps equal the single-process baseline
     C2 each rank stores 1/n of each of the four weights
@@ -427,8 +436,9 @@ def with_torch(mesh: Any, block: Any) -> None:
         raise ValueError(f"{attention.num_heads} heads do not fit on {n} ranks")
     rows = torch.arange(attention.qkv.out_features)
     rank_by_rank = rows.unflatten(0, (3, n, -1)).transpose(0, 1).flatten()
-    for parameter in attention.qkv.parameters():
-        parameter.data = parameter.data[rank_by_rank]
+    for name, parameter in list(attention.qkv.named_parameters()):
+        ordered = parameter.detach()[rank_by_rank]
+        setattr(attention.qkv, name, nn.Parameter(ordered, parameter.requires_grad))
     plan = {
         "attention.qkv": parallel.ColwiseParallel(),
         "attention.proj": parallel.RowwiseParallel(),

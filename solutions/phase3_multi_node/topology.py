@@ -120,9 +120,10 @@ def estimate_time(n: int, num_bytes: int, link: Link) -> dict[str, float]:
 def hierarchical(levels: Levels, tensor: Tensor, all_reduce: AllReduce) -> None:
     """The sum over all ranks of all nodes, in place.
 
-    Given: `tensor` is contiguous, with any number of elements. all_reduce(group, chunk)
-    sums a chunk over a group, in place, with the same bits on every rank of the group.
-    tensor.view(-1).tensor_split(num_rails) gives the chunks, as views.
+    Given: `tensor` is contiguous, of any shape. all_reduce(group, chunk) sums a chunk
+    over a group, in place, with the same bits on every rank of the group: call it for
+    the inter-node stage. tensor.view(-1).tensor_split(num_rails) gives the chunks, as
+    views.
 
     C1 every rank has the sum, with the same bits
     C2 nodes of different sizes, nodes of one rank, a single node
@@ -248,6 +249,8 @@ def unfold(comm: Comm, fold: Fold, tensor: Tensor) -> None:
 def recursive_doubling(comm: Comm, tensor: Tensor) -> None:
     """The sum over all ranks, in place, in few rounds. Let d = ⌊log2 n⌋.
 
+    Given: `tensor` is contiguous, of any shape.
+
     C1 both functions: every rank has the sum, with the same bits, for any n and any
     number of elements
     C2 recursive_doubling: at most d rounds of S, two more if n is not 2^d
@@ -275,7 +278,7 @@ def recursive_doubling(comm: Comm, tensor: Tensor) -> None:
 def halving_doubling(comm: Comm, tensor: Tensor) -> None:
     """The sum over all ranks, in place: as few bytes as the ring, in 2 log2 n rounds.
 
-    Given: `tensor` is contiguous. The clauses are those of recursive_doubling.
+    Given and clauses are those of recursive_doubling.
 
     In torch.distributed: nothing; MPICH's MPI_Allreduce does this for large tensors
     Example: n = 4: rank 0 sends its last half to 2, then its second quarter to 1, and

@@ -14,6 +14,7 @@ from distlab.grading.checks.ring_allreduce.steps import (
 from distlab.grading.checks.ring_allreduce.sums import LENGTH, WORLDS, values_of
 from distlab.grading.checks.ring_allreduce.watched import READ_EARLY, Watched
 from distlab.grading.clause import clause
+from distlab.grading.kit.lent import expect_own_memory, lend
 from distlab.grading.kit.messages import calls_of_each
 from distlab.grading.runs import Runs, RunSpec, in_virtual_time, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
@@ -35,12 +36,12 @@ def pipelined_once(
     segment_bytes: int = SEGMENT_BYTES,
 ) -> dict[str, Any]:
     """One pipelined_all_reduce."""
-    tensor = values_of(kind, seed, context.rank, length).to(context.comm.device)
-    before = tensor.clone()
+    memory = values_of(kind, seed, context.rank, length + 2).to(context.comm.device)
+    lent = lend(memory[1:-1], memory)
     started_s = context.comm.time()
-    unit.pipelined_all_reduce(context.comm, tensor, segment_bytes)
+    unit.pipelined_all_reduce(context.comm, lent.tensor, segment_bytes)
     took_s = context.comm.time() - started_s
-    return {"before": before, "after": tensor, "returned": None, "took_s": took_s}
+    return {**lent.left(), "returned": None, "took_s": took_s}
 
 
 def watched_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
@@ -72,6 +73,7 @@ def sum_everywhere(runs: Runs) -> str | None:
         run = runs.finished(spec)
         digits = runs.ended(pipelined_once, kind="digits")
         counts = Sums(digits) if digits.outcome == "finished" else None
+        expect_own_memory(run, run.values, "pipelined_all_reduce")
         try:
             expect_sums(Sums(run), "pipelined_all_reduce", counts)
         except NotYetError as failure:

@@ -77,6 +77,26 @@ def expect_one_neighbor(run: Run) -> None:
             )
 
 
+def expect_ring(run: Run, length: int, halves: int) -> None:
+    """B and J: of float64, `length` of them.
+
+    Raises:
+        NotYetError: it is not what a ring sends.
+    """
+    expect_few_bytes(run, length, 8, halves)
+    expect_few_messages(run, halves)
+    expect_one_neighbor(run)
+
+
+def told(run: Run, length: int) -> str:
+    """What a rank sends, as a note."""
+    most = max(record.sent_bytes for record in run.ranks)
+    return (
+        f"n = {run.world_size}, {length * 8} bytes: each rank sends at most "
+        f"{most:.0f} in {run.ranks[0].messages} messages"
+    )
+
+
 def _sends(record: RankRecord) -> list[Any]:
     return [call for call in record.calls() if call["op"] in SENDING]
 

@@ -31,7 +31,10 @@ from distlab.grading.checks.tensor_parallel.whole import (
     LEARNING_RATE,
     STEPS,
     Whole,
+    expect_frozen,
+    freeze,
     inputs_of,
+    learning_of,
     make_block,
     upstream_of,
 )
@@ -70,7 +73,7 @@ def blocks_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, 
         uses["output_operator"] += 1
         return leave(group, x)
 
-    block = make_block(seed, n).to(comm.device)
+    block = freeze(make_block(seed, n), n).to(comm.device)
     unit.parallel_attention(comm, block.attention, way_in, way_out)
     unit.parallel_mlp(comm, block.mlp, way_in, way_out)
     marks: dict[str, list[int]] = {}
@@ -79,6 +82,7 @@ def blocks_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, 
         module = getattr(block, name)
         found[name] = _trained(module, seed, n, comm, marks, name)
         found[name]["held"] = sum(p.numel() for p in module.parameters())
+    found["learning"] = learning_of(block)
     return {**found, "refused": _refused(comm, unit, n)}
 
 
@@ -131,6 +135,7 @@ def _refused(comm: Counted, unit: ModuleType, n: int) -> dict[str, Any]:
 def as_in_one_process(runs: Runs) -> str | None:
     """V: outputs and gradients at each of some steps, so the weights' gradients too."""
     run, n = runs.finished(blocks_once), runs.world_size
+    expect_frozen(run, n)
     worst = 0.0
     for name, words in NAMES.items():
         whole = Whole(runs.seed, n, name)

@@ -22,6 +22,7 @@ from distlab.grading.checks.tensor_parallel.shared import (
     enter,
     expect_refusal,
     leave,
+    other_orders,
 )
 from distlab.grading.clause import clause
 from distlab.grading.kit.values import Suspect, expect_values, same_everywhere
@@ -117,6 +118,7 @@ def _there_and_back(
         "x": as_tensor(x.grad),
         "weight": as_tensor(layer.weight.grad),
         "bias": as_tensor(bias.grad if isinstance(bias, Tensor) else None),
+        "stored": [as_tensor(layer.weight), as_tensor(bias)],
         "held": [_held(p) for p in layer.parameters()],
     }
 
@@ -179,10 +181,13 @@ def by_columns(runs: Runs) -> str | None:
                     sentence="ColumnParallelLinear returns all outputs: not sharded",
                     rule="rank r has chunk r of the weight's rows",
                 ),
+                *other_orders(one.out, n, "ColumnParallelLinear's outputs"),
             ],
             rule="outputs are rows of the weight, and elements of the bias: chunk r",
         )
         _expect_held(run, "column" + end, [3 * OTHER, 3] if bias else [3 * OTHER])
+        biases = one.whole.bias.detach().chunk(n) if bias else [torch.empty(0)] * n
+        _expect_stored(run, "column" + end, one, list(biases))
     return None
 
 
@@ -209,6 +214,27 @@ def _expect_held(run: Run, kind: str, expected: list[int]) -> None:
                 rule=SHARE,
             )
     _expect_own(run, kind, name)
+
+
+def _expect_stored(run: Run, kind: str, one: One, biases: list[Tensor]) -> None:
+    """A layer has the values that it was given: training goes on from there."""
+    name = "RowParallelLinear" if kind.startswith("row") else "ColumnParallelLinear"
+    n = run.world_size
+    for place, noun, expected in ((0, "weight", one.shares), (1, "bias", biases)):
+        scaled = Suspect(
+            slug="bias-inside-the-sum" if noun == "bias" else "",
+            values=[value / n for value in expected],
+            sentence=f"{name} stores its {noun} divided by {n}: a step of training "
+            "then changes it too much",
+            rule="store the values of the full layer",
+        )
+        expect_values(
+            [value[kind]["stored"][place] for value in run.values],
+            expected,
+            what=f"the outputs are right, but the {noun} that {name} stores",
+            suspects=[scaled],
+            rule="store the values of the full layer",
+        )
 
 
 def _expect_own(run: Run, kind: str, name: str) -> None:
@@ -284,6 +310,8 @@ def by_rows(runs: Runs) -> str | None:
             rule="sum the partial sums, then add the bias once",
         )
         _expect_held(run, "row" + end, [3 * OTHER, OTHER] if bias else [3 * OTHER])
+        own = one.whole.bias.detach() if bias else torch.empty(0)
+        _expect_stored(run, "row" + end, one, same_everywhere(own, n))
     return None
 
 

@@ -54,7 +54,17 @@ def passages_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str
     )
     odd["leave"] = as_tensor(unit.reduce_from_region(comm, crossed))
     found["odd"] = odd
+    found["elsewhere"] = _in_two_groups(comm, unit, same.to(device), own.to(device))
     return {**found, "marks": marks}
+
+
+def _in_two_groups(comm: Comm, unit: ModuleType, x: Tensor, gradient: Tensor) -> int:
+    """How often the way back of the first group calls the second group's comm."""
+    first, second = x.clone().requires_grad_(), Counted(comm)
+    y = unit.copy_to_region(comm, first)
+    unit.copy_to_region(second, x.clone().requires_grad_())
+    _gradient(y, first, gradient)
+    return second.count
 
 
 def _played(runs: Runs, clause_id: str = "") -> Run:
@@ -149,6 +159,12 @@ def the_way_in(runs: Runs) -> str | None:
         what="the gradient of x, for a transposed gradient,",
         rule="sum a contiguous copy of the gradient",
     )
+    if any(value["elsewhere"] for value in run.values):
+        raise NotYetError(
+            "copy_to_region of two groups: the backward of the first sums over the "
+            "second group",
+            rule="keep comm on ctx: each call has its own",
+        )
     return None
 
 

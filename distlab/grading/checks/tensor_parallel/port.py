@@ -21,7 +21,10 @@ from distlab.grading.checks.tensor_parallel.whole import (
     LEARNING_RATE,
     STEPS,
     Whole,
+    expect_frozen,
+    freeze,
     inputs_of,
+    learning_of,
     make_block,
     upstream_of,
 )
@@ -50,15 +53,22 @@ def ported_block(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     from torch.distributed.device_mesh import init_device_mesh
 
     join(context)
-    n = context.world_size
-    mesh = init_device_mesh("cpu", (n,))
-    block = make_block(seed, n)
+    n = shards_of(context.world_size)
+    shape = context.world_size // n, n
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))["tensor"]
+    block = freeze(make_block(seed, n), n)
     unit.with_torch(mesh, block)
     found = _trained(block, seed, n)
+    found["learning"] = learning_of(block)
     found["held"] = {name: _held(block.get_submodule(name)) for name in CUT}
     found["refused"] = _refused(unit, mesh, n)
     leave_default_group()
     return found
+
+
+def shards_of(world_size: int) -> int:
+    """Of 4 ranks, 2 hold a block together; fewer do so all."""
+    return 2 if world_size == 4 else world_size
 
 
 def _trained(block: nn.Module, seed: int, n: int) -> dict[str, Any]:
@@ -103,7 +113,7 @@ def _refused(unit: ModuleType, mesh: Any, n: int) -> dict[str, Any]:
 @lru_cache(maxsize=16)
 def one_process(seed: int, n: int) -> tuple[list[Tensor], list[Tensor]]:
     """Outputs and gradients of the inputs, step by step."""
-    found = _trained(make_block(seed, n), seed, n)
+    found = _trained(freeze(make_block(seed, n), n), seed, n)
     return found["outs"], found["backs"]
 
 
@@ -111,36 +121,41 @@ def one_process(seed: int, n: int) -> tuple[list[Tensor], list[Tensor]]:
 def as_in_one_process(runs: Runs) -> str | None:
     """V: outputs and input gradients at each step, so the weights' gradients too."""
     run = finished(runs, ported_block)
-    n, seed = runs.world_size, runs.seed
+    world_size, seed = runs.world_size, runs.seed
+    n = shards_of(world_size)
+    expect_frozen(run, n)
+    part = f", on a mesh of {n} of {world_size} ranks," * (n < world_size)
     for step in range(STEPS):
         for key, right in zip(("outs", "backs"), one_process(seed, n), strict=True):
             values = [value[key][step] for value in run.values]
-            if all_close(values, same_everywhere(right[step], n)):
+            if all_close(values, same_everywhere(right[step], world_size)):
                 continue
             what = "what the block returns" if key == "outs" else "the inputs' gradient"
             expect_values(
                 values,
-                same_everywhere(right[step], n),
-                what=f"{what} at step {step + 1}",
-                suspects=[_cut_across(seed, n)] if (key, step) == ("outs", 0) else [],
-                rule=ROWS,
+                same_everywhere(right[step], world_size),
+                what=f"{what} at step {step + 1}{part}",
+                suspects=_suspects(runs) if (key, step) == ("outs", 0) else [],
             )
-    return f"n = {n}: {STEPS} training steps equal the single-process baseline"
+    return f"n = {world_size}: {STEPS} training steps equal the single-process baseline"
 
 
-def _cut_across(seed: int, n: int) -> Suspect:
+def _suspects(runs: Runs) -> list[Suspect]:
+    seed, world_size = runs.seed, runs.world_size
+    n = shards_of(world_size)
     block, whole = make_block(seed, n), Whole(seed, n, "attention")
     x = inputs_of(seed, n, 0)
     with torch.no_grad():
         x = x + whole.cut_across(block.norm1(x))
         x = x + block.mlp(block.norm2(x))
-    return Suspect(
+    cut_across = Suspect(
         slug="qkv-cut-across",
-        values=same_everywhere(x, n),
+        values=same_everywhere(x, world_size),
         sentence="qkv was split as one tensor: a rank has queries, keys or values of "
         "heads that belong to other ranks",
         rule=ROWS,
     )
+    return [cut_across]
 
 
 # ── C2 memory ───────────────────────────────────────────────────────────────────────
@@ -149,7 +164,7 @@ def _cut_across(seed: int, n: int) -> Suspect:
 @clause("tensor_parallel.port", "C2", worlds=DIVIDED, runs=[on_ranks(ported_block)])
 def a_share_of_the_weights(runs: Runs) -> str | None:
     """M: how many numbers of each of the four weights are on each rank."""
-    run, n = finished(runs, ported_block), runs.world_size
+    run, n = finished(runs, ported_block), shards_of(runs.world_size)
     block = make_block(runs.seed, n)
     for name in CUT:
         size = _held(block.get_submodule(name))
@@ -165,7 +180,7 @@ def a_share_of_the_weights(runs: Runs) -> str | None:
                 ),
                 rule=f"a style for each of {', '.join(CUT)}",
             )
-    return f"n = {n}: each rank stores 1/{n} of the four weights"
+    return f"n = {runs.world_size}: each rank stores 1/{n} of the four weights"
 
 
 # ── C3 what does not fit ────────────────────────────────────────────────────────────
@@ -174,7 +189,7 @@ def a_share_of_the_weights(runs: Runs) -> str | None:
 @clause("tensor_parallel.port", "C3", worlds=DIVIDED, runs=[on_ranks(ported_block)])
 def whole_heads_only(runs: Runs) -> str | None:
     """V: n + 1 heads are refused, before anything was replaced."""
-    run, n = finished(runs, ported_block), runs.world_size
+    run, n = finished(runs, ported_block), shards_of(runs.world_size)
     tried = [value["refused"] for value in run.values]
     what = f"{n + 1} heads on {n} ranks"
     rule = "torch does not check: it splits unevenly if it must"

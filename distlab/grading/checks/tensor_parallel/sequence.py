@@ -16,6 +16,7 @@ from distlab.grading.checks.tensor_parallel.shared import (
     drawn,
     expect_calls,
     flat,
+    other_orders,
 )
 from distlab.grading.checks.tensor_parallel.whole import make_block
 from distlab.grading.clause import clause
@@ -142,7 +143,19 @@ def along_the_tokens(runs: Runs) -> str | None:
                 "mixes tokens of different sequences",
                 rule="all_gather gives (n, batch, tokens / n, channels): move n before "
                 "the tokens",
-            )
+            ),
+            *(
+                Suspect(
+                    slug="chunk-order",
+                    values=same_everywhere(joined, n),
+                    sentence=f"all_gather_tokens returns {words}",
+                    rule="in each sequence: rank 0's tokens, then rank 1's, and so on",
+                )
+                for joined, words in (
+                    (torch.stack(few, 2).flatten(1, 2), "the ranks' tokens in turn"),
+                    (torch.cat(few[::-1], 1), "the last rank's tokens first"),
+                )
+            ),
         ],
         rule="in each sequence: rank 0's tokens, then rank 1's, and so on",
     )
@@ -165,6 +178,7 @@ def along_the_tokens(runs: Runs) -> str | None:
                 sentence="each rank returns its tokens of its partial sum: no sum",
                 rule="each rank's tokens of the sum over all ranks",
             ),
+            *other_orders(total, n, "what reduce_scatter_tokens returns", dim=1),
         ],
         rule="chunk r, along the tokens, of the sum over all ranks",
     )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from distlab.comm import Call, Comm, CommRefusedError, Event, Wrapper
 from distlab.grading.kit.messages import numbers
+from distlab.grading.kit.values import Suspect
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankRecord, Run
 from distlab.runner.autopsy import Evidence, describe, describe_tensor, place_of
@@ -27,11 +28,16 @@ NO_SUM_BACK = (
 
 
 class Counted(Wrapper):
-    """A comm that counts its calls, and those of its groups."""
+    """A comm that counts its calls, and those of its groups; each rank has a node."""
 
     def __init__(self, inner: Comm) -> None:
         super().__init__(inner)
         self.count = 0
+
+    @property
+    def local_rank(self) -> int:
+        """Unlike the rank: what it is on nodes of one rank."""
+        return 0
 
     def _around(self, call: Call, proceed: Callable[[], Any]) -> Any:
         self.count += 1
@@ -96,6 +102,26 @@ def flat(tensors: Sequence[object]) -> Tensor:
     return torch.cat([as_tensor(tensor).reshape(-1) for tensor in tensors])
 
 
+def other_orders(whole: Tensor, n: int, what: str, dim: int = -1) -> list[Suspect]:
+    """Wrong shards of `whole`: every n-th element of a dimension; from the last on."""
+    strided = [
+        whole.index_select(dim, torch.arange(rank, whole.shape[dim], n))
+        for rank in range(n)
+    ]
+    return [
+        Suspect(
+            slug="chunk-order",
+            values=values,
+            sentence=f"{what}: {words}",
+            rule="chunk r, of n contiguous chunks, belongs to rank r",
+        )
+        for values, words in (
+            (strided, f"rank r has elements r, r + {n}, …, not chunk r"),
+            (list(whole.chunk(n, dim))[::-1], "the ranks have the chunks in reverse"),
+        )
+    ]
+
+
 # ── refusals ────────────────────────────────────────────────────────────────────────
 
 
@@ -108,7 +134,8 @@ def attempt(action: Callable[[], object]) -> list[str]:
     except CommRefusedError as error:  # a ValueError too, but not the learner's
         return ["a refusal by comm", str(error)]
     except Exception as error:
-        return [type(error).__name__, str(error)]
+        kind = ValueError if isinstance(error, ValueError) else type(error)
+        return [kind.__name__, str(error)]
     return []
 
 

@@ -9,11 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from distlab.grading.checks.tensor_parallel.shared import drawn
+from distlab.grading.verdict import NotYetError
 from distlab.models.transformer import Block, TransformerConfig
+from distlab.runner import Run
+from distlab.runner.autopsy import Evidence
 
 SEQUENCES, TOKENS, HEAD_DIM = 2, 3, 2
 STEPS = 2
 LEARNING_RATE = 0.05
+FROZEN_AT = 2
+FROZEN = (
+    "attention.qkv.weight",
+    "attention.proj.bias",
+    "mlp.up.bias",
+    "mlp.down.weight",
+)
 
 
 def make_block(seed: int, n: int, heads: int = 2) -> Block:
@@ -24,6 +34,43 @@ def make_block(seed: int, n: int, heads: int = 2) -> Block:
         values = drawn(seed + place, -8, *parameter.shape)
         parameter.data = 0.4 * values if parameter.dim() > 1 else 0.7 + values
     return block
+
+
+def freeze(block: nn.Module, n: int) -> nn.Module:
+    """With two shards, some weights and biases do not learn."""
+    for name in FROZEN if n == FROZEN_AT else ():
+        block.get_parameter(name).requires_grad_(False)
+    return block
+
+
+def learning_of(block: nn.Module) -> dict[str, bool]:
+    """Of each that is frozen somewhere: whether it learns."""
+    parameters = dict(block.named_parameters())
+    return {n: parameters[n].requires_grad for n in FROZEN if n in parameters}
+
+
+def expect_frozen(run: Run, n: int) -> None:
+    """What was frozen still is.
+
+    Raises:
+        NotYetError: it is not.
+    """
+    freed = {
+        rank: ", ".join(name for name, learns in value["learning"].items() if learns)
+        for rank, value in enumerate(run.values)
+    }
+    if n == FROZEN_AT and any(freed.values()):
+        rank = next(rank for rank, names in freed.items() if names)
+        raise NotYetError(
+            f"{freed[rank].partition(',')[0]} was frozen; rank {rank}'s shard is "
+            "trainable",
+            evidence=tuple(
+                Evidence(rank=rank, state="trainable", text=names)
+                for rank, names in freed.items()
+                if names
+            ),
+            rule="requires_grad of a shard is that of the weight it is a part of",
+        )
 
 
 def channels(n: int) -> int:
@@ -46,7 +93,7 @@ class Whole:
 
     def __init__(self, seed: int, n: int, name: str) -> None:
         self.seed, self.n, self.name = seed, n, name
-        self.first: nn.Module = getattr(make_block(seed, n), name)
+        self.first: nn.Module = getattr(freeze(make_block(seed, n), n), name)
         last = self.first.proj if name == "attention" else self.first.down
         self.constant: Tensor = last.bias.detach().clone()
         module = copy.deepcopy(self.first)
@@ -59,7 +106,7 @@ class Whole:
             self.outs.append(out.detach())
             self.backs.append(x.grad)  # type: ignore[arg-type]
             with torch.no_grad():
-                for parameter in module.parameters():
+                for parameter in filter(lambda p: p.requires_grad, module.parameters()):
                     parameter -= LEARNING_RATE * parameter.grad
                     parameter.grad = None
 

@@ -11,10 +11,18 @@ from typing import Any
 import torch
 
 from distlab.grading.checks.topology.forms import doubling_rounds
-from distlab.grading.checks.topology.nodes import ITEM, Ledger, sum_of
+from distlab.grading.checks.topology.nodes import (
+    ITEM,
+    TABLE,
+    Ledger,
+    lent_of,
+    sum_of,
+    told_of,
+)
 from distlab.grading.clause import clause
 from distlab.grading.kit.clause_order import judged_after
-from distlab.grading.kit.messages import expect_sent, numbers
+from distlab.grading.kit.lent import expect_own_memory
+from distlab.grading.kit.messages import expect_sent
 from distlab.grading.kit.values import (
     Suspect,
     all_close,
@@ -28,7 +36,7 @@ from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
 
 WORLDS = (3, 4, 6, 1)
-COUNTS = (29, 1, 0)
+COUNTS = (29, 1, 0, TABLE)
 NAMES = ("recursive_doubling", "halving_doubling")
 MANY = (64, 100)  # simulated: a power of two, and far from one
 
@@ -40,14 +48,12 @@ def double_all(
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in NAMES}
     for name in NAMES:
         for count in COUNTS:
-            before = numbers(seed, context.rank, count)
-            tensor = before.clone().to(context.comm.device)
+            lent = lent_of(seed, context.rank, count, context.comm.device)
             ledger = Ledger(context.comm)
-            getattr(unit, name)(ledger, tensor)
+            getattr(unit, name)(ledger, lent.tensor)
             found[name].append(
                 {
-                    "before": before,
-                    "after": tensor.cpu(),
+                    **lent.left(),
                     "messages": ledger.messages,
                     "bytes": sum(ledger.sent_bytes),
                 }
@@ -104,7 +110,8 @@ def everyone_has_the_sum(runs: Runs) -> str | None:
             total = same_everywhere(sum_of(before), n)
             if count == COUNTS[0] and not all_close(after, total):
                 _expect_sum_beside(name, before, after)
-            what = f"{name}, {count} elements: the tensor"
+            expect_own_memory(run, told, f"{name}, {told_of(count)}:")
+            what = f"{name}, {told_of(count)}: the tensor"
             expect_values(
                 after,
                 total,

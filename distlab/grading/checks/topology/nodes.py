@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import ceil
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from distlab.comm import Call, Comm, Wrapper
 from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.kit.lent import Lent, expect_own_memory, lend
 from distlab.grading.kit.messages import expect_messages, numbers
 from distlab.grading.kit.values import (
     Suspect,
@@ -26,14 +25,14 @@ from distlab.grading.kit.values import (
     expect_values,
     same_everywhere,
 )
-from distlab.grading.runs import Runs, in_virtual_time, on_ranks
+from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
-from distlab.runner.autopsy import Evidence
 from distlab.sim.plans.members import Members
 from distlab.sim.plans.schedules import ring_all_reduce
 
 COUNT = 29  # no number of rails or chunks divides it
+TABLE = 30  # elements of a matrix of int64
 ITEM = 8  # bytes of a float64
 MANY, MANY_IN_NODE = 64, 8  # simulated
 
@@ -56,12 +55,27 @@ def settings(n: int, of_one_size: bool) -> list[tuple[Nodes, int]]:
     lone = (tuple((rank,) for rank in range(n)),)
     every = EQUAL.get(n, lone) if of_one_size else others(n)
     sizes = [(nodes, COUNT) for nodes in every]
-    return [*sizes, *((every[0], count) for count in (1, 0))]
+    return [*sizes, *((every[0], count) for count in (1, 0, TABLE))]
 
 
 def others(n: int) -> tuple[Nodes, ...]:
     """Nodes that are not all of one size; the kernel also asks for 5, 7 and 8."""
     return OTHER.get(n, (((0,), tuple(range(1, n))),))
+
+
+def lent_of(seed: int, rank: int, count: int, device: torch.device) -> Lent:
+    """A part of a larger tensor: TABLE elements are 5 × 6 int64, 1 has no dimension."""
+    memory = numbers(seed, rank, count + 2)
+    memory = (1000 * memory).long() if count == TABLE else memory
+    memory = memory.to(device)
+    shape = {1: (), TABLE: (5, 6)}.get(count, (count,))
+    return lend(memory[1:-1].view(shape), memory)
+
+
+def told_of(count: int) -> str:
+    """What that is, in words."""
+    kinds = {1: "a tensor of no dimension", TABLE: "a matrix of int64"}
+    return kinds.get(count, f"{count} elements")
 
 
 # ── on the ranks ────────────────────────────────────────────────────────────────────
@@ -111,15 +125,19 @@ def _once(
     nodes: Sequence[Sequence[int]],
     count: int,
 ) -> dict[str, Any]:
-    before = numbers(seed, context.rank, count)
-    tensor = before.clone().to(context.comm.device)
-    ledger = Ledger(context.comm)
-    unit.hierarchical(levels_on(ledger, unit, nodes), tensor, ring_all_reduce)
+    lent = lent_of(seed, context.rank, count, context.comm.device)
+    ledger, summed = Ledger(context.comm), []
+
+    def all_reduce(group: Comm, chunk: Tensor) -> None:
+        summed.append(chunk.numel())
+        ring_all_reduce(group, chunk)
+
+    unit.hierarchical(levels_on(ledger, unit, nodes), lent.tensor, all_reduce)
     near = set(next(node for node in nodes if context.rank in node))
     intra_node = sum(b for dst, b in enumerate(ledger.sent_bytes) if dst in near)
     return {
-        "before": before,
-        "after": tensor.cpu(),
+        **lent.left(),
+        "summed": len(summed),
         "intra_node": intra_node,
         "inter_node": sum(ledger.sent_bytes) - intra_node,
     }
@@ -226,7 +244,9 @@ def _judge(runs: Runs, of_one_size: bool) -> None:
                 slug="way-back-missing",
                 rule="in the last stage, a rank sends its chunk to its node's ranks",
             )
-        what = f"nodes {named(nodes)}, {count} elements: the tensor"
+        where = f"nodes {named(nodes)}, {told_of(count)}"
+        expect_own_memory(run, told, f"hierarchical, {where}:")
+        what = f"{where}: the tensor"
         expect_values(
             after,
             total,
@@ -263,112 +283,4 @@ def every_rank_has_the_sum(runs: Runs) -> str | None:
 def any_nodes(runs: Runs) -> str | None:
     """V and X: nodes of different sizes, nodes of one rank, a single node."""
     _judge(runs, False)
-    return None
-
-
-# ── bytes ───────────────────────────────────────────────────────────────────────────
-
-
-def most_inter_node(count: int, p: int, num_rails: int) -> int:
-    """Bytes of a ring all-reduce of the largest chunk, by the element."""
-    chunk = ceil(count / num_rails)
-    return 2 * (p - 1) * ceil(chunk / p) * ITEM
-
-
-ON_MANY = in_virtual_time(on_many, MANY)
-
-
-@clause(
-    "topology.hierarchical",
-    "C3",
-    worlds=(4, 6),
-    runs=[on_ranks(over_nodes, of_one_size=True)],
-    later=[ON_MANY],
-)
-def few_bytes_inter_node(runs: Runs) -> str | None:
-    """B: by rank, here and on simulated nodes."""
-    run = runs.finished(over_nodes, of_one_size=True)
-    for number, (nodes, count) in enumerate(settings(runs.world_size, True)):
-        num_rails = min(map(len, nodes))
-        most = most_inter_node(count, len(nodes), num_rails)
-        sent = [value[number]["inter_node"] for value in run.values]
-        if max(sent) > most:
-            raise _too_much(named(nodes), sent, most, num_rails, count * ITEM)
-    if runs.world_size != 4:
-        return None
-    told = runs.simulated(ON_MANY)["values"]
-    p, chunk = MANY // MANY_IN_NODE, 2 * MANY // MANY_IN_NODE
-    most = most_inter_node(chunk, p, 1)
-    sent = [value["inter_node"] for value in told]
-    with judged_after(every_rank_has_the_sum, runs, "C1"):
-        if not all(value["is_right"] for value in told):
-            raise NotYetError(
-                f"{MANY} simulated ranks on nodes of {MANY_IN_NODE}: the sum is wrong",
-                rule="trace a node of more than two ranks by hand",
-            )
-    if max(sent) > most:
-        where = f"{MANY} simulated ranks on nodes of {MANY_IN_NODE}"
-        raise _too_much(where, sent, most, MANY_IN_NODE, 2 * MANY * ITEM)
-    flat = 2 * (MANY - 1) * 2 * ITEM  # last rank of a node, in a ring over all ranks
-    return (
-        f"{MANY} simulated ranks: inter-node at most {max(sent)} bytes per rank; in a "
-        f"ring over all ranks, {flat} for the last rank of a node"
-    )
-
-
-def _too_much(
-    where: str, sent: list[int], most: int, num_rails: int, num_bytes: int
-) -> NotYetError:
-    busy = [rank for rank, amount in enumerate(sent) if amount > most]
-    slug, words = "", ""
-    if num_rails > 1 and len(busy) < len(sent) and set(sent) - {0} == {max(sent)}:
-        slug, words = "leader-carries-all", ": the other ranks of its node send nothing"
-    elif num_rails > 1 and len(busy) == len(sent):
-        slug = "whole-tensor-inter-node" if max(sent) > 0.9 * num_bytes else ""
-        words = ", and so do all other ranks" if slug else ""
-    return NotYetError(
-        f"nodes {where}: rank {busy[0]} sends {sent[busy[0]]} bytes inter-node, where "
-        f"{most} are enough{words}",
-        slug=slug,
-        evidence=tuple(
-            Evidence(
-                rank=rank,
-                state="much" if amount > most else "right",
-                text=f"{amount} bytes inter-node, of a tensor of {num_bytes}",
-            )
-            for rank, amount in enumerate(sent[:8])
-        ),
-        rule="each rank sends only the chunk of its rail to other nodes",
-    )
-
-
-@clause(
-    "topology.hierarchical",
-    "C4",
-    worlds=(6, 4),
-    runs=[on_ranks(over_nodes, of_one_size=True)],
-)
-def few_bytes_intra_node(runs: Runs) -> str | None:
-    """B: a reduce-scatter and an all-gather, where the nodes have one size."""
-    run = runs.finished(over_nodes, of_one_size=True)
-    for number, (nodes, count) in enumerate(settings(runs.world_size, True)):
-        k = len(nodes[0])
-        most = 2 * (k - 1) * ceil(count / k) * ITEM
-        sent = [value[number]["intra_node"] for value in run.values]
-        if max(sent) > most:
-            rank = sent.index(max(sent))
-            raise NotYetError(
-                f"nodes {named(nodes)}: rank {rank} sends {max(sent)} bytes "
-                f"intra-node, where {most} are enough",
-                slug="whole-tensor-intra-node",
-                evidence=tuple(
-                    Evidence(
-                        rank=rank,
-                        state="much" if amount > most else "right",
-                        text=f"{amount} bytes of a tensor of {count * ITEM}",
-                    )
-                    for rank, amount in enumerate(sent)
-                ),
-                rule="before the last stage, a rank needs the sum of one chunk only",
-            )
     return None
