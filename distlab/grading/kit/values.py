@@ -58,7 +58,8 @@ def expect_values(
 ) -> None:
     """Rank by rank, `actual` must be close to `expected`.
 
-    What makes the suspects is called only if something is wrong.
+    What makes the suspects is called only if something is wrong. `rule` is for those
+    that have none of their own: where no suspect fits, there are facts and no rule.
 
     Raises:
         NotYetError: it is not; named after the suspect whose values fit every rank,
@@ -105,7 +106,7 @@ def expect_values(
         )
     numbers = ", ".join(map(str, wrong))
     on = f"on rank {numbers}" if len(wrong) == 1 else f"on ranks {numbers}"
-    raise NotYetError(f"{what} {verb} wrong {on}", evidence=evidence, rule=rule)
+    raise NotYetError(f"{what} {verb} wrong {on}", evidence=evidence)
 
 
 def _beside(actual: object, expected: Tensor, tolerance: float) -> str:

@@ -15,13 +15,14 @@ TINY = 1e-3
 """An update: bfloat16's next number after 1 is 1.0078, so 1 + TINY is 1."""
 
 LEARNING_RATE = 0.25
-_SHAPES = {"weight": (3, 4), "gain": (5,), "frozen": (3,), "rare": (6,)}
+_SHAPES = {"weight": (3, 4), "gain": (5,), "frozen": (3,), "scale": (), "rare": (6,)}
 
 
 class Small(nn.Module):
     """`weight` and `rare` are narrow, `gain` is float32 as a norm's often is.
 
-    `frozen` is not trained; `rare` has no gradient in the second step.
+    `frozen` is not trained; `scale` has no dimension; `rare` has no gradient in the
+    second step; `weight` is a parameter of `head`, too.
     """
 
     def __init__(self, dtype: torch.dtype, seed: int) -> None:
@@ -33,6 +34,9 @@ class Small(nn.Module):
             self.register_parameter(name, nn.Parameter(values.to(own)))
         self.frozen: nn.Parameter
         self.frozen.requires_grad_(False)
+        self.weight: nn.Parameter
+        self.head = nn.Module()
+        self.head.weight = self.weight
 
     def trained(self) -> dict[str, nn.Parameter]:
         """By name, in the model's order."""
@@ -64,6 +68,7 @@ def tiny_updates(
     }
     if found["shapes"] == found["expected_shapes"]:
         for _ in range(count):
+            unit.gradients_to_master(context.comm, model, copies)  # there are none
             with torch.no_grad():
                 for copy in copies:
                     copy += TINY
@@ -98,6 +103,9 @@ def up_step_down(
     for step in range(STEPS):
         _backward(model, seed, step, comm.rank)
         trained = model.trained()
+        if step == STEPS - 1:  # a multiple of what is there would be nan
+            for copy in copies:
+                copy.grad = torch.full_like(copy, torch.nan)
         own = {name: _wide(p.grad) for name, p in trained.items()}
         unit.gradients_to_master(comm, model, copies)
         masters = dict(zip(trained, copies, strict=True))
