@@ -28,12 +28,17 @@ class Tokens(nn.Module):
 
 
 class Entry(nn.Module):
-    """What a stage behind a cut begins with: float64, one row per sample."""
+    """What a stage behind a cut begins with."""
+
+    def __init__(self, cut: int) -> None:
+        super().__init__()
+        self.cut = cut
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any sample's shape to (N, width); saves x itself."""
+        """This cut's shape to (N, width), float64; saves x itself."""
         # Of float32 the product has the same bits, however long the batch is.
-        return (x * x).double().flatten(1).tanh()
+        squares = (x * x).double().tanh()
+        return squares[:, :, 0] if self.cut == DEEP_CUT else squares
 
 
 class Exit(nn.Module):
@@ -65,7 +70,7 @@ def make_stages(seed: int, num_stages: int) -> list[nn.Sequential]:
             shape = parameter.shape
             drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
             parameter.data.copy_(drawn * 0.6)
-        first = Entry() if number else nn.Sequential(Tokens(), nn.Tanh())
+        first = Entry(number) if number else nn.Sequential(Tokens(), nn.Tanh())
         last = [Exit(number + 1)] if number + 1 < num_stages else []
         stages.append(nn.Sequential(first, linear, *last))
     return stages

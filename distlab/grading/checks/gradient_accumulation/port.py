@@ -51,6 +51,7 @@ from distlab.runner.autopsy import Evidence
 
 WORLDS = (3, 2, 4, 5, 1)
 MICROBATCHES = len(LEVEL[0])  # of each rank
+ZERO = "backward() adds to .grad: zero it before the first microbatch"
 MEAN = "DistributedDataParallel divides by the ranks: expected is the mean over samples"
 
 
@@ -192,7 +193,12 @@ def _wrong_weights(seed: int, n: int) -> list[Suspect]:
         ),
     ]
     return [
-        Suspect(slug=slug, values=_trained(seed, n, rule), sentence=sentence, rule=MEAN)
+        Suspect(
+            slug=slug,
+            values=_trained(seed, n, rule),
+            sentence=sentence,
+            rule=ZERO if slug == "gradients-not-zeroed" else MEAN,
+        )
         for slug, sentence, rule in guesses
     ]
 

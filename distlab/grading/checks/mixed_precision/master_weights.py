@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from distlab.grading.checks.mixed_precision.master_weights_runs import (
+    SENT,
     STEPS,
     TINY,
     tiny_updates,
@@ -82,7 +83,15 @@ def tiny_updates_add_up(runs: Runs) -> str | None:
                 sentence=f"{count} updates of {TINY} did not change the master: {why}",
                 rule="only the model is rounded; the master is float32, and never "
                 "filled from the model",
-            )
+            ),
+            Suspect(
+                slug="tiny-updates-vanish",
+                values=same_everywhere(start + (count - SENT + 1) * TINY, n),
+                sentence=f"of {SENT} updates of {TINY} the master has the last one "
+                "only: gradients_to_master gives it the model's values, which are "
+                "rounded to 16 bits",
+                rule="the master is never filled from the model",
+            ),
         ],
         rule="the master must keep every update of the optimizer",
     )
@@ -98,6 +107,13 @@ def tiny_updates_add_up(runs: Runs) -> str | None:
             "memory: an update of the master changes the model",
             slug="nothing-copied",
             rule=".float() does not copy a float32 tensor: .to(…, copy=True) does",
+        )
+    wanted, found = run.values[0]["counts"]
+    if found != wanted:
+        raise NotYetError(
+            f"a model in which two modules share a parameter trains {wanted}; "
+            f"master_copy returned {found}",
+            rule="model.parameters() has a shared parameter once",
         )
     if runs.world_size > 1:
         return None
@@ -223,7 +239,7 @@ def _expect_wide(
     """Right up to what 16 bits can hold, and no further."""
     largest = max(float(gradient.abs().max()) for gradient in own)
     worst = max(float((f - mean).abs().max()) for f in found)
-    if worst > NARROW * largest or run.world_size == 1:
+    if not worst <= NARROW * largest or run.world_size == 1:
         return
     calls = [call for record in run.ranks for call in record.calls()]
     narrow = sorted({str(c["dtype"]) for c in calls} & {"bfloat16", "float16"})

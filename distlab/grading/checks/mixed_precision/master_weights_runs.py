@@ -14,6 +14,9 @@ STEPS = 3
 TINY = 1e-3
 """An update: bfloat16's next number after 1 is 1.0078, so 1 + TINY is 1."""
 
+SENT = 20
+"""The first of the tiny updates; before each of them gradients of zero are sent."""
+
 LEARNING_RATE = 0.25
 _SHAPES = {"weight": (3, 4), "gain": (5,), "frozen": (3,), "scale": (), "rare": (6,)}
 
@@ -22,10 +25,10 @@ class Small(nn.Module):
     """`weight` and `rare` are narrow, `gain` is float32 as a norm's often is.
 
     `frozen` is not trained; `scale` has no dimension; `rare` has no gradient in the
-    second step; `weight` is a parameter of `head`, too.
+    second step. With `tied`, `weight` is a parameter of `head`, too.
     """
 
-    def __init__(self, dtype: torch.dtype, seed: int) -> None:
+    def __init__(self, dtype: torch.dtype, seed: int, tied: bool = False) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         for name, shape in _SHAPES.items():
@@ -34,9 +37,9 @@ class Small(nn.Module):
             self.register_parameter(name, nn.Parameter(values.to(own)))
         self.frozen: nn.Parameter
         self.frozen.requires_grad_(False)
-        self.weight: nn.Parameter
-        self.head = nn.Module()
-        self.head.weight = self.weight
+        if tied:
+            self.head = nn.Module()
+            self.head.register_parameter("weight", self.get_parameter("weight"))
 
     def trained(self) -> dict[str, nn.Parameter]:
         """By name, in the model's order."""
@@ -67,21 +70,25 @@ def tiny_updates(
         "dtypes": [str(copy.dtype).removeprefix("torch.") for copy in copies],
     }
     if found["shapes"] == found["expected_shapes"]:
-        for _ in range(count):
-            unit.gradients_to_master(context.comm, model, copies)  # there are none
+        for number in range(count):
+            if number < SENT:
+                for parameter in trained:
+                    parameter.grad = torch.zeros_like(parameter)
+                unit.gradients_to_master(context.comm, model, copies)
             with torch.no_grad():
                 for copy in copies:
                     copy += TINY
             unit.master_to_model(copies, model)
-    return {**found, "copies": _flat(copies), "shared": _shared(context, unit, seed)}
+    return {**found, "copies": _flat(copies), **_special(context, unit, seed)}
 
 
-def _shared(context: RankContext, unit: ModuleType, seed: int) -> str:
-    """A parameter of which the copy is no copy: what is wide already invites it."""
-    model = Small(torch.bfloat16, seed).to(context.comm.device)
-    trained = model.trained()
-    masters = dict(zip(trained, unit.master_copy(model), strict=False))
-    return _same_memory(masters, trained)
+def _special(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """`shared`: a parameter of which the copy is no copy; how many, of a tied model."""
+    model = Small(torch.bfloat16, seed, tied=True).to(context.comm.device)
+    trained, copies = model.trained(), unit.master_copy(model)
+    masters = dict(zip(trained, copies, strict=False))
+    counts = len(trained), len(copies)
+    return {"shared": _same_memory(masters, trained), "counts": counts}
 
 
 def _same_memory(masters: dict[str, Tensor], own: dict[str, nn.Parameter]) -> str:
