@@ -14,9 +14,6 @@ STEPS = 3
 TINY = 1e-3
 """An update: bfloat16's next number after 1 is 1.0078, so 1 + TINY is 1."""
 
-SENT = 20
-"""The first of the tiny updates; before each of them gradients of zero are sent."""
-
 LEARNING_RATE = 0.25
 _SHAPES = {"weight": (3, 4), "gain": (5,), "frozen": (3,), "scale": (), "rare": (6,)}
 
@@ -70,11 +67,7 @@ def tiny_updates(
         "dtypes": [str(copy.dtype).removeprefix("torch.") for copy in copies],
     }
     if found["shapes"] == found["expected_shapes"]:
-        for number in range(count):
-            if number < SENT:
-                for parameter in trained:
-                    parameter.grad = torch.zeros_like(parameter)
-                unit.gradients_to_master(context.comm, model, copies)
+        for _ in range(count):
             with torch.no_grad():
                 for copy in copies:
                     copy += TINY
@@ -114,13 +107,15 @@ def up_step_down(
             for copy in copies:
                 copy.grad = torch.full_like(copy, torch.nan)
         own = {name: _wide(p.grad) for name, p in trained.items()}
-        unit.gradients_to_master(comm, model, copies)
         masters = dict(zip(trained, copies, strict=True))
+        before = {name: _wide(copy) for name, copy in masters.items()}
+        unit.gradients_to_master(comm, model, copies)
         ups.append(
             {
                 "own": own,
                 "up": {name: _wide(copy.grad) for name, copy in masters.items()},
                 "left": _left(model),
+                "changed": _changed(before, masters, trained),
             }
         )
         for copy in copies:
@@ -128,6 +123,16 @@ def up_step_down(
                 copy.data -= LEARNING_RATE * copy.grad
         downs.append(_down(unit, model, copies))
     return {"dtypes": dtypes, "up": ups, "down": downs}
+
+
+def _changed(
+    before: dict[str, Tensor], masters: dict[str, Tensor], own: dict[str, nn.Parameter]
+) -> tuple[str, bool]:
+    """A master that gradients_to_master has changed; whether it is the model's now."""
+    for name, copy in masters.items():
+        if not torch.equal(_wide(copy), before[name]):
+            return name, torch.equal(_wide(copy), _wide(own[name]))
+    return "", False
 
 
 def _down(unit: ModuleType, model: Small, copies: Any) -> dict[str, Any]:
