@@ -61,7 +61,9 @@ def sync_once(
 ) -> None:
     """Set every `.grad` to the mean gradient of the global batch.
 
-    Given: as in 2.1. `.grad` may hold the gradient of an earlier step.
+    Given: as in 2.1. `.grad` may hold the gradient of an earlier step. Modules may share
+    a parameter. A parameter that is frozen or unused gets no gradient, on any rank: set
+    its .grad to None or zeros.
 
     C1 every .grad is the mean over the samples of this step
     C2 every gradient is sent once, whatever the number of microbatches
@@ -75,7 +77,9 @@ def sync_once(
     accumulate(comm, model, loss_fn, microbatches)
     for parameter in model.parameters():
         if parameter.grad is not None:
-            comm.all_reduce(parameter.grad)
+            total = parameter.grad.contiguous()  # a transposed parameter's is not
+            comm.all_reduce(total)
+            parameter.grad.copy_(total)
     ### END SOLUTION
 
 
@@ -89,9 +93,10 @@ def clip(
 ) -> float:
     """Take one optimizer step with the mean gradient, clipped to the norm `max_norm`.
 
-    The norm is that of one vector: all elements of all gradients of the model. If it is
-    larger than max_norm, scale the gradient: same direction, norm max_norm. Otherwise
-    do not change it. Return the norm before clipping as a Python float.
+    Given: as in 2.2. The norm is that of one vector: all elements of all gradients of
+    the model, each parameter once. If it is larger than max_norm, scale the gradient:
+    same direction, norm max_norm. Otherwise do not change it. Return the norm before
+    clipping as a Python float.
 
     C1 the weights are those of the single-process baseline, which clips once per step
     C2 returns the norm before clipping as a float, equal on every rank

@@ -66,7 +66,7 @@ def gradients_to_master(
     for parameter, copy in zip(trained, master, strict=True):
         copy.grad = None
         if parameter.grad is not None:
-            copy.grad = parameter.grad.float()
+            copy.grad = parameter.grad.float().contiguous()
             comm.all_reduce(copy.grad)
             copy.grad /= comm.world_size
             parameter.grad = None

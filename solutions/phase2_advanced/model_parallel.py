@@ -100,8 +100,8 @@ def train_step(
         loss += output.detach()
         output.backward()
     else:
-        comm.send(output.detach(), comm.rank + 1)
-        gradient = torch.empty_like(output)
+        comm.send(output.detach().contiguous(), comm.rank + 1)
+        gradient = output.new_empty(output.shape)  # contiguous, as messages are
         comm.recv(gradient, comm.rank + 1)
         output.backward(gradient)
     if not is_first:

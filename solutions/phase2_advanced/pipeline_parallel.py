@@ -138,8 +138,9 @@ def forward_step(
         comm.recv(x, *source)
         x.requires_grad_()
     output = chunk.module(x)
-    work = comm.isend(output.detach(), *destination) if destination else None
-    return x, output, work
+    if not destination:
+        return x, output, None
+    return x, output, comm.isend(output.detach().contiguous(), *destination)
     ### END SOLUTION
 
 
@@ -161,7 +162,7 @@ def backward_step(
     #| the gradient of which tensor arrives? the gradient of which tensor leaves?
     gradient = None
     if source:
-        gradient = torch.empty_like(output)
+        gradient = output.new_empty(output.shape)  # contiguous, as messages are
         comm.recv(gradient, *source)
     output.backward(gradient)
     if not destination:

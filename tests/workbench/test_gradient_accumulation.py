@@ -21,10 +21,11 @@ from distlab.grading.checks.gradient_accumulation.microbatches import (
     LEVEL,
     RAGGED,
     Microbatch,
+    Zoo,
     first_means,
     gradients_of,
+    loss_of,
     make_microbatches,
-    make_model,
     wrong_weights,
 )
 from distlab.grading.kit.activations import Activations
@@ -36,7 +37,7 @@ from tests.workbench.judging import verdict_on_entry
 SEED = 5
 SAMPLES = 24  # on each rank
 CUTS = (1, 2, 4, 8)
-SIZE = sum(p.numel() for p in make_model(SEED).parameters())
+SIZE = sum(p.numel() for p in Zoo(SEED).parameters())
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def with_ours(context: RankContext) -> list[dict[str, Any]]:
     """The same samples in 1, 2, 4 and 8 microbatches."""
     unit, done = load("gradient_accumulation"), []
     for count in CUTS:
-        model, before = make_model(SEED), context.traffic.sent_bytes
+        model, before = Zoo(SEED), context.traffic.sent_bytes
         batches = even(context.rank, count)
         unit.sync_once(context.comm, model, nn.functional.cross_entropy, batches)
         sent = context.traffic.sent_bytes - before
@@ -68,7 +69,7 @@ def with_torch(context: RankContext, store: str, held_back: bool) -> dict[str, A
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, n), rank=rank, world_size=n
     )
-    model, elements = DistributedDataParallel(make_model(SEED)), []
+    model, elements = DistributedDataParallel(Zoo(SEED)), []
 
     def counted(state, bucket):  # type: ignore[no-untyped-def]  # torch reads these
         elements.append(bucket.buffer().numel())
@@ -116,12 +117,11 @@ def test_torch_with_no_sync_has_the_same_gradients_and_sends_as_much(
 
 
 def ragged(context: RankContext) -> list[Tensor]:
-    unit, model = load("gradient_accumulation"), make_model(SEED)
+    unit, model = load("gradient_accumulation"), Zoo(SEED)
     sizes = RAGGED[context.rank % len(RAGGED)]
     batches = make_microbatches(SEED, 0, context.rank, sizes)
     optimizer = SimpleNamespace(step=lambda: None)  # what it would step with is read
-    loss_fn = nn.functional.cross_entropy
-    norm = unit.clip(context.comm, model, optimizer, loss_fn, batches, 1e-3)
+    norm = unit.clip(context.comm, model, optimizer, loss_of, batches, 1e-3)
     return [gradients_of(model), torch.tensor(norm, dtype=torch.float64)]
 
 

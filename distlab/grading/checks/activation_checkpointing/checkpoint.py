@@ -57,7 +57,22 @@ def there_and_back(
     found["ones"] = _from_ones(make_blocks(seed, 0.0), data.cpu())
     if "wrong" not in found["again"]:
         found["tokens"] = _tokens(unit.checkpoint, context.comm.device)
+        found["function"] = _function(unit.checkpoint, context.comm.device)
     return found
+
+
+def _function(run: Any, device: torch.device) -> str:
+    """What goes wrong in a block that is a plain function, or nothing."""
+    weight = torch.full((3, 3), 0.5, dtype=torch.float64, device=device)
+    weight.requires_grad_()
+    x = torch.ones(2, 3, dtype=torch.float64, device=device)
+    try:
+        run(lambda tensor: (tensor @ weight).exp(), x).sum().backward()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    if weight.grad is None:
+        return "the weight that it uses has no gradient"
+    return ""
 
 
 def _tokens(run: Any, device: torch.device) -> str:
@@ -139,7 +154,15 @@ def same_bits(runs: Runs) -> str | None:
         run = runs.finished(there_and_back)
     except NotYetError as error:
         raise _past_named(error) from error
-    return expect_same_bits(run)
+    note = expect_same_bits(run)
+    if run.values[0]["function"]:
+        raise NotYetError(
+            "a block that is a plain function, not a module, fails: "
+            f"{run.values[0]['function']}"[:200],
+            rule="Block = Callable[[Tensor], Tensor]: a block can be called, and "
+            "nothing else is known of it",
+        )
+    return note
 
 
 def expect_same_bits(run: Run) -> str:

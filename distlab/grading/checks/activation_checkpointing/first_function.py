@@ -18,7 +18,9 @@ from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
 
 # 1 first would hide a factor that is forgotten, equal ones which of the two it is.
-FACTORS = ((3.0, 5.0), (1.0, -2.0), (-0.5, -0.5), (2.0, 0.0))
+# 0.1 and 0.7 have no exact float32.
+FACTORS = ((3.0, 5.0), (1.0, -2.0), (0.1, 0.7), (-0.5, -0.5), (2.0, 0.0))
+SHAPES = (((), "float32"), ((2,), "bfloat16"), ((0, 3), "float64"))
 RULE_BACK = "gradient * backward_factor for the tensor, None for the two numbers"
 
 
@@ -51,7 +53,20 @@ def scale_and_back(
     for case, (given, outer) in zip(cases, chains, strict=True):
         if outer.requires_grad and outer.shape == given.shape:
             _back(case, given, outer)
+    cases[0]["changes"] = [_changes(unit, shape, dtype) for shape, dtype in SHAPES]
     return cases
+
+
+def _changes(unit: ModuleType, shape: tuple[int, ...], dtype: str) -> str:
+    """How forward's result differs in dtype or shape from what it was given."""
+    given = torch.ones(shape, dtype=getattr(torch, dtype))
+    made = unit.Scale.apply(given, 2.0, 4.0)
+    same = made.dtype == given.dtype and made.shape == given.shape
+    return "" if same else f"{_kind(given)} became {_kind(made)}"
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _back(case: dict[str, Any], given: Tensor, outer: Tensor) -> None:
@@ -110,6 +125,11 @@ def forward_scales(runs: Runs) -> str | None:
             "a new tensor: a change to one changes both",
             slug="nothing-copied",
             rule="tensor * forward_factor returns a new tensor, also for the factor 1",
+        )
+    for change in filter(None, cases[0]["changes"]):
+        raise NotYetError(
+            f"forward changed more than the values: {change}",
+            rule="tensor * forward_factor keeps shape and dtype",
         )
     return f"{len(FACTORS)} pairs of factors"
 

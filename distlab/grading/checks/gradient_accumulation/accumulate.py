@@ -7,15 +7,16 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from distlab.grading.checks.gradient_accumulation.microbatches import (
     RAGGED,
     Means,
+    Zoo,
     first_means,
     gradients_of,
+    loss_of,
     make_microbatches,
-    make_model,
     wrong_weights,
 )
 from distlab.grading.clause import clause
@@ -25,6 +26,7 @@ from distlab.grading.kit.values import (
     expect_values,
     same_everywhere,
 )
+from distlab.grading.kit.zoo import STALE
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
@@ -33,7 +35,6 @@ from distlab.runner.autopsy import Evidence
 WORLDS = (3, 2, 4, 5, 1)
 ROOM = 1.25  # of one microbatch: who keeps two keeps at least 1.5
 RESULTS = 2  # a loop's variable still holds the one before
-OLD = 0.5  # what the first .grad holds already; the others are None
 
 
 def accumulate_once(
@@ -41,21 +42,20 @@ def accumulate_once(
 ) -> dict[str, Any]:
     """One step's microbatches, unequally many and of uneven sizes."""
     device = context.comm.device
-    model = make_model(seed).to(device)
+    model = Zoo(seed).to(device)
     sizes = RAGGED[context.rank % len(RAGGED)]
     microbatches = [
         (inputs.to(device), targets.to(device))
         for inputs, targets in make_microbatches(seed, 0, context.rank, sizes)
     ]
-    loss_fn = nn.functional.cross_entropy
     with Activations(model.parameters()) as alone:
-        loss_fn(model(microbatches[0][0]), microbatches[0][1]).backward()
+        loss_of(model(microbatches[0][0]), microbatches[0][1]).backward()
     model.zero_grad()
-    first = next(model.parameters())
-    first.grad = torch.full_like(first, OLD)
+    first = model.first.weight  # the others have none
+    first.grad = torch.full_like(first, STALE)
     old, results = gradients_of(model), Outputs(model)
     with Activations(model.parameters()) as kept:
-        unit.accumulate(context.comm, model, loss_fn, microbatches)
+        unit.accumulate(context.comm, model, loss_of, microbatches)
     return {
         "added": gradients_of(model) - old,
         "old": old,

@@ -20,8 +20,9 @@ from distlab.grading.checks.gradient_accumulation.clip_mistakes import (
 )
 from distlab.grading.checks.gradient_accumulation.microbatches import (
     LEVEL,
+    Zoo,
+    loss_of,
     make_microbatches,
-    make_model,
     weights_of,
 )
 from distlab.grading.checks.trainer.train_step import expect_float, number_of
@@ -35,6 +36,7 @@ from distlab.grading.kit.values import (
     expect_values,
     same_everywhere,
 )
+from distlab.grading.kit.zoo import with_old_gradients
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
@@ -64,8 +66,11 @@ class Counted(torch.optim.SGD):
 def clip_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """Steps with different limits: some are above the gradient's norm, some below."""
     device = context.comm.device
-    model = make_model(seed).to(device)
-    optimizer = Counted(model.parameters(), lr=LEARNING_RATE)
+    model = Zoo(seed).to(device)
+    with_old_gradients(model)
+    every = list(model.parameters())
+    groups = [{"params": every[:5]}, {"params": every[5:]}]
+    optimizer = Counted(groups, lr=LEARNING_RATE)
     norms, stepped = [], []
     for step, max_norm in enumerate(MAX_NORMS):
         sizes = LEVEL[context.rank % len(LEVEL)]
@@ -73,10 +78,9 @@ def clip_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str, A
             (inputs.to(device), targets.to(device))
             for inputs, targets in make_microbatches(seed, step, context.rank, sizes)
         ]
-        loss_fn = nn.functional.cross_entropy
         before = weights_of(model)
         norm = unit.clip(
-            context.comm, model, optimizer, loss_fn, microbatches, max_norm
+            context.comm, model, optimizer, loss_of, microbatches, max_norm
         )
         norms.append(number_of(norm))
         stepped.append((before - weights_of(model)) / LEARNING_RATE)

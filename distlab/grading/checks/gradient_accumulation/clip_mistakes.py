@@ -11,11 +11,12 @@ from torch import Tensor
 from distlab.grading.checks.gradient_accumulation.microbatches import (
     LEVEL,
     Means,
-    make_model,
+    Zoo,
     means_of,
     weights_of,
 )
 from distlab.grading.kit.values import Suspect, same_everywhere
+from distlab.grading.kit.zoo import where
 
 LEARNING_RATE = 0.2
 # The first gradient is shorter than its limit, all others are longer. The last limit
@@ -35,7 +36,7 @@ def clipped(gradient: Tensor, max_norm: float) -> Tensor:
 
 def train(seed: int, n: int, rule: Rule) -> tuple[list[Tensor], list[Means]]:
     """Each rank's weights at the end, and what rank 0 met in each step."""
-    models = [make_model(seed) for _ in range(n)]
+    models = [Zoo(seed) for _ in range(n)]
     met = []
     for step, max_norm in enumerate(MAX_NORMS):
         met.append(means_of(models[0], seed, step, LEVEL[:n]))
@@ -158,6 +159,16 @@ def wrong_norms(seed: int, n: int, count: int) -> list[Suspect]:
         ),
         (
             "",
+            torch.stack([torch.stack(_norms(m.mean())).mean() for m in steps]),
+            "the returned number is the mean of the parameters' norms",
+        ),
+        (
+            "",
+            torch.stack([_with_tied_twice(m.mean()).norm() for m in steps]),
+            "in the returned norm the weight that two modules share counts twice",
+        ),
+        (
+            "",
             torch.stack([torch.stack(_norms(m.mean())).amax() for m in steps]),
             "the returned number is the largest of the parameters' norms",
         ),
@@ -196,12 +207,17 @@ def _sum(tensors: list[Tensor]) -> Tensor:
 
 
 def _split(gradient: Tensor) -> list[Tensor]:
-    sizes = [p.numel() for p in make_model(0).parameters()]
+    sizes = [p.numel() for p in Zoo(0).parameters()]
     return list(gradient.split(sizes))
 
 
 def _norms(gradient: Tensor) -> list[Tensor]:
     return [part.norm() for part in _split(gradient)]
+
+
+def _with_tied_twice(gradient: Tensor) -> Tensor:
+    model = Zoo(0)
+    return gradient * (1 + where(model, lambda _, p: p is model.mixer.weight)).sqrt()
 
 
 def _per_parameter(means: Means, limit: float) -> Tensor:

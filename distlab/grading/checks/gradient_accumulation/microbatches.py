@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from distlab.grading.kit.values import Suspect
-from distlab.grading.reference import make_model, weights_of
+from distlab.grading.kit.zoo import Zoo, all_gradients, loss_of
+from distlab.grading.reference import weights_of
 
 Sizes = tuple[int, ...]
 """The samples in each microbatch of one rank."""
@@ -82,21 +83,19 @@ class Means:
 
 def means_of(model: nn.Module, seed: int, step: int, sizes: Sequence[Sizes]) -> Means:
     """Every microbatch by itself, at the weights that `model` has."""
-    parameters = list(model.parameters())
     gradients: list[list[Tensor]] = []
     for rank, own in enumerate(sizes):
         gradients.append([])
         for inputs, targets in make_microbatches(seed, step, rank, own):
-            loss = nn.functional.cross_entropy(model(inputs), targets)
-            found = torch.autograd.grad(loss, parameters)
+            found = all_gradients(loss_of(model(inputs), targets), model)
             gradients[-1].append(torch.cat([part.reshape(-1) for part in found]))
     return Means(gradients, list(sizes))
 
 
 @lru_cache(maxsize=32)
-def first_means(seed: int, sizes: tuple[Sizes, ...]) -> Means:
-    """Those of step 0, at the initial weights."""
-    return means_of(make_model(seed), seed, 0, sizes)
+def first_means(seed: int, sizes: tuple[Sizes, ...], idle: bool = False) -> Means:
+    """Those of step 0; `idle`: some parameters get no gradient."""
+    return means_of(Zoo(seed, frozen=idle, unused=idle), seed, 0, sizes)
 
 
 def gradients_of(model: nn.Module) -> Tensor:
@@ -239,10 +238,11 @@ __all__ = [
     "Guess",
     "Means",
     "Weight",
+    "Zoo",
     "first_means",
     "gradients_of",
+    "loss_of",
     "make_microbatches",
-    "make_model",
     "means_of",
     "weights_of",
     "wrong_guesses",

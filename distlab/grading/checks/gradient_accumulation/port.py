@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from itertools import count
 from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from distlab.comm import leave_default_group
@@ -32,8 +33,9 @@ from distlab.grading.checks.gradient_accumulation.clip_mistakes import (
 from distlab.grading.checks.gradient_accumulation.microbatches import (
     LEVEL,
     Means,
+    Zoo,
+    loss_of,
     make_microbatches,
-    make_model,
     weights_of,
 )
 from distlab.grading.checks.trainer.train_step import number_of
@@ -41,6 +43,7 @@ from distlab.grading.clause import clause
 from distlab.grading.kit.torch_group import PATIENCE_S, finished
 from distlab.grading.kit.torchrun_env import keep_wrappers, like_torchrun
 from distlab.grading.kit.values import Suspect, same_everywhere
+from distlab.grading.kit.zoo import STALE, with_old_gradients
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
@@ -48,6 +51,7 @@ from distlab.runner.autopsy import Evidence
 
 WORLDS = (3, 2, 4, 5, 1)
 MICROBATCHES = len(LEVEL[0])  # of each rank
+ZERO = "backward() adds to .grad: zero it before the first microbatch"
 MEAN = "DistributedDataParallel divides by the ranks: expected is the mean over samples"
 
 
@@ -58,7 +62,8 @@ def ported_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     dist.init_process_group("gloo")
     sent = [0]
     send = _count_sends(sent)
-    model = DistributedDataParallel(make_model(seed))
+    model = DistributedDataParallel(Zoo(seed))
+    with_old_gradients(model)
 
     def hook(state, bucket):  # type: ignore[no-untyped-def]  # torch reads these
         mean = bucket.buffer().div_(context.world_size)
@@ -71,9 +76,8 @@ def ported_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     norms, stepped = [], []
     for step, max_norm in enumerate(MAX_NORMS):
         batches = make_microbatches(seed, step, context.rank, LEVEL[context.rank])
-        loss_fn = nn.functional.cross_entropy
         before = weights_of(model.module)
-        norm = unit.with_torch(model, optimizer, loss_fn, batches, max_norm)
+        norm = unit.with_torch(model, optimizer, loss_of, batches, max_norm)
         norms.append(number_of(norm))
         stepped.append((before - weights_of(model.module)) / LEARNING_RATE)
     weights = weights_of(model.module)
@@ -118,7 +122,7 @@ def weights_of_one_process(runs: Runs) -> str | None:
 def sent_once(runs: Runs) -> str | None:
     """J: how many elements torch was asked to sum over the ranks, in a step."""
     run = finished(runs, ported_steps)
-    size = sum(parameter.numel() for parameter in make_model(0).parameters())
+    size = sum(parameter.numel() for parameter in Zoo(0).parameters())
     sent = [value["sent"] for value in run.values]
     if max(sent) > size:
         every = set(sent) == {float(size * MICROBATCHES)}
@@ -129,9 +133,9 @@ def sent_once(runs: Runs) -> str | None:
                 Evidence(
                     rank=rank,
                     state="sent",
-                    text=f"{count:g} elements per step, the model has {size}",
+                    text=f"{number:g} elements per step, the model has {size}",
                 )
-                for rank, count in enumerate(sent)
+                for rank, number in enumerate(sent)
             ),
             rule="all but the last forward and backward under model.no_sync()",
         )
@@ -152,8 +156,14 @@ def _wrong_weights(seed: int, n: int) -> list[Suspect]:
     held: list[Tensor] = []
 
     def never_zeroed(means: Means, limit: float) -> Tensor:
-        held[:] = [clipped(means.mean() + sum(held), limit)]
+        held[:] = [clipped(means.mean() + (held[0] if held else STALE), limit)]
         return held[0]
+
+    calls = count()
+
+    def zeroed_afterwards(means: Means, limit: float) -> Tensor:
+        left = STALE if next(calls) == 0 else 0.0
+        return clipped(means.mean() + left, limit)
 
     def counted_alike(means: Means, limit: float) -> Tensor:
         parts = means.summed(lambda rank, _: 1 / len(means.sizes[rank]))
@@ -176,9 +186,19 @@ def _wrong_weights(seed: int, n: int) -> list[Suspect]:
             "the gradients of the previous step are still in .grad",
             never_zeroed,
         ),
+        (
+            "gradients-not-zeroed",
+            "what .grad held before the first call went into its step",
+            zeroed_afterwards,
+        ),
     ]
     return [
-        Suspect(slug=slug, values=_trained(seed, n, rule), sentence=sentence, rule=MEAN)
+        Suspect(
+            slug=slug,
+            values=_trained(seed, n, rule),
+            sentence=sentence,
+            rule=ZERO if slug == "gradients-not-zeroed" else MEAN,
+        )
         for slug, sentence, rule in guesses
     ]
 

@@ -11,9 +11,11 @@ from distlab.grading.checks.gradient_accumulation.microbatches import (
     Guess,
     Means,
     Weight,
+    Zoo,
     wrong_guesses,
 )
 from distlab.grading.kit.values import Suspect, same_everywhere
+from distlab.grading.kit.zoo import where
 
 RULE_ZERO = "backward() adds to .grad: set it to zero before the first microbatch"
 RULE_ONE_SUM = "one all_reduce per gradient, after the last microbatch"
@@ -27,7 +29,7 @@ SUMMED = "the accumulated gradient was summed over the ranks after every microba
 LEFT = "the gradients of the old step are still in"
 
 
-def suspects_of(means: Means, old: float) -> list[Suspect]:
+def suspects_of(means: Means, old: float, model: Zoo) -> list[Suspect]:
     """Single mistakes first, so that one is never taken for two.
 
     `old` is what .grad held before. The gradients of the microbatches are independent:
@@ -35,6 +37,7 @@ def suspects_of(means: Means, old: float) -> list[Suspect]:
     """
     return [
         *_transfers(means, old),
+        *_special(means, old, model),
         *_weights(means),
         *_two_at_once(means, old),
     ]
@@ -79,6 +82,33 @@ def _transfers(means: Means, old: float) -> Iterator[Suspect]:
             values=[part + left for part in parts],
             sentence=OWN,
             rule=RULE_IN_PLACE,
+        )
+
+
+def _special(means: Means, old: float, model: Zoo) -> Iterator[Suspect]:
+    """Right but for parameters that two modules share, or that are not trained."""
+    n, mean = len(means.sizes), means.mean()
+    tied = where(model, lambda _, parameter: parameter is model.mixer.weight)
+    frozen = where(model, lambda _, parameter: not parameter.requires_grad)
+    unused = where(model, lambda name, _: name == "extra.unused")
+    sentence = f"the gradient of a weight that two modules share is {n} × the mean"
+    yield Suspect(
+        slug="",
+        values=same_everywhere(mean * (1 + (n - 1) * tied), n),
+        sentence=sentence,
+        rule="model.parameters() has a shared parameter once",
+    )
+    for values, whose in (
+        (mean + old * frozen, "a frozen parameter"),
+        (mean + n * old * frozen, "a frozen parameter"),
+        (mean + old * unused, "a parameter that forward does not use"),
+        (mean + n * old * unused, "a parameter that forward does not use"),
+    ):
+        yield Suspect(
+            slug="gradients-not-zeroed",
+            values=same_everywhere(values, n),
+            sentence=f"{whose} still has its old gradient",
+            rule="model.zero_grad() clears every .grad",
         )
 
 

@@ -6,17 +6,17 @@ import math
 from functools import partial
 from types import ModuleType
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from distlab.comm import COLLECTIVES
 from distlab.grading.checks.gradient_accumulation.microbatches import (
     FINE,
     LEVEL,
+    Zoo,
     first_means,
     gradients_of,
+    loss_of,
     make_microbatches,
-    make_model,
 )
 from distlab.grading.checks.gradient_accumulation.sync_mistakes import suspects_of
 from distlab.grading.clause import clause
@@ -26,13 +26,22 @@ from distlab.grading.kit.values import (
     expect_values,
     same_everywhere,
 )
+from distlab.grading.kit.zoo import STALE, with_old_gradients
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import SENDS
 
 WORLDS = (3, 2, 4, 5, 1)
-OLD = 0.5  # what .grad holds of an old step
+IDLE = 2  # ranks, where the model has frozen and unused parameters
+
+
+def make_model(seed: int, n: int) -> Zoo:
+    """On two ranks some of its parameters get no gradient.
+
+    Not on three, which come first: a mistake that shows there has its own name.
+    """
+    return Zoo(seed, frozen=n == IDLE, unused=n == IDLE)
 
 
 def sync(
@@ -40,15 +49,14 @@ def sync(
 ) -> Tensor:
     """The gradients of one step; `fine` cuts the same samples into more parts."""
     device = context.comm.device
-    model = make_model(seed).to(device)
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, OLD)
+    model = make_model(seed, context.world_size).to(device)
+    with_old_gradients(model)
     sizes = (FINE if fine else LEVEL)[context.rank % len(LEVEL)]
     microbatches = [
         (inputs.to(device), targets.to(device))
         for inputs, targets in make_microbatches(seed, 0, context.rank, sizes)
     ]
-    unit.sync_once(context.comm, model, nn.functional.cross_entropy, microbatches)
+    unit.sync_once(context.comm, model, loss_of, microbatches)
     return gradients_of(model)
 
 
@@ -61,12 +69,12 @@ def mean_over_the_step(runs: Runs) -> str | None:
     """V: every rank's gradients are those of the whole batch, the same bits."""
     n = runs.world_size
     run = runs.finished(sync)
-    means = first_means(runs.seed, LEVEL[:n])
+    means = first_means(runs.seed, LEVEL[:n], n == IDLE)
     expect_values(
         list(run.values),
         same_everywhere(means.mean(), n),
         what="the gradient",
-        suspects=partial(suspects_of, means, OLD),
+        suspects=partial(suspects_of, means, STALE, make_model(0, n)),
         rule="the contributions of all ranks add up to the mean: one sum, no division",
     )
     expect_equal_bits(
@@ -87,7 +95,7 @@ def mean_over_the_step(runs: Runs) -> str | None:
 def sent_once(runs: Runs) -> str | None:
     """J: the elements that are sent, with three microbatches and with five."""
     few, many = runs.finished(sync), runs.finished(sync, fine=True)
-    size = sum(p.numel() for p in make_model(runs.seed).parameters())
+    size = sum(p.numel() for p in Zoo(runs.seed).parameters())
     sent = [max(_gradients_sent(run)) for run in (few, many)]
     if sent[1] > sent[0] + size // 2:
         raise NotYetError(

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from distlab.grading.checks.mixed_precision.loss_scaler_runs import (
-    BACKOFF,
     GROWTH_INTERVAL,
     HUGE,
     HUGE_AT,
     NO_GRADIENT_AT,
+    OTHER,
     STEPS,
+    TWICE_AT,
     any_rank,
     halved,
     own_rank,
@@ -63,8 +64,8 @@ def unscaled_once(runs: Runs) -> str | None:
             if not halved(raw, record["scale"]).isfinite().all():
                 continue  # the scale is wrong: see C3
             _expect_scaled(record, raw, rank)
-            for when in ("early", "after"):
-                if when == "after" or step % 2 == 0:
+            for when in ("early", "again", "after"):
+                if step in _PLAYED[when]:
                     _expect_not_remembered(run, runs.seed, rank)
                     _expect_unscaled(record, when, raw, rank)
     return None
@@ -120,12 +121,20 @@ def _same(found: Tensor | None, values: Tensor) -> bool:
     return found is not None and torch.allclose(found, values, rtol=LOOSE, atol=0.0)
 
 
+_PLAYED = {"early": range(0, STEPS, 2), "again": [TWICE_AT], "after": range(STEPS)}
+_WHEN = {
+    "early": "after unscale_",
+    "again": "after a second unscale_ in the same step",
+    "after": "at the optimizer's step",
+}
+
+
 def _expect_unscaled(record: dict[str, Any], when: str, raw: Tensor, rank: int) -> None:
     scale, found = record["scale"], record[when]
     scaled = halved(raw, scale)
     if close(found, scaled / scale, LOOSE):
         return
-    what = "after unscale_" if when == "early" else "at the optimizer's step"
+    what = _WHEN[when]
     known = (
         ("never-unscaled", scaled, f"still {scale:g} times too large"),
         ("unscaled-twice", scaled / scale**2, f"divided by {scale:g} twice"),
@@ -267,10 +276,14 @@ def same_staircase(runs: Runs) -> str | None:
     if found != expected:
         raise _wrong_staircase(seed, found, expected)
     below = run.values[0][-1]["below"]
-    if below != BACKOFF:
+    if below != _BELOW:
+        told = [
+            ", then ".join(f"{scale:g}" for scale in own) for own in (below, _BELOW)
+        ]
+        factors = ", ".join(f"{name} {value:g}" for name, value in OTHER.items())
         raise NotYetError(
-            f"after an overflow a scale of 1 became {below:g}, expected {BACKOFF:g}",
-            rule="multiply by backoff_factor, even if the scale is small already",
+            f"a scale of 1 became {told[0]} after an overflow and a good step, "
+            f"expected {told[1]} with {factors}",
         )
     if n == RESUME_WORLD:
         _expect_resumed(runs, expected)
@@ -315,6 +328,11 @@ def _wrong_staircase(
         "resets the count; growth_interval good steps in a row raise the scale",
     )
 
+
+_BELOW = [
+    OTHER["backoff_factor"],
+    OTHER["backoff_factor"] * OTHER["growth_factor"],
+]
 
 _KNOWN: tuple[tuple[str, dict[str, Any], str], ...] = (
     (

@@ -28,8 +28,9 @@ LOUD = 20.0  # times 4096 it is more than float16 can hold
 QUIET = 2.0**-26  # less than the smallest float16; times 512 it is not
 RESUME_AT = 10  # one step after the scale has grown: the count is 1
 NO_GRADIENT_AT = 7  # on rank 0
-HUGE = 1e30  # finite; its square is not, in float32
+HUGE, HUGES = 3e38, 2048  # finite; their squares and their sum are not, in float32
 HUGE_AT = 1
+TWICE_AT = 2  # unscale_ is called twice
 SETTINGS = {
     "init_scale": INIT_SCALE,
     "growth_factor": GROWTH,
@@ -85,7 +86,7 @@ def scaled_steps(
     half = nn.Parameter(torch.ones(2, 3, dtype=torch.float16, device=comm.device))
     masters = [nn.Parameter(torch.ones(2, device=comm.device)) for _ in _PARTS]
     never = nn.Parameter(torch.ones(3, device=comm.device))  # has a gradient
-    huge = nn.Parameter(torch.ones(2, device=comm.device))
+    huge = nn.Parameter(torch.ones(HUGES, device=comm.device))
     optimizer = Counted([masters[0], never, huge, masters[1]], [masters[2]])
     scaler = unit.LossScaler(comm, **SETTINGS)
     record = []
@@ -104,14 +105,20 @@ def scaled_steps(
     return record
 
 
-def _below_one(unit: ModuleType, comm: Any) -> float:
-    """The scale of another scaler, which meets an overflow at 1."""
-    scaler = unit.LossScaler(comm, **{**SETTINGS, "init_scale": 1.0})
+OTHER = {"growth_factor": 3.0, "backoff_factor": 0.25, "growth_interval": 1}
+
+
+def _below_one(unit: ModuleType, comm: Any) -> list[float]:
+    """The scales of another scaler, after an overflow at 1 and after a good step."""
+    scaler = unit.LossScaler(comm, init_scale=1.0, **OTHER)
     parameter = nn.Parameter(torch.ones(1, device=comm.device))
-    parameter.grad = torch.full_like(parameter, torch.inf)
-    scaler.step(Counted([parameter]))
-    scaler.update()
-    return float(scaler.loss_scale)
+    found = []
+    for value in (torch.inf, 1.0):
+        parameter.grad = torch.full_like(parameter, value)
+        scaler.step(Counted([parameter]))
+        scaler.update()
+        found.append(float(scaler.loss_scale))
+    return found
 
 
 def _hand_out(gradient: Tensor | None, masters: list[nn.Parameter]) -> None:
@@ -146,10 +153,13 @@ def _step(
     """In every second step the gradients are wanted before, as for clipping."""
     scale, steps = scaler.loss_scale, optimizer.num_steps
     came = _gathered(masters)
-    early = None
+    early = again = None
     if step % 2 == 0:
         scaler.unscale_(optimizer)
         early = _gathered(masters)
+        if step == TWICE_AT:
+            scaler.unscale_(optimizer)
+            again = _gathered(masters)
     said = scaler.step(optimizer)
     after = _gathered(masters)
     scaler.update()
@@ -158,6 +168,7 @@ def _step(
         "next": float(scaler.loss_scale),
         "came": came,
         "early": early,
+        "again": again,
         "after": after,
         "said": said if isinstance(said, bool) else repr(said)[:20],
         "steps": optimizer.num_steps - steps,

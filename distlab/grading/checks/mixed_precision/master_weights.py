@@ -49,7 +49,8 @@ def _count(world_size: int) -> int:
 
 
 def _tiny(world_size: int) -> list[RunSpec]:
-    return [on_ranks(tiny_updates, count=_count(world_size))]
+    tiny = on_ranks(tiny_updates, count=_count(world_size))
+    return [tiny, on_ranks(up_step_down)]
 
 
 # ── C1: the copies ──────────────────────────────────────────────────────────────────
@@ -58,7 +59,7 @@ def _tiny(world_size: int) -> list[RunSpec]:
 @clause("mixed_precision.master_weights", "C1", worlds=(1, 3), runs=_tiny)
 def tiny_updates_add_up(runs: Runs) -> str | None:
     """V: the copies are the model's values, and catch what 16 bits would lose."""
-    run, count = runs.finished(*_tiny(runs.world_size)), _count(runs.world_size)
+    run, count = runs.finished(_tiny(runs.world_size)[0]), _count(runs.world_size)
     for value in run.values:
         _expect_copies(value)
     start = run.values[0]["start"]
@@ -82,7 +83,7 @@ def tiny_updates_add_up(runs: Runs) -> str | None:
                 sentence=f"{count} updates of {TINY} did not change the master: {why}",
                 rule="only the model is rounded; the master is float32, and never "
                 "filled from the model",
-            )
+            ),
         ],
         rule="the master must keep every update of the optimizer",
     )
@@ -99,10 +100,35 @@ def tiny_updates_add_up(runs: Runs) -> str | None:
             slug="nothing-copied",
             rule=".float() does not copy a float32 tensor: .to(…, copy=True) does",
         )
+    wanted, found = run.values[0]["counts"]
+    if found != wanted:
+        raise NotYetError(
+            f"a model in which two modules share a parameter trains {wanted}; "
+            f"master_copy returned {found}",
+            rule="model.parameters() has a shared parameter once",
+        )
+    _expect_not_filled(runs.ended(up_step_down))
     if runs.world_size > 1:
         return None
     total = float(after[0][0] - start[0])
     return f"{count} updates of {TINY} add up to {total:.4f}"
+
+
+def _expect_not_filled(run: Run) -> None:
+    """Where the steps came to their end; if not, C2 says why."""
+    if run.outcome != "finished":
+        return
+    for rank, value in enumerate(run.values):
+        for step, up in enumerate(value["up"]):
+            name, is_model = up["changed"]
+            if name:
+                what = ": it has the model's values, rounded to 16 bits" * is_model
+                raise NotYetError(
+                    f"in step {step + 1} gradients_to_master changed the master of "
+                    f"{name} on rank {rank}{what}",
+                    slug="tiny-updates-vanish" if is_model else "",
+                    rule="the master is never filled from the model" * is_model,
+                )
 
 
 def _expect_copies(value: dict[str, Any]) -> None:
@@ -223,7 +249,7 @@ def _expect_wide(
     """Right up to what 16 bits can hold, and no further."""
     largest = max(float(gradient.abs().max()) for gradient in own)
     worst = max(float((f - mean).abs().max()) for f in found)
-    if worst > NARROW * largest or run.world_size == 1:
+    if not worst <= NARROW * largest or run.world_size == 1:
         return
     calls = [call for record in run.ranks for call in record.calls()]
     narrow = sorted({str(c["dtype"]) for c in calls} & {"bfloat16", "float16"})

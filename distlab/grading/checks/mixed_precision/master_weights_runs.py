@@ -15,16 +15,17 @@ TINY = 1e-3
 """An update: bfloat16's next number after 1 is 1.0078, so 1 + TINY is 1."""
 
 LEARNING_RATE = 0.25
-_SHAPES = {"weight": (3, 4), "gain": (5,), "frozen": (3,), "rare": (6,)}
+_SHAPES = {"weight": (3, 4), "gain": (5,), "frozen": (3,), "scale": (), "rare": (6,)}
 
 
 class Small(nn.Module):
     """`weight` and `rare` are narrow, `gain` is float32 as a norm's often is.
 
-    `frozen` is not trained; `rare` has no gradient in the second step.
+    `frozen` is not trained; `scale` has no dimension; `rare` has no gradient in the
+    second step. With `tied`, `weight` is a parameter of `head`, too.
     """
 
-    def __init__(self, dtype: torch.dtype, seed: int) -> None:
+    def __init__(self, dtype: torch.dtype, seed: int, tied: bool = False) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         for name, shape in _SHAPES.items():
@@ -33,6 +34,9 @@ class Small(nn.Module):
             self.register_parameter(name, nn.Parameter(values.to(own)))
         self.frozen: nn.Parameter
         self.frozen.requires_grad_(False)
+        if tied:
+            self.head = nn.Module()
+            self.head.register_parameter("weight", self.get_parameter("weight"))
 
     def trained(self) -> dict[str, nn.Parameter]:
         """By name, in the model's order."""
@@ -68,15 +72,16 @@ def tiny_updates(
                 for copy in copies:
                     copy += TINY
             unit.master_to_model(copies, model)
-    return {**found, "copies": _flat(copies), "shared": _shared(context, unit, seed)}
+    return {**found, "copies": _flat(copies), **_special(context, unit, seed)}
 
 
-def _shared(context: RankContext, unit: ModuleType, seed: int) -> str:
-    """A parameter of which the copy is no copy: what is wide already invites it."""
-    model = Small(torch.bfloat16, seed).to(context.comm.device)
-    trained = model.trained()
-    masters = dict(zip(trained, unit.master_copy(model), strict=False))
-    return _same_memory(masters, trained)
+def _special(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """`shared`: a parameter of which the copy is no copy; how many, of a tied model."""
+    model = Small(torch.bfloat16, seed, tied=True).to(context.comm.device)
+    trained, copies = model.trained(), unit.master_copy(model)
+    masters = dict(zip(trained, copies, strict=False))
+    counts = len(trained), len(copies)
+    return {"shared": _same_memory(masters, trained), "counts": counts}
 
 
 def _same_memory(masters: dict[str, Tensor], own: dict[str, nn.Parameter]) -> str:
@@ -98,14 +103,19 @@ def up_step_down(
     for step in range(STEPS):
         _backward(model, seed, step, comm.rank)
         trained = model.trained()
+        if step == STEPS - 1:  # a multiple of what is there would be nan
+            for copy in copies:
+                copy.grad = torch.full_like(copy, torch.nan)
         own = {name: _wide(p.grad) for name, p in trained.items()}
-        unit.gradients_to_master(comm, model, copies)
         masters = dict(zip(trained, copies, strict=True))
+        before = {name: _wide(copy) for name, copy in masters.items()}
+        unit.gradients_to_master(comm, model, copies)
         ups.append(
             {
                 "own": own,
                 "up": {name: _wide(copy.grad) for name, copy in masters.items()},
                 "left": _left(model),
+                "changed": _changed(before, masters, trained),
             }
         )
         for copy in copies:
@@ -113,6 +123,16 @@ def up_step_down(
                 copy.data -= LEARNING_RATE * copy.grad
         downs.append(_down(unit, model, copies))
     return {"dtypes": dtypes, "up": ups, "down": downs}
+
+
+def _changed(
+    before: dict[str, Tensor], masters: dict[str, Tensor], own: dict[str, nn.Parameter]
+) -> tuple[str, bool]:
+    """A master that gradients_to_master has changed; whether it is the model's now."""
+    for name, copy in masters.items():
+        if not torch.equal(_wide(copy), before[name]):
+            return name, torch.equal(_wide(copy), _wide(own[name]))
+    return "", False
 
 
 def _down(unit: ModuleType, model: Small, copies: Any) -> dict[str, Any]:

@@ -215,10 +215,10 @@ def all_or_none_step(runs: Runs) -> str | None:
     """X: in each step the ranks do the same, and say what they did."""
     run, n = finished(runs, ported_precision), runs.world_size
     for step in range(STEPS):
-        took = [rank[step]["steps"] for rank in run.values]
+        took = _took(run, step)
         culprit = _culprit(step, n)
         if took != [int(culprit is None)] * n:
-            raise _wrong_decision(took, step, culprit)
+            raise _wrong_decision(run, step)
         said = [rank[step]["said"] for rank in run.values]
         if said != [culprit is None] * n:
             raise NotYetError(
@@ -234,19 +234,57 @@ def _culprit(step: int, n: int) -> int | None:
     return {CALM: n - 1, CALM + 1: 0}.get(step)
 
 
-def _wrong_decision(took: list[int], step: int, culprit: int | None) -> NotYetError:
-    n, slug = len(took), ""
-    sentence = f"in step {step + 1} the optimizers stepped {took} times"
-    if culprit is None:
-        sentence += ", though no gradient was inf or nan"
-    elif all(took):
-        slug = "overflow-applied"
-        sentence = f"rank {culprit} had inf or nan in step {step + 1}, and all stepped"
-    elif n > 1 and took == [int(rank != culprit) for rank in range(n)]:
-        slug = "skips-alone"
-        sentence = f"rank {culprit} had inf or nan in step {step + 1} and skipped alone"
+def _wrong_decision(run: Run, step: int) -> NotYetError:
+    n, culprit = run.world_size, _culprit(step, run.world_size)
+    took = _took(run, step)
     words = ["stepped" if count else "skipped" for count in took]
-    return NotYetError(sentence, slug=slug, evidence=_told(words, "did"), rule=SHARED)
+    told = _told(words, "did")
+    if culprit is None:
+        return NotYetError(
+            f"in step {step + 1} the optimizers stepped {took} times, though no "
+            "gradient was inf or nan",
+            evidence=told,
+        )
+    had = f"rank {culprit} had inf or nan in step {step + 1}"
+    if all(took):
+        return NotYetError(
+            f"{had}, and all stepped",
+            slug="overflow-applied",
+            evidence=told,
+            rule=SHARED,
+        )
+    spoiled = [
+        rank
+        for rank, value in enumerate(run.values)
+        if took[rank] and not value[step]["after"].isfinite().all()
+    ]
+    if spoiled:
+        return NotYetError(
+            f"{had} and skipped; rank {spoiled[0]} stepped, and its weights are inf or "
+            "nan now",
+            evidence=told,
+        )
+    alone = [s for s in (CALM, CALM + 1) if n > 1 and _alone(run, s)]
+    if step in alone and len(alone) < 2:
+        layer = "right" if step == CALM else "left"
+        return NotYetError(
+            f"{had}, in the gradient of its {layer} layer, and skipped alone; with an "
+            "overflow in the other layer it did not",
+            evidence=told,
+        )
+    if step in alone:
+        sentence = f"{had} and skipped alone"
+        return NotYetError(sentence, slug="skips-alone", evidence=told, rule=SHARED)
+    return NotYetError(f"{had}; the optimizers stepped {took} times", evidence=told)
+
+
+def _took(run: Run, step: int) -> list[int]:
+    return [rank[step]["steps"] for rank in run.values]
+
+
+def _alone(run: Run, step: int) -> bool:
+    n = run.world_size
+    return _took(run, step) == [int(rank != _culprit(step, n)) for rank in range(n)]
 
 
 def _told(values: list[Any], state: str) -> tuple[Evidence, ...]:

@@ -17,6 +17,7 @@ from distlab.runner.autopsy import Evidence
 
 Costs = list[float]
 
+ENDS = "a stage ends where the next one begins; the last ends the model"
 MODELS: tuple[tuple[Costs, int], ...] = (
     ([1.0] * 7, 3),  # the remainder belongs to a stage
     ([1.0, 1.0, 1.0, 5.0], 2),
@@ -98,7 +99,7 @@ def every_layer_has_its_stage(runs: Runs) -> str | None:
                 f"{_setting(costs, num_stages)}: {flaw}",
                 slug=slug,
                 evidence=_table(costs, stages),
-                rule="a stage ends where the next one begins; the last ends the model",
+                rule=ENDS if slug else "",
             )
     return None
 

@@ -98,14 +98,16 @@ def all_then_all(n: int, m: int) -> Schedules:
 
 
 def unlike_orders(n: int, m: int) -> Schedules:
-    """The same, but each second rank has the last microbatch back first.
+    """The same, but each second rank takes the microbatches in orders of its own.
 
     Slower, and right: each rank gets what it needs, in another order than it was sent.
+    Forwards begin with the second microbatch, backwards with the last one.
     """
-    return [
-        schedule[:m] + schedule[m:][:: -1 if rank % 2 else 1]
-        for rank, schedule in enumerate(all_then_all(n, m))
-    ]
+    schedules = all_then_all(n, m)
+    for rank in range(1, n, 2):
+        forwards, backwards = schedules[rank][:m], schedules[rank][m:]
+        schedules[rank] = [*forwards[1:], forwards[0], *reversed(backwards)]
+    return schedules
 
 
 def in_turns(n: int, m: int, num_chunks: int = 1) -> Schedules:

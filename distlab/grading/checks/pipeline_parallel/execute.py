@@ -49,7 +49,11 @@ def gradients_of_the_mean_loss(runs: Runs) -> str | None:
 
 
 @clause(
-    "pipeline_parallel.execute", "C2", worlds=WORLDS, runs=[on_ranks(run_schedules)]
+    "pipeline_parallel.execute",
+    "C2",
+    worlds=WORLDS,
+    runs=[on_ranks(run_schedules)],
+    later=[on_ranks(run_schedules, look=True)],
 )
 def loss_on_every_rank(runs: Runs) -> str | None:
     """V: the mean loss over all samples, on every rank; M: its sum holds no graph."""

@@ -208,6 +208,7 @@ def _expect_no_more_runs(runs: list[int], late: str) -> None:
     "C2",
     worlds=(3, 4),
     runs=[on_ranks(run_schedules), on_ranks(free_alone)],
+    later=[on_ranks(run_schedules, look=True)],
 )
 def nothing_is_kept(runs: Runs) -> str | None:
     """M: no more graphs alive than the schedule has microbatches in flight.
