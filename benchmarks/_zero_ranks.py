@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from benchmarks._both_ways import CONFIG, SMALL, leave, meet
 from distlab.comm import Comm
 from distlab.curriculum import load
-from distlab.grading.checks.sharded_optimizer.live import LiveBytes
+from distlab.grading.kit.live_bytes import LiveBytes
 from distlab.models.transformer import (
     TransformerConfig,
     make_transformer,

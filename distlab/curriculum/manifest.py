@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class Task:
     kind: str = "move"
     stretch: bool = False  # off the path: for whoever wants more
     time_limit_s: float = 10.0
+    excused: dict[str, str] = field(default_factory=dict)  # standing clause → reason
 
     @property
     def unit(self) -> str:
@@ -224,6 +225,7 @@ def _task(data: dict[str, Any]) -> Task:
         kind=_value(data, "kind", str, "move"),
         stretch=_flag(data, "stretch"),
         time_limit_s=float(_value(data, "time_limit_s", int | float, 10)),
+        excused=_value(data, "excused", dict, {}),
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from distlab.curriculum import Curriculum, Task
 from distlab.curriculum.regions import functions_of
 from distlab.grading.beside import reference_run
 from distlab.grading.clause import Check, checks_of, declared_runs
+from distlab.grading.differential.standing import STANDING, best_size, faults
 from distlab.grading.harness import Implementation, PlayedRuns
 from distlab.grading.liveness import in_order, suspects
 from distlab.grading.parts import parts_used
@@ -25,6 +26,8 @@ from distlab.grading.verdict import (
     TaskVerdict,
 )
 from distlab.runner import Cluster, Limits, RunCancelledError, RunnerError
+
+OBSERVE = "distlab.grading.differential.observe"
 
 
 class Grader:
@@ -83,7 +86,7 @@ class Grader:
         played: dict[int, PlayedRuns] = {}
         try:
             checks = f"distlab.grading.checks.{task.unit}"
-            judges = (checks, "distlab.grading.liveness")
+            judges = (checks, "distlab.grading.liveness", OBSERVE)
             self._cluster.warm(*judges, *PRELOADS.get(task.unit, ()))
             suspected = {}
             if not self._worlds:  # sizes that were asked for are all tried for real
@@ -97,6 +100,8 @@ class Grader:
 
             with one_thread():
                 clauses = self._judged_clauses(task, judge)
+                if all(clause.status == "pass" for clause in clauses):
+                    clauses += tuple(self._standing(task, impl))
         except RunnerError as error:
             return replace(verdict, status="error", message=str(error))
         except RunCancelledError:
@@ -134,6 +139,19 @@ class Grader:
             clause, ended = (skipped, True) if ended else judge(index, check)
             clauses.append(clause)
         return tuple(clauses)
+
+    def _standing(self, task: Task, impl: Implementation) -> Iterator[ClauseVerdict]:
+        """The first of the standing clauses that is not fulfilled, if one is."""
+        if self._worlds:  # a look at sizes of one's own choosing
+            return
+        world_size = best_size(task.id)
+        self._on_step(f"beside the reference, n = {world_size}")
+        runs = self._planned(task, impl, world_size)
+        for clause, fault in faults(task, runs):
+            text = STANDING[clause]
+            passed = ClauseVerdict(id=clause, text=text, status="pass")
+            yield _failed(passed, fault, runs, "")
+            return
 
     def _clause(
         self,

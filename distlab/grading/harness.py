@@ -116,7 +116,7 @@ class PlayedRuns(Runs):
             limits=self.limits,
             on_report=None if told is None else lambda r, value: told[r].append(value),
             seed=self.seed,
-            backend=_transport(self.world_size),
+            backend=transport(self.world_size),
         )
 
     def _simulated(self, spec: RunSpec) -> Run:
@@ -164,10 +164,12 @@ def perform(
     return play_all(context, play, plays)
 
 
-def _transport(world_size: int) -> str:
-    # Two ranks meet on gloo, as real jobs do; more of them on our own sockets. The
-    # verdicts are the same (the corpus holds both to it), but on two cores a small
-    # collective of four ranks takes gloo's threads about ten times as long.
+def transport(world_size: int) -> str:
+    """Two ranks meet on gloo, as real jobs do; more of them on our own sockets.
+
+    The verdicts are the same (the corpus holds both to it), but on two cores a small
+    collective of four ranks takes gloo's threads about ten times as long.
+    """
     return "gloo" if world_size <= 2 else "tcp"
 
 

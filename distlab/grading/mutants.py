@@ -38,6 +38,7 @@ from typing import Any
 from distlab.curriculum import Curriculum, CurriculumError
 from distlab.curriculum.misconceptions import read_misconceptions
 from distlab.curriculum.regions import find_regions, functions_of
+from distlab.grading.differential.standing import STANDING
 from distlab.grading.grade import Grader
 from distlab.grading.verdict import TaskVerdict
 from distlab.runner import Cluster
@@ -245,7 +246,7 @@ def _entry(
         task = next(t for t in curriculum.tasks if t.id == entry.task)
     except StopIteration:
         raise CatalogueError(f"{where}: there is no task {entry.task}") from None
-    if kind == "mutant" and entry.clause not in task.clauses:
+    if kind == "mutant" and entry.clause not in {**task.clauses, **STANDING}:
         raise CatalogueError(f"{where}: {entry.task} has no clause {entry.clause!r}")
     if entry.slug and entry.slug not in read_misconceptions():
         raise CatalogueError(f"{where}: no misconception is called {entry.slug}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distlab.grading.checks.ring_allreduce.counts import counted, digits, in_words
-from distlab.grading.checks.sharded_optimizer.live import FreedMemoryError, LiveBytes
+from distlab.grading.kit.live_bytes import FreedMemoryError, LiveBytes
 from distlab.grading.mutants import Entry, judge
 from distlab.grading.report import lines_of, plain
 from distlab.runner import Cluster

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.checks.sharded_optimizer.live import LiveBytes, has_memory, unseen
 from distlab.grading.checks.sharded_optimizer.scenarios import weights_of
+from distlab.grading.kit.live_bytes import LiveBytes, has_memory, unseen
 from distlab.runner import RankContext
 
 WIDTHS = (13, 26, 17, 31, 22, 11)

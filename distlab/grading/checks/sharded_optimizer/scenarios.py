@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import Comm
-from distlab.grading.checks.sharded_optimizer.live import LiveBytes, unseen
+from distlab.grading.kit.live_bytes import LiveBytes, unseen
 from distlab.runner import RankContext
 
 SIZES = (9, 23, 14, 3)

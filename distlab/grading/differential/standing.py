@@ -1,0 +1,200 @@
+"""The standing clauses: judged for every task when its own clauses have passed.
+
+    S1  costs no more than the reference: bytes and collectives of the busiest rank,
+        and the work of the one that computes most
+    S2  changes nothing that the reference does not change
+    S3  is right a second time, in the same process and with other numbers
+
+Both sides play the same scenarios, see bills.py. A task that one of them does not fit
+is excused from it in the manifest, with a reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
+
+from distlab.curriculum import Task
+from distlab.grading.clause import Check, checks_of
+from distlab.grading.differential.bills import (
+    Bill,
+    Twice,
+    played_twice,
+    reference_bills,
+)
+from distlab.grading.differential.fingerprints import GRADIENT
+from distlab.grading.harness import PlayedRuns
+from distlab.grading.runs import Records, Runs, RunSpec
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import Run
+from distlab.runner.autopsy import Evidence
+
+STANDING = {
+    "S1": "costs no more than the reference: bytes, collectives, computation",
+    "S2": "changes nothing that the reference leaves as it is",
+    "S3": "is right a second time in the same process, with other numbers",
+}
+MARGIN = 1.1
+FEW_BYTES, FEW_OPERATIONS = 64, 1000  # a flag or a count more is not worth a verdict
+BYTES, CALLS, OPERATIONS = "bytes", "collectives", "floating-point operations"
+STATE_KEPT, SIDE_EFFECT = "state-kept", "side-effect"
+
+
+def best_size(task: str) -> int:
+    """The world size with the most scenarios, of those that a laptop has cores for."""
+    checks = checks_of(task)
+    sizes = {n for check in checks for n in check.worlds}
+    few = [n for n in sizes if 1 < n <= 4] or [min(sizes)]
+    return max(few, key=lambda n: (len(specs_of(checks, n)), -n))
+
+
+def specs_of(checks: Sequence[Check], world_size: int) -> tuple[RunSpec, ...]:
+    """What these checks play at this world size, each run once."""
+    own = [check for check in checks if world_size in check.worlds]
+    specs = (spec for check in own for spec in check.runs(world_size))
+    return tuple(dict.fromkeys(spec for spec in specs if spec.network is None))
+
+
+def faults(task: Task, runs: PlayedRuns) -> Iterator[tuple[str, NotYetError]]:
+    """The standing clauses that are not fulfilled, each with the verdict on it.
+
+    Raises:
+        RunnerError: the ranks could not be started, or the reference fails itself.
+    """
+    checks = checks_of(task.id)
+    specs = specs_of(checks, runs.world_size)
+    asked = [clause for clause in STANDING if clause not in task.excused]
+    if not asked or not specs:
+        return
+    right = reference_bills(task.id, runs, specs)
+    try:
+        twice = played_twice(runs, specs)
+    except NotYetError:
+        # Ranks may be in different scenarios: it counts if one by itself fails too.
+        if "S3" in asked and (confirmed := _alone(checks, runs, specs)):
+            yield "S3", confirmed
+        return
+    wrong = "S3" in asked and _again(checks, runs, twice)
+    if wrong and (confirmed := _alone(checks, runs, specs)):
+        yield "S3", confirmed
+    cost = partial(no_more_cost, excused=task.excused)
+    for clause, judge in (("S1", cost), ("S2", no_other_change)):
+        if clause in asked and (fault := _first(judge, twice.bills, right)):
+            yield clause, fault
+
+
+def _first(
+    judge: Judge, mine: dict[RunSpec, Bill], right: dict[RunSpec, Bill]
+) -> NotYetError | None:
+    for spec, bill in mine.items():
+        try:
+            judge(bill, right[spec])
+        except NotYetError as fault:
+            return fault
+    return None
+
+
+def _alone(
+    checks: Sequence[Check], runs: PlayedRuns, specs: Sequence[RunSpec]
+) -> NotYetError | None:
+    """The fault in a second time, where each scenario has a run of its own."""
+    records: Records = {}
+    for spec in specs:
+        try:
+            records |= played_twice(runs, (spec,)).records
+        except NotYetError as failure:
+            return _second_time(failure)
+    return _again(checks, runs, Twice(records=records, bills={}))
+
+
+def _again(
+    checks: Sequence[Check], runs: PlayedRuns, twice: Twice
+) -> NotYetError | None:
+    """What the task's own judges say of the records of the second time."""
+    second = SecondRuns(runs, twice.records)
+    for check in checks:
+        if runs.world_size not in check.worlds:
+            continue
+        try:
+            check.judge(second)
+        except NotJudgedError:
+            continue
+        except NotYetError as failure:
+            return _second_time(failure)
+    return None
+
+
+def _second_time(failure: NotYetError) -> NotYetError:
+    return failure.but(
+        message=f"right the first time, wrong the second: {failure.message}",
+        slug=STATE_KEPT,
+        rule="keep nothing from one call to the next: no global, no default argument "
+        "that changes, no attribute of a function",
+    )
+
+
+class SecondRuns(Runs):
+    """The records of the second time; what is played alone is read where it is."""
+
+    def __init__(self, base: PlayedRuns, records: Records) -> None:
+        super().__init__(base.source, base.world_size, base.seed)
+        self._base, self._records = base, records
+
+    def read(self, spec: RunSpec) -> Run:
+        """The record of a run."""
+        return self._records.get(spec) or self._base.read(spec)
+
+
+Judge = Callable[[Bill, Bill], None]
+
+
+def no_more_cost(mine: Bill, right: Bill, excused: Container[str] = ()) -> None:
+    """S1, of one scenario.
+
+    Raises:
+        NotYetError: it costs more.
+    """
+    for what, verb, own, reference, least in (
+        (BYTES, "sends", mine.sent_bytes, right.sent_bytes, FEW_BYTES),
+        (CALLS, "calls", mine.collectives, right.collectives, 0),
+        (OPERATIONS, "does", mine.operations, right.operations, FEW_OPERATIONS),
+    ):
+        if what in excused:
+            continue
+        most = max(reference)
+        limit = most if what == CALLS else most * MARGIN + least
+        rank = max(range(len(own)), key=own.__getitem__)
+        if own[rank] > limit:
+            raise NotYetError(
+                f"rank {rank} {verb} {own[rank]:,.0f} {what}; in the reference no rank "
+                f"{verb} more than {most:,.0f}",
+                evidence=tuple(
+                    Evidence(rank=r, state=what, text=f"{x:,.0f}   reference {y:,.0f}")
+                    for r, (x, y) in enumerate(zip(own, reference, strict=True))
+                ),
+            )
+
+
+def no_other_change(mine: Bill, right: Bill) -> None:
+    """S2, of one scenario.
+
+    Raises:
+        NotYetError: a call changed what the reference leaves as it is.
+    """
+    allowed = {_kind(*change) for own in right.changes for change in own}
+    for rank, own in enumerate(mine.changes):
+        for function, aspect in sorted(own):
+            if _kind(function, aspect) not in allowed:
+                raise NotYetError(
+                    f"{function} changed {aspect} on rank {rank}; the reference "
+                    "leaves it as it is",
+                    slug=SIDE_EFFECT,
+                )
+
+
+def _kind(function: str, aspect: str) -> tuple[str, str]:
+    """What is free: which method of a class does it, and which gradients are None."""
+    if aspect.endswith(GRADIENT):
+        aspect = re.split(r"\W", aspect, maxsplit=1)[0] + GRADIENT
+    return function.partition(".")[0], aspect
