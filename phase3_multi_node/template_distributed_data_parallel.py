@@ -41,8 +41,8 @@ CommHook = Callable[[Comm, Tensor], Work]
 def assign_buckets(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
     """Group the tensors into buckets, beginning with the last tensor.
 
-    C1 each tensor is in one bucket; inside a bucket, and from bucket to bucket, the
-    tensors come in reverse order
+    C1 each tensor is in one bucket; inside a bucket the tensors come in reverse order,
+    and so do the last tensors of the buckets, which complete them in backward()
     C2 a bucket has at most bucket_bytes, unless it is a single tensor; the next tensor
     would not fit into it
     C3 all tensors of a bucket have one dtype and one device
@@ -200,9 +200,12 @@ class DistributedDataParallel(nn.Module):
         self.arrived.clear()
         if absent:
             names = [k for k, p in self.module.named_parameters() if p is absent[0]]
+            advice = "find_unused() did not return it"
+            if not self.find_unused_parameters:
+                advice = "set find_unused_parameters=True"
             raise RuntimeError(
                 f"{len(absent)} parameters, such as {names[0]}, got no gradient in "
-                "this backward(): set find_unused_parameters=True"
+                f"this backward(): {advice}"
             )
         self.finalize_backward()
 
@@ -243,7 +246,8 @@ class DistributedDataParallel(nn.Module):
         roots = [get_gradient_edge(t).node for t in tensors if t.requires_grad]
         # TODO(distributed_data_parallel.unused)
         # autograd's graph: node.next_functions are pairs (node or None, number); a
-        # node with an attribute `variable` is the end, at that parameter
+        # node with an attribute `variable` is the end, at that parameter. The graph
+        # may be thousands of nodes deep: Python stops 1,000 calls inside each other
         raise NotImplementedError("distributed_data_parallel.unused")
 
     def without_gradient(self, parameter: Tensor) -> None:

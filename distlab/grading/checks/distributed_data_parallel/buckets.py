@@ -1,4 +1,4 @@
-"""Checks of task 3.9, `distributed_data_parallel.buckets`: one process, no messages."""
+"""Checks of task 3.9, `distributed_data_parallel.buckets`: C1 to C3, the buckets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from distlab.grading.clause import clause
 from distlab.grading.kit.plans import in_call, worked_out
-from distlab.grading.kit.values import brief
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
@@ -34,9 +33,11 @@ class Model:
     cap: int
 
     def tensors(self) -> list[Tensor]:
-        """One of each, in their order."""
+        """One of each, in their order: scalars, matrices, slices of larger memory."""
         return [
-            torch.empty(count, dtype=getattr(torch, dtype), device=device)
+            torch.empty(2 * count, dtype=getattr(torch, dtype), device=device)[
+                :count
+            ].view(_shape(count))
             for count, dtype, device in self.specs
         ]
 
@@ -45,10 +46,20 @@ class Model:
         count, dtype, _ = self.specs[place]
         return int(count * getattr(torch, dtype).itemsize)
 
+    def has_one_kind(self, *places: int) -> bool:
+        """Whether these tensors may share a bucket."""
+        return len({self.specs[place][1:] for place in places}) == 1
+
     @property
     def is_uniform(self) -> bool:
         """Whether any two of its tensors may share a bucket."""
         return len({spec[1:] for spec in self.specs}) == 1
+
+
+def _shape(count: int) -> tuple[int, ...]:
+    if count == 1:
+        return ()
+    return (2, count // 2) if count % 2 == 0 else (count,)
 
 
 def _alike(name: str, counts: list[int], cap: int, dtype: str = "float32") -> Model:
@@ -64,12 +75,13 @@ def models(seed: int) -> list[Model]:
         _alike("8, 8, 40 and 8 bytes", [2, 2, 10, 2], 16),
         _alike("tensors that fill a bucket to the last byte", [3, 1, 2, 2, 4, 4], 16),
         _alike("tensors that are all too large", [9, 9, 9], 16),
-        _alike("one bucket for all", [5, 3, 4], 4096),
+        _alike("one bucket for all", [5, 0, 3, 4, 1], 4096),
         _alike("float64", [2, 2, 2, 2, 3], 32, "float64"),
         _alike("one tensor", [4], 16),
         _alike("drawn", [draw.randint(1, 9) for _ in range(17)], 48),
         Model("two dtypes", ((4, *wide), (4, *wide), (4, *thin), (4, *thin)), 64),
         Model("dtypes in turn", ((4, *wide), (4, *thin)) * 3, 64),
+        Model("a large bucket, then two small", ((2, *wide),) * 2 + ((6, *thin),), 32),
         Model("two devices", ((4, "float32", "cpu"), (4, *elsewhere)) * 2, 64),
     ]
 
@@ -113,11 +125,13 @@ def each_tensor_from_last_to_first(runs: Runs) -> str | None:
     for model, buckets in _laid_out(runs):
         flaw, slug = _flaw(model, buckets)
         if flaw:
+            placed = sorted(place for bucket in buckets for place in bucket)
+            is_order = placed == list(range(len(model.specs)))
             raise NotYetError(
                 f"{model.name}: {flaw}",
                 slug=slug,
                 evidence=_table(model, buckets),
-                rule="go through the tensors from the last to the first",
+                rule="backward() computes the last tensor's gradient first" * is_order,
             )
     return f"{len(models(runs.seed))} models"
 
@@ -135,15 +149,24 @@ def _flaw(model: Model, buckets: Buckets) -> tuple[str, str]:
         return f"tensor {missing[0]} is in no bucket", "tensor-in-no-bucket"
     if sorted(placed) != everyone:
         return "a tensor is in two buckets", ""
-    inside = all(a > b for bucket in buckets for a, b in pairwise(bucket))
-    # With several kinds, what closes last may have begun first: either order will do.
-    orders = [[bucket[end] for bucket in buckets] for end in (0, -1)]
-    between = any(order == sorted(order, reverse=True) for order in orders)
-    if inside and between:
-        return "", ""
     if len(everyone) > 2 and placed == everyone:
         return "the first tensor comes first", "buckets-in-forward-order"
-    return "the tensors do not come from the last to the first", ""
+    return _order(buckets), ""
+
+
+def _order(buckets: Buckets) -> str:
+    """What comes too early; or nothing."""
+    for number, bucket in enumerate(buckets):
+        for one, other in pairwise(bucket):
+            if one < other:
+                return f"in bucket {number} tensor {one} is before tensor {other}"
+    for number, (one, other) in enumerate(pairwise(bucket[-1] for bucket in buckets)):
+        if one < other:  # its last tensor is the last one to have a gradient
+            return (
+                f"bucket {number} comes before bucket {number + 1} and ends with "
+                f"tensor {one}; tensor {other} has its gradient before that"
+            )
+    return ""
 
 
 @clause(
@@ -164,15 +187,17 @@ def full_and_not_too_full(runs: Runs) -> str | None:
                     buckets,
                     f"bucket {number} has {size} bytes; {model.cap} are allowed",
                 )
-        for number, (size, after) in enumerate(zip(sizes, buckets[1:], strict=False)):
-            fits = size + model.bytes_of(after[0]) <= model.cap
-            if model.is_uniform and fits:
+        for number, (bucket, size) in enumerate(zip(buckets, sizes, strict=True)):
+            after = bucket[-1] - 1
+            if after < 0 or not model.has_one_kind(bucket[-1], after):
+                continue
+            if size + model.bytes_of(after) <= model.cap:
                 raise _not_full_right(
                     laid_out,
                     model,
                     buckets,
                     f"bucket {number} has {size} of {model.cap} bytes, and the next "
-                    f"tensor, of {model.bytes_of(after[0])}, would have fitted",
+                    f"tensor, of {model.bytes_of(after)}, would have fitted",
                 )
     return None
 
@@ -240,88 +265,3 @@ def _table(model: Model, buckets: Buckets) -> tuple[Evidence, ...]:
             Evidence(rank=NOBODY, state=f"bucket {number}", text=text or "empty")
         )
     return tuple(lines)
-
-
-def _listed(places: list[int]) -> str:
-    return ", ".join(f"tensor {place}" for place in places[:3]) + " is"
-
-
-# ── pack and unpack ─────────────────────────────────────────────────────────────────
-
-
-def _shaped(seed: int) -> list[Tensor]:
-    """Tensors of several shapes; one is the transpose of another, one has no number."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def made(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    return [made(3, 2), made(), made(2, 4).t(), made(5), made(0), made(1, 1, 3)]
-
-
-def carry(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
-    """There and back: the flat tensor, and what other tensors then hold."""
-    given = _shaped(seed)
-    flat = torch.full((sum(map(Tensor.numel, given)),), torch.nan, dtype=torch.float64)
-    address = flat.data_ptr()
-    with in_call("pack(tensors, flat)"):
-        unit.pack(given, flat)
-    packed = flat.clone()
-    back = [torch.zeros_like(tensor) for tensor in given]
-    with in_call("unpack(flat, tensors)"):
-        unit.unpack(flat, back)
-    kept = flat.clone()
-    flat.fill_(torch.inf)  # the next step's gradients: those of this step stay
-    return {
-        "given": [tensor.contiguous() for tensor in given],
-        "flat": packed,
-        "moved": flat.data_ptr() != address,
-        "kept": kept,
-        "back": [tensor.contiguous() for tensor in back],
-    }
-
-
-@clause("distributed_data_parallel.buckets", "C4", worlds=(1,), runs=[on_ranks(carry)])
-def what_was_packed_comes_back(runs: Runs) -> str | None:
-    """V: in place, all numbers, and copies rather than views."""
-    told = worked_out(runs, carry).values[0]
-    expected, flat, back = _shaped(runs.seed), told["flat"], told["back"]
-    if bool(flat.isnan().all()) or told["moved"]:
-        raise NotYetError(
-            "after pack the caller's flat tensor is unchanged",
-            slug="not-in-place",
-            rule="write into flat: flat[…] = …, copy_, or out=flat",
-        )
-    numbers = torch.cat([tensor.reshape(-1) for tensor in expected])
-    if flat.isnan().any() or not torch.equal(flat.sort()[0], numbers.sort()[0]):
-        raise NotYetError(
-            f"pack does not fill flat with the tensors' {len(numbers)} elements: it "
-            f"holds {brief(flat)}",
-            rule="every element of every tensor has one position in flat",
-        )
-    wrong = [
-        place
-        for place, (tensor, was) in enumerate(zip(back, expected, strict=True))
-        if not torch.equal(tensor, was)
-    ]
-    if not wrong:
-        return None
-    states = [back[place] for place in wrong]
-    if all(bool(state.isinf().all()) for state in states):
-        raise NotYetError(
-            "after unpack the tensors change when flat is overwritten: they are views",
-            slug="gradient-is-a-view",
-            rule="copy the values into the tensors",
-        )
-    if all(not state.any() for state in states):
-        raise NotYetError(
-            f"after unpack {_listed(wrong)} unchanged: nothing was written into it",
-            slug="not-in-place",
-            rule="write into each tensor: copy_",
-        )
-    place = wrong[0]
-    raise NotYetError(
-        f"tensor {place}, of shape {list(expected[place].shape)}, is "
-        f"{brief(back[place])}, expected {brief(expected[place])}",
-        rule="split flat into slices as long as the tensors, in the order of pack",
-    )

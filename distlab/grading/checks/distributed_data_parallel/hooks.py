@@ -12,7 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.comm import COLLECTIVES
+from distlab.grading.checks.distributed_data_parallel.broken_off import (
+    departures,
+    flaw_of,
+    watch_marks,
+)
 from distlab.grading.checks.distributed_data_parallel.watch import (
     LAYER_BYTES,
     MIB,
@@ -24,6 +28,8 @@ from distlab.grading.checks.distributed_data_parallel.watch import (
     Watched,
     branch_gradients,
     chain_gradients,
+    doubled,
+    doubling,
     end_to_end,
     loss_of,
     make_inputs,
@@ -52,9 +58,10 @@ def step_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, An
     """One step of the chain, and one in which each rank uses layers in its order."""
     inputs = make_inputs(seed, 0, context.rank)
     chain = _step(context, unit, Chain(seed), LAYERS_MIB, inputs)
-    branches = _step(
-        context, unit, Branches(seed), BRANCH_MIB, inputs, order_of(context.rank)
-    )
+    if "flaw" in chain:
+        return {"chain": chain}
+    order, hook = order_of(context.rank), doubling(unit)
+    branches = _step(context, unit, Branches(seed), BRANCH_MIB, inputs, order, via=hook)
     return {"chain": chain, "branches": branches}
 
 
@@ -64,18 +71,27 @@ def _step(
     model: nn.Module,
     bucket_size_mib: float,
     *arguments: Any,
+    via: Any = None,
 ) -> dict[str, Any]:
     events: list[Happened] = []
     model.to(context.comm.device)
     watch_gradients(model, events)
     comm = Watched(context.comm, events)
-    ddp = unit.DistributedDataParallel(model, comm, bucket_size_mib=bucket_size_mib)
+    ddp = unit.DistributedDataParallel(
+        model, comm, bucket_size_mib=bucket_size_mib, comm_hook=via
+    )
     names = {parameter: name for name, parameter in model.named_parameters()}
     buckets = [[names[p] for p in bucket.parameters] for bucket in ddp.buckets]
     moved = [a.to(comm.device) if isinstance(a, Tensor) else a for a in arguments]
     loss = loss_of(ddp(*moved))
     events.clear()
-    loss.backward()
+    marked = watch_marks(ddp, model)
+    try:
+        loss.backward()
+    except (AssertionError, AttributeError, RuntimeError):
+        if flaw := flaw_of(events, buckets, marked):
+            return {"events": events, "flaw": flaw}
+        raise
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
     found = [torch.zeros_like(p) if p.grad is None else p.grad for p in wanted]
     flat = torch.cat([gradient.reshape(-1) for gradient in found])
@@ -83,15 +99,6 @@ def _step(
 
 
 # ── what happened when ──────────────────────────────────────────────────────────────
-
-
-def _departures(events: list[Happened]) -> list[int]:
-    """Where in the list the collectives with more than a few numbers begin."""
-    return [
-        place
-        for place, event in enumerate(events)
-        if event[0] == "call" and event[1] in COLLECTIVES and event[2] > 1
-    ]
 
 
 def _due(events: list[Happened], buckets: list[list[str]]) -> list[int]:
@@ -125,7 +132,7 @@ def _lanes(run: Run, part: str) -> tuple[Evidence, ...]:
 )
 def leaves_with_its_last_gradient(runs: Runs) -> str | None:
     """O: between a bucket's last gradient and the next one its all_reduce begins."""
-    run = runs.finished(step_once)
+    run = _without_flaw(runs)
     for record in run.ranks:
         told = record.value["chain"]
         flaw, slug = _untimely(told["events"], told["buckets"])
@@ -138,26 +145,45 @@ def leaves_with_its_last_gradient(runs: Runs) -> str | None:
                 "is next",
             )
     events = run.values[0]["chain"]["events"]
-    place = _departures(events)[0]
+    place = departures(events)[0]
     count = sum(event[0] == "gradient" for event in events)
     early = sum(event[0] == "gradient" for event in events[:place])
     return f"the first bucket is sent after gradient {early} of {count}"
 
 
+def _without_flaw(runs: Runs) -> Run:
+    """The run, if it came to its end.
+
+    Raises:
+        NotYetError: it did not; with what led to it, if that is known.
+    """
+    run = runs.ended(step_once)
+    for record in run.ranks:
+        for told in (record.value or {}).values():
+            if "flaw" in told:
+                lane = Evidence(
+                    rank=record.rank, state="order", text=_lane(told["events"])
+                )
+                raise NotYetError(
+                    f"rank {record.rank}: {told['flaw']}", evidence=(lane,)
+                )
+    return runs.finished(step_once)
+
+
 def _untimely(events: list[Happened], buckets: list[list[str]]) -> tuple[str, str]:
     """What is wrong with the departures, and its name if it has one; or nothing."""
-    departures, due = _departures(events), _due(events, buckets)
+    left, due = departures(events), _due(events, buckets)
     arrivals = [place for place, event in enumerate(events) if event[0] == "gradient"]
-    if not departures:
+    if not left:
         return "no bucket is sent", "no-messages"
-    if len(departures) != len(buckets):
-        return f"{len(departures)} collectives for {len(buckets)} buckets", ""
-    if departures[0] > arrivals[-1] and len(buckets) > 1:
+    if len(left) != len(buckets):
+        return f"{len(left)} collectives for {len(buckets)} buckets", ""
+    if left[0] > arrivals[-1] and len(buckets) > 1:
         return (
             "the first all_reduce starts after the last gradient: no overlap",
             "reduced-after-backward",
         )
-    for number, (departure, wanted) in enumerate(zip(departures, due, strict=True)):
+    for number, (departure, wanted) in enumerate(zip(left, due, strict=True)):
         if departure < wanted:
             missing = sum(departure < place <= wanted for place in arrivals)
             return (
@@ -180,14 +206,14 @@ def same_order_everywhere(runs: Runs) -> str | None:
     """V and X: the sums are those of the right layers, where ranks differ in order."""
     own = "launched-by-readiness"
     with judged_after(leaves_with_its_last_gradient, runs, "C1", own):
-        _expect_means(runs.finished(step_once), runs.seed)
+        _expect_means(_without_flaw(runs), runs.seed)
     return f"n = {runs.world_size}: each rank's layers are ready in a different order"
 
 
 def _expect_means(run: Run, seed: int) -> None:
     n = run.world_size
     for part, own in (
-        ("branches", branch_gradients(seed, n)),
+        ("branches", doubled(branch_gradients(seed, n))),
         ("chain", chain_gradients(seed, 0, n)),
     ):
         actual = [value[part]["gradients"] for value in run.values]
@@ -196,7 +222,6 @@ def _expect_means(run: Run, seed: int) -> None:
             same_everywhere(end_to_end(mean_of(own)), n),
             what="the gradient after backward()",
             suspects=_suspects(part, own),
-            rule="self.buckets has the same order on every rank: send in this order",
         )
         expect_equal_bits(
             actual,
@@ -216,6 +241,16 @@ def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
             rule="pack the gradients into bucket.flat, and all-reduce bucket.flat",
         )
     ]
+    if part == "branches":
+        halves = end_to_end(mean_of(own)) / 2
+        found.append(
+            Suspect(
+                slug="",
+                values=same_everywhere(halves, n),
+                sentence="a comm_hook that doubles each sum has no effect",
+                rule="self.comm_hook(self.comm, bucket.flat) starts the message",
+            )
+        )
     if part == "branches" and n > 1:
         ready = [
             [f"layers.{name}.weight" for name in order_of(r)[::-1]] for r in range(n)
@@ -233,6 +268,7 @@ def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
                 values=swapped,
                 sentence="each rank sends its buckets in the order in which they are "
                 "ready there: gradients of different layers were added",
+                rule="self.buckets has one order on all ranks: send in this order",
             )
         )
     return found
@@ -244,11 +280,11 @@ def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
 def nobody_waits_in_backward(runs: Runs) -> str | None:
     """O: until the last gradient is ready no call and no wait holds a rank up."""
     with judged_after(leaves_with_its_last_gradient, runs, "C1"):
-        run = runs.finished(step_once)
+        run = _without_flaw(runs)
     for record in run.ranks:
         events = record.value["chain"]["events"]
         last = max(p for p, event in enumerate(events) if event[0] == "gradient")
-        if not _departures(events):
+        if not departures(events):
             raise NotJudgedError("no bucket is sent: see C1")
         for event in events[:last]:
             if event[0] == "wait" or (event[0] == "call" and event[3]):

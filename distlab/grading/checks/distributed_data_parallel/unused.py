@@ -1,25 +1,23 @@
-"""Checks of task 3.23, `distributed_data_parallel.unused`: who has no gradient to give.
+"""Checks of task 3.23, `distributed_data_parallel.unused`: C1 and C2.
 
-Ranks that use other parts of the model than others, and ranks without a batch.
+Ranks that use other parts of the model than others.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from distlab.grading.checks.distributed_data_parallel.hooks import (
-    BRANCH_MIB,
-    LAYERS_MIB,
-)
+from distlab.grading.checks.distributed_data_parallel.finish import calls_in
+from distlab.grading.checks.distributed_data_parallel.hooks import BRANCH_MIB
 from distlab.grading.checks.distributed_data_parallel.watch import (
     FEWER,
     Branches,
-    Chain,
+    Happened,
+    Watched,
     end_to_end,
     gradients,
     loss_of,
@@ -27,21 +25,34 @@ from distlab.grading.checks.distributed_data_parallel.watch import (
     own_gradients,
 )
 from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.kit.values import (
     Suspect,
     expect_values,
     same_everywhere,
 )
 from distlab.grading.runs import Runs, on_ranks
-from distlab.grading.verdict import NotYetError
+from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
-from distlab.runner.autopsy import Evidence
 
-LEARNING_RATE = 0.5
-BATCHES = (1, 2, 3, 4)  # of each rank: the first one is out of them first
 FORKS = 40  # who goes every way back goes 2 to the 40 ways
+DEEP = 2000  # operations, one after another
 Found = dict[str, Tensor | None]
+
+
+class Outputs(Branches):
+    """Branches whose outputs are several: one of them is a parameter itself."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, FORKS)
+        self.scale = nn.Parameter(torch.full((3,), 0.7, dtype=torch.float64))
+        self.depth = 0
+
+    def forward(self, x: Tensor, names: str) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """`x` through the layers, `depth` operations deep; and the scale."""
+        x = super().forward(x, names)
+        for _ in range(self.depth):
+            x = x + 0.0
+        return x, self.scale
 
 
 def used(rank: int, step: int) -> str:
@@ -49,101 +60,85 @@ def used(rank: int, step: int) -> str:
     return ("ad", "bd")[(rank + step) % 2]
 
 
+def full(names: str) -> set[str]:
+    """The parameters behind the names of layers."""
+    return {f"layers.{name}.weight" for name in names}
+
+
+class UnusedMissedError(Exception):
+    """find_unused does not return what it should; what it returned is in `told`."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        super().__init__()
+        self.told = told
+
+
 def take_branches(
     context: RankContext, unit: ModuleType, seed: int
 ) -> dict[str, list[Found] | Found]:
     """Two steps with other layers on other ranks; a step of two microbatches."""
-    device = context.comm.device
-    model = Branches(seed, FORKS).to(device)
+    try:
+        return _take_branches(context, unit, seed)
+    except UnusedMissedError as missed:
+        return missed.told
+
+
+def _take_branches(
+    context: RankContext, unit: ModuleType, seed: int
+) -> dict[str, list[Found] | Found]:
+    device, events = context.comm.device, list[Happened]()
+    model = Outputs(seed).to(device)
     ddp = unit.DistributedDataParallel(
-        model, context.comm, bucket_size_mib=BRANCH_MIB, find_unused_parameters=True
+        model,
+        Watched(context.comm, events),
+        bucket_size_mib=BRANCH_MIB,
+        find_unused_parameters=True,
     )
 
     def backward(step: int, names: str) -> None:
-        loss_of(ddp(make_inputs(seed, step, context.rank).to(device), names)).backward()
+        outputs = ddp(make_inputs(seed, step, context.rank).to(device), names)
+        if ddp.syncs:
+            _expect_unused(ddp, model, names)
+        loss_of(*outputs).backward()
 
-    steps = []
+    steps, sent = [], list[int]()
     for step in range(2):
         model.zero_grad()
+        events.clear()
         backward(step, used(context.rank, step))
+        sent.append(len(calls_in(events)))
         steps.append(gradients(model))
     model.zero_grad()
     with ddp.no_sync():
         backward(0, "ad")
+    model.depth = DEEP
     backward(1, "bd")
-    return {"steps": steps, "microbatches": gradients(model)}
+    return {"steps": steps, "microbatches": gradients(model), "sent": sent}  # type: ignore[dict-item]
 
 
-def run_out(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
-    """As many steps as this rank has batches, then join(); and one more by all."""
-    device = context.comm.device
-    model = Chain(seed).to(device)
-    ddp = unit.DistributedDataParallel(
-        model, context.comm, bucket_size_mib=LAYERS_MIB, find_unused_parameters=True
-    )
-    parameters = [p for p in model.parameters() if p.requires_grad]
-
-    def update() -> None:
-        for parameter in parameters:
-            assert parameter.grad is not None
-            parameter.data -= LEARNING_RATE * parameter.grad
-
-    def step(number: int) -> None:
-        model.zero_grad()
-        loss_of(ddp(make_inputs(seed, number, context.rank).to(device))).backward()
-        update()
-
-    for number in range(BATCHES[context.rank % 4]):
-        step(number)
-    num_joined = 0
-    for _ in ddp.join():
-        update()
-        num_joined += 1
-    joined = _weights(model)
-    step(max(BATCHES))
-    return {"num_joined": num_joined, "joined": joined, "after": _weights(model)}
-
-
-def _weights(model: Chain) -> Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
+def _expect_unused(ddp: Any, model: nn.Module, names: str) -> None:
+    """Before backward(), which may break off where find_unused was wrong."""
+    named = {p: name for name, p in model.named_parameters()}
+    if not isinstance(ddp.unused, list | tuple | set | frozenset):
+        raise UnusedMissedError({"unused": repr(ddp.unused)[:40]})
+    found = {named.get(p, "another tensor") for p in ddp.unused}
+    right = {*named.values()} - full(names) - {"scale"}
+    if found != right:
+        raise UnusedMissedError({"unused": sorted(found), "right": sorted(right)})  # type: ignore[dict-item]
 
 
 # ── in one process ──────────────────────────────────────────────────────────────────
 
 
 def _branch_means(seed: int, n: int, step: int) -> tuple[dict[str, Tensor], set[str]]:
-    """The mean gradients, zero where a rank has none; and the layers with any."""
-    model = Branches(seed)
+    """The mean gradients, zero where a rank has none; and the parameters with any."""
+    model = Outputs(seed)
     parts = [
         own_gradients(model, make_inputs(seed, step, rank), used(rank, step))
         for rank in range(n)
     ]
     mean = {k: torch.stack([part[k] for part in parts]).mean(0) for k in parts[0]}
-    names = {name for rank in range(n) for name in used(rank, step)}
-    return mean, {f"layers.{name}.weight" for name in names}
-
-
-@lru_cache(maxsize=32)
-def _runs_out(seed: int, n: int, over_all: bool = False) -> tuple[Tensor, Tensor]:
-    """The weights when all have joined, and after one more step of all.
-
-    With `over_all` the division is by all ranks: a mistake.
-    """
-    model = Chain(seed)
-    batches = [BATCHES[rank % 4] for rank in range(n)]
-    found = []
-    for number in (*range(max(batches)), max(BATCHES)):
-        is_extra = number == max(BATCHES)
-        if is_extra:
-            found.append(_weights(model))
-        ranks = [r for r in range(n) if is_extra or number < batches[r]]
-        parts = [own_gradients(model, make_inputs(seed, number, r)) for r in ranks]
-        by = n if over_all else len(ranks)
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                total = torch.stack([part[name] for part in parts]).sum(0)
-                parameter.data -= LEARNING_RATE * total / by
-    return found[0], _weights(model)
+    return mean, {"scale"}.union(*(full(used(rank, step)) for rank in range(n)))
 
 
 # ── the clauses ─────────────────────────────────────────────────────────────────────
@@ -156,6 +151,23 @@ def _filled(found: Found, like: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
+def _played(runs: Runs) -> Run:
+    """The run; what find_unused returned is looked at before how it ended."""
+    run = runs.ended(take_branches)
+    for record in run.ranks:
+        told = record.value
+        if told is None or "unused" not in told:
+            continue
+        if "right" not in told:
+            raise NotYetError(f"find_unused returns {told['unused']}, not a list")
+        returned = ", ".join(told["unused"]) or "no parameter"
+        raise NotYetError(
+            f"on rank {record.rank} find_unused returns {returned}; backward() cannot "
+            f"reach {', '.join(told['right'])}"
+        )
+    return runs.finished(take_branches)
+
+
 @clause(
     "distributed_data_parallel.unused",
     "C1",
@@ -164,8 +176,10 @@ def _filled(found: Found, like: dict[str, Tensor]) -> dict[str, Tensor]:
 )
 def unused_counts_as_zero(runs: Runs) -> str | None:
     """V: the mean over all ranks, with zeros; with what no_sync() held back."""
-    run = runs.finished(take_branches)
+    run = _played(runs)
     n, seed = runs.world_size, runs.seed
+    if n > 1 and not any(sum(value["sent"]) for value in run.values):
+        raise NotYetError("backward() starts no message", slug="no-messages")
     for step in range(2):
         mean, _ = _branch_means(seed, n, step)
         found = [value["steps"][step] for value in run.values]
@@ -177,7 +191,12 @@ def unused_counts_as_zero(runs: Runs) -> str | None:
             what=f"step {step + 1}: the gradient",
             rule="a rank that has no gradient adds zero to the sum",
         )
-    model = Branches(seed)
+    _expect_held_back(run, seed)
+    return f"n = {n}: each rank uses 2 of 4 layers"
+
+
+def _expect_held_back(run: Run, seed: int) -> None:
+    n, model = run.world_size, Outputs(seed)
     pairs = [
         (
             own_gradients(model, make_inputs(seed, 0, rank), "ad"),
@@ -202,7 +221,6 @@ def unused_counts_as_zero(runs: Runs) -> str | None:
             )
         ],
     )
-    return f"n = {n}: each rank uses 2 of 4 layers"
 
 
 def _expect_somebodys(found: list[Found], n: int, step: int) -> None:
@@ -225,7 +243,12 @@ def _expect_somebodys(found: list[Found], n: int, step: int) -> None:
 )
 def nobodys_stays_none(runs: Runs) -> str | None:
     """V: a .grad of zeros would still move a weight: by momentum, by weight decay."""
-    run = runs.finished(take_branches)
+    try:
+        run = _played(runs)
+    except NotYetError as error:
+        raise NotJudgedError("see C1") from error
+    if runs.world_size > 1 and not any(sum(value["sent"]) for value in run.values):
+        raise NotJudgedError("nothing was sent: see C1")
     for step in range(2):
         _, names = _branch_means(runs.seed, runs.world_size, step)
         for record in run.ranks:
@@ -233,62 +256,6 @@ def nobodys_stays_none(runs: Runs) -> str | None:
                 if name not in names and gradient is not None:
                     raise NotYetError(
                         f"step {step + 1}: no rank has used {name}, and on rank "
-                        f"{record.rank} its .grad is a tensor",
-                        rule="find_unused returns all parameters that backward() "
-                        "cannot reach",
+                        f"{record.rank} its .grad is a tensor, not None"
                     )
     return None
-
-
-@clause(
-    "distributed_data_parallel.unused", "C3", worlds=FEWER, runs=[on_ranks(run_out)]
-)
-def who_is_out_takes_part(runs: Runs) -> str | None:
-    """V: the weights of one process that has, in each step, what is there."""
-    with judged_after(unused_counts_as_zero, runs, "C1"):
-        return _joined(runs.finished(run_out), runs.seed)
-
-
-def _joined(run: Run, seed: int) -> str:
-    n = run.world_size
-    batches = [BATCHES[rank % 4] for rank in range(n)]
-    missed = [max(batches) - own for own in batches]
-    told = [value["num_joined"] for value in run.values]
-    if told != missed:
-        raise NotYetError(
-            "join() does not yield once for each step of the other ranks",
-            evidence=tuple(
-                Evidence(
-                    rank=rank,
-                    state="right" if told[rank] == missed[rank] else "wrong",
-                    text=f"{own} batches; join() yielded {told[rank]} times, "
-                    f"expected {missed[rank]}",
-                )
-                for rank, own in enumerate(batches)
-            ),
-            rule="yield after each step in which some rank has a batch",
-        )
-    wrong = _runs_out(seed, n, over_all=True)
-    for place, part, what in (
-        (0, "joined", "after join() the weights"),
-        (1, "after", "one step of all ranks later the weights"),
-    ):
-        actual = [value[part] for value in run.values]
-        expect_values(
-            actual,
-            same_everywhere(_runs_out(seed, n)[place], n),
-            what=what,
-            verb="are",
-            suspects=[
-                Suspect(
-                    slug="mean-over-absent",
-                    values=same_everywhere(wrong[place], n),
-                    sentence=f"{what} are means over all {n} ranks, although some "
-                    "had no batch",
-                    rule="finalize_backward() divides by len(self.active)",
-                )
-            ],
-            rule="a rank without a batch adds zeros and is not counted",
-        )
-    counts = ", ".join(map(str, batches))
-    return f"n = {n}: {counts} batches, one training"

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from distlab.comm import Call, Comm, Work
+from distlab.comm import Call, Comm, ReduceOp, Work
 from distlab.comm._call import Wrapper
 from distlab.grading.kit.values import close
 
@@ -24,11 +24,16 @@ LAYER_BYTES = 8 * WIDTH * (WIDTH + 1)  # weight and bias
 MIB = 2**20
 
 Happened = list[Any]
-"""["gradient", name] · ["call", op, numbers, blocking] · ["wait", which call]."""
+"""["gradient", name] · ["call", op, numbers, blocking] · ["wait", which call] ·
+["written", numbers]: a tensor, between the start of its all_reduce and the wait."""
 
 
 class Watched(Wrapper):
-    """Writes down what is asked of comm, in one list with the gradients."""
+    """Writes down what is asked of comm, in one list with the gradients.
+
+    A tensor whose all_reduce is under way has no values until the wait: what is read
+    there is nan, and what is written there is lost, as it may be on any machine.
+    """
 
     def __init__(self, inner: Comm, events: list[Happened]) -> None:
         super().__init__(inner)
@@ -43,6 +48,18 @@ class Watched(Wrapper):
             return result
         return _WatchedWork(result, self._events, number)  # type: ignore[return-value,arg-type]
 
+    def all_reduce(
+        self, tensor: Tensor, op: ReduceOp = ReduceOp.SUM, async_op: bool = False
+    ) -> Work | None:
+        """See `Comm.all_reduce`."""
+        if not async_op or not isinstance(tensor, Tensor):
+            return super().all_reduce(tensor, op, async_op)
+        under_way = tensor.detach().clone()
+        work = super().all_reduce(under_way, op, async_op)
+        assert isinstance(work, _WatchedWork)
+        work.will_fill(tensor, under_way)
+        return work
+
     def _wrap_group(self, group: Comm, ranks: Sequence[int]) -> Comm:
         return Watched(group, self._events)
 
@@ -50,11 +67,66 @@ class Watched(Wrapper):
 class _WatchedWork:
     def __init__(self, work: Work, events: list[Happened], number: int) -> None:
         self._work, self._events, self._number = work, events, number
+        self._filled: tuple[Tensor, Tensor, int] | None = None
+
+    def will_fill(self, tensor: Tensor, under_way: Tensor) -> None:
+        """`tensor` gets the values of `under_way` when somebody waits."""
+        with torch.no_grad():
+            tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
+        self._filled = tensor, under_way, tensor._version
 
     def wait(self, timeout_s: float | None = None) -> None:
         """See `Work.wait`."""
         self._events.append(["wait", self._number])
         self._work.wait(timeout_s)
+        if self._filled is None:
+            return
+        (tensor, under_way, version), self._filled = self._filled, None
+        if tensor._version != version:
+            self._events.append(["written", tensor.numel()])
+        with torch.no_grad():
+            tensor.copy_(under_way)
+
+
+class Doubled:
+    """What `doubling` returns: a Work."""
+
+    def __init__(self, work: Work, flat: Tensor) -> None:
+        self._work, self._flat, self._is_done = work, flat, False
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Twice the sum is in `flat` then."""
+        self._work.wait()
+        if not self._is_done:
+            self._flat *= 2
+        self._is_done = True
+
+
+def doubling(unit: Any) -> Callable[[Comm, Tensor], Doubled]:
+    """A comm_hook that has an effect: every sum is doubled."""
+
+    def comm_hook(comm: Comm, flat: Tensor) -> Doubled:
+        return Doubled(unit.start_all_reduce(comm, flat), flat)
+
+    return comm_hook
+
+
+class _Exact(torch.autograd.Function):
+    """Nothing; `gain` gets a gradient that bfloat16 can add up without an error."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor) -> Tensor:
+        """Return x."""
+        ctx.save_for_backward(x)
+        ctx.dtype = gain.dtype
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Multiples of 144: sums of some, and a half, third, quarter of them, fit."""
+        (x,) = ctx.saved_tensors
+        parts = 144 * (1 + (10 * x[0].abs()).long() % 3)
+        return gradient, parts.to(ctx.dtype)
 
 
 def watch_gradients(model: nn.Module, events: list[Happened]) -> None:
@@ -77,7 +149,10 @@ def _layer(generator: torch.Generator, *, bias: bool = True) -> nn.Linear:
 
 
 class Chain(nn.Module):
-    """Four layers, and a fifth that is used twice and has two names; one is frozen."""
+    """Four layers, and a fifth that is used twice and has two names; one is frozen.
+
+    `gain` is of another dtype than the rest.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -86,9 +161,11 @@ class Chain(nn.Module):
         self.frozen = _layer(generator).requires_grad_(False)
         self.tail = _layer(generator)
         self.end = self.tail
+        self.gain = nn.Parameter(torch.zeros(WIDTH, dtype=torch.bfloat16))
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` (B, WIDTH) through all of them."""
+        x = _Exact.apply(x, self.gain)  # type: ignore[no-untyped-call]
         for layer in (*self.layers, self.frozen, self.tail, self.end):
             x = torch.tanh(layer(x))
         return x
@@ -131,9 +208,10 @@ def make_inputs(seed: int, step: int, rank: int) -> Tensor:
     return inputs * (1.0 + rank)
 
 
-def loss_of(outputs: Tensor) -> Tensor:
+def loss_of(*outputs: Tensor) -> Tensor:
     """A loss that has a gradient wherever the outputs are."""
-    return (outputs - 0.3).square().mean()
+    parts = [(output - 0.3).square().mean() for output in outputs]
+    return torch.stack(parts).sum()
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor | None]:
@@ -148,9 +226,9 @@ def gradients(model: nn.Module) -> dict[str, Tensor | None]:
 def own_gradients(model: nn.Module, *arguments: Any) -> dict[str, Tensor]:
     """Those of one batch, worked out by this process; zeros where there is none."""
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    found = torch.autograd.grad(
-        loss_of(model(*arguments)), list(named.values()), allow_unused=True
-    )
+    outputs = model(*arguments)
+    loss = loss_of(*outputs) if isinstance(outputs, tuple) else loss_of(outputs)
+    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     return {
         name: torch.zeros_like(named[name]) if gradient is None else gradient
         for name, gradient in zip(named, found, strict=True)
@@ -172,6 +250,11 @@ def branch_gradients(seed: int, n: int) -> list[dict[str, Tensor]]:
         own_gradients(model, make_inputs(seed, 0, rank), order_of(rank))
         for rank in range(n)
     ]
+
+
+def doubled(parts: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """Twice as large."""
+    return [{name: 2 * tensor for name, tensor in part.items()} for part in parts]
 
 
 def end_to_end(named: dict[str, Tensor]) -> Tensor:

@@ -23,14 +23,28 @@ TASK = "sharded_optimizer.state"
 ALL_OF_IT = "save every entry of self.optimizer.state[shard], under its own key"
 
 
-make_adam = partial(torch.optim.Adam, lr=0.1)
-MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "trace")
+
+
+class Traced(torch.optim.Adam):
+    """Adam that keeps an entry which no optimizer of torch has."""
+
+    def step(self, closure: Any = None) -> Any:
+        """The same; then keep a trace of each gradient."""
+        loss = super().step(closure)
+        for p, state in self.state.items():
+            if p.grad is not None:
+                state["trace"] = p.grad.detach().to(torch.float32)
+        return loss
+
+
+make_adam = partial(Traced, lr=0.1, amsgrad=True)
 
 
 def _layer(seed: int) -> nn.Sequential:
-    """One layer of four parameters, so that a shard has many ranges."""
+    """A layer of four parameters, so that a shard has many ranges; a layer of 3."""
     linears = [nn.Linear(a, b, dtype=torch.float64) for a, b in ((5, 3), (3, 2))]
-    model = nn.Sequential(nn.Sequential(*linears))
+    model = nn.Sequential(nn.Sequential(*linears), scenarios.Scale())
     generator = torch.Generator().manual_seed(seed + 3)
     for p in model.parameters():
         drawn = torch.randn(p.shape, generator=generator, dtype=torch.float64)
@@ -39,7 +53,7 @@ def _layer(seed: int) -> nn.Sequential:
 
 
 def keep_adams(context: RankContext, unit: ModuleType, seed: int) -> Any:
-    """What state_dict gives after a step of Adam, which keeps several entries."""
+    """What state_dict gives before and after a step that leaves several entries."""
     rank, n = context.rank, context.world_size
     model = _layer(seed)
     alone = scenarios.Alone(rank, n, context.comm.device)
@@ -47,8 +61,9 @@ def keep_adams(context: RankContext, unit: ModuleType, seed: int) -> Any:
     zero = unit.ShardedOptimizer(alone, model, groups, make_adam)
     gradient = scenarios.drawn_gradient(seed, scenarios.weights_of(model))
     scenarios.give_gradients(zero, gradient, rank, n)
+    before = zero.state_dict()
     zero.optimizer.step()
-    return zero.state_dict()
+    return {"before": before, "after": zero.state_dict()}
 
 
 def _after_steps(seed: int) -> One:
@@ -88,7 +103,14 @@ def saved_by_name(runs: Runs) -> str | None:
         one.optimizer.state,
         scenarios.trained(one.model),
     )
-    _expect_ranges(adams.values, "exp_avg", *_after_adam(runs.seed))
+    kept, named = _after_adam(runs.seed)
+    states = [value["after"] for value in adams.values]
+    _expect_ranges(states, "exp_avg", kept, named)
+    empty = [value["before"] for value in adams.values]
+    full = {name: p.reshape(-1) for name, p in named.items()}
+    for rank, saved in enumerate(empty):
+        _expect_entries(saved, "", full, rank)
+    _expect_complete(empty, full, "before the first step ")
     return None
 
 
@@ -144,13 +166,15 @@ def _expect_range(
     )
 
 
-def _expect_complete(states: list[Any], full: dict[str, Tensor]) -> None:
+def _expect_complete(
+    states: list[Any], full: dict[str, Tensor], when: str = ""
+) -> None:
     for name, values in full.items():
         count = sum(s[name]["stop"] - s[name]["start"] for s in states if name in s)
         if count != values.numel():
             raise NotYetError(
-                f"{name} has {values.numel()} elements, and all ranks together save "
-                f"the state of {count}",
+                f"{when}{name} has {values.numel()} elements, and all ranks together "
+                f"save the state of {count}",
                 slug="shard-under-full-name" if count > values.numel() else "",
                 rule="each rank saves the ranges that it owns, and no others",
             )
@@ -205,8 +229,8 @@ def _expect_entry(
 
 def _expect_adams(run: Run, seed: int) -> None:
     state, named = _after_adam(seed)
-    for saved in run.values:
-        for name, entry in saved.items():
+    for value in run.values:
+        for name, entry in value["after"].items():
             for key in MOMENTS:
                 _expect_entry(name, entry, key, state, named)
             step = entry.get("step")

@@ -16,16 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import Comm
+from distlab.grading.checks.sharded_optimizer.half import SLACK as SLACK
+from distlab.grading.checks.sharded_optimizer.half import step_in_half
 from distlab.grading.kit.live_bytes import LiveBytes, unseen
 from distlab.runner import RankContext
 
 SIZES = (9, 23, 14, 3)
 ROWS = 4
 STEPS = 2
-SLACK = 256  # bytes for a norm, a loss and the like
-MAX_NORMS = (0.05, 1e6)  # the first shortens, the second does not
+MAX_NORMS = (0.05, 1e6, 1.0, 1.0)  # the first shortens, the second does not
+ZERO, INFINITE = 2, 3  # gradients without an element, and with one that is infinite
+STALE = 1e8
 WEIGHTS = {"lr": 0.05, "weight_decay": 0.2}
-OTHERS = {"lr": 0.4, "weight_decay": 0.0}
+OTHERS = {"lr": 0.4, "weight_decay": 0.0, "dampening": 0.3, "label": "the others"}
 MOMENTUM = 0.9
 PER_ELEMENT = (8, 8, 8)
 make_optimizer = partial(torch.optim.SGD, lr=1.0, momentum=MOMENTUM)
@@ -114,6 +117,16 @@ class Alone:
         self.rank, self.world_size, self.device = rank, world_size, device
 
 
+def settings_in_use(zero: Any) -> dict[str, dict[str, Any]]:
+    """By a name of each bucket: the settings with which its shard is optimized."""
+    return {
+        bucket.names[0]: {k: v for k, v in group.items() if k != "params"}
+        for group in zero.optimizer.param_groups
+        for bucket in zero.buckets
+        if any(parameter is bucket.shard for parameter in group["params"])
+    }
+
+
 def train_stage1(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """STEPS steps; what is held after the first, what each step sends."""
     comm = context.comm
@@ -134,7 +147,13 @@ def train_stage1(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
                 held = memory.settled(after_step(comm.world_size))
             with unseen():
                 steps.append({"weights": weights_of(model), "sent": sent})
-    return {"steps": steps, "held": held, "state": _state_numbers(zero.optimizer)}
+    return {
+        "steps": steps,
+        "held": held,
+        "state": _state_numbers(zero.optimizer),
+        "settings": settings_in_use(zero),
+        "half": step_in_half(context, unit, "ShardedOptimizer"),
+    }
 
 
 def clip_gradients(
@@ -143,14 +162,29 @@ def clip_gradients(
     """For each of MAX_NORMS: the norm that clip returns, and the shards' gradients."""
     comm, results = context.comm, []
     model = make_model(seed)
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            parameter.grad = torch.full_like(parameter, STALE)
     zero = unit.ShardedOptimizer(comm, model, make_groups(model), make_optimizer)
     for number, max_norm in enumerate(MAX_NORMS):
-        gradient = drawn_gradient(seed + number, weights_of(model))
+        gradient = gradient_to_clip(seed, number, weights_of(model))
         give_gradients(zero, gradient, comm.rank, comm.world_size)
         norm = zero.clip(max_norm)
         shards = [bucket.shard.grad.clone() for bucket in zero.buckets]
         results.append({"norm": norm, "gradient": torch.cat(shards)})
     return results
+
+
+def gradient_to_clip(
+    seed: int, number: int, weights: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """The gradient that is clipped to MAX_NORMS[number]."""
+    gradient = drawn_gradient(seed + number, weights)
+    if number == ZERO:
+        return {name: torch.zeros_like(value) for name, value in gradient.items()}
+    if number == INFINITE:
+        next(iter(gradient.values())).view(-1)[0] = torch.inf  # of rank 0 only
+    return gradient
 
 
 def save_state(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:

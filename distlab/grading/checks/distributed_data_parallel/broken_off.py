@@ -1,0 +1,56 @@
+"""A backward() that broke off with an error: which of the hooks' mistakes led to it.
+
+The error itself, such as an assertion in the given code, is only the consequence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from distlab.comm import COLLECTIVES
+from distlab.grading.checks.distributed_data_parallel.watch import Happened
+
+
+def watch_marks(ddp: Any, model: nn.Module) -> list[list[str]]:
+    """From now on all names of the gradients that `mark_ready` is told are kept."""
+    marked: list[list[str]] = []
+    names: dict[Tensor, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    mark_ready = ddp.mark_ready
+
+    def noting(parameter: Tensor) -> None:
+        marked.append(names[parameter])
+        mark_ready(parameter)
+
+    ddp.mark_ready = noting
+    return marked
+
+
+def departures(events: list[Happened]) -> list[int]:
+    """Where in the list the collectives with more than a few numbers begin."""
+    return [
+        place
+        for place, event in enumerate(events)
+        if event[0] == "call" and event[1] in COLLECTIVES and event[2] > 1
+    ]
+
+
+def flaw_of(events: list[Happened], buckets: list[list[str]], marked: list[str]) -> str:
+    """What the hooks did until then that they must not do; or nothing."""
+    ready = [event[1] for event in events if event[0] == "gradient"]
+    for number, names in enumerate(marked):
+        if names in marked[:number]:
+            who = " = ".join(names)
+            return f"mark_ready is called twice for {who} in one backward()"
+        if names[0] not in ready:
+            return f"mark_ready is called for {names[0]} before its .grad is complete"
+    num_sent = len(departures(events))
+    num_complete = 0
+    while num_complete < len(buckets) and {*buckets[num_complete]} <= {*ready}:
+        num_complete += 1
+    if num_sent < num_complete:
+        return f"bucket {num_sent} was complete and never sent"
+    return ""

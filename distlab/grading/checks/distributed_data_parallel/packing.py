@@ -1,0 +1,109 @@
+"""Checks of task 3.9, `distributed_data_parallel.buckets`: C4, pack and unpack."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.clause import clause
+from distlab.grading.kit.plans import in_call, worked_out
+from distlab.grading.kit.values import brief
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+
+DTYPES = (torch.float64, torch.bfloat16)
+
+
+def _listed(places: list[int]) -> str:
+    return ", ".join(f"tensor {place}" for place in places[:3]) + " is"
+
+
+def _shaped(seed: int, dtype: torch.dtype) -> list[Tensor]:
+    """Tensors of several shapes; one is the transpose of another, one has no number."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def made(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    return [made(3, 2), made(), made(2, 4).t(), made(5), made(0), made(1, 1, 3)]
+
+
+def carry(context: RankContext, unit: ModuleType, seed: int) -> list[dict[str, Any]]:
+    """There and back, in each of DTYPES."""
+    return [_carried(unit, seed, dtype) for dtype in DTYPES]
+
+
+def _carried(unit: ModuleType, seed: int, dtype: torch.dtype) -> dict[str, Any]:
+    """The flat tensor, and what other tensors then hold."""
+    given = _shaped(seed, dtype)
+    flat = torch.full((sum(map(Tensor.numel, given)),), torch.nan, dtype=dtype)
+    address = flat.data_ptr()
+    with in_call("pack(tensors, flat)"):
+        unit.pack(given, flat)
+    packed = flat.clone()
+    back = [torch.zeros_like(tensor) for tensor in given]
+    with in_call("unpack(flat, tensors)"):
+        unit.unpack(flat, back)
+    kept = flat.clone()
+    flat.fill_(torch.inf)  # the next step's gradients: those of this step stay
+    return {
+        "given": [tensor.contiguous() for tensor in given],
+        "flat": packed,
+        "moved": flat.data_ptr() != address,
+        "kept": kept,
+        "back": [tensor.contiguous() for tensor in back],
+    }
+
+
+@clause("distributed_data_parallel.buckets", "C4", worlds=(1,), runs=[on_ranks(carry)])
+def what_was_packed_comes_back(runs: Runs) -> str | None:
+    """V: in place, all numbers, and copies rather than views."""
+    for dtype, told in zip(DTYPES, worked_out(runs, carry).values[0], strict=True):
+        _expect_carried(told, _shaped(runs.seed, dtype))
+    return None
+
+
+def _expect_carried(told: dict[str, Any], expected: list[Tensor]) -> None:
+    flat, back = told["flat"], told["back"]
+    if bool(flat.isnan().all()) or told["moved"]:
+        raise NotYetError(
+            "after pack the caller's flat tensor is unchanged",
+            slug="not-in-place",
+            rule="write into flat: flat[…] = …, copy_, or out=flat",
+        )
+    numbers = torch.cat([tensor.reshape(-1) for tensor in expected])
+    if flat.isnan().any() or not torch.equal(flat.sort()[0], numbers.sort()[0]):
+        raise NotYetError(
+            f"pack does not fill flat with the tensors' {len(numbers)} elements: it "
+            f"holds {brief(flat)}",
+            rule="every element of every tensor has one position in flat",
+        )
+    wrong = [
+        place
+        for place, (tensor, was) in enumerate(zip(back, expected, strict=True))
+        if not torch.equal(tensor, was)
+    ]
+    if not wrong:
+        return
+    states = [back[place] for place in wrong]
+    if all(bool(state.isinf().all()) for state in states):
+        raise NotYetError(
+            "after unpack the tensors change when flat is overwritten: they are views",
+            slug="gradient-is-a-view",
+            rule="copy the values into the tensors",
+        )
+    if all(not state.any() for state in states):
+        raise NotYetError(
+            f"after unpack {_listed(wrong)} unchanged: nothing was written into it",
+            slug="not-in-place",
+            rule="write into each tensor: copy_",
+        )
+    place = wrong[0]
+    raise NotYetError(
+        f"tensor {place}, of shape {list(expected[place].shape)}, is "
+        f"{brief(back[place])} after unpack, expected {brief(expected[place])}"
+    )

@@ -1,0 +1,108 @@
+"""What ranks do for task 3.11: steps of a model with buffers, each in another state.
+
+The weights stay as they are, so that a gradient depends on its batch only.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.grading.checks.distributed_data_parallel.hooks import LAYERS_MIB
+from distlab.grading.checks.distributed_data_parallel.watch import (
+    Chain,
+    Happened,
+    Watched,
+    end_to_end,
+    gradients,
+    loss_of,
+    make_inputs,
+)
+from distlab.runner import RankContext
+
+STEPS = 3
+STALE = 1e8
+LARGE = 2**60  # plus a few: too many digits for any floating-point number
+
+
+class Tracked(nn.Module):
+    """A chain with buffers that each forward changes, on each rank otherwise."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.chain = Chain(seed)
+        self.mean: Tensor
+        self.count: Tensor
+        self.register_buffer("mean", torch.zeros(3, dtype=torch.float64))
+        self.register_buffer("count", torch.tensor(LARGE, dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The chain's outputs."""
+        self.mean += x.detach().mean() + torch.arange(3, device=x.device)
+        self.count += int(x.detach().abs().sum())
+        return self.chain(x)  # type: ignore[no-any-return]
+
+
+def copied(buffer: Tensor) -> Tensor:
+    """A copy; of a large integer, what is beyond LARGE."""
+    return buffer.clone() if buffer.is_floating_point() else buffer - LARGE
+
+
+class Steps:
+    """A wrapped model on one rank, and a step after another."""
+
+    def __init__(self, context: RankContext, unit: ModuleType, seed: int) -> None:
+        self.context, self.seed, self.events = context, seed, list[Happened]()
+        self.model = Tracked(seed).to(context.comm.device)
+        comm = Watched(context.comm, self.events)
+        self.ddp = unit.DistributedDataParallel(
+            self.model, comm, bucket_size_mib=LAYERS_MIB
+        )
+
+    def backward(self, step: int) -> None:
+        """Of batch number `step` of this rank."""
+        inputs = make_inputs(self.seed, step, self.context.rank)
+        loss_of(self.ddp(inputs.to(self.context.comm.device))).backward()
+
+    def gradients(self) -> Tensor | None:
+        """All of them; nothing if one is None."""
+        found = gradients(self.model.chain)
+        if any(gradient is None for gradient in found.values()):
+            return None
+        return end_to_end(found)  # type: ignore[arg-type]
+
+    def buffers(self) -> list[Tensor]:
+        """Copies of them: see `copied`."""
+        return [copied(buffer) for buffer in self.model.buffers()]
+
+
+def take_steps(
+    context: RankContext, unit: ModuleType, seed: int, to_none: bool = False
+) -> list[dict[str, Any]]:
+    """What .grad and the buffers are after each backward().
+
+    STEPS of them; one with the gradients of the step before; one without rank 0.
+    """
+    steps, n = Steps(context, unit, seed), context.world_size
+    frozen = steps.model.chain.frozen.weight
+    found = []
+    for step in range(STEPS + 2):
+        if step != STEPS:
+            steps.model.zero_grad(set_to_none=to_none)
+        if step == STEPS + 1:
+            steps.ddp.active = active_in(step, n)
+        frozen.grad = torch.full_like(frozen, STALE)
+        steps.events.clear()
+        steps.backward(step)
+        told = {"gradients": steps.gradients(), "buffers": steps.buffers()}
+        told["stale"] = frozen.grad is not None and bool((frozen.grad == STALE).all())
+        found.append({**told, "events": list(steps.events)})
+    return found
+
+
+def active_in(step: int, n: int) -> list[int]:
+    """The ranks that have a batch in a step."""
+    return list(range(1 if step > STEPS and n > 1 else 0, n))
