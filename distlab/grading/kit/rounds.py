@@ -11,11 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from distlab.comm import Clock, Comm, Wrapper
-from distlab.comm._call import Call
+from distlab.comm import Call, Clock, Comm, Wrapper
 from distlab.grading.runs import Runs, RunSpec
 from distlab.runner import RankContext
 

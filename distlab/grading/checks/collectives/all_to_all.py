@@ -223,10 +223,10 @@ def in_few_rounds(runs: Runs) -> str | None:
                 f"{_hot_spot(run)}",
                 slug="too-many-rounds",
                 evidence=_orders(run),
-                rule="in each round each rank sends to one rank and receives from one, "
-                "at the same time: to (rank + k) % n and from (rank - k) % n in round k",
+                rule="in round k send to (rank + k) % n and receive from "
+                "(rank - k) % n, at the same time",
             )
-    return f"n = {MANY}, simulated: {MANY - 1} rounds; each to rank 0 first: {2 * MANY - 3}"
+    return f"n = {MANY}, simulated: {MANY - 1} rounds; to rank 0 first: {2 * MANY - 3}"
 
 
 def _sends(run: Run) -> list[list[int]]:
