@@ -208,7 +208,7 @@ def _in_rounds(world_size: int) -> list[RunSpec]:
     later=_in_rounds,
 )
 def in_few_rounds(runs: Runs) -> str | None:
-    """T: n - 1 rounds in virtual time; each rank's own messages need as many."""
+    """T: n - 1 rounds in virtual time, which each rank's own messages need."""
     run = runs.finished(exchange_once, dtype="float64")
     if any(record.messages != runs.world_size - 1 for record in run.ranks):
         raise NotJudgedError("not one message for each other rank: see C2")
@@ -217,12 +217,11 @@ def in_few_rounds(runs: Runs) -> str | None:
         n = spec.network.world_size
         needed = num_rounds(runs, spec)
         if needed > n - 1:
-            simulated = " simulated" if n == MANY else ""
+            is_recorded = n == runs.world_size
             raise NotYetError(
-                f"{needed} rounds on {n}{simulated} ranks; {n - 1} are enough"
-                f"{_hot_spot(run)}",
+                f"{needed} rounds on {n} ranks; {n - 1} are enough{_hot_spot(run)}",
                 slug="too-many-rounds",
-                evidence=_orders(run),
+                evidence=_orders(run) if is_recorded else (),
                 rule="in round k send to (rank + k) % n and receive from "
                 "(rank - k) % n, at the same time",
             )
@@ -239,8 +238,8 @@ def _sends(run: Run) -> list[list[int]]:
 
 def _hot_spot(run: Run) -> str:
     firsts = [own[0] for own in _sends(run) if own]
-    is_one = len({*firsts[1:]}) == 1 and firsts[1] == 0
-    return ": all other ranks send to rank 0 first" if is_one else ""
+    is_hot = {*firsts[1:]} == {0}
+    return ": all other ranks send to rank 0 first" if is_hot else ""
 
 
 def _orders(run: Run) -> tuple[Evidence, ...]:
