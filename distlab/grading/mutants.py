@@ -261,7 +261,7 @@ def _entry(
 
 
 def _changed(curriculum: Curriculum, row: dict[str, Any], where: str) -> str:
-    """The solution's own body with the row's changes, each of a text that is there once.
+    """The solution's own body with the row's changes; each old text is there once.
 
     A line that a change leaves empty is left out.
     """

@@ -169,7 +169,7 @@ def tree_broadcast(comm: Comm, tensor: Tensor, src: int) -> None:
 
 
 def all_to_all(comm: Comm, output: Tensor, input: Tensor) -> None:
-    """Send chunk p of `input` to rank p; write what rank p sends to chunk p of `output`.
+    """Send chunk p of `input` to rank p; receive chunk p of `output` from rank p.
 
     Given: `input` and `output` have n chunks of one size; both have one dimension.
 
