@@ -125,3 +125,21 @@ def tree_broadcast(comm: Comm, tensor: Tensor, src: int) -> None:
     # TODO(collectives.tree_broadcast)
     # in every round each rank that has the tensor sends it to a rank that has not
     raise NotImplementedError("collectives.tree_broadcast")
+
+
+def all_to_all(comm: Comm, output: Tensor, input: Tensor) -> None:
+    """Send chunk p of `input` to rank p; receive chunk p of `output` from rank p.
+
+    Given: `input` and `output` have n chunks of one size; both have one dimension.
+
+    C1 chunk p of rank r's output is chunk r of rank p's input; input is not modified
+    C2 every rank sends n - 1 messages of one chunk: its own chunk is copied, not sent
+    C3 it takes n - 1 rounds; in a round each rank sends one message and receives one
+    In torch.distributed: dist.all_to_all_single(output, input)
+    Example: n = 2, inputs 1 2 and 3 4 → 1 3 on rank 0, 2 4 on rank 1
+    Cost: n - 1 messages per rank, as long as a chunk. Check: distlab check 1.18
+    """
+    # TODO(collectives.all_to_all)
+    # copy this rank's own chunk. then, in every round, each rank sends to one rank and
+    # receives from one rank, and no two ranks send to the same rank
+    raise NotImplementedError("collectives.all_to_all")

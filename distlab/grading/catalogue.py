@@ -19,7 +19,10 @@ another task of the unit, whose code this task's clauses judge as well), `signat
 (the def line anew), `helper` (code for the end of the file), `limit_s` (how long a
 run may take, for what never ends), `hunt` (the number of the milestone after which
 `distlab hunt` may hide this mistake in a solution) and `twin` (the right variant that
-it is a mistake in; without it, the solution).
+it is a mistake in; without it, the solution). Where a mistake is a small change to the
+solution, `change` says it shorter than a body, as pairs of old and new text:
+
+    change = [["dst=1", "dst=0"]]
 """
 
 from __future__ import annotations
@@ -159,6 +162,9 @@ def _check_ids(entries: list[Entry]) -> None:
 def _entry(
     curriculum: Curriculum, unit: str, kind: str, row: dict[str, Any], where: str
 ) -> Entry:
+    if "change" in row:
+        row = {**row, "body": _changed(curriculum, row, where)}
+        del row["change"]
     _check_keys(kind, row, where)
     if not re.fullmatch(_ID[kind], row["id"]):
         raise CatalogueError(f"{where}: the id must look like {_ID[kind]}")
@@ -177,6 +183,32 @@ def _entry(
         raise CatalogueError(f"{where}: no misconception is called {entry.slug}")
     _check_text(curriculum, entry, where)
     return entry
+
+
+def _changed(curriculum: Curriculum, row: dict[str, Any], where: str) -> str:
+    """The solution's own body with the row's changes; each old text is there once.
+
+    A line that a change leaves empty is left out.
+    """
+    if "body" in row:
+        raise CatalogueError(f"{where}: a body or a change, not both")
+    task, name = str(row.get("task")), str(row.get("function", ""))
+    try:
+        unit = curriculum.units[task.partition(".")[0]]
+        text = unit.solution(curriculum.root).read_text(encoding="utf-8")
+        functions = functions_of(text)
+        owner = owner_of(functions, task, name)
+        place = functions[owner].index(name) if name else 0
+    except (KeyError, ValueError):
+        raise CatalogueError(f"{where}: {task} has no hole {name}") from None
+    region = [r for r in find_regions(text) if r.id == owner][place]
+    lines = text.splitlines(keepends=True)[region.first : region.last - 1]
+    body = _dedented("".join(line for line in lines if line.lstrip()[:2] != "#|"))
+    for old, new in row["change"]:
+        if body.count(old) != 1:
+            raise CatalogueError(f"{where}: {old!r} is there {body.count(old)} times")
+        body = body.replace(old, new)
+    return "\n".join(line for line in body.splitlines() if line.strip())
 
 
 def _check_keys(kind: str, row: dict[str, Any], where: str) -> None:

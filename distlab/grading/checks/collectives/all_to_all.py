@@ -1,0 +1,251 @@
+"""Checks of task 1.18: all_to_all by its values, its messages and its rounds.
+
+The first number of a chunk says whose it is: 312 begins rank 1's chunk number 2. The
+3 depends on the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.checks.collectives.gather_scatter_mistakes import (
+    BEFORE,
+    Guess,
+    Outputs,
+    judge,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.messages import calls_of_each, numbers
+from distlab.grading.kit.rounds import alternating, num_rounds
+from distlab.grading.runs import Runs, RunSpec, in_rounds, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence
+
+SIZE = 3  # numbers in a chunk
+CHUNK_BYTES = SIZE * 8
+LARGE = 2**53 + 1  # an integer that float64 would round
+MANY = 40  # simulated ranks
+MANY_AFTER = 8  # real ranks: the largest number that is tried with processes
+WHERE = "what is sent to rank dst is input.chunk(n)[dst]; what comes from rank src is "
+WHERE += "written to output.chunk(n)[src]"
+
+# ── what runs in the ranks ──────────────────────────────────────────────────────────
+
+
+def exchange_once(
+    context: RankContext, unit: ModuleType, seed: int, dtype: str
+) -> dict[str, Any]:
+    """One all_to_all."""
+    n, device = context.world_size, context.comm.device
+    given = marked(seed, context.rank, n, dtype).to(device)
+    output = torch.full_like(given, BEFORE)
+    before = given.clone()
+    returned = unit.all_to_all(context.comm, output, given)
+    return {"before": before, "input": given, "output": output, "returned": returned}
+
+
+def exchange_alternating(context: RankContext, unit: ModuleType, seed: int) -> None:
+    """The same in virtual time, where the ranks take turns in starting messages."""
+    with alternating(context) as comm:
+        given = marked(seed, comm.rank, comm.world_size, "float64")
+        unit.all_to_all(comm, torch.empty_like(given), given)
+
+
+def marked(seed: int, rank: int, num_chunks: int, dtype: str) -> Tensor:
+    """Random numbers in chunks, whose first number says whose chunk it is."""
+    values = numbers(seed, rank, num_chunks * SIZE)
+    mark = 100 * (1 + seed % 9) + 10 * rank
+    values[::SIZE] = mark + torch.arange(num_chunks)
+    if dtype == "float64":
+        return values
+    integers = values.to(getattr(torch, dtype))
+    integers[SIZE - 1 :: SIZE] += LARGE
+    return integers
+
+
+def _dtypes(world_size: int) -> tuple[str, ...]:
+    return ("float64", "int64") if world_size == 3 else ("float64",)
+
+
+def _exchanges(world_size: int) -> list[RunSpec]:
+    return [on_ranks(exchange_once, dtype=dtype) for dtype in _dtypes(world_size)]
+
+
+# ── C1 values ───────────────────────────────────────────────────────────────────────
+
+
+class Exchanged(Outputs):
+    """The same bits are expected, in n chunks on each side."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.size = SIZE
+
+    def same(self, value: object, other: Tensor) -> bool:
+        """Whether two tensors are the same, bit for bit."""
+        return isinstance(value, Tensor) and torch.equal(value, other)
+
+
+@clause("collectives.all_to_all", "C1", worlds=(3, 2, 4, 7, 5, 1, 8), runs=_exchanges)
+def chunks_of_all_ranks(runs: Runs) -> str | None:
+    """V: chunk p of rank r's output is chunk r of rank p's input."""
+    for dtype in _dtypes(runs.world_size):
+        run = runs.finished(exchange_once, dtype=dtype)
+        seen = Exchanged(run)
+        cut = [given.chunk(seen.n) for given in seen.inputs]
+        expected = [torch.cat([own[r] for own in cut]) for r in range(seen.n)]
+        changed = [r for r, v in enumerate(run.values) if _input_changed(v)]
+        if changed:
+            raise NotYetError(
+                f"all_to_all modified the caller's input on rank {changed[0]}",
+                slug="input-changed",
+                evidence=calls_of_each(run),
+                rule="do not modify input: receive into a chunk of output",
+            )
+        judge(seen, expected, "all_to_all", _misplaced)
+    return None
+
+
+def _input_changed(value: dict[str, Any]) -> bool:
+    return not torch.equal(value["input"], value["before"])
+
+
+def _misplaced(seen: Outputs, expected: Sequence[Tensor]) -> Guess:
+    """What is wrong with the outputs: always something, as bits are compared."""
+    n, ranks = seen.n, range(seen.n)
+    holds = [_whose(seen, output) for output in seen.outputs]
+    wanted = [[(p, r) for p in ranks] for r in ranks]
+    kept = [[None if p == r else (p, r) for p in ranks] for r in ranks]
+    if holds == kept:
+        return Guess(
+            "own-chunk-missing",
+            "each rank has the others' chunks, but its own chunk is unchanged",
+            "copy chunk number rank of input to chunk number rank of output",
+        )
+    odd = next(r for r in ranks if holds[r] != wanted[r])
+    if all({*holds[r]} == {*wanted[r]} for r in ranks):
+        order = ", ".join(str(held[0]) for held in holds[odd] if held)
+        sentence = (
+            f"every rank has its chunks, but not in the order of the ranks: rank {odd} "
+            f"has those of ranks {order}"
+        )
+        return Guess("wrong-chunk-order", sentence, WHERE)
+    p = next(p for p in ranks if holds[odd][p] != (p, odd))
+    place, held = f"on rank {odd} chunk {p} of output is", holds[odd][p]
+    if held is None:
+        is_old = bool((seen.outputs[odd].chunk(n)[p] == BEFORE).all())
+        return Guess(
+            "", f"{place} {'unchanged' if is_old else 'no chunk of any input'}", ""
+        )
+    mine = "its own" if held[0] == odd else f"rank {held[0]}'s"
+    return Guess(
+        "", f"{place} {mine} chunk {held[1]}, not rank {p}'s chunk {odd}", WHERE
+    )
+
+
+def _whose(seen: Outputs, output: Tensor) -> list[tuple[int, int] | None]:
+    """For each chunk of an output, of which rank it is which chunk."""
+    chunks = {
+        (rank, number): chunk
+        for rank, given in enumerate(seen.inputs)
+        for number, chunk in enumerate(given.chunk(seen.n))
+    }
+    return [
+        next((at for at, chunk in chunks.items() if seen.same(got, chunk)), None)
+        for got in output.chunk(seen.n)
+    ]
+
+
+# ── C2 messages ─────────────────────────────────────────────────────────────────────
+
+
+@clause("collectives.all_to_all", "C2", worlds=(3, 2, 4, 7, 1), runs=_exchanges)
+def a_message_for_each_rank(runs: Runs) -> str | None:
+    """B: every rank sends n - 1 messages, and in them n - 1 chunks."""
+    n = runs.world_size
+    run = runs.finished(exchange_once, dtype="float64")
+    for record in run.ranks:
+        sent, told = record.messages, f"rank {record.rank} sends {record.messages} "
+        if sent != n - 1:
+            word = "are enough" if sent > n - 1 else "are needed"
+            raise NotYetError(
+                f"{told}messages on {n} ranks; {n - 1} {word}",
+                slug="extra-messages" if sent > n - 1 else "",
+                evidence=calls_of_each(run),
+                rule="each other rank gets one message with its chunk",
+            )
+        if record.sent_bytes != (n - 1) * CHUNK_BYTES:
+            raise NotYetError(
+                f"{told}messages with {record.sent_bytes:.0f} bytes; {n - 1} chunks of "
+                f"{CHUNK_BYTES} bytes are {(n - 1) * CHUNK_BYTES}",
+                evidence=calls_of_each(run),
+                rule="each other rank gets one message with its chunk",
+            )
+    return None
+
+
+# ── C3 rounds ───────────────────────────────────────────────────────────────────────
+
+
+def _in_rounds(world_size: int) -> list[RunSpec]:
+    many = [MANY] if world_size == MANY_AFTER else []
+    return [
+        in_rounds(exchange_alternating, n, CHUNK_BYTES) for n in (world_size, *many)
+    ]
+
+
+@clause(
+    "collectives.all_to_all",
+    "C3",
+    worlds=(4, 3, 7, 8),
+    runs=[on_ranks(exchange_once, dtype="float64")],
+    later=_in_rounds,
+)
+def in_few_rounds(runs: Runs) -> str | None:
+    """T: n - 1 rounds in virtual time, which each rank's own messages need."""
+    run = runs.finished(exchange_once, dtype="float64")
+    if any(record.messages != runs.world_size - 1 for record in run.ranks):
+        raise NotJudgedError("not one message for each other rank: see C2")
+    for spec in _in_rounds(runs.world_size):
+        assert spec.network is not None
+        n = spec.network.world_size
+        needed = num_rounds(runs, spec)
+        if needed > n - 1:
+            is_recorded = n == runs.world_size
+            raise NotYetError(
+                f"{needed} rounds on {n} ranks; {n - 1} are enough{_hot_spot(run)}",
+                slug="too-many-rounds",
+                evidence=_orders(run) if is_recorded else (),
+                rule="in round k send to (rank + k) % n and receive from "
+                "(rank - k) % n, at the same time",
+            )
+    return f"n = {MANY}, simulated: {MANY - 1} rounds; to rank 0 first: {2 * MANY - 3}"
+
+
+def _sends(run: Run) -> list[list[int]]:
+    """To which ranks each rank sends, in its order."""
+    calls = (record.calls() for record in run.ranks)
+    return [
+        [call["dst"] for call in own if call.get("dst") is not None] for own in calls
+    ]
+
+
+def _hot_spot(run: Run) -> str:
+    firsts = [own[0] for own in _sends(run) if own]
+    is_hot = {*firsts[1:]} == {0}
+    return ": all other ranks send to rank 0 first" if is_hot else ""
+
+
+def _orders(run: Run) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(
+            rank=rank, state="finished", text=f"sends to {', '.join(map(str, own))}"
+        )
+        for rank, own in enumerate(_sends(run))
+    )
