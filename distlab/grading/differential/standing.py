@@ -32,7 +32,8 @@ from distlab.runner.autopsy import Evidence
 
 MARGIN = 1.1
 FEW_BYTES, FEW_OPERATIONS = 64, 1000  # a flag or a count more is not worth a verdict
-BYTES, CALLS, OPERATIONS = "bytes", "collectives", "floating-point operations"
+ASPECTS = BYTES, CALLS, OPERATIONS = "bytes", "collectives", "floating-point operations"
+"""Of the cost: a task may be excused from one of them."""
 STATE_KEPT, SIDE_EFFECT = "state-kept", "side-effect"
 
 
