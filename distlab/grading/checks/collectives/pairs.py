@@ -66,7 +66,8 @@ def box_arrives(runs: Runs) -> str | None:
     source, target = pair[0].value, pair[1].value
     if close(target["after"], source["before"]):
         expect_messages(run, "rank 1's tensor is right, but came in no message")
-        if runs.world_size == 3:
+        # Where other ranks hang, that is for C2 to say.
+        if runs.world_size == 3 and runs.ended(exchange_any).outcome != "deadlock":
             expect_each(
                 runs.finished(exchange_any),
                 lambda before: [before[0]] * len(before),
