@@ -3,8 +3,9 @@
     def send_any(context, unit, seed):
         return with_each(context, seed, lambda tensor: unit.send_recv(…, tensor))
 
-All numbers are exact in their dtype, and so is the sum of a few ranks' tensors; those
-in int64 are too large for float64, so that a detour over it shows.
+All numbers are exact in their dtype, and so is the sum of a few ranks' tensors. Those
+in int64 are too large for float64, so that a detour over it shows; where ranks add up
+(`sums`), they are too large for float32 only: to add in float64 is right enough.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ DTYPES = (torch.int64, torch.bfloat16, torch.float32)
 SHAPES: tuple[tuple[int, ...], ...] = ((), (2, 1, 3), (0,))
 
 
-def tensor_of(seed: int, rank: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+def tensor_of(
+    seed: int, rank: int, dtype: torch.dtype, shape: Sequence[int], sums: bool
+) -> Tensor:
     """This rank's tensor; no other rank has one of its elements."""
     count = torch.Size(shape).numel()
     values = torch.arange(count) + 10 * rank + seed % 7 + 1
     if dtype == torch.int64:
-        values += 1 << 57
+        values += 1 << (40 if sums else 57)
     return values.to(dtype).reshape(tuple(shape))
 
 
@@ -37,6 +40,8 @@ def with_each(
     seed: int,
     call: Callable[[Tensor], Any],
     shapes: Sequence[tuple[int, ...]] = SHAPES,
+    *,
+    sums: bool = False,
 ) -> list[list[Tensor]]:
     """One `call` for each dtype, with another shape: before and after, or returned.
 
@@ -44,7 +49,8 @@ def with_each(
     """
     seen = []
     for dtype, shape in zip(DTYPES, shapes, strict=True):
-        before = tensor_of(seed, context.rank, dtype, shape).to(context.comm.device)
+        before = tensor_of(seed, context.rank, dtype, shape, sums)
+        before = before.to(context.comm.device)
         tensor = before.clone()
         returned = call(tensor)
         seen.append([before, returned if isinstance(returned, Tensor) else tensor])

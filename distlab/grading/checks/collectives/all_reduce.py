@@ -62,9 +62,8 @@ def reduce_once(
 
 def reduce_any(context: RankContext, unit: ModuleType, seed: int) -> Any:
     """Sums of tensors of other dtypes and shapes."""
-    return with_each(
-        context, seed, lambda tensor: unit.all_reduce(context.comm, tensor)
-    )
+    comm = context.comm
+    return with_each(context, seed, lambda t: unit.all_reduce(comm, t), sums=True)
 
 
 OF_ANY = on_ranks(reduce_any)

@@ -96,7 +96,8 @@ def scatter_any(context: RankContext, unit: ModuleType, seed: int) -> Any:
         unit.reduce_scatter(context.comm, output, given)
         return output
 
-    return with_each(context, seed, call, shapes=((n,), (2 * n,), (3 * n,)))
+    shapes = (n,), (2 * n,), (3 * n,)
+    return with_each(context, seed, call, shapes, sums=True)
 
 
 def digits(seed: int, rank: int, count: int, size: int) -> Tensor:
