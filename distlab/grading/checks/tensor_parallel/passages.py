@@ -63,8 +63,9 @@ def _in_two_groups(comm: Comm, unit: ModuleType, x: Tensor, gradient: Tensor) ->
     first, second = x.clone().requires_grad_(), Counted(comm)
     y = unit.copy_to_region(comm, first)
     unit.copy_to_region(second, x.clone().requires_grad_())
-    _gradient(y, first, gradient)
-    return second.count
+    begin = second.count
+    _gradient(y, first, gradient.clone())
+    return second.count - begin
 
 
 def _played(runs: Runs, clause_id: str = "") -> Run:
