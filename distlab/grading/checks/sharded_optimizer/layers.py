@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distlab.grading.checks.sharded_optimizer.half import forward_in_half
+from distlab.grading.checks.sharded_optimizer.moments import Told, watching
 from distlab.grading.checks.sharded_optimizer.scenarios import weights_of
 from distlab.grading.kit.live_bytes import LiveBytes, has_memory, unseen
 from distlab.runner import RankContext
@@ -18,7 +20,8 @@ WIDTHS = (13, 26, 17, 31, 22, 11)
 ROWS = 2
 ROOM = 8 * 8 * ROWS * max(WIDTHS)  # bytes of activations, and their kin
 LEFT = ROOM // 4  # after forward there is an output: less than the smallest layer
-STEPS = 2
+PARTS = ([0], [1, 2])  # the batches of each step
+NUM_PARTS = 3
 PAUSE_S = 1.0  # of virtual time: how long a layer computes in one direction
 make_optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
@@ -145,10 +148,16 @@ def _share_memory(one: Tensor, other: Tensor) -> bool:
     return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
-def recording(fully_sharded: Any, unsharded: list[list[int]]) -> Any:
+def recording(
+    fully_sharded: Any,
+    n: int,
+    unsharded: list[list[int]],
+    memory: LiveBytes,
+    told: Told,
+) -> Any:
     """A FullySharded that records which layer it unshards, and which follows that."""
 
-    class Recording(fully_sharded):  # type: ignore[misc]
+    class Recording(watching(fully_sharded, n, memory, told)):  # type: ignore[misc]
         def unshard_layer(self, number: int, following: int, *rest: Any) -> None:
             unsharded.append([number, following])
             super().unshard_layer(number, following, *rest)
@@ -158,11 +167,12 @@ def recording(fully_sharded: Any, unsharded: list[list[int]]) -> Any:
 
 def only_forward(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """Two forwards without gradients, with other weights in between."""
-    comm, inside = context.comm, list[int]()
+    comm, inside, told = context.comm, list[int](), Told()
     inputs = make_inputs(seed, 0, comm.rank)
     with LiveBytes() as memory, torch.no_grad():
         model = make_layers(seed)
-        zero = unit.FullySharded(comm, model, make_groups(model), make_optimizer)
+        fully_sharded = watching(unit.FullySharded, comm.world_size, memory, told)
+        zero = fully_sharded(comm, model, make_groups(model), make_optimizer)
         if lost := lost_shards(zero):
             return {"lost": lost}
         shards = shard_bytes(comm.world_size) + ROOM
@@ -184,34 +194,42 @@ def only_forward(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
         "inside": inside[: len(WIDTHS) - 1],
         "after": after,
         "sent": sent,
+        "half": forward_in_half(context, unit),
+        "told": told,
     }
 
 
 def train_stage3(
     context: RankContext, unit: ModuleType, seed: int, prefetch: bool = False
 ) -> dict[str, Any]:
-    """STEPS steps; the weights after each are put together in the end."""
+    """The steps of PARTS; the weights after each are put together in the end.
+
+    And then a forward without gradients, as in an evaluation.
+    """
     comm, steps, whole = context.comm, [], Whole()
-    unsharded = list[list[int]]()
-    batches = [make_inputs(seed, step, comm.rank) for step in range(STEPS)]
+    unsharded, told = list[list[int]](), Told()
+    batches = [make_inputs(seed, part, comm.rank) for part in range(NUM_PARTS)]
     with LiveBytes(whole.look) as memory:
         model = make_layers(seed)
-        fully_sharded = recording(unit.FullySharded, unsharded)
+        fully_sharded = recording(
+            unit.FullySharded, comm.world_size, unsharded, memory, told
+        )
         zero = fully_sharded(comm, model, make_groups(model), make_optimizer)
         if lost := lost_shards(zero):
             return {"lost": lost}
         zero.is_prefetching = prefetch
         whole.buckets = zero.buckets
-        for step, inputs in enumerate(batches):
+        for step, parts in enumerate(PARTS):
             sent = context.traffic.sent_bytes
-            loss = model(inputs).square().sum(1).mean()
-            unsharded.clear()
-            loss.backward()
+            for part in parts:
+                loss = model(batches[part]).square().sum(1).mean()
+                unsharded.clear()
+                loss.backward()
             held = memory.settled(
                 shard_bytes(comm.world_size) * (2 + (step > 0)) + ROOM
             )
             zero.reduce_gradients()
-            sent = context.traffic.sent_bytes - sent
+            sent = (context.traffic.sent_bytes - sent) / len(parts)
             zero.step()
             zero.zero_grad()
             with unseen():
@@ -219,8 +237,11 @@ def train_stage3(
             seen = {"held": held, "kept": whole.now}
             seen |= {"sent": sent, "ahead": list(unsharded)}
             steps.append({"shards": shards, **seen})
+        with torch.no_grad():
+            outputs = model(batches[0])
     names = [list(bucket.names) for bucket in zero.buckets]
-    return {"steps": steps, "names": names, "peak": whole.peak}
+    found = {"steps": steps, "names": names, "peak": whole.peak, "told": told}
+    return {**found, "outputs": outputs}
 
 
 def timed(
@@ -240,15 +261,20 @@ def timed(
     return [forward - started, context.comm.time() - forward]
 
 
-def one_process(seed: int, n: int) -> list[dict[str, Tensor]]:
-    """The weights after each step of one process with all samples."""
+def one_process(seed: int, n: int) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
+    """The weights after each step of one process with all samples.
+
+    And then each rank's outputs of the first batch.
+    """
     model = make_layers(seed)
     optimizer = make_optimizer(make_groups(model))
     found = []
-    for step in range(STEPS):
-        inputs = torch.cat([make_inputs(seed, step, rank) for rank in range(n)])
-        model(inputs).square().sum(1).mean().backward()
+    for parts in PARTS:
+        for part in parts:
+            inputs = torch.cat([make_inputs(seed, part, rank) for rank in range(n)])
+            model(inputs).square().sum(1).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         found.append(weights_of(model))
-    return found
+    with torch.no_grad():
+        return found, [model(make_inputs(seed, 0, rank)) for rank in range(n)]

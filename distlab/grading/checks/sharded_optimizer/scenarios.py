@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from distlab.comm import Comm
 from distlab.grading.checks.sharded_optimizer.half import SLACK as SLACK
 from distlab.grading.checks.sharded_optimizer.half import step_in_half
+from distlab.grading.checks.sharded_optimizer.moments import Told, watching
 from distlab.grading.kit.live_bytes import LiveBytes, unseen
 from distlab.runner import RankContext
 
@@ -278,12 +279,15 @@ def _state_numbers(optimizer: torch.optim.Optimizer) -> int:
 
 def train_stage2(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """Three steps: plain, with two backward(), and with a layer left out on rank 0."""
-    comm, steps = context.comm, []
+    comm, steps, told = context.comm, [], Told()
     plan = [[0], [1, 2], [3]]
     batches = [[make_batch(seed, part, comm.rank) for part in parts] for parts in plan]
     with LiveBytes() as memory:
         model = make_model(seed)
-        zero = unit.ShardedGradients(comm, model, make_groups(model), make_optimizer)
+        sharded_gradients = watching(
+            unit.ShardedGradients, comm.world_size, memory, told
+        )
+        zero = sharded_gradients(comm, model, make_groups(model), make_optimizer)
         for step, parts in enumerate(batches):
             use_last_layer(model, step < 2 or comm.rank > 0)
             sent = context.traffic.sent_bytes
@@ -298,7 +302,8 @@ def train_stage2(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
             with unseen():
                 weights = weights_of(model)
             steps.append({"weights": weights, "held": held, "rest": rest, "sent": sent})
-    return {"steps": steps}
+    half = step_in_half(context, unit, "ShardedGradients")
+    return {"steps": steps, "told": told, "half": half}
 
 
 # ── in one process ──────────────────────────────────────────────────────────────────

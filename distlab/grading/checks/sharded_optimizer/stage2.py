@@ -8,7 +8,9 @@ from functools import partial
 from torch import Tensor
 
 from distlab.grading.checks.sharded_optimizer import scenarios
+from distlab.grading.checks.sharded_optimizer.half import expect_bytes, expect_weights
 from distlab.grading.checks.sharded_optimizer.mistakes import suspects_of
+from distlab.grading.checks.sharded_optimizer.moments import expect_freed
 from distlab.grading.checks.sharded_optimizer.scenarios import One, flat
 from distlab.grading.checks.sharded_optimizer.stage1 import SCATTER, WORLDS
 from distlab.grading.clause import clause
@@ -65,6 +67,7 @@ def weights_of_one_process(runs: Runs) -> str | None:
         )
         sent = [value["steps"][step]["sent"] for value in run.values]
         expect_sent(run, sent, "the weights are correct, but comm was not used")
+    expect_weights(run)
     return None
 
 
@@ -100,7 +103,7 @@ def _suspects(
 # ── C2 ──────────────────────────────────────────────────────────────────────────────
 
 
-@clause(TASK, "C2", worlds=(3, 2, 4, 7), runs=[on_ranks(scenarios.train_stage2)])
+@clause(TASK, "C2", worlds=(3, 2, 4), runs=[on_ranks(scenarios.train_stage2)])
 def half_of_an_all_reduce(runs: Runs) -> str | None:
     """B: what was sent until the gradients are reduced, per backward()."""
     run, n = runs.finished(scenarios.train_stage2), runs.world_size
@@ -126,13 +129,15 @@ def half_of_an_all_reduce(runs: Runs) -> str | None:
                 ),
                 rule=SCATTER,
             )
+    half = [value["half"]["sent"][0] for value in run.values]
+    expect_bytes(run, half, "reduce_bucket")
     return f"n = {n}: {scatter:.0f} bytes of gradients per rank and backward()"
 
 
 # ── C3 ──────────────────────────────────────────────────────────────────────────────
 
 
-@clause(TASK, "C3", worlds=(3, 2, 4, 7), runs=[on_ranks(scenarios.train_stage2)])
+@clause(TASK, "C3", worlds=(3, 2, 4), runs=[on_ranks(scenarios.train_stage2)])
 def gradients_of_the_shards(runs: Runs) -> str | None:
     """M: all that is alive after backward(): the weights, and shards of the rest."""
     run, n = runs.finished(scenarios.train_stage2), runs.world_size
@@ -142,6 +147,7 @@ def gradients_of_the_shards(runs: Runs) -> str | None:
         held = [value["steps"][step]["held"] for value in run.values]
         if max(held) > allowed:
             raise _whole_gradients(run, step, allowed, 8 * (whole - shard))
+    expect_freed(run)
     for value in run.values:
         if value["steps"][0]["rest"] > scenarios.after_step(n):
             raise NotYetError(

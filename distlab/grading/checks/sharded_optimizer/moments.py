@@ -1,0 +1,117 @@
+"""M, at moments within a step: what one call of the learner's leaves, or holds at most.
+
+After a step all may be well again; how much a rank needs is decided in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from distlab.grading.checks.sharded_optimizer.half import SLACK
+from distlab.grading.kit.live_bytes import LiveBytes
+from distlab.grading.verdict import NotYetError
+from distlab.runner import Run
+
+Told = list[list[Any]]
+"""For each call that held too much: which, the bucket's first name, bytes too many."""
+
+
+def watching(base: Any, n: int, memory: LiveBytes, told: Told) -> Any:
+    """A subclass of stage 2 or 3 that looks at the memory around its calls.
+
+    Not with one or two ranks: these meet on gloo, which has buffers of its own.
+    """
+    if n < 3:
+        return base
+
+    class Watching(base):  # type: ignore[misc]
+        def reduce_bucket(self, bucket: Any) -> None:
+            gradients = [p.grad for p in bucket.parameters if p.grad is not None]
+            freed = sum(map(_bytes, gradients)) - (
+                _bytes(bucket.shard) if bucket.shard.grad is None else 0
+            )
+            del gradients
+            allowed = memory.live - freed + SLACK
+            super().reduce_bucket(bucket)
+            if freed > 2 * SLACK:
+                _note(told, "reduce", bucket, memory.settled(allowed) - allowed)
+
+        def unshard_bucket(self, bucket: Any) -> None:
+            call = super().unshard_bucket
+            _hold(told, memory, "unshard", bucket, lambda: call(bucket))
+
+        def prefetch(self, bucket: Any) -> Any:
+            call, found = super().prefetch, []
+            _hold(told, memory, "prefetch", bucket, lambda: found.append(call(bucket)))
+            return found[0]
+
+    return Watching
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _note(told: Told, call: str, bucket: Any, over: int) -> None:
+    if over > 0:
+        told.append([call, bucket.names[0], over])
+
+
+def _hold(
+    told: Told, memory: LiveBytes, name: str, bucket: Any, call: Callable[[], Any]
+) -> None:
+    """At most `bucket.flat` comes to what is alive while a call goes on."""
+    there = bucket.flat.untyped_storage().nbytes()
+    allowed = memory.live + _bytes(bucket.flat) - there + SLACK
+    before, most = memory.look, [0]
+
+    def look() -> None:
+        most[0] = max(most[0], memory.live)
+        if before is not None:
+            before()
+
+    memory.look = look
+    try:
+        call()
+    finally:
+        memory.look = before
+    _note(told, name, bucket, most[0] - allowed)
+
+
+def expect_freed(run: Run) -> None:
+    """No call of reduce_bucket has left full gradients in memory.
+
+    Raises:
+        NotYetError: one has.
+    """
+    for record in run.ranks:
+        for call, name, over in record.value["told"]:
+            if call == "reduce":
+                raise NotYetError(
+                    f"when reduce_bucket returns for the bucket of {name}, rank "
+                    f"{record.rank} holds {over} bytes more than before, without the "
+                    "full gradients and with the shard's",
+                    slug="full-gradients-kept",
+                    rule="once a rank has its chunk it needs no full gradient; a view "
+                    "of a chunk keeps the memory of the full vector",
+                )
+
+
+def expect_no_copy(run: Run, *calls: str) -> None:
+    """No call has held the full weights of a bucket twice.
+
+    Raises:
+        NotYetError: one has.
+    """
+    for record in run.ranks:
+        for call, name, over in record.value["told"]:
+            if call in calls:
+                where = "unshard_bucket" if call == "unshard" else call
+                raise NotYetError(
+                    f"within {where}, for the bucket of {name}, rank {record.rank} "
+                    f"holds {over} bytes more than its shards and the full weights of "
+                    "the bucket"
+                )
