@@ -117,7 +117,7 @@ def _only_from(
         return failure
     return failure.but(
         message=f"right from rank 0, but not with src = {src}: {failure.message}",
-        slug=failure.slug if failure.slug == "raised" else "",
+        slug="" if failure.slug == "send-to-self" else failure.slug,
         rule=task.rule_of_source,
     )
 
