@@ -75,7 +75,7 @@ class UnusedMissedError(Exception):
 
 def take_branches(
     context: RankContext, unit: ModuleType, seed: int
-) -> dict[str, list[Found] | Found]:
+) -> dict[str, Any]:
     """Two steps with other layers on other ranks; a step of two microbatches."""
     try:
         return _take_branches(context, unit, seed)
@@ -85,7 +85,7 @@ def take_branches(
 
 def _take_branches(
     context: RankContext, unit: ModuleType, seed: int
-) -> dict[str, list[Found] | Found]:
+) -> dict[str, Any]:
     device, events = context.comm.device, list[Happened]()
     model = Outputs(seed).to(device)
     ddp = unit.DistributedDataParallel(
