@@ -19,8 +19,9 @@ class Zoo(nn.Module):
     """float64 (N, 6) to (N, 3).
 
     `mixer` and `again` share a weight; `norm` has no bias, and `extra.gain` no
-    dimension. With `frozen` the layer `fixed` is not trained; with `unused` there is
-    `extra.unused`, a parameter that no forward reads.
+    dimension. With `frozen` there is a layer `fixed`, which is not trained; with
+    `unused` there is `extra.unused`, a parameter that no forward reads. Both are small:
+    who sends zeros for them sends little more.
     """
 
     def __init__(
@@ -30,15 +31,15 @@ class Zoo(nn.Module):
         self.first = nn.Linear(6, 5)
         self.norm = nn.LayerNorm(5, bias=False)
         self.mixer = nn.Linear(5, 5, bias=False)
-        self.again = nn.Linear(5, 5)
+        self.again = nn.Linear(5, 5, bias=False)
         self.again.weight = self.mixer.weight
-        self.fixed = nn.Linear(5, 5)
+        self.fixed = nn.LayerNorm(5, bias=False) if frozen else nn.Identity()
         self.last = nn.Linear(5, 3)
         self.extra = nn.ParameterDict({"gain": torch.ones(())})
         if unused:
-            self.extra["unused"] = torch.ones(4)
+            self.extra["unused"] = torch.ones(1)
         self.double()
-        self.fixed.requires_grad_(not frozen)
+        self.fixed.requires_grad_(False)
         generator = torch.Generator().manual_seed(seed)
         for parameter in self.parameters():
             shape = parameter.shape

@@ -21,7 +21,7 @@ from distlab.grading.kit.zoo import where
 LEARNING_RATE = 0.2
 # The first gradient is shorter than its limit, all others are longer. The last limit
 # is large enough to leave single parameters alone.
-MAX_NORMS = (50.0, 0.1, 0.2, 0.4)
+MAX_NORMS = (50.0, 0.1, 0.15, 0.2)
 
 NORM = "one norm over all gradients: the square root of the sum of all squares"
 Rule = Callable[[Means, float], list[Tensor]]

@@ -266,10 +266,10 @@ def _wrong_decision(run: Run, step: int) -> NotYetError:
         )
     alone = [s for s in (CALM, CALM + 1) if n > 1 and _alone(run, s)]
     if step in alone and len(alone) < 2:
-        layer = "right" if step == CALM else "left"
+        other = CALM if step > CALM else CALM + 1
         return NotYetError(
-            f"{had}, in the gradient of its {layer} layer, and skipped alone; with an "
-            "overflow in the other layer it did not",
+            f"{had} and skipped alone; in step {other + 1}, where rank "
+            f"{_culprit(other, n)} had, it did not skip alone",
             evidence=told,
         )
     if step in alone:
