@@ -73,9 +73,7 @@ class UnusedMissedError(Exception):
         self.told = told
 
 
-def take_branches(
-    context: RankContext, unit: ModuleType, seed: int
-) -> dict[str, Any]:
+def take_branches(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """Two steps with other layers on other ranks; a step of two microbatches."""
     try:
         return _take_branches(context, unit, seed)
@@ -83,9 +81,7 @@ def take_branches(
         return missed.told
 
 
-def _take_branches(
-    context: RankContext, unit: ModuleType, seed: int
-) -> dict[str, Any]:
+def _take_branches(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     device, events = context.comm.device, list[Happened]()
     model = Outputs(seed).to(device)
     ddp = unit.DistributedDataParallel(
