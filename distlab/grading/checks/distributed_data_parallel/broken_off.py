@@ -38,7 +38,9 @@ def departures(events: list[Happened]) -> list[int]:
     ]
 
 
-def flaw_of(events: list[Happened], buckets: list[list[str]], marked: list[str]) -> str:
+def flaw_of(
+    events: list[Happened], buckets: list[list[str]], marked: list[list[str]]
+) -> str:
     """What the hooks did until then that they must not do; or nothing."""
     ready = [event[1] for event in events if event[0] == "gradient"]
     for number, names in enumerate(marked):

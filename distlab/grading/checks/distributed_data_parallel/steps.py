@@ -98,8 +98,8 @@ def take_steps(
         steps.events.clear()
         steps.backward(step)
         told = {"gradients": steps.gradients(), "buffers": steps.buffers()}
-        told["stale"] = frozen.grad is not None and bool((frozen.grad == STALE).all())
-        found.append({**told, "events": list(steps.events)})
+        stale = frozen.grad is not None and bool((frozen.grad == STALE).all())
+        found.append({**told, "stale": stale, "events": list(steps.events)})
     return found
 
 

@@ -124,7 +124,7 @@ def _expect_unused(ddp: Any, model: nn.Module, names: str) -> None:
     found = {named.get(p, "another tensor") for p in ddp.unused}
     right = {*named.values()} - full(names) - {"scale"}
     if found != right:
-        raise UnusedMissedError({"unused": sorted(found), "right": sorted(right)})  # type: ignore[dict-item]
+        raise UnusedMissedError({"unused": sorted(found), "right": sorted(right)})
 
 
 # ── in one process ──────────────────────────────────────────────────────────────────
