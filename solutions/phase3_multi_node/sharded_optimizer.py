@@ -203,7 +203,8 @@ class ShardedOptimizer:
     def clip(self, max_norm: float) -> float:
         """Scale the full gradient to max_norm if it is longer; its norm before that.
 
-        Called after reduce_gradients, when every bucket.shard has its gradient.
+        Called after reduce_gradients, when every bucket.shard has its gradient. It may
+        be zero, and its norm may be infinite.
         """
         ### BEGIN SOLUTION sharded_optimizer.clip
         #| each rank has a part of every gradient: what can be summed over the ranks?
@@ -369,7 +370,10 @@ class FullySharded(ShardedGradients):
         ### END SOLUTION
 
     def unshard_bucket(self, bucket: Bucket) -> None:
-        """Fill bucket.flat with the full weights, from the shards of all ranks."""
+        """Fill bucket.flat with the full weights, from the shards of all ranks.
+
+        The bucket's full weights are in memory once, also while this goes on.
+        """
         ### BEGIN SOLUTION sharded_optimizer.stage3_forward
         #| the parameters are views of flat: they see what is written into flat
         bucket.allocate()

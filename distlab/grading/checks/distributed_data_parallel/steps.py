@@ -97,12 +97,9 @@ def take_steps(
         frozen.grad = torch.full_like(frozen, STALE)
         steps.events.clear()
         steps.backward(step)
-        told: dict[str, Any] = {
-            "gradients": steps.gradients(),
-            "buffers": steps.buffers(),
-        }
-        told["stale"] = frozen.grad is not None and bool((frozen.grad == STALE).all())
-        found.append({**told, "events": list(steps.events)})
+        told = {"gradients": steps.gradients(), "buffers": steps.buffers()}
+        stale = frozen.grad is not None and bool((frozen.grad == STALE).all())
+        found.append({**told, "stale": stale, "events": list(steps.events)})
     return found
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from distlab.grading.checks.sharded_optimizer import scenarios
+from distlab.grading.checks.sharded_optimizer import scenarios, shards
 from distlab.grading.checks.sharded_optimizer.mistakes import buckets_of, owner_of_each
 from distlab.grading.checks.sharded_optimizer.scenarios import flat
 from distlab.grading.checks.sharded_optimizer.stage1 import WORLDS
@@ -30,15 +30,15 @@ RULE = "sum the squares of all elements of all shards; take the root last"
 def full_gradient(seed: int, number: int) -> dict[str, Tensor]:
     """The gradient that is clipped to MAX_NORMS[number]."""
     weights = scenarios.weights_of(scenarios.make_model(seed))
-    return scenarios.gradient_to_clip(seed, number, weights)
+    return shards.gradient_to_clip(seed, number, weights)
 
 
-@clause(TASK, "C1", worlds=WORLDS, runs=[on_ranks(scenarios.clip_gradients)])
+@clause(TASK, "C1", worlds=WORLDS, runs=[on_ranks(shards.clip_gradients)])
 def one_norm_for_all(runs: Runs) -> str | None:
     """V and X: the norm that clip returns, on every rank."""
-    run, n = runs.finished(scenarios.clip_gradients), runs.world_size
+    run, n = runs.finished(shards.clip_gradients), runs.world_size
     owners = owner_of_each(runs.seed, n)
-    for number, max_norm in enumerate(scenarios.MAX_NORMS):
+    for number, max_norm in enumerate(shards.MAX_NORMS):
         reports = [value[number]["norm"] for value in run.values]
         odd = [norm for norm in reports if not isinstance(norm, int | float)]
         if odd:
@@ -49,10 +49,10 @@ def one_norm_for_all(runs: Runs) -> str | None:
         norms = [torch.tensor([norm], dtype=torch.float64) for norm in reports]
         values = flat(full_gradient(runs.seed, number))
         what = f"with max_norm {max_norm:g} the norm that clip returns"
-        if number == scenarios.INFINITE:
+        if number == shards.INFINITE:
             _expect_infinite(reports)
             continue
-        if number == scenarios.ZERO:
+        if number == shards.ZERO:
             what = "the norm of a gradient of zeros that clip returns"
         norm = values.norm().reshape(1)
         parts = [values[owners == rank].norm().reshape(1) for rank in range(n)]
@@ -109,7 +109,7 @@ def _suspects(norm: Tensor, parts: list[Tensor], max_norm: float) -> list[Suspec
     return [*suspects, after]
 
 
-@clause(TASK, "C2", worlds=WORLDS, runs=[on_ranks(scenarios.clip_gradients)])
+@clause(TASK, "C2", worlds=WORLDS, runs=[on_ranks(shards.clip_gradients)])
 def scaled_to_max_norm(runs: Runs) -> str | None:
     """V: the shards' gradients after clip."""
     with judged_after(one_norm_for_all, runs, "C1"):
@@ -118,9 +118,9 @@ def scaled_to_max_norm(runs: Runs) -> str | None:
 
 
 def _expect_scaled(runs: Runs) -> None:
-    run, n = runs.finished(scenarios.clip_gradients), runs.world_size
-    for number, max_norm in enumerate(scenarios.MAX_NORMS):
-        if number == scenarios.INFINITE:
+    run, n = runs.finished(shards.clip_gradients), runs.world_size
+    for number, max_norm in enumerate(shards.MAX_NORMS):
+        if number == shards.INFINITE:
             continue
         gradient = full_gradient(runs.seed, number)
         norm = float(flat(gradient).norm())

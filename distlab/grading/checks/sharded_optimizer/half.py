@@ -17,6 +17,7 @@ from distlab.runner.autopsy import Evidence
 
 ROWS, COLUMNS = 41, 50
 SLACK = 256  # bytes for a norm, a loss and the like
+SETTINGS = {"lr": 1.0, "weight_decay": 0.0}
 UNIT = 144  # its half, third, quarter, and sums of a few, are whole
 
 
@@ -32,7 +33,7 @@ def step_in_half(context: RankContext, unit: ModuleType, kind: str) -> dict[str,
     layer = nn.Linear(COLUMNS, ROWS, bias=False, dtype=torch.bfloat16)
     layer.weight.data.zero_()
     model = nn.Sequential(layer)
-    groups = [{"params": [layer.weight]}]
+    groups = [{"params": [layer.weight], **SETTINGS}]
     zero = getattr(unit, kind)(comm, model, groups, make_sgd)
     layer.weight.grad = drawn(comm.rank)
     start = context.traffic.sent_bytes
@@ -52,7 +53,7 @@ def forward_in_half(context: RankContext, unit: ModuleType) -> float:
     """The bytes that a forward at stage 3 sends."""
     layer = nn.Linear(COLUMNS, ROWS, bias=False, dtype=torch.bfloat16)
     model = nn.Sequential(layer)
-    groups = [{"params": [layer.weight]}]
+    groups = [{"params": [layer.weight], **SETTINGS}]
     unit.FullySharded(context.comm, model, groups, make_sgd)
     start = context.traffic.sent_bytes
     with torch.no_grad():
@@ -67,7 +68,7 @@ def expect_weights(run: Run) -> None:
         NotYetError: they are not.
     """
     n = run.world_size
-    mean = sum(drawn(rank).float() for rank in range(n)) / n
+    mean = torch.stack([drawn(rank).float() for rank in range(n)]).mean(0)
     for rank, value in enumerate(run.values):
         if not torch.equal(value["half"]["weight"], -mean):
             raise NotYetError(

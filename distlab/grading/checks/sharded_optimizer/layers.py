@@ -20,8 +20,8 @@ WIDTHS = (13, 26, 17, 31, 22, 11)
 ROWS = 2
 ROOM = 8 * 8 * ROWS * max(WIDTHS)  # bytes of activations, and their kin
 LEFT = ROOM // 4  # after forward there is an output: less than the smallest layer
-PARTS = ([0], [1, 2])  # the batches of each step
-NUM_PARTS = 3
+PARTS = {False: ([0], [1, 2]), True: ([0], [1])}
+"""The batches of each step, without and with prefetch."""
 PAUSE_S = 1.0  # of virtual time: how long a layer computes in one direction
 make_optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
@@ -208,7 +208,7 @@ def train_stage3(
     """
     comm, steps, whole = context.comm, [], Whole()
     unsharded, told = list[list[int]](), Told()
-    batches = [make_inputs(seed, part, comm.rank) for part in range(NUM_PARTS)]
+    batches = [make_inputs(seed, part, comm.rank) for part in range(3)]
     with LiveBytes(whole.look) as memory:
         model = make_layers(seed)
         fully_sharded = recording(
@@ -219,7 +219,7 @@ def train_stage3(
             return {"lost": lost}
         zero.is_prefetching = prefetch
         whole.buckets = zero.buckets
-        for step, parts in enumerate(PARTS):
+        for step, parts in enumerate(PARTS[prefetch]):
             sent = context.traffic.sent_bytes
             for part in parts:
                 loss = model(batches[part]).square().sum(1).mean()
@@ -261,7 +261,9 @@ def timed(
     return [forward - started, context.comm.time() - forward]
 
 
-def one_process(seed: int, n: int) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
+def one_process(
+    seed: int, n: int, prefetch: bool = False
+) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
     """The weights after each step of one process with all samples.
 
     And then each rank's outputs of the first batch.
@@ -269,7 +271,7 @@ def one_process(seed: int, n: int) -> tuple[list[dict[str, Tensor]], list[Tensor
     model = make_layers(seed)
     optimizer = make_optimizer(make_groups(model))
     found = []
-    for parts in PARTS:
+    for parts in PARTS[prefetch]:
         for part in parts:
             inputs = torch.cat([make_inputs(seed, part, rank) for rank in range(n)])
             model(inputs).square().sum(1).mean().backward()

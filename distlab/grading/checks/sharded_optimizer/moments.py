@@ -5,18 +5,40 @@ After a step all may be well again; how much a rank needs is decided in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from torch import Tensor
 
+from distlab.comm import Call, Comm
+from distlab.comm._call import Wrapper
 from distlab.grading.checks.sharded_optimizer.half import SLACK
 from distlab.grading.kit.live_bytes import LiveBytes
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
 
+T = TypeVar("T")
 Told = list[list[Any]]
 """For each call that held too much: which, the bucket's first name, bytes too many."""
+
+
+class Inside(Wrapper):
+    """A communicator that knows whether one of its calls is going on.
+
+    What the transport needs in memory meanwhile is not the learner's.
+    """
+
+    is_inside = False
+
+    def _around(self, call: Call, proceed: Callable[[], T]) -> T:
+        self.is_inside = True
+        try:
+            return proceed()
+        finally:
+            self.is_inside = False
+
+    def _wrap_group(self, group: Comm, ranks: Sequence[int]) -> Comm:
+        return Inside(group)
 
 
 def watching(base: Any, n: int, memory: LiveBytes, told: Told) -> Any:
@@ -28,6 +50,9 @@ def watching(base: Any, n: int, memory: LiveBytes, told: Told) -> Any:
         return base
 
     class Watching(base):  # type: ignore[misc]
+        def __init__(self, comm: Comm, *arguments: Any) -> None:
+            super().__init__(Inside(comm), *arguments)
+
         def reduce_bucket(self, bucket: Any) -> None:
             gradients = [p.grad for p in bucket.parameters if p.grad is not None]
             freed = sum(map(_bytes, gradients)) - (
@@ -41,11 +66,18 @@ def watching(base: Any, n: int, memory: LiveBytes, told: Told) -> Any:
 
         def unshard_bucket(self, bucket: Any) -> None:
             call = super().unshard_bucket
-            _hold(told, memory, "unshard", bucket, lambda: call(bucket))
+            _hold(told, memory, self.comm, "unshard", bucket, lambda: call(bucket))
 
         def prefetch(self, bucket: Any) -> Any:
             call, found = super().prefetch, []
-            _hold(told, memory, "prefetch", bucket, lambda: found.append(call(bucket)))
+            _hold(
+                told,
+                memory,
+                self.comm,
+                "prefetch",
+                bucket,
+                lambda: found.append(call(bucket)),
+            )
             return found[0]
 
     return Watching
@@ -61,24 +93,31 @@ def _note(told: Told, call: str, bucket: Any, over: int) -> None:
 
 
 def _hold(
-    told: Told, memory: LiveBytes, name: str, bucket: Any, call: Callable[[], Any]
-) -> None:
+    told: Told,
+    memory: LiveBytes,
+    comm: Inside,
+    name: str,
+    bucket: Any,
+    call: Callable[[], Any],
+) -> Any:
     """At most `bucket.flat` comes to what is alive while a call goes on."""
     there = bucket.flat.untyped_storage().nbytes()
     allowed = memory.live + _bytes(bucket.flat) - there + SLACK
     before, most = memory.look, [0]
 
     def look() -> None:
-        most[0] = max(most[0], memory.live)
+        if not comm.is_inside:
+            most[0] = max(most[0], memory.live)
         if before is not None:
             before()
 
     memory.look = look
     try:
-        call()
+        found = call()
     finally:
         memory.look = before
     _note(told, name, bucket, most[0] - allowed)
+    return found
 
 
 def expect_freed(run: Run) -> None:

@@ -94,6 +94,8 @@ def play_ahead(runs: Runs) -> None:
 
 def kept_before(run: Run, step: int) -> NotYetError | None:
     """The verdict on wrong weights after `step` if old ones were there before it."""
+    if wrong := _wrong_way(run):
+        return NotYetError(wrong[0], slug=wrong[1], rule=WAY)
     kept = [value["steps"][step - 1]["kept"] if step else 0 for value in run.values]
     if not max(kept):
         return None

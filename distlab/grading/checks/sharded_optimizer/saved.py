@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.checks.sharded_optimizer import scenarios
+from distlab.grading.checks.sharded_optimizer import scenarios, shards
 from distlab.grading.checks.sharded_optimizer.mistakes import owner_of_each
 from distlab.grading.checks.sharded_optimizer.scenarios import One, flat
 from distlab.grading.checks.sharded_optimizer.stage1 import WORLDS
@@ -56,21 +56,21 @@ def keep_adams(context: RankContext, unit: ModuleType, seed: int) -> Any:
     """What state_dict gives before and after a step that leaves several entries."""
     rank, n = context.rank, context.world_size
     model = _layer(seed)
-    alone = scenarios.Alone(rank, n, context.comm.device)
+    alone = shards.Alone(rank, n, context.comm.device)
     groups = [{"params": list(model.parameters())}]
     zero = unit.ShardedOptimizer(alone, model, groups, make_adam)
-    gradient = scenarios.drawn_gradient(seed, scenarios.weights_of(model))
-    scenarios.give_gradients(zero, gradient, rank, n)
+    gradient = shards.drawn_gradient(seed, scenarios.weights_of(model))
+    shards.give_gradients(zero, gradient, rank, n)
     before = zero.state_dict()
     zero.optimizer.step()
     return {"before": before, "after": zero.state_dict()}
 
 
 def _after_steps(seed: int) -> One:
-    """One process after the steps of `scenarios.save_state`."""
+    """One process after the steps of `shards.save_state`."""
     one = One(seed)
     for step in range(scenarios.STEPS):
-        one.step(scenarios.drawn_gradient(seed + step, scenarios.weights_of(one.model)))
+        one.step(shards.drawn_gradient(seed + step, scenarios.weights_of(one.model)))
     return one
 
 
@@ -78,7 +78,7 @@ def _after_adam(seed: int) -> tuple[Any, dict[str, nn.Parameter]]:
     """One process after the step of `keep_adams`: the state, and the parameters."""
     model = _layer(seed)
     optimizer = make_adam(model.parameters())
-    gradient = scenarios.drawn_gradient(seed, scenarios.weights_of(model))
+    gradient = shards.drawn_gradient(seed, scenarios.weights_of(model))
     for name, p in model.named_parameters():
         p.grad = gradient[name]
     optimizer.step()
@@ -89,13 +89,13 @@ def _after_adam(seed: int) -> tuple[Any, dict[str, nn.Parameter]]:
 
 
 def _with_adam(world_size: int) -> list[RunSpec]:
-    return [on_ranks(scenarios.save_state), on_ranks(keep_adams)]
+    return [on_ranks(shards.save_state), on_ranks(keep_adams)]
 
 
 @clause(TASK, "C1", worlds=WORLDS, runs=_with_adam)
 def saved_by_name(runs: Runs) -> str | None:
     """V: the moments of each range, under its name; each element on one rank."""
-    run, adams = runs.finished(scenarios.save_state), runs.finished(keep_adams)
+    run, adams = runs.finished(shards.save_state), runs.finished(keep_adams)
     one = _after_steps(runs.seed)
     _expect_ranges(
         [value["saved"] for value in run.values],
@@ -191,7 +191,7 @@ def continued_elsewhere(runs: Runs) -> str | None:
 
 
 def _continued(runs: Runs) -> str:
-    run, n = runs.finished(scenarios.save_state), runs.world_size
+    run, n = runs.finished(shards.save_state), runs.world_size
     one = _after_steps(runs.seed)
     named = scenarios.trained(one.model)
     for value in run.values:
@@ -199,7 +199,7 @@ def _continued(runs: Runs) -> str:
             _expect_entry(name, entry, "momentum_buffer", one.optimizer.state, named)
     _expect_adams(runs.finished(keep_adams), runs.seed)
     _expect_continued(run, one)
-    m = scenarios.other_world(n)
+    m = shards.other_world(n)
     return f"saved at {n} rank{'s' * (n > 1)}, continued at {m}"
 
 
@@ -245,9 +245,9 @@ def _expect_adams(run: Run, seed: int) -> None:
 
 
 def _expect_continued(run: Run, one: One) -> None:
-    n = scenarios.other_world(run.world_size)
+    n = shards.other_world(run.world_size)
     weights = scenarios.weights_of(one.model)
-    one.step(scenarios.drawn_gradient(one.seed + scenarios.STEPS, weights))
+    one.step(shards.drawn_gradient(one.seed + scenarios.STEPS, weights))
     right = flat(scenarios.weights_of(one.model))
     owners = owner_of_each(one.seed, n)
     for value in run.values:

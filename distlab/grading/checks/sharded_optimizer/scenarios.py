@@ -6,7 +6,6 @@ settings differ. Every rank has samples of its own, equally many.
 
 from __future__ import annotations
 
-import io
 import itertools
 from functools import partial
 from types import ModuleType
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.comm import Comm
 from distlab.grading.checks.sharded_optimizer.half import SLACK as SLACK
 from distlab.grading.checks.sharded_optimizer.half import step_in_half
 from distlab.grading.checks.sharded_optimizer.moments import Told, watching
@@ -25,9 +23,6 @@ from distlab.runner import RankContext
 SIZES = (9, 23, 14, 3)
 ROWS = 4
 STEPS = 2
-MAX_NORMS = (0.05, 1e6, 1.0, 1.0)  # the first shortens, the second does not
-ZERO, INFINITE = 2, 3  # gradients without an element, and with one that is infinite
-STALE = 1e8
 WEIGHTS = {"lr": 0.05, "weight_decay": 0.2}
 OTHERS = {"lr": 0.4, "weight_decay": 0.0, "dampening": 0.3, "label": "the others"}
 MOMENTUM = 0.9
@@ -111,13 +106,6 @@ def flat(values: dict[str, Tensor]) -> Tensor:
 # ── in the ranks ────────────────────────────────────────────────────────────────────
 
 
-class Alone:
-    """A rank without other ranks: it has a number, and cannot send."""
-
-    def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
-        self.rank, self.world_size, self.device = rank, world_size, device
-
-
 def settings_in_use(zero: Any) -> dict[str, dict[str, Any]]:
     """By a name of each bucket: the settings with which its shard is optimized."""
     return {
@@ -155,120 +143,6 @@ def train_stage1(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
         "settings": settings_in_use(zero),
         "half": step_in_half(context, unit, "ShardedOptimizer"),
     }
-
-
-def clip_gradients(
-    context: RankContext, unit: ModuleType, seed: int
-) -> list[dict[str, Any]]:
-    """For each of MAX_NORMS: the norm that clip returns, and the shards' gradients."""
-    comm, results = context.comm, []
-    model = make_model(seed)
-    for parameter in model.parameters():
-        if not parameter.requires_grad:
-            parameter.grad = torch.full_like(parameter, STALE)
-    zero = unit.ShardedOptimizer(comm, model, make_groups(model), make_optimizer)
-    for number, max_norm in enumerate(MAX_NORMS):
-        gradient = gradient_to_clip(seed, number, weights_of(model))
-        give_gradients(zero, gradient, comm.rank, comm.world_size)
-        norm = zero.clip(max_norm)
-        shards = [bucket.shard.grad.clone() for bucket in zero.buckets]
-        results.append({"norm": norm, "gradient": torch.cat(shards)})
-    return results
-
-
-def gradient_to_clip(
-    seed: int, number: int, weights: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    """The gradient that is clipped to MAX_NORMS[number]."""
-    gradient = drawn_gradient(seed + number, weights)
-    if number == ZERO:
-        return {name: torch.zeros_like(value) for name, value in gradient.items()}
-    if number == INFINITE:
-        next(iter(gradient.values())).view(-1)[0] = torch.inf  # of rank 0 only
-    return gradient
-
-
-def save_state(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
-    """STEPS steps with drawn gradients; the state, and a step at another world size."""
-    comm, n = context.comm, context.world_size
-    model = make_model(seed)
-    zero = unit.ShardedOptimizer(comm, model, make_groups(model), make_optimizer)
-    for step in range(STEPS):
-        gradient = drawn_gradient(seed + step, weights_of(model))
-        give_gradients(zero, gradient, comm.rank, n)
-        zero.optimizer.step()
-        for bucket in zero.buckets:
-            comm.all_gather(bucket.flat, bucket.shard.detach())
-    saved = zero.state_dict()
-    return {"saved": saved, "resumed": _resumed(unit, comm, model, seed, saved)}
-
-
-def other_world(world_size: int) -> int:
-    """How many ranks go on with what `world_size` ranks have saved."""
-    return world_size - 1 if world_size > 3 else world_size + 1
-
-
-def _resumed(
-    unit: ModuleType, comm: Comm, model: nn.Module, seed: int, saved: Any
-) -> list[dict[str, Any]]:
-    """The next step of ranks of another world, a few on each of these, or the error.
-
-    Its gradient is drawn, so that no message is needed.
-    """
-    states, n = _exchanged(comm, saved), other_world(comm.world_size)
-    start, found = weights_of(model), []
-    for rank in range(comm.rank, n, comm.world_size):
-        copy = make_model(seed)
-        copy.load_state_dict(model.state_dict())
-        alone = Alone(rank, n, comm.device)
-        zero = unit.ShardedOptimizer(alone, copy, make_groups(copy), make_optimizer)
-        try:
-            zero.load_state_dict(states)
-        except (KeyError, ValueError, RuntimeError, IndexError, TypeError) as error:
-            return [{"error": f"{type(error).__name__}: {error}"}]
-        give_gradients(zero, drawn_gradient(seed + STEPS, start), rank, n)
-        zero.optimizer.step()
-        found.append({"rank": rank, "weights": weights_of(copy)})
-    return found
-
-
-def drawn_gradient(seed: int, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A random gradient for these weights, the same on every rank."""
-    generator = torch.Generator().manual_seed(seed * 53 + 77)
-    return {
-        name: torch.randn(value.shape, generator=generator, dtype=torch.float64)
-        for name, value in weights.items()
-    }
-
-
-def give_gradients(zero: Any, whole: dict[str, Tensor], rank: int, n: int) -> None:
-    """Each shard gets its part of these gradients."""
-    for bucket in zero.buckets:
-        vector = torch.zeros_like(bucket.flat)
-        own = torch.cat([whole[name].reshape(-1) for name in bucket.names])
-        vector[: own.numel()] = own
-        bucket.shard.grad = vector.chunk(n)[rank].clone()
-
-
-def _exchanged(comm: Comm, value: Any) -> list[Any]:
-    """Every rank's value, on every rank."""
-    if comm.world_size == 1:
-        return [value]
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    own = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-    lengths = torch.zeros(comm.world_size, dtype=torch.int64)
-    comm.all_gather(lengths, torch.tensor([own.numel()]))
-    most = int(lengths.max())
-    padded = torch.cat([own, own.new_zeros(most - own.numel())])
-    everything = own.new_zeros(comm.world_size * most)
-    comm.all_gather(everything, padded)
-    return [
-        torch.load(io.BytesIO(part[:length].numpy().tobytes()), weights_only=True)
-        for part, length in zip(
-            everything.chunk(comm.world_size), lengths.tolist(), strict=True
-        )
-    ]
 
 
 def _state_numbers(optimizer: torch.optim.Optimizer) -> int:
