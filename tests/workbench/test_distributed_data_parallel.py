@@ -19,10 +19,8 @@ from distlab.curriculum.units import load
 from distlab.experiments import bucket_lanes as lanes
 from distlab.grading.checks.distributed_data_parallel import watch as watch
 from distlab.grading.checks.distributed_data_parallel.hooks import LAYERS_MIB, _untimely
-from distlab.grading.checks.distributed_data_parallel.unused import (
-    run_out,
-    take_branches,
-)
+from distlab.grading.checks.distributed_data_parallel.joined import run_out
+from distlab.grading.checks.distributed_data_parallel.unused import take_branches
 from distlab.grading.kit.values import close
 from distlab.runner import Cluster, RankContext
 from distlab.sim import run

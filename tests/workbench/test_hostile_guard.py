@@ -171,7 +171,7 @@ RAISED = {
     "k": "raised",
     "type": "KeyError",
     "message": "'x'",
-    "refused": False,
+    "refused": "",
     "peer_lost": False,
     "frames": [("a.py", 3)],
 }

@@ -26,6 +26,7 @@ from distlab.grading.checks.distributed_data_parallel.watch import (
     like,
     make_inputs,
     mean_of,
+    tolerance,
 )
 from distlab.grading.clause import clause
 from distlab.grading.kit.messages import expect_messages
@@ -80,6 +81,7 @@ def _judge_steps(run: Run, seed: int, zeroed: str) -> None:
             actual,
             same_everywhere(end_to_end(mean), n),
             what=f"step {step + 1} of {STEPS + 2}, {how}: the gradient",
+            tolerance=tolerance(n),
             suspects=_suspects(flats, end_to_end(mean), len(active)),
         )
         before = mean

@@ -17,6 +17,7 @@ from distlab.grading.checks.distributed_data_parallel.watch import (
     FEWER,
     chain_gradients,
     end_to_end,
+    tolerance,
 )
 from distlab.grading.clause import clause
 from distlab.grading.kit.clause_order import judged_after
@@ -88,6 +89,7 @@ def _expect_held_back(run: Run, seed: int) -> None:
         actual,
         same_everywhere(mean, n),
         what=f"after {HELD_BACK} microbatches under no_sync() and one outside .grad",
+        tolerance=tolerance(n),
         suspects=[
             Suspect(
                 slug="last-microbatch-only",
@@ -109,6 +111,7 @@ def _expect_held_back(run: Run, seed: int) -> None:
         all_there([value["anew"] for value in run.values]),
         same_everywhere(first.mean(0), n),
         what="after an error under no_sync(), in the next step .grad",
+        tolerance=tolerance(n),
         suspects=[
             Suspect(
                 slug="never-synced",

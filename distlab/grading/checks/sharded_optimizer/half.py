@@ -70,7 +70,10 @@ def expect_weights(run: Run) -> None:
     n = run.world_size
     mean = torch.stack([drawn(rank).float() for rank in range(n)]).mean(0)
     for rank, value in enumerate(run.values):
-        if not torch.equal(value["half"]["weight"], -mean):
+        found = value["half"]["weight"]
+        # A number of ranks that does not divide UNIT leaves bfloat16's rounding.
+        rounded = UNIT % n and torch.allclose(found, -mean, rtol=2**-6)
+        if not rounded and not torch.equal(found, -mean):
             raise NotYetError(
                 f"with bfloat16 weights, the weights of rank {rank} are wrong after a "
                 "step; those in float64 are right"

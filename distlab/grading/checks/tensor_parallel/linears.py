@@ -27,6 +27,7 @@ from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
 from distlab.runner.autopsy import Evidence
 
+INSIDE = "bias-inside-the-sum"
 AFTER = "each rank adds the full bias after self.operator: all copies learn the same"
 SHARE = "the shard is a copy: chunk(n)[rank].clone()"
 
@@ -123,7 +124,7 @@ def _expect_stored(run: Run, kind: str, one: One, biases: list[Tensor]) -> None:
     n = run.world_size
     for place, noun, expected in ((0, "weight", one.shares), (1, "bias", biases)):
         scaled = Suspect(
-            slug="bias-inside-the-sum" if noun == "bias" else "",
+            slug=INSIDE if place else "",
             values=[value / n for value in expected],
             sentence=f"{name} stores its {noun} divided by {n}: a step of training "
             "then changes it too much",
