@@ -19,8 +19,8 @@ from distlab.curriculum.units import load
 from distlab.experiments import bucket_lanes as lanes
 from distlab.grading.checks.distributed_data_parallel import watch as watch
 from distlab.grading.checks.distributed_data_parallel.hooks import LAYERS_MIB, _untimely
-from distlab.grading.checks.distributed_data_parallel.joined import run_out
-from distlab.grading.checks.distributed_data_parallel.unused import take_branches
+from distlab.grading.checks.distributed_data_parallel.joined import BATCHES, run_out
+from distlab.grading.checks.distributed_data_parallel.unused import branches
 from distlab.grading.kit.values import close
 from distlab.runner import Cluster, RankContext
 from distlab.sim import run
@@ -112,15 +112,15 @@ def branches_by_torch(context: RankContext, folder: str) -> dict[str, Any]:
                 model, find_unused_parameters=True
             )
 
-    found: dict[str, Any] = take_branches(context, Torchs, SEED)  # type: ignore[arg-type]
+    unit: Any = Torchs
+    found = branches(context, unit, SEED, microbatches=False)
     leave_default_group()
     return found
 
 
 def branches_by_ours(context: RankContext) -> dict[str, Any]:
     unit = load("distributed_data_parallel", "reference")
-    found: dict[str, Any] = take_branches(context, unit, SEED)
-    return found
+    return branches(context, unit, SEED, microbatches=False)
 
 
 def test_unused_parameters_get_what_torchs_ddp_gives_them(
@@ -130,8 +130,8 @@ def test_unused_parameters_get_what_torchs_ddp_gives_them(
     theirs = cluster.run(branches_by_torch, 3, str(tmp_path)).require_finished()
     for own, other in zip(mine.values, theirs.values, strict=True):
         pairs = zip(
-            [*own["steps"], own["microbatches"]],
-            [*other["steps"], other["microbatches"]],
+            own["steps"],
+            other["steps"],
             strict=True,
         )
         for ours, torchs in pairs:
@@ -205,19 +205,21 @@ def test_in_the_simulator_and_with_the_ring_as_hook(hook: str) -> None:
 def test_a_hook_that_compresses_sends_a_quarter(cluster: Cluster) -> None:
     plain = cluster.run(one_step, 2).require_finished()
     small = cluster.run(one_step, 2, "bf16").require_finished()
-    weights = 8 * sum(p.numel() for p in watch.Chain(SEED).parameters())
+    parameters = list(watch.Chain(SEED).parameters())
+    weights = sum(p.numel() * p.element_size() for p in parameters)
+    narrow = sum(p.numel() * 2 for p in parameters if p.element_size() == 2)
     # Rank 1 sends no weights: what is left are the gradients.
     sent = [done.ranks[1].sent_bytes for done in (plain, small)]
     assert sent[0] <= weights
-    assert sent[1] == sent[0] / 4
+    assert sent[1] == narrow + (sent[0] - narrow) / 4
     assert all(close(gradient, mean(2), 2e-2) for gradient in small.values)
 
 
 def test_ranks_that_run_out_are_awaited_by_nobody_at_16_ranks(unit: ModuleType) -> None:
     done = run(partial(run_out, unit=unit, seed=SEED), 16)
     done.require_finished()
-    told = [value["num_joined"] for value in done.values]
-    assert told == [3, 2, 1, 0] * 4
+    told = [len(value["yielded"]) for value in done.values]
+    assert told == [3 - count for count in BATCHES] * 4
     assert all(
         torch.equal(value["after"], done.values[0]["after"]) for value in done.values
     )
