@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +21,7 @@ from distlab.experiments import bucket_lanes as lanes
 from distlab.grading.checks.distributed_data_parallel import watch as watch
 from distlab.grading.checks.distributed_data_parallel.hooks import LAYERS_MIB, _untimely
 from distlab.grading.checks.distributed_data_parallel.joined import BATCHES, run_out
-from distlab.grading.checks.distributed_data_parallel.unused import branches
+from distlab.grading.checks.distributed_data_parallel.unused import Found, used
 from distlab.grading.kit.values import close
 from distlab.runner import Cluster, RankContext
 from distlab.sim import run
@@ -94,8 +95,7 @@ def test_losses_and_parameters_are_those_of_torchs_ddp(
         assert told["parameters"] <= 1e-10
 
 
-def branches_by_torch(context: RankContext, folder: str) -> dict[str, Any]:
-    """What `take_branches` does, with torch's class."""
+def branches_by_torch(context: RankContext, folder: str) -> list[Found]:
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/meeting",
@@ -103,24 +103,35 @@ def branches_by_torch(context: RankContext, folder: str) -> dict[str, Any]:
         world_size=context.world_size,
     )
 
-    class Torchs:
-        @staticmethod
-        def DistributedDataParallel(  # noqa: N802 - as the unit calls it
-            model: nn.Module, comm: Comm, **_: Any
-        ) -> nn.Module:
-            return nn.parallel.DistributedDataParallel(
-                model, find_unused_parameters=True
-            )
-
-    unit: Any = Torchs
-    found = branches(context, unit, SEED, microbatches=False)
+    found = branches(
+        context,
+        partial(nn.parallel.DistributedDataParallel, find_unused_parameters=True),
+    )
     leave_default_group()
     return found
 
 
-def branches_by_ours(context: RankContext) -> dict[str, Any]:
+def branches_by_ours(context: RankContext) -> list[Found]:
     unit = load("distributed_data_parallel", "reference")
-    return branches(context, unit, SEED, microbatches=False)
+    made = unit.DistributedDataParallel
+    return branches(
+        context, lambda model: made(model, context.comm, find_unused_parameters=True)
+    )
+
+
+def branches(
+    context: RankContext, wrapped: Callable[[nn.Module], nn.Module]
+) -> list[Found]:
+    """The gradients of two steps, with other layers used on other ranks."""
+    model = watch.Branches(SEED)
+    ddp = wrapped(model)
+    found = []
+    for step in range(2):
+        model.zero_grad()
+        inputs = watch.make_inputs(SEED, step, context.rank)
+        watch.loss_of(ddp(inputs, used(context.rank, step))).backward()
+        found.append(watch.gradients(model))
+    return found
 
 
 def test_unused_parameters_get_what_torchs_ddp_gives_them(
@@ -130,8 +141,8 @@ def test_unused_parameters_get_what_torchs_ddp_gives_them(
     theirs = cluster.run(branches_by_torch, 3, str(tmp_path)).require_finished()
     for own, other in zip(mine.values, theirs.values, strict=True):
         pairs = zip(
-            own["steps"],
-            other["steps"],
+            own,
+            other,
             strict=True,
         )
         for ours, torchs in pairs:

@@ -76,15 +76,12 @@ class UnusedMissedError(Exception):
 def take_branches(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """Two steps with other layers on other ranks; a step of two microbatches."""
     try:
-        return branches(context, unit, seed, microbatches=True)
+        return _take_branches(context, unit, seed)
     except UnusedMissedError as missed:
         return missed.told
 
 
-def branches(
-    context: RankContext, unit: ModuleType, seed: int, *, microbatches: bool
-) -> dict[str, Any]:
-    """The steps; torch's own DDP refuses the microbatches with a parameter used twice."""
+def _take_branches(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     device, events = context.comm.device, list[Happened]()
     model = Outputs(seed).to(device)
     ddp = unit.DistributedDataParallel(
@@ -96,7 +93,7 @@ def branches(
 
     def backward(step: int, names: str) -> None:
         outputs = ddp(make_inputs(seed, step, context.rank).to(device), names)
-        if getattr(ddp, "syncs", False):  # not so in torch's, which tests put here
+        if ddp.syncs:
             _expect_unused(ddp, model, names)
         loss_of(*outputs).backward()
 
@@ -108,8 +105,6 @@ def branches(
         sent.append(len(calls_in(events)))
         steps.append(gradients(model))
     model.zero_grad()
-    if not microbatches:
-        return {"steps": steps}
     with ddp.no_sync():
         backward(0, "ad")
     model.depth = DEEP
