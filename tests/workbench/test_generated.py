@@ -186,7 +186,7 @@ def graded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def use(*outcomes: Outcome) -> None:
         monkeypatch.setattr("distlab.grading.mutants.judge", lambda *_: [])
         one_entry = lambda _: [ENTRY]  # noqa: E731
-        monkeypatch.setattr("distlab.grading.mutants.read_catalogue", one_entry)
+        monkeypatch.setattr("distlab.grading.catalogue.read_catalogue", one_entry)
 
         def judge(*values: object) -> list[Outcome]:
             if callable(tell := values[-1]):

@@ -16,7 +16,7 @@ from torch import nn
 
 from benchmarks import _zero_ranks as ranks
 from distlab.curriculum import load
-from distlab.grading.checks.sharded_optimizer.scenarios import Alone
+from distlab.grading.checks.sharded_optimizer.shards import Alone
 from distlab.grading.kit.live_bytes import LiveBytes
 from distlab.runner import Cluster, Limits
 from distlab.sim import run as simulate
