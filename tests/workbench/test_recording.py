@@ -146,9 +146,8 @@ def test_a_changed_value_changes_the_verdict(
         add_one([rank["value"] for rank in ranks_in(told)])
 
     clauses = judged_again(changed(change, task), task)
-    failed = [clause for clause in clauses if clause.status == "fail"]
-    assert failed
-    assert failed[0].world_size == 3
+    # Where two clauses each leave it to the other, neither is judged: never a pass.
+    assert clauses[0].status != "pass"
 
 
 def test_a_changed_journal_changes_the_verdict(
