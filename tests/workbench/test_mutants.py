@@ -187,7 +187,7 @@ def run_on(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> Callable[..., N
     def use(*entries: Entry) -> None:
         monkeypatch.setattr("distlab.runner.Cluster", Lent)
         monkeypatch.setattr(
-            "distlab.grading.mutants.read_catalogue", lambda _: list(entries)
+            "distlab.grading.catalogue.read_catalogue", lambda _: list(entries)
         )
 
     return use
