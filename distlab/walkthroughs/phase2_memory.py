@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import Comm
-from distlab.experiments.phase2_mesh_rank import MeshConfig
 from distlab.models.transformer import Block, TransformerConfig, next_token_loss
 from distlab.runner import RankContext
+from distlab.training.mesh_rank import MeshConfig
 
 
 class _Kept:

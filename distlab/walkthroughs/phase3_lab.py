@@ -13,8 +13,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from distlab.experiments.phase3 import Rows
 from distlab.trace.palette import ALGORITHMS, GRID, INK, LINK_BUSY, METHODS
+from distlab.walkthroughs.phase3 import Rows
 
 LETTERS = {"naive": "n", "ring": "r", "recursive doubling": "d", "hierarchical": "h"}
 _COLORS = {

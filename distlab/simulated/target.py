@@ -21,9 +21,9 @@ from distlab.curriculum.choose import Choice, chosen_unit
 from distlab.curriculum.functions import find_function
 from distlab.curriculum.regions import functions_of
 from distlab.curriculum.units import expect_a_text_file, travelling
-from distlab.experiments.simulated import FILLED
+from distlab.simulated.play import FILLED
 
-PLAYED = {"distributed_data_parallel": "distlab.experiments.bucket_lanes:play"}
+PLAYED = {"distributed_data_parallel": "distlab.walkthroughs.bucket_lanes:play"}
 """For units that are no functions of a comm: what runs the unit as a whole."""
 
 

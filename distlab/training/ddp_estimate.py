@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import cross_entropy
 
-from distlab.experiments.ddp import SECONDS_AN_HOUR
-from distlab.experiments.ddp_config import DdpConfig
-from distlab.experiments.ddp_data import Split, make_model, make_optimizer
 from distlab.runner import Cluster, Limits, RankContext
+from distlab.training.ddp import SECONDS_AN_HOUR
+from distlab.training.ddp_config import DdpConfig
+from distlab.training.ddp_data import Split, make_model, make_optimizer
 
 _PATIENCE_S = 60.0
 _MEMORY_BYTES = 4096 << 30  # CUDA reserves addresses

@@ -21,12 +21,6 @@ from torch import Tensor, nn
 from distlab.comm import COLLECTIVES
 from distlab.curriculum import load_graft
 from distlab.curriculum.units import arrived
-from distlab.experiments.simulated_results import (
-    judged,
-    left_word,
-    own_numbers,
-    unstruck,
-)
 from distlab.runner import RankContext
 from distlab.runner.rank import resolve
 from distlab.sim import Piecewise, SimRun, run
@@ -35,6 +29,12 @@ from distlab.sim.faults import Faults
 from distlab.sim.net.nets import from_data
 from distlab.sim.plans.members import Members
 from distlab.sim.plans.schedules import ring_all_reduce
+from distlab.simulated.results import (
+    judged,
+    left_word,
+    own_numbers,
+    unstruck,
+)
 
 MAX_PRINTED = 10  # lines, of rank 0
 NODE_SIZE = 8  # of a network that has none

@@ -24,7 +24,10 @@ from torch.nn.functional import cross_entropy
 from distlab.curriculum import load_curriculum, read_source
 from distlab.curriculum.units import travelling
 from distlab.data.digits import load_digits_split
-from distlab.experiments.digits_rank import (
+from distlab.grading.kit.values import digest
+from distlab.models.mlp import make_mlp
+from distlab.runner import Cluster, Limits
+from distlab.training.digits_rank import (
     DigitsConfig,
     Mode,
     accuracy_of,
@@ -32,10 +35,7 @@ from distlab.experiments.digits_rank import (
     shuffled,
     train_as_rank,
 )
-from distlab.experiments.proof import ACCURACY_FLOOR, Proof
-from distlab.grading.kit.values import digest
-from distlab.models.mlp import make_mlp
-from distlab.runner import Cluster, Limits
+from distlab.training.proof import ACCURACY_FLOOR, Proof
 
 __all__ = [
     "PRELOADS",
@@ -50,7 +50,7 @@ __all__ = [
     "train_on_ranks",
 ]
 
-PRELOADS = ("torch._dynamo", "distlab.experiments.digits_rank")
+PRELOADS = ("torch._dynamo", "distlab.training.digits_rank")
 """For `Cluster.warm`: what every rank would otherwise import by itself."""
 
 _LIMITS = Limits(seconds=1800)  # many ranks on few cores take long, and are not stuck

@@ -13,7 +13,6 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from distlab.experiments.phase2 import Played, Rows, ScaleStep, Stages
 from distlab.trace.palette import (
     ACTIVATIONS,
     BACKWARD,
@@ -28,6 +27,7 @@ from distlab.trace.palette import (
     OPTIMIZER_STATE,
     WEIGHTS,
 )
+from distlab.walkthroughs.phase2 import Played, Rows, ScaleStep, Stages
 
 _LINES = (("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."))
 _HATCHES = ("", "///", "...", "xxx")

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from distlab.experiments.ddp import SECONDS_AN_HOUR, Beside, DdpResult
+from distlab.training.ddp import SECONDS_AN_HOUR, Beside, DdpResult
 
 INSTALL = "pip install -e '.[tracking]'"
 

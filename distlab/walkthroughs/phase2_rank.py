@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import Comm
-from distlab.experiments.phase2_mesh_rank import MeshConfig
 from distlab.grading.checks.pipeline_parallel.race import Timed
 from distlab.models.transformer import next_token_loss
 from distlab.runner import RankContext
+from distlab.training.mesh_rank import MeshConfig
 
 
 def tiny_updates(

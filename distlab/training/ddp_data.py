@@ -21,9 +21,9 @@ from distlab.data.idx_sets import (
     known_sets,
     read_images,
 )
-from distlab.experiments.ddp_config import IDX, DdpConfig
 from distlab.models.convnet import make_convnet
 from distlab.models.mlp import make_mlp
+from distlab.training.ddp_config import IDX, DdpConfig
 
 Split = Digits | Images
 

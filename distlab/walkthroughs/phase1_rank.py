@@ -17,7 +17,9 @@ from torch.nn.functional import cross_entropy
 
 from distlab.comm import Comm
 from distlab.data.digits import load_digits_split
-from distlab.experiments.digits_rank import (
+from distlab.models.mlp import make_mlp
+from distlab.runner import RankContext
+from distlab.training.digits_rank import (
     Mode,
     accuracy_of,
     in_a_row,
@@ -25,8 +27,6 @@ from distlab.experiments.digits_rank import (
     step_alone,
     step_summed,
 )
-from distlab.models.mlp import make_mlp
-from distlab.runner import RankContext
 
 RATE = 0.2
 """The learning rate of the digits' baseline."""

@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from distlab.experiments import phase1_rank as rank
-from distlab.experiments.digits import (
+from distlab.grading.kit.values import digest
+from distlab.sim import AlphaBeta, Faults, SimRun
+from distlab.sim.calibration.calibrate import KIB, Plan, calibrate
+from distlab.training.digits import (
     PRELOADS,
     DigitsConfig,
     DigitsResult,
     Mode,
     train_alone,
 )
-from distlab.experiments.walkthrough import Ranks
-from distlab.grading.kit.values import digest
-from distlab.sim import AlphaBeta, Faults, SimRun
-from distlab.sim.calibration.calibrate import KIB, Plan, calibrate
+from distlab.walkthroughs import phase1_rank as rank
+from distlab.walkthroughs.base import Ranks
 
 ORDERS = (
     "all ranks send first",
@@ -76,7 +76,7 @@ class Walkthrough(Ranks):
     """Ranks, and what they do in phase 1."""
 
     def __init__(self) -> None:
-        super().__init__(1, (*PRELOADS, "distlab.experiments.phase1_rank"))
+        super().__init__(1, (*PRELOADS, "distlab.walkthroughs.phase1_rank"))
 
     def ring(self, world_size: int, eager_bytes: int) -> dict[str, SimRun]:
         """1 KiB around a ring, in four orders; a deadlock is an outcome here."""

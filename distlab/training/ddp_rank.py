@@ -22,15 +22,15 @@ from torch.utils.data import TensorDataset
 
 from distlab.curriculum import load_graft
 from distlab.curriculum.units import arrived
-from distlab.experiments.ddp_config import DdpConfig
-from distlab.experiments.ddp_data import (
+from distlab.runner import RankContext
+from distlab.training.ddp_config import DdpConfig
+from distlab.training.ddp_data import (
     Split,
     make_model,
     make_optimizer,
     read_split,
 )
-from distlab.experiments.digits_rank import in_a_row
-from distlab.runner import RankContext
+from distlab.training.digits_rank import in_a_row
 
 NUM_FIRST = 5  # how many of its samples a rank names
 REPORT_S = 0.2  # between two signs of life

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from distlab.experiments import phase3_rank as rank
-from distlab.experiments import phase3_zero_rank as zero
-from distlab.experiments.digits import PRELOADS
-from distlab.experiments.walkthrough import Ranks
 from distlab.runner import Limits
 from distlab.sim import AlphaBeta, Fabric, Faults, Network, SimRun
+from distlab.training.digits import PRELOADS
+from distlab.walkthroughs import phase3_rank as rank
+from distlab.walkthroughs import phase3_zero_rank as zero
+from distlab.walkthroughs.base import Ranks
 
 Rows = Mapping[str, Mapping[str, float]]
 """A table: a row for each label, and in it a number for each column."""

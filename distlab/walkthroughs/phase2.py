@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from distlab.experiments import phase2_memory as memory
-from distlab.experiments import phase2_rank as rank
-from distlab.experiments.phase2_code import choose_units
-from distlab.experiments.phase2_mesh import (
+from distlab.grading.checks.pipeline_parallel.race import BACKWARD_MS, FORWARD_MS
+from distlab.models.transformer import TransformerConfig
+from distlab.sim import AlphaBeta
+from distlab.training.mesh import (
     LAYOUTS,
     PRELOADS,
     MeshConfig,
@@ -17,10 +17,10 @@ from distlab.experiments.phase2_mesh import (
     train_alone,
     train_on_mesh,
 )
-from distlab.experiments.walkthrough import Ranks
-from distlab.grading.checks.pipeline_parallel.race import BACKWARD_MS, FORWARD_MS
-from distlab.models.transformer import TransformerConfig
-from distlab.sim import AlphaBeta
+from distlab.training.mesh_code import choose_units
+from distlab.walkthroughs import phase2_memory as memory
+from distlab.walkthroughs import phase2_rank as rank
+from distlab.walkthroughs.base import Ranks
 
 Rows = dict[str, dict[str, float]]
 """A table: the values of each row by column."""
@@ -95,8 +95,8 @@ class Walkthrough(Ranks):
     def __init__(self) -> None:
         preloads = (
             "distlab.grading.warmup:one_step",
-            "distlab.experiments.phase2_memory",
-            "distlab.experiments.phase2_rank",
+            "distlab.walkthroughs.phase2_memory",
+            "distlab.walkthroughs.phase2_rank",
         )
         super().__init__(2, (*PRELOADS, *preloads))
 

@@ -16,15 +16,15 @@ from typing import Any, get_args
 import torch
 
 from distlab.curriculum.choose import Choice
-from distlab.experiments.ddp_code import as_parts
-from distlab.experiments.phase2_mesh_rank import (
+from distlab.models.transformer import next_token_loss
+from distlab.runner import Cluster, Limits
+from distlab.training.ddp_code import as_parts
+from distlab.training.mesh_rank import (
     Layout,
     MeshConfig,
     num_weights,
     train_as_rank,
 )
-from distlab.models.transformer import next_token_loss
-from distlab.runner import Cluster, Limits
 
 __all__ = [
     "LAYOUTS",
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
-PRELOADS = ("torch._dynamo", "distlab.experiments.phase2_mesh_rank")
+PRELOADS = ("torch._dynamo", "distlab.training.mesh_rank")
 """For `Cluster.warm`: what every rank would otherwise import by itself."""
 WORLD_SIZE = 4
 TOLERANCE = 1e-10  # between a loss of a rank and that of one process, in float64

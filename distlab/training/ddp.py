@@ -18,16 +18,16 @@ from torch import Tensor
 
 from distlab.curriculum.choose import Choice
 from distlab.data.idx_sets import Files
-from distlab.experiments.ddp_code import as_parts
-from distlab.experiments.ddp_config import DdpConfig
-from distlab.experiments.ddp_data import make_model
-from distlab.experiments.ddp_rank import train_as_rank
-from distlab.experiments.digits import Shard
-from distlab.experiments.digits_rank import in_a_row
 from distlab.grading.kit.values import digest
 from distlab.runner import Cluster, Limits
+from distlab.training.ddp_code import as_parts
+from distlab.training.ddp_config import DdpConfig
+from distlab.training.ddp_data import make_model
+from distlab.training.ddp_rank import train_as_rank
+from distlab.training.digits import Shard
+from distlab.training.digits_rank import in_a_row
 
-PRELOADS = ("torch._dynamo", "distlab.experiments.ddp_rank")
+PRELOADS = ("torch._dynamo", "distlab.training.ddp_rank")
 """For `Cluster.warm`: what every rank would otherwise import by itself."""
 
 SECONDS_AN_HOUR = 3600.0
