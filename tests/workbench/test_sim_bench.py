@@ -69,6 +69,30 @@ def test_the_timed_runs_are_right_on_few_ranks() -> None:
     assert error <= 1e-9
 
 
+def test_a_ring_is_held_to_its_limit_pair_by_pair(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pairs = iter([(0.1, 0.1), (4.0, 1.0), (0.1, 0.1), (9.0, 3.0), (1.0, 1.0)])
+
+    def timed(_: int) -> runs.Timed:
+        cpu_s, limit_s = next(pairs, (1.0, 1.0))
+        return runs.Timed(cpu_s=cpu_s, rel_err=0.0, limit_s=limit_s)
+
+    monkeypatch.setattr(runs, "ring_of_sizes", timed)
+    monkeypatch.setattr(runs, "ring_of_tensors", timed)
+    monkeypatch.setattr(
+        runs, "hierarchical_of_sizes", lambda _: runs.Timed(cpu_s=1.0, rel_err=0.0)
+    )
+    found = {line["name"]: line for line in sim.large_runs(1)}
+    assert found["ratio_ring_1024_size_over_limit"]["value"] == 4.0
+    assert found["ratio_ring_1024_torch_over_limit"]["value"] == 3.0
+    assert sim.missed({"results": [*found.values()], "corpus": []}) == [
+        "ratio_ring_1024_size_over_limit",
+        "ratio_ring_1024_torch_over_limit",
+    ]
+    assert "ratio_hier_4096_over_limit" not in found
+
+
 def test_a_run_off_its_formula_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = runs.Timed(cpu_s=1.0, rel_err=1e-3)
     monkeypatch.setattr(runs, "ring_of_sizes", lambda n: wrong)
@@ -79,8 +103,9 @@ def test_a_run_off_its_formula_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("name", "value", "is_missed"),
     [
-        ("ring_1024_size_s", 4.0, False),
-        ("ring_1024_size_s", 4.1, True),
+        ("ratio_ring_1024_size_over_limit", 3.0, False),
+        ("ratio_ring_1024_size_over_limit", 3.1, True),
+        ("ring_1024_size_s", 90.0, False),  # shown, not barred
         ("closed_form_max_rel_err", 2e-9, True),
         ("corpus_agree", 0.99, True),
         ("corpus_line_named", 0.95, False),
