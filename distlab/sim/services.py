@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from distlab.comm import PeerLost
-from distlab.comm._seams import Handle
+from distlab.comm import Handle, PeerLost
 from distlab.sim.channels import Group
 from distlab.sim.conditions import Conditions
 from distlab.sim.kernel import Flight, Lost
