@@ -20,6 +20,7 @@ import torch
 from distlab.comm import MeetingError, TcpComm
 from distlab.comm.tcp import mesh
 from distlab.comm.tcp.handshake import (
+    MARK,
     Identity,
     StrangerError,
     as_dialler,
@@ -34,7 +35,7 @@ from tests.workbench.conformance.meeting import (
     speak,
 )
 
-CLAIM_BYTES = 80
+CLAIM_BYTES = 84
 
 
 def total(comm: TcpComm) -> float:
@@ -255,7 +256,7 @@ def knock(store: DictStore, words: bytes) -> bytes:
         (b"GET / HTTP/1.1\r\n\r\n" + bytes(80), "it does not speak this protocol"),
         (bytes(CLAIM_BYTES), "it does not speak this protocol"),
         (b"\xff" * 100_000, "it does not speak this protocol"),
-        (b"dlabtcp1" + b"\xff" * 72, "it does not have this job's secret"),
+        (MARK + b"\xff" * (CLAIM_BYTES - 8), "it does not have this job's secret"),
     ],
     ids=["http", "zeros", "too long", "no proof"],
 )
