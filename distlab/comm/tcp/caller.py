@@ -31,7 +31,7 @@ from distlab.comm.tcp.sealed import (
 from distlab.comm.tcp.server import NAME_BYTES
 
 Address = tuple[str, int]
-_READ_BYTES = 1 << 16
+_READ_BYTES = 1 << 18
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.2  # between two tries to connect
 
 

@@ -41,7 +41,7 @@ from distlab.comm.tcp.sealed import (
 
 NAME_BYTES = 16
 """Of what a caller, or a life of a service, calls itself in HELLO."""
-_READ_BYTES = 1 << 16
+_READ_BYTES = 1 << 18
 _LAST_READS = 32
 _log = logging.getLogger("distlab.comm")
 
