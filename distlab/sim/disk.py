@@ -5,8 +5,8 @@ What was synced stays. Of the rest any part may be there:
     data     of the operations on one file since its last sync, the first few, the last
              of them torn at any byte; instead of what is missing of that one there may
              be zeros, where the length reached the drive before the data
-    names    of the operations on the folder since its last sync, any: each took place or
-             did not; of a rename also its first half, so that the file has both names
+    names    of the operations on the folder since its last sync, any: each took place
+             or did not; of a rename also its first half: the file has both names
 
 Data and names are independent: a rename may be durable before the data it names.
 
@@ -98,9 +98,9 @@ class _Naming:
             return
         if self.target is not None:
             names[self.target] = self.file
-        if way == _YES and self.source is not None:
-            if names.get(self.source) is self.file:
-                del names[self.source]
+        source = self.source if way == _YES else None
+        if source is not None and names.get(source) is self.file:
+            del names[source]
 
 
 class SimDisk:

@@ -16,7 +16,6 @@ def refusal(act: Callable[[], object]) -> str:
     try:
         act()
     except DiskError as error:
-        assert "\n" not in str(error)
         return str(error)
     return "not refused"
 

@@ -29,7 +29,7 @@ def exposed(program: Program, **how: Any) -> CrashPoint | None:
 def test_the_right_way_to_save_survives_every_crash() -> None:
     points = list(crash_points(right, files={"a": OLD}))
     assert all(is_whole(point) for point in points)
-    assert {point.num_done for point in points} == {0, 1, 2, 3, 4}
+    assert {point.num_done for point in points} == {0, 1, 3, 4}  # a sync leaves less
     left = {(tuple(point.files.items()), point.told) for point in points}
     assert len(left) == len(points)
 
@@ -52,7 +52,7 @@ def test_what_is_exposed_is_the_mistake_itself() -> None:
     gone = found["removes_first"]
     assert gone
     assert "a" not in gone.files
-    assert "on the disk: a.tmp: b'the new one'" in str(gone)
+    assert str(gone) == "crash after operation 3, remove('a'); on the disk: nothing"
 
 
 # ── one crash ───────────────────────────────────────────────────────────────────────

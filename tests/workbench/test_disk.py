@@ -95,7 +95,7 @@ def test_a_real_disk_makes_its_folder_and_finds_it_again(tmp_path: Path) -> None
     RealDisk(tmp_path / "x" / "y").write("a", b"1")
     assert RealDisk(tmp_path / "x" / "y").read("a") == b"1"
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(DiskError, match="Not a directory|File exists"):
+    with pytest.raises(DiskError, match=r"Not a directory|File exists"):
         RealDisk(tmp_path / "file")
 
 
