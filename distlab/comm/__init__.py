@@ -17,6 +17,7 @@ from distlab.comm._protocol import (
     ReduceOp,
     Work,
 )
+from distlab.comm._real_disk import RealDisk
 from distlab.comm._seams import Clock, Endpoint, RealClock, Store
 from distlab.comm._torch import TorchComm
 from distlab.comm._wrappers import ByteMeter, Event, Journal, PointToPointOnly, Traffic
@@ -53,6 +54,7 @@ __all__ = [
     "PointToPointOnly",
     "Reacts",
     "RealClock",
+    "RealDisk",
     "ReduceOp",
     "Request",
     "Service",

@@ -1,7 +1,7 @@
 """The disk of a service or a checkpoint, and what it promises after a crash.
 
-What `write`, `append`, `rename` and `remove` do is seen by the next `read` at once. What
-a crash of the machine leaves (not merely of the process) is less:
+What `write`, `append`, `rename` and `remove` do is seen by the next `read` at once. A
+crash of the machine (not merely of the process) leaves less:
 
     written, appended   durable after `sync(path)`; before, any of it may be there, or
                         torn at any byte
@@ -14,6 +14,7 @@ Source: T. Pillai et al., "All file systems are not created equal" (OSDI 2014), 
 
 from __future__ import annotations
 
+import os
 from typing import Protocol
 
 
@@ -22,9 +23,9 @@ class DiskError(OSError):
 
 
 class Disk(Protocol):
-    """Files in one folder, by relative paths without folders: "log", "log.tmp".
+    """Files in one folder, by their names there: "log", "log.tmp".
 
-    Every method raises `DiskError` for a path that is not one.
+    Every method raises `DiskError` for a path that leads elsewhere.
     """
 
     def write(self, path: str, data: bytes) -> None:
@@ -74,3 +75,35 @@ class Disk(Protocol):
         Raises:
             DiskError: there is no such file.
         """
+
+
+_MOST_BYTES = 255  # of a name, on the file systems in use
+
+
+def require_name(path: str) -> None:
+    """A path is the name of a file in the disk's own folder.
+
+    Raises:
+        DiskError: it is not.
+    """
+    if not isinstance(path, str):
+        raise TypeError(f"a path is a str, not {type(path).__name__}")
+    elsewhere = path in ("", ".", "..") or "/" in path or "\\" in path or "\0" in path
+    if elsewhere or len(os.fsencode(path)) > _MOST_BYTES:
+        shown = path if len(path) <= 60 else f"{path[:57]}..."
+        raise DiskError(f"{shown!r} is no name of a file in the disk's own folder")
+
+
+def require_bytes(data: bytes) -> None:
+    """What is written is bytes.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(data, bytes):
+        raise TypeError(f"a file holds bytes, not {type(data).__name__}")
+
+
+def no_file(path: str) -> DiskError:
+    """What to raise for a name that no file has."""
+    return DiskError(f'there is no file "{path}"')

@@ -7,6 +7,8 @@ formulas), `calibration` (this machine, measured), `torch` (torch.distributed's 
 """
 
 from distlab.sim.comm import SimComm
+from distlab.sim.crash_points import CrashPoint, crash_points
+from distlab.sim.disk import SimDisk
 from distlab.sim.faults import Faults
 from distlab.sim.messages import Message, Trace
 from distlab.sim.net.fabric import Fabric
@@ -20,6 +22,7 @@ from distlab.sim.run import SimRun, run
 
 __all__ = [
     "AlphaBeta",
+    "CrashPoint",
     "Fabric",
     "Faults",
     "LogGP",
@@ -27,10 +30,12 @@ __all__ = [
     "Network",
     "Piecewise",
     "SimComm",
+    "SimDisk",
     "SimRun",
     "Sized",
     "Trace",
     "Wires",
+    "crash_points",
     "parse_faults",
     "parse_net",
     "run",
