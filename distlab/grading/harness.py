@@ -149,7 +149,7 @@ def perform(
     """In each rank: load the unit, hand it its communicator, play the scenarios."""
     from distlab.runner.rank import resolve
 
-    install(**off_limits)
+    install(**off_limits, doors=getattr(context.endpoint, "doors", ()))
     context = with_own_comm(context, source["builds"])
     texts = arrived(source), arrived(reference)
 

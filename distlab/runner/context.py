@@ -18,7 +18,9 @@ class RankContext:
 
     `comm` writes a journal and counts its bytes into `traffic`. `report` sends a value
     to the parent at once, while the program goes on. `clock.sleep` stands for compute
-    where time is virtual. `store` and `endpoint` are there in simulated runs.
+    where time is virtual. `store` and `endpoint` are there in every run of ranks.
+    `life` counts how often this rank has been started before; the program of a later
+    life begins anew, with the files of its folder and without the others' `comm`.
     """
 
     comm: Comm
@@ -27,6 +29,7 @@ class RankContext:
     clock: Clock = field(default_factory=RealClock)
     store: Store | None = None
     endpoint: Endpoint | None = None
+    life: int = 0
 
     @property
     def rank(self) -> int:

@@ -18,7 +18,7 @@ import threading
 import time
 
 from distlab.comm.tcp.frames import FrameError
-from distlab.comm.tcp.handshake import Identity, StrangerError, as_caller
+from distlab.comm.tcp.handshake import Identity, as_caller
 from distlab.comm.tcp.sealed import (
     FROM_CALLER,
     FROM_SERVICE,
