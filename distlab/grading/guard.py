@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from distlab.grading import landlock
+from distlab.runner import RankContext
 
 MAX_FORKS = 32  # by one rank and everything it forked
 MAX_SHARED_BYTES = 2 << 30  # RLIMIT_DATA does not count memory that is shared
@@ -68,7 +69,8 @@ def install(
     """From now on: no change below the folders `course`, no look below `secrets`.
 
     `doors` are where the run's own processes answer calls: the one thing to connect to,
-    also again, once a connection has broken. The first call in a process counts: simulated ranks share one.
+    also again, once a connection has broken. The first call in a process counts:
+    simulated ranks share one.
     """
     if _INSTALLED:
         return
@@ -81,6 +83,12 @@ def install(
     landlock.hold(hidden)
     sys.addaudithook(guard.hook)
     _INSTALLED.append(guard)
+
+
+def doors_of(context: RankContext) -> Collection[tuple[str, int]]:
+    """Where calls of this rank may go to."""
+    doors: Collection[tuple[str, int]] = getattr(context.endpoint, "doors", ())
+    return doors
 
 
 def _history(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from distlab.curriculum import UnitSource, load_graft
 from distlab.curriculum.units import arrived, travelling
-from distlab.grading.guard import install
+from distlab.grading.guard import doors_of, install
 from distlab.grading.kernel import with_own_comm
 from distlab.grading.mismatches import printed
 from distlab.grading.runs import Records, Runs, RunSpec
@@ -149,7 +149,7 @@ def perform(
     """In each rank: load the unit, hand it its communicator, play the scenarios."""
     from distlab.runner.rank import resolve
 
-    install(**off_limits, doors=getattr(context.endpoint, "doors", ()))
+    install(**off_limits, doors=doors_of(context))
     context = with_own_comm(context, source["builds"])
     texts = arrived(source), arrived(reference)
 

@@ -20,7 +20,7 @@ from distlab.runner.doors import Door
 from distlab.runner.gpus import without_gpus
 from distlab.runner.limits import MAX_RANKS, Limits
 from distlab.runner.orders import Kind, Orders, number_of
-from distlab.runner.posts import Post, open_posts
+from distlab.runner.posts import Post, close_all, open_posts
 from distlab.runner.processes import become_subreaper, end_descendants
 from distlab.runner.record import Run, RunnerError
 from distlab.runner.staff import ServiceSpec, describe, importable_name
@@ -159,7 +159,7 @@ class Cluster:
                 )
                 stack.callback(keeper.close)
                 posts = self._send_job({**job, "folder": self._folder}, doors[:-1])
-                stack.callback(lambda: [post.close() for post in posts])
+                stack.callback(close_all, posts)
                 orders = self._orders = Orders(names, mortal)
                 stack.callback(self._take_no_more_orders)
                 supervisor = Supervisor(

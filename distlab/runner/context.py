@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from distlab.comm import Clock, Comm, Endpoint, RealClock, Store, Traffic
+from distlab.comm import Clock, Comm, Disk, Endpoint, RealClock, Store, Traffic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,9 +18,8 @@ class RankContext:
 
     `comm` writes a journal and counts its bytes into `traffic`. `report` sends a value
     to the parent at once, while the program goes on. `clock.sleep` stands for compute
-    where time is virtual. `store` and `endpoint` are there in every run of ranks.
-    `life` counts how often this rank has been started before; the program of a later
-    life begins anew, with the files of its folder and without the others' `comm`.
+    where time is virtual. Of all that a rank has, only its disk
+    outlives its process: one that is started again finds its files, and not its `comm`.
     """
 
     comm: Comm
@@ -29,7 +28,7 @@ class RankContext:
     clock: Clock = field(default_factory=RealClock)
     store: Store | None = None
     endpoint: Endpoint | None = None
-    life: int = 0
+    disk: Disk | None = None
 
     @property
     def rank(self) -> int:

@@ -29,6 +29,12 @@ class Post:
             os.close(self.output)
 
 
+def close_all(posts: Sequence[Post]) -> None:
+    """Give all up: those, too, that have taken the place of others meanwhile."""
+    for post in posts:
+        post.close()
+
+
 def open_posts(doors: Sequence[Door], give: Callable[[list[int]], None]) -> list[Post]:
     """Lines for one process behind each door; `give` sends their ends away."""
     pairs = [socket.socketpair() for _ in doors]
@@ -41,8 +47,7 @@ def open_posts(doors: Sequence[Door], give: Callable[[list[int]], None]) -> list
         outputs = [pipe[1] for pipe in pipes]
         give([*controls, *outputs, *(one.fileno() for one in listeners)])
     except BaseException:
-        for post in posts:
-            post.close()
+        close_all(posts)
         raise
     finally:
         for pair, pipe in zip(pairs, pipes, strict=True):

@@ -27,6 +27,7 @@ from distlab.comm import (
     Event,
     Journal,
     PeerLost,
+    RealDisk,
     TcpComm,
     TorchComm,
 )
@@ -138,7 +139,7 @@ def _work(
         report=lambda value: tell({"k": "report", "value": value}),
         store=store_of(endpoint),
         endpoint=endpoint,
-        life=job["lives"],
+        disk=disk_here(),
     )
     program = resolve(job["program"])
     cap_memory(job["memory_bytes"])
@@ -154,6 +155,13 @@ def _work(
         "messages": meter.traffic.messages,
         "in_calls_s": meter.traffic.in_calls_s,
     }
+
+
+def disk_here() -> RealDisk:
+    """The disk of this process, in its folder: it goes with the run."""
+    here = Path("disk")
+    here.mkdir(exist_ok=True)  # its name need not be durable: fsync takes its time
+    return RealDisk(here)
 
 
 def directory_of(job: dict[str, Any]) -> Directory:

@@ -10,10 +10,17 @@ import socket
 from pathlib import Path
 from typing import Any, NoReturn
 
-from distlab.comm import RealClock, RealDisk, ServiceContext
+from distlab.comm import RealClock, ServiceContext
 from distlab.comm.tcp.server import Server
 from distlab.runner.limits import cap_files, cap_memory
-from distlab.runner.rank import directory_of, encode_failure, resolve, say, settle_in
+from distlab.runner.rank import (
+    directory_of,
+    disk_here,
+    encode_failure,
+    resolve,
+    say,
+    settle_in,
+)
 from distlab.runner.wire import encode
 
 _EXIT = os._exit
@@ -49,7 +56,7 @@ def _serve(
     make = resolve(service["factory"])
     cap_memory(job["memory_bytes"])
     cap_files()
-    context = ServiceContext(disk=RealDisk(Path("disk")), clock=RealClock())
+    context = ServiceContext(disk=disk_here(), clock=RealClock())
     directory = directory_of(job)
     made = make(context, *service["args"])
     server = Server(

@@ -135,6 +135,8 @@ class Caller:
         max_frame_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
         self._address, self._me, self._service = address, me, service
+        is_rank = service.startswith("rank ")
+        self._whom = service if is_rank else f'the service "{service}"'
         self._limit = max_frame_bytes
         self._name = secrets.token_bytes(NAME_BYTES)
         self._lock = threading.Lock()
@@ -180,8 +182,8 @@ class Caller:
             return answer.payload
         text = answer.payload.decode(errors="replace")
         if answer.kind == Kind.FAILED:
-            raise RuntimeError(f"{self._service} could not answer: {text}")
-        raise FrameError(f"{self._service} refuses this call: {text}")
+            raise RuntimeError(f"{self._whom} could not answer: {text}")
+        raise FrameError(f"{self._whom} refuses this call: {text}")
 
     def _until_answered(self, number: int, message: bytes, until: float) -> Sealed:
         pause_s, life = 0.0, b""

@@ -170,12 +170,7 @@ class TcpEndpoint:
         with self._lock:
             if name not in self._callers:
                 if name not in directory.addresses:
-                    n = directory.world_size
-                    there = f"there is only rank 0 … {n - 1}"
-                    if isinstance(peer, str):
-                        known = [k for k in directory.addresses if k[:5] != "rank "]
-                        there = f"the services are {', '.join(sorted(known))}"
-                    raise ValueError(f"call to {name}, but {there}")
+                    raise ValueError(self._nobody(peer))
                 self._callers[name] = Caller(
                     directory.addresses[name],
                     directory.identity(self._rank),
@@ -183,6 +178,14 @@ class TcpEndpoint:
                     max_frame_bytes=directory.max_frame_bytes,
                 )
             return self._callers[name]
+
+    def _nobody(self, peer: int | str) -> str:
+        whom = f'"{peer}"' if isinstance(peer, str) else f"rank {peer}"
+        known = self._directory.addresses
+        names = [name for name in known if name[:5] != "rank " and name != STORE]
+        also = f" and {', '.join(names)}" if names else ""
+        last = self._directory.world_size - 1
+        return f"call to {whom}, but there is only rank 0 … {last}{also}"
 
 
 def store_of(endpoint: TcpEndpoint) -> StoreByCalls:

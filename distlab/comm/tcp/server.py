@@ -133,7 +133,7 @@ class Server:
 
     def fileno(self) -> int:
         """Readable (on systems with epoll or kqueue) when there is something to do."""
-        return int(self._selector.fileno())  # type: ignore[attr-defined]
+        return int(self._selector.fileno())
 
     def run(self) -> None:
         """Serve until `stop`."""

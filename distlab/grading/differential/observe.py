@@ -30,7 +30,7 @@ from distlab.grading.differential.fingerprints import (
     tensors_in,
     values_of,
 )
-from distlab.grading.guard import install
+from distlab.grading.guard import doors_of, install
 from distlab.grading.kernel import with_own_comm
 from distlab.runner import RankContext
 from distlab.runner.context import seed_everything
@@ -156,7 +156,7 @@ def play_twice(
     off_limits: dict[str, list[str]],
 ) -> list[dict[str, Any]]:
     """The program of each rank; every result is reported when it is there."""
-    install(**off_limits)
+    install(**off_limits, doors=doors_of(context))
     context = with_own_comm(context, source["builds"])
     # Reports that a scenario makes of its own would be taken for ours.
     silent = replace(context, report=lambda _: None)
