@@ -19,6 +19,7 @@ from distlab.sim.net.spec import parse_faults, parse_net
 from distlab.sim.packed import run_apart
 from distlab.sim.payload import Sized
 from distlab.sim.run import SimRun, run
+from distlab.sim.scripts import random_script, script_text, shrink
 
 __all__ = [
     "AlphaBeta",
@@ -38,6 +39,9 @@ __all__ = [
     "crash_points",
     "parse_faults",
     "parse_net",
+    "random_script",
     "run",
     "run_apart",
+    "script_text",
+    "shrink",
 ]

@@ -52,11 +52,11 @@ class CrashPoint:
         return SimDisk(self.files)
 
     def __str__(self) -> str:
-        after = (
-            f"after operation {self.num_done}, {self.last}" if self.last else "first"
-        )
+        when = "before the first operation"
+        if self.last:
+            when = f"after operation {self.num_done}, {self.last}"
         left = ", ".join(f"{name}: {_short(data)}" for name, data in self.files.items())
-        return f"crash {after}; on the disk: {left or 'nothing'}"
+        return f"crash {when}; on the disk: {left or 'nothing'}"
 
 
 def crash_points(

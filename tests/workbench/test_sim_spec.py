@@ -204,7 +204,7 @@ def test_faults() -> None:
         kill={5: 0.2},
         loss=0.01,
         duplicate=0.005,
-        partition=((0, 1, 2, 3), 0.1, 0.2),
+        partitions=(((0, 1, 2, 3), 0.1, 0.2),),
         late={7: 1.0},
         seed=9,
     )
@@ -212,7 +212,7 @@ def test_faults() -> None:
 
 def test_ranks_of_a_partition() -> None:
     assert parse_faults("partition=0+2-4+9@0-1ms") == Faults(
-        partition=((0, 2, 3, 4, 9), 0.0, 1e-3)
+        partitions=(((0, 2, 3, 4, 9), 0.0, 1e-3),)
     )
 
 
