@@ -18,8 +18,8 @@ class RankContext:
 
     `comm` writes a journal and counts its bytes into `traffic`. `report` sends a value
     to the parent at once, while the program goes on. `clock.sleep` stands for compute
-    where time is virtual. Of all that a rank has, only its disk
-    outlives its process: one that is started again finds its files, and not its `comm`.
+    where time is virtual. Of all that a rank has, only its disk outlives its process:
+    one that is started again finds its files, and the others' `comm` without it.
     """
 
     comm: Comm

@@ -133,8 +133,10 @@ class Opener:
         number, oldest, patience_s, length = fields
         if magic != MAGIC:
             raise FrameError(f"a frame begins with {magic!r}, not {MAGIC!r}")
-        if version != VERSION or zero:
+        if version != VERSION:
             raise FrameError(f"a frame has version {version}; this is {VERSION}")
+        if zero:
+            raise FrameError("a frame has something where nothing may be")
         if kind not in self._kinds:
             raise FrameError(f"a frame is of kind {kind}, which does not belong here")
         if (kind == Kind.HELLO) != (self._sequence == 0):

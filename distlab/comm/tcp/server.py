@@ -43,6 +43,7 @@ NAME_BYTES = 16
 """Of what a caller, or a life of a service, calls itself in HELLO."""
 _READ_BYTES = 1 << 18
 _LAST_READS = 32
+_MOST_REASONS = 256
 _log = logging.getLogger("distlab.comm")
 
 
@@ -247,7 +248,11 @@ class Server:
                 self._selector.modify(guest.socket, events)
 
     def _turn_away(self, guest: _Guest, reason: str) -> None:
-        self.turned_away[reason] += 1
+        is_new = reason not in self.turned_away
+        if is_new and len(self.turned_away) >= _MOST_REASONS:
+            self.turned_away["for other reasons"] += 1
+        else:
+            self.turned_away[reason] += 1
         if self.turned_away.total() <= MAX_LOGGED:
             _log.warning("%s turned a connection away: %s", self._name, reason)
         if guest.is_proved:
