@@ -321,6 +321,8 @@ class Supervisor:
             # Who waits for a dead rank is about to learn of it; a rank that raised is
             # parked, so who waits for that one learns nothing more.
             settled = self._confirmed(stuck, now) if died else bool(stuck)
+            if self._lost and now < self._failed_at + SETTLE_S:
+                return None  # of a process it is not known yet how it died
             if not alive or settled or now >= self._failed_at + SETTLE_S:
                 return "died" if died else "raised"
             return None

@@ -140,7 +140,7 @@ CASES = [
 
 def table(rows: Sequence[tuple[str, list[Any], list[Any], Sequence[Any]]]) -> str:
     """One line for each program: whether its values are those that they must be."""
-    width = max(len(row[0]) for row in rows)
+    width = max(len("program"), *(len(row[0]) for row in rows))
     lines = [f"{'program':{width}}  simulated  real   the same"]
     for name, simulated, real, expected in rows:
         marks = ["yes" if x == list(expected) else "NO" for x in (simulated, real)]
