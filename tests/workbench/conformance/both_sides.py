@@ -88,6 +88,7 @@ CASES = [
                 f"{FAILED}KeyError: 'momentum'",
                 WAITS,
                 WAITS,
+                WAITS,
                 f"{FAILED}TypeError: handle gave a str: a reply is bytes, or None",
             ],
         ],

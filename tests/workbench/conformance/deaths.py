@@ -98,7 +98,9 @@ def under_guard(ctx: RankContext) -> list[Any]:
     told: list[Any] = services.restarted_service(ctx)
     with socket.socket() as elsewhere:
         told.append(services.what_is_raised(lambda: elsewhere.bind(("127.0.0.1", 0))))
-        told.append(services.what_is_raised(lambda: elsewhere.connect(("127.0.0.1", 9))))
+        told.append(
+            services.what_is_raised(lambda: elsewhere.connect(("127.0.0.1", 9)))
+        )
     return told
 
 

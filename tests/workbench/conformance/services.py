@@ -225,6 +225,8 @@ def handler_fails(ctx: RankContext) -> list[str]:
             endpoint.call(0, b"?", PATIENCE_S)
         if message == b"store":
             store.get("x")
+        if message == b"comm":
+            ctx.comm.barrier()
         if message == b"text":
             return "text"
         raise KeyError(message.decode())
@@ -235,7 +237,7 @@ def handler_fails(ctx: RankContext) -> list[str]:
         return []
     told = []
     if ctx.rank == 1:
-        for message in (b"momentum", b"wait", b"store", b"text"):
+        for message in (b"momentum", b"wait", b"store", b"comm", b"text"):
             ask = lambda m=message: endpoint.call(0, m, PATIENCE_S)  # noqa: E731
             told.append(what_is_raised(ask))
     meet(ctx, "over")
