@@ -28,6 +28,7 @@ from distlab.comm import (
     Journal,
     PeerLost,
     RealDisk,
+    Store,
     TcpComm,
     TorchComm,
 )
@@ -120,8 +121,9 @@ def _work(
     control: socket.socket,
     listener: socket.socket,
 ) -> dict[str, Any]:
-    transport = _connected(job, rank, folder)
     endpoint = TcpEndpoint(directory_of(job), rank, listener)
+    store = store_of(endpoint)
+    transport = _connected(job, rank, folder, store)
     _KEPT_OPEN.extend((transport, endpoint))
     meter = ByteMeter(transport)
 
@@ -137,7 +139,7 @@ def _work(
         comm=Journal(meter, note) if is_journaled else meter,
         traffic=meter.traffic,
         report=lambda value: tell({"k": "report", "value": value}),
-        store=store_of(endpoint),
+        store=store,
         endpoint=endpoint,
         disk=disk_here(),
     )
@@ -175,11 +177,10 @@ def directory_of(job: dict[str, Any]) -> Directory:
     )
 
 
-def _connected(job: dict[str, Any], rank: int, folder: Path) -> Comm:
+def _connected(job: dict[str, Any], rank: int, folder: Path, store: Store) -> Comm:
     world_size, timeout_s = job["world_size"], job["seconds"] + 60
     if job["lives"]:
         return NewcomersComm(rank, world_size)
-    store = FileStore(str(folder / "store"), world_size)
     if job["backend"] == "tcp":
         secret = bytes.fromhex(job["secret"])
         return TcpComm.from_store(
@@ -187,8 +188,9 @@ def _connected(job: dict[str, Any], rank: int, folder: Path) -> Comm:
         )
     if job["backend"] == "nccl":
         show_gpus()
+    meeting = FileStore(str(folder / "store"), world_size)
     return TorchComm.from_store(
-        store, rank, world_size, backend=job["backend"], timeout_s=timeout_s
+        meeting, rank, world_size, backend=job["backend"], timeout_s=timeout_s
     )
 
 

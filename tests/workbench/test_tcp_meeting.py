@@ -212,7 +212,7 @@ def test_an_address_that_leads_nowhere_is_named(address: str, says: str) -> None
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = server.getsockname()[1]
     store = DictStore()
-    store.set("tcp/0", address.format(closed=closed))
+    store.set("tcp/0", address.format(closed=closed).encode())
     with pytest.raises(MeetingError, match=says):
         join(store, 1, 2)
 
@@ -379,7 +379,7 @@ def test_a_dialler_cut_off_dials_again() -> None:
     """Rank 0 is pressed and closes at once: rank 1 comes back until it is heard."""
     store = DictStore()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        store.set("tcp/0", f"127.0.0.1|{server.getsockname()[1]}")
+        store.set("tcp/0", b"127.0.0.1|%d" % server.getsockname()[1])
 
         def press() -> int:
             for _ in range(3):

@@ -200,3 +200,21 @@ def test_a_line_and_a_call_are_not_the_same() -> None:
     assert told[1] == "it takes nobody as caller"
     told = agree(as_service(rank_0, "rank 0"), as_dialler(rank_1, 0))
     assert told[1] == "it takes nobody as peer"
+
+
+def test_no_bit_of_a_claim_can_be_turned() -> None:
+    greeting = next(as_service(Identity(SECRET, NO_RANK, 3), "ps"))[0]
+    size = len(_claim(greeting))
+    for place in range(8 * size):
+        service = as_service(Identity(SECRET, NO_RANK, 3), "ps")
+        claim = bytearray(_claim(next(service)[0]))
+        claim[place // 8] ^= 1 << place % 8
+        with pytest.raises(StrangerError):
+            service.send(bytes(claim))
+            service.send(b"")
+
+
+def _claim(greeting: bytes) -> bytes:
+    talk = as_caller(Identity(SECRET, 1, 3), "ps")
+    next(talk)
+    return talk.send(greeting)[0]

@@ -37,7 +37,7 @@ MIN_SECRET_BYTES = 16
 NO_RANK = -1
 """The rank that a newcomer claims."""
 _GREETING = struct.Struct(f"!8s{_NONCE_BYTES}s")
-_CLAIM = struct.Struct(f"!8sB3xIi{_NONCE_BYTES}s32s")
+_CLAIM = struct.Struct(f"!8sIIi{_NONCE_BYTES}s32s")
 _VERDICT = struct.Struct("!8sI32s")
 _WELCOME, _WRONG_SECRET, _WRONG_WORLD, _WRONG_ROLE = 0, 1, 2, 3
 
@@ -183,7 +183,7 @@ def _introduce(me: Identity, role: Role, name: str, peer: int) -> KeyedTalk:
 
 
 def _facts(role: int, dialler: int, listener: str, world_size: int) -> bytes:
-    return struct.pack("!8sBiI", MARK, role, dialler, world_size) + listener.encode()
+    return struct.pack("!8sIiI", MARK, role, dialler, world_size) + listener.encode()
 
 
 def _proof(secret: bytes, purpose: bytes, facts: bytes, nonces: bytes) -> bytes:
