@@ -183,9 +183,9 @@ class SimDisk:
     def crash(self, drawing: random.Random) -> None:
         """The machine crashes and starts again: what it left is drawn, and durable.
 
-        As often all that was not synced is gone, or all of it is there, as is drawn.
+        In one of five all that was not synced is gone, in one of five all is there.
         """
-        kind = drawing.randrange(4)
+        kind = drawing.randrange(5)
         survivor = self._least() if kind == 0 else self.files if kind == 1 else None
         self._restart_from(survivor if survivor is not None else self._drawn(drawing))
 
@@ -315,6 +315,6 @@ def _with(
 
 
 def _draw(file: _File, drawing: random.Random) -> int:
-    """The number of a survivor: the first and the last one as likely as all others."""
+    """The number of a survivor; all or nothing of it is as likely as anything else."""
     last = file.num_survivors() - 1
-    return drawing.choice((0, last, drawing.randint(0, last)))
+    return drawing.choice((0, last, *(drawing.randint(0, last) for _ in range(2))))

@@ -28,6 +28,7 @@ from distlab.sim.nodes import Nodes
 SERVICE_TAG = -1
 """Of messages between the Endpoints of two ranks, in a trace."""
 _IDLE_TICKS = 1000  # in a row, when nothing else happens: the run is at its end
+_SOONEST_PS = picoseconds(10e-6)  # from now: or else time could stand still
 
 ServiceMessage = tuple[Node, Node, int, int, int]
 """From, to, bytes, picoseconds of its start and end; one of both is no rank."""
@@ -280,7 +281,7 @@ class Desk:
         kernel = self._services.kernel
         self._wake += 1
         self._services.num_ticks += 1
-        when_ps = max(kernel.now_ps, picoseconds(action.at_s))
+        when_ps = max(kernel.now_ps + _SOONEST_PS, picoseconds(action.at_s))
         kernel.at(when_ps, self._tick, self._wake)
 
     def _tick(self, wake: int) -> None:
