@@ -77,7 +77,10 @@ class Tick:
 
 @dataclass(frozen=True)
 class WakeAt:
-    """Have a `Tick` at this time, on the clock of `now_s`; a later one replaces it."""
+    """Have a `Tick` at this time (or soon, if it is over), on the clock of `now_s`.
+
+    A later one replaces it.
+    """
 
     at_s: float
 

@@ -18,7 +18,8 @@ black-box crash testing" (OSDI 2018), for the bounded enumeration (`crashes`).
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import product
 
 from distlab.comm import DiskError
@@ -103,6 +104,14 @@ class _Naming:
             del names[source]
 
 
+class DiskCrash(BaseException):
+    """The machine crashes in the middle of what works on the disk; not to be caught."""
+
+
+def _dies() -> None:
+    raise DiskCrash
+
+
 class SimDisk:
     """A disk of `capacity_bytes` (None: endless) that starts with `files`, durable."""
 
@@ -116,33 +125,40 @@ class SimDisk:
         self._names: dict[str, _File] = {}
         self._durable_names: dict[str, _File] = {}
         self._namings: list[_Naming] = []
+        # How many operations are left before `when_torn` is called; None: no end.
+        self.crash_after: int | None = None
+        self.when_torn: Callable[[], None] = _dies
         self._restart_from(files or {})
 
     # ── the seam ────────────────────────────────────────────────────────────────────
 
     def write(self, path: str, data: bytes) -> None:
         """See `Disk.write`."""
-        self._put(path, data, anew=True)
+        with self._operation():
+            self._put(path, data, anew=True)
 
     def append(self, path: str, data: bytes) -> None:
         """See `Disk.append`."""
-        self._put(path, data, anew=False)
+        with self._operation():
+            self._put(path, data, anew=False)
 
     def sync(self, path: str) -> None:
         """See `Disk.sync`."""
-        self._file(path).sync()
+        with self._operation():
+            self._file(path).sync()
 
     def rename(self, source: str, target: str) -> None:
         """See `Disk.rename`."""
-        require_name(target)
-        file = self._file(source)
-        if source != target:
-            self._name(_Naming(file, source, target))
+        with self._operation():
+            require_name(target)
+            file = self._file(source)
+            if source != target:
+                self._name(_Naming(file, source, target))
 
     def sync_folder(self) -> None:
         """See `Disk.sync_folder`."""
-        self._durable_names = dict(self._names)
-        self._namings.clear()
+        with self._operation():
+            self._sync_names()
 
     def read(self, path: str) -> bytes:
         """See `Disk.read`."""
@@ -154,7 +170,8 @@ class SimDisk:
 
     def remove(self, path: str) -> None:
         """See `Disk.remove`."""
-        self._name(_Naming(self._file(path), path, None))
+        with self._operation():
+            self._name(_Naming(self._file(path), path, None))
 
     # ── crashes ─────────────────────────────────────────────────────────────────────
 
@@ -166,9 +183,9 @@ class SimDisk:
     def crash(self, drawing: random.Random) -> None:
         """The machine crashes and starts again: what it left is drawn, and durable.
 
-        As often all that was not synced is gone, or all of it is there, as is drawn.
+        In one of five all that was not synced is gone, in one of five all is there.
         """
-        kind = drawing.randrange(4)
+        kind = drawing.randrange(5)
         survivor = self._least() if kind == 0 else self.files if kind == 1 else None
         self._restart_from(survivor if survivor is not None else self._drawn(drawing))
 
@@ -237,7 +254,22 @@ class SimDisk:
             file = self._names[name] = _File()
             file.put(data, anew=True)
             file.sync()
-        self.sync_folder()
+        self._sync_names()
+
+    def _sync_names(self) -> None:
+        self._durable_names = dict(self._names)
+        self._namings.clear()
+
+    @contextmanager
+    def _operation(self) -> Iterator[None]:
+        """Around each operation that changes the disk."""
+        if self.crash_after == 0:
+            self.when_torn()
+        yield
+        if self.crash_after:
+            self.crash_after -= 1
+            if self.crash_after == 0:
+                self.when_torn()
 
     def _file(self, path: str) -> _File:
         require_name(path)
@@ -283,6 +315,6 @@ def _with(
 
 
 def _draw(file: _File, drawing: random.Random) -> int:
-    """The number of a survivor: the first and the last one as likely as all others."""
+    """The number of a survivor; all or nothing of it is as likely as anything else."""
     last = file.num_survivors() - 1
-    return drawing.choice((0, last, drawing.randint(0, last)))
+    return drawing.choice((0, last, *(drawing.randint(0, last) for _ in range(2))))

@@ -38,6 +38,10 @@ class Faults:
                 again. Its memory is gone; its disk has what was synced, and of the rest
                 what is drawn. A rank begins its program anew. The others have given up
                 its part in their Comm, and so has it: there are Endpoint and Store.
+    torn        nodes, from, to. As `restart`, but it dies at the end of one of the
+                first four operations on its disk after the first time, as is drawn:
+                maybe in the middle of a call. If there are not so many until the second
+                time, it lives.
     freeze      nodes, from, to. Meanwhile it does nothing, as after SIGSTOP; what
                 arrives waits. Its clock goes on.
     late        rank: seconds. It starts its program at that time.
@@ -62,6 +66,7 @@ class Faults:
     straggler: Mapping[int, float] = field(default_factory=dict)
     kill: Mapping[Node, float] = field(default_factory=dict)
     restart: tuple[Outage, ...] = ()
+    torn: tuple[Outage, ...] = ()
     freeze: tuple[Outage, ...] = ()
     late: Mapping[int, float] = field(default_factory=dict)
     loss: float = 0.0
@@ -85,9 +90,9 @@ class Faults:
                 raise ValueError(f"{name} is {share}: a share is between 0 and 1")
         for partition in self.partitions:
             _require_partition(partition)
-        for name in ("restart", "freeze"):
-            _require_outages(name, getattr(self, name))
-        _require_started(self.restart, self.late)
+        _require_outages("restart or torn", (*self.restart, *self.torn))
+        _require_outages("freeze", self.freeze)
+        _require_started((*self.restart, *self.torn), self.late)
 
     def check(self, world_size: int, services: Collection[str] = ()) -> None:
         """Every node named must be one of `world_size` ranks, a service, or the store.
@@ -100,6 +105,7 @@ class Faults:
             "kill": list(self.kill),
             "late": list(self.late),
             "restart": [node for node, _, _ in self.restart],
+            "torn": [node for node, _, _ in self.torn],
             "freeze": [node for node, _, _ in self.freeze],
             "partition": [node for nodes, _, _ in self.partitions for node in nodes],
         }

@@ -207,6 +207,15 @@ class Kernel:
             self._held.remove(fiber)
             self.ready.append(fiber)
 
+    def runs(self, rank: int) -> bool:
+        """Whether it is this rank's own program that calls."""
+        fiber = self.fibers[rank]
+        return self.current is fiber and fiber.strand.thread_id == _thread_id()
+
+    def vanish(self, rank: int) -> None:
+        """The rank that calls has been killed: this does not return."""
+        self.pause(self.fibers[rank])
+
     def is_idle(self, num_instants: int) -> bool:
         """Whether nothing is to come but events of so many instants."""
         waits = any(flight.waiter is not None for _, _, flight in self._timers)

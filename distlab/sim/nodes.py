@@ -50,10 +50,13 @@ class Nodes:
         self.crashes[node] += 1
         if node in self._disks:
             disk = self._disks[node]
-            drawing = random.Random(f"{self._seed} {node} {self.crashes[node]}")
-            disk.crash(drawing)
+            disk.crash(self.draw(node))
             # What still runs of the old process, at its unwinding, has the old one.
             self._disks[node] = SimDisk(disk.files)
+
+    def draw(self, node: Node) -> random.Random:
+        """What is drawn for this node, the same whatever else goes wrong."""
+        return random.Random(f"{self._seed} {node} {self.crashes[node]}")
 
     def revive(self, node: Node) -> None:
         """A new process runs there."""

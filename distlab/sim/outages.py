@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from distlab.sim.disk import DiskCrash
 from distlab.sim.faults import STORE, Faults, Node, node_words
 from distlab.sim.kernel import Kernel
 from distlab.sim.net.links import PS, picoseconds
 from distlab.sim.net.quantities import time_words
 from distlab.sim.services import Services
+
+_MOST_OPERATIONS = 4
 
 Kind = Literal["kill", "crash", "restart", "freeze", "thaw"]
 
@@ -47,7 +50,9 @@ class Outages:
         self._kernel, self._services, self._nodes = kernel, services, services.nodes
         self._kill_rank, self._revive_rank = kill, revive
         self._killed: set[Node] = set()
+        self._torn_until_ps: dict[Node, int] = {}
         self.struck: list[Struck] = []
+        services.when_torn = self._was_torn
 
     def plan(self, faults: Faults) -> None:
         """Have each happen at its time; of one instant, in this order."""
@@ -56,6 +61,8 @@ class Outages:
             at(picoseconds(seconds), self._kill, node)
         for node, from_s, to_s in faults.restart:
             at(picoseconds(from_s), self._crash, node, picoseconds(to_s))
+        for node, from_s, to_s in faults.torn:
+            at(picoseconds(from_s), self._tear, node, picoseconds(to_s))
         for node, from_s, to_s in faults.freeze:
             at(picoseconds(from_s), self._freeze, node, picoseconds(to_s))
 
@@ -68,6 +75,26 @@ class Outages:
         if self._end(node):
             self._note("crash", node)
             self._kernel.at(until_ps, self._revive, node)
+
+    def _tear(self, node: Node, until_ps: int) -> None:
+        """It is to die in one of its next operations on its disk."""
+        if node in self._nodes.down:
+            return
+        disk = self._nodes.disk(node)
+        disk.crash_after = self._nodes.draw(node).randint(1, _MOST_OPERATIONS)
+        disk.when_torn = lambda: self._in_an_operation(node, until_ps)
+        self._kernel.at(until_ps, setattr, disk, "crash_after", None)
+
+    def _in_an_operation(self, node: Node, until_ps: int) -> None:
+        if isinstance(node, int) and self._kernel.runs(node):
+            self._crash(node, until_ps)
+            self._kernel.vanish(node)
+        self._torn_until_ps[node] = until_ps
+        raise DiskCrash
+
+    def _was_torn(self, node: Node) -> None:
+        """What served a call, or began to, has been left by `DiskCrash`."""
+        self._crash(node, self._torn_until_ps[node])
 
     def _end(self, node: Node) -> bool:
         """Its process ends; False if there is none any more."""

@@ -7,7 +7,8 @@
 
 A script is a `Faults`. Source: A. Zeller and R. Hildebrandt, "Simplifying and isolating
 failure-inducing input" (IEEE TSE 2002), section 3: ddmin, here over the single faults;
-then each number of what is left is made simpler.
+then each number of what is left is made simpler. A. Groce et al., "Swarm testing"
+(ISSTA 2012): a script that leaves out most kinds finds more.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from distlab.sim.faults import Faults, Node
 
-KINDS = ("restart", "freeze", "partition", "loss", "duplicate", "straggler", "late")
+KINDS = (
+    *("restart", "torn", "freeze", "partition", "loss", "duplicate", "straggler"),
+    "late",
+)
 """What is drawn unless asked otherwise: all that is over in the end; "kill" is not."""
 _SHARES = (0.02, 0.1, 0.3)
 _FACTORS = (1.5, 4.0, 16.0)
+_FEW_KINDS = 3  # in one script
 _STEPS = 1000  # instants of a script that are drawn from
 _MOST_RUNS = 500  # of a script while it is made shorter
 
@@ -40,11 +46,16 @@ class Fault:
         """As `--fault` takes it."""
         names = "+".join(map(str, self.nodes))
         if self.kind in ("loss", "duplicate"):
-            return f"{self.kind}={self.numbers[0]!r}"
+            return f"{self.kind}={_plain(self.numbers[0])}"
         if self.kind == "straggler":
-            return f"straggler={names}:{self.numbers[0]!r}"
-        times = "-".join(f"{number!r}s" for number in self.numbers)
+            return f"straggler={names}:{_plain(self.numbers[0])}"
+        times = "-".join(f"{_plain(number)}s" for number in self.numbers)
         return f"{self.kind}={names}@{times}"
+
+
+def _plain(number: float) -> str:
+    """All its digits, and no exponent."""
+    return format(Decimal(repr(number)), "f")
 
 
 def random_script(
@@ -71,11 +82,13 @@ def random_script(
             f"{', '.join((*KINDS, 'kill'))}"
         )
     drawing = random.Random(f"{seed} {ranks} {horizon_s}")
-    nodes: list[Node] = [*range(ranks), *services]
+    # A few kinds, and more than one of each: many mistakes need the same thing twice.
+    few = drawing.sample(list(kinds), drawing.randint(1, min(_FEW_KINDS, len(kinds))))
+    pool = _Pool(list(range(ranks)), list(services))
     wanted = drawing.randint(1, most)
     found: list[Fault] = []
     for _ in range(4 * wanted):  # some do not go together
-        fault = _draw(drawing, drawing.choice(kinds), nodes, ranks, horizon_s)
+        fault = _draw(drawing, drawing.choice(few), pool, horizon_s)
         if len(found) < wanted and _goes_with(fault, found, seed):
             found.append(fault)
     return _script(found, seed)
@@ -86,8 +99,8 @@ def faults_of(script: Faults) -> list[Fault]:
     found = [Fault("straggler", (r,), (x,)) for r, x in script.straggler.items()]
     found += [Fault("kill", (node,), (at,)) for node, at in script.kill.items()]
     found += [Fault("late", (rank,), (at,)) for rank, at in script.late.items()]
-    for kind, outages in (("restart", script.restart), ("freeze", script.freeze)):
-        found += [Fault(kind, (node,), (a, b)) for node, a, b in outages]
+    for kind in ("restart", "torn", "freeze"):
+        found += [Fault(kind, (node,), (a, b)) for node, a, b in getattr(script, kind)]
     found += [Fault("partition", tuple(n), (a, b)) for n, a, b in script.partitions]
     shares = {"loss": script.loss, "duplicate": script.duplicate}
     return found + [
@@ -186,6 +199,8 @@ def _simpler_ones(fault: Fault) -> Iterator[Fault]:
             yield Fault(fault.kind, rest, fault.numbers)
     for place, number in enumerate(fault.numbers):
         for rounder in _rounder(number):
+            if rounder == 0 and fault.kind in ("loss", "duplicate"):
+                continue  # that is: to leave it out
             numbers = (*fault.numbers[:place], rounder, *fault.numbers[place + 1 :])
             yield Fault(fault.kind, fault.nodes, numbers)
 
@@ -203,13 +218,29 @@ def _rounder(number: float) -> Iterator[float]:
 # ── how ─────────────────────────────────────────────────────────────────────────────
 
 
-def _draw(
-    drawing: random.Random, kind: str, nodes: list[Node], ranks: int, horizon_s: float
-) -> Fault:
+@dataclass(frozen=True)
+class _Pool:
+    """The nodes that are drawn from."""
+
+    ranks: list[Node]
+    services: list[Node]
+
+    def any_node(self, drawing: random.Random) -> Node:
+        """As often a service as a rank: they have more to lose."""
+        return drawing.choice(drawing.choice((self.ranks, self.services or self.ranks)))
+
+    def side(self, drawing: random.Random) -> tuple[Node, ...]:
+        """The nodes on one side of a partition."""
+        nodes = [*self.ranks, *self.services]
+        size = drawing.randint(1, max(1, len(nodes) - 1))
+        return tuple(sorted(drawing.sample(nodes, size), key=nodes.index))
+
+
+def _draw(drawing: random.Random, kind: str, pool: _Pool, horizon_s: float) -> Fault:
     if kind in ("loss", "duplicate"):
         return Fault(kind, (), (drawing.choice(_SHARES),))
     if kind == "straggler":
-        return Fault(kind, (drawing.randrange(ranks),), (drawing.choice(_FACTORS),))
+        return Fault(kind, (drawing.choice(pool.ranks),), (drawing.choice(_FACTORS),))
     first = drawing.randrange(_STEPS)
     # As many short ones as long ones: a tenth of the time, a hundredth, …
     length = math.ceil(_STEPS ** drawing.random())
@@ -218,18 +249,16 @@ def _draw(
         float(f"{step_s * step:.6g}") for step in (first, min(first + length, _STEPS))
     )
     if kind == "late":
-        return Fault(kind, (drawing.randrange(ranks),), (from_s,))
+        return Fault(kind, (drawing.choice(pool.ranks),), (from_s,))
     if kind == "kill":
-        return Fault(kind, (drawing.choice(nodes),), (from_s,))
+        return Fault(kind, (pool.any_node(drawing),), (from_s,))
     if kind == "partition":
-        size = drawing.randint(1, max(1, len(nodes) - 1))
-        side = sorted(drawing.sample(nodes, size), key=nodes.index)
-        return Fault(kind, tuple(side), (from_s, to_s))
-    return Fault(kind, (drawing.choice(nodes),), (from_s, to_s))
+        return Fault(kind, pool.side(drawing), (from_s, to_s))
+    return Fault(kind, (pool.any_node(drawing),), (from_s, to_s))
 
 
 def _goes_with(fault: Fault, others: list[Fault], seed: int) -> bool:
-    is_one = fault.kind not in ("restart", "freeze", "partition")
+    is_one = fault.kind not in ("restart", "torn", "freeze", "partition")
     if is_one and any((o.kind, o.nodes) == (fault.kind, fault.nodes) for o in others):
         return False
     try:

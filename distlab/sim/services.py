@@ -19,6 +19,7 @@ from distlab.comm.services import Answer, Factory, PeerGone, Started, Tick, Wake
 from distlab.sim.channels import Group
 from distlab.sim.clocks import ServiceClock
 from distlab.sim.conditions import Conditions
+from distlab.sim.disk import DiskCrash
 from distlab.sim.faults import STORE, Node, node_words
 from distlab.sim.kernel import Flight, Lost
 from distlab.sim.net.links import PS, picoseconds
@@ -27,6 +28,7 @@ from distlab.sim.nodes import Nodes
 SERVICE_TAG = -1
 """Of messages between the Endpoints of two ranks, in a trace."""
 _IDLE_TICKS = 1000  # in a row, when nothing else happens: the run is at its end
+_SOONEST_PS = picoseconds(10e-6)  # from now: or else time could stand still
 
 ServiceMessage = tuple[Node, Node, int, int, int]
 """From, to, bytes, picoseconds of its start and end; one of both is no rank."""
@@ -74,6 +76,7 @@ class Services:
         self.errors: dict[str, str] = {}  # of services that could not go on
         self.messages: list[ServiceMessage] = []
         self.when_store_crashes: Callable[[], None] = lambda: None
+        self.when_torn: Callable[[Node], None] = lambda node: None
         self._factories = factories
         n = len(world.members)
         self._ports: dict[Node, int] = {STORE: 0}
@@ -90,6 +93,8 @@ class Services:
             desk = self.desks[name] = Desk(self, name, service.handle)
             if isinstance(service, Reacts):
                 desk.reacts = service
+        except DiskCrash:
+            self.when_torn(name)
         except Exception as error:
             self.fail(name, "start", error)
         else:
@@ -243,7 +248,12 @@ class Desk:
     def take(self, question: Question, request: Request) -> None:
         """A message has come."""
         self._questions[request.peer, request.number] = question
-        self._send(self.pending.take(request, self._services.kernel.now_s))
+        try:
+            answers = self.pending.take(request, self._services.kernel.now_s)
+        except DiskCrash:  # before it could send anything
+            self._services.when_torn(self._node)
+        else:
+            self._send(answers)
 
     def tell(self, event: object) -> None:
         """Something else has happened; the service may do what it likes about it."""
@@ -255,10 +265,13 @@ class Desk:
         try:
             for action in kernel.on_behalf_of(None, lambda: reacts.on(event, now_s)):
                 self._do(action)
+            answers = self.pending.offer_again(now_s)
+        except DiskCrash:
+            services.when_torn(self._node)
         except Exception as error:
             services.fail(self._node, f"go on after {event}", error)
         else:
-            self._send(self.pending.offer_again(now_s))
+            self._send(answers)
 
     def _do(self, action: object) -> None:
         if not (isinstance(action, WakeAt) and 0 <= action.at_s < math.inf):
@@ -268,7 +281,7 @@ class Desk:
         kernel = self._services.kernel
         self._wake += 1
         self._services.num_ticks += 1
-        when_ps = max(kernel.now_ps, picoseconds(action.at_s))
+        when_ps = max(kernel.now_ps + _SOONEST_PS, picoseconds(action.at_s))
         kernel.at(when_ps, self._tick, self._wake)
 
     def _tick(self, wake: int) -> None:

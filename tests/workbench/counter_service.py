@@ -15,7 +15,7 @@ from distlab.sim import AlphaBeta, Faults, SimRun, run
 
 NET = AlphaBeta(alpha_s=1e-3, bytes_per_s=1e9)
 HORIZON_S = 1.0
-RANKS, ADDS = 3, 4
+RANKS, ADDS = 3, 5
 EXPECTED = sum(1 << 4 * digit for digit in range(RANKS * ADDS))
 
 
@@ -149,7 +149,7 @@ def client(ctx: RankContext) -> int:
     for k in range(ADDS):
         digit = ctx.rank * ADDS + k
         ask(ctx, b"add %d %d" % (digit, 1 << 4 * digit))
-        ctx.clock.sleep(HORIZON_S / (2 * ADDS))
+        ctx.clock.sleep(HORIZON_S / ADDS)
     ctx.clock.sleep(max(0.0, 20 * HORIZON_S - ctx.clock.now_s()))
     return int(ask(ctx, b"sum"))
 

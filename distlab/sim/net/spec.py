@@ -25,6 +25,8 @@ Faults (`--fault`); a part that is about ranks can be repeated:
     kill=5@0.2s                rank 5 dies at 0.2 s
     restart=0@0.2s-0.5s        rank 0 dies at 0.2 s and starts again at 0.5 s; its disk
                                has what was synced
+    torn=0@0.2s-0.5s           the same, but in one of its first four operations on its
+                               disk after 0.2 s
     freeze=1@0.2s-0.5s         rank 1 does nothing for that time
     late=7@1s                  rank 7 starts at 1 s
     loss=1%  duplicate=1%      of the messages, drawn at random
@@ -32,8 +34,8 @@ Faults (`--fault`); a part that is about ranks can be repeated:
                                0+2+5 are single ranks
     seed=7                     of the drawing
 
-For a rank of kill, restart, freeze and partition may stand `store`, the node that keeps
-the Store, or a service of the run by its name: kill=store@1s.
+For a rank of kill, restart, torn, freeze and partition may stand `store`, the node that
+keeps the Store, or a service of the run by its name: kill=store@1s.
 
 Units are those of `quantities`: 10us, 4MiB, 100Gbit, 12.5GB/s, 1%.
 """
@@ -279,6 +281,7 @@ _FAULTS: dict[str, Reader] = {
     "straggler": _and(quantities.whole, ":", quantities.factor, "straggler=3:2.5"),
     "kill": _and(_node, "@", quantities.seconds, "kill=5@0.2s"),
     "restart": _outage("restart=0@0.2s-0.5s"),
+    "torn": _outage("torn=0@0.2s-0.5s"),
     "freeze": _outage("freeze=1@0.2s-0.5s"),
     "late": _and(quantities.whole, "@", quantities.seconds, "late=7@1s"),
     "loss": quantities.share,
@@ -287,4 +290,7 @@ _FAULTS: dict[str, Reader] = {
     "seed": quantities.whole,
 }
 _BY_RANK = ("straggler", "kill", "late")
-_REPEATED = {"restart": "restart", "freeze": "freeze", "partition": "partitions"}
+_REPEATED = {
+    **{name: name for name in ("restart", "torn", "freeze")},
+    "partition": "partitions",
+}
