@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import os
-import select
 import selectors
 import signal
 import socket
@@ -21,10 +19,11 @@ from distlab.runner import stacks
 from distlab.runner.autopsy import explain
 from distlab.runner.board import Board, find_cycle
 from distlab.runner.doors import Door
-from distlab.runner.incoming import record_in
+from distlab.runner.incoming import FLOOD, record_in
 from distlab.runner.limits import Limits
 from distlab.runner.orders import Hands, Orders
 from distlab.runner.posts import Post
+from distlab.runner.printed import Printed
 from distlab.runner.processes import cpu_s, end_sessions, is_stopped, sleeps
 from distlab.runner.record import (
     ErrorRecord,
@@ -42,14 +41,6 @@ MAX_LINE_BYTES = 1 << 28  # of one record; kept in memory until its end has come
 LAST_READS = 8  # of 64 KiB each: more than a pipe holds, and a flood has an end
 SETTLE_S = 0.3  # after a first failure, how long the others may take to show theirs
 BUSY = 0.2  # of the time between the looks on a processor: then a rank is not stuck
-_FLOOD: dict[str, Any] = {
-    "k": "raised",
-    "type": "ValueError",
-    "message": "more than 256 MiB are too much for one result",
-    "frames": [],
-    "refused": "",
-    "peer_lost": False,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +81,7 @@ class Supervisor:
         self._orders = orders
         self._hands = Hands(zygote, orders, doors, self._take_post)
         self._board = Board(world_size, limits.seconds)
-        self._decoders = [_decoder() for _ in posts]
-        self._num_kept = [0 for _ in posts]  # bytes of output
+        self._printed = Printed(len(posts), limits.output_bytes)
         self._dead: set[int] = set()
         self._lost: set[int] = set()  # control closed, exit status not yet known
         self._statuses: dict[int, int] = {}
@@ -145,16 +135,12 @@ class Supervisor:
     def _take_post(self, number: int, post: Post) -> None:
         """A process is being started again: these are its lines."""
         old, self._posts[number] = self._posts[number], post
-        with contextlib.suppress(KeyError):  # what it printed is read to the end
-            while self._selector.get_key(old.output) and self._has_more(old.output):
-                self._read_output(old.output, number)
+        with contextlib.suppress(KeyError):  # it was closed: nothing more comes
             self._selector.unregister(old.output)
+            self._everyone[number].output += self._printed.rest(number, old.output)
         self._buffers.pop(old.control, None)
         old.close()
         self._listen_to(number, post)
-
-    def _has_more(self, output: int) -> bool:
-        return bool(select.select([output], [], [], 0)[0])
 
     def _patience(self) -> float:
         now = time.monotonic()
@@ -204,7 +190,7 @@ class Supervisor:
                 handle(line)
         elif len(buffer) > MAX_LINE_BYTES:
             buffer.clear()
-            handle(encode(_FLOOD))
+            handle(encode(FLOOD))
         return True
 
     def _read_output(self, descriptor: int, rank: int) -> None:
@@ -212,9 +198,7 @@ class Supervisor:
         if not piece:
             self._selector.unregister(descriptor)
             return
-        kept = piece[: self._limits.output_bytes - self._num_kept[rank]]
-        self._num_kept[rank] += len(kept)
-        self._everyone[rank].output += self._decoders[rank].decode(kept)
+        self._everyone[rank].output += self._printed.text(rank, piece)
 
     def _from_zygote(self, line: bytes) -> None:
         if not line:
@@ -251,7 +235,6 @@ class Supervisor:
         record.pid, record.status, record.exit_status = pid, "running", None
         record.value, record.error, record.failed_s = None, None, None
         self._dead.discard(number)
-        self._decoders[number] = _decoder()
         self._board.forget(number)
         self._hands.started(number)
 
@@ -397,10 +380,6 @@ class Supervisor:
 
     def _read_stack(self, rank: int) -> None:
         self._everyone[rank].stack = stacks.read_from(self._folder / f"stack{rank}")
-
-
-def _decoder() -> codecs.IncrementalDecoder:
-    return codecs.getincrementaldecoder("utf-8")("replace")
 
 
 def error_record(message: dict[str, Any]) -> ErrorRecord:

@@ -11,7 +11,7 @@ import pytest
 from distlab.runner import Cluster, Limits, Run
 from distlab.runner.processes import descendants
 from distlab.runner.zygote import num_threads
-from tests.workbench.conformance import deaths, misbehaviour, services
+from tests.workbench.conformance import deaths, misbehaviour, own_processes
 
 LIMITS = Limits(seconds=60)
 
@@ -122,7 +122,7 @@ def test_connections_are_made_again_under_the_guard(start: Start) -> None:
     run = start(
         deaths.under_guard,
         2,
-        services={"ledger": services.ledger},
+        services={"ledger": own_processes.ledger},
         may_die=("ledger",),
     )
     no = "ForbiddenError: ranks talk through comm, not through a socket (socket.{})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distlab.runner import Cluster, Run
-from tests.workbench.conformance import services
+from tests.workbench.conformance import own_processes, services
 from tests.workbench.conformance.both_sides import CASES, Case, table
 
 WITH_DEATHS = [case for case in CASES if case.faults]
@@ -32,8 +32,9 @@ def test_the_transport_of_comm_does_not_matter(cluster: Cluster, case: Case) -> 
 def test_all_programs_are_in_the_table() -> None:
     programs = {
         name
-        for name, value in vars(services).items()
-        if getattr(value, "__module__", "") == services.__name__
+        for module in (services, own_processes)
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", "") == module.__name__
         and getattr(value, "__annotations__", {}).get("ctx") == "RankContext"
     } - {"seams", "meet", "insist"}
     assert {case.name for case in CASES} == programs

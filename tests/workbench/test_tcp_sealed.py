@@ -210,8 +210,12 @@ def test_no_bit_of_a_claim_can_be_turned() -> None:
         claim = bytearray(_claim(next(service)[0]))
         claim[place // 8] ^= 1 << place % 8
         with pytest.raises(StrangerError):
-            service.send(bytes(claim))
-            service.send(b"")
+            _hear(service, bytes(claim))
+
+
+def _hear(service: KeyedTalk, claim: bytes) -> None:
+    service.send(claim)
+    service.send(b"")
 
 
 def _claim(greeting: bytes) -> bytes:

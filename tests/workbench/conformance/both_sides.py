@@ -11,6 +11,7 @@ from typing import Any
 
 from distlab.runner import Cluster, Limits, Run
 from distlab.sim import AlphaBeta, Faults, run
+from tests.workbench.conformance import own_processes as own
 from tests.workbench.conformance import services as s
 
 NET = AlphaBeta(alpha_s=1e-4, bytes_per_s=1e9)
@@ -106,33 +107,33 @@ CASES = [
     ),
     Case(s.nobody_serves, ["PeerLost 0"] * 2),
     Case(s.large_messages, [True] * 3),
-    Case(s.a_service_by_its_name, [["ab"]] * 3, services={"ledger": s.ledger}),
+    Case(own.a_service_by_its_name, [["ab"]] * 3, services={"ledger": own.ledger}),
     Case(
-        s.a_service_that_ticks,
+        own.a_service_that_ticks,
         [["over", "started,tick"]] * 2,
-        services={"lease": s.lease},
+        services={"lease": own.lease},
     ),
     Case(
-        s.restarted_service,
+        own.restarted_service,
         [["abd"]] * 2,
-        services={"ledger": s.ledger},
+        services={"ledger": own.ledger},
         faults={"restart": (("ledger", LATER_S, LATER_S + 0.2),)},
         may_die=("ledger",),
     ),
     Case(
-        s.restarted_rank,
+        own.restarted_rank,
         [["life 1"], ["x"], ["x"]],
         faults={"restart": ((0, LATER_S, LATER_S + 0.2),)},
         may_die=(0,),
     ),
     Case(
-        s.killed_rank,
+        own.killed_rank,
         [["PeerLost 1", 0], None, ["PeerLost 1", 2]],
         faults={"kill": {1: LATER_S}},
         may_die=(1,),
     ),
     Case(
-        s.frozen_rank,
+        own.frozen_rank,
         [["yes"], ["went on"], []],
         faults={"freeze": ((1, LATER_S, 2 * LATER_S),)},
     ),

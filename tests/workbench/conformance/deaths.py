@@ -14,7 +14,7 @@ import torch
 from distlab.comm import CommRefusedError, PeerLost, ServiceContext
 from distlab.grading.guard import doors_of, install
 from distlab.runner import RankContext
-from tests.workbench.conformance import services
+from tests.workbench.conformance import own_processes, services
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 20.0
@@ -95,7 +95,7 @@ def second_life(ctx: RankContext) -> list[Any]:
 def under_guard(ctx: RankContext) -> list[Any]:
     """The restarted service of the conformance programs, by a guarded rank."""
     install([str(ROOT)], [str(ROOT / "solutions")], doors_of(ctx))
-    told: list[Any] = services.restarted_service(ctx)
+    told: list[Any] = own_processes.restarted_service(ctx)
     with socket.socket() as elsewhere:
         told.append(services.what_is_raised(lambda: elsewhere.bind(("127.0.0.1", 0))))
         told.append(
