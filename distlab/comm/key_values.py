@@ -29,8 +29,9 @@ class Op(IntEnum):
 class KeyValues:
     """A `Service`: what it is told, it keeps in memory, as long as it lives."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = 1 << 28) -> None:
         self.stored: dict[bytes, bytes] = {}
+        self._max_bytes, self._num_bytes = max_bytes, 0
 
     def handle(self, peer: int, message: bytes) -> bytes | None:
         """See `Handle`.
@@ -46,14 +47,22 @@ class KeyValues:
         if op == Op.GET:
             return _DONE + stored[key] if key in stored else None
         if op == Op.SET:
-            (stored[key],) = values
-            return _DONE
+            return self._put(key, values[0], b"")
         if op == Op.ADD:
             return self._add(key, int(values[0]))
         expected, desired = values
-        if stored.get(key, b"") == expected:
-            stored[key] = desired
-        return _DONE + stored.get(key, b"")
+        there = stored.get(key, b"")
+        return self._put(key, desired) if there == expected else _DONE + there
+
+    def _put(self, key: bytes, value: bytes, reply: bytes | None = None) -> bytes:
+        size = len(key) + len(value)
+        if key in self.stored:
+            size -= len(key) + len(self.stored[key])
+        if self._num_bytes + size > self._max_bytes:
+            return _WRONG + f"the store is full: {self._max_bytes} bytes".encode()
+        self._num_bytes += size
+        self.stored[key] = value
+        return _DONE + (value if reply is None else reply)
 
     def _add(self, key: bytes, amount: int) -> bytes:
         try:
@@ -61,8 +70,7 @@ class KeyValues:
         except ValueError:
             name = key.decode(errors="replace")
             return _WRONG + f"store.add: {name!r} holds no integer".encode()
-        self.stored[key] = str(total).encode()
-        return _DONE + self.stored[key]
+        return self._put(key, str(total).encode())
 
 
 class StoreByCalls:

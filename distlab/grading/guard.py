@@ -45,7 +45,9 @@ _CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
     "shutil.move": ((0, None), (1, None)),
     "sqlite3.connect": ((0, None),),
 }
-_OF_THE_RUN = re.compile(r"(store|stack\d+|rank\d+)(/|$)")  # in the folder of a run
+_OF_THE_RUN = re.compile(
+    r"(store|stack\d+|rank\d+|service\d+)(/|$)"
+)  # in the folder of a run
 
 
 class ForbiddenError(PermissionError):

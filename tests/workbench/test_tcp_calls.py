@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from distlab.comm import PeerLost
-from distlab.comm.key_values import KeyValues
+from distlab.comm.key_values import KeyValues, StoreByCalls
 from distlab.comm.tcp.caller import Address
 from distlab.comm.tcp.endpoint import STORE, Directory, TcpEndpoint, store_of
 from distlab.comm.tcp.frames import FrameError
@@ -307,3 +307,41 @@ def test_what_is_no_request_changes_nothing(message: bytes) -> None:
     with pytest.raises(ValueError, match="no request to a store"):
         store.handle(0, message)
     assert store.stored == {}
+
+
+def test_a_store_that_is_full_says_so_and_keeps_what_it_has() -> None:
+    service = KeyValues(max_bytes=10)
+    store = StoreByCalls(lambda message, _: service.handle(0, message) or b"")
+    store.set("a", b"123456789")
+    store.set("a", b"12345678")
+    for call in (
+        lambda: store.set("a", b"1234567890"),
+        lambda: store.set("b", b"1"),
+        lambda: store.add("c", 5),
+        lambda: store.compare_set("b", b"", b"1"),
+    ):
+        with pytest.raises(ValueError, match="the store is full: 10 bytes"):
+            call()
+    store.set("a", b"")
+    assert store.add("b", 5) == 5
+
+
+def test_nobody_has_more_connections_than_there_are(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distlab.comm.tcp.server.MAX_GUESTS", 3)
+    monkeypatch.setattr("distlab.comm.tcp.desk.MAX_LINES", 2)
+    directory = directory_to(door.address)
+    with (
+        serving(door.listen(), directory, Counts()) as server,
+        closing(TcpEndpoint(directory, 1)) as endpoint,
+        ExitStack() as stack,
+    ):
+        assert endpoint.call("ps", b"?", PATIENCE_S) == b"1"
+        for _ in range(2):
+            stack.enter_context(prove(directory, 2)[0])
+        crowded = stack.enter_context(closing(TcpEndpoint(directory, 3)))
+        with pytest.raises(PeerLost):
+            crowded.call("ps", b"?", 0.2)
+        assert endpoint.call("ps", b"?", PATIENCE_S) == b"2"
+    assert server.turned_away["there were too many connections"] >= 1

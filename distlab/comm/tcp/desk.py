@@ -29,6 +29,9 @@ from distlab.comm.tcp.sealed import Kind, Sealed
 
 MAX_CALLERS = 4096  # that are remembered though they have no connection now
 MAX_KEPT = 256  # answers for one caller, until it says that it has them
+MAX_KEPT_BYTES = 1 << 23  # of these, beside the last one
+MAX_WAITING = 1024  # requests of one caller
+MAX_LINES = 128  # connections of one caller
 
 
 class Line(Protocol):
@@ -54,6 +57,14 @@ class Caller:
         for numbered in (self.waits, self.kept):
             for number in [n for n in numbered if n < self.oldest]:
                 del numbered[number]
+
+    def keep_less(self) -> None:
+        """Forget the oldest answers, if there are too many."""
+        num_bytes = sum(len(payload) for _, payload in self.kept.values())
+        while len(self.kept) > 1 and (
+            len(self.kept) > MAX_KEPT or num_bytes > MAX_KEPT_BYTES
+        ):
+            num_bytes -= len(self.kept.pop(min(self.kept))[1])
 
 
 class Desk:
@@ -92,6 +103,8 @@ class Desk:
             raise FrameError(f"rank {rank} calls in the name of another")
         self._callers.pop(name, None)
         self._callers[name] = caller  # the latest stands last
+        if len(caller.lines) >= MAX_LINES:
+            raise FrameError(f"{MAX_LINES} connections are enough for one caller")
         caller.lines.add(line)
         self._drop_old()
         return caller
@@ -116,6 +129,8 @@ class Desk:
         if frame.number < caller.oldest:
             raise FrameError(f"request {frame.number} is one its caller has given up")
         caller.give_up(frame.oldest)
+        if len(caller.waits) >= MAX_WAITING:
+            raise FrameError(f"{MAX_WAITING} requests at once are enough")
         caller.waits[frame.number] = line
         if frame.number in caller.kept:
             self._send(caller, frame.number)
@@ -162,9 +177,8 @@ class Desk:
             else:
                 text = f"{type(answer.error).__name__}: {answer.error}"
                 caller.kept[number] = (Kind.FAILED, text.encode()[:4096])
-            while len(caller.kept) > MAX_KEPT:
-                del caller.kept[min(caller.kept)]
             self._send(caller, number)
+            caller.keep_less()
 
     def _send(self, caller: Caller, number: int) -> None:
         line = caller.waits.pop(number, None)

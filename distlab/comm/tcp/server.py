@@ -41,6 +41,7 @@ from distlab.comm.tcp.sealed import (
 
 NAME_BYTES = 16
 """Of what a caller, or a life of a service, calls itself in HELLO."""
+MAX_GUESTS = 512  # connections at once: a process has descriptors for about 1,000
 _READ_BYTES = 1 << 18
 _LAST_READS = 32
 _MOST_REASONS = 256
@@ -193,6 +194,10 @@ class Server:
             connection, _ = self._listener.accept()
         except OSError:  # it has gone again
             return
+        if len(self._guests) >= MAX_GUESTS:
+            self._note("there were too many connections")
+            connection.close()
+            return
         at_the_door = self._at_the_door()
         if len(at_the_door) >= MAX_AT_THE_DOOR:
             self._turn_away(at_the_door[0], "there were too many at the door")
@@ -247,7 +252,7 @@ class Server:
             if self._selector.get_key(guest.socket).events != events:
                 self._selector.modify(guest.socket, events)
 
-    def _turn_away(self, guest: _Guest, reason: str) -> None:
+    def _note(self, reason: str) -> None:
         is_new = reason not in self.turned_away
         if is_new and len(self.turned_away) >= _MOST_REASONS:
             self.turned_away["for other reasons"] += 1
@@ -255,6 +260,9 @@ class Server:
             self.turned_away[reason] += 1
         if self.turned_away.total() <= MAX_LOGGED:
             _log.warning("%s turned a connection away: %s", self._name, reason)
+
+    def _turn_away(self, guest: _Guest, reason: str) -> None:
+        self._note(reason)
         if guest.is_proved:
             guest.answer(Kind.REFUSED, 0, reason.encode())
         with contextlib.suppress(OSError):  # as much as it takes without a wait
