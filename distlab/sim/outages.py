@@ -88,7 +88,7 @@ class Outages:
     def _in_an_operation(self, node: Node, until_ps: int) -> None:
         if isinstance(node, int) and self._kernel.runs(node):
             self._crash(node, until_ps)
-            self._kernel.vanish(node)
+            self._kernel.pause(self._kernel.fibers[node])  # and never comes back
         self._torn_until_ps[node] = until_ps
         raise DiskCrash
 
