@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from distlab.sim import SimRun
 from distlab.sim.faults import node_words
-from distlab.sim.net.links import picoseconds
+from distlab.sim.net.links import PS, picoseconds
 from distlab.sim.net.quantities import time_words
 
 KINDS = {
@@ -163,4 +163,16 @@ def unstruck(done: SimRun, faults: dict[str, Any]) -> list[str]:
             for node, from_s, _ in faults.get(name, ())
             if (node, picoseconds(from_s)) not in struck
         ]
+    crashed = {
+        (node, from_s)
+        for node, from_s, to_s in faults.get("torn", ())
+        for one in done.struck
+        if (one.node, one.kind) == (node, "crash") and from_s <= one.at_ps / PS <= to_s
+    }
+    words += [
+        f"{node_words(node)} was to crash in an operation on its disk: there was none, "
+        "or too few"
+        for node, from_s, _ in faults.get("torn", ())
+        if (node, from_s) not in crashed
+    ]
     return words

@@ -188,9 +188,9 @@ class Kernel:
 
     def restart(self, rank: int, main: Callable[[], object], seed: int) -> None:
         """A killed rank is there again, with a program at its beginning."""
+        strand, own = self._carrier.strand(main), self.generators.own(seed + rank)
         self._replaced.append(self.fibers[rank])
-        strand = self._carrier.strand(main)
-        self.fibers[rank] = Fiber(rank, strand, self.generators.own(seed + rank))
+        self.fibers[rank] = Fiber(rank, strand, own)
         self.ready.append(self.fibers[rank])
 
     def freeze(self, rank: int) -> bool:
@@ -201,20 +201,14 @@ class Kernel:
 
     def thaw(self, rank: int) -> None:
         """It can go on; if it could before, it is the last one now."""
-        fiber = self.fibers[rank]
-        fiber.frozen = False
-        if fiber in self._held:
-            self._held.remove(fiber)
-            self.ready.append(fiber)
+        self.fibers[rank].frozen = False
+        self.ready += [fiber for fiber in self._held if not fiber.frozen]
+        self._held = [fiber for fiber in self._held if fiber.frozen]
 
     def runs(self, rank: int) -> bool:
         """Whether it is this rank's own program that calls."""
-        fiber = self.fibers[rank]
-        return self.current is fiber and fiber.strand.thread_id == _thread_id()
-
-    def vanish(self, rank: int) -> None:
-        """The rank that calls has been killed: this does not return."""
-        self.pause(self.fibers[rank])
+        here = self.current is self.fibers[rank]
+        return here and self.fibers[rank].strand.thread_id == _thread_id()
 
     def is_idle(self, num_instants: int) -> bool:
         """Whether nothing is to come but events of so many instants."""

@@ -66,6 +66,11 @@ class Outages:
         for node, from_s, to_s in faults.freeze:
             at(picoseconds(from_s), self._freeze, node, picoseconds(to_s))
 
+    def until(self, end_s: float | None) -> tuple[Struck, ...]:
+        """What took place until the run was over, or at all."""
+        end_ps = None if end_s is None else picoseconds(end_s)
+        return tuple(o for o in self.struck if end_ps is None or o.at_ps <= end_ps)
+
     def _kill(self, node: Node) -> None:
         self._killed.add(node)
         if self._end(node):
@@ -88,7 +93,7 @@ class Outages:
     def _in_an_operation(self, node: Node, until_ps: int) -> None:
         if isinstance(node, int) and self._kernel.runs(node):
             self._crash(node, until_ps)
-            self._kernel.vanish(node)
+            self._kernel.pause(self._kernel.fibers[node])  # and never comes back
         self._torn_until_ps[node] = until_ps
         raise DiskCrash
 

@@ -255,7 +255,7 @@ class Simulation:
             links=wires.usage() if isinstance(wires, Metered) else {},
             service_messages=tuple(self._services.messages),
             service_errors=dict(self._services.errors),
-            struck=tuple(self._outages.struck),
+            struck=self._outages.until(self._done_s if not waits_for else None),
         )
 
     def _outcome(self, waits_for: dict[int, tuple[int, ...]]) -> Outcome:
