@@ -3,13 +3,9 @@
 
 PYTHON ?= python3
 PY := .venv/bin/python
-FIGURES := figures.phase1 figures.phase1_data figures.phase1_family \
-  figures.phase1_means figures.phase2_bytes figures.phase2_ladder \
-  figures.phase2_memory figures.phase2_mesh figures.phase2_numbers \
-  figures.phase2_pipeline figures.phase2_tensor \
-  figures.phase3_distributed_data_parallel figures.phase3_ring_allreduce \
-  figures.phase3_sharded_layers figures.phase3_sharded_optimizer \
-  figures.phase3_topology figures.readme
+PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+FIGURES := $(patsubst figures/%.py,figures.%,\
+  $(filter-out figures/draw.py,$(wildcard figures/[a-z]*.py)))
 
 # The stamp holds the folder it was made in. One from elsewhere (a copied or moved
 # checkout), or an environment whose Python has gone, is as good as none.
@@ -17,7 +13,7 @@ ifneq ($(shell test -x $(PY) && cat .venv/.ready 2>/dev/null),$(CURDIR))
 .PHONY: .venv/.ready
 endif
 
-.PHONY: help demo test test-tracking check templates figures mutants notebooks bench soak
+.PHONY: help demo test test-slow test-all test-tracking check templates figures mutants notebooks bench soak
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -26,7 +22,13 @@ demo: .venv/.ready  ## four processes train together and arrive at the same weig
 	@$(PY) -m distlab demo
 
 test: .venv/.ready  ## the tests of the workbench and of the solutions
-	@$(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	@$(PYTEST) -m "not slow" --durations 5
+
+test-slow: .venv/.ready  ## what `make test` leaves out, and the catalogue of what changed
+	@$(PYTEST) -m slow --durations 5
+	@$(PY) -m distlab mutants --touched
+
+test-all: test test-slow  ## both
 
 test-tracking: .venv/.ready-tracking  ## `distlab ddp --track mlflow` with a real MLflow
 	@DISTLAB_TEST_TRACKING=1 $(PY) -m pytest tests/workbench/test_ddp_tracking.py

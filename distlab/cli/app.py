@@ -16,8 +16,8 @@ from typing import Annotated, ParamSpec
 
 import typer
 
-from distlab.cli.bench import names as benchmarks
 from distlab.cli.ddp_verb import ddp
+from distlab.cli.maintainer_verbs import bench, mutants, templates
 from distlab.cli.screen import stopped, warn
 from distlab.cli.sim_verbs import scale, sim
 from distlab.grading.verdict import HARNESS, USAGE
@@ -324,55 +324,5 @@ def reset(
     return reset(unit)
 
 
-@verb(panel=MAINTAINERS)
-def templates(
-    check: Annotated[
-        bool, typer.Option("--check", help="Only say whether they are up to date.")
-    ] = False,
-) -> int:
-    """Write the templates from the solutions; never over a learner's edits."""
-    from distlab.cli.templates import templates
-
-    return templates(check_only=check)
-
-
-@verb(panel=MAINTAINERS)
-def mutants(
-    phase: Annotated[int | None, typer.Option(help="One phase only.")] = None,
-    only: Annotated[
-        str, typer.Option("--only", "--task", help="Ids or tasks that contain this.")
-    ] = "",
-    generated: Annotated[
-        bool,
-        typer.Option(
-            "--generated", help="Also generated mutants: one small change each."
-        ),
-    ] = False,
-    readme: Annotated[
-        bool, typer.Option("--readme", help="Only write README.md's table of counts.")
-    ] = False,
-    as_json: Json = False,
-) -> int:
-    """Grade wrong solutions that must be rejected and right ones that must pass."""
-    from distlab.cli.mutants import mutants, write_readme
-
-    if readme:
-        return write_readme()
-    return mutants(phase=phase, only=only, as_json=as_json, generated=generated)
-
-
-@verb(panel=MAINTAINERS)
-def bench(
-    name: Annotated[
-        str,
-        typer.Argument(help=f"Which: {', '.join(benchmarks())}."),
-    ],
-    as_json: Json = False,
-    corpus: Annotated[
-        bool, typer.Option("--corpus", help="Of sim: also list all its programs.")
-    ] = False,
-) -> int:
-    """Measure a figure that the README quotes."""
-    from distlab.cli.bench import bench
-
-    return bench(name, as_json=as_json, corpus=corpus)
+for maintainers in (templates, mutants, bench):
+    verb(panel=MAINTAINERS)(maintainers)

@@ -15,12 +15,12 @@ from distlab.cli.screen import command, processes, show_json, waiting, warn
 
 if TYPE_CHECKING:  # these import torch, and a mistyped flag should not wait for it
     from distlab.curriculum.choose import Choice
-    from distlab.experiments.ddp import Beside, DdpResult
-    from distlab.experiments.ddp_config import DdpConfig, Wishes
-    from distlab.experiments.ddp_data import Origin
-    from distlab.experiments.ddp_estimate import Probe
-    from distlab.experiments.ddp_tracking import Tracked
     from distlab.runner import Cluster
+    from distlab.training.ddp import Beside, DdpResult
+    from distlab.training.ddp_config import DdpConfig, Wishes
+    from distlab.training.ddp_data import Origin
+    from distlab.training.ddp_estimate import Probe
+    from distlab.training.ddp_tracking import Tracked
 
 _TRACKERS = ("", "mlflow")
 
@@ -48,9 +48,9 @@ def ddp(wishes: Wishes, order: Order) -> int:
     _check(order)
     import torch
 
-    from distlab.experiments.ddp_code import choose_units, whose
-    from distlab.experiments.ddp_config import make_config
-    from distlab.experiments.ddp_data import locate
+    from distlab.training.ddp_code import choose_units, whose
+    from distlab.training.ddp_config import make_config
+    from distlab.training.ddp_data import locate
 
     config = make_config(wishes, num_gpus=torch.cuda.device_count())
     units = choose_units(config.code)
@@ -76,7 +76,7 @@ def _check(order: Order) -> None:
 
 def _tracker(config: DdpConfig) -> Any:
     from distlab.curriculum import Progress, find_root
-    from distlab.experiments.ddp_tracking import prepare, require_mlflow, store_uri
+    from distlab.training.ddp_tracking import prepare, require_mlflow, store_uri
 
     require_mlflow()  # before a folder is made for it
     return prepare(config.dataset, store_uri(Progress(find_root()).folder))
@@ -98,8 +98,8 @@ class _Training:
 
     def lead(self) -> int:
         """Before, during, after; the exit code."""
-        from distlab.experiments.ddp import PRELOADS
         from distlab.runner import Cluster, RunnerError
+        from distlab.training.ddp import PRELOADS
 
         with Cluster(preload=PRELOADS) as cluster:
             cluster.start(wait=False)  # while the files are checked, it imports torch
@@ -113,8 +113,8 @@ class _Training:
 
     def _before(self, cluster: Cluster) -> None:
         from distlab.cli.ddp_report import plan
-        from distlab.experiments.ddp_data import read_split
-        from distlab.experiments.ddp_estimate import estimate
+        from distlab.training.ddp_data import read_split
+        from distlab.training.ddp_estimate import estimate
 
         data = read_split(self._origin.files, self._origin.known)
         if self._order.as_json:
@@ -127,7 +127,7 @@ class _Training:
 
     def _evaluation(self) -> list[str]:
         """Whose evaluate measures the model, where `--code` has none."""
-        from distlab.experiments.ddp_code import evaluates_itself
+        from distlab.training.ddp_code import evaluates_itself
 
         if self._config.code[0].startswith("mine ") or evaluates_itself(self._units):
             return []  # the line of the code says it, or there is nothing to say
@@ -135,10 +135,10 @@ class _Training:
 
     def _probe(self, cluster: Cluster) -> Probe | None:
         """What start and messages take; nothing where the ranks cannot say it."""
-        from distlab.experiments.ddp import PRELOADS
-        from distlab.experiments.ddp_code import is_reference
-        from distlab.experiments.ddp_estimate import probe
         from distlab.runner import RunnerError
+        from distlab.training.ddp import PRELOADS
+        from distlab.training.ddp_code import is_reference
+        from distlab.training.ddp_estimate import probe
 
         cluster.warm(*PRELOADS)
         own = not is_reference(self._config.code)
@@ -150,8 +150,8 @@ class _Training:
     def _on_ranks(self, cluster: Cluster) -> DdpResult:
         from distlab.cli.ddp_bars import Bars
         from distlab.cli.training import shard_table
-        from distlab.experiments.ddp import train
-        from distlab.experiments.digits import Shard
+        from distlab.training.ddp import train
+        from distlab.training.digits import Shard
 
         config, quiet = self._config, self._order.as_json
         label = processes(config.world_size)
@@ -175,7 +175,7 @@ class _Training:
 
     def _alone(self, cluster: Cluster) -> DdpResult:
         from distlab.cli.ddp_bars import Bars
-        from distlab.experiments.ddp import train_alone
+        from distlab.training.ddp import train_alone
 
         config, quiet = self._config, self._order.as_json
         with Bars("1 process", 1, config.epochs, quiet=quiet) as bars:
@@ -190,7 +190,7 @@ class _Training:
             )
 
     def _broken(self, error: Exception) -> int:
-        from distlab.experiments.ddp_code import is_reference
+        from distlab.training.ddp_code import is_reference
 
         if is_reference(self._config.code):
             warn(
@@ -205,7 +205,7 @@ class _Training:
 
     def _after(self, result: DdpResult, alone: DdpResult | None) -> int:
         from distlab.cli.ddp_report import as_data, tell
-        from distlab.experiments.ddp import compare
+        from distlab.training.ddp import compare
 
         beside: Beside | None = compare(result, alone) if alone else None
         tracked = self._track(result, beside) if self._tracker else None
@@ -220,7 +220,7 @@ class _Training:
         return 11 if self._tracker and not tracked else 0
 
     def _track(self, result: DdpResult, beside: Beside | None) -> Tracked | None:
-        from distlab.experiments.ddp_tracking import track
+        from distlab.training.ddp_tracking import track
 
         try:
             return track(self._tracker, result, rate=self._order.rate, beside=beside)

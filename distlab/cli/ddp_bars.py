@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from distlab.cli.screen import cut
-from distlab.experiments.ddp import Moment
 from distlab.grading.report import visible
 from distlab.terminal import screen_width
+from distlab.training.ddp import Moment
 
 _MOST_BARS = 8
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from distlab.cli.screen import command, processes, show, wrapped
 from distlab.cli.training import duration, kilobytes, table, times
-from distlab.experiments.ddp import SECONDS_AN_HOUR, Beside, DdpResult
-from distlab.experiments.ddp_code import is_reference
-from distlab.experiments.ddp_config import DdpConfig
-from distlab.experiments.ddp_estimate import Estimate
-from distlab.experiments.ddp_tracking import Tracked
+from distlab.training.ddp import SECONDS_AN_HOUR, Beside, DdpResult
+from distlab.training.ddp_code import is_reference
+from distlab.training.ddp_config import DdpConfig
+from distlab.training.ddp_estimate import Estimate
+from distlab.training.ddp_tracking import Tracked
 
 _MOST_EPOCHS = 12  # rows of the table
 

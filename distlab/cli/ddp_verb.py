@@ -81,7 +81,7 @@ def ddp(
 ) -> int:
     """A whole data-parallel training: shards, cost, accuracy, digests, MLflow."""
     from distlab.cli.ddp import Order, ddp
-    from distlab.experiments.ddp_config import Wishes
+    from distlab.training.ddp_config import Wishes
 
     wishes = Wishes(
         world_size=n,

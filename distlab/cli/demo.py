@@ -12,7 +12,7 @@ from distlab.cli.demo_mesh import demo_mesh
 from distlab.cli.screen import command, processes, show, show_json, warn
 
 if TYPE_CHECKING:  # both import torch, and the first line should not wait for it
-    from distlab.experiments.digits import DigitsConfig, DigitsResult, Proof, Shard
+    from distlab.training.digits import DigitsConfig, DigitsResult, Proof, Shard
 
 MAX_RANKS = 64
 _BATCH = 64  # of all ranks together, or the next smaller number that they can share
@@ -51,9 +51,9 @@ def demo(
         f"{processes(world_size)} learn to read handwritten digits together; then one "
         "process does\nthe same alone. Do they end with the same weights?\n"
     )
-    from distlab.experiments.digits import DigitsConfig, compare, train_alone
-    from distlab.experiments.proof import ACCURACY_FLOOR
     from distlab.runner import RunnerError
+    from distlab.training.digits import DigitsConfig, compare, train_alone
+    from distlab.training.proof import ACCURACY_FLOOR
 
     config = DigitsConfig(
         world_size=world_size,
@@ -88,8 +88,8 @@ def _on_ranks(
 ) -> DigitsResult:
     from distlab.cli.training import LiveLine, shard_table
     from distlab.data.digits import load_digits_split
-    from distlab.experiments.digits import PRELOADS, Moment, train_on_ranks
     from distlab.runner import Cluster
+    from distlab.training.digits import PRELOADS, Moment, train_on_ranks
 
     load_digits_split()  # if this cannot be, it is better said here than by a rank
     line = LiveLine(config.epochs, quiet=quiet)

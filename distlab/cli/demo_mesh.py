@@ -13,8 +13,8 @@ from distlab.cli.screen import command, moves, processes, show, show_json, warn
 
 if TYPE_CHECKING:  # they import torch, and the first line should not wait for it
     from distlab.curriculum.choose import Choice
-    from distlab.experiments.phase2_mesh import Layout, MeshConfig, MeshResult, Place
     from distlab.runner import Cluster
+    from distlab.training.mesh import Layout, MeshConfig, MeshResult, Place
 
 _PLAIN_EVERY = 20  # steps between two lines where a line cannot move
 Results = dict[str, "MeshResult"]
@@ -38,9 +38,9 @@ def demo_mesh(
         "the layers\nthat follow, as a second pipeline stage; then the same layers, "
         "for half of the\nsamples. Are the losses those of one process?\n"
     )
-    from distlab.experiments.phase2_code import UnfinishedError, choose_units
-    from distlab.experiments.phase2_mesh import LAYOUTS, PRELOADS, MeshConfig
     from distlab.runner import Cluster, RunnerError
+    from distlab.training.mesh import LAYOUTS, PRELOADS, MeshConfig
+    from distlab.training.mesh_code import UnfinishedError, choose_units
 
     config = config or MeshConfig()
     try:
@@ -76,7 +76,7 @@ def _who_knows(code: str) -> str:
 
 
 def _whose(units: Mapping[str, Choice]) -> list[str]:
-    from distlab.experiments.phase2_code import needed_parts
+    from distlab.training.mesh_code import needed_parts
 
     parts = needed_parts(units)
     width = max((len(part.task) for part in parts), default=0)
@@ -84,7 +84,7 @@ def _whose(units: Mapping[str, Choice]) -> list[str]:
 
 
 def _alone(config: MeshConfig, say: Callable[..., None], *, quiet: bool) -> MeshResult:
-    from distlab.experiments.phase2_mesh import train_alone
+    from distlab.training.mesh import train_alone
 
     line = _Line(config.num_steps, quiet=quiet)
     alone = train_alone(config, on_step=lambda step, loss: line.show(step, loss))
@@ -104,7 +104,7 @@ def _on_mesh(
     *,
     quiet: bool,
 ) -> MeshResult:
-    from distlab.experiments.phase2_mesh import WORLD_SIZE, train_on_mesh
+    from distlab.training.mesh import WORLD_SIZE, train_on_mesh
 
     line = _Line(config.num_steps, quiet=quiet)
     places: list[Place] = []
@@ -168,7 +168,7 @@ def _place_table(layout: Layout, places: Sequence[Place]) -> list[str]:
 
 
 def _tell(alone: MeshResult, results: Results, code: str) -> None:
-    from distlab.experiments.phase2_mesh import TOLERANCE, compare
+    from distlab.training.mesh import TOLERANCE, compare
 
     ranks = "".join(f"{f'rank {rank}':>8}" for rank in range(4))
     _aloud(
@@ -207,7 +207,7 @@ def _tell(alone: MeshResult, results: Results, code: str) -> None:
 
 
 def _failures(alone: MeshResult, results: Results) -> list[str]:
-    from distlab.experiments.phase2_mesh import TOLERANCE, compare
+    from distlab.training.mesh import TOLERANCE, compare
 
     return [
         f"{layout}: a loss is {compare(result, alone):.1e} away; rounding explains "
@@ -225,8 +225,8 @@ def _span(result: MeshResult) -> str:
 def _as_data(
     alone: MeshResult, results: Results, code: str, units: Mapping[str, Choice]
 ) -> dict[str, Any]:
-    from distlab.experiments.phase2_code import needed_parts
-    from distlab.experiments.phase2_mesh import TOLERANCE, compare
+    from distlab.training.mesh import TOLERANCE, compare
+    from distlab.training.mesh_code import needed_parts
 
     failures = _failures(alone, results)
     return {

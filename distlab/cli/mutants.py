@@ -23,11 +23,14 @@ def mutants(
     as_json: bool = False,
     only: str = "",
     generated: bool = False,
+    touched: bool = False,
+    stamp: bool = False,
 ) -> int:
     """Grade the catalogue; 0 when each entry was judged as it says itself, else 1.
 
     With `generated`, generated mutants too: each is rejected, or survives for
-    a reason that is written down.
+    a reason that is written down. With `touched`, what has changed since `stamp` noted
+    that it was right, and a tenth of the rest.
 
     Raises:
         ValueError: an unknown phase, nothing to grade, or a catalogue that is broken.
@@ -35,10 +38,15 @@ def mutants(
     from distlab.grading.catalogue import read_catalogue
     from distlab.grading.generated import judge_generated, read_reasons
     from distlab.grading.mutants import judge
+    from distlab.grading.verified import stamp as note_what_is_right
+    from distlab.grading.verified import touched as touched_of
     from distlab.runner import Cluster
 
     curriculum = load_curriculum()
-    entries = _chosen(curriculum, read_catalogue(curriculum), phase, only)
+    catalogue = read_catalogue(curriculum)
+    entries = _chosen(curriculum, catalogue, phase, only)
+    if touched:
+        entries = touched_of(curriculum, entries)
     reasons = read_reasons(curriculum) if generated else {}
     mutations = _mutations(curriculum, phase, only) if generated else []
     outcomes: list[Outcome] = []
@@ -52,6 +60,11 @@ def mutants(
     else:
         show(_summary(curriculum, results, outcomes))
     both: list[Result | Outcome] = [*results, *outcomes]
+    if stamp:
+        played = {result.entry.id: result.is_right for result in results}
+        noted = note_what_is_right(curriculum, catalogue, played)
+        if not as_json:
+            show([("plain", f"noted as right: {', '.join(noted) or 'no unit'}")])
     if any(result.status == "error" for result in both):
         return HARNESS
     return ALL if all(result.is_right for result in both) else NOT_ALL

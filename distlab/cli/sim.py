@@ -134,10 +134,10 @@ def settings_for(
     Raises:
         ValueError: something of it is malformed or unknown.
     """
-    from distlab.experiments.simulated_target import find_target
     from distlab.sim.net.nets import as_data
     from distlab.sim.net.quantities import num_bytes
     from distlab.sim.net.spec import parse_faults
+    from distlab.simulated.target import find_target
 
     if code not in ("", "mine", "reference"):
         raise ValueError(f"--code is {code!r}; choose mine or reference")
@@ -161,8 +161,8 @@ def simulated(
     Raises:
         ValueError: ranks that do not fit, or code that cannot be simulated.
     """
-    from distlab.experiments.simulated import simulate_target
     from distlab.runner import Cluster, Limits
+    from distlab.simulated.play import simulate_target
 
     for n in worlds:
         require_room(n, settings["num_bytes"])

@@ -123,7 +123,7 @@ def why_no_formula(settings: dict[str, Any], row: Row, net: Network) -> str:
 
 def _kind_of(function: str, row: Row) -> str:
     """What it is for: by its name, else by what every rank was found to have."""
-    from distlab.experiments.simulated_results import KINDS, kind_of
+    from distlab.simulated.results import KINDS, kind_of
 
     found = [kind for kind, left in KINDS.items() if left == row["known"]]
     return kind_of(function) or "".join(found)

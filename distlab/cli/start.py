@@ -23,8 +23,8 @@ from distlab.grading.preflight import look_at
 from distlab.paths import shown
 
 if TYPE_CHECKING:  # these import torch, and the first line should not wait for it
-    from distlab.experiments.digits import DigitsResult, Mode
     from distlab.runner import Cluster
+    from distlab.training.digits import DigitsResult, Mode
 
 NUM_RANKS = 4
 EPOCHS = 10  # enough to read most digits; four ranks take some seconds for it
@@ -53,8 +53,8 @@ class Tour:
         """All screens, or only the last one for somebody who comes back."""
         if not self._skips():
             self._your_machine()
-            from distlab.experiments.digits import PRELOADS
             from distlab.runner import Cluster, RunnerError
+            from distlab.training.digits import PRELOADS
 
             try:
                 with Cluster(preload=PRELOADS) as cluster:
@@ -110,8 +110,8 @@ class Tour:
     # ── 2/5 ─────────────────────────────────────────────────────────────────────────
 
     def _four_processes(self, cluster: Cluster) -> None:
-        from distlab.experiments.hello import introduce
         from distlab.runner import Limits
+        from distlab.training.hello import introduce
 
         program = inspect.getsource(introduce).splitlines()
         again = "r"
@@ -139,7 +139,7 @@ class Tour:
 
     def _four_instead_of_one(self, cluster: Cluster) -> None:
         from distlab.cli.training import kilobytes, table
-        from distlab.experiments.digits import compare
+        from distlab.training.digits import compare
 
         title("3/5  predict, then run")
         say(
@@ -257,7 +257,7 @@ class Tour:
 
     def _train(self, cluster: Cluster, world_size: int, mode: Mode) -> DigitsResult:
         from distlab.cli.training import LiveLine
-        from distlab.experiments.digits import DigitsConfig, train_on_ranks
+        from distlab.training.digits import DigitsConfig, train_on_ranks
 
         config = DigitsConfig(world_size=world_size, epochs=EPOCHS, mode=mode)
         line = LiveLine(EPOCHS, quiet=not sys.stdout.isatty())

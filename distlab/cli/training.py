@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from distlab.experiments.digits import Moment, Shard
 from distlab.terminal import screen_width
+from distlab.training.digits import Moment, Shard
 
 _PLAIN_EVERY = 5  # epochs between two lines where a line cannot move
 _ROWS = 8  # of the table of ranks

@@ -2,27 +2,23 @@
 
 A mutant is a plausible wrong solution of one task; it must be rejected through the
 clause that teaches the point, with the diagnosis that fits, or with none. An
-accept-variant is right but written differently; it must pass. Both stand in
-`tests/mutants/<unit>.toml`, or `<unit>_<part>.toml`, as the body that replaces the
-solution's own:
+accept-variant is right but written differently; it must pass. Those of one task stand
+in `tests/mutants/<unit>/<task>.toml`, under their names. Most are a small change to the
+solution, as pairs of old and new text (changes.py); the others say the whole body:
 
-    [[mutant]]                            [[accept]]
-    id = "CO01"                           id = "A01"
-    task = "collectives.exchange"         task = "collectives.exchange"
-    title = "both ranks send"             title = "isend, then wait"
-    clause = "C1"                         body = '''...'''
-    slug = "unmatched-send"
-    body = '''...'''
+    [CO01]                                  [A01]
+    title = "both ranks send"               title = "isend, then wait"
+    rejected = "C1 unmatched-send"          body = '''...'''
+    change = [["recv(", "send("]]
+
+`rejected` names the clause, and the misconception where a diagnosis is expected.
 
 Also possible: `function` (which one, where the task has holes in several; or that of
 another task of the unit, whose code this task's clauses judge as well), `signature`
 (the def line anew), `helper` (code for the end of the file), `limit_s` (how long a
 run may take, for what never ends), `hunt` (the number of the milestone after which
 `distlab hunt` may hide this mistake in a solution) and `twin` (the right variant that
-it is a mistake in; without it, the solution). Where a mistake is a small change to the
-solution, `change` says it shorter than a body, as pairs of old and new text:
-
-    change = [["dst=1", "dst=0"]]
+it is a mistake in; without it, the solution).
 """
 
 from __future__ import annotations
@@ -32,23 +28,29 @@ import re
 import textwrap
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from distlab.curriculum import Curriculum, CurriculumError
+from distlab.curriculum import Curriculum, CurriculumError, Task
 from distlab.curriculum.misconceptions import read_misconceptions
 from distlab.curriculum.regions import find_regions, functions_of
+from distlab.grading.changes import with_changes
 from distlab.grading.verdict import STANDING
 
 FOLDER = Path("tests") / "mutants"
-_ID = {"mutant": r"[A-Z]{2}\d{2,3}", "accept": r"A\d{2,3}"}
-_REQUIRED = {
-    "mutant": {"id", "task", "title", "clause", "slug", "body"},
-    "accept": {"id", "task", "title", "body"},
+_MUTANT, _ACCEPT = r"[A-Z]{2}\d{2,3}", r"A\d{2,3}"
+_TEXTS = {
+    "title",
+    "rejected",
+    "body",
+    "function",
+    "signature",
+    "helper",
+    "hunt",
+    "twin",
 }
-_OPTIONAL = {"function", "signature", "helper", "limit_s", "hunt", "twin"}
 
 
 class CatalogueError(ValueError):
@@ -105,155 +107,149 @@ def read_catalogue(
     folder: Path | None = None,
     *,
     hunts_only: bool = False,
-    unit: str = "",
+    unit: str = "*",
 ) -> list[Entry]:
     """Every entry of every unit, in the order of the files; or hunts and their twins.
 
-    With `unit` those of its files only.
+    With `unit` those of its tasks only.
 
     Raises:
         CatalogueError: an entry is not usable; one sentence that names it.
     """
-    entries: list[Entry] = []
-    for path in sorted((folder or curriculum.root / FOLDER).glob("*.toml")):
-        if (
-            not path.name.startswith(unit) or path.name == "survivors.toml"
-        ):  # generated ones, see generated.py
-            continue
-        try:
-            data = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise CatalogueError(f"{path} is not valid TOML: {error}") from error
-        unknown = sorted(set(data) - set(_ID))
-        if unknown:
-            raise CatalogueError(f"{path}: [[{unknown[0]}]] is not mutant or accept")
-        for kind, number, row in _rows(data, hunts_only):
-            where = f"{path.name}: {kind} {row.get('id', f'no. {number}')}"
-            entries.append(_entry(curriculum, path.stem, kind, row, where))
-    _check_ids(entries)
-    return entries
-
-
-def _rows(
-    data: dict[str, Any], hunts_only: bool
-) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """The tables of one file: kind, number among those of its kind, content."""
-    twins = [row.get("twin") for row in data.get("mutant", [])]
-    for kind in _ID:
-        for number, row in enumerate(data.get(kind, []), 1):
-            if not hunts_only or row.get("hunt") or row.get("id") in twins:
-                yield kind, number, row
-
-
-def _check_ids(entries: list[Entry]) -> None:
+    files = sorted((folder or curriculum.root / FOLDER).glob(f"{unit}/*.toml"))
+    entries = [e for path in files for e in _entries_of(curriculum, path, hunts_only)]
     seen: set[str] = set()
     for entry in entries:
         if entry.id in seen:
             raise CatalogueError(f"{entry.id} is used by two entries")
         seen.add(entry.id)
-    for entry in entries:
-        if entry.twin and entry.twin not in seen:
-            raise CatalogueError(f"{entry.id}: there is no entry {entry.twin}")
+    return entries
+
+
+def _entries_of(
+    curriculum: Curriculum, path: Path, hunts_only: bool
+) -> Iterator[Entry]:
+    """The entries of one task's file."""
+    name = f"{path.parent.name}/{path.name}"
+    try:
+        rows = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CatalogueError(f"{path} is not valid TOML: {error}") from error
+    task = next(
+        (t for t in curriculum.tasks if t.id == f"{path.parent.name}.{path.stem}"), None
+    )
+    if task is None:
+        raise CatalogueError(f"{name}: there is no such task")
+    twins = {row.get("twin") for row in rows.values() if isinstance(row, dict)}
+    for id_, row in rows.items():
+        where = f"{name}: {id_}"
+        if not isinstance(row, dict) or not re.fullmatch(f"{_MUTANT}|{_ACCEPT}", id_):
+            raise CatalogueError(f"{where}: no entry is called so")
+        if not hunts_only or "hunt" in row or id_ in twins:
+            yield _entry(curriculum, task, id_, rows, where)
 
 
 # ── one entry, checked ──────────────────────────────────────────────────────────────
 
 
 def _entry(
-    curriculum: Curriculum, unit: str, kind: str, row: dict[str, Any], where: str
+    curriculum: Curriculum, task: Task, id_: str, rows: dict[str, Any], where: str
 ) -> Entry:
-    if "change" in row:
-        row = {**row, "body": _changed(curriculum, row, where)}
-        del row["change"]
-    _check_keys(kind, row, where)
-    if not re.fullmatch(_ID[kind], row["id"]):
-        raise CatalogueError(f"{where}: the id must look like {_ID[kind]}")
-    known = {field.name for field in fields(Entry)}
-    entry = Entry(**{key: value for key, value in row.items() if key in known})
-    own = entry.task.partition(".")[0]
-    if unit != own and not unit.startswith(f"{own}_"):
-        raise CatalogueError(f"{where}: {entry.task} is not a task of {unit}")
-    try:
-        task = next(t for t in curriculum.tasks if t.id == entry.task)
-    except StopIteration:
-        raise CatalogueError(f"{where}: there is no task {entry.task}") from None
-    if kind == "mutant" and entry.clause not in {**task.clauses, **STANDING}:
-        raise CatalogueError(f"{where}: {entry.task} has no clause {entry.clause!r}")
-    if entry.slug and entry.slug not in read_misconceptions():
-        raise CatalogueError(f"{where}: no misconception is called {entry.slug}")
-    _check_text(curriculum, entry, where)
+    row = rows[id_]
+    _check_keys(id_, row, where)
+    clause, _, slug = row.get("rejected", "").partition(" ")
+    if clause and clause not in {**task.clauses, **STANDING}:
+        raise CatalogueError(f"{where}: {task.id} has no clause {clause!r}")
+    if slug and slug not in read_misconceptions():
+        raise CatalogueError(f"{where}: no misconception is called {slug}")
+    twin = rows.get(row.get("twin", ""), {})
+    if "twin" in row and not twin:
+        raise CatalogueError(f"{where}: there is no entry {row['twin']}")
+    own = _own_body(curriculum, task.id, row.get("function", ""), where)
+    body = row.get("body") or _changed(row, _changed(twin, own), where)
+    given = {key: row[key] for key in {*row} - {"rejected", "change"}}
+    entry = Entry(
+        **given | {"id": id_, "task": task.id, "body": body},
+        clause=clause,
+        slug=slug,
+    )
+    _check_text(entry, own, where)
     return entry
 
 
-def _changed(curriculum: Curriculum, row: dict[str, Any], where: str) -> str:
-    """The solution's own body with the row's changes; each old text is there once.
-
-    A line that a change leaves empty is left out.
-    """
-    if "body" in row:
-        raise CatalogueError(f"{where}: a body or a change, not both")
-    task, name = str(row.get("task")), str(row.get("function", ""))
+def _changed(row: dict[str, Any], body: str, where: str = "") -> str:
     try:
-        unit = curriculum.units[task.partition(".")[0]]
-        text = unit.solution(curriculum.root).read_text(encoding="utf-8")
-        functions = functions_of(text)
-        owner = owner_of(functions, task, name)
-        place = functions[owner].index(name) if name else 0
-    except (KeyError, ValueError):
-        raise CatalogueError(f"{where}: {task} has no hole {name}") from None
-    region = [r for r in find_regions(text) if r.id == owner][place]
-    lines = text.splitlines(keepends=True)[region.first : region.last - 1]
-    body = _dedented("".join(line for line in lines if line.lstrip()[:2] != "#|"))
-    for old, new in row["change"]:
-        if body.count(old) != 1:
-            raise CatalogueError(f"{where}: {old!r} is there {body.count(old)} times")
-        body = body.replace(old, new)
-    return "\n".join(line for line in body.splitlines() if line.strip())
+        return row.get("body") or with_changes(body, row.get("change", ()))
+    except ValueError as error:
+        raise CatalogueError(f"{where}: {error}") from None
 
 
-def _check_keys(kind: str, row: dict[str, Any], where: str) -> None:
-    missing = sorted(_REQUIRED[kind] - set(row))
-    unknown = sorted(set(row) - _REQUIRED[kind] - _OPTIONAL)
-    if missing:
-        raise CatalogueError(f"{where}: {missing[0]} is missing")
-    if unknown:
-        raise CatalogueError(f"{where}: {unknown[0]} means nothing here")
+def _check_keys(id_: str, row: dict[str, Any], where: str) -> None:
     for key, value in row.items():
-        if not isinstance(value, int | float if key == "limit_s" else str):
+        if key not in _TEXTS | {"change", "limit_s"}:
+            raise CatalogueError(f"{where}: {key} means nothing here")
+        if key == "change":
+            fits = isinstance(value, list) and all(map(_is_pair, value))
+        else:
+            fits = isinstance(value, str if key in _TEXTS else int | float)
+        if not fits:
             raise CatalogueError(f"{where}: {key} has the wrong type")
+    if "title" not in row:
+        raise CatalogueError(f"{where}: title is missing")
+    if ("body" in row) == ("change" in row):
+        raise CatalogueError(f"{where}: a body or a change, one of the two")
+    if bool(re.fullmatch(_MUTANT, id_)) != ("rejected" in row):
+        raise CatalogueError(
+            f"{where}: a wrong one has two letters and `rejected`, a right one neither"
+        )
 
 
-def _check_text(curriculum: Curriculum, entry: Entry, where: str) -> None:
-    unit = curriculum.units[entry.task.partition(".")[0]]
+def _is_pair(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(isinstance(text, str) for text in value)
+    )
+
+
+def _own_body(curriculum: Curriculum, task: str, function: str, where: str) -> str:
+    """What the solution has in that hole."""
+    unit = curriculum.units[task.partition(".")[0]]
     try:
-        every = _bodies(unit.solution(curriculum.root))
-        bodies = every[owner_of(every, entry.task, entry.function)]
-    except (OSError, KeyError) as error:
-        raise CurriculumError(f"{entry.task} has no region in its solution") from error
-    if entry.function and entry.function not in bodies:
-        raise CatalogueError(f"{where}: {entry.task} has no hole in {entry.function!r}")
-    own = bodies[entry.function or next(iter(bodies))]
+        bodies = _bodies(unit.solution(curriculum.root))
+    except OSError as error:
+        raise CurriculumError(f"{task} has no region in its solution") from error
+    owner = owner_of({t: [*b] for t, b in bodies.items()}, task, function)
+    if owner not in bodies:
+        raise CurriculumError(f"{task} has no region in its solution")
+    if function and function not in bodies[owner]:
+        raise CatalogueError(f"{where}: {task} has no hole in {function!r}")
+    return bodies[owner][function or next(iter(bodies[owner]))]
+
+
+def _check_text(entry: Entry, own: str, where: str) -> None:
     try:
-        parts = [ast.dump(_as_function(entry.body))]
-        parts += [ast.dump(ast.parse(_dedented(entry.helper)))]
-        parts += [ast.dump(_as_function("pass", entry.signature or "def f():"))]
+        body = ast.dump(_as_function(entry.body))
+        ast.parse(_dedented(entry.helper))
+        _as_function("pass", entry.signature or "def f():")
     except SyntaxError as error:
         raise CatalogueError(f"{where}: {error.msg}: {error.text}") from error
-    if parts[0] == own and not entry.helper and not entry.signature:
+    is_same = body == ast.dump(_as_function(own))
+    if is_same and not entry.helper and not entry.signature:
         raise CatalogueError(f"{where}: that is the solution itself")
 
 
 @cache
 def _bodies(path: Path) -> dict[str, dict[str, str]]:
-    """The solution's code of each task, by function: parsed, to be compared."""
+    """The solution's code of each task, by function, without its prompts."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines(keepends=True)
     found: dict[str, dict[str, str]] = {}
     for task, names in functions_of(text).items():
         regions = [region for region in find_regions(text) if region.id == task]
-        codes = ["".join(lines[r.first : r.last - 1]) for r in regions]
-        dumps = [ast.dump(_as_function(code)) for code in codes]
-        found[task] = dict(zip(names, dumps, strict=True))
+        codes = [lines[r.first : r.last - 1] for r in regions]
+        kept = ["".join(line for line in c if line.lstrip()[:2] != "#|") for c in codes]
+        found[task] = dict(zip(names, map(_dedented, kept), strict=True))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -77,6 +77,12 @@ def checks_of(task: str) -> list[Check]:
     """The checks of a task by id, in the order of its clauses."""
     _load(task.partition(".")[0])
     return sorted(_CHECKS.get(task, []), key=lambda check: check.clause)
+
+
+def planned_runs(checks: Iterable[Check], world_size: int) -> tuple[RunSpec, ...]:
+    """What these checks play together at one world size, each run once."""
+    specs = (spec for check in checks for spec in check.runs(world_size))
+    return tuple(dict.fromkeys(specs))
 
 
 def declared_runs(task: str, world_size: int) -> frozenset[RunSpec]:

@@ -11,8 +11,8 @@ from dataclasses import replace
 from distlab.curriculum import Curriculum, Task
 from distlab.curriculum.regions import functions_of
 from distlab.grading.beside import reference_run
-from distlab.grading.clause import Check, checks_of, declared_runs
-from distlab.grading.differential.standing import best_size, faults
+from distlab.grading.clause import Check, checks_of, declared_runs, planned_runs
+from distlab.grading.differential.standing import best_size, first_fault
 from distlab.grading.harness import Implementation, PlayedRuns
 from distlab.grading.liveness import in_order, suspects
 from distlab.grading.parts import parts_beside
@@ -105,7 +105,7 @@ class Grader:
             with one_thread():
                 clauses = self._judged_clauses(task, judge)
                 if all(clause.status == "pass" for clause in clauses):
-                    clauses += tuple(self._standing(task, impl))
+                    clauses += tuple(self._standing(task, impl, played))
         except RunnerError as error:
             return replace(verdict, status="error", message=str(error))
         except RunCancelledError:
@@ -145,18 +145,21 @@ class Grader:
             clauses.append(clause)
         return tuple(clauses)
 
-    def _standing(self, task: Task, impl: Implementation) -> Iterator[ClauseVerdict]:
+    def _standing(
+        self, task: Task, impl: Implementation, played: dict[int, PlayedRuns]
+    ) -> Iterator[ClauseVerdict]:
         """The first of the standing clauses that is not fulfilled, if one is."""
         if self._worlds:  # a look at sizes of one's own choosing
             return
         world_size = best_size(task.id)
         self._on_step(f"beside the reference, n = {world_size}")
-        runs = self._planned(task, impl, world_size)
-        for clause, fault in faults(task, runs):
+        runs = played.get(world_size) or self._planned(task, impl, world_size)
+        runs.latest = None
+        if fault := first_fault(task, runs):
+            clause, failure = fault
             text = STANDING[clause]
             passed = ClauseVerdict(id=clause, text=text, status="pass")
-            yield _failed(passed, fault, runs, "")
-            return
+            yield _failed(passed, failure, runs, "")
 
     def _clause(
         self,
@@ -208,16 +211,11 @@ class Grader:
 
     def _planned(self, task: Task, impl: Implementation, world_size: int) -> PlayedRuns:
         """Runs that take those of all clauses together."""
-        plan = dict.fromkeys(
-            spec
-            for check in checks_of(task.id)
-            if world_size in self._world_sizes(check)
-            for spec in check.runs(world_size)
-        )
+        checks = checks_of(task.id)
+        own = [check for check in checks if world_size in self._world_sizes(check)]
         limits = self._limits(task, world_size)
-        runs = PlayedRuns(
-            self._cluster, impl, world_size, self._seed, limits, tuple(plan)
-        )
+        plan = planned_runs(own, world_size)
+        runs = PlayedRuns(self._cluster, impl, world_size, self._seed, limits, plan)
         runs.declared = declared_runs(task.id, world_size)
         return runs
 
@@ -292,15 +290,9 @@ def _failed(
     passed: ClauseVerdict, failure: NotYetError, runs: PlayedRuns, part: str
 ) -> ClauseVerdict:
     spec, latest = runs.latest or (None, None)
-    return replace(
-        passed,
-        status="fail",
-        note="",
-        world_size=runs.world_size,
-        message=failure.message,
-        slug=failure.slug,
-        kind=failure.kind,
-        evidence=failure.evidence,
+    return passed.failed(
+        failure,
+        runs.world_size,
         rule=part or failure.rule,
         output=failure.output or runs.printed(),
         run=latest,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ class PlayedRuns(Runs):
 
     def _together(self, specs: tuple[RunSpec, ...]) -> None:
         told: list[list[Any]] = [[] for _ in range(self.world_size)]
-        run = self._on_ranks(specs, told)
+        run = self.on_ranks(perform, specs, told)
         if len(specs) == 1 or not any(record.marks for record in run.ranks):
             self.records[specs[0]] = run  # it got no further than the first
             return
@@ -102,18 +103,32 @@ class PlayedRuns(Runs):
         self.shared = frozenset(specs[: len(parts)])
 
     def _alone(self, spec: RunSpec) -> Run:
-        return self._simulated(spec) if spec.network else self._on_ranks((spec,))
+        return (
+            self._simulated(spec) if spec.network else self.on_ranks(perform, (spec,))
+        )
 
-    def _on_ranks(
-        self, specs: tuple[RunSpec, ...], told: list[list[Any]] | None = None
+    def on_ranks(
+        self,
+        program: Callable[..., Any],
+        specs: tuple[RunSpec, ...],
+        told: list[list[Any]] | None = None,
+        *,
+        times: int = 1,
     ) -> Run:
+        """Run `perform`, or what takes the same arguments, with `times` the limit.
+
+        What rank r reports is appended to `told[r]`.
+
+        Raises:
+            RunnerError: the ranks could not be started.
+        """
         return self.cluster.run(
-            perform,
+            program,
             self.world_size,
             *code_of(self.impl),
             [[spec.name, self._values(spec)] for spec in specs],
             off_limits(self.impl),
-            limits=self.limits,
+            limits=replace(self.limits, seconds=times * self.limits.seconds),
             on_report=None if told is None else lambda r, value: told[r].append(value),
             seed=self.seed,
             backend=transport(self.world_size),
@@ -149,9 +164,7 @@ def perform(
     """In each rank: load the unit, hand it its communicator, play the scenarios."""
     from distlab.runner.rank import resolve
 
-    install(**off_limits, doors=doors_of(context))
-    context = with_own_comm(context, source["builds"])
-    texts = arrived(source), arrived(reference)
+    context, texts = prepared(context, source, reference, off_limits)
 
     def play(name: str, values: dict[str, Any]) -> Any:
         return resolve(name)(context, load_graft(*texts, grafts), **values)
@@ -159,6 +172,20 @@ def perform(
     if len(plays) == 1:
         return play(*plays[0])
     return play_all(context, play, plays)
+
+
+def prepared(
+    context: RankContext,
+    source: dict[str, str],
+    reference: dict[str, str],
+    off_limits: dict[str, list[str]],
+) -> tuple[RankContext, tuple[UnitSource, UnitSource]]:
+    """In each rank: the guard stands, and the communicator is the unit's own."""
+    install(**off_limits, doors=doors_of(context))
+    return with_own_comm(context, source["builds"]), (
+        arrived(source),
+        arrived(reference),
+    )
 
 
 def transport(world_size: int) -> str:

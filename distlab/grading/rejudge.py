@@ -78,16 +78,5 @@ def _missing(world_size: int) -> str:
 
 def _failed(passed: ClauseVerdict, failure: NotYetError, runs: Runs) -> ClauseVerdict:
     run = runs.latest[1] if runs.latest else None
-    return replace(
-        passed,
-        status="fail",
-        note="",
-        world_size=runs.world_size,
-        message=failure.message,
-        slug=failure.slug,
-        kind=failure.kind,
-        evidence=failure.evidence,
-        rule=failure.rule,
-        output=failure.output or (printed(run) if run else ""),
-        run=run,
-    )
+    output = failure.output or (printed(run) if run else "")
+    return passed.failed(failure, runs.world_size, output=output, run=run)

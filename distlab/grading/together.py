@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from distlab.runner import RankContext, RankRecord, Run
@@ -23,13 +24,18 @@ def play_all(
 ) -> None:
     """In each rank: one after another; each result is reported when it is there."""
     for name, values in plays:
-        seed_everything(values["seed"] + context.rank)
-        traffic = context.traffic
-        sent_bytes, messages = traffic.sent_bytes, traffic.messages
-        value = play(name, values)
-        context.report(
-            [value, traffic.sent_bytes - sent_bytes, traffic.messages - messages]
-        )
+        play_reported(context, values["seed"], partial(play, name, values))
+
+
+def play_reported(context: RankContext, seed: int, play: Callable[[], Any]) -> None:
+    """In each rank: play, and report the result with what it sent."""
+    seed_everything(seed + context.rank)
+    traffic = context.traffic
+    sent_bytes, messages = traffic.sent_bytes, traffic.messages
+    value = play()
+    context.report(
+        [value, traffic.sent_bytes - sent_bytes, traffic.messages - messages]
+    )
 
 
 def taken_apart(run: Run, told: list[list[Any]], count: int) -> list[Run]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:  # the words alone must not cost the import of torch
@@ -95,6 +95,21 @@ class ClauseVerdict:
     run: Run | None = field(default=None, repr=False)  # the one that failed
     # Plays the reference in its stead; of use while the cluster lasts.
     reference_run: Callable[[], Run | None] | None = field(default=None, repr=False)
+
+    def failed(
+        self, failure: NotYetError, world_size: int, **more: Any
+    ) -> ClauseVerdict:
+        """The same clause where `failure` was raised; `more` are fields of its own."""
+        facts: dict[str, Any] = {
+            "world_size": world_size,
+            "message": failure.message,
+            "slug": failure.slug,
+            "kind": failure.kind,
+            "evidence": failure.evidence,
+            "rule": failure.rule,
+            "output": failure.output,
+        }
+        return replace(self, status="fail", note="", **facts | more)
 
     def to_json(self) -> dict[str, Any]:
         """The clause as MEASURES.md of the design lists it."""

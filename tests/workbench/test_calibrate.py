@@ -17,7 +17,6 @@ from torch import Tensor
 
 from distlab.cli import calibrate as verb
 from distlab.cli.doctor import Finding
-from distlab.experiments import simulated
 from distlab.grading.verdict import HARNESS
 from distlab.runner import Limits, RankContext, RunnerError
 from distlab.sim import run
@@ -32,6 +31,7 @@ from distlab.sim.calibration.calibrate import (
 from distlab.sim.calibration.charge import run_charged
 from distlab.sim.net.nets import as_data, from_data
 from distlab.sim.net.piecewise import Piecewise
+from distlab.simulated import play as simulated
 
 # ── the table's columns ─────────────────────────────────────────────────────────────
 

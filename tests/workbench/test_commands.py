@@ -20,9 +20,9 @@ from typer.main import get_command
 from distlab.cli.app import app
 from distlab.curriculum import load_curriculum
 from distlab.curriculum.misconceptions import read_misconceptions
-from distlab.experiments.simulated_target import find_target
 from distlab.sim.net.quantities import num_bytes
 from distlab.sim.net.spec import parse_faults, parse_net
+from distlab.simulated.target import find_target
 
 ROOT = Path(__file__).resolve().parents[2]
 CURRICULUM = load_curriculum(ROOT)

@@ -14,14 +14,14 @@ from distlab.cli.ddp_report import CONCEPTS, plan
 from distlab.curriculum import find_root
 from distlab.curriculum.misconceptions import read_misconceptions
 from distlab.data.idx import IdxError
-from distlab.experiments.ddp import DdpResult, Moment, compare, train, train_alone
-from distlab.experiments.ddp_code import choose_units
-from distlab.experiments.ddp_config import PRESETS, DdpConfig, Wishes, make_config
-from distlab.experiments.ddp_data import locate, make_optimizer, read_split
-from distlab.experiments.ddp_estimate import estimate, probe
-from distlab.experiments.digits import Shard
 from distlab.models.convnet import make_convnet
 from distlab.runner import Cluster, RunnerError
+from distlab.training.ddp import DdpResult, Moment, compare, train, train_alone
+from distlab.training.ddp_code import choose_units
+from distlab.training.ddp_config import PRESETS, DdpConfig, Wishes, make_config
+from distlab.training.ddp_data import locate, make_optimizer, read_split
+from distlab.training.ddp_estimate import estimate, probe
+from distlab.training.digits import Shard
 from tests.workbench.images import NUM_TRAIN, write_set
 
 ROOT = find_root(Path(__file__))

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from distlab.cli.app import app
-from distlab.experiments.ddp_code import choose_units, whose
 from distlab.runner import Cluster
+from distlab.training.ddp_code import choose_units, whose
 from tests.workbench.course import Course, filled, pristine
 from tests.workbench.images import write_set
 from tests.workbench.test_ddp import changed

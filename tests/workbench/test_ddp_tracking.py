@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from distlab.experiments import ddp_tracking
-from distlab.experiments.ddp import Beside, DdpResult, EpochRow
-from distlab.experiments.ddp_config import Wishes, make_config
+from distlab.training import ddp_tracking
+from distlab.training.ddp import Beside, DdpResult, EpochRow
+from distlab.training.ddp_config import Wishes, make_config
 from tests.workbench.course import Course
 
 HAS_MLFLOW = importlib.util.find_spec("mlflow") is not None

@@ -15,7 +15,9 @@ from distlab.cli.demo import demo
 from distlab.cli.screen import command
 from distlab.curriculum import find_root
 from distlab.data.digits import load_digits_split
-from distlab.experiments.digits import (
+from distlab.models.mlp import make_mlp
+from distlab.runner import Cluster, RunnerError
+from distlab.training.digits import (
     PRELOADS,
     DigitsConfig,
     DigitsResult,
@@ -26,8 +28,6 @@ from distlab.experiments.digits import (
     train_alone,
     train_on_ranks,
 )
-from distlab.models.mlp import make_mlp
-from distlab.runner import Cluster, RunnerError
 
 SHORT = DigitsConfig(epochs=2)
 FLOOR = 0.7  # what two epochs reach

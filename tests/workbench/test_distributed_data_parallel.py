@@ -17,7 +17,6 @@ from benchmarks import _ddp_ranks as bench_ranks
 from benchmarks import _ratios as ratios
 from distlab.comm import Comm, Work, leave_default_group
 from distlab.curriculum.units import load
-from distlab.experiments import bucket_lanes as lanes
 from distlab.grading.checks.distributed_data_parallel import watch as watch
 from distlab.grading.checks.distributed_data_parallel.hooks import LAYERS_MIB, _untimely
 from distlab.grading.checks.distributed_data_parallel.joined import BATCHES, run_out
@@ -25,6 +24,7 @@ from distlab.grading.checks.distributed_data_parallel.unused import Found, used
 from distlab.grading.kit.values import close
 from distlab.runner import Cluster, RankContext
 from distlab.sim import run
+from distlab.walkthroughs import bucket_lanes as lanes
 
 SEED = 3
 

@@ -19,7 +19,7 @@ from distlab.data.idx_sets import (
     known_sets,
     read_images,
 )
-from distlab.experiments.ddp_data import locate
+from distlab.training.ddp_data import locate
 from tests.workbench.images import (
     NUM_HELD_OUT,
     NUM_TRAIN,

@@ -133,6 +133,7 @@ def test_a_hole_is_its_own_task_only(task: Task, judged: Judged) -> None:
         assert (state_in(text, other) == "started") == (other != task)
 
 
+@pytest.mark.slow
 @each_task
 def test_a_no_op_is_a_failure_not_a_crash(task: Task, judged: Judged) -> None:
     for function in functions_of_task(task):
@@ -145,6 +146,7 @@ def test_a_no_op_is_a_failure_not_a_crash(task: Task, judged: Judged) -> None:
         assert state_in(text, task) == "started"  # and to Python it is a pass
 
 
+@pytest.mark.slow
 @each_task
 def test_a_task_passes_while_its_siblings_are_unfinished(
     task: Task, judged: Judged

@@ -1,15 +1,14 @@
 """The autograder against wrong and right solutions; all of them: `make mutants`.
 
-Here a sample runs, so that `make test` stays short: one mutant per clause, one per
-diagnosis of each unit, and an accept-variant per task. `DISTLAB_ALL_MUTANTS=1`
-runs every one.
+Here a sample runs: one mutant per clause, one per diagnosis of each unit, and an
+accept-variant per task. Of these `make test` plays one per task.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +20,7 @@ import pytest
 from distlab.cli import mutants as command
 from distlab.curriculum import load_curriculum
 from distlab.grading.catalogue import CatalogueError, Entry, read_catalogue
+from distlab.grading.changes import with_changes
 from distlab.grading.mutants import Result, judge
 from distlab.runner import Cluster
 
@@ -30,8 +30,6 @@ BY_ID = {entry.id: entry for entry in ENTRIES}
 
 
 def sample() -> list[Entry]:
-    if os.environ.get("DISTLAB_ALL_MUTANTS"):
-        return ENTRIES
     chosen: list[Entry] = []
     seen: Counter[tuple[str, ...]] = Counter()
     for entry in ENTRIES:
@@ -48,7 +46,18 @@ def sample() -> list[Entry]:
     return chosen
 
 
-@pytest.mark.parametrize("entry", sample(), ids=lambda entry: entry.id)
+def first_of_each_task_first() -> list[Any]:
+    """The sample; all but the first of each task are left to `make test-slow`."""
+    seen: set[str] = set()
+    marked = []
+    for entry in sample():
+        marks = [pytest.mark.slow] if entry.task in seen else []
+        marked.append(pytest.param(entry, marks=marks, id=entry.id))
+        seen.add(entry.task)
+    return marked
+
+
+@pytest.mark.parametrize("entry", first_of_each_task_first())
 def test_the_grader_judges_as_the_catalogue_says(
     cluster: Cluster, entry: Entry
 ) -> None:
@@ -91,20 +100,23 @@ Broken = Callable[..., str]
 def broken(tmp_path: Path) -> Broken:
     """What is said about a catalogue of one entry, or about two of the same id."""
 
-    def say(text: str = "", *, twice: bool = False, **changes: Any) -> str:
-        row = {
-            "id": "CO01",
-            "task": "collectives.exchange",
-            "title": "nothing",
-            "clause": "C1",
-            "slug": "",
-            "body": "pass",
-        } | changes
+    def say(
+        text: str = "",
+        *,
+        name: str = "CO01",
+        file: str = "exchange.toml",
+        twice: bool = False,
+        **changes: Any,
+    ) -> str:
+        row = {"title": "nothing", "rejected": "C1", "body": "pass"} | changes
         lines = "".join(
             f"{k} = {json.dumps(v)}\n" for k, v in row.items() if v is not None
         )
-        entry = f"[[mutant]]\n{lines}"
-        (tmp_path / "collectives.toml").write_text(text or entry * (1 + twice))
+        path = tmp_path / "collectives" / file
+        path.parent.mkdir()
+        path.write_text(text or f"[{name}]\n{lines}")
+        if twice:
+            shutil.copy(path, path.with_name("pass_around.toml"))
         with pytest.raises(CatalogueError) as caught:
             read_catalogue(CURRICULUM, tmp_path)
         return str(caught.value)
@@ -115,21 +127,27 @@ def broken(tmp_path: Path) -> Broken:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"title": None}, "mutant CO01: title is missing"),
-        ({"color": "red"}, "mutant CO01: color means nothing here"),
-        ({"id": "X1"}, "mutant X1: the id must look like"),
-        ({"task": "trainer.train_step"}, "train_step is not a task of collectives"),
-        ({"task": "collectives.nothing"}, "there is no task collectives.nothing"),
-        ({"clause": "C9"}, "has no clause 'C9'"),
-        ({"slug": "bad-luck"}, "no misconception is called bad-luck"),
+        ({"title": None}, "exchange.toml: CO01: title is missing"),
+        ({"color": "red"}, "CO01: color means nothing here"),
+        ({"name": "X1"}, "X1: no entry is called so"),
+        ({"name": "A01"}, "a right one neither"),
+        ({"rejected": None}, "two letters and `rejected`"),
+        ({"file": "nothing.toml"}, "nothing.toml: there is no such task"),
+        ({"rejected": "C9"}, "has no clause 'C9'"),
+        ({"rejected": "C1 bad-luck"}, "no misconception is called bad-luck"),
+        ({"twin": "A01"}, "there is no entry A01"),
+        ({"function": "nothing"}, "collectives.exchange has no hole in 'nothing'"),
         ({"body": "return ("}, "was never closed"),
         ({"body": 3}, "body has the wrong type"),
-        ({"change": [["dst=1", "dst=0"]]}, "a body or a change, not both"),
+        ({"body": None, "change": [["dst=1"]]}, "change has the wrong type"),
+        ({"body": None}, "a body or a change, one of the two"),
+        ({"change": [["dst=1", "dst=0"]]}, "a body or a change, one of the two"),
         ({"body": None, "change": [["dst=7", "dst=0"]]}, "'dst=7' is there 0 times"),
+        ({"body": None, "change": [["comm", "c"]]}, "'comm' is there 4 times"),
         ({"body": None, "change": []}, "that is the solution itself"),
         ({"twice": True}, "CO01 is used by two entries"),
         ({"text": "[[mutant]\n"}, "is not valid TOML"),
-        ({"text": "[[wrong]]\n"}, "[[wrong]] is not mutant or accept"),
+        ({"text": "CO01 = 3\n"}, "CO01: no entry is called so"),
     ],
 )
 def test_a_broken_catalogue_is_refused_with_a_sentence(
@@ -146,6 +164,21 @@ def test_the_solution_itself_is_no_entry(broken: Broken) -> None:
         comm.recv(tensor, src=0)
     """
     assert "that is the solution itself" in broken(body=body)
+
+
+def test_a_change_keeps_the_indentation_of_its_place() -> None:
+    body = "for rank in ranks:\n    send(rank)\n    wait(rank)\nwait(0)\n"
+    pairs = [
+        ("send(rank)\nwait(rank)", "if rank:\n    send(rank)"),
+        ("wait(0)", "pass\nwait(1)"),
+    ]
+    assert with_changes(body, pairs).splitlines() == [
+        "for rank in ranks:",
+        "    if rank:",
+        "        send(rank)",
+        "pass",
+        "wait(1)",
+    ]
 
 
 def test_a_body_replaces_the_region_and_nothing_else() -> None:

@@ -21,8 +21,8 @@ PICTURES = sorted([*ROOT.glob("phase*/figures/*.svg"), *ROOT.glob("figures/*.svg
 SOURCES = sorted(
     [
         *(ROOT / "figures").glob("*.py"),
-        *(ROOT / "distlab" / "experiments").glob("*pictures.py"),
-        *(ROOT / "distlab" / "experiments").glob("*lab.py"),
+        *(ROOT / "distlab" / "walkthroughs").glob("*pictures.py"),
+        *(ROOT / "distlab" / "walkthroughs").glob("*lab.py"),
         ROOT / "distlab" / "trace" / "canvas.py",
         ROOT / "distlab" / "trace" / "timeline.py",
     ]

@@ -17,24 +17,24 @@ from distlab.cli.screen import command
 from distlab.cli.use import use
 from distlab.data import text as text_module
 from distlab.data.text import Text, load_text
-from distlab.experiments import phase2, phase2_lab
-from distlab.experiments.phase2_code import (
-    NEEDED,
-    UnfinishedError,
-    choose_units,
-    needed_parts,
-)
-from distlab.experiments.phase2_memory import LiveBytes
-from distlab.experiments.phase2_mesh import (
+from distlab.grading.kit.values import digest
+from distlab.models.transformer import TransformerConfig
+from distlab.runner import Cluster
+from distlab.training.mesh import (
     LAYOUTS,
     PRELOADS,
     MeshConfig,
     MeshResult,
     compare,
 )
-from distlab.grading.kit.values import digest
-from distlab.models.transformer import TransformerConfig
-from distlab.runner import Cluster
+from distlab.training.mesh_code import (
+    NEEDED,
+    UnfinishedError,
+    choose_units,
+    needed_parts,
+)
+from distlab.walkthroughs import phase2, phase2_lab
+from distlab.walkthroughs.phase2_memory import LiveBytes
 from tests.workbench.course import ROOT, Course, pristine
 from tests.workbench.judging import solution_of
 

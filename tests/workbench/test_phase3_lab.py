@@ -2,8 +2,8 @@
 
 import pytest
 
-from distlab.experiments.phase3 import fit
-from distlab.experiments.phase3_lab import print_choices, print_table
+from distlab.walkthroughs.phase3 import fit
+from distlab.walkthroughs.phase3_lab import print_choices, print_table
 
 
 def test_the_fit_finds_alpha_and_beta() -> None:

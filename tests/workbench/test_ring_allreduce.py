@@ -14,7 +14,6 @@ from torch import Tensor
 from distlab.cli.sim import sim
 from distlab.comm import Comm
 from distlab.curriculum.units import load
-from distlab.experiments.simulated_results import judged
 from distlab.grading.checks.ring_allreduce.clock import Played, exposed_adds, misuses
 from distlab.grading.checks.ring_allreduce.watched import (
     FILLED,
@@ -27,6 +26,7 @@ from distlab.grading.checks.ring_allreduce.watched import (
 from distlab.runner import Cluster, RankContext
 from distlab.sim import AlphaBeta, SimRun, run
 from distlab.sim.plans import closed_forms as forms
+from distlab.simulated.results import judged
 from tests.workbench.judging import catalogue, solution_of, verdict_on, with_body
 
 NET = AlphaBeta(alpha_s=1e-5, bytes_per_s=1e9)
@@ -223,7 +223,7 @@ def test_a_chunk_is_right_if_it_is_the_one_that_is_said_and_nobody_elses(
 
 
 def words_of_chunks() -> list[str]:
-    results = importlib.import_module("distlab.experiments.simulated_results")
+    results = importlib.import_module("distlab.simulated.results")
     return list(results.expected("reduce_scatter", 0, 3, 12))
 
 

@@ -46,7 +46,7 @@ READ = {
         "distlab/trace/*.py",
         "distlab/sim/**/*.py",
     ),
-    titles_of: _files("tests/mutants/*.toml"),
+    titles_of: _files("tests/mutants/*/*.toml"),
 }
 TEXTS = [
     pytest.param(read, path, id=f"{path.relative_to(ROOT)}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from distlab.comm import COLLECTIVES
 from distlab.curriculum import Progress
 from distlab.grading.diagnosis import diagnose
 from distlab.grading.differential.observe import play_twice
-from distlab.grading.harness import PlayedRuns, code_of, off_limits, transport
+from distlab.grading.harness import PlayedRuns
 from distlab.grading.runs import Records, RunSpec
 from distlab.grading.together import taken_apart
 from distlab.grading.verdict import NotYetError
@@ -62,17 +62,7 @@ def played_twice(runs: PlayedRuns, specs: tuple[RunSpec, ...]) -> Twice:
         NotYetError: the ranks did not come to their end.
     """
     told: list[list[Any]] = [[] for _ in range(runs.world_size)]
-    run = runs.cluster.run(
-        play_twice,
-        runs.world_size,
-        *code_of(runs.impl),
-        [[spec.name, {"seed": runs.seed, **dict(spec.values)}] for spec in specs],
-        off_limits(runs.impl),
-        limits=replace(runs.limits, seconds=2 * runs.limits.seconds),
-        on_report=lambda rank, value: told[rank].append(value),
-        seed=runs.seed,
-        backend=transport(runs.world_size),
-    )
+    run = runs.on_ranks(play_twice, specs, told, times=2)
     if run.outcome != "finished":
         raise diagnose(run)
     parts = taken_apart(run, told, 2 * len(specs))[1::2]

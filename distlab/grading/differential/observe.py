@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -22,7 +23,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distlab.curriculum import load_graft
-from distlab.curriculum.units import arrived
 from distlab.grading.differential.fingerprints import (
     changed,
     fingerprints,
@@ -30,10 +30,9 @@ from distlab.grading.differential.fingerprints import (
     tensors_in,
     values_of,
 )
-from distlab.grading.guard import doors_of, install
-from distlab.grading.kernel import with_own_comm
+from distlab.grading.harness import prepared
+from distlab.grading.together import play_reported
 from distlab.runner import RankContext
-from distlab.runner.context import seed_everything
 from distlab.runner.rank import resolve
 
 OTHER_SEED = 1_000_003  # added to the seed for the time before
@@ -156,39 +155,25 @@ def play_twice(
     off_limits: dict[str, list[str]],
 ) -> list[dict[str, Any]]:
     """The program of each rank; every result is reported when it is there."""
-    install(**off_limits, doors=doors_of(context))
-    context = with_own_comm(context, source["builds"])
+    context, texts = prepared(context, source, reference, off_limits)
     # Reports that a scenario makes of its own would be taken for ours.
     silent = replace(context, report=lambda _: None)
-    texts = arrived(source), arrived(reference)
     told = []
     for name, values in plays:
         module, scenario = load_graft(*texts, grafts), resolve(name)
         other = {**values, "seed": values["seed"] + OTHER_SEED}
-        _reported(context, silent, scenario, module, other)
+        play_reported(
+            context, other["seed"], partial(scenario, silent, module, **other)
+        )
         seen, operations = Observed(), Operations()
         watch(module, seen)
         # To enter a mode, torch imports its compiler. That takes each rank seconds,
         # unless the unit is one that trains: then it was preloaded.
         is_counted = "torch._dynamo" in sys.modules
         with operations if is_counted else nullcontext():
-            _reported(context, silent, scenario, module, values)
+            play_reported(
+                context, values["seed"], partial(scenario, silent, module, **values)
+            )
         changes = dict.fromkeys([*seen.changes, *seen.aliased()])
         told.append({"changes": [*map(list, changes)], "operations": operations.count})
     return told
-
-
-def _reported(
-    context: RankContext,
-    silent: RankContext,
-    scenario: Any,
-    module: ModuleType,
-    values: dict[str, Any],
-) -> None:
-    seed_everything(values["seed"] + context.rank)
-    traffic = context.traffic
-    sent_bytes, messages = traffic.sent_bytes, traffic.messages
-    value = scenario(silent, module, **values)
-    context.report(
-        [value, traffic.sent_bytes - sent_bytes, traffic.messages - messages]
-    )

@@ -12,14 +12,13 @@ is excused from it in the manifest, with a reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 
 from distlab.curriculum import Task
-from distlab.grading.clause import Check, checks_of
+from distlab.grading.clause import Check, checks_of, planned_runs
 from distlab.grading.differential.bills import (
     Bill,
-    Twice,
     played_twice,
     reference_bills,
 )
@@ -48,12 +47,11 @@ def best_size(task: str) -> int:
 def specs_of(checks: Sequence[Check], world_size: int) -> tuple[RunSpec, ...]:
     """What these checks play at this world size, each run once."""
     own = [check for check in checks if world_size in check.worlds]
-    specs = (spec for check in own for spec in check.runs(world_size))
-    return tuple(dict.fromkeys(spec for spec in specs if spec.network is None))
+    return tuple(s for s in planned_runs(own, world_size) if s.network is None)
 
 
-def faults(task: Task, runs: PlayedRuns) -> Iterator[tuple[str, NotYetError]]:
-    """The standing clauses that are not fulfilled, each with the verdict on it.
+def first_fault(task: Task, runs: PlayedRuns) -> tuple[str, NotYetError] | None:
+    """The first standing clause that is not fulfilled, with the verdict on it.
 
     Raises:
         RunnerError: the ranks could not be started, or the reference fails itself.
@@ -62,7 +60,7 @@ def faults(task: Task, runs: PlayedRuns) -> Iterator[tuple[str, NotYetError]]:
     specs = specs_of(checks, runs.world_size)
     asked = [clause for clause in STANDING if clause not in task.excused]
     if not asked or not specs:
-        return
+        return None
     right = reference_bills(task.id, runs, specs)
     try:
         twice = played_twice(runs, specs)
@@ -70,16 +68,16 @@ def faults(task: Task, runs: PlayedRuns) -> Iterator[tuple[str, NotYetError]]:
         # Ranks may be in different scenarios: it counts if one by itself fails too.
         # That time ran out says nothing: all scenarios together have one's limit.
         is_told = "S3" in asked and failure.kind != "TIME"
-        if is_told and (confirmed := _alone(checks, runs, specs)):
-            yield "S3", confirmed
-        return
-    wrong = "S3" in asked and _again(checks, runs, twice)
+        confirmed = _alone(checks, runs, specs) if is_told else None
+        return ("S3", confirmed) if confirmed else None
+    wrong = "S3" in asked and _again(checks, runs, twice.records)
     if wrong and (confirmed := _alone(checks, runs, specs)):
-        yield "S3", confirmed
+        return "S3", confirmed
     cost = partial(no_more_cost, excused=task.excused)
     for clause, judge in (("S1", cost), ("S2", no_other_change)):
         if clause in asked and (fault := _first(judge, twice.bills, right)):
-            yield clause, fault
+            return clause, fault
+    return None
 
 
 def _first(
@@ -104,14 +102,14 @@ def _alone(
         except NotYetError as failure:
             # A busy machine runs out of time, too: that is no fault.
             return None if failure.kind == "TIME" else _second_time(failure)
-    return _again(checks, runs, Twice(records=records, bills={}))
+    return _again(checks, runs, records)
 
 
 def _again(
-    checks: Sequence[Check], runs: PlayedRuns, twice: Twice
+    checks: Sequence[Check], runs: PlayedRuns, records: Records
 ) -> NotYetError | None:
     """What the task's own judges say of the records of the second time."""
-    second = SecondRuns(runs, twice.records)
+    second = SecondRuns(runs, records)
     for check in checks:
         if runs.world_size not in check.worlds:
             continue

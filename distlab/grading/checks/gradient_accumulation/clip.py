@@ -37,7 +37,7 @@ from distlab.grading.kit.values import (
     same_everywhere,
 )
 from distlab.grading.kit.zoo import with_old_gradients
-from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
@@ -63,14 +63,19 @@ class Counted(torch.optim.SGD):
                     parameter -= group["lr"] * parameter.grad
 
 
-def clip_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
-    """Steps with different limits: some are above the gradient's norm, some below."""
+def clip_steps(
+    context: RankContext, unit: ModuleType, seed: int, part: bool = False
+) -> dict[str, Any]:
+    """Steps with different limits: some are above the gradient's norm, some below.
+
+    With `part`, the optimizer has only some of the model's parameters.
+    """
     device = context.comm.device
     model = Zoo(seed).to(device)
     with_old_gradients(model)
     every = list(model.parameters())
     groups = [{"params": every[:5]}, {"params": every[5:]}]
-    optimizer = Counted(groups, lr=LEARNING_RATE)
+    optimizer = Counted(groups[:1] if part else groups, lr=LEARNING_RATE)
     norms, stepped = [], []
     for step, max_norm in enumerate(MAX_NORMS):
         sizes = LEVEL[context.rank % len(LEVEL)]
@@ -178,10 +183,26 @@ def _expect_steps(run: Run) -> None:
             )
 
 
-@clause("gradient_accumulation.clip", "C2", worlds=WORLDS, runs=[on_ranks(clip_steps)])
+PART = on_ranks(clip_steps, part=True)
+
+
+def _plays(world_size: int) -> list[RunSpec]:
+    return [on_ranks(clip_steps), *[PART] * (world_size == WORLDS[0])]
+
+
+@clause("gradient_accumulation.clip", "C2", worlds=WORLDS, runs=_plays)
 def norm_before_clipping(runs: Runs) -> str | None:
     """V: the returned float is the norm of the full gradient, on every rank."""
-    return expect_norms(runs.finished(clip_steps), runs.seed, "clip")
+    told = expect_norms(runs.finished(clip_steps), runs.seed, "clip")
+    if runs.world_size == WORLDS[0]:
+        n, run = runs.world_size, runs.finished(PART)
+        expect_values(
+            [torch.tensor(value["norms"][:1]) for value in run.values],
+            same_everywhere(norms_of(runs.seed, n)[:1], n),
+            what="with an optimizer of some parameters the norm of all gradients",
+            tolerance=TOLERANCE,
+        )
+    return told
 
 
 def expect_norms(run: Run, seed: int, name: str) -> str:

@@ -85,9 +85,10 @@ def ported_precision(
     record = []
     for step in range(STEPS):
         inputs, targets = batch_of(seed, rank, step)
-        if (step, rank) in {(CALM, n - 1), (CALM + 1, 0)}:
-            last = step == CALM
-            inputs[0, 3 if last else 0] = torch.nan if last else torch.inf
+        if (step, rank) == (CALM, n - 1):
+            inputs[0, 3] = torch.nan
+        elif (step, rank) == (CALM + 1, 0):  # the loss stays finite
+            overflow = model.left.weight.register_hook(_overflowed)
         before, steps = _weights(model), optimizer.steps
         scale = scaler.get_scale()
         said = unit.with_torch(model, optimizer, scaler, loss_of, inputs, targets)
@@ -104,8 +105,14 @@ def ported_precision(
             }
         )
         widths.clear()
+        if (step, rank) == (CALM + 1, 0):
+            overflow.remove()
     leave_default_group()
     return record
+
+
+def _overflowed(gradient: Tensor) -> Tensor:
+    return torch.full_like(gradient, torch.inf)
 
 
 def _weights(model: nn.Module) -> Tensor:

@@ -36,7 +36,13 @@ from distlab.runner import RankContext, Run
 
 WORLDS = (3, 2, 4, 1)  # reduce_scatter, on which the rest builds, also on 7
 LENGTH = 13  # what no world size divides
-DTYPES = {"single": torch.float32, "short": torch.int32}
+DTYPES = {
+    "single": torch.float32,
+    "half": torch.float16,
+    "short": torch.int32,
+    "byte": torch.int8,
+}
+IN_DIGITS = ("half", "short", "byte")  # what is added up stays exact in float16
 
 
 def values_of(kind: str, seed: int, rank: int, length: int) -> Tensor:
@@ -59,10 +65,10 @@ def ring_once(
 
     "strided" is every second column of a matrix; "transposed" is a matrix too, and
     clone() keeps its strides; "scalar" has no dimension at all; "again" comes after
-    another call, with the same shape; "single" is float32, "short" int32.
+    another call, with the same shape. See DTYPES for "single", "half", "short", "byte".
     """
     comm = context.comm
-    values = "digits" if kind == "short" else kind
+    values = "digits" if kind in IN_DIGITS else kind
     memory = values_of(values, seed, context.rank, 2 * length)
     memory = memory.to(DTYPES.get(kind, memory.dtype)).to(comm.device)
     tensor = memory[:length]
@@ -100,6 +106,7 @@ def _sums(world_size: int) -> list[RunSpec]:
         odd = ("strided", "transposed", "scalar", "again")
         plays += [on_ranks(ring_once, kind=kind) for kind in odd]
         plays += [on_ranks(ring_once, length=length) for length in (12, 2, 0)]
+        plays += [on_ranks(ring_once, kind="half", length=10 * LENGTH)]
     if world_size == 4:
         plays += [on_ranks(ring_once, length=1)]
     return plays
@@ -124,6 +131,7 @@ def _said(values: dict[str, Any]) -> dict[str, str]:
         "strided": " (every second column of a matrix)",
         "transposed": " (a transposed matrix)",
         "scalar": " (0-dim)",
+        "half": " (float16)",
     }
     said = kinds.get(values.get("kind", ""), "")
     if values.get("kind") == "again":
@@ -141,7 +149,7 @@ def _expect_no_refusal(run: Run) -> None:
 
 
 def _means(world_size: int) -> list[RunSpec]:
-    kinds = ("uneven", "digits") + ("single", "short") * (world_size == 3)
+    kinds = ("uneven", "digits") + ("single", "short", "byte") * (world_size == 3)
     return [on_ranks(ring_once, average=True, kind=kind) for kind in kinds]
 
 
@@ -149,7 +157,7 @@ def _means(world_size: int) -> list[RunSpec]:
 def mean_on_request(runs: Runs) -> str | None:
     """V and J: the sum divided by n; a mean of integers is refused, nothing sent."""
     for spec in _means(runs.world_size):
-        if dict(spec.values)["kind"] in ("digits", "short"):
+        if dict(spec.values)["kind"] in ("digits", "short", "byte"):
             _expect_refusal(runs.finished(spec))
             continue
         with judged_after(sum_everywhere, runs, "C1"):

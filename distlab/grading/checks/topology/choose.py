@@ -45,6 +45,7 @@ ON_NODES = tuple(
         ("one NIC per rank", 8, NVLINK, INFINIBAND, 8 * 50e9),
         ("one NIC per node", 8, NVLINK, INFINIBAND, 50e9),
         ("NICs 4:1 oversubscribed", 8, NVLINK, INFINIBAND, 2 * 50e9),
+        ("a NIC wider than its ranks' links", 4, NVLINK, ETHERNET, 16 * 12.5e9),
         ("one slow NIC", 4, INFINIBAND, LOOPBACK, 1e9),
         ("intra-node no faster", 2, ETHERNET, ETHERNET, 12.5e9),
     )

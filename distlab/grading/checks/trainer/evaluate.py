@@ -90,6 +90,7 @@ def evaluate_once(
     device = context.comm.device
     model = Scorer(seed).to(device)
     model.train(training)
+    model.weights.grad = torch.ones_like(model.weights)  # the caller's
     sizes = (MIXED if mixed else EVEN)[context.rank]
     batches = batches_of(seed, context.rank, sizes)
     once = _Once([(x.to(device), y.to(device)) for x, y in batches])

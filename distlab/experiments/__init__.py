@@ -1,1 +1,0 @@
-"""Experiments that the commands and the notebooks run and show."""

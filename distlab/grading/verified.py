@@ -1,0 +1,96 @@
+"""For which units the whole catalogue was played since they last changed.
+
+`distlab mutants --stamp` notes it in `tests/mutants/verified.toml`, by the digest of
+what belongs to the unit alone: its solution, its checks and its catalogue. What all
+units share changes the verdicts of all, and to play all takes half an hour: `--touched`
+plays a tenth of what is noted, another tenth whenever the shared code changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from distlab.curriculum import Curriculum
+from distlab.grading.catalogue import FOLDER, CatalogueError, Entry
+
+NAME = "verified.toml"
+TENTH = 10
+_HEAD = """\
+# The digest at which a unit's whole catalogue was last played, every entry judged as it
+# says: `distlab mutants --stamp` writes it, `--touched` plays what has changed since.
+"""
+
+
+def digest_of(curriculum: Curriculum, unit: str) -> str:
+    """Of the unit's solution, checks and catalogue: 12 hexadecimal digits."""
+    root = curriculum.root
+    files = [curriculum.units[unit].solution(root)]
+    files += sorted((root / "distlab" / "grading" / "checks" / unit).glob("*.py"))
+    files += sorted((root / FOLDER / unit).glob("*.toml"))
+    return _digest(files)
+
+
+def unverified(curriculum: Curriculum) -> list[str]:
+    """The units that changed since their catalogue was played whole.
+
+    Raises:
+        CatalogueError: the notes cannot be read.
+    """
+    known = _read(curriculum.root / FOLDER / NAME)
+    units = curriculum.units
+    return [unit for unit in units if known.get(unit) != digest_of(curriculum, unit)]
+
+
+def touched(curriculum: Curriculum, entries: Iterable[Entry]) -> list[Entry]:
+    """Every entry of what has changed, and of the rest the tenth whose turn it is."""
+    changed = unverified(curriculum)
+    grading = curriculum.root / "distlab" / "grading"
+    shared = [f for f in sorted(grading.rglob("*.py")) if "checks" not in f.parts]
+    turn = int(_digest(shared), 16)
+    return [
+        entry
+        for entry in entries
+        if entry.task.partition(".")[0] in changed
+        or (zlib.crc32(entry.id.encode()) + turn) % TENTH == 0
+    ]
+
+
+def stamp(
+    curriculum: Curriculum, entries: Sequence[Entry], played: Mapping[str, bool]
+) -> list[str]:
+    """Note each unit whose every entry is right; forget one that has a wrong one.
+
+    `played` says of an entry that was played, by id, whether its verdict was right.
+    Returns the names of the units that are noted now.
+    """
+    path = curriculum.root / FOLDER / NAME
+    known = _read(path)
+    for unit in curriculum.units:
+        own = [played.get(e.id) for e in entries if e.task.startswith(f"{unit}.")]
+        if all(own):
+            known[unit] = digest_of(curriculum, unit)
+        elif False in own:
+            known.pop(unit, None)
+    lines = [f'{unit} = "{digest}"\n' for unit, digest in sorted(known.items())]
+    path.write_text(_HEAD + "".join(lines), encoding="utf-8")
+    return [unit for unit in curriculum.units if unit in known]
+
+
+def _read(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CatalogueError(f"{path} is not valid TOML: {error}") from error
+
+
+def _digest(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:12]

@@ -1,0 +1,1 @@
+"""Trainings that the commands run and show: on real ranks, beside one process."""

@@ -1,0 +1,163 @@
+"""One MLflow run for one training: parameters, metrics of each epoch, the digest.
+
+Written by the parent process, after the ranks have ended: no rank needs MLflow, and
+there is one run, not one for each rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distlab.training.ddp import SECONDS_AN_HOUR, Beside, DdpResult
+
+INSTALL = "pip install -e '.[tracking]'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracked:
+    """Where a run was written down."""
+
+    uri: str
+    experiment: str
+    run_id: str
+
+
+def require_mlflow() -> Any:
+    """MLflow's module.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; the sentence says what does it.
+    """
+    try:
+        return importlib.import_module("mlflow")
+    except ImportError as error:
+        missing = getattr(error, "name", None) or "mlflow"
+        raise ModuleNotFoundError(
+            f"--track mlflow needs {missing}, which is not installed: {INSTALL}"
+        ) from error
+
+
+def store_uri(state_folder: Path) -> str:
+    """Where runs go: to MLFLOW_TRACKING_URI, or else into `state_folder`/mlflow.db."""
+    own = os.environ.get("MLFLOW_TRACKING_URI")
+    if own:
+        return own
+    state_folder.mkdir(parents=True, exist_ok=True)
+    return f"sqlite:///{(state_folder / 'mlflow.db').resolve()}"
+
+
+def prepare(dataset: str, uri: str) -> Any:
+    """MLflow, ready to write: asked before any rank starts, so that nothing is lost.
+
+    Raises:
+        ModuleNotFoundError: MLflow, or what it needs for this store, is missing.
+        ValueError: the store cannot be used.
+    """
+    mlflow = require_mlflow()
+    if mlflow.active_run() is not None:
+        return mlflow  # somebody's own run, in a store and an experiment of theirs
+    # A server that is not there is to be known before the training, not minutes later.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    for chatty in ("mlflow", "alembic"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    try:
+        mlflow.set_tracking_uri(uri)
+        if not os.environ.get("MLFLOW_RUN_ID"):  # that run has its experiment
+            mlflow.set_experiment(experiment_name(dataset))
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            f"--track mlflow needs {error.name}, which is not installed: {INSTALL}"
+        ) from error
+    except Exception as error:  # MLflow's, SQLAlchemy's or the network's
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"MLflow cannot use {uri}: {first}") from error
+    return mlflow
+
+
+def experiment_name(dataset: str) -> str:
+    """What the runs of a data set are gathered under."""
+    return f"{dataset}-training"
+
+
+def track(
+    mlflow: Any, result: DdpResult, *, rate: float, beside: Beside | None = None
+) -> Tracked:
+    """Write everything into one run: the active one, or else a new one."""
+    with _run(mlflow, result) as run:
+        mlflow.log_params(parameters(result, rate))
+        for step, row in enumerate(result.epochs, start=1):
+            mlflow.log_metrics(asdict(row), step=step)
+        mlflow.log_metrics(metrics(result, rate, beside))
+        mlflow.set_tags(
+            {
+                "digest": result.digests[0],
+                "digests_equal": str(len(set(result.digests)) == 1),
+                "tool": "distlab ddp",
+            }
+        )
+        experiment = mlflow.get_experiment(run.info.experiment_id)
+        return Tracked(
+            uri=mlflow.get_tracking_uri(),
+            experiment=experiment.name,
+            run_id=run.info.run_id,
+        )
+
+
+def parameters(result: DdpResult, rate: float) -> dict[str, Any]:
+    """What the training was: all that is needed to repeat it."""
+    config = result.config
+    return {
+        **asdict(config),
+        "code": ", ".join(config.code),
+        "batch_size": config.samples_per_rank,
+        "backend": config.backend,
+        "cost_per_worker_hour": rate,
+        "host": platform.node(),
+        "torch": torch.__version__,
+        "num_parameters": result.weights[0].numel(),
+    }
+
+
+def metrics(result: DdpResult, rate: float, beside: Beside | None) -> dict[str, float]:
+    """How it went, as one number each."""
+    hours = result.seconds / SECONDS_AN_HOUR
+    found = {
+        "final_accuracy": result.accuracy,
+        "duration_s": result.seconds,
+        "cost": result.cost(rate),
+        "cost_per_worker": hours * rate,
+        "worker_hours": hours * result.config.world_size,
+        "final_throughput": result.throughput,
+        "communication_share": result.communication,
+        "data_wait_share": result.data_wait,
+        "step_bytes": result.step_bytes,
+        "num_steps": float(result.num_steps),
+    }
+    if beside:
+        found |= {
+            "speedup": beside.speedup,
+            "difference_to_one_process": beside.difference,
+            "difference_after_first_step": beside.first_difference,
+        }
+    return found
+
+
+@contextlib.contextmanager
+def _run(mlflow: Any, result: DdpResult) -> Iterator[Any]:
+    active = mlflow.active_run()
+    if active is not None:
+        yield active
+        return
+    config = result.config
+    with mlflow.start_run(run_name=f"{config.dataset}-{config.world_size}") as run:
+        yield run

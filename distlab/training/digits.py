@@ -1,0 +1,222 @@
+"""The course's standard experiment: n ranks train on the digits; is it one training?
+
+The same training is run twice: on ranks, with the learner's or the reference's
+`trainer`, and alone, in plain PyTorch. What is compared is weights, because accuracy
+does not notice when ranks never talk to each other, or add where they should average.
+Both mistakes are modes here, to be run as controls.
+
+    shuffled order   0 1 2 3 4 5 6 7 8 …      one shuffle, the same on every rank
+    rank 0 of 4      0       4       8 …      and so on: rank 1 has 1, 5, 9 …
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from distlab.curriculum import load_curriculum, read_source
+from distlab.curriculum.units import travelling
+from distlab.data.digits import load_digits_split
+from distlab.grading.kit.values import digest
+from distlab.models.mlp import make_mlp
+from distlab.runner import Cluster, Limits
+from distlab.training.digits_rank import (
+    DigitsConfig,
+    Mode,
+    accuracy_of,
+    in_a_row,
+    shuffled,
+    train_as_rank,
+)
+from distlab.training.proof import ACCURACY_FLOOR, Proof
+
+__all__ = [
+    "PRELOADS",
+    "DigitsConfig",
+    "DigitsResult",
+    "Mode",
+    "Moment",
+    "Proof",
+    "Shard",
+    "compare",
+    "train_alone",
+    "train_on_ranks",
+]
+
+PRELOADS = ("torch._dynamo", "distlab.training.digits_rank")
+"""For `Cluster.warm`: what every rank would otherwise import by itself."""
+
+_LIMITS = Limits(seconds=1800)  # many ranks on few cores take long, and are not stuck
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Who a rank is and what it owns: its first places in the shuffled order."""
+
+    rank: int
+    pid: int
+    first: tuple[int, ...]
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """How far it is: `accuracy` is that after the epoch before, None in the first."""
+
+    epoch: int
+    loss: float
+    accuracy: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsResult:
+    """What a training gave: one entry of `weights` and `accuracies` for each rank.
+
+    `weights` are a rank's parameters in a row. `communication` is the share of the
+    training time that ranks spend in calls to others, `step_bytes` what one rank sends
+    in a step; a library's all_reduce is counted as a ring's.
+    """
+
+    config: DigitsConfig
+    losses: tuple[float, ...]  # per epoch
+    accuracies: tuple[float, ...]
+    weights: tuple[Tensor, ...]
+    epoch_s: float
+    communication: float = 0.0
+    step_bytes: float = 0.0
+    shards: tuple[Shard, ...] = ()
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps the whole training took."""
+        count = len(load_digits_split().train_targets)
+        return self.config.epochs * (count // self.config.global_batch_size)
+
+    @property
+    def accuracy(self) -> float:
+        """That of rank 0's model on the held-out digits."""
+        return self.accuracies[0]
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Each rank's weights in eight hex digits: equal exactly if all bits are."""
+        return tuple(digest(weights) for weights in self.weights)
+
+
+def train_on_ranks(
+    cluster: Cluster,
+    config: DigitsConfig,
+    *,
+    on_shard: Callable[[Shard], None] | None = None,
+    on_moment: Callable[[Moment], None] | None = None,
+) -> DigitsResult:
+    """Train on `config.world_size` processes; the callbacks hear of it meanwhile.
+
+    Raises:
+        RunnerError: the ranks did not finish; it says why.
+        SourceError: the trainer that `config.code` names cannot be read.
+    """
+    shards: dict[int, Shard] = {}
+
+    def on_report(rank: int, report: dict[str, Any]) -> None:
+        if "pid" in report:
+            shards[rank] = Shard(rank=rank, **report)
+            if on_shard:
+                on_shard(shards[rank])
+        elif on_moment:
+            on_moment(Moment(**report))
+
+    cluster.warm(*PRELOADS)
+    run = cluster.run(
+        train_as_rank,
+        config.world_size,
+        asdict(config),
+        _trainer_parts(config.code),
+        limits=_LIMITS,
+        on_report=on_report,
+        seed=config.seed,
+        # The reference does not deadlock. Others may, and their journals show it.
+        journal=config.code != "reference",
+    ).require_finished()
+    values = run.values
+    return DigitsResult(
+        config=config,
+        losses=values[0]["losses"],
+        accuracies=tuple(value["accuracy"] for value in values),
+        weights=tuple(value["weights"] for value in values),
+        epoch_s=statistics.median(values[0]["epochs_s"]),
+        communication=statistics.mean(value["communication"] for value in values),
+        step_bytes=statistics.mean(value["step_bytes"] for value in values),
+        shards=tuple(shards[rank] for rank in sorted(shards)),
+    )
+
+
+def train_alone(config: DigitsConfig) -> DigitsResult:
+    """The same training in this process alone: plain PyTorch, no rank, no trainer.
+
+    On one thread, as each rank has it: for so small a model a second one only costs.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _train_plainly(config)
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _train_plainly(config: DigitsConfig) -> DigitsResult:
+    data = load_digits_split()
+    model = make_mlp(seed=config.seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
+    size = config.global_batch_size
+    losses, epochs_s = [], []
+    for epoch in range(config.epochs):
+        started, total = time.perf_counter(), 0.0
+        order = shuffled(config.seed, epoch, len(data.train_targets))
+        batches = [batch for batch in order.split(size) if len(batch) == size]
+        for batch in batches:
+            optimizer.zero_grad()
+            loss = cross_entropy(
+                model(data.train_inputs[batch]), data.train_targets[batch]
+            )
+            loss.backward()
+            optimizer.step()
+            total += float(loss.detach())
+        losses.append(total / len(batches))
+        epochs_s.append(time.perf_counter() - started)
+    return DigitsResult(
+        config=config,
+        losses=tuple(losses),
+        accuracies=(accuracy_of(model, data),),
+        weights=(in_a_row(model),),
+        epoch_s=statistics.median(epochs_s),
+    )
+
+
+def compare(
+    on_ranks: DigitsResult,
+    alone: DigitsResult,
+    *,
+    accuracy_floor: float = ACCURACY_FLOOR,
+) -> Proof:
+    """Set the weights of every rank beside those of one process."""
+    (one,) = alone.weights
+    return Proof(
+        difference=max(float((held - one).abs().max()) for held in on_ranks.weights),
+        digests=on_ranks.digests,
+        accuracy=min(on_ranks.accuracies),
+        accuracy_floor=accuracy_floor,
+    )
+
+
+def _trainer_parts(code: str) -> dict[str, str]:
+    """The trainer's text, read once: every rank runs the very same."""
+    curriculum = load_curriculum()
+    return travelling(read_source(curriculum, curriculum.units["trainer"], code))

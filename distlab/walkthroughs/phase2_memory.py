@@ -1,0 +1,258 @@
+"""Phase 2's walkthrough, the bytes: what is kept for backward, and what is sent.
+
+Scenarios as the autograder's: `(context, unit, **values) -> plain data`. `unit` is the
+learner's module.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from types import ModuleType, TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.comm import Comm
+from distlab.models.transformer import Block, TransformerConfig, next_token_loss
+from distlab.runner import RankContext
+from distlab.training.mesh_rank import MeshConfig
+
+
+class _Kept:
+    """A tensor as long as autograd keeps it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+class LiveBytes:
+    """While it is entered: the bytes that autograd keeps, each time they change.
+
+    What several operations keep counts once, and `parameters` do not count.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.history = [0]
+        self._parameters = {p.untyped_storage().data_ptr() for p in parameters}
+        self._holders: Counter[int] = Counter()  # by where their memory is
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(
+            self._keep, lambda kept: kept.tensor
+        )
+
+    def __enter__(self) -> LiveBytes:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._hooks.__exit__(kind, error, trace)
+
+    @property
+    def peak(self) -> int:
+        """The most that was kept at any time."""
+        return max(self.history)
+
+    def _keep(self, tensor: Tensor) -> _Kept:
+        # Detached, or a result that is kept would hold its own graph forever.
+        kept = _Kept(tensor.detach())
+        memory = tensor.untyped_storage()
+        place, size = memory.data_ptr(), memory.nbytes()
+        if place not in self._parameters:
+            if not self._holders[place]:
+                self.history.append(self.history[-1] + size)
+            self._holders[place] += 1
+            weakref.finalize(kept, self._forget, place, size)
+        return kept
+
+    def _forget(self, place: int, size: int) -> None:
+        self._holders[place] -= 1
+        if not self._holders[place]:
+            self.history.append(self.history[-1] - size)
+
+
+def memory_of_a_step(
+    context: RankContext,
+    unit: ModuleType,
+    *,
+    seed: int = 0,
+    batch_size: int,
+    optimizer: str,
+) -> dict[str, int]:
+    """Bytes of one step of the course's transformer in float32, by purpose.
+
+    `optimizer` is the name of a class of torch.optim.
+    """
+    config = MeshConfig(batch_size=batch_size)
+    model, batch = config.make_model().float(), config.batch(0)
+    stepper = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3)
+    with LiveBytes(model.parameters()) as live:
+        next_token_loss(model(batch), batch).backward()
+    stepper.step()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    state = [
+        value
+        for entry in stepper.state.values()
+        for value in entry.values()
+        if isinstance(value, Tensor)
+    ]
+    return {
+        "parameters": _bytes(model.parameters()),
+        "gradients": _bytes(gradients),
+        "optimizer state": _bytes(state),
+        "activations": live.peak,
+    }
+
+
+def accumulate(
+    context: RankContext,
+    unit: ModuleType,
+    *,
+    seed: int = 0,
+    num_sequences: int,
+    counts: tuple[int, ...],
+) -> list[dict[str, int]]:
+    """One step in K microbatches, for each K: bytes sent and kept, by this rank.
+
+    `each` is what is sent if every microbatch's gradients are, `once` by sync_once.
+    """
+    config = MeshConfig(num_layers=2, batch_size=num_sequences)
+    comm, traffic = context.comm, context.traffic
+    mine = config.batch(0).chunk(comm.world_size)[comm.rank]
+    rows = []
+    for count in counts:
+        microbatches = [(x, x) for x in mine.chunk(count)]
+        model = config.make_model()
+        start = traffic.sent_bytes
+        _sync_each(comm, model, microbatches)
+        between = traffic.sent_bytes
+        model = config.make_model()
+        with LiveBytes(model.parameters()) as live:
+            unit.sync_once(comm, model, next_token_loss, microbatches)
+        once = traffic.sent_bytes - between
+        sent = {"each": int(between - start), "once": int(once)}
+        rows.append({"K": count, **sent, "kept": live.peak})
+    return rows
+
+
+def _sync_each(
+    comm: Comm, model: nn.Module, microbatches: list[tuple[Tensor, Tensor]]
+) -> None:
+    for inputs, targets in microbatches:
+        loss = next_token_loss(model(inputs), targets)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        for gradient in gradients:
+            comm.all_reduce(gradient)
+
+
+def checkpoint_groups(
+    context: RankContext, unit: ModuleType, *, seed: int = 0, num_layers: int
+) -> list[dict[str, Any]]:
+    """The peak with groups of g layers checkpointed, for each g that divides them.
+
+    A layer keeps one activation, its output. The peak is in units of that activation.
+    The first entry, with g = 0, is a step without checkpointing.
+    """
+    torch.manual_seed(seed)
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(num_layers)]
+    parameters = [p for layer in layers for p in layer.parameters()]
+    num_forwards = 0
+
+    def count(*_: object) -> None:
+        nonlocal num_forwards
+        num_forwards += 1
+
+    for layer in layers:
+        layer.register_forward_hook(count)
+    rows = []
+    for size in (0, *(g for g in range(1, num_layers + 1) if num_layers % g == 0)):
+        num_forwards = 0
+        inputs = x = torch.randn(16, 64)
+        with LiveBytes(parameters) as live:
+            for start in range(0, num_layers, size or num_layers):
+                group = nn.Sequential(*layers[start : start + (size or num_layers)])
+                x = unit.checkpoint(group, x) if size else group(x)
+            x.mean().backward()
+        peak = live.peak / _bytes([inputs])
+        rows.append({"g": size, "peak": peak, "forwards": num_forwards})
+    return rows
+
+
+def pipeline_memory(
+    context: RankContext,
+    unit: ModuleType,
+    *,
+    seed: int = 0,
+    num_microbatches: int,
+    microbatch_size: int,
+) -> dict[str, int]:
+    """The peak of this rank's activations in one batch, by schedule.
+
+    Each stage is one block of the same size.
+    """
+    comm, config = context.comm, TransformerConfig(context=32, dim=64)
+    torch.manual_seed(seed)
+    block = Block(config).double()
+    shape = num_microbatches, microbatch_size, config.context, config.dim
+    batch = torch.randn(shape, dtype=torch.float64)
+    microbatches = [(x, x) for x in (view.clone() for view in batch)]
+    peaks = {}
+    for name in ("gpipe", "one_f_one_b"):
+        schedule = getattr(unit, name)(comm.rank, comm.world_size, num_microbatches)
+        chunks = [unit.ModelChunk(block, microbatches[0][0][0])]
+        with LiveBytes(block.parameters()) as live:
+            unit.execute(comm, chunks, schedule, _mean, microbatches)
+        peaks[name] = live.peak
+    return peaks
+
+
+def _mean(output: Tensor, target: Tensor) -> Tensor:
+    """A loss that keeps no activation."""
+    return output.mean()
+
+
+def sequence_lengths(
+    context: RankContext, unit: ModuleType, *, seed: int = 0, lengths: tuple[int, ...]
+) -> list[dict[str, dict[str, int]]]:
+    """One block, forward and backward: bytes sent and kept, by way to shard it."""
+    config = TransformerConfig(dim=64)
+    rows = []
+    for length in lengths:
+        row = {}
+        for way in ("single process", "tensor parallel", "sequence parallel"):
+            torch.manual_seed(seed)
+            block = Block(config).double()
+            x = torch.randn(2, length, config.dim, dtype=torch.float64)
+            row[way] = _one_block(context, unit, way, block, x)
+        rows.append(row)
+    return rows
+
+
+def _one_block(
+    context: RankContext, unit: ModuleType, way: str, block: nn.Module, x: Tensor
+) -> dict[str, int]:
+    comm, start = context.comm, context.traffic.sent_bytes
+    if way == "tensor parallel":
+        unit.parallel_attention(comm, block.attention)
+        unit.parallel_mlp(comm, block.mlp)
+    if way == "sequence parallel":
+        unit.sequence_parallel_block(comm, block)
+        x = x.chunk(comm.world_size, dim=1)[comm.rank].contiguous()
+    with LiveBytes(block.parameters()) as live:
+        block(x.requires_grad_()).mean().backward()
+    if way == "sequence parallel":
+        unit.all_reduce_replicated_grads(comm, block)
+    return {
+        "sent": int(context.traffic.sent_bytes - start),
+        "kept": live.peak,
+    }
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,92 @@
+"""Which catalogues `distlab mutants --touched` plays again, and what it leaves out."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from distlab.curriculum import Curriculum, load_curriculum
+from distlab.grading.catalogue import FOLDER, CatalogueError, Entry, read_catalogue
+from distlab.grading.verified import NAME, digest_of, stamp, touched, unverified
+
+COURSE = load_curriculum(Path(__file__).parents[2])
+ENTRIES = read_catalogue(COURSE)
+UNIT = "topology"
+
+
+def of(unit: str) -> set[str]:
+    return {e.id for e in ENTRIES if e.task.startswith(f"{unit}.")}
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Curriculum:
+    """The course as far as a digest looks at it."""
+    for folder in (FOLDER, "solutions", "distlab/grading"):
+        shutil.copytree(COURSE.root / folder, tmp_path / folder)
+    (tmp_path / FOLDER / NAME).unlink(missing_ok=True)
+    return replace(COURSE, root=tmp_path)
+
+
+def names(entries: list[Entry]) -> set[str]:
+    return {entry.id for entry in entries}
+
+
+def test_without_notes_everything_is_played(course: Curriculum) -> None:
+    assert unverified(course) == [*COURSE.units]
+    assert touched(course, ENTRIES) == ENTRIES
+
+
+def test_a_unit_is_noted_once_every_entry_was_right(course: Curriculum) -> None:
+    right = dict.fromkeys(of(UNIT), True)
+    last = right.popitem()[0]
+    assert stamp(course, ENTRIES, right) == []
+    assert stamp(course, ENTRIES, right | {last: True}) == [UNIT]
+    assert UNIT not in unverified(course)
+
+
+def test_one_wrong_entry_undoes_the_note(course: Curriculum) -> None:
+    right = dict.fromkeys(of(UNIT), True)
+    stamp(course, ENTRIES, right)
+    assert stamp(course, ENTRIES, {min(right): False}) == []
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        f"tests/mutants/{UNIT}/choose.toml",
+        f"distlab/grading/checks/{UNIT}/estimate.py",
+        f"solutions/phase3_multi_node/{UNIT}.py",
+    ],
+)
+def test_a_change_of_the_unit_is_played_whole(course: Curriculum, file: str) -> None:
+    stamp(course, ENTRIES, dict.fromkeys(names(ENTRIES), True))
+    assert unverified(course) == []
+    with (course.root / file).open("a", encoding="utf-8") as text:
+        text.write("# changed\n")
+    assert unverified(course) == [UNIT]
+    assert of(UNIT) <= names(touched(course, ENTRIES))
+
+
+def test_of_what_is_noted_a_tenth_is_played_in_turn(course: Curriculum) -> None:
+    stamp(course, ENTRIES, dict.fromkeys(names(ENTRIES), True))
+    turns = set()
+    for number in range(60):  # ten turns; which one comes is a digest's chance
+        chosen = frozenset(names(touched(course, ENTRIES)))
+        assert len(ENTRIES) / 20 < len(chosen) < len(ENTRIES) / 5
+        turns.add(chosen)
+        shared = course.root / "distlab" / "grading" / "grade.py"
+        shared.write_text(f"number = {number}\n", encoding="utf-8")
+        if frozenset().union(*turns) == names(ENTRIES):
+            return
+    pytest.fail("some entries never have their turn")
+
+
+def test_notes_that_cannot_be_read_are_an_error(course: Curriculum) -> None:
+    (course.root / FOLDER / NAME).write_text("topology =", encoding="utf-8")
+    with pytest.raises(CatalogueError, match="is not valid TOML"):
+        unverified(course)
+
+
+def test_the_digest_is_of_the_text_alone(course: Curriculum) -> None:
+    assert digest_of(course, UNIT) == digest_of(COURSE, UNIT)
