@@ -33,7 +33,8 @@ def sim(
     fault: Annotated[
         str,
         typer.Option(
-            help="straggler=3:2.5, kill=5@0.2s, late=7@1s, loss=1%, duplicate=1%, "
+            help="straggler=3:2.5, kill=5@0.2s, restart=0@0.2s-0.5s, "
+            "freeze=1@0.2s-0.5s, late=7@1s, loss=1%, duplicate=1%, "
             "partition=0-3@0.1s-0.2s; joined by commas."
         ),
     ] = "",

@@ -7,6 +7,7 @@ wrap any Comm.
 
 from distlab.comm._call import COLLECTIVES, Call, Wrapper
 from distlab.comm._default_group import leave_default_group
+from distlab.comm._disk import Disk, DiskError
 from distlab.comm._protocol import (
     ANY,
     SUM,
@@ -16,9 +17,19 @@ from distlab.comm._protocol import (
     ReduceOp,
     Work,
 )
-from distlab.comm._seams import Clock, Endpoint, Handle, RealClock, Store
+from distlab.comm._real_disk import RealDisk
+from distlab.comm._seams import Clock, Endpoint, RealClock, Store
 from distlab.comm._torch import TorchComm
 from distlab.comm._wrappers import ByteMeter, Event, Journal, PointToPointOnly, Traffic
+from distlab.comm.services import (
+    Factory,
+    Handle,
+    Pending,
+    Reacts,
+    Request,
+    Service,
+    ServiceContext,
+)
 from distlab.comm.tcp import MeetingError, TcpComm
 
 __all__ = [
@@ -30,15 +41,24 @@ __all__ = [
     "Clock",
     "Comm",
     "CommRefusedError",
+    "Disk",
+    "DiskError",
     "Endpoint",
     "Event",
+    "Factory",
     "Handle",
     "Journal",
     "MeetingError",
     "PeerLost",
+    "Pending",
     "PointToPointOnly",
+    "Reacts",
     "RealClock",
+    "RealDisk",
     "ReduceOp",
+    "Request",
+    "Service",
+    "ServiceContext",
     "Store",
     "TcpComm",
     "TorchComm",

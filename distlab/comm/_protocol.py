@@ -46,9 +46,13 @@ class CommRefusedError(ValueError):
 class PeerLost(RuntimeError):  # noqa: N818 - it names an event, as ConnectionReset does
     """A rank waited for a peer that died or did not answer within the time limit."""
 
-    def __init__(self, rank: int, step: int, peer: int | None, waited_s: float) -> None:
+    def __init__(
+        self, rank: int, step: int, peer: int | str | None, waited_s: float
+    ) -> None:
         self.rank, self.step, self.peer, self.waited_s = rank, step, peer, waited_s
         whom = "its peers" if peer is None else f"rank {peer}"
+        if isinstance(peer, str):  # a service that is no rank
+            whom = f'the service "{peer}"'
         super().__init__(
             f"rank {rank} lost {whom} in call #{step} after waiting {waited_s:.2f} s"
         )

@@ -1,8 +1,9 @@
 """What services need beside a Comm: a clock, a shared store, calls between ranks.
 
 A service (a parameter server, a rendezvous, a failure detector) keeps its logic in a
-plain function or object, `handle(peer, message) -> reply`, that does no input or output
-of its own. It then runs on real processes and in virtual time alike.
+plain function or object, `handle(peer, message) -> reply | None`, that does no input or
+output of its own: see `services`. It then runs on real processes and in virtual time
+alike.
 """
 
 from __future__ import annotations
@@ -10,9 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
-
-Handle = Callable[[int, bytes], bytes]
-"""Answers one message of a peer (its rank), at once and without waiting for anybody."""
 
 
 class Clock(Protocol):
@@ -38,9 +36,10 @@ class RealClock:
 
 
 class Store(Protocol):
-    """A few keys and values that all ranks share, kept by rank 0.
+    """A few keys and values that all ranks share.
 
-    Every wait raises `PeerLost` after `timeout_s` seconds, or if rank 0 died.
+    A node that is no rank keeps them: they outlive every rank. Every wait raises
+    `PeerLost` (its peer is "store") after `timeout_s` seconds, or if that node died.
     """
 
     def set(self, key: str, value: bytes) -> None:
@@ -65,15 +64,17 @@ class Store(Protocol):
 class Endpoint(Protocol):
     """Calls from one rank to another; they can be lost and they can arrive twice."""
 
-    def call(self, peer: int, message: bytes, timeout_s: float) -> bytes:
-        """Have rank `peer` handle `message`; returns its reply.
+    def call(self, peer: int | str, message: bytes, timeout_s: float) -> bytes:
+        """Have `peer` handle `message`, a rank or a service by its name; its reply.
+
+        A peer whose handle gives None ("not yet") is offered the message again.
 
         Raises:
             PeerLost: the peer is dead, or no reply came within `timeout_s`. Whether
                 the message was handled is then not known.
         """
 
-    def serve(self, handle: Handle) -> None:
+    def serve(self, handle: Callable[[int, bytes], bytes | None]) -> None:
         """From now on `handle` answers the calls to this rank; returns at once.
 
         It does so until this rank's program ends, also while that waits or sleeps.

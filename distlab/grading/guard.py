@@ -16,11 +16,12 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from distlab.grading import landlock
+from distlab.runner import RankContext
 
 MAX_FORKS = 32  # by one rank and everything it forked
 MAX_SHARED_BYTES = 2 << 30  # RLIMIT_DATA does not count memory that is shared
@@ -44,7 +45,9 @@ _CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
     "shutil.move": ((0, None), (1, None)),
     "sqlite3.connect": ((0, None),),
 }
-_OF_THE_RUN = re.compile(r"(store|stack\d+|rank\d+)(/|$)")  # in the folder of a run
+_OF_THE_RUN = re.compile(
+    r"(store|stack\d+|rank\d+|service\d+)(/|$)"
+)  # in the folder of a run
 
 
 class ForbiddenError(PermissionError):
@@ -60,22 +63,34 @@ class ForbiddenError(PermissionError):
         return str(self.strerror)
 
 
-def install(course: Sequence[str], secrets: Sequence[str]) -> None:
+def install(
+    course: Sequence[str],
+    secrets: Sequence[str],
+    doors: Collection[tuple[str, int]] = (),
+) -> None:
     """From now on: no change below the folders `course`, no look below `secrets`.
 
-    The first call in a process counts: simulated ranks share one.
+    `doors` are where the run's own processes answer calls: the one thing to connect to,
+    also again, once a connection has broken. The first call in a process counts:
+    simulated ranks share one.
     """
     if _INSTALLED:
         return
     histories = [git for folder in course for git in _history(Path(folder))]
     hidden = [*map(os.path.realpath, (*secrets, *map(str, histories)))]
     # Made before the hook is on, because the hook is called for imports too.
-    guard = _Guard([*map(os.path.realpath, course)], hidden)
+    guard = _Guard([*map(os.path.realpath, course)], hidden, doors)
     tempfile.tempdir = os.getcwd()  # beside the course it might not be read back
     _start_no_program()
     landlock.hold(hidden)
     sys.addaudithook(guard.hook)
     _INSTALLED.append(guard)
+
+
+def doors_of(context: RankContext) -> Collection[tuple[str, int]]:
+    """Where calls of this rank may go to."""
+    doors: Collection[tuple[str, int]] = getattr(context.endpoint, "doors", ())
+    return doors
 
 
 def _history(folder: Path) -> list[Path]:
@@ -105,8 +120,14 @@ _INSTALLED: list[object] = []
 
 
 class _Guard:
-    def __init__(self, course: list[str], secrets: list[str]) -> None:
+    def __init__(
+        self,
+        course: list[str],
+        secrets: list[str],
+        doors: Collection[tuple[str, int]] = (),
+    ) -> None:
         self._course, self._secrets = course, secrets
+        self._doors = frozenset(doors)
         # A rank may do in its own folder as it likes, wherever that was made.
         self._own = [os.path.realpath(os.getcwd())]
         self._run = os.path.dirname(self._own[0])
@@ -124,7 +145,7 @@ class _Guard:
             "mmap.__new__": _map,
             **dict.fromkeys(_CHANGES, self._change),
             **dict.fromkeys(_PROGRAMS, _program),
-            **dict.fromkeys(_SOCKETS, _talk),
+            **dict.fromkeys(_SOCKETS, self._talk),
             **dict.fromkeys(_LIMITS, _limit),
         }
 
@@ -185,6 +206,13 @@ class _Guard:
         if values[0] not in (0, os.getpgrp()):
             raise ForbiddenError("a rank may not send a signal to other processes")
 
+    def _talk(self, event: str, values: tuple[Any, ...]) -> None:
+        if event == "socket.sendmsg" and values[1] is None:
+            return  # to nobody new: comm's own lines between ranks send like this
+        if event == "socket.connect" and values[1] in self._doors:
+            return  # endpoint's: who proves nothing there is turned away
+        raise ForbiddenError(f"ranks talk through comm, not through a socket ({event})")
+
 
 def _map(_event: str, values: tuple[Any, ...]) -> None:
     if values[1] > MAX_SHARED_BYTES:
@@ -194,12 +222,6 @@ def _map(_event: str, values: tuple[Any, ...]) -> None:
 
 def _program(_event: str, values: tuple[Any, ...]) -> None:
     raise ForbiddenError(f"a rank may not start another program: {values[0]!r}")
-
-
-def _talk(event: str, values: tuple[Any, ...]) -> None:
-    if event == "socket.sendmsg" and values[1] is None:
-        return  # to nobody new: comm's own lines between ranks send like this
-    raise ForbiddenError(f"ranks talk through comm, not through a socket ({event})")
 
 
 def _limit(_event: str, _values: tuple[Any, ...]) -> None:

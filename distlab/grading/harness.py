@@ -9,7 +9,7 @@ from typing import Any
 
 from distlab.curriculum import UnitSource, load_graft
 from distlab.curriculum.units import arrived, travelling
-from distlab.grading.guard import install
+from distlab.grading.guard import doors_of, install
 from distlab.grading.kernel import with_own_comm
 from distlab.grading.mismatches import printed
 from distlab.grading.runs import Records, Runs, RunSpec
@@ -181,7 +181,7 @@ def prepared(
     off_limits: dict[str, list[str]],
 ) -> tuple[RankContext, tuple[UnitSource, UnitSource]]:
     """In each rank: the guard stands, and the communicator is the unit's own."""
-    install(**off_limits)
+    install(**off_limits, doors=doors_of(context))
     return with_own_comm(context, source["builds"]), (
         arrived(source),
         arrived(reference),

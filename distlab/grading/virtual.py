@@ -52,7 +52,7 @@ def play_in_virtual_time(
     protected: dict[str, list[str]],
 ) -> dict[str, Any]:
     """The program of that process."""
-    install(**protected)
+    install(**protected, doors=())
     module = load_graft(arrived(source), arrived(reference), grafts)
     start: Callable[..., SimRun] = simulate
     if settings["added_bytes_per_s"] < math.inf:

@@ -40,12 +40,20 @@ class Evidence:
 def explain(run: Run) -> str:
     """One sentence on how `run` ended, naming the rank and the line that matter."""
     if run.outcome == "finished":
-        return f"{_count(run.world_size)} finished in {run.took}"
+        return explain_finish(run)
     if run.outcome == "deadlock":
         return explain_deadlock(run)
     if run.outcome == "timeout":
         return explain_timeout(run)
     return explain_failure(run)
+
+
+def explain_finish(run: Run) -> str:
+    """Who came to the end, and who died as it was declared beforehand."""
+    dead = [record for record in run.ranks if record.status == "died"]
+    count = _count(run.world_size - len(dead))
+    deaths = [f"; rank {r.rank} {explain_end(r)}, as was declared" for r in dead]
+    return f"{count} finished in {run.took}" + "".join(deaths)
 
 
 def explain_deadlock(run: Run) -> str:
@@ -92,6 +100,9 @@ def explain_timeout(run: Run) -> str:
 def explain_failure(run: Run) -> str:
     """The first failure; the others that failed because of it come second."""
     first = run.primary()
+    service = _failed_service(run, first)
+    if service:
+        return service
     if first is None:
         return "the run failed without a record"
     same = [r.rank for r in run.ranks if _signature(r) == _signature(first)]
@@ -101,6 +112,17 @@ def explain_failure(run: Run) -> str:
         misfit = misfit_of(run, first)
         head += f"; {misfit}" if misfit else ""
     return head + _left_waiting(run, same)
+
+
+def _failed_service(run: Run, first: RankRecord | None) -> str:
+    """What became of the service that failed before any rank did, if one did."""
+    for name, record in run.services.items():
+        if record.failed_s is None:
+            continue
+        follows = first is not None and first.error and first.error.peer_lost
+        if first is None or follows or record.failed_s < (first.failed_s or 0.0):
+            return f'the service "{name}" {explain_end(record)}'
+    return ""
 
 
 def _left_waiting(run: Run, failed: Collection[int]) -> str:

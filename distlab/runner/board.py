@@ -81,6 +81,10 @@ class Board:
         if kind in ("exit", "error"):
             self._end(rank, event)
 
+    def forget(self, rank: int) -> None:
+        """This rank's process has ended, and another one takes its place."""
+        self._blocked.pop(rank, None)
+
     def blocked_in(self, rank: int) -> Event | None:
         """The call that `rank` has entered and not left (the first, if several)."""
         for seat in self._blocked[rank].values():

@@ -11,17 +11,21 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from distlab.runner.doors import Door
 from distlab.runner.gpus import without_gpus
 from distlab.runner.limits import MAX_RANKS, Limits
+from distlab.runner.orders import Kind, Orders, number_of
+from distlab.runner.posts import Post, close_all, open_posts
 from distlab.runner.processes import become_subreaper, end_descendants
 from distlab.runner.record import Run, RunnerError
-from distlab.runner.wire import decode, encode
-from distlab.runner.zygote_protocol import HEADER
+from distlab.runner.staff import ServiceSpec, describe, importable_name
+from distlab.runner.wire import decode
+from distlab.runner.zygote_protocol import send_request
 
 BOOT = Path(__file__).with_name("boot.py")
 START_LIMIT_S = 120.0  # importing torch from a cold disk can take long
@@ -44,6 +48,7 @@ class Cluster:
         self._folder: str | None = None  # of the last run
         self._lines = b""
         self._is_ready = False
+        self._orders: Orders | None = None  # of the run under way
 
     def __enter__(self) -> Cluster:
         return self
@@ -92,52 +97,78 @@ class Cluster:
         seed: int = 0,
         backend: str = "gloo",
         journal: bool = True,
+        services: Mapping[str, ServiceSpec] | None = None,
+        may_die: Collection[int | str] = (),
+        max_frame_bytes: int = 1 << 20,
     ) -> Run:
         """Run `program(context, *args)` on `world_size` new processes to its end.
+
+        `services` are processes beside the ranks, called by their names: of each the
+        function that makes it from a `ServiceContext`, or a tuple of that and more
+        arguments. The run outlives deaths of those named in `may_die`, ranks and
+        services; see `kill`, `freeze`, `thaw` and `restart`. Calls carry messages of
+        up to `max_frame_bytes`.
 
         `args` and results are plain data and tensors. `on_report(rank, value)` is
         called for each `context.report(value)`. When this returns, every process of the
         run has been told to end; `settle` waits until none is left.
 
         Raises:
-            ValueError: fewer than 1 or more than 64 ranks, or a program that other
-                processes cannot import.
+            ValueError: fewer than 1 or more than 64 ranks, a program or a service that
+                other processes cannot import, a name in `may_die` that nobody has.
             TypeError: an argument that cannot travel between processes.
             RunnerError: the ranks could not be started.
             RunCancelledError: `is_unwanted` said so.
         """
         _check_world_size(world_size)
         self.start(wait=False)
+        from distlab.runner.store_keeper import STORE, keep_store
         from distlab.runner.supervisor import Supervisor  # imports torch, as the zygote
 
         limits = limits or Limits()
+        described = describe(services or {})
+        names = [f"rank {rank}" for rank in range(world_size)]
+        names += [service["name"] for service in described]
+        mortal = frozenset(number_of(who, names) for who in may_die)
         job = {
             "k": "start",
-            "program": _importable_name(program),
+            "program": importable_name(program),
             "args": list(args),
             "world_size": world_size,
+            "services": described,
+            "lives": 0,
             "seconds": limits.seconds,
             "memory_bytes": limits.memory_bytes,
             "seed": seed,
             "backend": backend,
             "secret": secrets.token_hex(32),
             "journal": journal,
+            "max_frame_bytes": max_frame_bytes,
         }
         self.settle()
         self.start()
         assert self._socket is not None
         self._folder = tempfile.mkdtemp(prefix="distlab-")
         try:
-            controls, outputs = self._send_job({**job, "folder": self._folder})
             with contextlib.ExitStack() as stack:
-                for control in controls:
-                    stack.enter_context(control)
-                for output in outputs:
-                    stack.callback(os.close, output)
+                doors = [Door() for _ in (*names, STORE)]
+                for door in doors:
+                    stack.callback(door.close)
+                keeper = keep_store(
+                    doors[-1], job, dict(zip(names, doors, strict=False))
+                )
+                stack.callback(keeper.close)
+                posts = self._send_job({**job, "folder": self._folder}, doors[:-1])
+                stack.callback(close_all, posts)
+                orders = self._orders = Orders(names, mortal)
+                stack.callback(self._take_no_more_orders)
                 supervisor = Supervisor(
                     self._socket,
-                    controls,
-                    outputs,
+                    posts,
+                    world_size=world_size,
+                    orders=orders,
+                    doors=doors,
+                    keeper=keeper,
                     folder=Path(self._folder),
                     limits=limits,
                     on_report=on_report,
@@ -153,6 +184,43 @@ class Cluster:
             raise
         self._end_ranks()  # while they die, the caller looks at what they did
         return run
+
+    def kill(self, who: int | str) -> None:
+        """SIGKILL a rank, or a service, of the run under way; returns at once.
+
+        This and the following may be called from any thread, and in `on_report`.
+
+        Raises:
+            ValueError: no run is under way, nobody is called that, or it was not named
+                in `may_die`.
+        """
+        self._order("kill", who)
+
+    def freeze(self, who: int | str) -> None:
+        """SIGSTOP it: it does nothing until `thaw`, and its connections stay open."""
+        self._order("freeze", who)
+
+    def thaw(self, who: int | str) -> None:
+        """SIGCONT it."""
+        self._order("thaw", who)
+
+    def restart(self, who: int | str) -> None:
+        """Fork a new process in its place, after a SIGKILL if it is still alive.
+
+        It runs from the beginning, in the same folder and under the same address.
+        """
+        self._order("restart", who)
+
+    def _order(self, kind: Kind, who: int | str) -> None:
+        orders = self._orders
+        if orders is None:
+            raise ValueError(f"{kind}: no run is under way")
+        orders.give(kind, who)
+
+    def _take_no_more_orders(self) -> None:
+        orders, self._orders = self._orders, None
+        if orders is not None:
+            orders.close()
 
     def settle(self) -> None:
         """Wait until no process and no file of an earlier run is left."""
@@ -213,12 +281,9 @@ class Cluster:
         self, request: dict[str, Any], descriptors: list[int] | None = None
     ) -> None:
         assert self._socket is not None
-        body = encode(request)
         self._socket.setblocking(True)
-        head = HEADER.pack(len(body), len(descriptors or []))
         try:
-            socket.send_fds(self._socket, [head], descriptors or [])
-            self._socket.sendall(body)
+            send_request(self._socket, request, descriptors)
         except OSError as error:
             raise self._dead() from error
 
@@ -249,23 +314,8 @@ class Cluster:
         last = said.splitlines()[-1] if said else "it said nothing"
         return RunnerError(f"the process that starts ranks could not run: {last}")
 
-    def _send_job(self, job: dict[str, Any]) -> tuple[list[socket.socket], list[int]]:
-        count = job["world_size"]
-        pairs = [socket.socketpair() for _ in range(count)]
-        pipes = [os.pipe() for _ in range(count)]
-        theirs = [pair[1].fileno() for pair in pairs] + [pipe[1] for pipe in pipes]
-        try:
-            self._ask(job, theirs)
-        except BaseException:
-            for pair, pipe in zip(pairs, pipes, strict=True):
-                pair[0].close()
-                os.close(pipe[0])
-            raise
-        finally:
-            for pair, pipe in zip(pairs, pipes, strict=True):
-                pair[1].close()
-                os.close(pipe[1])
-        return [pair[0] for pair in pairs], [pipe[0] for pipe in pipes]
+    def _send_job(self, job: dict[str, Any], doors: Sequence[Door]) -> list[Post]:
+        return open_posts(doors, lambda descriptors: self._ask(job, descriptors))
 
     def _end_ranks(self) -> None:
         if self._socket is None:
@@ -302,17 +352,6 @@ def _elsewhere(environment: Mapping[str, str]) -> str:
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     here = os.path.realpath(os.curdir)
     return os.pathsep.join(p for p in paths if p and os.path.realpath(p) != here)
-
-
-def _importable_name(program: Callable[..., Any]) -> str:
-    module = getattr(program, "__module__", None)
-    name = getattr(program, "__qualname__", "<a lambda>")
-    if module in (None, "__main__") or not name.isidentifier():
-        raise ValueError(
-            f"{name} cannot run on ranks: they import the program by name, so it must "
-            "be a function at the top of a module"
-        )
-    return f"{module}:{name}"
 
 
 def _check_world_size(world_size: int) -> None:

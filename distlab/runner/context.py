@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from distlab.comm import Clock, Comm, Endpoint, RealClock, Store, Traffic
+from distlab.comm import Clock, Comm, Disk, Endpoint, RealClock, Store, Traffic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,8 @@ class RankContext:
 
     `comm` writes a journal and counts its bytes into `traffic`. `report` sends a value
     to the parent at once, while the program goes on. `clock.sleep` stands for compute
-    where time is virtual. `store` and `endpoint` are there in simulated runs.
+    where time is virtual. Of all that a rank has, only its disk outlives its process:
+    one that is started again finds its files, and the others' `comm` without it.
     """
 
     comm: Comm
@@ -27,6 +28,7 @@ class RankContext:
     clock: Clock = field(default_factory=RealClock)
     store: Store | None = None
     endpoint: Endpoint | None = None
+    disk: Disk | None = None
 
     @property
     def rank(self) -> int:

@@ -53,6 +53,16 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "error": {"n": int, "t": _NUMBER, "type": str, "message": str, "refused": bool},
 }
 
+FLOOD: dict[str, Any] = {
+    "k": "raised",
+    "type": "ValueError",
+    "message": "more than 256 MiB are too much for one result",
+    "frames": [],
+    "refused": "",
+    "peer_lost": False,
+}
+"""What is taken down for a rank that sends a line without an end."""
+
 
 def record_in(line: bytes) -> dict[str, Any] | None:
     """The record that `line` holds; None for anything else."""

@@ -27,13 +27,17 @@ from distlab.comm import (
     Event,
     Journal,
     PeerLost,
+    RealDisk,
+    Store,
     TcpComm,
     TorchComm,
 )
+from distlab.comm.tcp.endpoint import Directory, TcpEndpoint, store_of
 from distlab.runner import stacks
 from distlab.runner.context import RankContext, seed_everything
 from distlab.runner.gpus import show_gpus
 from distlab.runner.limits import cap_files, cap_memory
+from distlab.runner.newcomer import NewcomersComm
 from distlab.runner.processes import die_with_parent
 from distlab.runner.record import LINE_LOST
 from distlab.runner.wire import encode
@@ -49,22 +53,26 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 def live(
-    job: dict[str, Any], rank: int, control: socket.socket, output: int
+    job: dict[str, Any],
+    rank: int,
+    control: socket.socket,
+    output: int,
+    listener: socket.socket,
 ) -> NoReturn:
     """Run `job` as `rank` in this freshly forked process; never returns."""
     folder, pid, code = Path(job["folder"]), os.getpid(), 0
     try:
         try:
-            _settle_in(folder, rank, output)
-            line = encode(_work(job, rank, folder, control))
+            settle_in(folder, rank, f"rank{rank}", output)
+            line = encode(_work(job, rank, folder, control, listener))
         except BaseException as error:
-            line = encode(raised(error))
+            line = encode_failure(error)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the program may have closed it
                 stream.flush()
         if os.getpid() == pid:  # not a child that the program forked and forgot
             code = LINE_LOST  # until we are told to end
-            _say(control, line)
+            say(control, line)
             while control.recv(1):
                 pass
             code = 0
@@ -72,7 +80,8 @@ def live(
         _EXIT(code)
 
 
-def _say(control: socket.socket, line: bytes) -> None:
+def say(control: socket.socket, line: bytes) -> None:
+    """Send a line to the parent."""
     with _ONE_AT_A_TIME:
         control.sendall(line)
 
@@ -88,7 +97,8 @@ def resolve(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
 
 
-def _settle_in(folder: Path, rank: int, output: int) -> None:
+def settle_in(folder: Path, number: int, home: str, output: int) -> None:
+    """Make this process one of its own: its session, output, stack file and folder."""
     os.setsid()
     die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -97,27 +107,41 @@ def _settle_in(folder: Path, rank: int, output: int) -> None:
     os.close(output)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-    stacks.write_to(folder / f"stack{rank}")
-    home = folder / f"rank{rank}"
-    home.mkdir()
-    os.chdir(home)  # files that a rank writes by accident land here and go with the run
+    stacks.write_to(folder / f"stack{number}")
+    (folder / home).mkdir(exist_ok=True)  # who is started again finds its files
+    os.chdir(
+        folder / home
+    )  # files that a rank writes by accident land here and go with the run
 
 
 def _work(
-    job: dict[str, Any], rank: int, folder: Path, control: socket.socket
+    job: dict[str, Any],
+    rank: int,
+    folder: Path,
+    control: socket.socket,
+    listener: socket.socket,
 ) -> dict[str, Any]:
-    transport = _connected(job, rank, folder)
-    _KEPT_OPEN.append(transport)
+    endpoint = TcpEndpoint(directory_of(job), rank, listener)
+    store = store_of(endpoint)
+    transport = _connected(job, rank, folder, store)
+    _KEPT_OPEN.extend((transport, endpoint))
     meter = ByteMeter(transport)
 
     def tell(event: Event) -> None:
-        _say(control, encode(event))
+        say(control, encode(event))
 
-    journal = Journal(meter, tell) if job["journal"] else meter
+    def note(event: Event) -> None:
+        endpoint.require_free()  # before the call begins
+        tell(event)
+
+    is_journaled = job["journal"] and not job["lives"]
     context = RankContext(
-        comm=journal,
+        comm=Journal(meter, note) if is_journaled else meter,
         traffic=meter.traffic,
         report=lambda value: tell({"k": "report", "value": value}),
+        store=store,
+        endpoint=endpoint,
+        disk=disk_here(),
     )
     program = resolve(job["program"])
     cap_memory(job["memory_bytes"])
@@ -125,6 +149,7 @@ def _work(
     seed_everything(job["seed"] + rank)
     tell({"k": "ready"})
     value = program(context, *job["args"])
+    endpoint.finish()  # what it serves changes nothing any more
     return {
         "k": "result",
         "value": value,
@@ -134,9 +159,28 @@ def _work(
     }
 
 
-def _connected(job: dict[str, Any], rank: int, folder: Path) -> Comm:
+def disk_here() -> RealDisk:
+    """The disk of this process, in its folder: it goes with the run."""
+    here = Path("disk")
+    here.mkdir(exist_ok=True)  # its name need not be durable: fsync takes its time
+    return RealDisk(here)
+
+
+def directory_of(job: dict[str, Any]) -> Directory:
+    """Who can be called in the run of `job`."""
+    addresses = {name: (host, port) for name, (host, port) in job["addresses"].items()}
+    return Directory(
+        addresses=addresses,
+        secret=bytes.fromhex(job["secret"]),
+        world_size=job["world_size"],
+        max_frame_bytes=job["max_frame_bytes"],
+    )
+
+
+def _connected(job: dict[str, Any], rank: int, folder: Path, store: Store) -> Comm:
     world_size, timeout_s = job["world_size"], job["seconds"] + 60
-    store = FileStore(str(folder / "store"), world_size)
+    if job["lives"]:
+        return NewcomersComm(rank, world_size)
     if job["backend"] == "tcp":
         secret = bytes.fromhex(job["secret"])
         return TcpComm.from_store(
@@ -144,9 +188,15 @@ def _connected(job: dict[str, Any], rank: int, folder: Path) -> Comm:
         )
     if job["backend"] == "nccl":
         show_gpus()
+    meeting = FileStore(str(folder / "store"), world_size)
     return TorchComm.from_store(
-        store, rank, world_size, backend=job["backend"], timeout_s=timeout_s
+        meeting, rank, world_size, backend=job["backend"], timeout_s=timeout_s
     )
+
+
+def encode_failure(error: BaseException) -> bytes:
+    """The line that tells the parent of it."""
+    return encode(raised(error))
 
 
 def raised(error: BaseException) -> dict[str, Any]:

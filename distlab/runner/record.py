@@ -52,6 +52,7 @@ class RankRecord:
     messages: int = 0
     marks: list[int] = field(default_factory=list)  # events before each report
     in_calls_s: float = 0.0
+    deaths: list[int] = field(default_factory=list)  # exit statuses of earlier lives
 
     def calls(self) -> list[Event]:
         """The calls this rank started, in order, without their ends."""
@@ -69,6 +70,7 @@ class Run:
 
     `waits_for` maps each blocked rank to the ranks that would have to act; `cycle` is a
     circle in it, such as (0, 1, 2), or empty; `explanation` says it in a sentence.
+    `services` are the processes beside the ranks, by name.
     """
 
     world_size: int
@@ -79,6 +81,7 @@ class Run:
     waits_for: dict[int, tuple[int, ...]] = field(default_factory=dict)
     cycle: tuple[int, ...] = ()
     explanation: str = ""
+    services: dict[str, RankRecord] = field(default_factory=dict)
 
     @property
     def values(self) -> list[Any]:

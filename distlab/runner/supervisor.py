@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import os
 import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from distlab.comm.tcp.server import Server
 from distlab.runner import stacks
 from distlab.runner.autopsy import explain
 from distlab.runner.board import Board, find_cycle
-from distlab.runner.incoming import record_in
+from distlab.runner.doors import Door
+from distlab.runner.incoming import FLOOD, record_in
 from distlab.runner.limits import Limits
+from distlab.runner.orders import Hands, Orders
+from distlab.runner.posts import Post
+from distlab.runner.printed import Printed
 from distlab.runner.processes import cpu_s, end_sessions, is_stopped, sleeps
 from distlab.runner.record import (
     ErrorRecord,
@@ -37,14 +41,6 @@ MAX_LINE_BYTES = 1 << 28  # of one record; kept in memory until its end has come
 LAST_READS = 8  # of 64 KiB each: more than a pipe holds, and a flood has an end
 SETTLE_S = 0.3  # after a first failure, how long the others may take to show theirs
 BUSY = 0.2  # of the time between the looks on a processor: then a rank is not stuck
-_FLOOD: dict[str, Any] = {
-    "k": "raised",
-    "type": "ValueError",
-    "message": "more than 256 MiB are too much for one result",
-    "frames": [],
-    "refused": "",
-    "peer_lost": False,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +59,12 @@ class Supervisor:
     def __init__(
         self,
         zygote: socket.socket,
-        controls: list[socket.socket],
-        outputs: list[int],
+        posts: list[Post],
         *,
+        world_size: int,
+        orders: Orders,
+        doors: Sequence[Door],
+        keeper: Server | None = None,
         folder: Path,
         limits: Limits,
         on_report: Callable[[int, Any], None] | None,
@@ -75,21 +74,25 @@ class Supervisor:
         self._limits = limits
         self._folder = folder
         self._on_report = on_report or (lambda rank, value: None)
-        self._records = [RankRecord(rank=rank) for rank in range(len(controls))]
-        self._controls = controls
-        self._board = Board(len(controls), limits.seconds)
-        decoder = codecs.getincrementaldecoder("utf-8")
-        self._decoders = [decoder("replace") for _ in controls]
-        self._num_kept = [0 for _ in controls]  # bytes of output
+        # All processes: the ranks, and after them the services.
+        self._everyone = [RankRecord(rank=number) for number in range(len(posts))]
+        self._records = self._everyone[:world_size]
+        self._posts = posts
+        self._orders = orders
+        self._hands = Hands(zygote, orders, doors, self._take_post)
+        self._board = Board(world_size, limits.seconds)
+        self._printed = Printed(len(posts), limits.output_bytes)
+        self._dead: set[int] = set()
         self._lost: set[int] = set()  # control closed, exit status not yet known
         self._statuses: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
         self._buffers: dict[object, bytearray] = {}
         self._listen(zygote, self._from_zygote)
-        for rank, control in enumerate(controls):
-            self._listen(control, partial(self._from_rank, rank))
-        for rank, output in enumerate(outputs):
-            self._selector.register(output, selectors.EVENT_READ, rank)
+        for number, post in enumerate(posts):
+            self._listen_to(number, post)
+        if keeper is not None:
+            self._selector.register(keeper, selectors.EVENT_READ, keeper)
+        self._selector.register(orders, selectors.EVENT_READ, orders)
         self._zygote = zygote
         self._started = time.monotonic()
         self._failed_at: float | None = None
@@ -106,6 +109,7 @@ class Supervisor:
         try:
             while outcome is None:
                 self._read(self._patience())
+                self._hands.carry_out(self._everyone, self._dead)
                 if self._is_unwanted and self._is_unwanted():
                     raise RunCancelledError
                 outcome = self._outcome()
@@ -124,6 +128,20 @@ class Supervisor:
         self._buffers[source] = bytearray()
         self._selector.register(source, selectors.EVENT_READ, handle)
 
+    def _listen_to(self, number: int, post: Post) -> None:
+        self._listen(post.control, partial(self._from_rank, number))
+        self._selector.register(post.output, selectors.EVENT_READ, number)
+
+    def _take_post(self, number: int, post: Post) -> None:
+        """A process is being started again: these are its lines."""
+        old, self._posts[number] = self._posts[number], post
+        with contextlib.suppress(KeyError):  # it was closed: nothing more comes
+            self._selector.unregister(old.output)
+            self._everyone[number].output += self._printed.rest(number, old.output)
+        self._buffers.pop(old.control, None)
+        old.close()
+        self._listen_to(number, post)
+
     def _patience(self) -> float:
         now = time.monotonic()
         until = self._started + self._limits.seconds
@@ -140,7 +158,11 @@ class Supervisor:
         for key, _ in ready:
             if key.fileobj not in self._selector.get_map():
                 continue  # a handler before this one has heard it out
-            if isinstance(key.data, int):
+            if isinstance(key.data, Server):
+                key.data.step(0)
+            elif key.data is self._orders:
+                self._orders.quiet()
+            elif isinstance(key.data, int):
                 self._read_output(key.fd, key.data)
             else:
                 self._read_lines(key.fileobj, key.data)  # type: ignore[arg-type]
@@ -168,7 +190,7 @@ class Supervisor:
                 handle(line)
         elif len(buffer) > MAX_LINE_BYTES:
             buffer.clear()
-            handle(encode(_FLOOD))
+            handle(encode(FLOOD))
         return True
 
     def _read_output(self, descriptor: int, rank: int) -> None:
@@ -176,28 +198,28 @@ class Supervisor:
         if not piece:
             self._selector.unregister(descriptor)
             return
-        kept = piece[: self._limits.output_bytes - self._num_kept[rank]]
-        self._num_kept[rank] += len(kept)
-        self._records[rank].output += self._decoders[rank].decode(kept)
+        self._everyone[rank].output += self._printed.text(rank, piece)
 
     def _from_zygote(self, line: bytes) -> None:
         if not line:
-            end_sessions({record.pid for record in self._records} - {0})
+            end_sessions({record.pid for record in self._everyone} - {0})
             raise RunnerError("the process that starts ranks has died; run it again")
         message = decode(line)
         if message["k"] == "started":
-            for record, pid in zip(self._records, message["pids"], strict=True):
+            for record, pid in zip(self._everyone, message["pids"], strict=True):
                 record.pid = pid
+        elif message["k"] == "again":
+            self._begin_again(message["number"], message["pid"])
         elif message["k"] == "exit":
             self._statuses[message["pid"]] = message["status"]
-            for record in self._records:
+            for record in self._everyone:
                 if record.pid == message["pid"]:
                     self._hear_out(record.rank)
         self._note_deaths()
 
     def _hear_out(self, rank: int) -> None:
         """Read the last words of a dead rank; a child of it may keep the line open."""
-        control, handle = self._controls[rank], partial(self._from_rank, rank)
+        control, handle = self._posts[rank].control, partial(self._from_rank, rank)
         with contextlib.suppress(
             KeyError
         ):  # it was closed and is no longer listened to
@@ -207,8 +229,17 @@ class Supervisor:
             self._selector.unregister(control)
         self._lost.add(rank)
 
+    def _begin_again(self, number: int, pid: int) -> None:
+        record = self._everyone[number]
+        record.deaths.append(self._statuses[record.pid])
+        record.pid, record.status, record.exit_status = pid, "running", None
+        record.value, record.error, record.failed_s = None, None, None
+        self._dead.discard(number)
+        self._board.forget(number)
+        self._hands.started(number)
+
     def _from_rank(self, rank: int, line: bytes) -> None:
-        record = self._records[rank]
+        record = self._everyone[rank]
         if not line:
             self._lost.add(rank)
             self._note_deaths()
@@ -234,21 +265,23 @@ class Supervisor:
             self._note_event(rank, message)
 
     def _note_event(self, rank: int, event: dict[str, Any]) -> None:
-        record = self._records[rank]
+        record = self._everyone[rank]
         if len(record.journal) < self._limits.journal_events:
             record.journal.append(event)
         self._board.record(rank, event)
 
     def _note_deaths(self) -> None:
         for rank in list(self._lost):
-            record = self._records[rank]
+            record = self._everyone[rank]
             if record.pid in self._statuses:
                 self._lost.discard(rank)
+                self._dead.add(rank)
                 if record.status == "running":
                     record.status = "died"
                     record.exit_status = self._statuses[record.pid]
                     self._read_stack(rank)  # a crash has left it there
-                    self._note_failure(record)
+                    if rank not in self._orders.may_die:
+                        self._note_failure(record)
 
     def _note_failure(self, record: RankRecord) -> None:
         now = time.monotonic()
@@ -266,16 +299,21 @@ class Supervisor:
         # A rank whose line is closed is dead or dying, whatever it entered last.
         stuck = self._board.stuck(alive) if alive and not self._lost else None
         if self._failed_at is not None:
-            died = any(record.status == "died" for record in self._records)
+            failed = [r for r in self._everyone if r.failed_s is not None]
+            died = any(record.status == "died" for record in failed)
             # Who waits for a dead rank is about to learn of it; a rank that raised is
             # parked, so who waits for that one learns nothing more.
             settled = self._confirmed(stuck, now) if died else bool(stuck)
+            if self._lost and now < self._failed_at + SETTLE_S:
+                return None  # of a process it is not known yet how it died
             if not alive or settled or now >= self._failed_at + SETTLE_S:
                 return "died" if died else "raised"
             return None
-        if not alive:
+        if self._hands.are_busy:
+            pass  # a process is about to be stopped, or to start again
+        elif not alive:
             return "finished"
-        if self._confirmed(stuck, now):
+        elif self._confirmed(stuck, now):
             return "deadlock"
         return "timeout" if now >= self._started + self._limits.seconds else None
 
@@ -317,14 +355,16 @@ class Supervisor:
         for _ in range(LAST_READS):  # what was printed just before the end
             if not self._read(0.0):
                 break
+        n = len(self._records)
         run = Run(
-            world_size=len(self._records),
+            world_size=n,
             outcome=outcome,
             ranks=tuple(self._records),
             seconds=seconds,
             limit_s=self._limits.seconds,
             waits_for=waits_for,
             cycle=find_cycle(waits_for),
+            services=dict(zip(self._orders.names[n:], self._everyone[n:], strict=True)),
         )
         return replace(run, explanation=explain(run))
 
@@ -339,7 +379,7 @@ class Supervisor:
             self._read_stack(rank)
 
     def _read_stack(self, rank: int) -> None:
-        self._records[rank].stack = stacks.read_from(self._folder / f"stack{rank}")
+        self._everyone[rank].stack = stacks.read_from(self._folder / f"stack{rank}")
 
 
 def error_record(message: dict[str, Any]) -> ErrorRecord:

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from distlab.runner import rank as rank_process
-from distlab.runner.processes import become_subreaper, end_descendants
+from distlab.runner import service as service_process
+from distlab.runner.processes import become_subreaper, end_descendants, end_sessions
 from distlab.runner.wire import decode, encode
 from distlab.runner.zygote_protocol import HEADER
 
@@ -33,6 +34,7 @@ class Zygote:
     def __init__(self, parent: socket.socket) -> None:
         self._parent = parent
         self._ranks: set[int] = set()
+        self._job: dict[str, Any] = {}
         self._folder: str | None = None  # of the run under way
         self._wakeup_read, self._wakeup_write = os.pipe()
         os.set_blocking(self._wakeup_read, False)
@@ -58,6 +60,12 @@ class Zygote:
     def _handle(self, request: dict[str, Any], descriptors: list[int]) -> None:
         if request["k"] == "start":
             self._start(request, descriptors)
+        elif request["k"] == "again":
+            self._start_again(request, descriptors)
+        elif request["k"] == "signal":
+            # Nobody but us collects it: until then its number is no other process's.
+            if request["pid"] in self._ranks:
+                os.kill(request["pid"], request["signal"])
         elif request["k"] == "preload":
             _preload(request["modules"])
             self._tell({"k": "preloaded", "threads": num_threads()})
@@ -69,32 +77,57 @@ class Zygote:
             self._tell({"k": "ended"})
 
     def _start(self, job: dict[str, Any], descriptors: list[int]) -> None:
-        world_size, self._folder = job["world_size"], job["folder"]
-        controls, outputs = descriptors[:world_size], descriptors[world_size:]
-        pids = []
-        for number in range(world_size):
-            pid = os.fork()
-            if pid == 0:
-                self._become_rank(job, number, controls, outputs)
-            pids.append(pid)
-        self._ranks.update(pids)
+        self._job, self._folder = job, job["folder"]
+        count = job["world_size"] + len(job["services"])
+        pids = [self._fork(job, number, count, descriptors) for number in range(count)]
         for descriptor in descriptors:
             os.close(descriptor)
         self._tell({"k": "started", "pids": pids})
 
-    def _become_rank(
-        self, job: dict[str, Any], number: int, controls: list[int], outputs: list[int]
+    def _start_again(self, request: dict[str, Any], descriptors: list[int]) -> None:
+        # What the dead one forked may still hold its listener.
+        end_sessions({request["pid"]})
+        job = {**self._job, "lives": request["lives"]}
+        number = request["number"]
+        pid = self._fork(job, number, 1, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._tell({"k": "again", "number": number, "pid": pid})
+
+    def _fork(
+        self, job: dict[str, Any], number: int, count: int, descriptors: list[int]
+    ) -> int:
+        """Fork a process; of `count` controls, outputs, listeners it gets its own."""
+        pid = os.fork()
+        if pid == 0:
+            self._become(job, number, number % count, count, descriptors)
+        self._ranks.add(pid)
+        return pid
+
+    def _become(
+        self,
+        job: dict[str, Any],
+        number: int,
+        place: int,
+        count: int,
+        descriptors: list[int],
     ) -> None:
         signal.set_wakeup_fd(-1)
         os.close(self._wakeup_read)
         os.close(self._wakeup_write)
         self._parent.close()
-        for other in range(len(controls)):
-            if other != number:
-                os.close(controls[other])
-                os.close(outputs[other])
-        control = socket.socket(fileno=controls[number])
-        rank_process.live(job, number, control, outputs[number])
+        for other, descriptor in enumerate(descriptors):
+            if other % count != place:
+                os.close(descriptor)
+        control, output, listener = descriptors[place::count]
+        live = rank_process.live if number < job["world_size"] else service_process.live
+        live(
+            job,
+            number,
+            socket.socket(fileno=control),
+            output,
+            socket.socket(fileno=listener),
+        )
 
     def _bury(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -7,6 +7,8 @@ formulas), `calibration` (this machine, measured), `torch` (torch.distributed's 
 """
 
 from distlab.sim.comm import SimComm
+from distlab.sim.crash_points import CrashPoint, crash_points
+from distlab.sim.disk import SimDisk
 from distlab.sim.faults import Faults
 from distlab.sim.messages import Message, Trace
 from distlab.sim.net.fabric import Fabric
@@ -17,9 +19,11 @@ from distlab.sim.net.spec import parse_faults, parse_net
 from distlab.sim.packed import run_apart
 from distlab.sim.payload import Sized
 from distlab.sim.run import SimRun, run
+from distlab.sim.scripts import random_script, script_text, shrink
 
 __all__ = [
     "AlphaBeta",
+    "CrashPoint",
     "Fabric",
     "Faults",
     "LogGP",
@@ -27,12 +31,17 @@ __all__ = [
     "Network",
     "Piecewise",
     "SimComm",
+    "SimDisk",
     "SimRun",
     "Sized",
     "Trace",
     "Wires",
+    "crash_points",
     "parse_faults",
     "parse_net",
+    "random_script",
     "run",
     "run_apart",
+    "script_text",
+    "shrink",
 ]

@@ -139,7 +139,7 @@ class GreenletCarrier:
             finally:
                 self.grad = _is_grad_enabled()
 
-        return _GreenletStrand(greenlet.greenlet(live))
+        return _GreenletStrand(greenlet.greenlet(live, self.hub.greenlet))
 
     def switch(self, strand: _GreenletStrand) -> None:
         """See `Carrier.switch`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from distlab.sim.faults import Faults, Luck
+from distlab.sim.faults import Faults, Luck, Node
 from distlab.sim.kernel import Kernel
 from distlab.sim.messages import deliver
 from distlab.sim.net.links import Metered, Wires, picoseconds
@@ -69,20 +69,23 @@ class Conditions:
         self.luck = Luck(faults)
         self.lost: list[Loss] = []
         self.num_duplicates = 0
-        cut = faults.partition
-        self._side = frozenset(cut[0]) if cut else frozenset()
-        self._cut_ps = picoseconds(cut[1]) if cut else 0
-        self.heals_ps = picoseconds(cut[2]) if cut else 0
+        self._cuts = [
+            (frozenset(nodes), picoseconds(from_s), picoseconds(to_s))
+            for nodes, from_s, to_s in faults.partitions
+        ]
 
-    def is_cut(self, ranks: Sequence[int], now_ps: int) -> bool:
-        """Whether some of these ranks cannot reach the others now."""
-        if not self._cut_ps <= now_ps < self.heals_ps:
-            return False
-        return len({rank in self._side for rank in ranks}) == 2
+    def is_cut(self, nodes: Sequence[Node], now_ps: int) -> bool:
+        """Whether some of these nodes cannot reach the others now."""
+        return self.together_ps(nodes, now_ps) > now_ps
 
-    def together_ps(self, members: Sequence[int], now_ps: int) -> int:
-        """When a collective can start for which all are ready now."""
-        return self.heals_ps if self.is_cut(members, now_ps) else now_ps
+    def together_ps(self, nodes: Sequence[Node], now_ps: int) -> int:
+        """From when on these nodes can reach each other: now, or when it has healed."""
+        heal_ps = [
+            to_ps
+            for side, from_ps, to_ps in self._cuts
+            if from_ps <= now_ps < to_ps and len({node in side for node in nodes}) == 2
+        ]
+        return self.together_ps(nodes, max(heal_ps)) if heal_ps else now_ps
 
     def post(self, group: Group, channel: Channel, send: End) -> bool:
         """Send it off if it is small enough; False if it has to wait for its match."""
@@ -125,7 +128,8 @@ class Conditions:
     ) -> None:
         kernel = self._kernel
         if self.is_cut((channel.src, channel.dst), kernel.now_ps):
-            kernel.at(self.heals_ps, self._depart, group, channel, send, arrive)
+            heals_ps = self.together_ps((channel.src, channel.dst), kernel.now_ps)
+            kernel.at(heals_ps, self._depart, group, channel, send, arrive)
             return
         channel.num_started += 1
         end_ps = group.book(channel, send)

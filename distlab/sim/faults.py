@@ -8,42 +8,70 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import combinations
+from typing import Any
 
-Partition = tuple[tuple[int, ...], float, float]
-"""These ranks are cut off from all others, from a time to another one, in seconds."""
+Node = int | str
+"""A rank, or by its name a service that is no rank's; the store is one: "store"."""
+
+STORE = "store"
+
+Partition = tuple[tuple[Node, ...], float, float]
+"""These nodes are cut off from all others, from a time to another one, in seconds."""
+
+Outage = tuple[Node, float, float]
+"""Something happens to this node at a time, and is over at another one, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
     """The faults of one run.
 
-    straggler  rank: factor. What it computes (`context.clock.sleep`) and every byte
-               it sends or receives takes that many times as long, latency apart; of a
-               message between two stragglers the slower one counts.
-    kill       rank: seconds. It dies at that time, like a process: whoever waits for it
-               or calls it afterwards gets PeerLost.
-    late       rank: seconds. It starts its program at that time.
-    loss       the share of messages that vanish. What is sent after a lost message does
-               not take its place, so its receiver waits forever; its sender does not
-               know. Library collectives and `new_group` lose nothing.
-    duplicate  the share of messages that arrive twice. Of a Comm's the second copy is
-               thrown away by its number; an Endpoint hands both to its program.
-    partition  ranks, from, to. Meanwhile no message starts between these ranks and the
-               others. A Comm's messages wait until it is over; an Endpoint's vanish.
+    straggler   rank: factor. What it computes (`context.clock.sleep`) and every byte it
+                sends or receives takes that many times as long, latency apart; of a
+                message between two stragglers the slower one counts.
+    kill        node: seconds. It dies at that time, like a process: whoever waits for
+                it or calls it afterwards gets PeerLost.
+    restart     nodes, from, to. The same, at the first time; at the second it starts
+                again. Its memory is gone; its disk has what was synced, and of the rest
+                what is drawn. A rank begins its program anew. The others have given up
+                its part in their Comm, and so has it: there are Endpoint and Store.
+    torn        nodes, from, to. As `restart`, but it dies at the end of one of the
+                first four operations on its disk after the first time, as is drawn:
+                maybe in the middle of a call. If there are not so many until the second
+                time, it lives.
+    freeze      nodes, from, to. Meanwhile it does nothing, as after SIGSTOP; what
+                arrives waits. Its clock goes on.
+    late        rank: seconds. It starts its program at that time.
+    loss        the share of messages that vanish. What is sent after a lost message
+                does not take its place, so its receiver waits forever; its sender does
+                not know. Library collectives and `new_group` lose nothing.
+    duplicate   the share of messages that arrive twice. Of a Comm's the second copy is
+                thrown away by its number; an Endpoint hands both to its program.
+    partitions  each: nodes, from, to. Meanwhile no message starts between these nodes
+                and the others. A Comm's messages, and those of a Store, wait until it
+                is over; an Endpoint's vanish. Connections stay: nobody is lost.
+
+    Who had come to its end before is not killed, restarted or frozen any more. Who was
+    killed does not restart, and a process that restarts is not frozen.
 
     Raises:
         ValueError: a share outside of 0 … 1, a time that is negative or has no end, a
-            factor that is not above 0, a partition that ends before it begins.
+            factor that is not above 0, an outage that ends before it begins, two of
+            the same kind and node at once, a rank that restarts before it starts.
     """
 
     straggler: Mapping[int, float] = field(default_factory=dict)
-    kill: Mapping[int, float] = field(default_factory=dict)
+    kill: Mapping[Node, float] = field(default_factory=dict)
+    restart: tuple[Outage, ...] = ()
+    torn: tuple[Outage, ...] = ()
+    freeze: tuple[Outage, ...] = ()
     late: Mapping[int, float] = field(default_factory=dict)
     loss: float = 0.0
     duplicate: float = 0.0
-    partition: Partition | None = None
+    partitions: tuple[Partition, ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -54,37 +82,63 @@ class Faults:
                     "0 and finite"
                 )
         for name in ("kill", "late"):
-            for rank, seconds in getattr(self, name).items():
-                _require_time(f"{name}: rank {rank} at", seconds)
+            for node, seconds in getattr(self, name).items():
+                _require_time(f"{name}: {node_words(node)} at", seconds)
         for name in ("loss", "duplicate"):
             share = getattr(self, name)
             if not 0 <= share <= 1:
                 raise ValueError(f"{name} is {share}: a share is between 0 and 1")
-        if self.partition is not None:
-            _require_partition(self.partition)
+        for partition in self.partitions:
+            _require_partition(partition)
+        _require_outages("restart or torn", (*self.restart, *self.torn))
+        _require_outages("freeze", self.freeze)
+        _require_started((*self.restart, *self.torn), self.late)
 
-    def check(self, world_size: int) -> None:
-        """Every rank named must be one of `world_size`.
+    def check(self, world_size: int, services: Collection[str] = ()) -> None:
+        """Every node named must be one of `world_size` ranks, a service, or the store.
 
         Raises:
             ValueError: one is not.
         """
-        named = {name: tuple(getattr(self, name)) for name in _BY_RANK}
-        named["partition"] = self.partition[0] if self.partition else ()
-        for name, ranks in named.items():
-            for rank in ranks:
-                if not 0 <= rank < world_size:
-                    raise ValueError(
-                        f"{name} names rank {rank}, but there is only rank 0 … "
-                        f"{world_size - 1}"
-                    )
+        named: dict[str, list[Node]] = {
+            "straggler": list(self.straggler),
+            "kill": list(self.kill),
+            "late": list(self.late),
+            "restart": [node for node, _, _ in self.restart],
+            "torn": [node for node, _, _ in self.torn],
+            "freeze": [node for node, _, _ in self.freeze],
+            "partition": [node for nodes, _, _ in self.partitions for node in nodes],
+        }
+        for name, nodes in named.items():
+            for node in nodes:
+                _require_node(name, node, world_size, services)
 
     def __bool__(self) -> bool:
         """Whether anything can go wrong."""
         return any(getattr(self, f.name) for f in fields(self) if f.name != "seed")
 
 
-_BY_RANK = ("straggler", "kill", "late")
+def node_words(node: Node) -> str:
+    """`rank 3`, `the store`, `the service "ps"`."""
+    if isinstance(node, int):
+        return f"rank {node}"
+    return "the store" if node == STORE else f'the service "{node}"'
+
+
+def _require_node(
+    name: str, node: Node, world_size: int, services: Collection[str]
+) -> None:
+    if isinstance(node, str):
+        known = (STORE, *services)
+        if node not in known or name in ("straggler", "late"):
+            raise ValueError(
+                f'{name} names "{node}", but there is only rank 0 … {world_size - 1}'
+                + ("" if name in ("straggler", "late") else f" and {', '.join(known)}")
+            )
+    elif not 0 <= node < world_size:
+        raise ValueError(
+            f"{name} names rank {node}, but there is only rank 0 … {world_size - 1}"
+        )
 
 
 def _require_time(what: str, seconds: float) -> None:
@@ -92,14 +146,37 @@ def _require_time(what: str, seconds: float) -> None:
         raise ValueError(f"{what} {seconds} s: a time is 0 or more, and finite")
 
 
-def _require_partition(partition: Partition) -> None:
-    ranks, from_s, to_s = partition
-    if not ranks or len(set(ranks)) != len(ranks):
-        raise ValueError(f"partition of ranks {ranks}: each once, and at least 1")
-    _require_time("partition: from", from_s)
-    _require_time("partition: to", to_s)
+def _require_span(what: str, from_s: float, to_s: float) -> None:
+    _require_time(f"{what}: from", from_s)
+    _require_time(f"{what}: to", to_s)
     if to_s <= from_s:
-        raise ValueError(f"partition: it ends at {to_s} s, before it has begun")
+        raise ValueError(f"{what}: it ends at {to_s} s, before it has begun")
+
+
+def _require_partition(partition: Partition) -> None:
+    nodes, from_s, to_s = partition
+    if not nodes or len(set(nodes)) != len(nodes):
+        raise ValueError(f"partition of {nodes}: each once, and at least 1")
+    _require_span("partition", from_s, to_s)
+
+
+def _require_started(restart: Iterable[Outage], late: Mapping[Any, float]) -> None:
+    for node, from_s, _ in restart:
+        if from_s <= late.get(node, -1.0):
+            raise ValueError(f"restart: rank {node} has not started at {from_s} s")
+
+
+def _require_outages(name: str, outages: Iterable[Outage]) -> None:
+    outages = list(outages)
+    for _, from_s, to_s in outages:
+        _require_span(name, from_s, to_s)
+    for (node, from_s, to_s), (other, other_from_s, other_to_s) in combinations(
+        outages, 2
+    ):
+        if node == other and from_s <= other_to_s and other_from_s <= to_s:
+            raise ValueError(
+                f"{name}: {node_words(node)} twice at {max(from_s, other_from_s):g} s"
+            )
 
 
 class Luck:

@@ -75,14 +75,14 @@ class Fiber:
     """One rank: where it stands, and what it finds again when it goes on."""
 
     __slots__ = (
-        *("calls_too_late", "killed", "needs", "numbers", "rank", "started", "strand"),
-        "switch",
+        *("calls_too_late", "frozen", "killed", "needs", "numbers", "rank", "started"),
+        *("strand", "switch"),
     )
 
     def __init__(self, rank: int, strand: Strand, numbers: Any) -> None:
         self.rank, self.strand = rank, strand
         self.switch: Any = strand.switch  # enters it, if the carrier needs do no more
-        self.started = self.killed = False
+        self.started = self.killed = self.frozen = False
         self.numbers = numbers  # random ones, of its own
         self.needs: tuple[Flight, ...] = ()  # what it waits for
         self.calls_too_late = 0
@@ -105,6 +105,8 @@ class Kernel:
         self.current: Fiber | None = None
         self.ran_last: Fiber | None = None  # when the run came to its end
         self.fibers: list[Fiber] = []
+        self._replaced: list[Fiber] = []  # of ranks that were started again
+        self._held: list[Fiber] = []  # could go on, and are frozen
         self.closing = self._must_move = False
         self._carrier, self._can_move = carrier, can_move
         self.generators = generators or make_generators(lazy=False, every=False)
@@ -184,10 +186,39 @@ class Kernel:
         fiber.killed = True
         return True
 
+    def restart(self, rank: int, main: Callable[[], object], seed: int) -> None:
+        """A killed rank is there again, with a program at its beginning."""
+        strand, own = self._carrier.strand(main), self.generators.own(seed + rank)
+        self._replaced.append(self.fibers[rank])
+        self.fibers[rank] = Fiber(rank, strand, own)
+        self.ready.append(self.fibers[rank])
+
+    def freeze(self, rank: int) -> bool:
+        """From now on a rank does not go on; False if it was done before."""
+        fiber = self.fibers[rank]
+        fiber.frozen = not (fiber.killed or fiber.strand.dead)
+        return fiber.frozen
+
+    def thaw(self, rank: int) -> None:
+        """It can go on; if it could before, it is the last one now."""
+        self.fibers[rank].frozen = False
+        self.ready += [fiber for fiber in self._held if not fiber.frozen]
+        self._held = [fiber for fiber in self._held if fiber.frozen]
+
+    def runs(self, rank: int) -> bool:
+        """Whether it is this rank's own program that calls."""
+        here = self.current is self.fibers[rank]
+        return here and self.fibers[rank].strand.thread_id == _thread_id()
+
+    def is_idle(self, num_instants: int) -> bool:
+        """Whether nothing is to come but events of so many instants."""
+        waits = any(flight.waiter is not None for _, _, flight in self._timers)
+        return not (self.ready or waits) and len(self._instants) <= num_instants
+
     def close(self) -> None:
         """Let the ranks that still wait unwind; one that refuses is left behind."""
         self.closing = True
-        for fiber in self.fibers:
+        for fiber in [*self._replaced, *self.fibers]:
             if fiber.started and not fiber.strand.dead:
                 self.current = fiber
                 self._carrier.switch(fiber.strand)
@@ -233,7 +264,9 @@ class Kernel:
                 for event in self.events.pop(self.now_ps):
                     event()
             fiber = ready.popleft()
-            if not fiber.killed:
+            if fiber.frozen:
+                self._held.append(fiber)
+            elif not fiber.killed:
                 return fiber
 
     def _next_gives_up(self) -> bool:
@@ -253,9 +286,10 @@ class Kernel:
         flight.waiter = None
         return True
 
-    def on_behalf_of(self, rank: int, act: Callable[[], T]) -> T:
-        """`act()`, as something that happens at a rank which may be waiting."""
-        before, self.current, self.handler = self.current, None, self.fibers[rank]
+    def on_behalf_of(self, rank: int | None, act: Callable[[], T]) -> T:
+        """`act()`, as something that happens at a rank, which may be waiting."""
+        before, self.current = self.current, None
+        self.handler = None if rank is None else self.fibers[rank]
         try:
             return act()
         finally:

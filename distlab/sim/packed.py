@@ -6,10 +6,11 @@ one real rank, under a rank's limits, and what comes back is plain data.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from distlab.comm import Factory
 from distlab.runner import Cluster, ErrorRecord, Limits, RankContext, RankRecord, Run
 from distlab.runner.rank import name_of, resolve
 from distlab.sim.conditions import Loss
@@ -17,6 +18,7 @@ from distlab.sim.faults import Faults
 from distlab.sim.messages import Trace
 from distlab.sim.net.links import AlphaBeta, Network
 from distlab.sim.net.nets import as_data, from_data
+from distlab.sim.outages import Struck
 from distlab.sim.run import SimRun, run
 
 
@@ -30,11 +32,13 @@ def run_apart(
     seed: int = 0,
     on_report: Callable[[int, Any], None] | None = None,
     faults: Faults | None = None,
+    services: Mapping[str, Factory] | None = None,
     **how: Any,
 ) -> SimRun:
     """`run`, with the simulated ranks in one forked process of `cluster`.
 
-    `how` are other arguments of `run`, plain data all of them (carrier, payload …).
+    What makes a service is a function of a module, as the program is. `how` are other
+    arguments of `run`, plain data all of them (carrier, payload …).
 
     Raises:
         ValueError: a network that the other process would not know.
@@ -53,6 +57,7 @@ def run_apart(
             "seed": seed,
             "net": as_data(net or AlphaBeta()),
             "faults": asdict(faults or Faults()),
+            "services": {key: name_of(make) for key, make in (services or {}).items()},
             "how": how,
         },
         limits=replace(limits, memory_bytes=limits.memory_bytes * world_size),
@@ -80,6 +85,7 @@ def simulate(
             limits=Limits(seconds=settings["seconds"]),
             on_report=lambda rank, value: context.report((rank, value)),
             faults=Faults(**settings["faults"]),
+            services={key: resolve(make) for key, make in settings["services"].items()},
             **settings["how"],
         )
     )
@@ -94,7 +100,9 @@ def pack(done: Run) -> dict[str, Any]:
     ]
     trace = facts.get("trace")
     lost = [tuple(loss) for loss in facts.get("lost", ())]
-    return {**facts, "trace": list(trace.rows) if trace else [], "lost": lost}
+    struck = [(one.kind, one.node, one.at_ps) for one in facts.get("struck", ())]
+    rows = list(trace.rows) if trace else []
+    return {**facts, "trace": rows, "lost": lost, "struck": struck}
 
 
 def unpack(facts: dict[str, Any]) -> SimRun:
@@ -107,4 +115,7 @@ def unpack(facts: dict[str, Any]) -> SimRun:
     )
     trace = Trace([tuple(row) for row in facts["trace"]])
     lost = tuple(Loss(*loss) for loss in facts["lost"])
-    return SimRun(**{**facts, "ranks": ranks, "trace": trace, "lost": lost})
+    struck = tuple(Struck(*one) for one in facts["struck"])
+    messages = tuple(tuple(row) for row in facts["service_messages"])
+    more = {"lost": lost, "struck": struck, "service_messages": messages}
+    return SimRun(**{**facts, "ranks": ranks, "trace": trace, **more})

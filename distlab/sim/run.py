@@ -10,9 +10,10 @@ comes back is the same `Run`: every judgement on real ranks holds for these.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from distlab.comm import Factory
 from distlab.runner import Limits
 from distlab.sim.carriers import CarrierName
 from distlab.sim.faults import Faults
@@ -20,7 +21,8 @@ from distlab.sim.generators import DrewLate
 from distlab.sim.kernel import MustMove
 from distlab.sim.net.links import AlphaBeta, Network
 from distlab.sim.payload import Payload
-from distlab.sim.simulation import MAX_RANKS, Setup, SimRun, Simulation
+from distlab.sim.results import MAX_RANKS, Setup, SimRun
+from distlab.sim.simulation import Simulation
 
 __all__ = ["MAX_RANKS", "SimRun", "run"]
 
@@ -42,6 +44,7 @@ def run(
     isolate: bool = False,
     wall_limit_s: float | None = None,
     turn_limit_s: float | None = None,
+    services: Mapping[str, Factory] | None = None,
 ) -> SimRun:
     """Run `program(context, *args)` on `world_size` simulated ranks to its end.
 
@@ -64,6 +67,9 @@ def run(
     its own numbers from `random` and `numpy.random`. After `wall_limit_s` seconds by
     the wall clock a run is broken off; so it is when one rank goes on for
     `turn_limit_s` without a call that waits, as a loop without an end does.
+
+    `services` are nodes that are no ranks, by their names, with what makes each; ranks
+    call them by name. Faults can name them, and "store", the node of `context.store`.
 
     Raises:
         ValueError: fewer than 1 or more than 4,096 ranks, an unknown carrier or
@@ -88,6 +94,7 @@ def run(
         isolate=isolate,
         wall_limit_s=wall_limit_s,
         turn_limit_s=turn_limit_s,
+        services=services or {},
     )
     tell = on_report or (lambda rank, value: None)
     if carrier != "auto":

@@ -1,90 +1,110 @@
-"""Clock, Store and Endpoint of a simulated rank, with the faults of the run.
+"""Who answers calls in a simulated run: what a rank serves, and services of their own.
 
 Endpoint  a message, like a datagram: it can be lost, arrive twice, or vanish at a
           partition. Only who is dead answers at once: "connection closed".
-Store     kept by rank 0, reliable: at a partition a request waits until it heals
+Store     kept by a node that is no rank, reliable: at a partition a request waits until
+          it heals. The node stands on rank 0's machine: to rank 0 it costs no time.
+services  nodes of their own, behind the ranks on the network
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from distlab.comm import PeerLost
-from distlab.comm._seams import Handle
+from distlab.comm import Handle, PeerLost, Pending, Reacts, Request, ServiceContext
+from distlab.comm.services import Answer, Factory, PeerGone, Started, Tick, WakeAt
 from distlab.sim.channels import Group
+from distlab.sim.clocks import ServiceClock
 from distlab.sim.conditions import Conditions
+from distlab.sim.disk import DiskCrash
+from distlab.sim.faults import STORE, Node, node_words
 from distlab.sim.kernel import Flight, Lost
 from distlab.sim.net.links import PS, picoseconds
+from distlab.sim.nodes import Nodes
 
 SERVICE_TAG = -1
-"""Of messages of a Store or Endpoint, in a trace."""
-_KEEPER = 0  # the rank that keeps the store
-_HEAD_BYTES = 16  # what a request has besides its key and value
+"""Of messages between the Endpoints of two ranks, in a trace."""
+_IDLE_TICKS = 1000  # in a row, when nothing else happens: the run is at its end
+_SOONEST_PS = picoseconds(10e-6)  # from now: or else time could stand still
 
-
-class Computing(Flight):
-    """Time that a rank needs for itself: nobody else can shorten it."""
-
-    def call(self) -> dict[str, Any]:
-        """See `Flight.call`."""
-        return {"n": 0, "op": "sleep"}
+ServiceMessage = tuple[Node, Node, int, int, int]
+"""From, to, bytes, picoseconds of its start and end; one of both is no rank."""
 
 
 class Question(Flight):
-    """Something asked of one rank; `reply` is there when it is done."""
+    """Something asked of one node; `reply` is there when it is done."""
 
     __slots__ = ("op", "peer", "reply")
 
-    def __init__(self, op: str, peer: int) -> None:
+    def __init__(self, op: str, peer: Node) -> None:
         super().__init__()
         self.op, self.peer = op, peer
         self.reply: Any = None
 
     def awaited(self) -> tuple[int, ...]:
         """See `Flight.awaited`."""
-        return (self.peer,)
+        return (self.peer,) if isinstance(self.peer, int) else ()
 
     def call(self) -> dict[str, Any]:
         """See `Flight.call`."""
-        return {"n": 0, "op": self.op, "dst": self.peer}
-
-
-class SimClock:
-    """Virtual time; a straggler needs more of it."""
-
-    def __init__(self, world: Group, factor: float = 1.0) -> None:
-        self._kernel, self._factor = world.kernel, factor
-
-    def now_s(self) -> float:
-        """See `Clock.now_s`."""
-        return self._kernel.now_s
-
-    def sleep(self, seconds: float) -> None:
-        """See `Clock.sleep`.
-
-        Raises:
-            ValueError: a negative time, or one without an end.
-        """
-        if not 0 <= seconds < float("inf"):
-            raise ValueError(f"sleep({seconds}): seconds, 0 or more, and finite")
-        kernel, flight = self._kernel, Computing()
-        until_ps = kernel.now_ps + picoseconds(seconds * self._factor)
-        kernel.at(until_ps, kernel.end, flight)
-        kernel.wait(flight, None)
+        if isinstance(self.peer, int):
+            return {"n": 0, "op": self.op, "dst": self.peer}
+        name = "" if self.peer == STORE else f" {self.peer}"
+        return {"n": 0, "op": self.op + name}
 
 
 class Services:
-    """What the ranks of one run share: who answers, and what is stored."""
+    """What the ranks of one run share: who answers, and how messages get there."""
 
-    def __init__(self, world: Group, conditions: Conditions | None) -> None:
+    def __init__(
+        self,
+        world: Group,
+        conditions: Conditions | None,
+        nodes: Nodes,
+        factories: Mapping[str, Factory],
+    ) -> None:
         self.world, self.kernel = world, world.kernel
-        self.conditions = conditions
-        self.handles: dict[int, Handle] = {}
+        self.conditions, self.nodes = conditions, nodes
+        self.desks: dict[Node, Desk] = {}
         self.early: dict[int, list[Callable[[], None]]] = {}  # before anyone serves
-        self.asked: set[Question] = set()
-        self.stored: dict[str, bytes] = {}
-        self.watchers: list[tuple[Callable[[], bool], Callable[[], None]]] = []
+        self.asked: dict[Question, None] = {}  # in the order in which they were
+        self.numbers: Counter[int] = Counter()  # of each caller's requests
+        self.num_ticks = 0  # that are to come
+        self.errors: dict[str, str] = {}  # of services that could not go on
+        self.messages: list[ServiceMessage] = []
+        self.when_store_crashes: Callable[[], None] = lambda: None
+        self.when_torn: Callable[[Node], None] = lambda node: None
+        self._factories = factories
+        n = len(world.members)
+        self._ports: dict[Node, int] = {STORE: 0}
+        self._ports.update({name: n + k for k, name in enumerate(factories)})
+
+    def start(self, name: str) -> None:
+        """Make a service of its own, for the first time or again."""
+        self.nodes.revive(name)
+        clock = ServiceClock(self.kernel)
+        context = ServiceContext(disk=self.nodes.disk(name), clock=clock)
+        factory = self._factories[name]
+        try:
+            service = self.kernel.on_behalf_of(None, lambda: factory(context))
+            desk = self.desks[name] = Desk(self, name, service.handle)
+            if isinstance(service, Reacts):
+                desk.reacts = service
+        except DiskCrash:
+            self.when_torn(name)
+        except Exception as error:
+            self.fail(name, "start", error)
+        else:
+            desk.tell(Started())
+
+    def fail(self, name: Node, what: str, error: Exception) -> None:
+        """A service has raised outside of a call: its process ends."""
+        text = f"{type(error).__name__}: {error}"
+        self.errors[str(name)] = f"{node_words(name)} could not {what}: {text}"
+        self.crash(name)
 
     def ask(self, rank: int, step: int, question: Question, timeout_s: float) -> Any:
         """Wait for the reply; it is on its way already.
@@ -93,12 +113,12 @@ class Services:
             PeerLost: it does not come.
         """
         kernel, started = self.kernel, self.kernel.now_ps
-        self.asked.add(question)
-        limit_ps = None if timeout_s == float("inf") else picoseconds(timeout_s)
+        self.asked[question] = None
+        limit_ps = None if timeout_s == math.inf else picoseconds(timeout_s)
         try:
             in_time = kernel.wait(question, limit_ps)
         finally:
-            self.asked.discard(question)
+            self.asked.pop(question, None)
         if in_time and question.error is None:
             return question.reply
         if in_time and question.error and not isinstance(question.error, Lost):
@@ -106,236 +126,195 @@ class Services:
         waited_s = (kernel.now_ps - started) / PS
         raise PeerLost(rank, step, question.peer, waited_s)
 
-    def reap(self, rank: int) -> None:
-        """A rank is dead: who waits for its answer gets none."""
-        self.handles.pop(rank, None)
+    def crash(self, node: Node) -> None:
+        """A process is no more: who waits for its answer gets none."""
+        self.nodes.crash(node)
+        self.desks.pop(node, None)
+        if isinstance(node, int):
+            self.early.pop(node, None)
+        if node == STORE:
+            self.when_store_crashes()
         for question in list(self.asked):
-            if question.peer == rank and not question.done:
+            if question.peer == node and not question.done:
                 self.kernel.end(question, Lost())
+        if isinstance(node, int):
+            self._gone(node)
 
     def finish(self, rank: int) -> None:
         """A rank's program has ended: it serves no more."""
-        self.handles.pop(rank, None)
+        if self.kernel.closing:
+            return
+        self.desks.pop(rank, None)
+        self._gone(rank)
+
+    def _gone(self, rank: int) -> None:
+        """The connections of a rank are closed."""
+        for node, desk in list(self.desks.items()):
+            desk.pending.forget(rank)
+            if desk.reacts is not None:
+                self.nodes.deliver(node, lambda desk=desk: desk.tell(PeerGone(rank)))  # type: ignore[misc]
+
+    def arrive(self, question: Question, request: Request) -> None:
+        """The message is at the peer's; this happens there."""
+        peer = question.peer
+        if peer in self.nodes.down:
+            self.post(peer, request.peer, 0, lambda: end(self, question, Lost()))
+        elif peer in self.desks:
+            self.desks[peer].take(question, request)
+        elif isinstance(peer, int):
+            waiting = self.early.setdefault(peer, [])
+            waiting.append(lambda: self.arrive(question, request))
 
     def post(
         self,
-        src: int,
-        dst: int,
+        src: Node,
+        dst: Node,
         num_bytes: int,
         arrive: Callable[[], object],
         *,
         reliable: bool = False,
     ) -> None:
         """Send something that may not arrive, or twice, unless it is `reliable`."""
+        arrive = self.nodes.connection(dst, arrive)
         if src == dst:
             self.kernel.at(self.kernel.now_ps, arrive)
-            return
+        else:
+            self._set_off(src, dst, num_bytes, arrive, reliable)
+
+    def _set_off(
+        self,
+        src: Node,
+        dst: Node,
+        num_bytes: int,
+        arrive: Callable[[], object],
+        reliable: bool,
+    ) -> None:
         conditions, now_ps = self.conditions, self.kernel.now_ps
         if conditions is not None and conditions.is_cut((src, dst), now_ps):
             if reliable:
-                again = (src, dst, num_bytes, arrive)
-                self.kernel.at(conditions.heals_ps, self._post_reliably, *again)
+                heals_ps = conditions.together_ps((src, dst), now_ps)
+                again = (src, dst, num_bytes, arrive, reliable)
+                self.kernel.at(heals_ps, self._set_off, *again)
             return
         self._travel(src, dst, num_bytes, arrive, reliable)
         if conditions is not None and not reliable and conditions.luck.doubles():
             conditions.num_duplicates += 1
             self._travel(src, dst, num_bytes, arrive, reliable)
 
-    def _post_reliably(self, *parts: Any) -> None:
-        self.post(*parts, reliable=True)
-
     def _travel(
         self,
-        src: int,
-        dst: int,
+        src: Node,
+        dst: Node,
         num_bytes: int,
         arrive: Callable[[], object],
         reliable: bool,
     ) -> None:
-        world, now_ps = self.world, self.kernel.now_ps
-        start, end = world.wires.message(src, dst, num_bytes, now_ps)
+        world, start = self.world, self.kernel.now_ps
+        out, into = self._port(src), self._port(dst)
+        if out != into:
+            start, until = world.wires.message(out, into, num_bytes, start)
+        else:
+            until = start
         if world.trace is not None:
-            world.trace.append((src, dst, num_bytes, start, end, SERVICE_TAG))
+            if isinstance(src, int) and isinstance(dst, int):
+                row = (src, dst, num_bytes, start, until, SERVICE_TAG)
+                world.trace.append(row)
+            else:
+                self.messages.append((src, dst, num_bytes, start, until))
         conditions = self.conditions
         if reliable or conditions is None or not conditions.luck.loses():
-            self.kernel.at(end, arrive)
+            self.kernel.at(until, arrive)
+
+    def _port(self, node: Node) -> int:
+        return node if isinstance(node, int) else self._ports[node]
 
 
-class SimEndpoint:
-    """One rank's end of the calls."""
+class Desk:
+    """What answers at one node, and the requests that wait there."""
 
-    def __init__(self, services: Services, rank: int) -> None:
-        self._services, self._rank = services, rank
-        self._step = 0
-
-    def serve(self, handle: Handle) -> None:
-        """See `Endpoint.serve`."""
-        services = self._services
-        services.kernel.enter()
-        services.handles[self._rank] = handle
-        for arrive in services.early.pop(self._rank, ()):
-            services.kernel.at(services.kernel.now_ps, arrive)
-
-    def call(self, peer: int, message: bytes, timeout_s: float) -> bytes:
-        """See `Endpoint.call`.
-
-        Raises:
-            ValueError: there is no such rank.
-            TypeError: the message is no bytes.
-        """
-        services = self._services
-        n = len(services.world.members)
-        if not isinstance(peer, int) or not 0 <= peer < n:
-            raise ValueError(f"call to rank {peer}, but there is only rank 0 … {n - 1}")
-        if not isinstance(message, bytes):
-            raise TypeError(f"a message is bytes, not {type(message).__name__}")
-        services.kernel.enter()
-        self._step += 1
-        question = Question("call", peer)
-
-        def arrive() -> None:
-            self._handle(question, message)
-
-        services.post(self._rank, peer, len(message), arrive)
-        reply: bytes = services.ask(self._rank, self._step, question, timeout_s)
-        return reply
-
-    def _handle(self, question: Question, message: bytes) -> None:
-        """The message is at the peer's; this happens there."""
-        services, peer = self._services, question.peer
-        if peer in services.world.gone:
-            services.post(peer, self._rank, 0, lambda: _end(services, question, Lost()))
-            return
-        handle = services.handles.get(peer)
-        if handle is None:
-            waiting = services.early.setdefault(peer, [])
-            waiting.append(lambda: self._handle(question, message))
-            return
-        reply, error = b"", None
-        try:
-            reply = services.kernel.on_behalf_of(
-                peer, lambda: handle(self._rank, message)
+    def __init__(self, services: Services, node: Node, handle: Handle) -> None:
+        self._services, self._node = services, node
+        rank = node if isinstance(node, int) else None
+        kernel = services.kernel
+        self.pending = Pending(
+            lambda peer, message: kernel.on_behalf_of(
+                rank, lambda: handle(peer, message)
             )
-        except Exception as raised:
-            what = f"{type(raised).__name__}: {raised}"
-            error = RuntimeError(f"rank {peer} could not answer: {what}")
-        services.post(
-            peer, self._rank, len(reply), lambda: _end(services, question, error, reply)
         )
+        self.reacts: Reacts | None = None
+        self._questions: dict[tuple[int, int], Question] = {}
+        self._wake = self._idle_ticks = 0
+
+    def take(self, question: Question, request: Request) -> None:
+        """A message has come."""
+        self._questions[request.peer, request.number] = question
+        try:
+            answers = self.pending.take(request, self._services.kernel.now_s)
+        except DiskCrash:  # before it could send anything
+            self._services.when_torn(self._node)
+        else:
+            self._send(answers)
+
+    def tell(self, event: object) -> None:
+        """Something else has happened; the service may do what it likes about it."""
+        services, reacts = self._services, self.reacts
+        if reacts is None or services.desks.get(self._node) is not self:
+            return
+        kernel = services.kernel
+        now_s = kernel.now_s
+        try:
+            for action in kernel.on_behalf_of(None, lambda: reacts.on(event, now_s)):
+                self._do(action)
+            answers = self.pending.offer_again(now_s)
+        except DiskCrash:
+            services.when_torn(self._node)
+        except Exception as error:
+            services.fail(self._node, f"go on after {event}", error)
+        else:
+            self._send(answers)
+
+    def _do(self, action: object) -> None:
+        if not (isinstance(action, WakeAt) and 0 <= action.at_s < math.inf):
+            raise TypeError(
+                f"on gave {action!r}: a service can ask for WakeAt(seconds)"
+            )
+        kernel = self._services.kernel
+        self._wake += 1
+        self._services.num_ticks += 1
+        when_ps = max(kernel.now_ps + _SOONEST_PS, picoseconds(action.at_s))
+        kernel.at(when_ps, self._tick, self._wake)
+
+    def _tick(self, wake: int) -> None:
+        services = self._services
+        services.num_ticks -= 1
+        is_idle = services.kernel.is_idle(services.num_ticks)
+        self._idle_ticks = self._idle_ticks + 1 if is_idle else 0
+        if wake == self._wake and self._idle_ticks <= _IDLE_TICKS:
+            services.nodes.deliver(self._node, lambda: self.tell(Tick()))
+
+    def _send(self, answers: list[Answer]) -> None:
+        services, node = self._services, self._node
+        for answer in answers:
+            request, reply, error = answer.request, answer.reply, answer.error
+            question = self._questions.pop((request.peer, request.number), None)
+            if question is None:
+                continue
+            if error is not None:
+                what = f"{type(error).__name__}: {error}"
+                whom = node_words(node)
+                error = RuntimeError(f"{whom} could not answer: {what}")
+            services.post(
+                node,
+                request.peer,
+                len(reply),
+                lambda q=question, e=error, r=reply: end(services, q, e, r),  # type: ignore[misc]
+            )
 
 
-def _end(
+def end(
     services: Services, question: Question, error: Exception | None, reply: Any = None
 ) -> None:
-    if not question.done:  # or else this is the second copy of a reply
+    """The reply to a question is there, for the first time or again."""
+    if not question.done:
         question.reply = reply
         services.kernel.end(question, error)
-
-
-class SimStore:
-    """One rank's view of the store."""
-
-    def __init__(self, services: Services, rank: int) -> None:
-        self._services, self._rank = services, rank
-        self._step = 0
-
-    def set(self, key: str, value: bytes) -> None:
-        """See `Store.set`."""
-        self._ask("store.set", [key], len(value), lambda: self._put(key, value))
-
-    def get(self, key: str, *, timeout_s: float | None = None) -> bytes:
-        """See `Store.get`."""
-        stored = self._services.stored
-        reply: bytes = self._ask(
-            "store.get", [key], 0, lambda: stored[key], lambda: key in stored, timeout_s
-        )
-        return reply
-
-    def wait(self, keys: Sequence[str], *, timeout_s: float | None = None) -> None:
-        """See `Store.wait`."""
-        stored, wanted = self._services.stored, list(keys)
-        self._ask(
-            "store.wait",
-            wanted,
-            0,
-            lambda: b"",
-            lambda: all(key in stored for key in wanted),
-            timeout_s,
-        )
-
-    def add(self, key: str, amount: int) -> int:
-        """See `Store.add`."""
-
-        def act() -> bytes:
-            total = int(self._services.stored.get(key, b"0")) + amount
-            return self._put(key, str(total).encode())
-
-        return int(self._ask("store.add", [key], 8, act))
-
-    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """See `Store.compare_set`."""
-
-        def act() -> bytes:
-            there = self._services.stored.get(key, b"")
-            return self._put(key, desired) if there == expected else there
-
-        size = len(expected) + len(desired)
-        reply: bytes = self._ask("store.compare_set", [key], size, act)
-        return reply
-
-    def _put(self, key: str, value: bytes) -> bytes:
-        """At the keeper's: store it, and answer those who wait for it."""
-        services = self._services
-        services.stored[key] = bytes(value)
-        watchers, services.watchers = services.watchers, []
-        for is_ready, answer in watchers:
-            if is_ready():
-                answer()
-            else:
-                services.watchers.append((is_ready, answer))
-        return value
-
-    def _ask(
-        self,
-        op: str,
-        keys: list[str],
-        num_bytes: int,
-        act: Callable[[], bytes],
-        is_ready: Callable[[], bool] = lambda: True,
-        timeout_s: float | None = None,
-    ) -> Any:
-        services, rank = self._services, self._rank
-        services.kernel.enter()
-        self._step += 1
-        question = Question(op, _KEEPER)
-
-        def answer() -> None:
-            reply, error = b"", None
-            try:
-                reply = act()
-            except ValueError:
-                error = ValueError(f"{op}: {keys[0]!r} holds no integer")
-            services.post(
-                _KEEPER,
-                rank,
-                _HEAD_BYTES + len(reply),
-                lambda: _end(services, question, error, reply),
-                reliable=True,
-            )
-
-        def arrive() -> None:
-            if _KEEPER in services.world.gone:
-                _end(services, question, Lost())
-            elif is_ready():
-                answer()
-            else:
-                services.watchers.append((is_ready, answer))
-
-        size = _HEAD_BYTES + num_bytes + sum(len(key) for key in keys)
-        services.post(rank, _KEEPER, size, arrive, reliable=True)
-        return services.ask(
-            rank,
-            self._step,
-            question,
-            float("inf") if timeout_s is None else timeout_s,
-        )

@@ -3,122 +3,43 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from distlab.comm import ByteMeter, Comm, Event, Journal, Traffic
-from distlab.runner import Limits, RankContext, RankRecord, Run
+from distlab.runner import Limits, RankContext, RankRecord
 from distlab.runner.autopsy import explain, own_frame
 from distlab.runner.rank import raised
 from distlab.runner.record import Outcome
 from distlab.runner.supervisor import error_record
 from distlab.sim.carriers import CarrierName, RankEnded, make_carrier
 from distlab.sim.channels import Group
+from distlab.sim.clocks import SimClock
 from distlab.sim.comm import SimComm
-from distlab.sim.conditions import Conditions, Loss, SlowWires
-from distlab.sim.faults import Faults
+from distlab.sim.conditions import Conditions, SlowWires
+from distlab.sim.endpoint import SimEndpoint
 from distlab.sim.generators import make_generators
 from distlab.sim.kernel import Fiber, Kernel
 from distlab.sim.knots import find_knot
 from distlab.sim.messages import Fields, Trace
-from distlab.sim.net.links import Metered, Network, Wires, picoseconds
-from distlab.sim.net.quantities import time_words
-from distlab.sim.payload import PAYLOADS, Payload, for_rank
-from distlab.sim.services import Services, SimClock, SimEndpoint, SimStore
+from distlab.sim.net.links import Metered, Wires, picoseconds
+from distlab.sim.nodes import Nodes
+from distlab.sim.outages import Outages
+from distlab.sim.payload import for_rank
+from distlab.sim.results import Setup, SimRun, what_struck
+from distlab.sim.services import Services
+from distlab.sim.store import Shelf, SimStore
 from distlab.sim.surroundings import (
     OutOfTime,
     environment_by_rank,
     output_by_rank,
     wall_limit,
 )
-
-MAX_RANKS = 4096
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimRun(Run):
-    """A Run in virtual time; `trace` has every message, in the order they started.
-
-    `lost` are the messages that faults took, `num_duplicates` counts those that arrived
-    twice, `links` has the picoseconds for which each link of the network was busy.
-    """
-
-    trace: Trace = field(default_factory=Trace, repr=False)
-
-    carrier: CarrierName = "greenlets"
-    lost: tuple[Loss, ...] = ()
-    num_duplicates: int = 0
-    links: dict[str, int] = field(default_factory=dict, repr=False)
-
-    @property
-    def time_s(self) -> float:
-        """Virtual seconds until the last rank was done, or stuck."""
-        return self.seconds
-
-    @property
-    def took(self) -> str:
-        """See `Run.took`; nobody must take it for the time that they waited."""
-        return f"{time_words(self.seconds)} of simulated time"
-
-    @property
-    def trace_hash(self) -> str:
-        """32 hexadecimal digits that are the same if and only if the traces are.
-
-        Of every message, of every call in the journals with its time (collectives leave
-        their trace only there), and of the end of the run.
-        """
-        digest = hashlib.blake2b(digest_size=16)
-        for row in self.trace.rows:
-            digest.update(b"%d %d %d %d %d %d\n" % row)
-        for record in self.ranks:
-            for event in record.journal:
-                told = (event.get(name) for name in ("k", "n", "op", "bytes", "t"))
-                digest.update(repr((record.rank, *told)).encode())
-        digest.update(repr(self.seconds).encode())
-        return digest.hexdigest()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """What `run` was asked for, apart from the program."""
-
-    world_size: int
-    net: Network
-    limits: Limits | None
-    journal: bool
-    seed: int
-    payload: Payload
-    eager_bytes: int
-    faults: Faults
-    trace: bool
-    isolate: bool
-    wall_limit_s: float | None
-    turn_limit_s: float | None
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.world_size <= MAX_RANKS:
-            raise ValueError(
-                f"{self.world_size} ranks: choose between 1 and {MAX_RANKS} simulated "
-                "ones"
-            )
-        if self.payload not in PAYLOADS:
-            known = ", ".join(PAYLOADS)
-            raise ValueError(f"payload {self.payload!r}: choose one of {known}")
-        if self.eager_bytes < 0:
-            raise ValueError(
-                f"eager_bytes is {self.eager_bytes}: a number of bytes, 0 or more"
-            )
-        for name in ("wall_limit_s", "turn_limit_s"):
-            limit_s = getattr(self, name)
-            if limit_s is not None and not limit_s > 0:
-                raise ValueError(f"{name} is {limit_s}: seconds, above 0, or None")
-        self.faults.check(self.world_size)
 
 
 class Simulation:
@@ -144,7 +65,8 @@ class Simulation:
         self._on_report = on_report
         self._records = [RankRecord(rank=rank) for rank in range(setup.world_size)]
         self._trace: list[Fields] = []
-        faults, wires = setup.faults, setup.net.wires(setup.world_size)
+        num_nodes = setup.world_size + len(setup.services)
+        faults, wires = setup.faults, setup.net.wires(num_nodes)
         if faults.straggler:
             wires = SlowWires(wires, dict(faults.straggler))
         self._wires: Wires = wires
@@ -158,7 +80,13 @@ class Simulation:
             range(setup.world_size),
             self._conditions,
         )
-        self._services = Services(self._world, self._conditions)
+        self._nodes, self._shelf = Nodes(faults.seed), Shelf()
+        self._services = Services(
+            self._world, self._conditions, self._nodes, setup.services
+        )
+        self._services.when_store_crashes = self._shelf.clear
+        self._outages = Outages(self._kernel, self._services, self._die, self._revive)
+        self._program: Callable[[RankRecord], Callable[[], None]]
         self._done_s = 0.0
         self._over = False
 
@@ -171,21 +99,22 @@ class Simulation:
             RunnerError: the wall clock ran out.
         """
         setup = self._setup
-        contexts = [self._context(record) for record in self._records]
-        mains = [
-            self._main(record, program, context, args)
-            for record, context in zip(self._records, contexts, strict=True)
-        ]
+        self._program = lambda record: self._main(
+            record, program, self._context(record), args
+        )
+        mains = [self._program(record) for record in self._records]
         with self._surroundings():
             try:
-                self._plan_deaths()
+                for name in setup.services:
+                    self._services.start(name)
+                self._outages.plan(setup.faults)
                 with wall_limit(self._kernel, setup.wall_limit_s, setup.turn_limit_s):
                     self._kernel.run(mains, setup.seed, self._late_ps())
                 result = self._conclude()
             finally:
                 self._over = True
                 self._kernel.close()
-        more = self._what_was_lost(result) + _who_died(result)
+        more = self._what_was_lost(result) + what_struck(result)
         return replace(result, explanation=explain(result) + more)
 
     @contextmanager
@@ -202,18 +131,21 @@ class Simulation:
         late = self._setup.faults.late
         return {rank: picoseconds(seconds) for rank, seconds in late.items()}
 
-    def _plan_deaths(self) -> None:
-        for rank, seconds in self._setup.faults.kill.items():
-            self._kernel.at(picoseconds(seconds), self._die, rank)
-
-    def _die(self, rank: int) -> None:
-        if self._kernel.kill(rank):
+    def _die(self, rank: int) -> bool:
+        """A rank's process ends now; False if it has before."""
+        is_alive = self._kernel.kill(rank)
+        if is_alive:
             record = self._records[rank]
             record.status, record.exit_status = "died", signal.SIGKILL
             record.failed_s = self._kernel.now_s
             self._done_s = self._kernel.now_s
             self._world.reap(rank)
-            self._services.reap(rank)
+        return is_alive
+
+    def _revive(self, rank: int) -> None:
+        """A rank's program begins anew; what is told of it is told of this life."""
+        self._records[rank] = record = RankRecord(rank=rank)
+        self._kernel.restart(rank, self._program(record), self._setup.seed)
 
     def _what_was_lost(self, result: SimRun) -> str:
         """The lost messages that somebody still waits for, as the end of a sentence."""
@@ -252,8 +184,9 @@ class Simulation:
             traffic=traffic,
             report=partial(self._on_report, rank),
             clock=SimClock(self._world, factor),
-            store=SimStore(self._services, rank),
-            endpoint=SimEndpoint(self._services, rank),
+            store=SimStore(self._services, self._shelf, rank),
+            endpoint=SimEndpoint(self._services, rank, tuple(self._setup.services)),
+            disk=self._nodes.disk(rank),
         )
 
     def _main(
@@ -320,6 +253,9 @@ class Simulation:
             lost=tuple(conditions.lost) if conditions else (),
             num_duplicates=conditions.num_duplicates if conditions else 0,
             links=wires.usage() if isinstance(wires, Metered) else {},
+            service_messages=tuple(self._services.messages),
+            service_errors=dict(self._services.errors),
+            struck=self._outages.until(self._done_s if not waits_for else None),
         )
 
     def _outcome(self, waits_for: dict[int, tuple[int, ...]]) -> Outcome:
@@ -341,15 +277,6 @@ def _called(program: Callable[..., Any], context: RankContext, args: Any) -> Any
         case (one, two):
             return program(context, one, two)
     return program(context, *args)
-
-
-def _who_died(result: SimRun) -> str:
-    """When the ranks that were killed died, as the end of a sentence."""
-    return "".join(
-        f"; rank {record.rank} died at {time_words(record.failed_s or 0.0)}"
-        for record in result.ranks
-        if record.status == "died"
-    )
 
 
 def _blocked_in(record: RankRecord) -> Event | None:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from distlab.sim import SimRun
+from distlab.sim.faults import node_words
+from distlab.sim.net.links import PS, picoseconds
 from distlab.sim.net.quantities import time_words
 
 KINDS = {
@@ -139,19 +141,38 @@ def judged(
 
 def unstruck(done: SimRun, faults: dict[str, Any]) -> list[str]:
     """Which of the `faults` that were asked for never came to pass, in words."""
-    died = {record.rank for record in done.ranks if record.status == "died"}
+    died = {fault.node for fault in done.struck if fault.kind == "kill"}
     over = "the run was over before"
     words = [
-        f"rank {rank} was to die at {time_words(at_s)}: {over}"
-        for rank, at_s in faults.get("kill", {}).items()
-        if rank not in died
+        f"{node_words(node)} was to die at {time_words(at_s)}: {over}"
+        for node, at_s in faults.get("kill", {}).items()
+        if node not in died
     ]
     if faults.get("loss") and not done.lost:
         words.append(f"none of the {len(done.trace)} messages was lost")
     if faults.get("duplicate") and not done.num_duplicates:
         words.append(f"none of the {len(done.trace)} messages came twice")
-    partition = faults.get("partition")
-    if partition and partition[1] >= done.time_s:
-        begins = time_words(partition[1])
-        words.append(f"the partition was to begin at {begins}: {over}")
+    for _, from_s, _ in faults.get("partitions", ()):
+        if from_s >= done.time_s:
+            begins = time_words(from_s)
+            words.append(f"the partition was to begin at {begins}: {over}")
+    for name, kind in (("restart", "crash"), ("freeze", "freeze")):
+        struck = {(one.node, one.at_ps) for one in done.struck if one.kind == kind}
+        words += [
+            f"{node_words(node)} was to {kind} at {time_words(from_s)}: {over}"
+            for node, from_s, _ in faults.get(name, ())
+            if (node, picoseconds(from_s)) not in struck
+        ]
+    crashed = {
+        (node, from_s)
+        for node, from_s, to_s in faults.get("torn", ())
+        for one in done.struck
+        if (one.node, one.kind) == (node, "crash") and from_s <= one.at_ps / PS <= to_s
+    }
+    words += [
+        f"{node_words(node)} was to crash in an operation on its disk: there was none, "
+        "or too few"
+        for node, from_s, _ in faults.get("torn", ())
+        if (node, from_s) not in crashed
+    ]
     return words

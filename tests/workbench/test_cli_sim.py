@@ -138,7 +138,12 @@ def test_a_straggler_makes_it_slower(file: Path, capsys: Capture) -> None:
         ("loss=0.0001%", ["none of the 112 messages was lost"]),
         ("duplicate=0.0001%", ["none of the 112 messages came twice"]),
         ("partition=0-3@8s-9s", ["the partition was to begin at 8 s"]),
-        ("straggler=3:2", []),
+        ("partition=3@1us-2us,partition=3@8s-9s", ["the partition was to begin at 8"]),
+        ("restart=3@8s-9s", ["rank 3 was to crash at 8 s: the run was over before"]),
+        ("freeze=3@8s-9s", ["rank 3 was to freeze at 8 s: the run was over before"]),
+        ("kill=store@9s", ["the store was to die at 9 s: the run was over before"]),
+        ("torn=3@0-9s", ["rank 3 was to crash in an operation on its disk: there was"]),
+        ("straggler=3:2,freeze=2@1us-2us,restart=store@1us-2us", []),
     ],
 )
 def test_faults_that_never_came_to_pass_are_named(
@@ -163,6 +168,12 @@ def test_a_death_has_its_time_and_the_trace_its_place(
     assert "rank 3 died at 20 µs" in said
     assert "trace.json" in said
     assert trace.is_file()
+
+
+def test_a_rank_that_restarts_is_told_of(file: Path, capsys: Capture) -> None:
+    assert sim(f"{file}:ring", world_size=8, fault="restart=3@20us-50us") == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "rank 3 crashed at 20 µs; rank 3 restarted at 50 µs" in said
 
 
 def test_scale_has_formulas_and_the_bound_beside_it(
@@ -247,6 +258,8 @@ def test_the_readme_shows_what_is_printed(file: Path, capsys: Capture) -> None:
         ("1.4", {"net": "alpha=-1us,bw=1Gbit"}, "alpha"),
         ("1.4", {"fault": "kill=3"}, '"3" has no @'),
         ("1.4", {"fault": "kill=99@1s"}, "99"),
+        ("1.4", {"fault": "restart=ps@1s-2s"}, "there is only rank 0 … 63 and store"),
+        ("1.4", {"fault": "restart=0@2s"}, "RANK@FROM-TO"),
         ("1.4", {"size": "1MB/s"}, "1MB/s"),
         ("1.4", {"world_size": 0}, "0 ranks: choose between 1 and 4,096"),
         ("1.4", {"world_size": 100_000}, "100000 ranks: choose between 1 and 4,096"),

@@ -125,7 +125,9 @@ def test_a_folder_that_is_open_gives_no_way_round(hook: Hook, course: Path) -> N
         os.close(folder)
 
 
-@pytest.mark.parametrize("name", ["stack0", "store", "rank1", "rank1/x", ""])
+@pytest.mark.parametrize(
+    "name", ["stack0", "store", "rank1", "rank1/x", "service0/disk/log", ""]
+)
 def test_the_files_of_the_run_are_not_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -136,6 +138,20 @@ def test_the_files_of_the_run_are_not_changed(
         guard.hook("os.remove", (str(tmp_path / "run" / name), -1))
     for free in ("rank0", "rank0/x", "box.pt", "stack"):
         guard.hook("os.remove", (str(tmp_path / "run" / free), -1))
+
+
+def test_only_the_doors_of_the_run_are_connected_to(hook: Hook) -> None:
+    guard = _Guard([], [], [("127.0.0.1", 4711)])
+    guard.hook("socket.connect", (None, ("127.0.0.1", 4711)))
+    for event, address in (
+        ("socket.connect", ("127.0.0.1", 4712)),
+        ("socket.connect", ("127.0.0.2", 4711)),
+        ("socket.connect", "/run/some.socket"),
+        ("socket.bind", ("127.0.0.1", 4711)),
+        ("socket.sendto", ("127.0.0.1", 4711)),
+    ):
+        with pytest.raises(ForbiddenError, match="ranks talk through comm"):
+            guard.hook(event, (None, address))
 
 
 def test_the_history_is_where_git_keeps_it(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ import pytest
 import torch
 
 from distlab.runner import Cluster, Limits, Run, RunCancelledError
+from distlab.runner.orders import Orders
+from distlab.runner.posts import Post
 from distlab.runner.processes import descendants
 from distlab.runner.supervisor import Supervisor
 from distlab.runner.wire import encode
@@ -267,10 +269,13 @@ def test_a_rank_that_dies_before_it_is_ready(tmp_path: Path) -> None:
     """The supervisor alone, with a zygote and ranks that are only sockets."""
     zygote, controls = socket.socketpair(), [socket.socketpair() for _ in range(2)]
     pipes = [os.pipe() for _ in range(2)]
+    orders = Orders(["rank 0", "rank 1"], frozenset())
     supervisor = Supervisor(
         zygote[0],
-        [pair[0] for pair in controls],
-        [pipe[0] for pipe in pipes],
+        [Post(pair[0], pipe[0]) for pair, pipe in zip(controls, pipes, strict=True)],
+        world_size=2,
+        orders=orders,
+        doors=[],
         folder=tmp_path,
         limits=Limits(seconds=PATIENCE_S),
         on_report=None,
@@ -282,6 +287,7 @@ def test_a_rank_that_dies_before_it_is_ready(tmp_path: Path) -> None:
     run = supervisor.watch()
     assert (run.outcome, statuses(run)) == ("died", ["running", "died"])
     assert run.explanation == "rank 1 was killed by SIGKILL"
+    orders.close()
     for pair in (zygote, *controls):
         pair[0].close()
         pair[1].close()

@@ -129,23 +129,25 @@ def test_a_late_rank_starts_late() -> None:
 
 def test_a_partition_heals() -> None:
     from_s, to_s = 2.5 * ONE_S, 1.0
-    cut = Faults(partition=((0,), from_s, to_s))
+    cut = Faults(partitions=(((0,), from_s, to_s),))
     done = run(counting, 3, 5, net=NET, faults=cut)
     starts_s = [message.start_ps * 1e-12 for message in done.trace]
     assert done.values[1] == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert starts_s[:3] == pytest.approx([0, ONE_S, 2 * ONE_S])
     assert starts_s[3:] == pytest.approx([to_s, to_s + ONE_S])
-    inside = Faults(partition=((0, 1), from_s, to_s))
+    inside = Faults(partitions=(((0, 1), from_s, to_s),))
     assert run(counting, 3, 5, net=NET, faults=inside).time_s < 1e-3
 
 
 def test_a_partition_holds_up_a_collective() -> None:
-    cut = Faults(partition=((0,), 0.0, 1.0))
+    cut = Faults(partitions=(((0,), 0.0, 1.0),))
     assert run(reduces, 4, net=NET, faults=cut).time_s > 1.0
 
 
 def test_faults_travel_to_a_process_of_their_own(cluster: Cluster) -> None:
-    faults = Faults(loss=0.3, seed=2, straggler={1: 2.0}, partition=((0,), 0.0, 1.0))
+    faults = Faults(
+        loss=0.3, seed=2, straggler={1: 2.0}, partitions=(((0,), 0.0, 1.0),)
+    )
     how: dict[str, Any] = {"net": NET, "faults": faults, "eager_bytes": 64}
     here = run(counting, 2, 20, carrier="threads", **how)
     apart = run_apart(cluster, counting, 2, 20, carrier="threads", **how)
@@ -205,10 +207,10 @@ def test_a_tensor_that_changes_before_wait_is_exposed() -> None:
         ({"late": {3: float("inf")}}, "late: rank 3 at inf s"),
         ({"loss": 1.5}, "loss is 1.5: a share is between 0 and 1"),
         ({"duplicate": -0.1}, "duplicate is -0.1"),
-        ({"partition": ((), 0.0, 1.0)}, "at least 1"),
-        ({"partition": ((1, 1), 0.0, 1.0)}, "each once"),
-        ({"partition": ((1,), 2.0, 1.0)}, "ends at 1.0 s, before it has begun"),
-        ({"partition": ((1,), -2.0, 1.0)}, "partition: from -2.0 s"),
+        ({"partitions": (((), 0.0, 1.0),)}, "at least 1"),
+        ({"partitions": (((1, 1), 0.0, 1.0),)}, "each once"),
+        ({"partitions": (((1,), 2.0, 1.0),)}, "ends at 1.0 s, before it has begun"),
+        ({"partitions": (((1,), -2.0, 1.0),)}, "partition: from -2.0 s"),
     ],
 )
 def test_faults_that_cannot_be(facts: dict[str, Any], sentence: str) -> None:
@@ -223,7 +225,7 @@ def test_faults_of_ranks_that_are_not_there(facts: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="but there is only rank 0 … 3"):
         run(counting, 4, 1, faults=Faults(**facts))
     with pytest.raises(ValueError, match="partition names rank 4"):
-        run(counting, 4, 1, faults=Faults(partition=((4,), 0.0, 1.0)))
+        run(counting, 4, 1, faults=Faults(partitions=(((4,), 0.0, 1.0),)))
 
 
 def test_other_numbers_that_cannot_be() -> None:

@@ -92,7 +92,7 @@ def test_a_duplicate_call_is_delivered_twice() -> None:
 
 
 def test_a_partition_heals() -> None:
-    cut = Faults(partition=((0,), 0.0, 1.0))
+    cut = Faults(partitions=(((0,), 0.0, 1.0),))
     done = run(counter, 2, 4, 0.4, net=NET, faults=cut)
     assert done.values[1] == [0.4, 0.4, 0.4, b"1"]
 
@@ -200,13 +200,16 @@ def waits_for_a_key(ctx: RankContext, timeout_s: float | None) -> Any:
 def test_waiting_for_a_key_that_never_comes() -> None:
     assert run(waits_for_a_key, 2, 0.25).values[1] == 0.25
     done = run(waits_for_a_key, 2, None)
-    assert (done.outcome, done.waits_for) == ("deadlock", {1: (0,)})
-    killed = run(waits_for_a_key, 2, None, faults=Faults(kill={0: 0.1}))
+    assert (done.outcome, done.waits_for) == ("deadlock", {1: ()})
+    assert done.explanation == "rank 1 waits in store.get, which no rank answers"
+    killed = run(waits_for_a_key, 2, None, faults=Faults(kill={"store": 0.1}))
     assert killed.values[1] == pytest.approx(0.1)
+    outlived = run(waits_for_a_key, 2, 0.25, faults=Faults(kill={0: 0.1}))
+    assert outlived.values[1] == 0.25
 
 
 def test_a_partition_delays_the_store() -> None:
-    cut = Faults(partition=((0,), 0.0, 2.0))
+    cut = Faults(partitions=(((0,), 0.0, 2.0),))
     assert run(meets_in_the_store, 4, net=NET, faults=cut).time_s > 3.0
 
 

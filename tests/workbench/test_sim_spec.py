@@ -140,7 +140,7 @@ def test_what_the_grammar_shows_is_understood(tmp_path: Path) -> None:
     for text in shown:
         parse_net(text.replace("laptop.json", str(table)))
     shown = re.findall(r"^    ((?:[a-z]+=\S+ *)+)(?:  |$)", faults, re.MULTILINE)
-    assert len(shown) == 6
+    assert len(shown) == 9
     for text in " ".join(shown).split():
         parse_faults(text)
 
@@ -204,15 +204,29 @@ def test_faults() -> None:
         kill={5: 0.2},
         loss=0.01,
         duplicate=0.005,
-        partition=((0, 1, 2, 3), 0.1, 0.2),
+        partitions=(((0, 1, 2, 3), 0.1, 0.2),),
         late={7: 1.0},
         seed=9,
     )
 
 
+def test_faults_of_nodes_and_several_at_once() -> None:
+    text = (
+        "restart=0@0.2s-0.5s,restart=0@1s-2s,restart=store@0-1ms,torn=ps@1s-2s,"
+        "freeze=1@0.2s-0.5s,kill=store@3s,partition=0+store@0-1s,partition=1@0-1s"
+    )
+    assert parse_faults(text) == Faults(
+        restart=((0, 0.2, 0.5), (0, 1.0, 2.0), ("store", 0.0, 1e-3)),
+        torn=(("ps", 1.0, 2.0),),
+        freeze=((1, 0.2, 0.5),),
+        kill={"store": 3.0},
+        partitions=(((0, "store"), 0.0, 1.0), ((1,), 0.0, 1.0)),
+    )
+
+
 def test_ranks_of_a_partition() -> None:
     assert parse_faults("partition=0+2-4+9@0-1ms") == Faults(
-        partition=((0, 2, 3, 4, 9), 0.0, 1e-3)
+        partitions=(((0, 2, 3, 4, 9), 0.0, 1e-3),)
     )
 
 
@@ -221,10 +235,27 @@ def test_ranks_of_a_partition() -> None:
     [
         ("", "a part between two commas, or at an end, is empty"),
         ("stragler=3:2", 'no part "stragler" here (did you mean straggler?)'),
-        ("meteor=1", 'no part "meteor" here; known are straggler kill late loss'),
+        ("quake=1", 'no part "quake" here; known are straggler kill restart torn'),
         ("kill", '"kill" has no value: write kill=…'),
         ("kill=5", 'kill: "5" has no @, as in kill=5@0.2s'),
-        ("kill=five@1s", 'kill: "five" is not an integer'),
+        ("kill=5e1@1s", 'kill: "5e1" is not an integer'),
+        ("kill=@1s", 'kill: "" is not an integer'),
+        ("kill=store@1s,kill=store@2s", "kill is given twice for the store"),
+        ("restart=0", 'restart: "0" is not RANK@FROM-TO, as in restart=0@0.2s-0.5s'),
+        ("restart=0@0.2s", "is not RANK@FROM-TO, as in restart=0@0.2s-0.5s"),
+        ("restart=0@0.2-0.5s", 'restart: "0.2" is not a time: the unit is missing'),
+        ("restart=0@0.2s-", 'restart: "" is not a time'),
+        ("restart=0@0.5s-0.2s", 'restart: "0.5s-0.2s" ends before it has begun'),
+        ("restart=-1@1s-2s", 'restart: "-1" is not an integer'),
+        ("restart=0-3@1s-2s", 'restart: "0-3" is not an integer'),
+        ("restart=0@1s-3s,restart=0@2s-4s", "restart or torn: rank 0 twice at 2 s"),
+        ("restart=0@1s-3s,torn=0@2s-4s", "restart or torn: rank 0 twice at 2 s"),
+        ("restart=3@1s-2s,late=3@1s", "restart: rank 3 has not started at 1.0 s"),
+        ("freeze=1", 'freeze: "1" is not RANK@FROM-TO, as in freeze=1@0.2s-0.5s'),
+        ("freeze=ps@1s-3s,freeze=ps@2s-9s", 'freeze: the service "ps" twice at 2 s'),
+        ("torn=1@1s", 'torn: "1@1s" is not RANK@FROM-TO, as in torn=0@0.2s-0.5s'),
+        ("late=store@1s", 'late: "store" is not an integer'),
+        ("partition=0+@0-1s", 'partition: "" is not an integer'),
         ("kill=5@1", 'kill: "1" is not a time: the unit is missing'),
         ("late=1@-1s", 'late: "-1s" is not a time'),
         ("straggler=3", 'straggler: "3" has no :, as in straggler=3:2.5'),

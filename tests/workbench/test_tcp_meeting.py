@@ -20,6 +20,7 @@ import torch
 from distlab.comm import MeetingError, TcpComm
 from distlab.comm.tcp import mesh
 from distlab.comm.tcp.handshake import (
+    MARK,
     Identity,
     StrangerError,
     as_dialler,
@@ -34,7 +35,7 @@ from tests.workbench.conformance.meeting import (
     speak,
 )
 
-CLAIM_BYTES = 80
+CLAIM_BYTES = 84
 
 
 def total(comm: TcpComm) -> float:
@@ -211,7 +212,7 @@ def test_an_address_that_leads_nowhere_is_named(address: str, says: str) -> None
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = server.getsockname()[1]
     store = DictStore()
-    store.set("tcp/0", address.format(closed=closed))
+    store.set("tcp/0", address.format(closed=closed).encode())
     with pytest.raises(MeetingError, match=says):
         join(store, 1, 2)
 
@@ -255,7 +256,7 @@ def knock(store: DictStore, words: bytes) -> bytes:
         (b"GET / HTTP/1.1\r\n\r\n" + bytes(80), "it does not speak this protocol"),
         (bytes(CLAIM_BYTES), "it does not speak this protocol"),
         (b"\xff" * 100_000, "it does not speak this protocol"),
-        (b"dlabtcp1" + b"\xff" * 72, "it does not have this job's secret"),
+        (MARK + b"\xff" * (CLAIM_BYTES - 8), "it does not have this job's secret"),
     ],
     ids=["http", "zeros", "too long", "no proof"],
 )
@@ -378,7 +379,7 @@ def test_a_dialler_cut_off_dials_again() -> None:
     """Rank 0 is pressed and closes at once: rank 1 comes back until it is heard."""
     store = DictStore()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        store.set("tcp/0", f"127.0.0.1|{server.getsockname()[1]}")
+        store.set("tcp/0", b"127.0.0.1|%d" % server.getsockname()[1])
 
         def press() -> int:
             for _ in range(3):

@@ -25,13 +25,14 @@ from torch import Tensor
 
 from distlab.comm._protocol import ANY, SUM, Comm, CommRefusedError, ReduceOp
 from distlab.comm._refusals import Refusals
+from distlab.comm._seams import Store
 from distlab.comm.tcp import collectives
 from distlab.comm.tcp.engine import Engine
 from distlab.comm.tcp.exchange import Exchange
 from distlab.comm.tcp.flights import Flight, Membership, Schedule, Step, Transfer
 from distlab.comm.tcp.handshake import MIN_SECRET_BYTES, Identity
 from distlab.comm.tcp.line import Line
-from distlab.comm.tcp.mesh import Meeting, Store
+from distlab.comm.tcp.mesh import Meeting
 from distlab.comm.tcp.work import TcpWork
 
 DEFAULT_TIMEOUT_S = 1800.0  # as on the other transports

@@ -18,9 +18,8 @@ import selectors
 import socket
 import time
 from collections import Counter
-from datetime import timedelta
-from typing import Protocol
 
+from distlab.comm._seams import Store
 from distlab.comm.tcp.handshake import (
     Identity,
     StrangerError,
@@ -34,19 +33,6 @@ REDIAL_S = 0.05
 MAX_AT_THE_DOOR = 128
 MAX_LOGGED = 10
 _log = logging.getLogger("distlab.comm")
-
-
-class Store(Protocol):
-    """Where ranks leave their addresses; torch.distributed's stores are such."""
-
-    def set(self, key: str, value: str) -> object:
-        """Write `value` under `key`, for all ranks."""
-
-    def wait(self, keys: list[str], timeout: timedelta) -> object:
-        """Block until `keys` are there; raise when `timeout` is over."""
-
-    def get(self, key: str) -> bytes:
-        """What is written under `key`."""
 
 
 class MeetingError(RuntimeError):
@@ -138,13 +124,13 @@ class Meeting:
         host, port = self._listener.getsockname()[:2]
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, None)
-        self._store.set(f"tcp/{self._me.rank}", f"{host}|{port}")
+        self._store.set(f"tcp/{self._me.rank}", f"{host}|{port}".encode())
 
     def _look_up(self, peer: int) -> tuple[str, int]:
         key, left_s = f"tcp/{peer}", max(0.001, self._until - time.monotonic())
         try:
-            self._store.wait([key], timedelta(seconds=left_s))
-            host, _, port = self._store.get(key).decode().partition("|")
+            address = self._store.get(key, timeout_s=left_s)
+            host, _, port = address.decode().partition("|")
             return host, int(port)
         except (RuntimeError, OSError) as error:
             raise self._nobody_came([peer]) from error

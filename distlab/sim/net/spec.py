@@ -19,15 +19,23 @@ A network (`--net`) is a name, a kind or its parts; parts are joined by commas:
               oversub=N             bandwidth into a leaf ÷ bandwidth of its uplinks
     names     laptop ethernet-10g ethernet-100g infiniband-ndr nvlink dgx-h100
 
-Faults (`--fault`); a part that is about a rank can be repeated:
+Faults (`--fault`); a part that is about ranks can be repeated:
 
     straggler=3:2.5            rank 3 and its messages take 2.5 times as long
     kill=5@0.2s                rank 5 dies at 0.2 s
+    restart=0@0.2s-0.5s        rank 0 dies at 0.2 s and starts again at 0.5 s; its disk
+                               has what was synced
+    torn=0@0.2s-0.5s           the same, but in one of its first four operations on its
+                               disk after 0.2 s
+    freeze=1@0.2s-0.5s         rank 1 does nothing for that time
     late=7@1s                  rank 7 starts at 1 s
     loss=1%  duplicate=1%      of the messages, drawn at random
     partition=0-3@0.1s-0.2s    ranks 0 to 3 are cut off from the others for that time;
                                0+2+5 are single ranks
     seed=7                     of the drawing
+
+For a rank of kill, restart, torn, freeze and partition may stand `store`, the node that
+keeps the Store, or a service of the run by its name: kill=store@1s.
 
 Units are those of `quantities`: 10us, 4MiB, 100Gbit, 12.5GB/s, 1%.
 """
@@ -38,7 +46,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from distlab.sim.faults import Faults
+from distlab.sim.faults import Faults, Node, Outage, Partition, node_words
 from distlab.sim.net import quantities
 from distlab.sim.net.fabric import Fabric
 from distlab.sim.net.links import AlphaBeta, Network
@@ -181,9 +189,13 @@ def parse_faults(text: str) -> Faults:
 
 
 def _fault_facts(text: str) -> dict[str, Any]:
-    """The keywords; what is said of single ranks is gathered by rank."""
+    """The keywords; what is said of single nodes is gathered."""
     facts: dict[str, Any] = {}
     for name, value in map(_split, text.split(",")):
+        if name in _REPEATED:
+            field = _REPEATED[name]
+            facts[field] = (*facts.get(field, ()), _read(name, value, _FAULTS))
+            continue
         if name not in _BY_RANK:
             if name in facts:
                 raise ValueError(f"{name} is given twice")
@@ -192,56 +204,93 @@ def _fault_facts(text: str) -> dict[str, Any]:
         rank, what = _read(name, value, _FAULTS)
         ranks = facts.setdefault(name, {})
         if rank in ranks:
-            raise ValueError(f"{name} is given twice for rank {rank}")
+            raise ValueError(f"{name} is given twice for {node_words(rank)}")
         ranks[rank] = what
     return facts
 
 
-def _rank_and(sign: str, read: Callable[[str], float], example: str) -> Reader:
+def _and(
+    who: Callable[[str], Node], sign: str, read: Callable[[str], float], example: str
+) -> Reader:
     """`3:2.5` → (3, 2.5)."""
 
-    def parse(text: str) -> tuple[int, float]:
-        rank, found, value = text.partition(sign)
+    def parse(text: str) -> tuple[Node, float]:
+        node, found, value = text.partition(sign)
         if not found:
             raise ValueError(f'"{text}" has no {sign}, as in {example}')
-        return quantities.whole(rank), read(value)
+        return who(node), read(value)
 
     return parse
 
 
-def _ranks(text: str) -> tuple[int, ...]:
-    """`0-3+8` → 0, 1, 2, 3, 8."""
+def _node(text: str) -> Node:
+    """`3`, or the name of what is no rank."""
+    name = text.strip()
+    return name if name.isidentifier() else quantities.whole(name)
+
+
+def _outage(example: str) -> Reader:
+    """`0@0.2s-0.5s` → (0, 0.2, 0.5)."""
+
+    def parse(text: str) -> Outage:
+        node, at, times = text.partition("@")
+        if not (at and "-" in times):
+            raise ValueError(f'"{text}" is not RANK@FROM-TO, as in {example}')
+        return _node(node), *_span(times)
+
+    return parse
+
+
+def _span(times: str) -> tuple[float, float]:
+    """`0.1s-0.2s` → (0.1, 0.2)."""
+    start, _, end = times.partition("-")
+    from_s, to_s = quantities.seconds(start), quantities.seconds(end)
+    if to_s <= from_s:
+        raise ValueError(f'"{times}" ends before it has begun')
+    return from_s, to_s
+
+
+def _nodes(text: str) -> tuple[Node, ...]:
+    """`0-3+8+store` → 0, 1, 2, 3, 8, "store"."""
     found: set[int] = set()
+    names: list[str] = []
     for part in text.split("+"):
+        if part.strip().isidentifier():
+            names.append(part.strip())
+            continue
         first, dash, last = part.partition("-")
         low = quantities.whole(first)
         high = quantities.whole(last) if dash else low
         if not low <= high < _MANY:
             raise ValueError(f'"{part}" is no range of ranks, such as 0-3')
         found.update(range(low, high + 1))
-    return tuple(sorted(found))
+    return *sorted(found), *dict.fromkeys(names)
 
 
-def _partition(text: str) -> tuple[tuple[int, ...], float, float]:
+def _partition(text: str) -> Partition:
     """`0-3@0.1s-0.2s` → ((0, 1, 2, 3), 0.1, 0.2)."""
-    ranks, at, times = text.partition("@")
-    start, dash, end = times.partition("-")
-    if not (at and dash):
+    nodes, at, times = text.partition("@")
+    if not (at and "-" in times):
         raise ValueError(f'"{text}" is not RANKS@FROM-TO, as in 0-3@0.1s-0.2s')
-    from_s, to_s = quantities.seconds(start), quantities.seconds(end)
-    if to_s <= from_s:
-        raise ValueError(f'"{times}" ends before it has begun')
-    return _ranks(ranks), from_s, to_s
+    from_s, to_s = _span(times)
+    return _nodes(nodes), from_s, to_s
 
 
 _MANY = 100_000  # more ranks than anyone simulates; keeps 0-9999999999 from being built
 _FAULTS: dict[str, Reader] = {
-    "straggler": _rank_and(":", quantities.factor, "straggler=3:2.5"),
-    "kill": _rank_and("@", quantities.seconds, "kill=5@0.2s"),
-    "late": _rank_and("@", quantities.seconds, "late=7@1s"),
+    "straggler": _and(quantities.whole, ":", quantities.factor, "straggler=3:2.5"),
+    "kill": _and(_node, "@", quantities.seconds, "kill=5@0.2s"),
+    "restart": _outage("restart=0@0.2s-0.5s"),
+    "torn": _outage("torn=0@0.2s-0.5s"),
+    "freeze": _outage("freeze=1@0.2s-0.5s"),
+    "late": _and(quantities.whole, "@", quantities.seconds, "late=7@1s"),
     "loss": quantities.share,
     "duplicate": quantities.share,
     "partition": _partition,
     "seed": quantities.whole,
 }
 _BY_RANK = ("straggler", "kill", "late")
+_REPEATED = {
+    **{name: name for name in ("restart", "torn", "freeze")},
+    "partition": "partitions",
+}

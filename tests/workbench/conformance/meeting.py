@@ -6,42 +6,41 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from typing import Any
 
 from distlab.comm import TcpComm
+from distlab.comm.key_values import KeyValues, StoreByCalls
 from distlab.comm.tcp.handshake import Identity, Talk, as_dialler
 
 SECRET = bytes(range(32))
 PATIENCE_S = 20.0
 
 
-class DictStore:
-    """The least that `TcpComm.from_store` needs."""
+class DictStore(StoreByCalls):
+    """A `Store` of this process, of which its service is asked without a socket."""
 
     def __init__(self) -> None:
-        self._values: dict[str, str] = {}
+        super().__init__(self._ask_service)
+        self._service = KeyValues()
         self._changed = threading.Condition()
 
-    def set(self, key: str, value: str) -> None:
-        with self._changed:
-            self._values[key] = value
-            self._changed.notify_all()
+    def _ask_service(self, message: bytes, timeout_s: float) -> bytes:
+        replies: list[bytes] = []
 
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        def here() -> bool:
-            return all(key in self._values for key in keys)
+        def answered() -> bool:
+            reply = self._service.handle(0, message)
+            replies.extend([reply] if reply is not None else [])
+            return bool(replies)
 
         with self._changed:
-            if not self._changed.wait_for(here, timeout.total_seconds()):
+            if not self._changed.wait_for(answered, min(timeout_s, PATIENCE_S)):
                 raise TimeoutError
-
-    def get(self, key: str) -> bytes:
-        return self._values[key].encode()
+            self._changed.notify_all()
+        return replies[0]
 
     def address(self, rank: int) -> tuple[str, int]:
-        self.wait([f"tcp/{rank}"], timedelta(seconds=PATIENCE_S))
-        host, _, port = self._values[f"tcp/{rank}"].partition("|")
+        address = self.get(f"tcp/{rank}", timeout_s=PATIENCE_S)
+        host, _, port = address.decode().partition("|")
         return host, int(port)
 
 

@@ -1,0 +1,164 @@
+"""A `Disk` on a folder of this machine."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from distlab.comm._disk import DiskError, require_bytes, require_name
+
+try:
+    import fcntl
+except ImportError:  # not on this system
+    F_FULLFSYNC = None
+else:
+    F_FULLFSYNC = getattr(fcntl, "F_FULLFSYNC", None)
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OPEN = (
+    os.O_CLOEXEC
+    | getattr(os, "O_NOFOLLOW", 0)  # a link could lead out of the folder
+    | getattr(os, "O_NONBLOCK", 0)  # a pipe would make the caller wait
+)
+
+
+class RealDisk:
+    """The files of one folder, which is made (and made durable) if it is not there.
+
+    `sync` and `sync_folder` are fsync (on macOS F_FULLFSYNC): they return when the
+    drive says that it has the data. A rename is atomic. Links, pipes and folders that
+    others put there are refused.
+
+    Raises:
+        DiskError: the folder cannot be made or opened.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder).absolute()
+        with _in_words(str(self.folder)):
+            made = _make(self.folder)
+        with self._open_folder():
+            pass
+        for parent in made:
+            with _in_words(str(parent)):
+                _fsync_folder(parent)
+
+    def write(self, path: str, data: bytes) -> None:
+        """See `Disk.write`."""
+        self._put(path, data, os.O_TRUNC)
+
+    def append(self, path: str, data: bytes) -> None:
+        """See `Disk.append`."""
+        self._put(path, data, os.O_APPEND)
+
+    def sync(self, path: str) -> None:
+        """See `Disk.sync`.
+
+        Raises:
+            DiskError: no such file, or the drive failed: then what it holds is unknown.
+        """
+        with self._open(path, os.O_RDONLY) as file:
+            _fsync(file)
+
+    def rename(self, source: str, target: str) -> None:
+        """See `Disk.rename`."""
+        require_name(target)
+        with self._open(source, os.O_RDONLY), self._open_folder() as folder:
+            os.replace(source, target, src_dir_fd=folder, dst_dir_fd=folder)
+
+    def sync_folder(self) -> None:
+        """See `Disk.sync_folder`."""
+        with self._open_folder() as folder:
+            _fsync(folder)
+
+    def read(self, path: str) -> bytes:
+        """See `Disk.read`."""
+        with self._open(path, os.O_RDONLY) as file:
+            parts = []
+            while part := os.read(file, 1 << 20):
+                parts.append(part)
+            return b"".join(parts)
+
+    def names(self) -> list[str]:
+        """See `Disk.names`; what is no plain file is left out."""
+        with self._open_folder() as folder, os.scandir(folder) as entries:
+            return sorted(e.name for e in entries if e.is_file(follow_symlinks=False))
+
+    def remove(self, path: str) -> None:
+        """See `Disk.remove`."""
+        with self._open(path, os.O_RDONLY), self._open_folder() as folder:
+            os.unlink(path, dir_fd=folder)
+
+    def _put(self, path: str, data: bytes, how: int) -> None:
+        require_bytes(data)
+        with self._open(path, os.O_WRONLY | os.O_CREAT | how) as file:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(file, left) :]
+
+    @contextmanager
+    def _open(self, path: str, flags: int) -> Iterator[int]:
+        require_name(path)
+        with self._open_folder() as folder, _in_words(path):
+            file = os.open(path, flags | _OPEN, 0o600, dir_fd=folder)
+            try:
+                if not stat.S_ISREG(os.fstat(file).st_mode):
+                    raise DiskError(f'"{path}" is no plain file')
+                yield file
+            finally:
+                os.close(file)
+
+    @contextmanager
+    def _open_folder(self) -> Iterator[int]:
+        with _in_words(str(self.folder)):
+            folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                yield folder
+            finally:
+                os.close(folder)
+
+
+@contextmanager
+def _in_words(path: str) -> Iterator[None]:
+    """What the system refuses, as one sentence."""
+    try:
+        yield
+    except DiskError:
+        raise
+    except FileNotFoundError:
+        raise DiskError(f'there is no file "{path}"') from None
+    except OSError as error:
+        if error.errno in _FULL:
+            raise DiskError(f'the disk is full: no room for all of "{path}"') from None
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise DiskError(f'"{path}" is no plain file') from None
+        why = error.strerror or type(error).__name__
+        raise DiskError(f'"{path}": {why}') from error
+
+
+def _make(folder: Path) -> list[Path]:
+    """Make it and its parents; returns the folders that got a new name in them."""
+    if folder.is_dir():
+        return []
+    above = _make(folder.parent)
+    folder.mkdir(exist_ok=True)
+    return [*above, folder.parent]
+
+
+def _fsync_folder(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _fsync(file: int) -> None:
+    if F_FULLFSYNC is not None:
+        fcntl.fcntl(file, F_FULLFSYNC)
+    else:
+        os.fsync(file)

@@ -1,0 +1,173 @@
+"""What a service is made of, on real processes and in virtual time alike.
+
+A service (a store, a rendezvous, a parameter server) is a plain object. It answers
+messages and does no input or output of its own; a disk and a clock are handed in.
+
+    handle(peer, message) -> reply        answered now
+    handle(peer, message) -> None         not yet: the message is offered again
+    on(event, now_s) -> actions           optional: what happens beside messages
+
+Whoever carries messages to a service keeps a `Pending`. Both sides keep the same one,
+so that "offered again" means the same on both:
+
+* A message that got None is offered again after every later message, and after every
+  event, in the order of arrival, until it is answered. A pass in which one is answered
+  is followed by another pass.
+* So `handle` sees such a message more than once. What it notes of a message before it
+  gives None must be the same however often it is noted (a set of ranks, not a count).
+* It is dropped unanswered when its caller has given up (`until_s`), or is gone.
+* Requests carry the caller's own number, counted by each caller from 1. A request that
+  arrives again with the number of one that waits takes the place of that one. Copies
+  are not thrown away otherwise: to count each once is the service's own work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from distlab.comm._disk import Disk
+from distlab.comm._seams import Clock
+
+Handle = Callable[[int, bytes], bytes | None]
+"""Answers one message of a peer, at once and without waiting for anybody.
+
+The peer is a rank. A caller that has no rank (yet) has a negative number, its own for
+as long as it is connected.
+"""
+
+
+class Service(Protocol):
+    """What answers messages; it may also have `on`, see `Reacts`."""
+
+    def handle(self, peer: int, message: bytes) -> bytes | None:
+        """See `Handle`."""
+
+
+@runtime_checkable
+class Reacts(Protocol):
+    """What decides on events: a service that has `on`, or a launcher.
+
+    Events and actions are plain values. A service is given `Started` (once, first),
+    `PeerGone` and `Tick`, and can ask for `WakeAt`; a launcher has its own.
+    """
+
+    def on(self, event: object, now_s: float) -> Sequence[object]:
+        """What to do about `event`; `now_s` never goes back."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """The service has just been made: for the first time, or again after a crash."""
+
+
+@dataclass(frozen=True)
+class PeerGone:
+    """A caller's connection is closed: its process has ended, or died."""
+
+    peer: int
+
+
+@dataclass(frozen=True)
+class Tick:
+    """The time has come that the service asked for by `WakeAt`."""
+
+
+@dataclass(frozen=True)
+class WakeAt:
+    """Have a `Tick` at this time (or soon, if it is over), on the clock of `now_s`.
+
+    A later one replaces it.
+    """
+
+    at_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceContext:
+    """What a service is handed when it is made; `clock.sleep` is not for it."""
+
+    disk: Disk
+    clock: Clock
+
+
+Factory = Callable[[ServiceContext], Service]
+"""Makes a service; again, on the same disk, after each crash of its process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One message to a service; its caller waits for the reply until `until_s`."""
+
+    peer: int
+    number: int  # the caller's own
+    message: bytes
+    until_s: float = math.inf  # on the service's clock
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a request: a reply, or what `handle` raised."""
+
+    request: Request
+    reply: bytes
+    error: Exception | None = None
+
+
+class Pending:
+    """The requests that a service could not answer yet."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._waiting: dict[tuple[int, int], Request] = {}  # in order of arrival
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def take(self, request: Request, now_s: float) -> list[Answer]:
+        """Offer a request that has just arrived; returns all that is answered now."""
+        answer = self._offer(request)
+        if answer is None:
+            self._waiting[request.peer, request.number] = request
+            return self.offer_again(now_s, besides=request)
+        self._waiting.pop((request.peer, request.number), None)
+        return [answer, *self.offer_again(now_s)]
+
+    def offer_again(
+        self, now_s: float, *, besides: Request | None = None
+    ) -> list[Answer]:
+        """Offer all that wait, as after an event; `besides` was offered just now."""
+        answers: list[Answer] = []
+        while True:
+            found = self._pass(now_s, besides)
+            if not found:
+                return answers
+            answers += found
+            besides = None
+
+    def forget(self, peer: int) -> None:
+        """This caller is gone: nothing of it is offered again."""
+        for key in [key for key in self._waiting if key[0] == peer]:
+            del self._waiting[key]
+
+    def _pass(self, now_s: float, besides: Request | None) -> list[Answer]:
+        answers = []
+        for key, request in list(self._waiting.items()):
+            if request.until_s < now_s:
+                del self._waiting[key]
+            elif request is not besides and (answer := self._offer(request)):
+                del self._waiting[key]
+                answers.append(answer)
+        return answers
+
+    def _offer(self, request: Request) -> Answer | None:
+        try:
+            reply = self._handle(request.peer, request.message)
+            if reply is not None and not isinstance(reply, bytes):
+                kind = type(reply).__name__
+                raise TypeError(f"handle gave a {kind}: a reply is bytes, or None")
+        except Exception as error:
+            return Answer(request, b"", error)
+        return None if reply is None else Answer(request, reply)

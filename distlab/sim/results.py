@@ -1,0 +1,121 @@
+"""What a simulated run is asked for, and the record that comes out of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from distlab.comm import Factory
+from distlab.runner import Limits, Run
+from distlab.sim.carriers import CarrierName
+from distlab.sim.conditions import Loss
+from distlab.sim.faults import STORE, Faults
+from distlab.sim.messages import Trace
+from distlab.sim.net.links import Network
+from distlab.sim.net.quantities import time_words
+from distlab.sim.outages import Struck
+from distlab.sim.payload import PAYLOADS, Payload
+from distlab.sim.services import ServiceMessage
+
+MAX_RANKS = 4096
+_FEW = 6  # faults that are told one by one
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimRun(Run):
+    """A Run in virtual time; `trace` has every message, in the order they started.
+
+    `lost` are the messages that faults took, `num_duplicates` counts those that arrived
+    twice, `links` has the picoseconds for which each link of the network was busy.
+    `service_messages` went from or to nodes that are no ranks, `struck` are the deaths,
+    restarts and freezes that took place, `service_errors` is why a service ended.
+    """
+
+    trace: Trace = field(default_factory=Trace, repr=False)
+
+    carrier: CarrierName = "greenlets"
+    lost: tuple[Loss, ...] = ()
+    num_duplicates: int = 0
+    links: dict[str, int] = field(default_factory=dict, repr=False)
+    service_messages: tuple[ServiceMessage, ...] = field(default=(), repr=False)
+    service_errors: dict[str, str] = field(default_factory=dict)
+    struck: tuple[Struck, ...] = ()
+
+    @property
+    def time_s(self) -> float:
+        """Virtual seconds until the last rank was done, or stuck."""
+        return self.seconds
+
+    @property
+    def took(self) -> str:
+        """See `Run.took`; nobody must take it for the time that they waited."""
+        return f"{time_words(self.seconds)} of simulated time"
+
+    @property
+    def trace_hash(self) -> str:
+        """32 hexadecimal digits that are the same if and only if the traces are.
+
+        Of every message, of every call in the journals with its time (collectives leave
+        their trace only there), and of the end of the run.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        for row in self.trace.rows:
+            digest.update(b"%d %d %d %d %d %d\n" % row)
+        digest.update(repr(self.service_messages).encode())
+        for record in self.ranks:
+            for event in record.journal:
+                told = (event.get(name) for name in ("k", "n", "op", "bytes", "t"))
+                digest.update(repr((record.rank, *told)).encode())
+        digest.update(repr(self.seconds).encode())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What `run` was asked for, apart from the program."""
+
+    world_size: int
+    net: Network
+    limits: Limits | None
+    journal: bool
+    seed: int
+    payload: Payload
+    eager_bytes: int
+    faults: Faults
+    trace: bool
+    isolate: bool
+    wall_limit_s: float | None
+    turn_limit_s: float | None
+    services: Mapping[str, Factory]
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.world_size <= MAX_RANKS:
+            raise ValueError(
+                f"{self.world_size} ranks: choose between 1 and {MAX_RANKS} simulated "
+                "ones"
+            )
+        if self.payload not in PAYLOADS:
+            known = ", ".join(PAYLOADS)
+            raise ValueError(f"payload {self.payload!r}: choose one of {known}")
+        if self.eager_bytes < 0:
+            raise ValueError(
+                f"eager_bytes is {self.eager_bytes}: a number of bytes, 0 or more"
+            )
+        for name in ("wall_limit_s", "turn_limit_s"):
+            limit_s = getattr(self, name)
+            if limit_s is not None and not limit_s > 0:
+                raise ValueError(f"{name} is {limit_s}: seconds, above 0, or None")
+        for name in self.services:
+            if not isinstance(name, str) or not name.isidentifier() or name == STORE:
+                raise ValueError(
+                    f"{name!r} is no name for a service: letters, and not {STORE!r}"
+                )
+        self.faults.check(self.world_size, self.services)
+
+
+def what_struck(result: SimRun) -> str:
+    """Who died and came back, and what ended a service, as the end of a sentence."""
+    told = [*map(str, result.struck), *result.service_errors.values()]
+    few = told if len(told) <= _FEW else [*told[:_FEW], f"and {len(told) - _FEW} more"]
+    return "".join(f"; {text}" for text in few)

@@ -1,0 +1,147 @@
+"""A Disk on a real folder and in memory: the same programs, and the same answers."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distlab.comm import Disk, DiskError, RealDisk
+from distlab.sim import SimDisk
+from tests.workbench.disk_programs import ALIKE, leads_elsewhere, refusal
+
+EXPECTED: dict[str, Any] = {
+    "writes_and_reads": {"a": b"one, two", "b": b"", "c": b"made by append"},
+    "writes_anew": b"short",
+    "every_byte": True,
+    "renames": (["a", "b"], b"the new one", b"b"),
+    "removes": ([], b"the new one"),
+    "syncs": (b"12", b""),
+    "odd_names": [True] * 6,
+    "asks_for_what_is_not_there": [*['there is no file "none"'] * 4, ["there"]],
+    "no_bytes": (["a file holds bytes, not str"] * 2, []),
+}
+
+
+@pytest.mark.parametrize("program", ALIKE)
+def test_both_disks_do_the_same(program: Callable[[Disk], Any], tmp_path: Path) -> None:
+    real, simulated = program(RealDisk(tmp_path / "disk")), program(SimDisk())
+    assert real == simulated
+    assert real == EXPECTED.get(program.__name__, real)
+    assert os.listdir(tmp_path) == ["disk"]
+
+
+@pytest.mark.parametrize("make", [lambda at: RealDisk(at), lambda at: SimDisk()])
+def test_a_path_outside_is_one_sentence(
+    make: Callable[[Path], Disk], tmp_path: Path
+) -> None:
+    told, names = leads_elsewhere(make(tmp_path))
+    assert {text.partition(" is no ")[2] for text in told} == {
+        "name of a file in the disk's own folder"
+    }
+    assert names == ["a"]
+
+
+# ── a full disk ─────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def at_most(num_bytes: int) -> Iterator[None]:
+    """No file of this process can be longer: the system's own way to refuse."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def fills(disk: Disk) -> list[Any]:
+    disk.write("log", b"123456")
+    told = [refusal(lambda: disk.append("log", b"789012")), disk.read("log")]
+    told += [refusal(lambda: disk.write("log", b"x" * 11)), disk.read("log")]
+    disk.write("log", b"fits")
+    disk.append("log", b"")
+    return [*told, disk.read("log")]
+
+
+def test_a_full_disk_keeps_what_fits(tmp_path: Path) -> None:
+    simulated = fills(SimDisk(capacity_bytes=10))
+    disk = RealDisk(tmp_path)
+    with at_most(10):
+        assert fills(disk) == simulated
+    full = 'the disk is full: no room for all of "log"'
+    assert simulated == [full, b"1234567890", full, b"x" * 10, b"fits"]
+
+
+def test_room_is_shared_and_given_back() -> None:
+    disk = SimDisk({"a": b"12345"}, capacity_bytes=8)
+    assert "full" in refusal(lambda: disk.write("b", b"1234"))
+    assert disk.read("b") == b"123"
+    disk.remove("a")
+    disk.write("b", b"12345678")
+    assert disk.files == {"b": b"12345678"}
+
+
+# ── a real folder ───────────────────────────────────────────────────────────────────
+
+
+def test_a_real_disk_makes_its_folder_and_finds_it_again(tmp_path: Path) -> None:
+    RealDisk(tmp_path / "x" / "y").write("a", b"1")
+    assert RealDisk(tmp_path / "x" / "y").read("a") == b"1"
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DiskError, match=r"Not a directory|File exists"):
+        RealDisk(tmp_path / "file")
+
+
+def test_a_real_disk_follows_no_link_and_waits_for_no_pipe(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret")
+    folder = tmp_path / "disk"
+    disk = RealDisk(folder)
+    (folder / "link").symlink_to(secret)
+    (folder / "sub").mkdir()
+    os.mkfifo(folder / "pipe")
+    for name in ("link", "sub", "pipe"):
+        wanted = f'"{name}" is no plain file'
+        assert refusal(lambda n=name: disk.read(n)) == wanted  # type: ignore[misc]
+        assert refusal(lambda n=name: disk.write(n, b"")) == wanted  # type: ignore[misc]
+        assert refusal(lambda n=name: disk.remove(n)) == wanted  # type: ignore[misc]
+    assert disk.names() == []
+    assert secret.read_bytes() == b"secret"
+
+
+def test_a_real_disk_calls_fsync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda f: (synced.append(os.readlink(f"/proc/self/fd/{f}")), fsync(f)),
+    )
+    disk = RealDisk(tmp_path / "new")
+    disk.write("a", b"1")
+    assert synced == [str(tmp_path)]  # the new folder's own name
+    disk.sync("a")
+    disk.sync_folder()
+    assert synced[1:] == [str(tmp_path / "new" / "a"), str(tmp_path / "new")]
+
+
+def test_a_drive_that_fails_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = RealDisk(tmp_path)
+    disk.write("a", b"1")
+
+    def fails(file: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    assert refusal(lambda: disk.sync("a")) == '"a": Input/output error'

@@ -1,0 +1,185 @@
+"""Runs that outlive deaths: ranks and services killed, frozen and started again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from distlab.runner import Cluster, Limits, Run
+from distlab.runner.processes import descendants
+from distlab.runner.zygote import num_threads
+from tests.workbench.conformance import deaths, misbehaviour, own_processes
+
+LIMITS = Limits(seconds=60)
+
+Start = Callable[..., Run]
+
+
+@pytest.fixture
+def start(cluster: Cluster) -> Start:
+    """Run a program on TCP, and do to its processes what its reports ask for."""
+
+    def obey(_rank: int, order: str) -> None:
+        what, _, whom = order.partition(" ")
+        getattr(cluster, what)(int(whom) if whom.isdigit() else whom)
+
+    def run(program: Any, world_size: int, *args: Any, **how: Any) -> Run:
+        how = {"limits": LIMITS, "backend": "tcp", "on_report": obey, **how}
+        return cluster.run(program, world_size, *args, **how)
+
+    return run
+
+
+def statuses(run: Run) -> list[str]:
+    return [record.status for record in run.ranks]
+
+
+def assert_nobody_is_left(cluster: Cluster) -> None:
+    cluster.settle()
+    assert cluster._process is not None
+    assert descendants(cluster._process.pid) == []
+
+
+def test_a_declared_death_leaves_the_others_results_whole(
+    cluster: Cluster, start: Start
+) -> None:
+    run = start(deaths.sums_before_and_after, 3, may_die=(1,))
+    assert (run.outcome, statuses(run)) == (
+        "finished",
+        ["finished", "died", "finished"],
+    )
+    assert run.values == [[6.0, 2.0], None, [6.0, 0.0]]
+    assert run.ranks[1].exit_status == 9
+    assert run.explanation.startswith("2 ranks finished in ")
+    assert run.explanation.endswith("; rank 1 was killed by SIGKILL, as was declared")
+    assert_nobody_is_left(cluster)
+
+
+@pytest.mark.parametrize("backend", ["tcp", "gloo"])
+def test_only_a_declared_death_is_outlived(start: Start, backend: str) -> None:
+    run = start(deaths.dies_by_itself, 2, may_die=(1,), backend=backend)
+    assert (run.outcome, run.values) == ("finished", ["lost", None])
+    run = start(deaths.dies_by_itself, 2, backend=backend)
+    assert run.outcome == "died"
+    assert run.explanation.startswith("rank 1 was killed by SIGKILL")
+
+
+def test_who_raises_has_not_died(start: Start) -> None:
+    run = start(deaths.raises, 2, may_die=(1,))
+    assert (run.outcome, statuses(run)[1]) == ("raised", "raised")
+
+
+def test_a_deadlock_beside_a_declared_death_is_one(start: Start) -> None:
+    run = start(deaths.deadlock_beside_a_death, 3, may_die=(1,))
+    assert (run.outcome, run.waits_for) == ("deadlock", {0: (2,), 2: (0,)})
+
+
+@pytest.mark.parametrize(
+    ("whom", "why"),
+    [
+        ("0", "rank 0 was not named in may_die"),
+        ("7", "rank 7 is none of this run: rank 0, rank 1"),
+        ("ps", "ps is none of this run"),
+    ],
+)
+def test_nobody_else_is_killed(
+    cluster: Cluster, start: Start, whom: str, why: str
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        start(deaths.kills, 2, whom, may_die=(1,))
+    assert_nobody_is_left(cluster)
+    with pytest.raises(ValueError, match="kill: no run is under way"):
+        cluster.kill(1)
+
+
+def test_who_is_declared_must_be_there(start: Start) -> None:
+    with pytest.raises(ValueError, match="rank 2 is none of this run"):
+        start(misbehaviour.hello, 2, may_die=(2,))
+
+
+def test_a_second_life_has_the_files_and_the_address(
+    cluster: Cluster, start: Start
+) -> None:
+    """Nobody is answered by the child that the first life left behind."""
+    run = start(deaths.second_life, 2, may_die=(0,))
+    assert run.require_finished().values == [
+        [
+            "by the first life",
+            0,
+            "rank 0 was started again, and the others' communicator does not have it: "
+            "comm.barrier is not available, only endpoint and store",
+        ],
+        ["second"],
+    ]
+    assert run.ranks[0].deaths == [9]
+    assert_nobody_is_left(cluster)
+
+
+def test_connections_are_made_again_under_the_guard(start: Start) -> None:
+    run = start(
+        deaths.under_guard,
+        2,
+        services={"ledger": own_processes.ledger},
+        may_die=("ledger",),
+    )
+    no = "ForbiddenError: ranks talk through comm, not through a socket (socket.{})"
+    refused = [no.format("bind"), no.format("connect")]
+    assert run.require_finished().values == [["abd", *refused]] * 2
+    assert run.services["ledger"].deaths == [9]
+
+
+# ── services ────────────────────────────────────────────────────────────────────────
+
+
+def test_a_service_that_dies_ends_the_run_unless_it_may(
+    cluster: Cluster, start: Start
+) -> None:
+    ask, ps = deaths.asks_the_service, {"ps": deaths.mortal}
+    run = start(ask, 2, "ps", services=ps)
+    assert run.outcome == "died"
+    assert run.explanation == 'the service "ps" was killed by SIGKILL'
+    run = start(ask, 2, "ps", services=ps, may_die=("ps",))
+    assert (run.outcome, statuses(run)) == ("raised", ["raised"] * 2)
+    assert "PeerLost" in run.explanation
+    assert_nobody_is_left(cluster)
+
+
+def test_a_service_that_cannot_be_made_says_why(start: Start) -> None:
+    ps = {"ps": (deaths.cannot_be_made, "no shards")}
+    run = start(deaths.asks_the_service, 1, "ps", services=ps)
+    assert run.outcome == "raised"
+    assert run.explanation.startswith('the service "ps" raised ValueError: no shards')
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"store": deaths.mortal}, "no service can be called 'store'"),
+        ({"rank 0": deaths.mortal}, "no service can be called 'rank 0'"),
+        ({"": deaths.mortal}, "no service can be called ''"),
+        ({"ps": lambda ctx: None}, "<lambda> cannot run on ranks"),
+        ({f"s{k}": deaths.mortal for k in range(17)}, "17 services, more than 16"),
+    ],
+)
+def test_services_that_cannot_be(start: Start, given: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        start(misbehaviour.hello, 1, services=given)
+
+
+def test_more_than_a_mebibyte_is_for_who_asks(start: Start) -> None:
+    run = start(deaths.large, 2)
+    assert "a message of 3145728 bytes, more than 1048576" in run.explanation
+    run = start(deaths.large, 2, max_frame_bytes=4 << 20)
+    assert run.require_finished().values == [3 << 20] * 2
+
+
+def test_runs_leave_no_thread_and_no_descriptor(start: Start) -> None:
+    start(misbehaviour.hello, 2)
+    threads, before = num_threads(), len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        start(deaths.second_life, 2, may_die=(0,))
+    assert num_threads() == threads
+    assert len(os.listdir("/proc/self/fd")) == before
