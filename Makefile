@@ -49,7 +49,7 @@ figures: .venv/.ready  ## draw the pictures of the guidelines
 	@for module in $(FIGURES); do $(PY) -m $$module || exit 1; done
 
 mutants: .venv/.ready  ## every wrong solution must be rejected, every right one accepted
-	@$(PY) -m distlab mutants --generated
+	@$(PY) -m distlab mutants --generated --stamp
 
 ablation: .venv/.ready  ## take out each assertion of the checks; a verdict must change
 	@$(PY) benchmarks/ablation.py
