@@ -1,14 +1,14 @@
-"""The corpus of `tests/corpus`, whole, on gloo, TCP and the simulator: its figures."""
+"""The corpus in `benchmarks/corpus`, whole, on gloo, TCP and the simulator."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from benchmarks.corpus.case import Case
+from benchmarks.corpus.corpus import CASES, MODULES, TRANSPORTS, transports
+from benchmarks.corpus.judge import Row, Verdict, judge
 from distlab.runner import Cluster
-from tests.corpus.case import Case
-from tests.corpus.corpus import CASES, MODULES, TRANSPORTS, transports
-from tests.corpus.judge import Row, Verdict, judge
 
 Line = dict[str, Any]
 

@@ -22,15 +22,27 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+import torch  # noqa: E402
+
+from benchmarks._browser import PROGRAM, Browser, browser  # noqa: E402
+from distlab.runner import RankContext  # noqa: E402
 from distlab.sim import run  # noqa: E402
 from distlab.trace import to_html  # noqa: E402
-from tests.workbench.browser import PROGRAM, Browser, browser  # noqa: E402
-from tests.workbench.traces import ring  # noqa: E402
 
 WORLDS = (4, 64, 1024)
 TIMES = 5
 BAR_READY_MS = 2000.0  # at 64 ranks
 _DATA = "document.documentElement.dataset"
+
+
+def ring(context: RankContext, size: int) -> None:
+    """Pass `size` numbers all the way round, twice: a ring all-reduce's messages."""
+    comm, n = context.comm, context.world_size
+    received = torch.zeros(size)
+    for _ in range(2 * (n - 1)):
+        sending = comm.isend(torch.ones(size), (comm.rank + 1) % n)
+        comm.recv(received, (comm.rank - 1) % n)
+        sending.wait()
 
 
 def measure(web: Browser, world_size: int, folder: Path) -> dict[str, Any]:

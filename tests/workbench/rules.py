@@ -171,6 +171,15 @@ def solutions_see_comm_only(files: Files) -> list[str]:
     return found
 
 
+def benchmarks_do_without_tests(files: Files) -> list[str]:
+    """Tests try the benchmarks, so these import nothing of theirs."""
+    return [
+        f"{path} imports {name}"
+        for path, name in imports(files, "benchmarks/")
+        if within(name, "tests")
+    ]
+
+
 def checks_do_without_pytest(files: Files) -> list[str]:
     return [
         f"{path} imports {name}"
@@ -250,6 +259,7 @@ RULES: list[Rule] = [
     no_import_upward,
     no_circles_between_packages,
     no_circles_between_files,
+    benchmarks_do_without_tests,
     nobody_imports_learners_code,
     solutions_see_comm_only,
     checks_do_without_pytest,

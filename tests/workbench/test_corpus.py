@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from distlab.runner import Cluster, RankContext
-from tests.corpus.case import Case, cases_of, hangs, right
-from tests.corpus.corpus import CASES, MODULES, on_sim, transports
-from tests.corpus.judge import (
+from benchmarks.corpus.case import Case, cases_of, hangs, right
+from benchmarks.corpus.corpus import CASES, MODULES, on_sim, transports
+from benchmarks.corpus.judge import (
     Row,
     Verdict,
     judge,
@@ -26,6 +25,7 @@ from tests.corpus.judge import (
     problems,
     verdict,
 )
+from distlab.runner import Cluster, RankContext
 
 SAMPLE = {
     "domino": 5,

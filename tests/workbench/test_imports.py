@@ -12,6 +12,7 @@ from tests.workbench.rules import (
     RULES,
     Files,
     Rule,
+    benchmarks_do_without_tests,
     checks_do_without_pytest,
     comm_stands_alone,
     exports_exist,
@@ -32,6 +33,12 @@ def test_the_repository_keeps_the_rule(rule: Rule) -> None:
 
 
 VIOLATIONS: list[tuple[Rule, str, str, str]] = [
+    (
+        benchmarks_do_without_tests,
+        "benchmarks/sim.py",
+        "from tests.workbench import course",
+        "tests.workbench",
+    ),
     (comm_stands_alone, "distlab/comm/_a.py", "import distlab.paths", "distlab.paths"),
     (
         comm_stands_alone,

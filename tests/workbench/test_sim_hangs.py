@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.corpus import hangs
+from benchmarks.corpus.case import cases_of
+from benchmarks.corpus.corpus import CASES as CORPUS
+from benchmarks.corpus.judge import verdict
 from distlab.runner import Cluster, Limits
 from distlab.runner.board import Board
 from distlab.sim import run as simulate
-from tests.corpus.case import cases_of
-from tests.corpus.corpus import CASES as CORPUS
-from tests.corpus.judge import verdict
-from tests.workbench.conformance import hangs
 
 CASES = [(case.program, case.world_size) for case in cases_of(hangs)]
 ALL = [(case.program, case.world_size) for case in CORPUS]

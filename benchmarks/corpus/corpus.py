@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 
+from benchmarks.corpus import (
+    absent,
+    groups,
+    hangs,
+    library,
+    messages,
+    own_collectives,
+    training,
+)
+from benchmarks.corpus.case import Case, cases_of
+from benchmarks.corpus.judge import Runner
 from distlab.runner import Cluster, Limits, Run
 from distlab.sim import run as simulate
-from tests.corpus import absent, groups, library, messages, own_collectives, training
-from tests.corpus.case import Case, cases_of
-from tests.corpus.judge import Runner
-from tests.workbench.conformance import hangs
 
 MODULES = (messages, own_collectives, library, absent, groups, training, hangs)
 CASES = cases_of(*MODULES)
