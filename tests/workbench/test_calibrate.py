@@ -210,6 +210,7 @@ def test_a_simulation_on_a_measured_machine_charges_the_function(
 # ── the verb ────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_this_machine_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,7 @@ def warm(here: Course, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cou
 # ── check ───────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_from_the_first_check_to_the_second_task(course: Course) -> None:
     done = course.distlab("check")
     assert (done.code, done.err) == (10, "")
@@ -92,6 +93,7 @@ def test_json_is_one_object_and_nothing_else(course: Course) -> None:
     assert "0→1→2→0" in clause["message"]
 
 
+@pytest.mark.slow
 def test_sixty_four_ranks_fit_on_the_screen(course: Course) -> None:
     course.fill(SECOND, RING_OF_SENDS)
     done = course.distlab("check", "1.2", "-n", "64")
@@ -103,6 +105,7 @@ def test_sixty_four_ranks_fit_on_the_screen(course: Course) -> None:
     assert all(len(line) <= 80 or "-m distlab" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_two_checks_at_once(course: Course) -> None:
     course.fill(FIRST, EXCHANGE)
     both = [course.popen("-m", "distlab", "check", "1.1") for _ in range(2)]
@@ -252,6 +255,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["typer", "distlab.cli.check", "torch"])
 def test_ctrl_c_during_an_import(course: Course, module: str) -> None:
     course.fill(FIRST, FOREVER)
@@ -271,6 +275,7 @@ def test_ctrl_c_while_ranks_spin(course: Course) -> None:
     assert course.ended(process) == Done(130, "", STOPPED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verb", "said_before"), [("demo", "rank "), ("start", "Nothing leaves")]
 )
@@ -288,6 +293,7 @@ def test_ctrl_c_on_the_way(course: Course, verb: str, said_before: str) -> None:
 # ── tests/test_phase1.py ────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_the_phase_front(course: Course) -> None:
     manifest = course.root / "curriculum.toml"
     text = manifest.read_text(encoding="utf-8")  # two tasks are enough here

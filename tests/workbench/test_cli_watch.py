@@ -144,6 +144,7 @@ def test_saves_keys_and_the_next_task(course: Course, terminal: Terminal) -> Non
     assert course.progress()[FIRST]["passed"]
 
 
+@pytest.mark.slow
 def test_what_changed_the_timeline_and_going_on(
     course: Course, terminal: Terminal
 ) -> None:
@@ -173,6 +174,7 @@ def test_what_changed_the_timeline_and_going_on(
     terminal.until("1.2 not started(?s:.*)" + READY)
 
 
+@pytest.mark.slow
 def test_a_save_that_begins_the_next_task_goes_on_by_itself(
     course: Course, terminal: Terminal
 ) -> None:
@@ -187,6 +189,7 @@ def test_a_save_that_begins_the_next_task_goes_on_by_itself(
     assert terminal.end() == 1
 
 
+@pytest.mark.slow
 def test_what_passed_before_is_looked_at_again(course: Course) -> None:
     course.fill(FIRST, EXCHANGE)
     assert course.distlab("check", "1.1").code == 0
@@ -216,6 +219,7 @@ def test_what_passed_before_is_looked_at_again(course: Course) -> None:
     assert "! 1.1" in course.distlab("status").out
 
 
+@pytest.mark.slow
 def test_a_newer_save_and_q_end_a_judgement(course: Course, terminal: Terminal) -> None:
     terminal.until(READY)
     course.fill(FIRST, FOREVER)
@@ -240,6 +244,7 @@ def test_ctrl_c_in_watch(course: Course, terminal: Terminal) -> None:
     assert terminal.said.endswith("\r\nstopped; nothing is left running\r\n")
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_ranks_spin(course: Course) -> None:
     course.fill(FIRST, FOREVER)
     process = course.popen("-m", "distlab", "watch", "1.1")
@@ -251,6 +256,7 @@ def test_ctrl_c_while_ranks_spin(course: Course) -> None:
     assert (done.code, done.err) == (130, "\nstopped; nothing is left running\n")
 
 
+@pytest.mark.slow
 def test_watch_killed_leaves_nothing(course: Course) -> None:
     course.fill(FIRST, FOREVER)
     process = course.popen("-m", "distlab", "watch", "1.1", "--json")
@@ -261,6 +267,7 @@ def test_watch_killed_leaves_nothing(course: Course) -> None:
     assert course.ended(process).code == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_watch_one_task_with_ranks_of_ones_choice(course: Course) -> None:
     course.fill(SECOND, "comm.sendrecv(outgoing, 0, incoming, 0)")
     terminal = Terminal(course, "pass_around", "-n", "1")

@@ -93,6 +93,7 @@ def warm(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISTLAB_IMPL", raising=False)
 
 
+@pytest.mark.slow
 def test_both_meshes_are_one_process(capsys: Capture) -> None:
     assert demo_mesh(config=TINY) == 0
     said = capsys.readouterr().out
@@ -114,6 +115,7 @@ def test_both_meshes_are_one_process(capsys: Capture) -> None:
     assert not set(said) & {"\r", "\x1b"}
 
 
+@pytest.mark.slow
 def test_a_missing_way_in_is_seen_in_both(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "mine.py"
     right = solution_of("tensor_parallel")

@@ -20,6 +20,7 @@ def failure(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "says", "rule"),
     [
@@ -61,6 +62,7 @@ def test_the_sentence_and_the_rule_are_about_this_mistake(
     assert rule in found.rule
 
 
+@pytest.mark.slow
 def test_a_schedule_that_stops_on_simulated_ranks_only_is_named(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def test_a_wrong_sign_shows_as_a_sign(cluster: Cluster, tmp_path: Path) -> None:
     assert not re.search(r"\d\+(\d)\+\1", shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "clause"),
     [

@@ -52,6 +52,7 @@ def test_less_than_a_picosecond_is_no_error() -> None:
     assert pipeline.rel_err(0.117 + 1e-12, 0.117) == pytest.approx(1e-12 / 0.117)
 
 
+@pytest.mark.slow
 def test_the_command_measures_at_full_size(capfd: pytest.CaptureFixture[str]) -> None:
     assert bench("pipeline", as_json=True) == 0
     report = json.loads(capfd.readouterr().out)

@@ -131,6 +131,7 @@ def test_the_clock_tells_ranks_that_wait_for_ever() -> None:
     assert [where for where, *_ in clock.play(unfit, 1, 1, 1).stuck] == [0, 1]
 
 
+@pytest.mark.slow
 def test_the_file_draws_its_schedules() -> None:
     path = ROOT / "solutions/phase2_advanced/pipeline_parallel.py"
     done = subprocess.run(

@@ -227,6 +227,7 @@ def words_of_chunks() -> list[str]:
     return list(results.expected("reduce_scatter", 0, 3, 12))
 
 
+@pytest.mark.slow
 def test_sim_takes_every_task_that_sends(
     capsys: pytest.CaptureFixture[str], unit: ModuleType
 ) -> None:

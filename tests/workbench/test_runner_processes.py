@@ -125,6 +125,7 @@ def test_a_killed_zygote_is_replaced(own_cluster: Cluster) -> None:
     assert own_cluster.run(programs.hello, 2).outcome == "finished"
 
 
+@pytest.mark.slow
 def test_close_ends_the_zygote_and_may_come_twice() -> None:
     cluster = Cluster()
     cluster.close()  # before anything was started
@@ -138,6 +139,7 @@ def test_close_ends_the_zygote_and_may_come_twice() -> None:
         assert cluster.run(programs.hello, 1).outcome == "finished"
 
 
+@pytest.mark.slow
 def test_modules_can_be_imported_beforehand(own_cluster: Cluster) -> None:
     own_cluster.warm("colorsys")  # before the start
     own_cluster.start(wait=False)
@@ -231,6 +233,7 @@ def test_a_parent_that_ends_takes_everything_with_it(
     assert eventually(lambda: not list(tmp_path.iterdir())), list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_two_clusters_at_once_do_not_meet(launch: Callable[[str], Parent]) -> None:
     parents = [launch("together") for _ in range(2)]
     for parent in parents:

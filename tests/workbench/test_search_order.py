@@ -37,6 +37,7 @@ def shadows(here: Course) -> Course:
     return here
 
 
+@pytest.mark.slow
 def test_a_check_uses_the_libraries(shadows: Course) -> None:
     done = shadows.distlab("check", "1.1")
     assert done.code == 0, done.said
