@@ -92,7 +92,7 @@ def make_zero(model: nn.Module, groups: Any, n: int = 2, stage: int = 1) -> Any:
     unit = load("sharded_optimizer", SIDE)
     factory = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     comm = Alone(0, n, torch.device("cpu"))
-    return unit.STAGES[stage](comm, model, groups, factory)
+    return unit.at_stage(stage, unit.ShardedOptimizer(comm, model, groups, factory))
 
 
 def test_a_parameter_that_nobody_would_train_is_refused() -> None:
