@@ -75,9 +75,19 @@ class Backward:
         self.unreduced = list(self.buckets)
         self.missing = {bucket: set(bucket.parameters) for bucket in self.buckets}
 
+    def end_of(self, buckets: list[Bucket]) -> None:
+        """Called within backward(): no more gradients of these buckets will come."""
+        self.begin()
+        for bucket in buckets:
+            self.missing[bucket].clear()
+        self._reduce_ready()
+
     def _mark_ready(self, bucket: Bucket, parameter: nn.Parameter) -> None:
         self.begin()
         self.missing[bucket].discard(parameter)
+        self._reduce_ready()
+
+    def _reduce_ready(self) -> None:
         while self.unreduced and not self.missing[self.unreduced[-1]]:
             self.reducer.reduce_bucket(self.unreduced.pop())
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from distlab.comm import Work
@@ -58,16 +59,19 @@ class ShardedLayers:
         for module in optimizer.model.modules():
             module.register_state_dict_pre_hook(self._expect_weights)
             module.register_load_state_dict_pre_hook(self._expect_weights)
+        self._calls = [0] * len(modules)  # forwards whose backward is still to come
         for bucket in self.buckets:
             self.shard_bucket(bucket)
         for number, layer in enumerate(modules):
             own = self.layers[number]
+            hook = partial(self._watch_inputs, number)
+            layer.register_forward_pre_hook(hook, with_kwargs=True)
             layer.register_forward_hook(partial(_out_of_flat, own))
             layer.register_forward_hook(self._watch)
             self.hook_forward(number, layer)
             self.hook_backward(number, EachOutput(layer))
-            hook = partial(self._free_after_error, own)
-            layer.register_forward_hook(hook, always_call=True)
+            free = partial(self._free_after_error, own)
+            layer.register_forward_hook(free, always_call=True)
 
     # ── what stage 3 has to do ──────────────────────────────────────────────────────
 
@@ -126,6 +130,27 @@ class ShardedLayers:
             if tensor.requires_grad:
                 tensor.register_hook(self._begin)
 
+    def _watch_inputs(self, number: int, _layer: Any, args: Any, kwargs: Any) -> Any:
+        """Find out when the layer's backward is over: not all its parameters are used.
+
+        Every rank then reduces at the same place between the others' collectives.
+        """
+        given = [t for t in _tensors(args, kwargs) if t.requires_grad]
+        if not given or not torch.is_grad_enabled():
+            return None
+        self._calls[number] += 1
+        passed = iter(_Told.apply(partial(self._end_of_call, number), *given))  # type: ignore[no-untyped-call]
+        return _mapped((args, kwargs), lambda t: next(passed) if t.requires_grad else t)
+
+    def _end_of_call(self, number: int) -> None:
+        self._calls[number] -= 1
+        if not self._calls[number]:
+            self.backward.end_of(self.layers[number])
+
+    def forget_calls(self) -> None:
+        """Called after a step: no backward of a forward before it is to come."""
+        self._calls = [0] * len(self._calls)
+
     def _begin(self, _gradient: Tensor) -> None:
         self.backward.begin()
 
@@ -142,6 +167,34 @@ class ShardedLayers:
                 "the model's weights are sharded: full_state_dict() of the optimizer "
                 "gathers them, on all ranks; load weights before sharding them"
             )
+
+
+class _Told(torch.autograd.Function):
+    """The inputs, unchanged; `tell` is called when their gradients are known."""
+
+    @staticmethod
+    def forward(ctx: Any, tell: Callable[[], None], *inputs: Tensor) -> Any:
+        """The inputs."""
+        ctx.tell = tell
+        return inputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Their gradients."""
+        ctx.tell()
+        return None, *gradients
+
+
+def _tensors(*values: Any) -> list[Tensor]:
+    """The tensors in a layer's inputs, in the order of `_mapped`."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    _mapped(values, note)
+    return found
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:

@@ -30,6 +30,9 @@ class Weights(Protocol):
     def unshard_bucket(self, bucket: Bucket) -> None:
         """Gather the full weights."""
 
+    def forget_calls(self) -> None:
+        """A step ends."""
+
 
 class BucketOptimizer(torch.optim.Optimizer):
     """An optimizer of shards: `param_groups` and `state` are those of `optimizer`.
@@ -149,6 +152,7 @@ class BucketOptimizer(torch.optim.Optimizer):
             self.update()
         else:
             self.optimizer.step()  # the next forward gathers the new weights
+            self.weights.forget_calls()
         self._is_reduced = False
         return loss
 
