@@ -26,14 +26,14 @@ from distlab.curriculum import load
 from distlab.runner import Cluster, Limits, RankContext
 
 UNIT = "sharded_optimizer"
-STEPS, ROWS, MAX_NORM = 5, 3, 0.2
+STEPS, ROWS, MAX_NORM = 4, 3, 0.2
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "AdamW": partial(torch.optim.AdamW, lr=1e-2),
     "SGD": partial(torch.optim.SGD, lr=0.05, momentum=0.9, dampening=0.1),
     "RMSprop": partial(torch.optim.RMSprop, lr=1e-2, momentum=0.5, centered=True),
     "Adagrad": partial(torch.optim.Adagrad, lr=0.05, lr_decay=0.01),
 }
-Kind = tuple[str, int]  # an optimizer, a stage
+Kind = tuple[str, str, int]  # a training, an optimizer, a stage
 Groups = list[dict[str, Any]]
 Usage = Callable[[int, int, int], bool]
 """Whether a rank uses the model's branch, in a part of a step."""
@@ -334,13 +334,13 @@ def _exchanged(comm: Comm, folder: str, zero: Any) -> list[Any]:
 
 
 def compare_all(
-    context: RankContext, side: str, folder: str, name: str, kinds: list[Kind]
+    context: RankContext, side: str, folder: str, kinds: list[Kind]
 ) -> list[float | str]:
-    """`compare` for each optimizer and stage; or what was raised, on all ranks."""
+    """`compare` for each of them; or what was raised, on all ranks."""
     found: list[float | str] = []
-    for optimizer, stage in kinds:
+    for kind in kinds:
         try:
-            found.append(compare(context, side, folder, name, optimizer, stage))
+            found.append(compare(context, side, folder, *kind))
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
             found.append(f"{type(error).__name__}: {error}")
     return found
@@ -365,18 +365,19 @@ class Launches:
             AssertionError: the ranks did not finish, or raised an error.
         """
         if (name, num_ranks) not in self.found:
-            self.found[name, num_ranks] = self._play(cluster, name, num_ranks)
-        value = self.found[name, num_ranks][optimizer, stage]
+            kinds = kinds_of(name)
+            self.found[name, num_ranks] = self.play(cluster, num_ranks, kinds)
+        value = self.found[name, num_ranks][name, optimizer, stage]
         assert not isinstance(value, str), value
         return value
 
-    def _play(
-        self, cluster: Cluster, name: str, num_ranks: int
+    def play(
+        self, cluster: Cluster, num_ranks: int, kinds: list[Kind]
     ) -> dict[Kind, float | str]:
-        kinds = kinds_of(name)
+        """The largest difference of each on any rank, or what went wrong."""
         with tempfile.TemporaryDirectory() as folder:
-            values = (self.side, folder, name, kinds)
-            limits = Limits(seconds=60.0)
+            values = (self.side, folder, kinds)
+            limits = Limits(seconds=100.0)
             run = cluster.run(
                 compare_all, num_ranks, *values, limits=limits, journal=False
             )
@@ -393,9 +394,9 @@ def _worst(value: float | str) -> float:
 
 
 def kinds_of(name: str) -> list[Kind]:
-    """The optimizers and stages that a training is played with."""
+    """All ways in which a training is played."""
     optimizers = [*OPTIMIZERS] if name in EACH else ["AdamW"]
-    return [(optimizer, stage) for optimizer in optimizers for stage in (1, 2, 3)]
+    return [(name, optimizer, stage) for optimizer in optimizers for stage in (1, 2, 3)]
 
 
 def cases(side: str = "reference") -> list[Case]:
@@ -415,5 +416,5 @@ def cases(side: str = "reference") -> list[Case]:
         )
         for name in (*EACH, *ONCE)
         for n in (2, 3)
-        for optimizer, stage in kinds_of(name)
+        for _, optimizer, stage in kinds_of(name)
     ]

@@ -95,18 +95,6 @@ def make_zero(model: nn.Module, groups: Any, n: int = 2, stage: int = 1) -> Any:
     return unit.at_stage(stage, unit.ShardedOptimizer(comm, model, groups, factory))
 
 
-def test_a_parameter_that_nobody_would_train_is_refused() -> None:
-    model = make_small()
-    with pytest.raises(ValueError, match="in one layer and one group"):
-        make_zero(model, [{"params": model[0].parameters()}])
-    model[1].weight = nn.Parameter(torch.zeros(3, 5))
-    model[0].weight = nn.Parameter(torch.zeros(5, 5))
-    model.append(nn.Linear(5, 5))
-    model[2].weight = model[0].weight
-    with pytest.raises(ValueError, match="in one layer and one group"):
-        make_zero(model, [{"params": model.parameters()}])
-
-
 def test_half_a_state_is_refused() -> None:
     model = make_small()
     zero = make_zero(model, [{"params": model.parameters()}])

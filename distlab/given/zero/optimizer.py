@@ -230,7 +230,7 @@ class BucketOptimizer(torch.optim.Optimizer):
             if not name or p in known or not p.requires_grad:
                 why = "is in a group already" if p in known else "is frozen"
                 raise ValueError(
-                    f"{name} {why}" if name else "no parameter of the model"
+                    f"{name} {why}" if name else "it is not in the model"
                 )
             if self.weights is not None and p in whole:
                 raise ValueError(f"{name} belongs to no single layer: give it at first")
