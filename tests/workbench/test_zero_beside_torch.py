@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks import _beside_models as models
 from benchmarks import _beside_zero as beside
+from benchmarks import _zero_models as models
+from benchmarks import _zero_trainings as trainings
 from distlab.curriculum import load
 from distlab.given.zero import FreedMemoryError
 from distlab.runner import Cluster
@@ -154,7 +155,7 @@ def test_a_state_of_other_groups_is_refused() -> None:
     model = models.Plain()
     saved = make_zero(model).state_dict()
     other = models.Plain()
-    groups = beside.two_groups(other)
+    groups = trainings.two_groups(other)
     with pytest.raises(ValueError, match="groups have other parameters"):
         make_zero(other, groups).load_state_dict([saved])
 
@@ -233,7 +234,7 @@ def test_a_copy_of_the_model_has_no_optimizer() -> None:
 
 def test_it_is_one_of_torchs_optimizers() -> None:
     model = models.Plain()
-    zero = make_zero(model, beside.two_groups(model))
+    zero = make_zero(model, trainings.two_groups(model))
     assert isinstance(zero, torch.optim.Optimizer)
     assert zero.param_groups is zero.optimizer.param_groups
     scheduler = torch.optim.lr_scheduler.StepLR(zero, 1, 0.5)

@@ -45,7 +45,7 @@ class FreedParameter(nn.Parameter):
         freed = (a for a in _flat((args, kwargs)) if isinstance(a, FreedParameter))
         return _refuse(next(freed))
 
-    def __repr__(self, *, tensor_contents: Any = None) -> Any:
+    def __repr__(self) -> str:  # type: ignore[override]
         """Its name and shape."""
         return f"sharded parameter {_name(self)}, shape {tuple(self.shape)}: no memory"
 

@@ -229,9 +229,7 @@ class BucketOptimizer(torch.optim.Optimizer):
             name = next((n for n, q in self.model.named_parameters() if q is p), "")
             if not name or p in known or not p.requires_grad:
                 why = "is in a group already" if p in known else "is frozen"
-                raise ValueError(
-                    f"{name} {why}" if name else "it is not in the model"
-                )
+                raise ValueError(f"{name} {why}" if name else "it is not in the model")
             if self.weights is not None and p in whole:
                 raise ValueError(f"{name} belongs to no single layer: give it at first")
 

@@ -53,6 +53,7 @@ def watching(base: Any, memory: LiveBytes, told: Told, comm: Comm) -> Any:
     """A subclass of stage 2 or 3 that looks at the memory around its calls."""
     if not isinstance(comm, Inside):
         return base
+    inside: Inside = comm
 
     class Watching(base):  # type: ignore[misc]
         def reduce_bucket(self, bucket: Any) -> None:
@@ -68,14 +69,14 @@ def watching(base: Any, memory: LiveBytes, told: Told, comm: Comm) -> Any:
 
         def unshard_bucket(self, bucket: Any) -> None:
             call = super().unshard_bucket
-            _hold(told, memory, comm, "unshard", bucket, lambda: call(bucket))
+            _hold(told, memory, inside, "unshard", bucket, lambda: call(bucket))
 
         def prefetch(self, bucket: Any) -> Any:
             call, found = super().prefetch, []
             _hold(
                 told,
                 memory,
-                comm,
+                inside,
                 "prefetch",
                 bucket,
                 lambda: found.append(call(bucket)),

@@ -218,8 +218,8 @@ def _expect_entry(
     right = state[named[name]][key].reshape(-1)[entry["start"] : entry["stop"]]
     if own.dtype != right.dtype:
         raise NotYetError(
-            f"state_by_name returns {key} of {name} as {own.dtype}; the optimizer keeps "
-            f"{right.dtype}",
+            f"state_by_name returns {key} of {name} as {own.dtype}; the optimizer "
+            f"keeps {right.dtype}",
             rule="a run that continues from rounded state computes other weights",
         )
     if own.shape != right.shape or not torch.allclose(own, right, rtol=1e-9):
