@@ -107,8 +107,6 @@ def take_step(
     if way == "closure":
         optimizer.step(partial(_closure, model, optimizer, training, ranks, step))
         return norm
-    if way == "raise" and step == 1:
-        _expect_error(model, ranks)
     for part in range(training.parts):
         if way == "discard" and part == training.parts - 1:
             model.zero_grad()
@@ -116,6 +114,8 @@ def take_step(
         if way == "evaluate":
             with torch.no_grad():
                 model(batch(0, step, part))
+    if way == "raise" and step == 1:
+        _expect_error(model, ranks)
     is_ours = hasattr(optimizer, "reduce_gradients")
     if is_ours and way != "step only":
         optimizer.reduce_gradients()
