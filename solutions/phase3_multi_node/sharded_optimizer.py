@@ -30,6 +30,7 @@ from distlab.given import zero
 
 State = dict[str, zero.Entry]  # by parameter name: a shard range and its state
 
+
 class ShardRange(NamedTuple):
     """Elements start to stop - 1 of one flattened parameter."""
 
@@ -88,8 +89,7 @@ class ShardedOptimizer(zero.BucketOptimizer):
 
     Given: equal models on all ranks, equal batch sizes, a loss that is a mean; and
     self.buckets. A bucket's parameters are views of one vector, `flat`; `shard` is this
-    rank's chunk of it, in the same memory. step() and reduce_gradients() are the
-    caller's: they call scatter_gradients and update.
+    rank's chunk of it, in the same memory. step() calls scatter_gradients and update.
 
     3.13 C1 the weights are those of a single process, each group with its settings
          C2 a rank has state for its shards only
