@@ -62,8 +62,10 @@ class Ours:
         unit = load(UNIT, side)
         self.model = model
         groups = make_groups(model)
-        self.zero = unit.STAGES[stage](comm, model, groups, make_optimizer)
-        self.zero.is_prefetching = stage == 3
+        zero = unit.ShardedOptimizer(comm, model, groups, make_optimizer)
+        self.zero = unit.at_stage(stage, zero)
+        if stage == 3:
+            self.zero.weights.is_prefetching = True
         self.bytes_per_rank = unit.bytes_per_rank
 
     def backward(self, tokens: Tensor) -> Tensor:

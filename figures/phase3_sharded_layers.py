@@ -120,11 +120,13 @@ def _step(context: RankContext, is_prefetching: bool) -> list[Span]:
     unit = load("sharded_optimizer", "reference")
     model = nn.Sequential(*(_Layer(partial(take_time, n)) for n in range(LAYERS)))
     groups = [{"params": list(model.parameters())}]
-    zero = unit.FullySharded(comm, model, groups, partial(torch.optim.SGD, lr=0.1))
-    zero.is_prefetching = is_prefetching
-    zero.unshard_bucket = watched("gather", zero.unshard_bucket)
-    zero.prefetch = watched("fetch", zero.prefetch)
-    zero.reduce_bucket = watched("scatter", zero.reduce_bucket)
+    factory = partial(torch.optim.SGD, lr=0.1)
+    zero = unit.at_stage(3, unit.ShardedOptimizer(comm, model, groups, factory))
+    weights = zero.weights
+    weights.is_prefetching = is_prefetching
+    weights.unshard_bucket = watched("gather", weights.unshard_bucket)
+    weights.prefetch = watched("fetch", weights.prefetch)
+    weights.reduce_bucket = watched("scatter", weights.reduce_bucket)
     model(torch.ones(1, WIDTH)).sum().backward()
     return told
 

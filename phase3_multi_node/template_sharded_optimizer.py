@@ -17,7 +17,7 @@ inputs; comm.all_gather(output, input) sets output to all inputs, one after anot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,11 +25,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from distlab.comm import Comm, Work
+from distlab.comm import Work
+from distlab.given import zero
 
-ParamGroup = dict[str, Any]  # `params` and their settings, as torch.optim takes them
-OptimizerFactory = Callable[[list[ParamGroup]], torch.optim.Optimizer]  # e.g. AdamW
-State = dict[str, dict[str, Any]]  # by parameter name: a shard range and its state
+State = dict[str, zero.Entry]  # by parameter name: a shard range and its state
 
 
 class ShardRange(NamedTuple):
@@ -46,7 +45,6 @@ def plan(sizes: Sequence[int], world_size: int) -> list[list[ShardRange]]:
     Parameters of these sizes lie end to end in one vector, padded at its end to a
     multiple of world_size. Rank r's shard is chunk r of it. Padding has no range.
     ShardRange(2, 5, 8), or the tuple (2, 5, 8): elements 5, 6, 7 of parameter 2.
-
     C1 every element is in one shard   C2 rank r's shard is chunk r, no range is empty
     In torch.distributed: FSDP1's FlatParameter; FSDP2 shards each parameter by rows
     Example: sizes 3, 4 on 2 ranks → [(0, 0, 3), (1, 0, 1)] and [(1, 1, 4)]
@@ -72,103 +70,37 @@ def bytes_per_rank(
     raise NotImplementedError("sharded_optimizer.plan")
 
 
-class Bucket:
-    """Some parameters of one group: views of one vector, `flat`, padded as in plan().
-
-    `shard` is this rank's chunk of `flat` as a parameter, in the same memory;
-    `shard_ranges` lists the elements in it, one range after another.
-    """
-
-    def __init__(
-        self, comm: Comm, group: ParamGroup, named: dict[str, nn.Parameter]
-    ) -> None:
-        self.group, self.names = group, list(named)
-        self.parameters = list(named.values())
-        self.sizes = [parameter.numel() for parameter in self.parameters]
-        self.shard_ranges = plan(self.sizes, comm.world_size)[comm.rank]
-        length = -(-sum(self.sizes) // comm.world_size) * comm.world_size
-        self.flat = _flatten([p.detach() for p in self.parameters], length)
-        views = self.flat[: sum(self.sizes)].split(self.sizes)
-        for parameter, view in zip(self.parameters, views, strict=True):
-            parameter.data = view.view_as(parameter)
-        self.shard = nn.Parameter(self.flat.chunk(comm.world_size)[comm.rank])
-        self.in_flight: list[Work] = []  # what prefetch() has started
-
-    def take_gradients(self) -> Tensor:
-        """All gradients in a vector like `flat`, zeros for none; each .grad is None."""
-        gradients = []
-        for p in self.parameters:
-            gradients.append(torch.zeros_like(p) if p.grad is None else p.grad)
-            p.grad = None
-        return _flatten(gradients, self.flat.numel())
-
-    def allocate(self) -> None:
-        """Give `flat` memory again; its values are undefined."""
-        self.flat.untyped_storage().resize_(self.flat.nbytes)
-
-    def free(self) -> None:
-        """Free the memory of `flat` and all its views: reading one can crash."""
-        self.flat.untyped_storage().resize_(0)
-
-
-class ShardedOptimizer:
+class ShardedOptimizer(zero.BucketOptimizer):
     """ZeRO stage 1: each rank has the optimizer state of its shards only.
 
-    Given: equal models on all ranks, equal batch sizes, a loss that is a mean.
-    Each trained parameter is in one child of the model (a layer) and in one group.
-    A step: loss.backward(), once or several times; reduce_gradients; clip if wanted;
-    step; zero_grad. reduce_gradients, clip and step are collective.
+    Given: equal models on all ranks, equal batch sizes, a loss that is a mean; and
+    self.buckets. A bucket's parameters are views of one vector, `flat`; `shard` is this
+    rank's chunk of it, in the same memory. step() calls scatter_gradients and update.
 
     3.13 C1 the weights are those of a single process, each group with its settings
          C2 a rank has state for its shards only
          C3 a step sends no more than plain data parallelism
-    3.14 C1 clip returns the norm of the full gradient before clipping, on every rank
-         C2 a longer gradient is scaled to max_norm, a shorter one is not changed
-    3.15 C1 state_dict: each rank's ranges by parameter name   C2 with all their state:
-         any number of ranks can continue
     In torch.distributed: ZeroRedundancyOptimizer; it assigns full parameters to ranks
-    Cost: a reduce_scatter and an all_gather of N elements per step, for clip an
-    all_reduce of one. Check: distlab check 3.13, 3.14, 3.15
+    Cost: a reduce_scatter, an all_gather. Check: distlab check 3.13, 3.14, 3.15
     """
 
-    def __init__(
-        self,
-        comm: Comm,
-        model: nn.Module,
-        groups: list[ParamGroup],
-        optimizer_factory: OptimizerFactory,
-    ) -> None:
-        self.comm = comm
-        self.groups = [{**group, "params": list(group["params"])} for group in groups]
-        group_of = {p: i for i, g in enumerate(self.groups) for p in g["params"]}
-        self.layers: list[list[Bucket]] = []  # of each child of the model
-        for child, layer in model.named_children():
-            kinds: dict[Any, dict[str, nn.Parameter]] = {}
-            for name, p in layer.named_parameters(prefix=child):
-                if p.requires_grad and p in group_of:
-                    kinds.setdefault((group_of[p], p.dtype), {})[name] = p
-            own = [Bucket(comm, self.groups[i], kind) for (i, _), kind in kinds.items()]
-            self.layers.append(own)
-        self.buckets = [bucket for layer in self.layers for bucket in layer]
-        bucketed = [p for bucket in self.buckets for p in bucket.parameters]
-        trained = {p for p in model.parameters() if p.requires_grad}
-        if len(bucketed) != len(trained) or {*bucketed} != trained:
-            raise ValueError("a trained parameter must be in one layer and one group")
-        self.optimizer = optimizer_factory(self.shard_groups())
+    def shard_ranges(self, sizes: Sequence[int]) -> list[ShardRange]:
+        """This rank's ranges of a bucket, whose parameters have these sizes."""
+        return plan(sizes, self.comm.world_size)[self.comm.rank]
 
-    def shard_groups(self) -> list[ParamGroup]:
+    def shard_groups(self) -> list[zero.ParamGroup]:
         """The parameter groups for this rank's optimizer: its shards as `params`."""
         # TODO(sharded_optimizer.stage1)
         # each of self.buckets belongs to one of self.groups: bucket.group
         raise NotImplementedError("sharded_optimizer.stage1")
 
-    def reduce_gradients(self) -> None:
+    def scatter_gradients(self) -> None:
         """Set each bucket.shard.grad to this rank's chunk of the mean gradient."""
         # TODO(sharded_optimizer.stage1)
         # bucket.take_gradients(): the full local gradient; which part is needed here?
         raise NotImplementedError("sharded_optimizer.stage1")
 
-    def step(self) -> None:
+    def update(self) -> None:
         """Update this rank's shards; then gather the new weights of all ranks."""
         # TODO(sharded_optimizer.stage1)
         # bucket.shard is one chunk of bucket.flat; other ranks update the others
@@ -177,100 +109,59 @@ class ShardedOptimizer:
     def clip(self, max_norm: float) -> float:
         """Scale the full gradient to max_norm if it is longer; its norm before that.
 
-        Called after reduce_gradients, when every bucket.shard has its gradient. It may
+        Collective, after reduce_gradients: every bucket.shard has its gradient. It may
         be zero, and its norm may be infinite.
+        3.14 C1 the norm is that of the full gradient before clipping, on every rank
+             C2 a longer gradient is scaled to max_norm, a shorter one is not changed
         """
         # TODO(sharded_optimizer.clip)
         # each rank has a part of every gradient: what can be summed over the ranks?
         raise NotImplementedError("sharded_optimizer.clip")
 
-    def zero_grad(self) -> None:
-        """Clear all gradients."""
-        for bucket in self.buckets:
-            for parameter in (bucket.shard, *bucket.parameters):
-                parameter.grad = None
-
-    def state_dict(self) -> State:
-        """This rank's state by name: {"0.weight": {"start": 3, "stop": 5, …}, …}.
+    def state_by_name(self) -> State:
+        """This rank's state: {"0.weight": {"start": 3, "stop": 5, …}, …}.
 
         With start and stop: each entry that the optimizer keeps for the shard, under
         its own key. A tensor with one element per weight is cut to the range.
+        3.15 C1 each rank's ranges by parameter name   C2 with all their state: any
+             number of ranks can continue, by load_state_dict, from the states of all
         """
         # TODO(sharded_optimizer.state)
         # self.optimizer.state[bucket.shard] is what torch keeps for a shard, a dict:
         # cut its vectors by bucket.shard_ranges, copy its scalars into each entry
         raise NotImplementedError("sharded_optimizer.state")
 
-    def load_state_dict(self, states: Sequence[State]) -> None:
-        """Continue from the `state_dict()` of all ranks of a run, of any world size."""
-        for bucket in self.buckets:
-            state, parts = self.optimizer.state[bucket.shard], dict[str, list[Tensor]]()
-            for number, start, stop in bucket.shard_ranges:
-                name = bucket.names[number]
-                saved = [one[name] for one in states if name in one]
-                saved.sort(key=lambda entry: int(entry["start"]))
-                if sum(s["stop"] - s["start"] for s in saved) != bucket.sizes[number]:
-                    raise ValueError(f"{name} is incomplete in these states")
-                for key, value in saved[0].items():
-                    if isinstance(value, Tensor) and value.dim() > 0:
-                        full = torch.cat([entry[key] for entry in saved])
-                        parts.setdefault(key, []).append(full[start:stop])
-                    elif key not in ("start", "stop"):
-                        state[key] = deepcopy(value)
-            for key, own in parts.items():
-                state[key] = _flatten(own, bucket.shard.numel())
 
-
-class ShardedGradients(ShardedOptimizer):
+class ShardedGradients:
     """ZeRO stage 2: full gradients exist for one bucket at a time, within backward().
 
-    backward() calls `reduce_bucket` when all gradients of a bucket are ready, from the
-    last bucket to the first on every rank; reduce_gradients() calls it for the rest.
+    backward() calls reduce_bucket when all gradients of a bucket are ready, from the
+    last bucket to the first on every rank; at its end, where parameters are unused.
 
     C1 the weights are those of a single process; several backward() accumulate
     C2 each backward() sends one reduce_scatter, no more
     C3 after backward() a rank has its shards' gradients only
-    In torch.distributed: nearest is fully_shard(…, reshard_after_forward=False); that
-        shards the weights, too, between a backward and the next forward
+    In torch.distributed: nearest is fully_shard(…, reshard_after_forward=False)
     Cost: a reduce_scatter per backward(), an all_gather. Check: distlab check 3.16
     """
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._reset()
-        for bucket in self.buckets:
-            for p in bucket.parameters:
-                p.register_post_accumulate_grad_hook(partial(self._mark_ready, bucket))
+    def __init__(self, optimizer: ShardedOptimizer) -> None:
+        self.comm, self.buckets = optimizer.comm, optimizer.buckets
+        self.backward = optimizer.call_in_backward(self)
 
-    def _reset(self) -> None:
-        self.unreduced = list(self.buckets)  # in this backward()
-        self.missing = {bucket: set(bucket.parameters) for bucket in self.buckets}
-
-    def _mark_ready(self, bucket: Bucket, parameter: nn.Parameter) -> None:
-        if not self.unreduced:  # another backward() begins
-            self._reset()
-        self.missing[bucket].discard(parameter)
-        while self.unreduced and not self.missing[self.unreduced[-1]]:
-            self.reduce_bucket(self.unreduced.pop())
-
-    def reduce_gradients(self) -> None:
-        """Reduce the buckets that backward() has not reached, if there are any."""
-        while self.unreduced:
-            self.reduce_bucket(self.unreduced.pop())
-        self._reset()
-
-    def reduce_bucket(self, bucket: Bucket) -> None:
-        """Add this rank's chunk of the bucket's mean gradient to bucket.shard.grad.
-
-        When it returns, no full gradient of the bucket is left in memory.
-        """
+    def reduce_bucket(self, bucket: zero.Bucket) -> None:
+        """Add this rank's chunk of the mean gradient to bucket.shard.grad; no more."""
         # TODO(sharded_optimizer.stage2)
         # an earlier backward() of the same step may have left a gradient
         raise NotImplementedError("sharded_optimizer.stage2")
 
 
-class FullySharded(ShardedGradients):
+class FullySharded(zero.ShardedLayers):
     """ZeRO stage 3: a layer's weights are unsharded only while it computes.
+
+    unshard_layer(number, following) is given, for before layer `number` computes, and
+    `following` next; reshard_layer(number) for after it. Both are collective: every
+    rank computes every layer, in the same order.
 
     3.21 C1 the outputs are those of the unsharded model
          C2 a rank holds its shards, and the layer that computes
@@ -280,56 +171,27 @@ class FullySharded(ShardedGradients):
          C3 a step sends two all_gather of each layer and a reduce_scatter
          C4 with prefetch, the next layer's weights are in flight while one computes
     In torch.distributed: fully_shard(layer) for each layer, then fully_shard(model)
-    Cost: two all_gather and a reduce_scatter. Check: distlab check 3.21, 3.22
+    Cost: two all_gather, a reduce_scatter. Check: distlab check 3.21, 3.22
     """
 
-    is_prefetching = False
+    def __init__(self, optimizer: ShardedOptimizer, stage2: ShardedGradients) -> None:
+        self.gradients = stage2
+        super().__init__(optimizer, stage2.backward)
 
-    def __init__(self, comm: Comm, model: nn.Module, *arguments: Any) -> None:
-        super().__init__(comm, model, *arguments)
-        for bucket in self.buckets:
-            self.shard_bucket(bucket)
-        for number, layer in enumerate(model.children()):
-            self.hook_forward(number, layer)
-            self.hook_backward(number, layer)
-
-    def unshard_layer(self, number: int, following: int, *_: Any) -> None:
-        """Before layer `number` computes; `following` computes next, if it exists."""
-        for bucket in self.layers[number]:
-            while bucket.in_flight:
-                bucket.in_flight.pop().wait()
-            if not bucket.flat.untyped_storage().nbytes():
-                self.unshard_bucket(bucket)
-        if self.is_prefetching and 0 <= following < len(self.layers):
-            for bucket in self.layers[following]:
-                if not bucket.flat.untyped_storage().nbytes():
-                    bucket.in_flight = self.prefetch(bucket)
-
-    def reshard_layer(self, number: int, *_: Any) -> None:
-        """After layer `number` has computed: free its full weights, keep the shards."""
-        for bucket in self.layers[number]:
-            bucket.free()
-
-    def shard_bucket(self, bucket: Bucket) -> None:
+    def shard_bucket(self, bucket: zero.Bucket) -> None:
         """Give bucket.shard its own memory, then free the full weights."""
         # TODO(sharded_optimizer.stage3_forward)
         # so far the shard is a view of flat; the optimizer has this very parameter
         raise NotImplementedError("sharded_optimizer.stage3_forward")
 
-    def unshard_bucket(self, bucket: Bucket) -> None:
-        """Fill bucket.flat with the full weights, from the shards of all ranks.
-
-        The bucket's full weights are in memory once, also while this goes on.
-        """
+    def unshard_bucket(self, bucket: zero.Bucket) -> None:
+        """Fill bucket.flat from all ranks' shards; at no time are there two of it."""
         # TODO(sharded_optimizer.stage3_forward)
         # the parameters are views of flat: they see what is written into flat
         raise NotImplementedError("sharded_optimizer.stage3_forward")
 
     def hook_forward(self, number: int, layer: nn.Module) -> None:
-        """Register forward hooks: unshard the layer before it computes, reshard after.
-
-        The layer after it in forward is number + 1.
-        """
+        """Unshard the layer before forward, reshard it after; number + 1 is next."""
         # TODO(sharded_optimizer.stage3_forward)
         # layer.register_forward_pre_hook(f) calls f(layer, …) before forward,
         # register_forward_hook(f) after it; the two methods ignore the …
@@ -343,29 +205,24 @@ class FullySharded(ShardedGradients):
         # as soon as that gradient is known; an output may require no gradient
         raise NotImplementedError("sharded_optimizer.stage3_backward")
 
-    def reduce_bucket(self, bucket: Bucket) -> None:
+    def reduce_bucket(self, bucket: zero.Bucket) -> None:
         """As in stage 2; the bucket's layer is done: free its full weights, too."""
         # TODO(sharded_optimizer.stage3_backward)
-        # stage 2 is super().reduce_bucket(bucket)
+        # stage 2 is self.gradients.reduce_bucket(bucket)
         raise NotImplementedError("sharded_optimizer.stage3_backward")
 
-    def prefetch(self, bucket: Bucket) -> list[Work]:
+    def prefetch(self, bucket: zero.Bucket) -> list[Work]:
         """Start to unshard the bucket, without waiting; the work to wait for."""
         # TODO(sharded_optimizer.stage3_backward)
         # self.comm.isend and irecv, with every other rank; and the own shard?
         # chunk r of flat is bucket.flat.chunk(self.comm.world_size)[r]
         raise NotImplementedError("sharded_optimizer.stage3_backward")
 
-    def step(self) -> None:
-        """Update this rank's shards; the next forward gathers the new weights."""
-        self.optimizer.step()
 
-
-STAGES = {1: ShardedOptimizer, 2: ShardedGradients, 3: FullySharded}
-
-
-def _flatten(tensors: Sequence[Tensor], length: int) -> Tensor:
-    """A copy of all tensors in one vector of this length, zeros at its end."""
-    flat = [tensor.reshape(-1) for tensor in tensors]
-    rest = length - sum(part.numel() for part in flat)
-    return torch.cat([*flat, flat[0].new_zeros(rest)])
+def at_stage(stage: int, optimizer: ShardedOptimizer) -> ShardedOptimizer:
+    """The optimizer, from now on at this stage: 1, 2 or 3. `weights` is stage 3's."""
+    if stage > 1:
+        gradients = ShardedGradients(optimizer)
+    if stage > 2:
+        FullySharded(optimizer, gradients)
+    return optimizer

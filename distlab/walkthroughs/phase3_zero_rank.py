@@ -97,7 +97,8 @@ def _layers(seed: int, num_layers: int) -> nn.Sequential:
 
 def _sharded(context: RankContext, unit: ModuleType, stage: int, model: Any) -> Any:
     group = {"params": list(model.parameters()), "lr": 1e-3}
-    return unit.STAGES[stage](context.comm, model, [group], torch.optim.AdamW)
+    zero = unit.ShardedOptimizer(context.comm, model, [group], torch.optim.AdamW)
+    return unit.at_stage(stage, zero)
 
 
 def _backward(model: nn.Module) -> None:

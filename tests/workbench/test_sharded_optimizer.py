@@ -92,19 +92,7 @@ def make_zero(model: nn.Module, groups: Any, n: int = 2, stage: int = 1) -> Any:
     unit = load("sharded_optimizer", SIDE)
     factory = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     comm = Alone(0, n, torch.device("cpu"))
-    return unit.STAGES[stage](comm, model, groups, factory)
-
-
-def test_a_parameter_that_nobody_would_train_is_refused() -> None:
-    model = make_small()
-    with pytest.raises(ValueError, match="in one layer and one group"):
-        make_zero(model, [{"params": model[0].parameters()}])
-    model[1].weight = nn.Parameter(torch.zeros(3, 5))
-    model[0].weight = nn.Parameter(torch.zeros(5, 5))
-    model.append(nn.Linear(5, 5))
-    model[2].weight = model[0].weight
-    with pytest.raises(ValueError, match="in one layer and one group"):
-        make_zero(model, [{"params": model.parameters()}])
+    return unit.at_stage(stage, unit.ShardedOptimizer(comm, model, groups, factory))
 
 
 def test_half_a_state_is_refused() -> None:

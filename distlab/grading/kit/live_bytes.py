@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from distlab.given.zero.freed import FreedMemoryError as FreedMemoryError
+
 unseen = _disable_current_modes
 """A context whose tensors are not counted, such as the copies that a check keeps."""
 
@@ -24,10 +26,6 @@ PATIENCE_S = 0.3  # gloo's thread may hold a tensor for a moment after a call ha
 
 
 _NEEDS_NO_NUMBERS = ("empty", "zeros", "ones", "full", "rand", "resize", "set_")
-
-
-class FreedMemoryError(RuntimeError):
-    """An operation was given a tensor without memory: torch itself would crash."""
 
 
 class LiveBytes(TorchDispatchMode):

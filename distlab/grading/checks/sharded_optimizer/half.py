@@ -27,14 +27,18 @@ def drawn(rank: int) -> Tensor:
     return (UNIT * (1 + places % 3)).view(ROWS, COLUMNS).to(torch.bfloat16)
 
 
-def step_in_half(context: RankContext, unit: ModuleType, kind: str) -> dict[str, Any]:
-    """The class `kind` reduces drawn gradients, and takes a step from zero."""
+def step_in_half(
+    context: RankContext, unit: ModuleType, *, stage: int
+) -> dict[str, Any]:
+    """The stage reduces drawn gradients, and takes a step from zero."""
     comm = context.comm
     layer = nn.Linear(COLUMNS, ROWS, bias=False, dtype=torch.bfloat16)
     layer.weight.data.zero_()
     model = nn.Sequential(layer)
     groups = [{"params": [layer.weight], **SETTINGS}]
-    zero = getattr(unit, kind)(comm, model, groups, make_sgd)
+    zero = unit.ShardedOptimizer(comm, model, groups, make_sgd)
+    if stage == 2:
+        unit.ShardedGradients(zero)
     layer.weight.grad = drawn(comm.rank)
     start = context.traffic.sent_bytes
     zero.reduce_gradients()
@@ -54,7 +58,8 @@ def forward_in_half(context: RankContext, unit: ModuleType) -> float:
     layer = nn.Linear(COLUMNS, ROWS, bias=False, dtype=torch.bfloat16)
     model = nn.Sequential(layer)
     groups = [{"params": [layer.weight], **SETTINGS}]
-    unit.FullySharded(context.comm, model, groups, make_sgd)
+    zero = unit.ShardedOptimizer(context.comm, model, groups, make_sgd)
+    unit.FullySharded(zero, unit.ShardedGradients(zero))
     start = context.traffic.sent_bytes
     with torch.no_grad():
         model(torch.ones(1, COLUMNS, dtype=torch.bfloat16))

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distlab.comm import Comm
 from distlab.grading.checks.sharded_optimizer.half import forward_in_half
-from distlab.grading.checks.sharded_optimizer.moments import Told, watching
+from distlab.grading.checks.sharded_optimizer.moments import Told, watched, watching
 from distlab.grading.checks.sharded_optimizer.scenarios import weights_of
 from distlab.grading.kit.live_bytes import LiveBytes, has_memory, unseen
 from distlab.runner import RankContext
@@ -148,21 +149,19 @@ def _share_memory(one: Tensor, other: Tensor) -> bool:
     return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
-def recording(
-    fully_sharded: Any,
-    n: int,
-    unsharded: list[list[int]],
-    memory: LiveBytes,
-    told: Told,
-) -> Any:
+def recording(fully_sharded: Any, unsharded: list[list[int]]) -> Any:
     """A FullySharded that records which layer it unshards, and which follows that."""
 
-    class Recording(watching(fully_sharded, n, memory, told)):  # type: ignore[misc]
+    class Recording(fully_sharded):  # type: ignore[misc]
         def unshard_layer(self, number: int, following: int, *rest: Any) -> None:
             unsharded.append([number, following])
             super().unshard_layer(number, following, *rest)
 
     return Recording
+
+
+def _sharded(unit: ModuleType, comm: Comm, model: nn.Module) -> Any:
+    return unit.ShardedOptimizer(comm, model, make_groups(model), make_optimizer)
 
 
 def only_forward(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
@@ -171,8 +170,10 @@ def only_forward(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     inputs = make_inputs(seed, 0, comm.rank)
     with LiveBytes() as memory, torch.no_grad():
         model = make_layers(seed)
-        fully_sharded = watching(unit.FullySharded, comm.world_size, memory, told)
-        zero = fully_sharded(comm, model, make_groups(model), make_optimizer)
+        watched_comm = watched(comm)
+        zero = _sharded(unit, watched_comm, model)
+        fully_sharded = watching(unit.FullySharded, memory, told, watched_comm)
+        fully_sharded(zero, unit.ShardedGradients(zero))
         if lost := lost_shards(zero):
             return {"lost": lost}
         shards = shard_bytes(comm.world_size) + ROOM
@@ -211,13 +212,13 @@ def train_stage3(
     batches = [make_inputs(seed, part, comm.rank) for part in range(3)]
     with LiveBytes(whole.look) as memory:
         model = make_layers(seed)
-        fully_sharded = recording(
-            unit.FullySharded, comm.world_size, unsharded, memory, told
-        )
-        zero = fully_sharded(comm, model, make_groups(model), make_optimizer)
+        watched_comm = watched(comm)
+        zero = _sharded(unit, watched_comm, model)
+        fully_sharded = watching(unit.FullySharded, memory, told, watched_comm)
+        stage3 = recording(fully_sharded, unsharded)(zero, unit.ShardedGradients(zero))
         if lost := lost_shards(zero):
             return {"lost": lost}
-        zero.is_prefetching = prefetch
+        stage3.is_prefetching = prefetch
         whole.buckets = zero.buckets
         for step, parts in enumerate(PARTS[prefetch]):
             sent = context.traffic.sent_bytes
@@ -249,8 +250,9 @@ def timed(
 ) -> list[float]:
     """Seconds of virtual time of a forward and of a backward()."""
     model = make_layers(seed)
-    zero = unit.FullySharded(context.comm, model, make_groups(model), make_optimizer)
-    zero.is_prefetching = prefetch
+    zero = _sharded(unit, context.comm, model)
+    stage3 = unit.FullySharded(zero, unit.ShardedGradients(zero))
+    stage3.is_prefetching = prefetch
     for layer in model.modules():
         if isinstance(layer, Layer):
             layer.pause = partial(context.clock.sleep, PAUSE_S)

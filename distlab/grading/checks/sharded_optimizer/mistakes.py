@@ -35,7 +35,9 @@ def suspects_of(seed: int, gradients: list[Named]) -> list[Suspect]:
     found = [
         _everywhere("sum-not-mean", times(n), n, f"{n} × the mean gradient", once),
         _everywhere("divided-twice", times(1 / n), n, f"1/{n} of the mean", once),
-        _everywhere("", start, n, "no gradient at all", "reduce_gradients, then step"),
+        _everywhere(
+            "", start, n, "no gradient at all", "scatter_gradients, then update"
+        ),
         Suspect(
             slug="own-gradient-only",
             values=same_everywhere(own[owners, torch.arange(len(start))], n),

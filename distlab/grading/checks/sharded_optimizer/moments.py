@@ -41,18 +41,21 @@ class Inside(Wrapper):
         return Inside(group)
 
 
-def watching(base: Any, n: int, memory: LiveBytes, told: Told) -> Any:
-    """A subclass of stage 2 or 3 that looks at the memory around its calls.
+def watched(comm: Comm) -> Comm:
+    """The communicator for what `watching` gives.
 
     Not with one or two ranks: these meet on gloo, which has buffers of its own.
     """
-    if n < 3:
+    return Inside(comm) if comm.world_size > 2 else comm
+
+
+def watching(base: Any, memory: LiveBytes, told: Told, comm: Comm) -> Any:
+    """A subclass of stage 2 or 3 that looks at the memory around its calls."""
+    if not isinstance(comm, Inside):
         return base
+    inside: Inside = comm
 
     class Watching(base):  # type: ignore[misc]
-        def __init__(self, comm: Comm, *arguments: Any) -> None:
-            super().__init__(Inside(comm), *arguments)
-
         def reduce_bucket(self, bucket: Any) -> None:
             gradients = [p.grad for p in bucket.parameters if p.grad is not None]
             freed = sum(map(_bytes, gradients)) - (
@@ -66,14 +69,14 @@ def watching(base: Any, n: int, memory: LiveBytes, told: Told) -> Any:
 
         def unshard_bucket(self, bucket: Any) -> None:
             call = super().unshard_bucket
-            _hold(told, memory, self.comm, "unshard", bucket, lambda: call(bucket))
+            _hold(told, memory, inside, "unshard", bucket, lambda: call(bucket))
 
         def prefetch(self, bucket: Any) -> Any:
             call, found = super().prefetch, []
             _hold(
                 told,
                 memory,
-                self.comm,
+                inside,
                 "prefetch",
                 bucket,
                 lambda: found.append(call(bucket)),

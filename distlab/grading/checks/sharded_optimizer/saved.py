@@ -53,7 +53,7 @@ def _layer(seed: int) -> nn.Sequential:
 
 
 def keep_adams(context: RankContext, unit: ModuleType, seed: int) -> Any:
-    """What state_dict gives before and after a step that leaves several entries."""
+    """What state_by_name gives before and after a step that leaves several entries."""
     rank, n = context.rank, context.world_size
     model = _layer(seed)
     alone = shards.Alone(rank, n, context.comm.device)
@@ -61,9 +61,9 @@ def keep_adams(context: RankContext, unit: ModuleType, seed: int) -> Any:
     zero = unit.ShardedOptimizer(alone, model, groups, make_adam)
     gradient = shards.drawn_gradient(seed, scenarios.weights_of(model))
     shards.give_gradients(zero, gradient, rank, n)
-    before = zero.state_dict()
+    before = zero.state_by_name()
     zero.optimizer.step()
-    return {"before": before, "after": zero.state_dict()}
+    return {"before": before, "after": zero.state_by_name()}
 
 
 def _after_steps(seed: int) -> One:
@@ -124,7 +124,7 @@ def _expect_ranges(
 
 
 def _expect_entries(saved: Any, key: str, full: dict[str, Tensor], rank: int) -> None:
-    what = "state_dict returns"
+    what = "state_by_name returns"
     if not isinstance(saved, dict):
         raise NotYetError(f"{what} {saved!r:.40}, not a dict", fatal=True)
     for name, entry in saved.items():
@@ -212,12 +212,14 @@ def _expect_entry(
 ) -> None:
     own = entry.get(key)
     if not isinstance(own, Tensor):
-        raise NotYetError(f"state_dict returns no {key} under {name}", rule=ALL_OF_IT)
+        raise NotYetError(
+            f"state_by_name returns no {key} under {name}", rule=ALL_OF_IT
+        )
     right = state[named[name]][key].reshape(-1)[entry["start"] : entry["stop"]]
     if own.dtype != right.dtype:
         raise NotYetError(
-            f"state_dict returns {key} of {name} as {own.dtype}; the optimizer keeps "
-            f"{right.dtype}",
+            f"state_by_name returns {key} of {name} as {own.dtype}; the optimizer "
+            f"keeps {right.dtype}",
             rule="a run that continues from rounded state computes other weights",
         )
     if own.shape != right.shape or not torch.allclose(own, right, rtol=1e-9):
@@ -238,7 +240,7 @@ def _expect_adams(run: Run, seed: int) -> None:
             is_number |= isinstance(step, Tensor) and not step.dim()
             if not is_number or float(step) != 1.0:
                 raise NotYetError(
-                    f"after a step of Adam state_dict returns {step!r:.40} "
+                    f"after a step of Adam state_by_name returns {step!r:.40} "
                     f"as the step under {name}, not 1",
                     rule=ALL_OF_IT,
                 )
@@ -255,7 +257,7 @@ def _expect_continued(run: Run, one: One) -> None:
             if "error" in resumed:
                 raise NotYetError(
                     f"load_state_dict on {n} ranks: {resumed['error']}",
-                    rule="load_state_dict reads what state_dict returns",
+                    rule="load_state_dict reads what state_by_name returns",
                 )
             mine = owners == resumed["rank"]
             if not torch.allclose(flat(resumed["weights"])[mine], right[mine]):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from distlab.grading.checks.sharded_optimizer.half import SLACK as SLACK
 from distlab.grading.checks.sharded_optimizer.half import step_in_half
-from distlab.grading.checks.sharded_optimizer.moments import Told, watching
+from distlab.grading.checks.sharded_optimizer.moments import Told, watched, watching
 from distlab.grading.kit.live_bytes import LiveBytes, unseen
 from distlab.runner import RankContext
 
@@ -141,7 +141,7 @@ def train_stage1(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
         "held": held,
         "state": _state_numbers(zero.optimizer),
         "settings": settings_in_use(zero),
-        "half": step_in_half(context, unit, "ShardedOptimizer"),
+        "half": step_in_half(context, unit, stage=1),
     }
 
 
@@ -158,12 +158,13 @@ def train_stage2(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     batches = [[make_batch(seed, part, comm.rank) for part in parts] for parts in plan]
     with LiveBytes() as memory:
         model = make_model(seed)
-        sharded_gradients = watching(
-            unit.ShardedGradients, comm.world_size, memory, told
-        )
-        zero = sharded_gradients(comm, model, make_groups(model), make_optimizer)
+        groups = make_groups(model)
+        inside = watched(comm)
+        zero = unit.ShardedOptimizer(inside, model, groups, make_optimizer)
+        watching(unit.ShardedGradients, memory, told, inside)(zero)
         for step, parts in enumerate(batches):
-            use_last_layer(model, step < 2 or comm.rank > 0)
+            is_left_out = step == 2 and comm.rank == 0 and comm.world_size > 1
+            use_last_layer(model, not is_left_out)
             sent = context.traffic.sent_bytes
             for batch in parts:
                 backward(model, batch)
@@ -176,7 +177,7 @@ def train_stage2(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
             with unseen():
                 weights = weights_of(model)
             steps.append({"weights": weights, "held": held, "rest": rest, "sent": sent})
-    half = step_in_half(context, unit, "ShardedGradients")
+    half = step_in_half(context, unit, stage=2)
     return {"steps": steps, "told": told, "half": half}
 
 

@@ -73,8 +73,9 @@ def save_state(context: RankContext, unit: ModuleType, seed: int) -> dict[str, A
         zero.optimizer.step()
         for bucket in zero.buckets:
             comm.all_gather(bucket.flat, bucket.shard.detach())
-    saved = zero.state_dict()
-    return {"saved": saved, "resumed": _resumed(unit, comm, model, seed, saved)}
+    saved = zero.state_by_name()
+    resumed = _resumed(unit, comm, model, seed, zero.state_dict())
+    return {"saved": saved, "resumed": resumed}
 
 
 def other_world(world_size: int) -> int:

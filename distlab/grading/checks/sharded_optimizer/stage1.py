@@ -164,7 +164,7 @@ def no_more_than_data_parallel(runs: Runs) -> str | None:
                 Evidence(
                     rank=rank,
                     state="sent",
-                    text=f"{reduce / unit:.2f} units in reduce_gradients, "
+                    text=f"{reduce / unit:.2f} units in scatter_gradients, "
                     f"{step / unit:.2f} in step; plain data parallelism 2",
                 )
                 for rank, (reduce, step) in enumerate(sent)
@@ -173,6 +173,6 @@ def no_more_than_data_parallel(runs: Runs) -> str | None:
             if reduces
             else "all_gather of the shards: each rank sends each chunk it owns, once",
         )
-    for part, what in enumerate(("reduce_gradients", "step")):
+    for part, what in enumerate(("scatter_gradients", "update")):
         expect_bytes(run, [value["half"]["sent"][part] for value in run.values], what)
     return f"n = {n}: {sum(worst):.0f} bytes per rank and step, as an all_reduce sends"

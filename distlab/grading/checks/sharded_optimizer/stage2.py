@@ -32,7 +32,7 @@ PARTS = ([0], [1, 2], [3])
 
 def gradients_in_step(one: One, step: int, n: int) -> list[list[dict[str, Tensor]]]:
     """Of each batch of the step, each rank's gradient."""
-    left_out = 0 if step == 2 else None
+    left_out = 0 if step == 2 and n > 1 else None
     return [one.gradients(part, n, left_out) for part in PARTS[step]]
 
 
