@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FLOORS = {
     "comm": 1, "data": 1, "models": 1, "paths": 1, "terminal": 1, "install": 1,
-    "search_order": 1,
+    "search_order": 1, "given": 1,
     "sim": 2, "runner": 2, "launch": 2, "curriculum": 2,
     "grading": 3, "trace": 3, "experiments": 3, "distributed": 3, "engines": 3,
     "tutor": 4,
@@ -164,7 +164,7 @@ def nobody_imports_learners_code(files: Files) -> list[str]:
 def solutions_see_comm_only(files: Files) -> list[str]:
     found = []
     for path, name in imports(files, "solutions/"):
-        may = CAPSTONE_MAY if path == CAPSTONE else {"distlab.comm"}
+        may = CAPSTONE_MAY if path == CAPSTONE else {"distlab.comm", "distlab.given"}
         if within(name, "distlab") and not within(name, *may):
             found.append(f"{path} imports {name}")
     return found
