@@ -45,7 +45,9 @@ class DataParallelModule(nn.Module):
             raise ValueError("no parameter of the module requires a gradient")
         for name, part in module.named_modules():
             if getattr(part, "sparse", False):
-                raise ValueError(f"{name} has sparse gradients: set sparse=False")
+                raise ValueError(
+                    f"{name or module} has sparse gradients: use sparse=False"
+                )
         self.find_unused_parameters = False
         self.syncs = True  # False under no_sync()
         self.active = list(range(comm.world_size))  # ranks with a batch, this step
@@ -133,7 +135,7 @@ class DataParallelModule(nn.Module):
     def refuse_second(self, parameter: Tensor) -> NoReturn:
         """Say why this parameter's bucket cannot take another gradient."""
         name = self.name_of(parameter)
-        if parameter in self.unused:
+        if parameter in set(self.unused):
             message = (
                 f"{name} has a gradient, but the outputs of the last forward() do not "
                 "depend on it: return every loss from forward(), call backward() after "
