@@ -94,8 +94,7 @@ class Bucket:
     def gradients(self) -> list[Tensor]:
         """The .grad of its parameters, in their order."""
         ready = [p.grad for p in self.parameters if p.grad is not None]
-        missing = len(self.parameters) - len(ready)
-        if missing:
+        if missing := len(self.parameters) - len(ready):
             raise RuntimeError(f"{missing} gradients of a bucket are not ready yet")
         return ready
 
@@ -108,15 +107,10 @@ class DistributedDataParallel(DataParallelModule):
     With `find_unused_parameters` the ranks count in each step who has a batch and which
     parameters have a gradient: see 3.23.
 
-    DataParallelModule, which is given, calls the module in forward(), and
-    finalize_backward() before backward() returns. It has these attributes:
-
-        trainable   the parameters that require a gradient, each once
-        syncs       False under no_sync()
-        arrived     the parameters whose gradient is ready, in this backward()
-        active      the ranks that have a batch in this step: all, except in 3.23
-        unused      the parameters that get no gradient in the next backward()
-        usage_work  what all_reduce_usage() has returned, until finalize_backward()
+    DataParallelModule, which is given, has forward(), and calls finalize_backward()
+    before backward() returns. It keeps in `trainable` the parameters that require a
+    gradient, each once; in `arrived` those whose gradient is ready in this backward();
+    in `active` the ranks with a batch: all, except in 3.23.
 
     In torch.distributed: torch.nn.parallel.DistributedDataParallel
     Cost: every gradient once per step. Check: distlab check 3.10, 3.11, 3.23
@@ -144,20 +138,13 @@ class DistributedDataParallel(DataParallelModule):
         self.watch()
 
     def watch(self) -> None:
-        """Register `on_gradient` as a hook, once for each parameter in self.trainable.
-
-        Autograd calls it when the parameter's .grad is complete.
-        """
+        """Register `on_gradient` as a hook: autograd calls it when a .grad is ready."""
         # TODO(distributed_data_parallel.hooks)
         # for self.trainable; see Tensor.register_post_accumulate_grad_hook
         raise NotImplementedError("distributed_data_parallel.hooks")
 
     def on_gradient(self, parameter: Tensor) -> None:
-        """In backward(): parameter.grad is complete.
-
-        Raises:
-            SecondGradientError: it was sent already, for instance as unused.
-        """
+        """In backward(): parameter.grad is complete."""
         if not self.syncs:
             return
         if not self.arrived:  # the first gradient of this backward()
@@ -188,7 +175,7 @@ class DistributedDataParallel(DataParallelModule):
 
         3.11 C1 when backward() returns, every .grad is the mean over the ranks in
                 self.active, in each step, also if .grad was None or was zeroed in place
-             C2 shared buffers are then those of the first rank in self.active
+             C2 self.shared_buffers() are then those of the first rank in self.active
         """
         unused_everywhere = self.wait_usage()
         # TODO(distributed_data_parallel.finish)

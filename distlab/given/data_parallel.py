@@ -44,10 +44,8 @@ class DataParallelModule(nn.Module):
         if not self.trainable:
             raise ValueError("no parameter of the module requires a gradient")
         for name, part in module.named_modules():
-            if getattr(part, "sparse", False):
-                raise ValueError(
-                    f"{name or module} has sparse gradients: use sparse=False"
-                )
+            if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+                raise ValueError(f"{name or part} has sparse gradients: not supported")
         self.find_unused_parameters = False
         self.syncs = True  # False under no_sync()
         self.active = list(range(comm.world_size))  # ranks with a batch, this step

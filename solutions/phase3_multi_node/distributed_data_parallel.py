@@ -200,7 +200,7 @@ class DistributedDataParallel(DataParallelModule):
 
         3.11 C1 when backward() returns, every .grad is the mean over the ranks in
                 self.active, in each step, also if .grad was None or was zeroed in place
-             C2 shared buffers are then those of the first rank in self.active
+             C2 self.shared_buffers() are then those of the first rank in self.active
         """
         unused_everywhere = self.wait_usage()
         ### BEGIN SOLUTION distributed_data_parallel.finish

@@ -313,7 +313,7 @@ def test_mistakes_of_the_caller_are_said_in_a_sentence(unit: ModuleType) -> None
     assert done.values[0] == [
         "ValueError: no parameter of the module requires a gradient",
         "ValueError: bucket_size_mib is 0, must be positive",
-        "ValueError: 0 has sparse gradients: use sparse=False",
+        "ValueError: 0 has sparse gradients: not supported",
         "TypeError: DistributedDataParallel cannot be pickled: save "
         "module.state_dict()",
         "ValueError: join() needs find_unused_parameters=True",
