@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from benchmarks import _beside_ddp as beside
 from benchmarks import _ddp_ranks as bench_ranks
 from benchmarks import _ratios as ratios
 from distlab.comm import Comm, Work, leave_default_group
@@ -153,6 +155,36 @@ def test_unused_parameters_get_what_torchs_ddp_gives_them(
                     assert close(ours[name], gradient)
 
 
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [
+        ("batch norm, own buffers", 3),
+        ("channels_last", 2),
+        ("transposed weight", 2),
+        ("parameters on the model", 2),
+        ("branching, a forward alone", 3),
+        ("dataclass output", 3),
+        ("checkpoint of 2.5", 2),
+        ("reentrant checkpoint", 3),
+        ("deepcopy", 2),
+        ("error before the gradients", 2),
+        ("branching, two forwards", 3),
+        ("loss beside the output", 2),
+        ("a layer checkpointed twice", 2),
+        ("error in backward", 3),
+    ],
+)
+def test_a_sample_of_the_comparison(cluster: Cluster, name: str, n: int) -> None:
+    cluster.warm("torch._dynamo")
+    assert beside.largest(cluster, name, n) <= 1e-12
+
+
+def test_the_comparison_sees_a_difference() -> None:
+    assert beside.gap([torch.ones(2)], [torch.tensor([1.0, 1.5])]) == 0.5
+    assert beside.gap([None], [torch.zeros(2)]) == float("inf")
+    assert {case.num_ranks for case in beside.cases()} == {2, 3}
+
+
 # ── other transports, other hooks ───────────────────────────────────────────────────
 
 
@@ -241,21 +273,37 @@ def test_ranks_that_run_out_are_awaited_by_nobody_at_16_ranks(unit: ModuleType) 
 
 def refusals(context: RankContext, unit: ModuleType) -> list[str]:
     made, said = unit.DistributedDataParallel, []
-    frozen = nn.Linear(2, 2).requires_grad_(False)
-    branches = watch.Branches(SEED)
-    ddp = made(branches, context.comm)
+    inputs = watch.make_inputs(SEED, 0, 0)
 
     def attempt(act: Any) -> None:
         try:
             act()
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, TypeError) as error:
             said.append(f"{type(error).__name__}: {error}")
 
-    inputs = watch.make_inputs(SEED, 0, 0)
-    attempt(lambda: made(frozen, context.comm))
-    attempt(lambda: made(branches, context.comm, bucket_size_mib=0))
-    attempt(lambda: watch.loss_of(ddp(inputs, "acd")).backward())
+    def branches(**options: Any) -> Any:
+        return made(watch.Branches(SEED), context.comm, **options)
+
+    def fail(_: Tensor) -> None:
+        raise RuntimeError("somewhere in backward()")
+
+    def two_forwards(ddp: Any) -> None:
+        watch.loss_of(ddp(inputs, "ab"), ddp(inputs, "cd")).backward()
+
+    ddp, finding = branches(), branches(find_unused_parameters=True)
+    attempt(lambda: made(nn.Linear(2, 2).requires_grad_(False), context.comm))
+    attempt(lambda: branches(bucket_size_mib=0))
+    attempt(lambda: made(nn.ModuleList([nn.Embedding(2, 2, sparse=True)]), None))
+    attempt(lambda: pickle.dumps(ddp))
     attempt(lambda: next(ddp.join()))
+    attempt(lambda: watch.loss_of(ddp(inputs, "acd")).backward())
+    attempt(lambda: ddp(inputs, "abcd"))
+    attempt(lambda: two_forwards(finding))
+    broken = branches()
+    broken.module.layers["a"].weight.register_hook(fail)
+    outputs = broken(inputs, "abcd")
+    for _ in range(2):
+        attempt(lambda: watch.loss_of(outputs).backward(retain_graph=True))
     return said
 
 
@@ -265,9 +313,21 @@ def test_mistakes_of_the_caller_are_said_in_a_sentence(unit: ModuleType) -> None
     assert done.values[0] == [
         "ValueError: no parameter of the module requires a gradient",
         "ValueError: bucket_size_mib is 0, must be positive",
+        "ValueError: 0 has sparse gradients: not supported",
+        "TypeError: DistributedDataParallel cannot be pickled: save "
+        "module.state_dict()",
+        "ValueError: join() needs find_unused_parameters=True",
         "RuntimeError: 1 parameters, such as layers.b.weight, got no gradient in this "
         "backward(): set find_unused_parameters=True",
-        "ValueError: join() needs find_unused_parameters=True",
+        "RuntimeError: the last backward() ended with an error, and the ranks may have "
+        "sent different gradients: start again from a checkpoint",
+        "SecondGradientError: layers.b.weight has a gradient, but the outputs of the "
+        "last forward() do not depend on it: return every loss from forward(), call "
+        "backward() after each forward(), and use no reentrant checkpoint",
+        "RuntimeError: somewhere in backward()",
+        "SecondGradientError: layers.d.weight has a second gradient in one backward(): "
+        "two reentrant checkpoints use it, or an earlier backward() ended with an "
+        "error",
     ]
 
 

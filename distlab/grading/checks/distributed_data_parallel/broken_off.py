@@ -10,15 +10,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from distlab.comm import COLLECTIVES
+from distlab.given.data_parallel import SecondGradientError
 from distlab.grading.checks.distributed_data_parallel.watch import Happened
 
 
 def watch_marks(ddp: Any, model: nn.Module) -> list[list[str]]:
     """From now on all names of the gradients that `mark_ready` is told are kept."""
     marked: list[list[str]] = []
-    names: dict[Tensor, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
+    names = names_of(model)
     mark_ready = ddp.mark_ready
 
     def noting(parameter: Tensor) -> None:
@@ -27,6 +26,21 @@ def watch_marks(ddp: Any, model: nn.Module) -> list[list[str]]:
 
     ddp.mark_ready = noting
     return marked
+
+
+def names_of(model: nn.Module) -> dict[Tensor, list[str]]:
+    """All names of each parameter."""
+    names: dict[Tensor, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return names
+
+
+def twice_in(error: Exception, model: nn.Module) -> str:
+    """All names of the parameter whose hook was called twice; or nothing."""
+    if not isinstance(error, SecondGradientError):
+        return ""
+    return " = ".join(names_of(model)[error.parameter])
 
 
 def departures(events: list[Happened]) -> list[int]:
@@ -39,9 +53,14 @@ def departures(events: list[Happened]) -> list[int]:
 
 
 def flaw_of(
-    events: list[Happened], buckets: list[list[str]], marked: list[list[str]]
+    events: list[Happened],
+    buckets: list[list[str]],
+    marked: list[list[str]],
+    twice: str,
 ) -> str:
     """What the hooks did until then that they must not do; or nothing."""
+    if twice:
+        return f"on_gradient is called twice for {twice} in one backward()"
     ready = [event[1] for event in events if event[0] == "gradient"]
     for number, names in enumerate(marked):
         if names in marked[:number]:

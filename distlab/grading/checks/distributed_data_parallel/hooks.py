@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from distlab.grading.checks.distributed_data_parallel.broken_off import (
     departures,
     flaw_of,
+    twice_in,
     watch_marks,
 )
 from distlab.grading.checks.distributed_data_parallel.watch import (
@@ -88,8 +89,8 @@ def _step(
     marked = watch_marks(ddp, model)
     try:
         loss.backward()
-    except (AssertionError, AttributeError, RuntimeError):
-        if flaw := flaw_of(events, buckets, marked):
+    except (AssertionError, AttributeError, RuntimeError) as error:
+        if flaw := flaw_of(events, buckets, marked, twice_in(error, model)):
             return {"events": events, "flaw": flaw}
         raise
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -1,0 +1,218 @@
+"""What DistributedDataParallel does beside the lesson of its unit.
+
+Copies, refusals, tensors in any memory format, what forward() returns, and which
+backward() it is that ends.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from distlab.comm import Comm, Work
+
+
+class SecondGradientError(RuntimeError):
+    """`parameter` has a gradient in this backward() that its bucket cannot take."""
+
+    def __init__(self, message: str, parameter: Tensor) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+
+class DataParallelModule(nn.Module):
+    """A module that has the same parameters and buffers on every rank.
+
+    Collective: every rank constructs it. Parameters and buffers become rank 0's.
+
+    A subclass fills `arrived` and calls expect_end() in backward(). Not supported, and
+    refused: sparse gradients, pickling (save module.state_dict()), and a forward()
+    after a backward() that ended with an error.
+    """
+
+    def __init__(self, module: nn.Module, comm: Comm, broadcast_buffers: bool) -> None:
+        super().__init__()
+        self.module, self.comm = module, comm
+        self.broadcast_buffers = broadcast_buffers
+        self.trainable = [p for p in module.parameters() if p.requires_grad]
+        if not self.trainable:
+            raise ValueError("no parameter of the module requires a gradient")
+        for name, part in module.named_modules():
+            if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+                raise ValueError(f"{name or part} has sparse gradients: not supported")
+        self.find_unused_parameters = False
+        self.syncs = True  # False under no_sync()
+        self.active = list(range(comm.world_size))  # ranks with a batch, this step
+        self.arrived: set[Tensor] = set()  # gradient is ready, in this backward()
+        self.unused: list[Tensor] = []  # get no gradient in the next backward()
+        self.usage_work: tuple[Tensor, Work] | None = None
+        self.expects_end = False
+        for tensor in contiguous((*module.parameters(), *module.buffers())):
+            comm.broadcast(tensor, 0)
+
+    def watch(self) -> None:
+        """Register hooks on the parameters."""
+        raise NotImplementedError
+
+    def find_unused(self, outputs: Any) -> list[Tensor]:
+        """The trainable parameters that backward() from these outputs cannot reach."""
+        raise NotImplementedError
+
+    def finalize_backward(self) -> None:
+        """Called when every gradient has arrived and backward() ends."""
+        raise NotImplementedError
+
+    # ── from forward() to the end of backward() ─────────────────────────────────────
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The outputs of the module.
+
+        Raises:
+            RuntimeError: a backward() ended with an error before.
+        """
+        syncs = self.syncs and torch.is_grad_enabled()
+        if syncs and self.arrived:
+            raise RuntimeError(
+                "the last backward() ended with an error, and the ranks may have sent "
+                "different gradients: start again from a checkpoint"
+            )
+        self.expects_end = False
+        outputs = self.module(*inputs, **named)
+        if syncs:
+            for tensor in tensors_in(outputs):
+                if tensor.grad_fn is not None:  # a leaf would keep the hook
+                    tensor.register_hook(self.at_output)
+            if self.find_unused_parameters:
+                self.unused = self.find_unused(outputs)
+        return outputs
+
+    def at_output(self, _: Tensor) -> None:
+        """In backward(), before any parameter has its gradient.
+
+        A reentrant checkpoint calls backward() inside backward(), and the first
+        gradient may become ready there. Outputs belong to the outer one.
+        """
+        if self.syncs:
+            self.expects_end = False
+            self.expect_end()
+
+    def expect_end(self) -> None:
+        """In backward(): autograd will call end_of_backward() before this one ends."""
+        if not self.expects_end:
+            self.expects_end = True
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self.end_of_backward)
+
+    def end_of_backward(self) -> None:
+        """Autograd calls it once or more often, before backward() returns.
+
+        Raises:
+            RuntimeError: not every parameter has got a gradient.
+        """
+        self.expects_end = False
+        if not self.arrived:  # torch.autograd.grad(), or all is done already
+            return
+        absent = [p for p in self.trainable if p not in self.arrived]
+        if absent:
+            advice = "does the loss use every output of forward()?"
+            if not self.find_unused_parameters:
+                advice = "set find_unused_parameters=True"
+            raise RuntimeError(
+                f"{len(absent)} parameters, such as {self.name_of(absent[0])}, got no "
+                f"gradient in this backward(): {advice}"
+            )
+        self.finalize_backward()
+        self.arrived.clear()
+
+    def refuse_second(self, parameter: Tensor) -> NoReturn:
+        """Say why this parameter's bucket cannot take another gradient."""
+        name = self.name_of(parameter)
+        if parameter in set(self.unused):
+            message = (
+                f"{name} has a gradient, but the outputs of the last forward() do not "
+                "depend on it: return every loss from forward(), call backward() after "
+                "each forward(), and use no reentrant checkpoint"
+            )
+        else:
+            message = (
+                f"{name} has a second gradient in one backward(): two reentrant "
+                "checkpoints use it, or an earlier backward() ended with an error"
+            )
+        raise SecondGradientError(message, parameter)
+
+    def name_of(self, parameter: Tensor) -> str:
+        """Its first name in the module."""
+        named = self.module.named_parameters()
+        return next(name for name, p in named if p is parameter)
+
+    # ── buffers, copies ─────────────────────────────────────────────────────────────
+
+    def shared_buffers(self) -> Iterator[Tensor]:
+        """The buffers that all ranks have in common, one after another."""
+        return contiguous(self.module.buffers() if self.broadcast_buffers else ())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DataParallelModule:
+        """The same with a copy of the module, on this rank's comm; sends nothing."""
+        memo[id(self.comm)] = self.comm
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        twin.watch()
+        return twin
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled: save module.state_dict()"
+        )
+
+    # ── which parameters are used, and by which ranks: 3.23 ─────────────────────────
+
+    def all_reduce_usage(self, has_batch: bool) -> tuple[Tensor, Work]:
+        """Collective: start to count the ranks with a batch, and used parameters.
+
+        The sum has one number for each rank, then one for each trainable parameter.
+        """
+        comm, unused = self.comm, set(self.unused)
+        counts = [rank == comm.rank for rank in range(comm.world_size)]
+        counts += [p not in unused or p.grad is not None for p in self.trainable]
+        usage = torch.tensor(counts, dtype=torch.int32, device=comm.device) * has_batch
+        work = comm.all_reduce(usage, async_op=True)
+        assert work is not None
+        return usage, work
+
+    def wait_usage(self) -> list[Tensor]:
+        """Set self.active; return the parameters that no rank has a gradient for."""
+        if self.usage_work is None:
+            return []
+        (usage, work), self.usage_work = self.usage_work, None
+        work.wait()
+        n = self.comm.world_size
+        self.active = [rank for rank in range(n) if usage[rank]]
+        pairs = zip(self.trainable, usage[n:].tolist(), strict=True)
+        return [parameter for parameter, count in pairs if not count]
+
+
+def tensors_in(outputs: Any) -> list[Tensor]:
+    """Those that require a gradient, in lists, tuples, dicts and dataclasses."""
+    found = []
+    for leaf in tree_leaves(outputs):
+        if isinstance(leaf, Tensor):
+            found += [leaf] if leaf.requires_grad else []
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
+            found += tensors_in([getattr(leaf, field.name) for field in fields(leaf)])
+    return found
+
+
+def contiguous(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Each tensor; a contiguous copy of one that is not, written back after its use."""
+    for tensor in tensors:
+        values = tensor.detach().contiguous()
+        yield values
+        if not tensor.is_contiguous():
+            with torch.no_grad():
+                tensor.copy_(values)
