@@ -51,6 +51,7 @@ def findings(cluster: Cluster) -> dict[str, Finding]:
     return {finding.site.text: finding for finding in found}
 
 
+@pytest.mark.slow
 def test_an_assertion_without_which_a_verdict_changes_is_needed(
     findings: dict[str, Finding],
 ) -> None:

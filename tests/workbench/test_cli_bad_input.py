@@ -235,6 +235,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_program_that_goes_wrong(course: Course, judged: Check, name: str) -> None:
     case = CASES[name]

@@ -162,6 +162,7 @@ def test_the_line_numbers_stay_while_a_hunt_is_open(
     assert all(len(line) <= 80 or command("hunt") in line for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("milestone", "unit"),
     [("1.11", "trainer"), ("1.16", "trainer"), ("2.21", "pipeline_parallel")],

@@ -85,6 +85,7 @@ def test_a_task_that_failed_by_its_siblings_mistake_counts_again(here: Course) -
     assert current_task(curriculum, progress).id == FIRST
 
 
+@pytest.mark.slow
 def test_a_pass_under_pytest_counts(here: Course) -> None:
     here.fill(FIRST, EXCHANGE)
     done = here.python("-m", "pytest", "-q", "tests/test_phase1.py", "-k", "exchange")

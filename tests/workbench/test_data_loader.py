@@ -165,6 +165,7 @@ def test_a_state_of_mid_epoch_fits_a_loader_that_was_at_its_end(
     assert delivered(loader) == whole[2:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "task", "guilty"),
     [

@@ -212,6 +212,7 @@ def test_contradictions_are_one_sentence(
     assert sentence in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_middle(course: Course) -> None:
     flags = ("--epochs", "100000")
     process = course.popen("-m", "distlab", "ddp", *flags, PYTHONUNBUFFERED="1")

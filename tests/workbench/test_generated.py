@@ -44,6 +44,7 @@ def sample() -> list[Mutation]:
     return random.Random(20).sample(slips, SAMPLE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slip", sample(), ids=lambda slip: slip.id)
 def test_the_grader_sees_a_slip_or_a_reason_is_given(
     cluster: Cluster, slip: Mutation

@@ -86,6 +86,7 @@ def facts(clauses: tuple[ClauseVerdict, ...]) -> list[tuple[Any, ...]]:
     return [(*c.to_json().values(), c.kind, c.evidence, c.note) for c in clauses]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "name"), CASES)
 def test_judged_again_as_on_ranks(
     task: str, name: str, recorded: Callable[[str, str], Recorded]

@@ -217,6 +217,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[[str], Parent]]:
         parent.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_parent_that_ends_takes_everything_with_it(
     launch: Callable[[str], Parent], tmp_path: Path, how: signal.Signals

@@ -45,6 +45,7 @@ def test_a_check_uses_the_libraries(shadows: Course) -> None:
     assert "of the learner" not in done.said
 
 
+@pytest.mark.slow
 def test_so_do_the_phase_tests(shadows: Course) -> None:
     done = shadows.python(
         *("-P", "-m", "pytest", "-q", "-p", "no:cacheprovider"),

@@ -19,6 +19,7 @@ ALL = [(case.program, case.world_size) for case in CORPUS]
 LIMITS = Limits(seconds=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "n"), CASES, ids=lambda case: getattr(case, "__name__", str(case))
 )

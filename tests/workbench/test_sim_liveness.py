@@ -99,6 +99,7 @@ LEAVING_AT_SIX = SPINNING_AT_SIX.replace(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [SHARED, THREADED])
 def test_where_real_ranks_disagree_they_are_right(
     cluster: Cluster, tmp_path: Path, body: str, monkeypatch: pytest.MonkeyPatch
@@ -117,6 +118,7 @@ def test_where_real_ranks_disagree_they_are_right(
     assert (verdict.status, verdict.message) == ("pass", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [SPINNING_AT_SIX, LEAVING_AT_SIX])
 def test_what_the_kernel_cannot_run_is_left_to_real_ranks(
     cluster: Cluster, tmp_path: Path, body: str

@@ -59,6 +59,7 @@ def screens(said: str) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_all_five_screens(tmp_path: Path) -> None:
     typed = "\nr\n\nx\nc\n\n7\n8\n\nq\n"
     code, said, complaints = run_start(tmp_path, typed, without_doctor=False)

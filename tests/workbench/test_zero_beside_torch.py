@@ -34,6 +34,7 @@ def warm(cluster: Cluster) -> None:
     cluster.warm("torch._dynamo", "benchmarks._beside_zero")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_weights_are_those_of_torch_alone(cluster: Cluster, num_ranks: int) -> None:
     """A sample: each training in some way, on 2 or on 3 ranks."""
