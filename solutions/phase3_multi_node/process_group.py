@@ -74,7 +74,7 @@ class Rendezvous:
 
         C4 an older generation: RefusedError, and nothing changes; a newer one: it
            becomes the current one, without members and without values
-        In torch.distributed: a PrefixStore for each restart
+        In torch.distributed: torchrun's PrefixStore for each round of its rendezvous
         Example: in generation 2, `set` of generation 1 is refused
         """
         ### BEGIN SOLUTION process_group.rendezvous
@@ -98,7 +98,8 @@ class Rendezvous:
                                  what is stored then; no value counts as ""
             join                 see below
 
-        C1 set, get, add and compare_set reply as listed; values are texts, sums ints
+        C1 set, get, add and compare_set store and reply as listed; values are texts, sums
+           ints
         C2 get and wait give None until their keys have values; an empty text is a value
         In torch.distributed: TCPStore.set, get, wait, add, compare_set
         Example: add n 5, add n -2, get n → 5, 3, "3"
