@@ -98,8 +98,8 @@ class Rendezvous:
                                  what is stored then; no value counts as ""
             join                 see below
 
-        C1 set, get, add and compare_set store and reply as listed; values are texts, sums
-           ints
+        C1 set, get, add and compare_set store and reply as listed; values are texts,
+           sums are ints
         C2 get and wait give None until their keys have values; an empty text is a value
         In torch.distributed: TCPStore.set, get, wait, add, compare_set
         Example: add n 5, add n -2, get n → 5, 3, "3"
@@ -327,7 +327,7 @@ class Processes:
         own |= {"TORCHELASTIC_RESTART_COUNT": generation - 1, "MASTER_PORT": port}
         texts = {name: str(value) for name, value in own.items()}
         environment = os.environ | texts | {"MASTER_ADDR": "127.0.0.1"}
-        # Of its own session: Ctrl-C reaches the launcher only.
+        # In a new session: Ctrl-C reaches the launcher only.
         self.running[rank] = subprocess.Popen(
             self.command, env=environment, start_new_session=True
         )
