@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from signal import SIGKILL, SIGTERM
+from typing import Any
 
 from distlab.grading.checks.process_group.lives import FOREVER, Script
 
-Fact = tuple[str | int | float, ...]
+Fact = tuple[Any, ...]
 """An event or an action: what it is, and its numbers."""
 Row = tuple[float, Fact, tuple[Fact, ...]]
 """When, the event, and the launcher's actions."""

@@ -51,7 +51,7 @@ class World:
             self.now_s, _, event = heapq.heappop(self.queue)
             if event[0] == "ended":
                 _, rank, code, start = event
-                if self.alive.get(rank, (0,))[0] != start:
+                if rank not in self.alive or self.alive[rank][0] != start:
                     continue  # it had ended before
                 del self.alive[rank]
                 return "ended", rank, code
@@ -96,7 +96,8 @@ def play(unit: ModuleType, script: Script) -> list[Row]:
         window_s=script.window_s,
         grace_s=script.grace_s,
     )
-    world, rows = World(script), []
+    world = World(script)
+    rows: list[Row] = []
     while len(rows) < _MOST_EVENTS and (event := world.next_event()):
         given = launcher.on(_event(unit, event), world.now_s)
         actions = tuple(_read(unit, action) for action in given)
