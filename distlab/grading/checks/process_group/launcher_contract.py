@@ -23,7 +23,7 @@ class Expected:
         self.generation, self.cause = 0, 0
         self.alive: set[int] = set()
         self.kill_at_s = FOREVER
-        self.was_interrupted = False
+        self.was_interrupted = self.has_killed = False
         self.restarts_s: list[float] = []
 
     def on(self, event: Fact, now_s: float) -> list[Fact]:
@@ -39,12 +39,13 @@ class Expected:
                 self.was_interrupted = True
                 return self._stop(-number, now_s)
         if now_s >= self.kill_at_s:
-            self.kill_at_s = FOREVER
+            self.kill_at_s, self.has_killed = FOREVER, True
             return [("signal", rank, int(SIGKILL)) for rank in sorted(self.alive)]
         return []
 
     def _all(self) -> list[Fact]:
         self.generation, self.cause, self.kill_at_s = self.generation + 1, 0, FOREVER
+        self.has_killed = False
         self.alive = set(range(self.script.world_size))
         return [("start", rank, self.generation) for rank in sorted(self.alive)]
 
@@ -87,10 +88,7 @@ def first_difference(script: Script, rows: Sequence[Row]) -> Difference | None:
             expected, actual, now_s = contract.on(("tick",), late_s), [], late_s
         else:
             expected = sorted(contract.on(event, now_s))
-        may_differ = contract.was_interrupted and contract.cause != 0
-        if actual != expected and not (
-            may_differ and _both_end(expected, actual, script)
-        ):
+        if actual != expected and not _is_free(contract, expected, actual):
             return Difference(
                 row=number,
                 now_s=now_s,
@@ -113,13 +111,18 @@ def first_difference(script: Script, rows: Sequence[Row]) -> Difference | None:
     return None
 
 
-def _both_end(expected: list[Fact], actual: list[Fact], script: Script) -> bool:
-    """A failure and an interruption at once: the code of either is right."""
-    codes = {128 + int(number) for _, number in script.interrupts}
-    return [action[0] for action in (*expected, *actual)] == [
-        "finish",
-        "finish",
-    ] and actual[0][1] in codes
+def _is_free(contract: Expected, expected: list[Fact], actual: list[Fact]) -> bool:
+    """Whether these actions are as right as those of the contract."""
+    if not expected and contract.has_killed:  # another SIGKILL for the same ranks
+        return all(
+            kind == "signal" and rest[0] in contract.alive and rest[1] == SIGKILL
+            for kind, *rest in actual
+        )
+    # A failure and an interruption at once: the code of either is right.
+    codes = {128 + int(number) for _, number in contract.script.interrupts}
+    kinds = [action[0] for action in (*expected, *actual)]
+    ends = contract.was_interrupted and kinds == ["finish", "finish"]
+    return ends and actual[0][1] in codes
 
 
 def _clause(
