@@ -125,6 +125,8 @@ def _actions(actions: list[Fact] | tuple[Fact, ...]) -> str:
                 phrases.setdefault(f"{_name(number)} to", []).append(str(rank))
             case ("finish", code):
                 phrases.setdefault(f"Finish({code})", [])
+            case ("unknown", "None"):
+                phrases.setdefault("None, which is no list of actions", [])
             case ("unknown", what):
                 phrases.setdefault(f"{what}, which is no action", [])
     texts = [

@@ -17,6 +17,7 @@ from distlab.grading.checks.process_group.launcher_contract import (
     first_difference,
 )
 from distlab.grading.checks.process_group.lives import FOREVER, Life, Script, scripts
+from distlab.grading.kit.plans import in_call
 from distlab.runner import RankContext
 
 _MOST_EVENTS = 400
@@ -99,8 +100,13 @@ def play(unit: ModuleType, script: Script) -> list[Row]:
     world = World(script)
     rows: list[Row] = []
     while len(rows) < _MOST_EVENTS and (event := world.next_event()):
-        given = launcher.on(_event(unit, event), world.now_s)
-        actions = tuple(_read(unit, action) for action in given)
+        happened = _event(unit, event)
+        with in_call(f"on({happened}, {world.now_s:.4g})"):
+            given = launcher.on(happened, world.now_s)
+        if isinstance(given, list | tuple):
+            actions = tuple(_read(unit, action) for action in given)
+        else:
+            actions = (("unknown", f"{given!r:.60}"),)
         for action in actions:
             world.act(action)
         rows.append((world.now_s, event, actions))

@@ -7,6 +7,7 @@ from typing import Any
 from distlab.grading.checks.process_group.requests import (
     BY_HAND,
     DONE,
+    ERROR,
     NUM_RANDOM,
     RANK,
     REFUSED,
@@ -94,7 +95,8 @@ def _sentence(script: Script, difference: Difference) -> str:
 def _worded(reply: Any) -> str:
     if reply is None:
         return "no reply yet"
-    return reply if reply in (DONE, RANK, REFUSED) else f"{reply!r}"
+    is_said = reply in (DONE, RANK, REFUSED) or str(reply).startswith(ERROR)
+    return reply if is_said else f"{reply!r}"
 
 
 def _has_generations(script: Script) -> bool:

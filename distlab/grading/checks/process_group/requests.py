@@ -24,6 +24,7 @@ Replies = list[dict[int, Any]]
 """After each message: what was answered then, by the number of its message."""
 
 RANK, DONE, REFUSED = "a rank", "a reply", "a refusal"
+ERROR = "an error, "
 NUM_RANDOM = 240
 
 
@@ -149,7 +150,7 @@ def _read(answer: Answer, steps: Sequence[Step]) -> Any:
     if answer.error is not None:
         if isinstance(answer.error, NotImplementedError):
             raise answer.error
-        return f"{type(answer.error).__name__}: {answer.error}"
+        return f"{ERROR}{type(answer.error).__name__}: {answer.error}"
     read = json.loads(answer.reply)
     if "refused" in read:
         return REFUSED
