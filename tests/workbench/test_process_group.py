@@ -65,7 +65,7 @@ def test_a_killed_rank_is_restarted_with_all_others(tmp_path: Path) -> None:
     done = launched(
         tmp_path,
         """
-        print(f"rank {rank} generation {generation}", flush=True)
+        os.write(1, f"rank {rank} generation {generation}\\n".encode())  # in one piece
         if rank == 1 and generation == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         if generation == 1:
@@ -121,7 +121,7 @@ def test_torch_meets_again_after_a_restart(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         total = torch.tensor([float(rank + 1)])
         dist.all_reduce(total)
-        print("sum", total.item(), flush=True)
+        os.write(1, f"sum {total.item()}\\n".encode())
         dist.destroy_process_group()
         """,
     )
