@@ -1,0 +1,375 @@
+"""Process groups: how ranks meet, and how a launcher starts, stops and restarts them.
+
+Guide: phase3_multi_node/guide/process_group.md.
+Source: torch.distributed's TCPStore, and the agent of torch.distributed.elastic.
+Symbols: n = world_size; a generation is one start of all ranks, counted from 1.
+Cost: one message and one reply for each operation of the store.
+
+Both classes are plain objects. They open no connection, start no process and read no
+clock: what happens is an argument, what to do about it is the return value.
+
+    process ── join, set, get … ──▶ Rendezvous.answer ──▶ a reply, or None: not yet
+    Begin, Ended, Tick, Interrupted ──▶ Launcher.on ──▶ Start, Signal, WakeAt, Finish
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from signal import SIGINT, SIGKILL, SIGTERM, signal
+
+from distlab.comm.services import Tick, WakeAt
+
+# ── the rendezvous: a store that also gives each process its rank ───────────────────
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One message of a process; a field that its operation does not need is empty."""
+
+    op: str  # join, set, get, wait, add or compare_set
+    generation: int  # of the process that sends it
+    key: str = ""  # join: a name that no other process has
+    keys: Sequence[str] = ()  # wait
+    value: str = ""  # set and compare_set: what to store
+    expected: str = ""  # compare_set
+    amount: int = 0  # add
+
+
+class RefusedError(ValueError):
+    """The process gets this sentence instead of a reply."""
+
+
+class Rendezvous:
+    """A service with which n processes become the ranks 0 … n - 1 of one generation."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.generation = 0  # the newest that any message named
+        self.members: list[str] = []  # the names that joined this generation
+        self.values: dict[str, str] = {}  # of this generation
+
+    def handle(self, peer: int, message: bytes) -> bytes | None:
+        """Answer a message, both JSON. None: not yet; it will be offered again."""
+        request = Request(**json.loads(message))
+        try:
+            self.enter_generation(request.generation)
+            reply = self.answer(request)
+        except RefusedError as error:
+            return json.dumps({"refused": str(error)}).encode()
+        return None if reply is None else json.dumps({"reply": reply}).encode()
+
+    def enter_generation(self, generation: int) -> None:
+        """Refuse a message of an older generation; begin a newer one.
+
+        Called first, for every message. After a restart a process of the generation
+        before may still run. It must not change what the new processes share.
+
+        C4 an older generation: RefusedError, and nothing changes; a newer one: it
+           becomes the current one, without members and without values
+        In torch.distributed: torchrun's PrefixStore for each round of its rendezvous
+        Example: in generation 2, `set` of generation 1 is refused
+        """
+        ### BEGIN SOLUTION process_group.rendezvous
+        #| three cases: the message's generation is older, the current one, newer
+        if generation < self.generation:
+            raise RefusedError(f"generation {generation}; now it is {self.generation}")
+        if generation > self.generation:
+            self.generation = generation
+            self.members.clear()
+            self.values.clear()
+        ### END SOLUTION
+
+    def answer(self, request: Request) -> str | int | None:
+        """Return the reply to one request of the current generation, or None: not yet.
+
+            set key value        store it
+            get key              the value, once there is one
+            wait keys            once each of them has a value
+            add key amount       the new sum; a key without a value counts as 0
+            compare_set          store value if the key has the value expected; returns
+                                 what is stored then; no value counts as ""
+            join                 see below
+
+        C1 set, get, add and compare_set store and reply as listed; values are texts,
+           sums are ints
+        C2 get and wait give None until their keys have values; an empty text is a value
+        In torch.distributed: TCPStore.set, get, wait, add, compare_set
+        Example: add n 5, add n -2, get n → 5, 3, "3"
+        Check: distlab check 3.17
+        """
+        ### BEGIN SOLUTION process_group.rendezvous
+        #| what does each operation do with self.values? None is the only "not yet"
+        key, values = request.key, self.values
+        match request.op:
+            case "join":
+                return self.join(key)
+            case "get":
+                return values.get(key)
+            case "wait":
+                return None if any(key not in values for key in request.keys) else ""
+            case "add":
+                values[key] = str(int(values.get(key, "0")) + request.amount)
+                return int(values[key])
+            case "compare_set":
+                if values.get(key, "") == request.expected:
+                    values[key] = request.value
+                return values.get(key, "")
+        values[key] = request.value
+        return ""
+        ### END SOLUTION
+
+    def join(self, name: str) -> int | None:
+        """Return the rank of this process once n have joined; None: not yet.
+
+        Until it is answered, the same message is offered again and again. A process
+        that lost the reply also asks again, under the same name.
+
+        C3 n names get the ranks 0 … n - 1, in any order, once all n have joined; a
+           name that asks again gets the same rank; one more name is refused
+        In torch.distributed: torchrun's rendezvous; join_timeout limits the waiting
+        Example: n = 2: a → None, a → None, b → 1, a → 0, c → RefusedError
+        """
+        ### BEGIN SOLUTION process_group.rendezvous
+        #| is the name known? is there a rank left for it? have all n joined?
+        if name not in self.members:
+            if len(self.members) == self.world_size:
+                raise RefusedError(f"all {self.world_size} ranks are taken")
+            self.members.append(name)
+        if len(self.members) < self.world_size:
+            return None
+        return self.members.index(name)
+        ### END SOLUTION
+
+
+# ── the launcher: what happens to its processes, and what it does about it ──────────
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Event: the launcher has been made; comes once, first."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Event: the process of this rank has ended; the code is -s after signal s."""
+
+    rank: int
+    code: int
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """Event: the launcher itself got this signal, from a user or a scheduler."""
+
+    signal: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """Action: start the process of this rank."""
+
+    rank: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Action: send a signal to the process of this rank."""
+
+    rank: int
+    signal: int
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Action: the launcher itself ends, with this exit code."""
+
+    exit_code: int
+
+
+Event = Begin | Ended | Interrupted | Tick
+Action = Start | Signal | WakeAt | Finish
+"""`WakeAt(at_s)` asks for one `Tick` at that time. A later one replaces it."""
+
+
+class Launcher:
+    """Starts all ranks; if one fails it stops the others and starts all again."""
+
+    def __init__(
+        self,
+        world_size: int,
+        *,
+        max_restarts: int = 3,
+        window_s: float = 3600.0,
+        grace_s: float = 30.0,
+    ) -> None:
+        self.world_size = world_size
+        self.max_restarts, self.window_s = max_restarts, window_s
+        self.grace_s = grace_s  # from SIGTERM to SIGKILL
+        self.generation = 0
+        self.alive: set[int] = set()  # the ranks whose process has not ended
+        self.exit_code = 0  # what stopped this generation; 0 while nothing has
+        self.kill_at_s = math.inf
+        self.is_interrupted = False
+        self.restarts_s: list[float] = []  # the times of all restarts
+
+    def on(self, event: Event, now_s: float) -> list[Action]:
+        """Return what to do about an event; `now_s` never decreases.
+
+        C2 a process that ends with a code other than 0 stops all others, see `stop`;
+           those still alive grace_s after the SIGTERM get SIGKILL, at a Tick
+        C4 Interrupted stops all processes; none is started afterwards
+        In torch.distributed: torchrun looks every 0.1 s whether a process has ended
+        Check: distlab check 3.18
+        """
+        ### BEGIN SOLUTION process_group.launch
+        #| one case for each kind of event; which processes are alive after it?
+        #| a Tick may come late: look at the time, and at what is to be done then
+        match event:
+            case Begin():
+                return self.start_all()
+            case Ended(rank, code):
+                self.alive.remove(rank)
+                signals = self.stop(code, now_s) if code else []
+                return signals if self.alive else self.restart_or_finish(now_s)
+            case Interrupted(number):
+                self.is_interrupted = True
+                return self.stop(-number, now_s)
+            case Tick() if now_s >= self.kill_at_s:
+                self.kill_at_s = math.inf
+                return [Signal(rank, SIGKILL) for rank in sorted(self.alive)]
+        return []
+        ### END SOLUTION
+
+    def start_all(self) -> list[Action]:
+        """Begin the next generation: nothing of the one before may act on it.
+
+        C1 one Start per rank; the first generation is 1, the next 2, and so on
+        In torch.distributed: TORCHELASTIC_RESTART_COUNT is the generation minus 1
+        """
+        ### BEGIN SOLUTION process_group.launch
+        #| which of this object's fields belong to one generation only?
+        self.generation += 1
+        self.alive = set(range(self.world_size))
+        self.exit_code, self.kill_at_s = 0, math.inf
+        return [Start(rank, self.generation) for rank in range(self.world_size)]
+        ### END SOLUTION
+
+    def stop(self, code: int, now_s: float) -> list[Action]:
+        """Stop all that are alive, because of this code; -s stands for signal s.
+
+        The processes that are stopped end, too, most of them with code -15. Their
+        codes say nothing about the cause.
+
+        C2 SIGTERM to each rank that is alive, once for each generation, and a WakeAt
+        C4 exit_code is that of the first failure: the code, or 128 + s for signal s
+        In torch.distributed: torchrun waits 30 s from SIGTERM to SIGKILL
+        """
+        ### BEGIN SOLUTION process_group.launch
+        #| is this the first reason to stop? what must be remembered until all ended?
+        if self.exit_code:
+            return []
+        self.exit_code = code if code > 0 else 128 - code
+        self.kill_at_s = now_s + self.grace_s
+        signals = [Signal(rank, SIGTERM) for rank in sorted(self.alive)]
+        return [*signals, WakeAt(self.kill_at_s)]
+        ### END SOLUTION
+
+    def restart_or_finish(self, now_s: float) -> list[Action]:
+        """Decide what comes next: all processes have ended.
+
+        A rank that fails at once would be restarted forever, so restarts are limited.
+
+        C1 all ended with 0: Finish(0)
+        C3 after a failure all ranks start again, also those that had ended with 0, if
+           fewer than max_restarts restarts were made in the last window_s
+        C4 otherwise Finish with the exit_code of this generation
+        In torch.distributed: torchrun --max-restarts, counted over its whole life
+        """
+        ### BEGIN SOLUTION process_group.launch
+        #| which restarts still count? what forbids another one?
+        self.restarts_s = [t for t in self.restarts_s if t > now_s - self.window_s]
+        is_over = self.is_interrupted or len(self.restarts_s) >= self.max_restarts
+        if is_over or not self.exit_code:
+            return [Finish(self.exit_code)]
+        self.restarts_s.append(now_s)
+        return self.start_all()
+        ### END SOLUTION
+
+
+# ── the launcher at work: real processes, a real clock ──────────────────────────────
+
+
+class Processes:
+    """The real processes of a launcher, and what happens to them as events."""
+
+    def __init__(self, command: Sequence[str], world_size: int) -> None:
+        self.command, self.world_size = command, world_size
+        self.running: dict[int, subprocess.Popen[bytes]] = {}
+        self.ports: dict[int, int] = {}  # of the store, by generation
+        self.wake_at_s = math.inf
+        self.events: list[Event] = [Begin()]
+        for number in (SIGINT, SIGTERM):
+            signal(number, lambda which, _: self.events.append(Interrupted(which)))
+
+    def start(self, rank: int, generation: int) -> None:
+        """Start this rank; torch.distributed reads its environment."""
+        port = self.ports.setdefault(generation, free_port())
+        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.world_size}
+        own |= {"TORCHELASTIC_RESTART_COUNT": generation - 1, "MASTER_PORT": port}
+        texts = {name: str(value) for name, value in own.items()}
+        environment = os.environ | texts | {"MASTER_ADDR": "127.0.0.1"}
+        # In a new session: Ctrl-C reaches the launcher only.
+        self.running[rank] = subprocess.Popen(
+            self.command, env=environment, start_new_session=True
+        )
+
+    def new_events(self) -> list[Event]:
+        """What has happened since the last call."""
+        events, self.events = self.events, []
+        for rank, process in list(self.running.items()):
+            if (code := process.poll()) is not None:
+                del self.running[rank]
+                events.append(Ended(rank, code))
+        if time.monotonic() >= self.wake_at_s:
+            self.wake_at_s = math.inf
+            events.append(Tick())
+        return events
+
+
+def run(launcher: Launcher, command: Sequence[str]) -> int:
+    """Drive the launcher with real processes of this command; returns its exit code."""
+    processes = Processes(command, launcher.world_size)
+    while True:
+        for event in processes.new_events():
+            for action in launcher.on(event, time.monotonic()):
+                match action:
+                    case Start(rank, generation):
+                        processes.start(rank, generation)
+                    case Signal(rank, number) if rank in processes.running:
+                        processes.running[rank].send_signal(number)
+                    case WakeAt(at_s):
+                        processes.wake_at_s = at_s
+                    case Finish(exit_code):
+                        return exit_code
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    """A port of this node that no process listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+if __name__ == "__main__":
+    num_ranks, *program = sys.argv[1:] or sys.exit("say: NUM_RANKS PROGRAM [ARGUMENTS]")
+    sys.exit(run(Launcher(int(num_ranks)), [sys.executable, *program]))

@@ -1,0 +1,147 @@
+"""The reference of `process_group` at work: under faults, and on real processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from distlab.runner import Cluster, Limits
+from distlab.sim import AlphaBeta, random_script, run
+from tests.workbench.judging import ROOT, UNITS, verdict_on_entry
+from tests.workbench.meeting_ranks import EXPECTED, NAME, meet_twice, rendezvous
+
+NET = AlphaBeta(alpha_s=1e-3, bytes_per_s=1e9)
+NOT_FATAL = ("loss", "duplicate", "freeze", "partition", "straggler", "late")
+SOLUTION = UNITS["process_group"].solution(ROOT)
+
+
+@pytest.mark.parametrize("first", range(0, 120, 30))
+def test_ranks_meet_under_faults(first: int) -> None:
+    for seed in range(first, first + 30):
+        script = random_script(seed, 3, 0.5, services=[NAME], kinds=NOT_FATAL)
+        services = {NAME: rendezvous}
+        done = run(meet_twice, 3, net=NET, faults=script, services=services)
+        assert done.values == [EXPECTED] * 3, script
+
+
+def test_ranks_meet_on_real_processes(cluster: Cluster) -> None:
+    done = cluster.run(
+        meet_twice, 3, limits=Limits(seconds=60), services={NAME: rendezvous}
+    )
+    assert done.require_finished().values == [EXPECTED] * 3
+
+
+def launched(
+    tmp_path: Path, program: str, num_ranks: int = 2, **options: float
+) -> subprocess.CompletedProcess[str]:
+    """The reference's launcher with real processes of this program."""
+    path = tmp_path / "program.py"
+    head = "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
+    head += "generation = int(os.environ['TORCHELASTIC_RESTART_COUNT']) + 1\n"
+    path.write_text(head + textwrap.dedent(program))
+    main = f"""
+import sys
+from distlab.curriculum import load
+unit = load("process_group", "reference")
+launcher = unit.Launcher({num_ranks}, **{options!r})
+sys.exit(unit.run(launcher, [sys.executable, {str(path)!r}]))
+"""
+    return subprocess.run(
+        [sys.executable, "-c", main],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_killed_rank_is_restarted_with_all_others(tmp_path: Path) -> None:
+    done = launched(
+        tmp_path,
+        """
+        os.write(1, f"rank {rank} generation {generation}\\n".encode())  # in one piece
+        if rank == 1 and generation == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if generation == 1:
+            time.sleep(60)
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = {f"rank {rank} generation {g}" for rank in (0, 1) for g in (1, 2)}
+    # A rank may be stopped before it has printed anything.
+    assert {"rank 0 generation 2", "rank 1 generation 2"} <= {*done.stdout.splitlines()}
+    assert {*done.stdout.splitlines()} <= expected
+
+
+def test_it_gives_up_with_the_code_of_the_first_failure(tmp_path: Path) -> None:
+    done = launched(
+        tmp_path,
+        """
+        if rank == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            print("ready", flush=True)
+            time.sleep(60)
+        time.sleep(1)
+        sys.exit(7)
+        """,
+        max_restarts=1,
+        grace_s=0.3,
+    )
+    assert done.returncode == 7, done.stderr
+    assert done.stdout.count("ready") == 2
+
+
+def test_ctrl_c_ends_it_and_its_processes(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    command = [sys.executable, str(SOLUTION), "2", str(program)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdout
+        assert launcher.stdout.readline() == b"up\n"
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.stdout.read() in (b"", b"up\n")  # all its processes have ended
+    assert launcher.returncode == 128 + signal.SIGINT
+
+
+def test_torch_meets_again_after_a_restart(tmp_path: Path) -> None:
+    done = launched(
+        tmp_path,
+        """
+        import torch
+        import torch.distributed as dist
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group("gloo")
+        if rank == 1 and generation == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        total = torch.tensor([float(rank + 1)])
+        dist.all_reduce(total)
+        os.write(1, f"sum {total.item()}\\n".encode())
+        dist.destroy_process_group()
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n") == ["sum 3.0", "sum 3.0", ""]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("PG29", "`join"),
+        ("PG36", "of generation"),
+        ("PG59", "but got SIGKILL to"),
+        ("PG67", "expected Finish("),
+    ],
+)
+def test_verdicts_say_what_happened(
+    cluster: Cluster, tmp_path: Path, name: str, words: str
+) -> None:
+    verdict = verdict_on_entry(cluster, tmp_path, name)
+    assert verdict.status == "fail"
+    assert words in verdict.message
+    print(verdict.message)
