@@ -150,7 +150,7 @@ def balanced_by_bytes(runs: Runs) -> str | None:
             f"{call}: server {loads.index(most)} has {most} bytes, server "
             f"{loads.index(min(loads))} has {min(loads)}; a tensor "
             f"of {least} could move",
-            slug=_balance_slug(sizes, servers, num_servers),
+            slug=_balance_slug(runs),
             evidence=tuple(
                 Evidence(
                     rank=NOBODY,
@@ -168,10 +168,12 @@ def balanced_by_bytes(runs: Runs) -> str | None:
     return None
 
 
-def _balance_slug(sizes: list[int], servers: list[int], num_servers: int) -> str:
-    if servers == [index % num_servers for index in range(len(sizes))]:
-        return "balanced-by-count"
-    return ""
+def _balance_slug(runs: Runs) -> str:
+    in_turn = all(
+        of_ranks[0] == [index % num_servers for index in range(len(sizes))]
+        for _, sizes, num_servers, of_ranks in _assigned(runs)
+    )
+    return "balanced-by-count" if in_turn else ""
 
 
 # ── C3 ──────────────────────────────────────────────────────────────────────────────
@@ -234,7 +236,9 @@ def _wrong_weights(n: int, pushes: list[Move], values: Any) -> NotYetError:
     )
     expected = after(n, done)
     if partly:
-        arrived = f"only {times(partly, 'worker')} of {n} had pushed for step {done}"
+        arrived = (
+            f"only {times(partly, 'worker')} of {n} had pushed for step {done + 1}"
+        )
         return NotYetError(
             f"{arrived}, and the weights are {shown(values)}: expected "
             f"{shown(expected)}, as before that step",
