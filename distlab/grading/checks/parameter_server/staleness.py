@@ -115,38 +115,9 @@ def trace(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
     return found
 
 
-def on_processes(context: RankContext, unit: ModuleType, seed: int) -> Any:
-    """Every rank is a worker, rank 0 has the server as well; the weights at the end."""
-    assert context.endpoint
-    assert context.store
-    endpoint, store, n = context.endpoint, context.store, context.world_size
-    play = store.add(f"play{context.rank}", 1)
-    if context.rank == 0:
-        endpoint.serve(maker(unit, n, 1)(None).handle)  # type: ignore[arg-type]
-        store.set(f"serves{play}", b"")
-    store.wait([f"serves{play}"])
-    for number in range(1, NUM_PUSHES + 1):
-        for kind in (PUSH, PULL):
-            message = ask((context.rank, kind, number)).message
-            endpoint.call(0, message, _REAL_TIMEOUT_S)
-    store.set(f"done{play} {context.rank}", b"")
-    store.wait([f"done{play} {rank}" for rank in range(n)])
-    message = ask((context.rank, PULL, NUM_PUSHES)).message
-    weights = CODEC.reply(endpoint.call(0, message, _REAL_TIMEOUT_S))
-    store.set(f"over{play} {context.rank}", b"")
-    store.wait([f"over{play} {rank}" for rank in range(n)])
-    return weights
-
-
-def _trace_or_processes(world_size: int) -> list[RunSpec]:
-    return [on_ranks(trace if world_size == 1 else on_processes)]
-
-
-@clause("parameter_server.staleness", "C1", worlds=(1, 3), runs=_trace_or_processes)
+@clause("parameter_server.staleness", "C1", worlds=(1,), runs=[on_ranks(trace)])
 def applied_at_once(runs: Runs) -> str | None:
-    """V: the weights after each push; and at the end of a run on processes."""
-    if runs.world_size > 1:
-        return _all_on_processes(runs)
+    """V: the weights after each push, at once."""
     found = worked_out(runs, trace).values[0]
     for (n, bound, moves), weights in zip(orders(runs.seed), found, strict=True):
         model, before = Stale(n, bound), [*WEIGHTS]
@@ -178,20 +149,6 @@ def _not_applied(
         slug=slug,
         rule=rule,
     )
-
-
-def _all_on_processes(runs: Runs) -> str:
-    model = Stale(runs.world_size, None)
-    for rank in range(runs.world_size):
-        for number in range(1, NUM_PUSHES + 1):
-            model.offer(rank, [PUSH, number, gradient_of(rank, number)])
-    for rank, values in enumerate(runs.finished(on_processes).values):
-        if not close(values, model.weights):
-            raise NotYetError(
-                f"on {runs.world_size} processes, after {NUM_PUSHES} pushes of each: "
-                f"rank {rank} pulled {shown(values)}, expected {shown(model.weights)}"
-            )
-    return "and on processes: three workers, bound 1"
 
 
 # ── C2 ──────────────────────────────────────────────────────────────────────────────
@@ -334,9 +291,46 @@ def _slug_of_gone(wrong: Difference, model: Stale) -> str:
     return "pull-ahead" if wrong.expected is None else ""
 
 
-@clause("parameter_server.staleness", "C3", worlds=(1,), runs=[on_ranks(leave), DEADLY])
+def on_processes(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """Every rank is a worker, rank 0 has the server as well; the weights at the end."""
+    assert context.endpoint
+    assert context.store
+    endpoint, store, n = context.endpoint, context.store, context.world_size
+    play = store.add(f"play{context.rank}", 1)
+    if context.rank == 0:
+        endpoint.serve(maker(unit, n, 1)(None).handle)  # type: ignore[arg-type]
+        store.set(f"serves{play}", b"")
+    store.wait([f"serves{play}"])
+    for number in range(1, NUM_PUSHES + 1):
+        for kind in (PUSH, PULL):
+            message = ask((context.rank, kind, number)).message
+            endpoint.call(0, message, _REAL_TIMEOUT_S)
+    store.set(f"done{play} {context.rank}", b"")
+    store.wait([f"done{play} {rank}" for rank in range(n)])
+    message = ask((context.rank, PULL, NUM_PUSHES)).message
+    weights = CODEC.reply(endpoint.call(0, message, _REAL_TIMEOUT_S))
+    store.set(f"over{play} {context.rank}", b"")
+    store.wait([f"over{play} {rank}" for rank in range(n)])
+    return weights
+
+
+def _by_hand_or_on_processes(world_size: int) -> list[RunSpec]:
+    return [on_ranks(leave), DEADLY] if world_size == 1 else [on_ranks(on_processes)]
+
+
+@clause(
+    "parameter_server.staleness",
+    "C3",
+    worlds=(1, 3),
+    runs=_by_hand_or_on_processes,
+)
 def others_go_on(runs: Runs) -> str | None:
-    """V: once a worker is gone, replies as if it had never been; under scripts too."""
+    """V: once a worker is gone, replies as if it had never been; under scripts too.
+
+    Then a run on processes.
+    """
+    if runs.world_size > 1:
+        return _all_on_processes(runs)
     found = worked_out(runs, leave).values[0]
     for (n, bound, _), history in zip(orders(runs.seed), found, strict=True):
         _expect_after_gone(history, n, bound, "")
@@ -354,3 +348,17 @@ def _expect_after_gone(
     wrong = first_difference(history, Stale(n, bound), _any)
     if wrong and any(row.request == "gone" for row in rows_of(history)[: wrong.place]):
         _expect(history, n, bound, setting, _slug_of_gone)
+
+
+def _all_on_processes(runs: Runs) -> str:
+    model = Stale(runs.world_size, None)
+    for rank in range(runs.world_size):
+        for number in range(1, NUM_PUSHES + 1):
+            model.offer(rank, [PUSH, number, gradient_of(rank, number)])
+    for rank, values in enumerate(runs.finished(on_processes).values):
+        if not close(values, model.weights):
+            raise NotYetError(
+                f"on {runs.world_size} processes, after {NUM_PUSHES} pushes of each: "
+                f"rank {rank} pulled {shown(values)}, expected {shown(model.weights)}"
+            )
+    return "and on processes: three workers, bound 1"
