@@ -1,0 +1,423 @@
+"""Checks of 3.25, `parameter_server.exactly_once`: retries, copies, crashes.
+
+Each push adds a digit of its own in base 16, so the weights say how often each push was
+applied. Crashes are tried at every operation on the disk, with all that can be left of
+what was not synced; then under scripts of faults.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from distlab.comm import Disk, Factory, PeerLost
+from distlab.grading.checks.parameter_server.messages import (
+    CODEC,
+    PULL,
+    PUSH,
+    message,
+    times,
+    words,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.plans import worked_out
+from distlab.grading.kit.services import (
+    SERVICE,
+    Ask,
+    last_rows,
+    play_scripts,
+    played_by_hand,
+    rows_of,
+    under,
+)
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import Evidence
+from distlab.sim import CrashPoint, crash_points, random_script
+
+RANKS, NUM_PUSHES = 3, 4
+HORIZON_S = 1.0
+NUM_SCRIPTS = 40
+LOG = "log"
+_RECORD, _HEADER = struct.Struct("!II"), struct.Struct("!BI")
+Pushed = tuple[int, int]
+"""A push: its rank and its number."""
+
+REPEATED: tuple[Pushed, ...] = (
+    *((0, 1), (0, 1), (1, 1), (0, 2), (0, 1), (2, 1), (1, 1), (1, 2)),
+    *((0, 2), (1, 1), (2, 1), (2, 2), (1, 3), (0, 3), (2, 1), (1, 3)),
+)
+"""Pushes in the order in which they arrive: repeated at once, and later."""
+FIRST_LIFE: tuple[Pushed, ...] = ((0, 1), (1, 1))
+SECOND_LIFE: tuple[Pushed, ...] = (*FIRST_LIFE, (0, 2))
+_EVERY = 11  # of the first crashes, one in so many is followed by second ones
+
+
+def digit(push: Pushed) -> int:
+    """The place of a push in the sum."""
+    return push[0] * NUM_PUSHES + push[1] - 1
+
+
+def ask(push: Pushed) -> Ask:
+    """The message of a push."""
+    rank, number = push
+    return Ask(rank, message(PUSH, number, [float(16 ** digit(push))]))
+
+
+def counts_of(weight: float) -> dict[Pushed, int]:
+    """How often each push was applied, by the weights that there are."""
+    rest, counts = round(-weight), {}
+    for rank in range(RANKS):
+        for number in range(1, NUM_PUSHES + 1):
+            counts[rank, number] = rest >> 4 * digit((rank, number)) & 15
+    return {push: count for push, count in counts.items() if count}
+
+
+def new_server(unit: ModuleType, disk: Disk) -> Any:
+    """A server whose weights are minus the sum of the gradients."""
+    weights = torch.zeros(1, dtype=torch.float64)
+    return unit.DurableServer(weights, RANKS, float(RANKS), disk)
+
+
+def maker(unit: ModuleType) -> Factory:
+    """Makes the learner's server on the disk of its process."""
+    return lambda context: new_server(unit, context.disk)  # type: ignore[no-any-return]
+
+
+def named(push: Pushed) -> str:
+    """A push in a sentence."""
+    return f"push {push[1]} of worker {push[0]}"
+
+
+# ── C1 ──────────────────────────────────────────────────────────────────────────────
+
+
+def repeat(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
+    """The history of pushes that arrive several times; each is followed by a pull."""
+    steps = []
+    for push in REPEATED:
+        steps += [ask(push), Ask(push[0], message(PULL, push[1]))]
+    return played_by_hand(maker(unit), steps, CODEC)
+
+
+def worker(context: RankContext) -> list[float]:
+    """Pushes until it is told "ok", with pauses; the weights when all must be done."""
+    for number in range(1, NUM_PUSHES + 1):
+        insist(context, ask((context.rank, number)).message)
+        context.clock.sleep(HORIZON_S / NUM_PUSHES)
+    context.clock.sleep(max(0.0, 20 * HORIZON_S - context.clock.now_s()))
+    weights: list[float] = CODEC.reply(insist(context, message(PULL, NUM_PUSHES)))
+    return weights
+
+
+def insist(context: RankContext, request: bytes) -> bytes:
+    """Send the same message until there is a reply."""
+    assert context.endpoint
+    while context.clock.now_s() < 100 * HORIZON_S:
+        try:
+            return context.endpoint.call(SERVICE, request, 0.05)
+        except PeerLost:
+            context.clock.sleep(0.01)
+    raise TimeoutError("the server does not reply any more")
+
+
+def all_once(record: dict[str, Any]) -> bool:
+    """Whether every worker came to its end and found each push applied once."""
+    everything = float(-sum(16**place for place in range(RANKS * NUM_PUSHES)))
+    return all(list(value or ()) == [everything] for value in record["values"])
+
+
+def under_scripts(
+    context: RankContext, unit: ModuleType, seed: int, crashes: bool
+) -> Any:
+    """The record of the first script, made short, under which a count is wrong."""
+    kinds: tuple[str, ...] = ("loss", "duplicate", "partition", "freeze")
+    if crashes:
+        kinds = ("restart", "torn", "torn", "loss", "duplicate", "freeze")
+    scripts = (
+        random_script(
+            seed + number, RANKS, HORIZON_S, services=(SERVICE,), kinds=kinds, most=5
+        )
+        for number in range(NUM_SCRIPTS)
+    )
+
+    def flaw(record: dict[str, Any]) -> bool:
+        return not all_once(record)
+
+    return play_scripts(maker(unit), worker, RANKS, scripts, CODEC, flaw=flaw)
+
+
+MESSAGES = on_ranks(under_scripts, crashes=False)
+CRASHES = on_ranks(under_scripts, crashes=True)
+
+
+@clause(
+    "parameter_server.exactly_once",
+    "C1",
+    worlds=(1,),
+    runs=[on_ranks(repeat), MESSAGES],
+)
+def each_push_once(runs: Runs) -> str | None:
+    """V: each push counts once, however often it arrives; each time the reply is ok."""
+    history = worked_out(runs, repeat).values[0]
+    arrived = Counter[Pushed]()
+    for place, row in enumerate(rows_of(history)):
+        kind, number, _ = row.request
+        if kind == PUSH:
+            arrived[row.peer, number] += 1
+            if row.reply != "ok":
+                raise NotYetError(
+                    f"{named((row.peer, number))} arrived "
+                    f"{times(arrived[row.peer, number], 'time')} and was answered "
+                    f'with {row.reply!r}, not with "ok"',
+                    evidence=last_rows(history, words, place),
+                )
+            continue
+        weights = row.reply if isinstance(row.reply, list) else [0.0]
+        counts = counts_of(weights[0])
+        for push, count in arrived.items():
+            _expect_once(push, counts.get(push, 0), f"arrived {times(count, 'time')}")
+    record = worked_out(runs, MESSAGES).values[0]
+    _expect_all(record)
+    return (
+        f"the same under {record['num_scripts']} scripts of lost and doubled messages"
+    )
+
+
+def _expect_once(push: Pushed, count: int, fact: str) -> None:
+    if count > 1:
+        raise NotYetError(
+            f"{named(push)} {fact} and was applied {times(count, 'time')}",
+            slug="retry-counted",
+            rule="the number of a push tells whether it was applied before",
+        )
+    if not count:
+        raise NotYetError(f"{named(push)} {fact} and was not applied")
+
+
+def _expect_all(record: dict[str, Any]) -> None:
+    """Under a script: what the weights at the end say."""
+    if all_once(record):
+        return
+    history, setting = record["history"], under(record)
+    weights = [value[0] for value in record["values"] if value]
+    if len(weights) < RANKS:
+        raise NotYetError(
+            f"{setting}{RANKS - len(weights)} of {RANKS} workers got no reply any more",
+            evidence=last_rows(history, words),
+        )
+    counts = counts_of(weights[0])
+    for rank in range(RANKS):
+        for number in range(1, NUM_PUSHES + 1):
+            count = counts.get((rank, number), 0)
+            if count != 1:
+                raise NotYetError(
+                    f"{setting}{named((rank, number))} was acknowledged, and the "
+                    f"weights have it {times(count, 'time')}",
+                    evidence=_rows_about(history, rank, number),
+                )
+    raise NotYetError(f"{setting}the workers pulled different weights at the end")
+
+
+def _rows_about(history: list[Any], rank: int, number: int) -> tuple[Evidence, ...]:
+    """The rows of one push, and the restarts of the server."""
+    about = [
+        row
+        for row in history
+        if isinstance(row[2], str) or (row[1] == rank and row[2][:2] == [PUSH, number])
+    ]
+    return last_rows(about, words)
+
+
+# ── C2 ──────────────────────────────────────────────────────────────────────────────
+
+
+def logged(data: bytes) -> set[Pushed]:
+    """The pushes of a log, up to the first torn record."""
+    pushes, end = set[Pushed](), 0
+    while end + _RECORD.size < len(data):
+        size, checksum = _RECORD.unpack_from(data, end)
+        record = data[end + _RECORD.size : end + _RECORD.size + size]
+        if not record or zlib.crc32(record) != checksum:
+            break
+        _, number = _HEADER.unpack_from(record)
+        pushes.add((record[-1], number))
+        end += _RECORD.size + size
+    return pushes
+
+
+def crashes_of(
+    unit: ModuleType, pushes: Sequence[Pushed], files: dict[str, bytes] | None = None
+) -> Iterator[CrashPoint]:
+    """Every crash of a server that meets these pushes; told: those acknowledged."""
+
+    def program(disk: Disk, tell: Callable[[Any], None]) -> None:
+        server = new_server(unit, disk)
+        for push in pushes:
+            if server.handle(push[0], ask(push).message) == b"ok":
+                tell(push)
+
+    return crash_points(program, files=files, limit=200)
+
+
+def log_after_crash(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """The first crash after which the log lacks what was acknowledged, or nothing."""
+    for point in crashes_of(unit, FIRST_LIFE, {LOG: b""}):
+        there = logged(point.files.get(LOG, b""))
+        missing = [push for push in point.told if push not in there]
+        if missing:
+            return {"push": missing[0], "when": _when(point), "disk": _files(point)}
+    return None
+
+
+def _when(point: CrashPoint) -> str:
+    return f"after {point.last.partition(', b')[0].rstrip(')')})" if point.last else ""
+
+
+def _files(point: CrashPoint) -> list[list[Any]]:
+    return [[name, len(data)] for name, data in point.files.items()]
+
+
+@clause(
+    "parameter_server.exactly_once",
+    "C2",
+    worlds=(1,),
+    runs=[on_ranks(log_after_crash)],
+)
+def in_the_log_first(runs: Runs) -> str | None:
+    """V: at every crash, the log has the pushes that were acknowledged until then."""
+    wrong = worked_out(runs, log_after_crash).values[0]
+    if wrong is None:
+        return "at every crash, with all that can be left of what was not synced"
+    raise NotYetError(
+        f"the server was killed {wrong['when']}, when it had acknowledged "
+        f"{named(wrong['push'])}: the log lacks that push",
+        slug="acknowledged-before-sync",
+        rule="append, sync, and only then return",
+    )
+
+
+# ── C3, C4 ──────────────────────────────────────────────────────────────────────────
+
+
+def _flaw(
+    unit: ModuleType, point: CrashPoint, told: set[Pushed], may: set[Pushed]
+) -> dict[str, Any] | None:
+    """What the next server has wrong; `may` be there: those told, and one more."""
+    counts = counts_of(new_server(unit, point.disk()).weights.tolist()[0])
+    for push in sorted(told | set(counts)):
+        count = counts.get(push, 0)
+        if count > 1 or (count == 0 and push in told) or push not in may:
+            return {
+                "push": push,
+                "count": count,
+                "told": push in told,
+                "when": _when(point),
+                "disk": _files(point),
+            }
+    return None
+
+
+def one_crash(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """The first crash that the next server does not survive; then retries."""
+    for point in crashes_of(unit, FIRST_LIFE):
+        told = set(point.told)
+        wrong = _flaw(unit, point, told, set(FIRST_LIFE))
+        if wrong is not None:
+            return wrong
+        server = new_server(unit, point.disk())
+        for push in FIRST_LIFE:  # each worker repeats what it did not get a reply to
+            server.handle(push[0], ask(push).message)
+        counts = counts_of(server.weights.tolist()[0])
+        for push in FIRST_LIFE:
+            if counts.get(push) != 1:
+                facts = {"push": push, "count": counts.get(push, 0), "told": True}
+                return facts | {"when": _when(point), "disk": [], "repeated": True}
+    return None
+
+
+def two_crashes(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """The first two crashes in a row that the third server does not survive."""
+    for place, first in enumerate(crashes_of(unit, FIRST_LIFE)):
+        torn = len(first.files.get(LOG, b"")) > 0 and "append" in first.last
+        if place % _EVERY and not (torn and place % 2):
+            continue
+        told = set(first.told)
+        for second in crashes_of(unit, SECOND_LIFE, dict(first.files)):
+            both = told | set(second.told)
+            wrong = _flaw(unit, second, both, set(SECOND_LIFE))
+            if wrong is not None:
+                tail = first.files.get(LOG, b"")
+                return wrong | {"first": _when(first), "torn": _is_torn(tail)}
+    return None
+
+
+def _is_torn(log: bytes) -> bool:
+    end = 0
+    for _ in logged(log):
+        end += _RECORD.size + _RECORD.unpack_from(log, end)[0]
+    return end < len(log)
+
+
+@clause("parameter_server.exactly_once", "C3", worlds=(1,), runs=[on_ranks(one_crash)])
+def there_after_a_crash(runs: Runs) -> str | None:
+    """V: at every crash, what the next server has; and again after retries."""
+    wrong = worked_out(runs, one_crash).values[0]
+    if wrong is None:
+        return None
+    names = [name for name, _ in wrong["disk"]]
+    slug, rule = "", ""
+    if wrong["count"] > 1 and wrong.get("repeated"):
+        slug, rule = "clock-forgotten", "the clock of each worker is in the log, too"
+    elif not wrong["count"] and LOG not in names and not wrong.get("repeated"):
+        slug, rule = "name-not-synced", "the name of a new file needs sync_folder"
+    raise NotYetError(
+        f"the server was killed {wrong['when'] or 'at its start'} and restarted: "
+        f"{_facts(wrong)}",
+        slug=slug,
+        rule=rule,
+    )
+
+
+def _facts(wrong: dict[str, Any]) -> str:
+    push, count = named(tuple(wrong["push"])), times(wrong["count"], "time")
+    if wrong.get("repeated"):
+        return f"{push} was sent again, and the weights have it {count}"
+    what = "was acknowledged" if wrong["told"] else "had arrived"
+    names = " and ".join(f"{name} ({size} bytes)" for name, size in wrong["disk"])
+    return (
+        f"{push} {what}, and the weights have it {count}; the disk had "
+        f"{names or 'no file'}"
+    )
+
+
+@clause(
+    "parameter_server.exactly_once",
+    "C4",
+    worlds=(1,),
+    runs=[on_ranks(two_crashes), CRASHES],
+)
+def there_after_two_crashes(runs: Runs) -> str | None:
+    """V: the same for pairs of crashes, and under scripts that kill the server."""
+    wrong = worked_out(runs, two_crashes).values[0]
+    if wrong is not None:
+        slug, rule = "", ""
+        if wrong["torn"] and not wrong["count"] and LOG in dict(wrong["disk"]):
+            slug = "behind-torn-record"
+            rule = "read_records stops at a torn record: remove it before you append"
+        raise NotYetError(
+            f"the server was killed {wrong['first']}, restarted, and killed "
+            f"{wrong['when'] or 'at its start'}: {_facts(wrong)}",
+            slug=slug,
+            rule=rule,
+        )
+    record = worked_out(runs, CRASHES).values[0]
+    _expect_all(record)
+    return f"the same under {record['num_scripts']} scripts that kill the server"
