@@ -44,7 +44,7 @@ from distlab.sim import CrashPoint, SimDisk, crash_points, random_script
 
 RANKS, NUM_PUSHES = 3, 4
 HORIZON_S = 1.0
-NUM_SCRIPTS = 40
+NUM_SCRIPTS = 30
 LOG = "log"
 _RECORD, _HEADER = struct.Struct("!II"), struct.Struct("!BI")
 Pushed = tuple[int, int]
@@ -57,7 +57,7 @@ REPEATED: tuple[Pushed, ...] = (
 """Pushes in the order in which they arrive: repeated at once, and later."""
 FIRST_LIFE: tuple[Pushed, ...] = ((0, 1), (1, 1))
 SECOND_LIFE: tuple[Pushed, ...] = (*FIRST_LIFE, (0, 2))
-_EVERY = 11  # of the first crashes, one in so many is followed by second ones
+_EVERY = 29  # of the first crashes, one in so many is followed by second ones
 
 
 def digit(push: Pushed) -> int:
@@ -358,7 +358,7 @@ def two_crashes(context: RankContext, unit: ModuleType, seed: int) -> Any:
     """The first two crashes in a row that the third server does not survive."""
     for place, first in enumerate(crashes_of(unit, FIRST_LIFE)):
         torn = len(first.files.get(LOG, b"")) > 0 and "append" in first.last
-        if place % _EVERY and not (torn and place % 2):
+        if place % _EVERY and not (torn and place % 9 == 4):
             continue
         told = set(first.told)
         for second in crashes_of(unit, SECOND_LIFE, dict(first.files)):
