@@ -88,7 +88,7 @@ def new_server(unit: ModuleType, disk: Disk) -> Any:
 
 def maker(unit: ModuleType) -> Factory:
     """Makes the learner's server on the disk of its process."""
-    return lambda context: new_server(unit, context.disk)  # type: ignore[no-any-return]
+    return lambda context: new_server(unit, context.disk)
 
 
 def named(push: Pushed) -> str:
@@ -365,10 +365,8 @@ def two_crashes(context: RankContext, unit: ModuleType, seed: int) -> Any:
             both = told | set(second.told)
             wrong = _flaw(unit, second, both, set(SECOND_LIFE))
             if wrong is not None:
-                torn = first.files.get(LOG, b"")
-                is_behind = _is_torn(torn) and second.files.get(LOG, b"").startswith(
-                    torn
-                )
+                old, new = (one.files.get(LOG, b"") for one in (first, second))
+                is_behind = _is_torn(old) and new.startswith(old)
                 return wrong | {"first": _when(first), "behind": is_behind}
     return None
 

@@ -30,6 +30,7 @@ from distlab.grading.kit.services import (
     SERVICE,
     Difference,
     Gone,
+    Step,
     first_difference,
     last_rows,
     play_scripts,
@@ -268,7 +269,7 @@ def leave(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
     found = []
     for n, bound, moves in orders(seed):
         half = len(moves) // 2
-        steps = [
+        steps: list[Step] = [
             *map(ask, moves[:half]),
             Gone(0),
             *(ask(move) for move in moves[half:] if move[0] != 0),
