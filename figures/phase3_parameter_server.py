@@ -54,8 +54,8 @@ def ssp_clocks() -> str:
         desc=(
             "Time runs to the right. Worker 0 needs 3 seconds for each gradient, "
             "worker 1 needs 1 second and worker 2 needs 1.5. Each bar is a gradient, "
-            "with its number. Workers 1 and 2 compute two gradients without waiting; "
-            "then each waits, until worker 0 has pushed, in every step."
+            "with its number. At first no worker waits. From then on workers 1 and 2 "
+            "wait in every step, until worker 0 has pushed."
         ),
     )
     left, scale = 100, 42.0

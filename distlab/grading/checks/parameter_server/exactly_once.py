@@ -1,4 +1,4 @@
-"""Checks of 3.25, `parameter_server.exactly_once`: retries, copies, crashes.
+"""Checks of 3.25, `parameter_server.exactly_once`: retries, copies, and the log.
 
 Each push adds a digit of its own in base 16, so the weights say how often each push was
 applied. Crashes are tried at every operation on the disk, with all that can be left of
@@ -55,9 +55,7 @@ REPEATED: tuple[Pushed, ...] = (
     *((0, 2), (1, 1), (2, 1), (2, 2), (1, 3), (0, 3), (2, 1), (1, 3)),
 )
 """Pushes in the order in which they arrive: repeated at once, and later."""
-FIRST_LIFE: tuple[Pushed, ...] = ((0, 1), (1, 1))
-SECOND_LIFE: tuple[Pushed, ...] = (*FIRST_LIFE, (0, 2))
-_EVERY = 29  # of the first crashes, one in so many is followed by second ones
+FIRST_PUSHES: tuple[Pushed, ...] = ((0, 1), (1, 1))
 
 
 def digit(push: Pushed) -> int:
@@ -185,7 +183,7 @@ def each_push_once(runs: Runs) -> str | None:
         for push, count in arrived.items():
             _expect_once(push, counts.get(push, 0), f"arrived {times(count, 'time')}")
     record = worked_out(runs, MESSAGES).values[0]
-    _expect_all(record)
+    expect_all(record)
     return (
         f"the same under {record['num_scripts']} scripts of lost and doubled messages"
     )
@@ -202,7 +200,7 @@ def _expect_once(push: Pushed, count: int, fact: str) -> None:
         raise NotYetError(f"{named(push)} {fact} and was not applied")
 
 
-def _expect_all(record: dict[str, Any]) -> None:
+def expect_all(record: dict[str, Any]) -> None:
     """Under a script: what the weights at the end say."""
     if all_once(record):
         return
@@ -253,6 +251,14 @@ def logged(data: bytes) -> set[Pushed]:
     return pushes
 
 
+def is_torn(log: bytes) -> bool:
+    """Whether there is more behind the complete records."""
+    end = 0
+    for _ in logged(log):
+        end += _RECORD.size + _RECORD.unpack_from(log, end)[0]
+    return end < len(log)
+
+
 def crashes_of(
     unit: ModuleType,
     pushes: Sequence[Pushed],
@@ -276,19 +282,21 @@ def log_after_crash(context: RankContext, unit: ModuleType, seed: int) -> Any:
 
     The server has recovered elsewhere: this is about `push` alone.
     """
-    for point in crashes_of(unit, FIRST_LIFE, {LOG: b""}, has_recovered=True):
+    for point in crashes_of(unit, FIRST_PUSHES, {LOG: b""}, has_recovered=True):
         there = logged(point.files.get(LOG, b""))
         missing = [push for push in point.told if push not in there]
         if missing:
-            return {"push": missing[0], "when": _when(point), "disk": _files(point)}
+            return {"push": missing[0], "when": when(point), "disk": files_of(point)}
     return None
 
 
-def _when(point: CrashPoint) -> str:
+def when(point: CrashPoint) -> str:
+    """`after sync('log')`; before the first operation nothing."""
     return f"after {point.last.partition(', b')[0].rstrip(')')})" if point.last else ""
 
 
-def _files(point: CrashPoint) -> list[list[Any]]:
+def files_of(point: CrashPoint) -> list[list[Any]]:
+    """The names and sizes of what is on the disk."""
     return [[name, len(data)] for name, data in point.files.items()]
 
 
@@ -309,127 +317,3 @@ def in_the_log_first(runs: Runs) -> str | None:
         slug="acknowledged-before-sync",
         rule="append, sync, and only then return",
     )
-
-
-# ── C3, C4 ──────────────────────────────────────────────────────────────────────────
-
-
-def _flaw(
-    unit: ModuleType, point: CrashPoint, told: set[Pushed], may: set[Pushed]
-) -> dict[str, Any] | None:
-    """What the next server has wrong, or the one after it; only `may` may count."""
-    disk = point.disk()
-    of_next, of_second = (
-        counts_of(new_server(unit, disk).weights.tolist()[0]) for _ in range(2)
-    )
-    for push in sorted(told | set(of_next) | set(of_second)):
-        counts = of_next if of_next.get(push) != 1 else of_second
-        count = counts.get(push, 0)
-        if count > 1 or (count == 0 and push in told) or push not in may:
-            return {
-                "push": push,
-                "count": count,
-                "told": push in told,
-                "when": _when(point),
-                "disk": _files(point),
-            }
-    return None
-
-
-def one_crash(context: RankContext, unit: ModuleType, seed: int) -> Any:
-    """The first crash that the next server does not survive; then retries."""
-    for point in crashes_of(unit, FIRST_LIFE):
-        told = set(point.told)
-        wrong = _flaw(unit, point, told, set(FIRST_LIFE))
-        if wrong is not None:
-            return wrong
-        server = new_server(unit, point.disk())
-        for push in FIRST_LIFE:  # each worker repeats what it did not get a reply to
-            server.handle(push[0], ask(push).message)
-        counts = counts_of(server.weights.tolist()[0])
-        for push in FIRST_LIFE:
-            if counts.get(push) != 1:
-                facts = {"push": push, "count": counts.get(push, 0), "told": True}
-                return facts | {"when": _when(point), "disk": [], "repeated": True}
-    return None
-
-
-def two_crashes(context: RankContext, unit: ModuleType, seed: int) -> Any:
-    """The first two crashes in a row that the third server does not survive."""
-    for place, first in enumerate(crashes_of(unit, FIRST_LIFE)):
-        torn = len(first.files.get(LOG, b"")) > 0 and "append" in first.last
-        if place % _EVERY and not (torn and place % 9 == 4):
-            continue
-        told = set(first.told)
-        for second in crashes_of(unit, SECOND_LIFE, dict(first.files)):
-            both = told | set(second.told)
-            wrong = _flaw(unit, second, both, set(SECOND_LIFE))
-            if wrong is not None:
-                old, new = (one.files.get(LOG, b"") for one in (first, second))
-                is_behind = _is_torn(old) and new.startswith(old)
-                return wrong | {"first": _when(first), "behind": is_behind}
-    return None
-
-
-def _is_torn(log: bytes) -> bool:
-    end = 0
-    for _ in logged(log):
-        end += _RECORD.size + _RECORD.unpack_from(log, end)[0]
-    return end < len(log)
-
-
-@clause("parameter_server.exactly_once", "C3", worlds=(1,), runs=[on_ranks(one_crash)])
-def there_after_a_crash(runs: Runs) -> str | None:
-    """V: at every crash, what the next server has; and again after retries."""
-    wrong = worked_out(runs, one_crash).values[0]
-    if wrong is None:
-        return None
-    names = [name for name, _ in wrong["disk"]]
-    slug, rule = "", ""
-    if wrong["count"] > 1 and wrong.get("repeated"):
-        slug, rule = "clock-forgotten", "the clock of each worker is in the log, too"
-    elif not wrong["count"] and LOG not in names and not wrong.get("repeated"):
-        slug, rule = "name-not-synced", "the name of a new file needs sync_folder"
-    raise NotYetError(
-        f"the server was killed {wrong['when'] or 'at its start'} and restarted: "
-        f"{_facts(wrong)}",
-        slug=slug,
-        rule=rule,
-    )
-
-
-def _facts(wrong: dict[str, Any]) -> str:
-    push, count = named(tuple(wrong["push"])), times(wrong["count"], "time")
-    if wrong.get("repeated"):
-        return f"{push} was sent again, and the weights have it {count}"
-    what = "was acknowledged" if wrong["told"] else "had arrived"
-    names = " and ".join(f"{name} ({size} bytes)" for name, size in wrong["disk"])
-    return (
-        f"{push} {what}, and the weights have it {count}; the disk had "
-        f"{names or 'no file'}"
-    )
-
-
-@clause(
-    "parameter_server.exactly_once",
-    "C4",
-    worlds=(1,),
-    runs=[on_ranks(two_crashes), CRASHES],
-)
-def there_after_two_crashes(runs: Runs) -> str | None:
-    """V: the same for pairs of crashes, and under scripts that kill the server."""
-    wrong = worked_out(runs, two_crashes).values[0]
-    if wrong is not None:
-        slug, rule = "", ""
-        if wrong["behind"] and not wrong["count"]:
-            slug = "behind-torn-record"
-            rule = "read_records stops at a torn record: remove it before you append"
-        raise NotYetError(
-            f"the server was killed {wrong['first']}, restarted, and killed "
-            f"{wrong['when'] or 'at its start'}: {_facts(wrong)}",
-            slug=slug,
-            rule=rule,
-        )
-    record = worked_out(runs, CRASHES).values[0]
-    _expect_all(record)
-    return f"the same under {record['num_scripts']} scripts that kill the server"
