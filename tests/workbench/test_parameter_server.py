@@ -15,6 +15,7 @@ from distlab.grading.kit.services import (
     Ask,
     Gone,
     Restart,
+    Step,
     first_difference,
     play_scripts,
     played_by_hand,
@@ -124,7 +125,7 @@ def test_a_history_has_what_the_service_met() -> None:
         return unit.StaleServer(weights, 2, -2.0, 0)
 
     push = message(PUSH, 1, [1.0])
-    steps = [Ask(0, push), Ask(0, message(PULL, 1)), Gone(1)]
+    steps: list[Step] = [Ask(0, push), Ask(0, message(PULL, 1)), Gone(1)]
     history = played_by_hand(make, steps, CODEC)
     assert [row[1:] for row in history] == [
         [0, [PUSH, 1, [1.0]], "ok"],
@@ -140,7 +141,8 @@ def test_a_history_has_what_the_service_met() -> None:
 
 def test_a_restart_by_hand_keeps_the_disk_only() -> None:
     push = message(PUSH, 1, [1.0])
-    steps = [Ask(0, push), Restart(), Ask(0, push), Ask(1, message(PULL, 0))]
+    pull = Ask(1, message(PULL, 0))
+    steps: list[Step] = [Ask(0, push), Restart(), Ask(0, push), pull]
     history = played_by_hand(once.maker(unit), steps, CODEC)
     assert history[-1][3] == [-1.0]
     assert [row[2] for row in history].count("restarted") == 1

@@ -349,13 +349,23 @@ def last_rows(
     words: Callable[[Row], str],
     upto: int | None = None,
 ) -> tuple[Evidence, ...]:
-    """The rows up to one place, the last few of them, one line each."""
+    """The rows up to one place, the last few of them, one line each.
+
+    A message that was offered again and got the same reply has one line. Where no time
+    passes, by hand, a line has the number of its row.
+    """
     rows = rows_of(history)[: None if upto is None else upto + 1]
+    has_times = any(row.time_s for row in rows)
+    shown = [
+        (number, row)
+        for number, row in enumerate(rows, 1)
+        if number == len(rows) or row[1:] != rows[number][1:]
+    ]
     return tuple(
         Evidence(
             rank=row.peer,
-            state=f"{row.time_s:.3f} s",
-            text=str(row.request) if row.request in (GONE, RESTARTED) else words(row),
+            state=f"{row.time_s:.3f} s" if has_times else f"#{number}",
+            text=row.request if row.request in (GONE, RESTARTED) else words(row),
         )
-        for row in rows[-_LAST:]
+        for number, row in shown[-_LAST:]
     )
