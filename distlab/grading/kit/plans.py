@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import torch
 
-from distlab.grading.runs import Runs, Scenario
+from distlab.grading.runs import Runs, RunSpec, Scenario
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
 from distlab.runner.autopsy import Evidence
@@ -85,7 +85,7 @@ def disturb(unit: ModuleType, place: int) -> None:
 # ── in the parent: words and tables ─────────────────────────────────────────────────
 
 
-def worked_out(runs: Runs, scenario: Scenario, **values: Any) -> Run:
+def worked_out(runs: Runs, scenario: Scenario | RunSpec, **values: Any) -> Run:
     """The run of a scenario in which one process plays all ranks.
 
     Raises:

@@ -1,0 +1,1 @@
+"""Checks of the unit `parameter_server`."""

@@ -1,0 +1,319 @@
+"""Checks of 3.25, `parameter_server.exactly_once`: retries, copies, and the log.
+
+Each push adds a digit of its own in base 16, so the weights say how often each push was
+applied. Crashes are tried at every operation on the disk, with all that can be left of
+what was not synced; then under scripts of faults.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from distlab.comm import Disk, Factory, PeerLost
+from distlab.grading.checks.parameter_server.messages import (
+    CODEC,
+    PULL,
+    PUSH,
+    message,
+    times,
+    words,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.plans import worked_out
+from distlab.grading.kit.services import (
+    SERVICE,
+    Ask,
+    last_rows,
+    play_scripts,
+    played_by_hand,
+    rows_of,
+    under,
+)
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import Evidence
+from distlab.sim import CrashPoint, SimDisk, crash_points, random_script
+
+RANKS, NUM_PUSHES = 3, 4
+HORIZON_S = 1.0
+NUM_SCRIPTS = 30
+LOG = "log"
+_RECORD, _HEADER = struct.Struct("!II"), struct.Struct("!BI")
+Pushed = tuple[int, int]
+"""A push: its rank and its number."""
+
+REPEATED: tuple[Pushed, ...] = (
+    *((0, 1), (0, 1), (1, 1), (0, 2), (0, 1), (2, 1), (1, 1), (1, 2)),
+    *((0, 2), (1, 1), (2, 1), (2, 2), (1, 3), (0, 3), (2, 1), (1, 3)),
+)
+"""Pushes in the order in which they arrive: repeated at once, and later."""
+FIRST_PUSHES: tuple[Pushed, ...] = ((0, 1), (1, 1))
+
+
+def digit(push: Pushed) -> int:
+    """The place of a push in the sum."""
+    return push[0] * NUM_PUSHES + push[1] - 1
+
+
+def ask(push: Pushed) -> Ask:
+    """The message of a push."""
+    rank, number = push
+    return Ask(rank, message(PUSH, number, [float(16 ** digit(push))]))
+
+
+def counts_of(weight: float) -> dict[Pushed, int]:
+    """How often each push was applied, by the weights that there are."""
+    rest, counts = round(-weight), {}
+    for rank in range(RANKS):
+        for number in range(1, NUM_PUSHES + 1):
+            counts[rank, number] = rest >> 4 * digit((rank, number)) & 15
+    return {push: count for push, count in counts.items() if count}
+
+
+def new_server(unit: ModuleType, disk: Disk) -> Any:
+    """A server whose weights are minus the sum of the gradients."""
+    weights = torch.zeros(1, dtype=torch.float64)
+    return unit.DurableServer(weights, RANKS, float(RANKS), disk)
+
+
+def maker(unit: ModuleType) -> Factory:
+    """Makes the learner's server on the disk of its process."""
+    return lambda context: new_server(unit, context.disk)
+
+
+def named(push: Pushed) -> str:
+    """A push in a sentence."""
+    return f"push {push[1]} of worker {push[0]}"
+
+
+# ── C1 ──────────────────────────────────────────────────────────────────────────────
+
+
+def repeat(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
+    """The history of pushes that arrive several times; each is followed by a pull."""
+    steps = []
+    for push in REPEATED:
+        steps += [ask(push), Ask(push[0], message(PULL, push[1]))]
+    return played_by_hand(maker(unit), steps, CODEC)
+
+
+def worker(context: RankContext) -> list[float]:
+    """Pushes until it is told "ok", with pauses; the weights when all must be done."""
+    for number in range(1, NUM_PUSHES + 1):
+        insist(context, ask((context.rank, number)).message)
+        context.clock.sleep(HORIZON_S / NUM_PUSHES)
+    context.clock.sleep(max(0.0, 20 * HORIZON_S - context.clock.now_s()))
+    weights: list[float] = CODEC.reply(insist(context, message(PULL, NUM_PUSHES)))
+    return weights
+
+
+def insist(context: RankContext, request: bytes) -> bytes:
+    """Send the same message until there is a reply."""
+    assert context.endpoint
+    while context.clock.now_s() < 100 * HORIZON_S:
+        try:
+            return context.endpoint.call(SERVICE, request, 0.05)
+        except PeerLost:
+            context.clock.sleep(0.01)
+    raise TimeoutError("the server does not reply any more")
+
+
+def all_once(record: dict[str, Any]) -> bool:
+    """Whether every worker came to its end and found each push applied once."""
+    everything = float(-sum(16**place for place in range(RANKS * NUM_PUSHES)))
+    return all(list(value or ()) == [everything] for value in record["values"])
+
+
+def under_scripts(
+    context: RankContext, unit: ModuleType, seed: int, crashes: bool
+) -> Any:
+    """The record of the first script, made short, under which a count is wrong."""
+    kinds: tuple[str, ...] = ("loss", "duplicate", "partition", "freeze")
+    if crashes:
+        kinds = ("restart", "torn", "torn", "loss", "duplicate", "freeze")
+    scripts = (
+        random_script(
+            seed + number, RANKS, HORIZON_S, services=(SERVICE,), kinds=kinds, most=5
+        )
+        for number in range(NUM_SCRIPTS)
+    )
+
+    def flaw(record: dict[str, Any]) -> bool:
+        return not all_once(record)
+
+    return play_scripts(maker(unit), worker, RANKS, scripts, CODEC, flaw=flaw)
+
+
+MESSAGES = on_ranks(under_scripts, crashes=False)
+CRASHES = on_ranks(under_scripts, crashes=True)
+
+
+@clause(
+    "parameter_server.exactly_once",
+    "C1",
+    worlds=(1,),
+    runs=[on_ranks(repeat), MESSAGES],
+)
+def each_push_once(runs: Runs) -> str | None:
+    """V: each push counts once, however often it arrives; each time the reply is ok."""
+    history = worked_out(runs, repeat).values[0]
+    arrived = Counter[Pushed]()
+    for place, row in enumerate(rows_of(history)):
+        kind, number, _ = row.request
+        if kind == PUSH:
+            arrived[row.peer, number] += 1
+            if row.reply != "ok":
+                raise NotYetError(
+                    f"{named((row.peer, number))} arrived "
+                    f"{times(arrived[row.peer, number], 'time')} and was answered "
+                    f'with {row.reply!r}, not with "ok"',
+                    evidence=last_rows(history, words, place),
+                )
+            continue
+        weights = row.reply if isinstance(row.reply, list) else [0.0]
+        counts = counts_of(weights[0])
+        for push, count in arrived.items():
+            _expect_once(push, counts.get(push, 0), f"arrived {times(count, 'time')}")
+    record = worked_out(runs, MESSAGES).values[0]
+    expect_all(record)
+    return (
+        f"the same under {record['num_scripts']} scripts of lost and doubled messages"
+    )
+
+
+def _expect_once(push: Pushed, count: int, fact: str) -> None:
+    if count > 1:
+        raise NotYetError(
+            f"{named(push)} {fact} and was applied {times(count, 'time')}",
+            slug="retry-counted",
+            rule="the number of a push tells whether it was applied before",
+        )
+    if not count:
+        raise NotYetError(f"{named(push)} {fact} and was not applied")
+
+
+def expect_all(record: dict[str, Any]) -> None:
+    """Under a script: what the weights at the end say."""
+    if all_once(record):
+        return
+    history, setting = record["history"], under(record)
+    weights = [value[0] for value in record["values"] if value]
+    if len(weights) < RANKS:
+        raise NotYetError(
+            f"{setting}{RANKS - len(weights)} of {RANKS} workers got no reply any more",
+            evidence=last_rows(history, words),
+        )
+    counts = counts_of(weights[0])
+    for rank in range(RANKS):
+        for number in range(1, NUM_PUSHES + 1):
+            count = counts.get((rank, number), 0)
+            if count != 1:
+                raise NotYetError(
+                    f"{setting}{named((rank, number))} was acknowledged, and the "
+                    f"weights have it {times(count, 'time')}",
+                    evidence=_rows_about(history, rank, number),
+                )
+    raise NotYetError(f"{setting}the workers pulled different weights at the end")
+
+
+def _rows_about(history: list[Any], rank: int, number: int) -> tuple[Evidence, ...]:
+    """The rows of one push, and the restarts of the server."""
+    about = [
+        row
+        for row in history
+        if isinstance(row[2], str) or (row[1] == rank and row[2][:2] == [PUSH, number])
+    ]
+    return last_rows(about, words)
+
+
+# ── C2 ──────────────────────────────────────────────────────────────────────────────
+
+
+def logged(data: bytes) -> set[Pushed]:
+    """The pushes of a log, up to the first torn record."""
+    pushes, end = set[Pushed](), 0
+    while end + _RECORD.size < len(data):
+        size, checksum = _RECORD.unpack_from(data, end)
+        record = data[end + _RECORD.size : end + _RECORD.size + size]
+        if not record or zlib.crc32(record) != checksum:
+            break
+        _, number = _HEADER.unpack_from(record)
+        pushes.add((record[-1], number))
+        end += _RECORD.size + size
+    return pushes
+
+
+def is_torn(log: bytes) -> bool:
+    """Whether there is more behind the complete records."""
+    end = 0
+    for _ in logged(log):
+        end += _RECORD.size + _RECORD.unpack_from(log, end)[0]
+    return end < len(log)
+
+
+def crashes_of(
+    unit: ModuleType,
+    pushes: Sequence[Pushed],
+    files: dict[str, bytes] | None = None,
+    has_recovered: bool = False,
+) -> Iterator[CrashPoint]:
+    """Every crash of a server that meets these pushes; told: those acknowledged."""
+
+    def program(disk: Disk, tell: Callable[[Any], None]) -> None:
+        server = new_server(unit, SimDisk() if has_recovered else disk)
+        server.disk = disk
+        for push in pushes:
+            if server.handle(push[0], ask(push).message) == b"ok":
+                tell(push)
+
+    return crash_points(program, files=files, limit=200)
+
+
+def log_after_crash(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """The first crash after which the log lacks what was acknowledged, or nothing.
+
+    The server has recovered elsewhere: this is about `push` alone.
+    """
+    for point in crashes_of(unit, FIRST_PUSHES, {LOG: b""}, has_recovered=True):
+        there = logged(point.files.get(LOG, b""))
+        missing = [push for push in point.told if push not in there]
+        if missing:
+            return {"push": missing[0], "when": when(point), "disk": files_of(point)}
+    return None
+
+
+def when(point: CrashPoint) -> str:
+    """`after sync('log')`; before the first operation nothing."""
+    return f"after {point.last.partition(', b')[0].rstrip(')')})" if point.last else ""
+
+
+def files_of(point: CrashPoint) -> list[list[Any]]:
+    """The names and sizes of what is on the disk."""
+    return [[name, len(data)] for name, data in point.files.items()]
+
+
+@clause(
+    "parameter_server.exactly_once",
+    "C2",
+    worlds=(1,),
+    runs=[on_ranks(log_after_crash)],
+)
+def in_the_log_first(runs: Runs) -> str | None:
+    """V: at every crash, the log has the pushes that were acknowledged until then."""
+    wrong = worked_out(runs, log_after_crash).values[0]
+    if wrong is None:
+        return "at every crash, with all that can be left of what was not synced"
+    raise NotYetError(
+        f"the server was killed {wrong['when']}, when it had acknowledged "
+        f"{named(wrong['push'])}: the log lacks that push",
+        slug="acknowledged-before-sync",
+        rule="append, sync, and only then return",
+    )
