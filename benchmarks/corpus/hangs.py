@@ -193,7 +193,7 @@ def raises_after_a_message(ctx: RankContext) -> None:
         raise ValueError("first")  # guilty
     if ctx.rank == 0:
         ctx.comm.send(_box(), 1)
-        ctx.comm.recv(_box(), 1, timeout_s=0.2)
+        ctx.comm.recv(_box(), 1, timeout_s=0.05)
 
 
 @raises("SystemExit", 2, 3)
