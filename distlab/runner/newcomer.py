@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 class NewcomersComm(Wrapper):
-    """Knows its place, and refuses every call: the others' lines led to another life.
+    """Knows its rank and refuses every call: the others know its old process only.
 
-    What a rank can do that was started again: call, serve, and use the store.
+    A rank that was started again can call and serve by its endpoint, and use the store.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
