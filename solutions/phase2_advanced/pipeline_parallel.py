@@ -156,6 +156,8 @@ def execute(
         if work:
             sends[action] = work
         free(action, kept, sends)
+        for sent in [a for a, w in sends.items() if a.kind == "B" and w.is_completed()]:
+            sends.pop(sent).wait()  # returns at once; else m gradients would be kept
     for work in sends.values():
         work.wait()
     comm.broadcast(loss, src=comm.world_size - 1)
