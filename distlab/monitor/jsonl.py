@@ -27,7 +27,7 @@ class JsonLines:
     """Writes the folder; it must not hold a run yet.
 
     Raises:
-        FileExistsError: `folder` holds a run already, which would be mixed with this.
+        ValueError: `folder` holds a run already, which would be mixed with this.
         OSError: it cannot be written.
     """
 
@@ -35,7 +35,7 @@ class JsonLines:
         self.name = f"the monitor folder {folder}"
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / RUN).exists():
-            raise FileExistsError(
+            raise ValueError(
                 f"{folder} holds the records of another run: choose a new folder"
             )
         self._folder, self._files = folder, dict[str, TextIO]()

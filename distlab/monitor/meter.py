@@ -54,6 +54,7 @@ class StepMeter:
         self._in_communication_s = in_communication_s
         self._optimizer = optimizer
         self._device = device or torch.device("cpu")
+        self._grad_norm: Tensor | None
         if optimizer is not None:
             optimizer.register_step_pre_hook(self._before_step)
         self._reset()
@@ -128,7 +129,7 @@ class StepMeter:
 
     def _reset(self) -> None:
         self._num_steps = self._samples = 0
-        self._grad_norm: Tensor | None = None
+        self._grad_norm = None
         self._data_wait_s = 0.0
         self._loss_sum: Tensor | float = 0.0
         self._started = time.perf_counter()

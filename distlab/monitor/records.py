@@ -100,7 +100,7 @@ def combined(
         "compute_share": _mean([record.compute_share for record in records]),
         "memory_bytes": float(max(record.memory_bytes for record in records)),
         "gpu_utilization": _mean([record.gpu_utilization for record in records]),
-        "mfu": work and work.flops_per_sample * throughput / work.peak_flops,
+        "mfu": work.flops_per_sample * throughput / work.peak_flops if work else None,
     }
     return {name: value for name, value in figures.items() if value is not None}
 

@@ -1,11 +1,12 @@
 """What `distlab top` says of a folder of records: plain lines, for any screen.
 
-digits · 3 ranks · epoch 4 · step 92 · 11 s                     last record 0.2 s ago
-loss 1.0052   accuracy 0.8806   4,420 samples/s   step 11.6 ms   norm 0.41
+    digits · 3 ranks · epoch 4 of 10 · step 92 · 11 s
+    last record 0.2 s ago
+    loss 1.0052   accuracy 0.8806   4,420 samples/s   lr 0.2   norm 0.41   MFU 0.3%
 
-rank    step     loss   step ms   data ▕▏ compute ▕▏ communication
-0      92   1.0049      11.6   ▏▏▏███████░░░░░░░░░░   2 %  18 %  80 %
-2      82   1.0311      11.6   …                        behind by 10 steps
+    rank   step      loss  step ms  ▒ data █ compute ░ communication
+       0     92    1.0049     11.6  ▒████░░░░░░░░░░░░░░░   2%  18%  80%
+       2     82    1.0311     12.1  ▒███████████████░░░░   2%  77%  21%  10 behind
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from distlab.monitor.jsonl import Recorded
 from distlab.monitor.records import StepRecord
 
 SILENT_S = 5.0  # without a record, then a rank is said to be silent
-_BAR = 24
+_BAR = 20
 _DATA, _COMPUTE, _COMMUNICATION = "▒", "█", "░"
 
 Line = tuple[str, str]
@@ -98,7 +99,7 @@ def _row(record: StepRecord, most: int, now_s: float) -> Line:
     text += bar(shares) + "".join(f"{share:>5.0%}" for share in shares)
     behind = most - record.step
     if behind:
-        return "fail", f"{text}  {behind} steps behind"
+        return "fail", f"{text}  {behind:,} behind"
     return "plain", text
 
 

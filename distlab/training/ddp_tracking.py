@@ -87,10 +87,20 @@ class TrackedRun:
     """
 
     def __init__(self, mlflow: Any, config: DdpConfig) -> None:
-        self._mlflow = mlflow
-        self._is_ours = mlflow.active_run() is None
-        name = f"{config.dataset}-{config.world_size}"
-        run = mlflow.start_run(run_name=name) if self._is_ours else mlflow.active_run()
+        """Begin it.
+
+        Raises:
+            ValueError: MLflow cannot.
+        """
+        self._mlflow, run = mlflow, mlflow.active_run()
+        self._is_ours = run is None
+        if run is None:
+            try:
+                name = f"{config.dataset}-{config.world_size}"
+                run = mlflow.start_run(run_name=name)
+            except Exception as error:  # MLflow's, SQLAlchemy's or the network's
+                first = (str(error).splitlines() or [type(error).__name__])[0]
+                raise ValueError(f"MLflow cannot begin a run: {first}") from error
         self._experiment_id, self.run_id = run.info.experiment_id, run.info.run_id
 
     def finish(
