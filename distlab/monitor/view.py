@@ -7,6 +7,8 @@
     rank   step      loss  step ms  ▒ data █ compute ░ communication
        0     92    1.0049     11.6  ▒████░░░░░░░░░░░░░░░   2%  18%  80%
        2     82    1.0311     12.1  ▒███████████████░░░░   2%  77%  21%  10 behind
+
+Where not all ranks have room, those that are behind stand first.
 """
 
 from __future__ import annotations

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import math
+import os
+import re
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +17,7 @@ import pytest
 import torch
 
 from distlab.monitor import Monitor, StepRecord, Work, combined
-from distlab.monitor.extras import needed
+from distlab.monitor.extras import INSTALL, needed
 from distlab.monitor.flops import flops_per_sample
 from distlab.monitor.jsonl import JsonLines, read_folder
 from distlab.monitor.meter import StepMeter
@@ -35,6 +39,17 @@ RECORD = StepRecord(
     memory_bytes=1 << 20,
     gpu_utilization=None,
 )
+
+
+MUST = bool(os.environ.get("DISTLAB_TEST_TRACKING"))  # then missing is a failure
+
+
+def library(name: str) -> Any:
+    """A library of the extra `tracking`; without it the test is skipped."""
+    if MUST:
+        return importlib.import_module(name)
+    reason = f"{name.partition('.')[0]} is not installed: {INSTALL}"
+    return pytest.importorskip(name, reason=reason)
 
 
 # ── what records say together ───────────────────────────────────────────────────────
@@ -253,9 +268,7 @@ def test_a_missing_library_is_named_with_what_brings_it() -> None:
 
 
 def test_prometheus_serves_what_its_own_parser_reads() -> None:
-    parser = pytest.importorskip(
-        "prometheus_client.parser", reason="prometheus-client is not installed"
-    )
+    parser = library("prometheus_client.parser")
     from distlab.monitor.prometheus import Prometheus
 
     sink = Prometheus(0)
@@ -281,6 +294,36 @@ def test_prometheus_serves_what_its_own_parser_reads() -> None:
     assert samples["distlab_rank_communication_ratio", "0"] == 0.5
     assert ("distlab_rank_loss", "1") not in samples
     Prometheus(sink.port).close()  # the port was given back
+
+
+def test_the_dashboard_shows_what_is_served() -> None:
+    library("prometheus_client")
+    from distlab.monitor import prometheus
+
+    dashboard = json.loads(
+        Path(prometheus.__file__).with_name("grafana.json").read_text()
+    )
+    panels = dashboard["panels"]
+    shown = {
+        name
+        for panel in panels
+        for target in panel["targets"]
+        for name in re.findall(r"distlab_\w+", target["expr"])
+    }
+    sink = prometheus.Prometheus(0)
+    try:
+        sink.record(RECORD)
+        sink.figures(10, dict.fromkeys(prometheus.OF_RUN, 1.0))
+        served = urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics").read()
+    finally:
+        sink.close()
+    names = set(re.findall(r"^(distlab_\w+)", served.decode(), flags=re.M))
+    assert names - shown == {"distlab_step", "distlab_step_seconds"} | {
+        "distlab_rank_step"
+    }
+    assert shown <= names
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
+    assert len(set(places)) == len(panels)
 
 
 @pytest.mark.filterwarnings("ignore")  # TensorBoard's own affairs
