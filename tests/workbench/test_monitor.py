@@ -328,10 +328,7 @@ def test_the_dashboard_shows_what_is_served() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # TensorBoard's own affairs
 def test_tensorboard_reads_the_event_files(tmp_path: Path) -> None:
-    reader = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator",
-        reason="tensorboard is not installed",
-    )
+    reader = library("tensorboard.backend.event_processing.event_accumulator")
     from distlab.monitor.tensorboard import TensorBoard
 
     sink = TensorBoard(tmp_path)
