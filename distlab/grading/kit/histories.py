@@ -8,7 +8,7 @@ the rank: of many scripts it keeps those that break a clause.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from distlab.grading.kit.plans import worked_out
 from distlab.grading.runs import Runs, RunSpec
@@ -39,11 +39,12 @@ Faults = Callable[[S, History], dict[str, NotYetError]]
 """What is wrong with the history of a script: the verdict on each clause it breaks."""
 
 
-class Model(Protocol):
+class Model:
     """What a judge holds against a history."""
 
     def offer(self, row: Row) -> Any:
         """The reply that is due to `row.request`; None: not yet."""
+        raise NotImplementedError
 
     def gone(self, peer: int) -> None:
         """This rank's process has ended."""

@@ -112,12 +112,11 @@ class _Watched:
         self._log.rows.append(row)
         try:
             reply: bytes | None = self._service.handle(peer, message)
+            row[3] = self._log.read(codec.reply, reply)
+            row += [codec.state(self._service)] if codec.state else []
         except Exception as error:
             self._log.error = self._log.error or error
             raise
-        row[3] = self._log.read(codec.reply, reply)
-        if codec.state:
-            row.append(codec.state(self._service))
         return reply
 
 

@@ -17,24 +17,21 @@ from typing import Any
 import torch
 
 from distlab.comm import Disk, Factory, PeerLost
+from distlab.given.parameter_server import PULL, PUSH
 from distlab.grading.checks.parameter_server.messages import (
     CODEC,
-    PULL,
-    PUSH,
     message,
     times,
     words,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit.histories import last_rows, rows_of, under
 from distlab.grading.kit.plans import worked_out
 from distlab.grading.kit.services import (
     SERVICE,
     Ask,
-    last_rows,
     play_scripts,
     played_by_hand,
-    rows_of,
-    under,
 )
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from signal import SIGINT, SIGKILL, SIGTERM
 from typing import Any
 
-from distlab.grading.kit.histories import Row
+from distlab.grading.kit.histories import Model, Row
 
 Fact = tuple[Any, ...]
 """An event or an action: what it is, and its numbers."""
@@ -176,7 +176,7 @@ END: Fact = ("end",)
 _LATE_S = 0.1
 
 
-class Contract:
+class Contract(Model):
     """A right launcher; when it asks for a Tick is left to the learner's."""
 
     def __init__(self, script: Script) -> None:
@@ -232,12 +232,6 @@ class Contract:
             return [("finish", self.cause if self.cause >= 0 else 128 - self.cause)]
         self.restarts_s.append(now_s)
         return self._all()
-
-    def gone(self, peer: int) -> None:
-        """See `Model`."""
-
-    def restart(self) -> None:
-        """See `Model`."""
 
     def allows(self, actual: list[Fact], expected: list[Fact]) -> bool:
         """Whether these actions are as right as those of the contract."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from distlab.grading.kit.histories import Row
+from distlab.grading.kit.histories import Model, Row
 
 Script = tuple[int, tuple[str, ...]]
 NUM_RANDOM = 240
@@ -110,7 +110,7 @@ class Rank:
     words: str
 
 
-class Contract:
+class Contract(Model):
     """What a right rendezvous replies; which rank is whose is left to the learner's."""
 
     def __init__(self, world_size: int) -> None:
@@ -163,12 +163,6 @@ class Contract:
         if type(reply) is int and reply in free:
             self.ranks[name] = reply
         return Rank(free, words)
-
-    def gone(self, peer: int) -> None:
-        """See `Model`."""
-
-    def restart(self) -> None:
-        """See `Model`."""
 
 
 def is_due(reply: Any, expected: Any) -> bool:
