@@ -6,6 +6,9 @@ A request has a number of the caller's own. If its connection breaks before the 
 and the same life of the service can be reached again, it is sent again under the same
 number, and is handled once. If that life has ended, nobody knows whether the request
 was handled: the call is lost, and what to do about it is the program's business.
+
+A service takes a caller without a connection for one whose process has ended. So a
+connection on which an answer did not come in time is kept until another one is used.
 """
 
 from __future__ import annotations
@@ -143,6 +146,7 @@ class Caller:
         self._last_number = 0
         self._open: set[int] = set()  # numbers of requests that are not over
         self._idle: list[_Connection] = []
+        self._late: list[_Connection] = []  # on which nothing is asked any more
         self.num_connections = 0  # made so far
 
     def call(self, message: bytes, until: float) -> bytes:
@@ -173,7 +177,8 @@ class Caller:
     def close(self) -> None:
         """End the connections that are not in use."""
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle, self._idle = self._idle + self._late, []
+            self._late = []
         for connection in idle:
             connection.close()
 
@@ -197,7 +202,11 @@ class Caller:
                 with self._lock:
                     oldest = min(self._open)
                 answer = connection.ask(number, oldest, message, until)
-            except (TimeoutError, PermissionError):
+            except TimeoutError:
+                if connection is not None:
+                    self._replace_late([connection])
+                raise
+            except PermissionError:
                 _close(connection)
                 raise
             except (OSError, EOFError):  # it broke: by the network, or by a death
@@ -235,8 +244,15 @@ class Caller:
         if answer.kind == Kind.REFUSED:
             connection.close()
             return
+        self._replace_late([])  # the service knows this connection: it has answered
         with self._lock:
             self._idle.append(connection)
+
+    def _replace_late(self, late: list[_Connection]) -> None:
+        with self._lock:
+            old, self._late = self._late, late
+        for connection in old:
+            connection.close()
 
 
 def _close(connection: _Connection | None) -> None:
