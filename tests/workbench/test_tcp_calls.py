@@ -198,6 +198,23 @@ def test_who_was_not_answered_in_time_is_not_gone(door: Door) -> None:
     assert service.gone == [1]
 
 
+def test_who_finds_a_service_started_anew_is_not_gone_there(door: Door) -> None:
+    directory, first, second = directory_to(door.address), Notes(), Notes()
+    with (
+        closing(TcpEndpoint(directory, 1)) as endpoint,
+        ThreadPoolExecutor(1) as pool,
+        ExitStack() as lives,
+    ):
+        with serving(door.listen(), directory, first):
+            asked = pool.submit(endpoint.call, "ps", b"never", PATIENCE_S)
+            assert first.has_come.wait(PATIENCE_S)
+            lives.enter_context(serving(door.listen(), directory, second))
+        with pytest.raises(PeerLost):
+            asked.result(PATIENCE_S)
+        assert endpoint.call("ps", b"now", PATIENCE_S) == b"1"
+        assert second.gone == []
+
+
 # ── who calls ───────────────────────────────────────────────────────────────────────
 
 

@@ -8,7 +8,8 @@ number, and is handled once. If that life has ended, nobody knows whether the re
 was handled: the call is lost, and what to do about it is the program's business.
 
 A service takes a caller without a connection for one whose process has ended. So a
-connection on which an answer did not come in time is kept until another one is used.
+connection on which an answer did not come in time is kept until another one is used,
+and one to a new life of the service is kept for the next call.
 """
 
 from __future__ import annotations
@@ -197,6 +198,7 @@ class Caller:
             try:
                 connection = self._at_hand() or self._dial(until)
                 if life and connection.life != life:
+                    self._keep(connection)
                     raise GoneError("it was started anew, and does not know the call")
                 life = connection.life
                 with self._lock:
@@ -205,6 +207,8 @@ class Caller:
             except TimeoutError:
                 if connection is not None:
                     self._replace_late([connection])
+                raise
+            except GoneError:
                 raise
             except PermissionError:
                 _close(connection)
@@ -245,6 +249,9 @@ class Caller:
             connection.close()
             return
         self._replace_late([])  # the service knows this connection: it has answered
+        self._keep(connection)
+
+    def _keep(self, connection: _Connection) -> None:
         with self._lock:
             self._idle.append(connection)
 
