@@ -76,14 +76,15 @@ def miscounted(rows: Sequence[Row], plan: Plan, killed: Collection[int]) -> list
     acked: dict[tuple[int, int], int] = {}
     for _, rank, server, number, _, _ in _of(ACKED, rows):
         acked[server, rank] = max(number, acked.get((server, rank), 0))
-    finals = {row[2]: row[5] for row in _of(FINAL, rows)}
     wrong = []
     for server in range(len(plan["servers"])):
-        if server not in finals:
-            wrong.append(f"the weights of server {server} were not read at the end")
+        finals = [row[5] for row in _of(FINAL, rows) if row[2] == server]
+        if not finals or any(weights != finals[0] for weights in finals):
+            several = "different weights" if finals else "no weights"
+            wrong.append(f"{several} were read from server {server} at the end")
             continue
         try:
-            by_rank = counts(plan, finals[server])
+            by_rank = counts(plan, finals[0])
         except ValueError as error:
             wrong.append(f"server {server}: {error}")
             continue

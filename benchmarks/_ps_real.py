@@ -26,7 +26,7 @@ SERVERS = ("server0", "server1")
 WORKERS, HEALTHY = 8, (0, 1, 2, 3, 4)
 FROZEN, KILLED, SLOW = 5, 6, 7
 SLOWER, COMPUTE_S, PATIENCE_S = 5, 0.15, 1.0
-BOUND = 3
+BOUND, LEASE_S = 3, 5.0
 LIMITS = Limits(seconds=240)
 Order = tuple[int, str, int | str]
 """After so many pushes of worker 0: what is done, and to whom."""
@@ -71,6 +71,7 @@ def plan(
         "dies": [],
         "end_s": None,
         "bound": bound,
+        "lease_s": LEASE_S,
     }
 
 

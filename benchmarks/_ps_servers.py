@@ -7,8 +7,8 @@ Who counts for the bound: every worker whose process lives, a frozen one too. A 
 that has ended leaves the bound when its connection closes. That goes into the log, for
 a server that is restarted later is not told again. A process that ended while the
 server was away is not heard in the server's next life: after a lease it does not count,
-until it is heard. So a worker that is frozen for longer than the lease, across a
-restart of the server, does not count either.
+until it is heard. So the lease has to be longer than what a gradient takes. A worker
+that is frozen for longer than the lease, across a restart, does not count either.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from solutions.phase3_multi_node.parameter_server import (
     pack_record,
 )
 
-LEASE_S = 4.0
-
 
 class BoundedServer(DurableServer):
     """SSP with a log: the clocks and the departures outlive the process."""
@@ -41,7 +39,7 @@ class BoundedServer(DurableServer):
         lr: float,
         disk: Disk,
         bound: int | None,
-        lease_s: float = LEASE_S,
+        lease_s: float,
     ) -> None:
         self.rule = StaleServer(weights, num_workers, lr, bound)  # its pull decides
         self.ended: set[int] = set()
@@ -107,7 +105,7 @@ def durable(context: ServiceContext, plan: Plan) -> DurableServer:
 
 def bounded(context: ServiceContext, plan: Plan) -> BoundedServer:
     """SSP with the plan's bound."""
-    return BoundedServer(*_zeros(plan), context.disk, plan["bound"])
+    return BoundedServer(*_zeros(plan), context.disk, plan["bound"], plan["lease_s"])
 
 
 def acknowledges_first(context: ServiceContext, plan: Plan) -> AcknowledgesFirst:

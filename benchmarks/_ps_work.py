@@ -32,6 +32,8 @@ seconds     by rank: what a gradient takes, as a sleep
 pushes      by rank: how many it makes
 patience_s  after which a worker sends a message again
 dies        ranks that the others do not wait for at the end
+bound       of SSP; None: no bound
+lease_s     see `_ps_servers`
 end_s       in virtual time: when the weights are read at the end; None: with the store
 """
 STARTED, ACKED, PULLED, FINAL = "started", "acked", "pulled", "final"
@@ -82,7 +84,7 @@ def counts(plan: Plan, weights: Sequence[float]) -> list[list[int]]:
 def work(context: RankContext, plan: Plan, note: Callable[[Row], object]) -> None:
     """One worker: compute, push to each server, pull from each, and again.
 
-    Rank 0 reads the weights at the end, when all that still live have pushed.
+    At the end, when all that still live have pushed, it reads the weights once more.
     """
     assert context.endpoint
     assert context.store
@@ -103,11 +105,10 @@ def work(context: RankContext, plan: Plan, note: Callable[[Row], object]) -> Non
             note([PULLED, rank, which, number, clock.now_s(), weights])
     if plan["end_s"] is None:
         store.set(f"done{rank}", b"")
-    if rank == 0:
-        _wait_for_all(context, plan)
-        for which, server in enumerate(servers):
-            weights = server.pull().tolist()
-            note([FINAL, rank, which, server.num_pushes, clock.now_s(), weights])
+    _wait_for_all(context, plan)
+    for which, server in enumerate(servers):
+        weights = server.pull().tolist()
+        note([FINAL, rank, which, server.num_pushes, clock.now_s(), weights])
 
 
 def _wait_for_all(context: RankContext, plan: Plan) -> None:
