@@ -67,6 +67,7 @@ bench: .venv/.ready  ## every figure with a bar, measured; best on a quiet machi
 	@$(PY) -m distlab bench allreduce
 	@$(PY) -m distlab bench ddp
 	@$(PY) -m distlab bench zero
+	@$(PY) -m distlab bench ps
 
 soak: .venv/.ready  ## the reference passes 20 times in a row under CPU load
 	@$(PY) benchmarks/soak.py --times 20
