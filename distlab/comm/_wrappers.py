@@ -171,6 +171,11 @@ class Traffic:
     sent_bytes: float = 0.0
     in_calls_s: float = 0.0
 
+    def add(self, copies: float, num_bytes: int) -> None:
+        """Count a call that sends `num_bytes` so many times."""
+        self.messages += copies > 0
+        self.sent_bytes += copies * num_bytes
+
     @contextmanager
     def timed(self) -> Iterator[None]:
         """Add the seconds spent inside the block to `in_calls_s`."""
@@ -199,8 +204,7 @@ class ByteMeter(Wrapper):
         with self.traffic.timed():
             result = proceed()
         copies = self._copies_sent(call)
-        self.traffic.messages += copies > 0
-        self.traffic.sent_bytes += copies * _bytes(call.sent)
+        self.traffic.add(copies, _bytes(call.sent))
         if call.blocking:
             return result
         return _TimedWork(result, self.traffic)  # type: ignore[return-value,arg-type]

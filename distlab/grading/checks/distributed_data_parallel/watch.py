@@ -110,11 +110,17 @@ class Doubled:
         return self._work.is_completed()
 
 
-def doubling(unit: Any) -> Callable[[Comm, Tensor], Doubled]:
-    """A comm_hook that has an effect: every sum is doubled."""
+def doubling(unit: Any, given: list[str]) -> Callable[[Comm, Any], Doubled]:
+    """A comm_hook that has an effect: every sum is doubled.
 
-    def comm_hook(comm: Comm, flat: Tensor) -> Doubled:
-        return Doubled(unit.start_all_reduce(comm, flat), flat)
+    What it is called with, if that is no bucket, is noted in `given`.
+    """
+
+    def comm_hook(comm: Comm, bucket: Any) -> Doubled:
+        if not isinstance(bucket, unit.Bucket):
+            given.append(type(bucket).__name__)
+        flat = bucket if isinstance(bucket, Tensor) else bucket.flat
+        return Doubled(unit.start_all_reduce(comm, bucket), flat)
 
     return comm_hook
 
