@@ -66,7 +66,7 @@ AT_MOST = {
     "bad_frames_accepted": 0,
 }
 PAIRS, SCRIPTS, FRAMES = 5, 2000, 100_000
-ASYNC_PUSHES, SSP_PUSHES, HELD_PUSHES, HELD_S = 60, 16, 16, 3.0
+ASYNC_PUSHES, SSP_PUSHES, HELD_PUSHES, HELD_S = 30, 16, 16, 3.0
 PRELOAD = ("benchmarks._ps_work", "benchmarks._ps_servers")
 _SHOWN = 5  # of the things that are wrong
 Line = dict[str, Any]
@@ -125,7 +125,7 @@ def on_processes(cluster: Cluster, pairs: int) -> Tally:
 
 def shares(tally: Tally) -> list[Line]:
     """The throughput of healthy workers, of both ways to wait; the worst one first."""
-    lines = []
+    lines, limits = [], real.limits_per_s(ASYNC_PUSHES, SSP_PUSHES)
     for way, launches in tally.pairs.items():
         if not launches:
             lines.append({"way": way, "value": 0.0, "lower": 0.0, "n": 0})
@@ -139,6 +139,7 @@ def shares(tally: Tally) -> list[Line]:
                 "n": len(launches),
                 "pushes_per_s": round(statistics.median(faulty), 2),
                 "pushes_per_s_without_faults": round(statistics.median(clean), 2),
+                "limit_per_s": round(limits[way], 2),
             }
         )
     return sorted(lines, key=lambda line: line["lower"])

@@ -242,7 +242,7 @@ def test_the_exit_code_says_whether_all_bars_are_met(
 def test_servers_without_a_bound_are_seen_on_processes(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(real, "COMPUTE_S", 0.05)
+    monkeypatch.setattr(real, "SSP_S", 0.05)
     scene = real.held_up(16, 2.0)
     free = replace(scene, plan={**scene.plan, "bound": None})
     tally = ps.Tally()
@@ -257,7 +257,8 @@ def test_servers_without_a_bound_are_seen_on_processes(
 def test_a_small_measurement_misses_the_counts_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(real, "COMPUTE_S", 0.05)
+    monkeypatch.setattr(real, "ASYNC_S", 0.05)
+    monkeypatch.setattr(real, "SSP_S", 0.05)
     for name in ("ASYNC_PUSHES", "SSP_PUSHES", "HELD_PUSHES"):
         monkeypatch.setattr(ps, name, 16)
     few = ["--pairs", "1", "--scripts", "80", "--frames", "80", "--json"]
