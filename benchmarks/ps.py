@@ -7,7 +7,8 @@ are those of 3.20 and 3.25, put together in `_ps_servers`.
 
     healthy_throughput_share   pushes per second of the healthy workers, by the same
                                without faults: pairs of runs, one after the other, in
-                               either order. The smaller one of both ways to wait:
+                               either order (a dead process leaves its share of the
+                               processor to others). The smaller one of both ways:
       asynchronous             by a run without any fault
       ssp                      by a run that has the slow worker too: everybody goes at
                                its pace, that is what the bound is for
