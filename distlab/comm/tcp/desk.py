@@ -132,6 +132,7 @@ class Desk:
         if frame.number < caller.oldest:
             raise FrameError(f"request {frame.number} is one its caller has given up")
         caller.give_up(frame.oldest)
+        self._pending.forget(caller.peer, before=frame.oldest)
         if len(caller.waits) >= MAX_WAITING:
             raise FrameError(f"{MAX_WAITING} requests at once are enough")
         caller.waits[frame.number] = line
