@@ -18,7 +18,8 @@ from torch.nn.functional import cross_entropy
 
 from distlab.comm import PeerLost, ServiceContext
 from distlab.data.digits import load_digits_split
-from distlab.grading.checks.parameter_server.messages import CODEC, PULL, PUSH, message
+from distlab.given.parameter_server import PULL, PUSH
+from distlab.grading.checks.parameter_server.messages import CODEC, message
 from distlab.grading.kit.services import NET, SERVICE
 from distlab.runner import RankContext
 from distlab.sim import AlphaBeta, Faults, parse_faults, run
