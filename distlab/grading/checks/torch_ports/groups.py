@@ -39,7 +39,7 @@ def two_generations(
     """Who became what; in the second generation there is a process too many."""
     port, n = host_store(context, PATIENCE_S), context.world_size
     lives = []
-    for generation, size in ((1, n), (2, n - 1)):
+    for generation, size in ((1, n), (2, fewer_of(n))):
         life: dict[str, Any] = {}
         _note_store(unit, generation, life)
         try:
@@ -55,6 +55,11 @@ def two_generations(
         lives.append(life)
         unrecorded(context.comm).barrier()
     return lives
+
+
+def fewer_of(n: int) -> int:
+    """The ranks of the second generation."""
+    return max(1, n - 1)
 
 
 def _note_store(unit: ModuleType, generation: int, life: dict[str, Any]) -> None:
@@ -159,7 +164,7 @@ def each_rank_once(runs: Runs) -> str | None:
 @clause("torch_ports.groups", "C2", worlds=WORLDS, runs=[on_ranks(two_generations)])
 def from_zero_again(runs: Runs) -> str | None:
     """V: the second generation has one rank less, and refuses one process."""
-    n = runs.world_size
+    n, size = runs.world_size, fewer_of(runs.world_size)
     lives = [value[1] for value in _met(runs).values]
     refused = sum(life.get("refused", False) for life in lives)
     ranks = sorted(life["rank"] for life in lives if "rank" in life)
@@ -169,19 +174,19 @@ def from_zero_again(runs: Runs) -> str | None:
             "generation 2 uses the store keys of generation 1: init_process_group "
             "finds addresses of processes that have left"
             if mixed
-            else f"generation 2 refused all {n} processes; expected {n - 1} ranks",
+            else f"generation 2 refused all {n} processes; expected {size} ranks",
             slug="generation-not-in-key",
             evidence=_told(lives),
             rule=KEYS,
         )
-    if ranks != [*range(n - 1)] or refused != 1:
+    if ranks != [*range(size)] or refused != n - size:
         raise NotYetError(
-            f"{n} processes, world_size {n - 1}: expected ranks 0 to {n - 2} and one "
-            "ValueError",
+            f"{n} processes, world_size {size}: expected ranks 0 to {size - 1}, and "
+            f"{n - size} ValueError",
             evidence=_told(lives),
         )
-    _expect_sum([life for life in lives if "rank" in life], n - 1)
-    return f"n = {n}: then {n - 1} ranks, and one process is refused"
+    _expect_sum([life for life in lives if "rank" in life], size)
+    return f"n = {n}: then {size} ranks; refused: {n - size}"
 
 
 def _expect_sum(lives: list[dict[str, Any]], size: int) -> None:
