@@ -20,12 +20,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed import PrefixStore, TCPStore, checkpoint  # type: ignore[attr-defined]
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+dcp: Any = checkpoint
 LossFn = Callable[[Tensor, Tensor], Tensor]
 Microbatches = Sequence[tuple[Tensor, Tensor]]
 

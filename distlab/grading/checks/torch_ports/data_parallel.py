@@ -97,7 +97,7 @@ def hooked_steps(
         with torch.no_grad():
             for parameter in module.parameters():
                 if parameter.grad is not None:
-                    parameter -= LEARNING_RATE * parameter.grad
+                    parameter.sub_(LEARNING_RATE * parameter.grad)
     leave_default_group()
     return steps
 
@@ -151,7 +151,7 @@ def one_process(seed: int, n: int) -> list[list[Tensor]]:
             for parameter, own in zip(
                 model.parameters(), mean.split(sizes), strict=True
             ):
-                parameter -= LEARNING_RATE * own.view_as(parameter)
+                parameter.sub_(LEARNING_RATE * own.view_as(parameter))
     return steps
 
 

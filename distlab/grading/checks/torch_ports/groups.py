@@ -6,7 +6,6 @@ all of them, then for one rank less than there are processes.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from functools import wraps
 from inspect import signature
 from types import ModuleType
@@ -27,7 +26,6 @@ from distlab.runner.autopsy import Evidence
 
 WORLDS = (4, 3)
 TIMEOUT_S = 7.0  # not what torch takes by itself
-GROUP_S = 5.0  # the limit of groups that new_group makes
 KEYS = "a PrefixStore for each generation, for your keys and for init_process_group"
 EACH = "every rank calls new_group for each group, in the same order"
 LIMITS = "timeout=timedelta(seconds=timeout_s), for TCPStore and init_process_group"
@@ -96,35 +94,59 @@ def _sum_of(number: int, group: Any = None) -> int | str:
 
 def _facts() -> dict[str, Any]:
     total = _sum_of(dist.get_rank() + 1)
+    store: Any = c10d._get_default_store()
     backend: Any = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
     return {
         "rank": dist.get_rank(),
         "size": dist.get_world_size(),
         "total": total,
-        "store_s": c10d._get_default_store().timeout.total_seconds(),
+        "store_s": store.timeout.total_seconds(),
         "group_s": backend.options._timeout.total_seconds(),
     }
 
 
-def subgroups(
-    context: RankContext, unit: ModuleType, seed: int
-) -> list[dict[str, Any]]:
+def subgroups(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """For the node and for the rail: the members, and a sum over them."""
     join(context)
-    c10d.default_pg_timeout = timedelta(seconds=GROUP_S)
-    c10d._get_default_store().set_timeout(c10d.default_pg_timeout)
-    pair = unit.node_and_rail(ranks_per_node(context.world_size))
-    found = []
-    for group in pair if isinstance(pair, tuple | list) else [pair]:
-        if not isinstance(group, dist.ProcessGroup):
-            found.append({"kind": type(group).__name__})
-            continue
-        ranks = dist.get_process_group_ranks(group)
-        found.append({"ranks": ranks, "total": _sum_of(2**context.rank, group)})
-        if isinstance(found[-1]["total"], str):
-            break  # the other group would keep the rank waiting once more
+    calls: list[Any] = [None] * context.world_size
+    dist.all_gather_object(calls, _rehearsed(context, unit))
+    found: list[dict[str, Any]] = []
+    if all(own == calls[0] for own in calls):  # otherwise they would wait in vain
+        pair = unit.node_and_rail(ranks_per_node(context.world_size))
+        for group in pair if isinstance(pair, tuple | list) else [pair]:
+            if not isinstance(group, dist.ProcessGroup):
+                found.append({"kind": type(group).__name__})
+                continue
+            total = _sum_of(2**context.rank, group)
+            ranks = dist.get_process_group_ranks(group)
+            found.append({"ranks": ranks, "total": total})
+            if isinstance(total, str):
+                break  # the other group would keep the rank waiting once more
     leave_default_group()
-    return found
+    return {"calls": calls[context.rank], "groups": found}
+
+
+def _rehearsed(context: RankContext, unit: ModuleType) -> list[Any]:
+    """What this rank asks of new_group that all ranks must ask for; none is made."""
+    real, calls = dist.new_group, []
+
+    @wraps(real)
+    def noted(*args: Any, **named: Any) -> Any:
+        asked = signature(real).bind(*args, **named).arguments
+        if not asked.get("use_local_synchronization"):
+            calls.append(list(asked.get("ranks") or range(context.world_size)))
+        return dist.group.WORLD
+
+    places = [dist, *[unit] * hasattr(unit, "new_group")]
+    for place in places:
+        place.new_group = noted  # type: ignore[attr-defined]
+    try:
+        unit.node_and_rail(ranks_per_node(context.world_size))
+    except Exception:  # it comes again, without this in its way
+        calls = []
+    for place in places:
+        place.new_group = real  # type: ignore[attr-defined]
+    return calls
 
 
 def ranks_per_node(n: int) -> int:
@@ -243,7 +265,9 @@ def members(runs: Runs) -> str | None:
     """V: the ranks of both groups, and which of them a sum reaches."""
     n, k = runs.world_size, ranks_per_node(runs.world_size)
     run = finished(runs, subgroups)
-    for rank, found in enumerate(run.values):
+    _expect_same_calls([value["calls"] for value in run.values])
+    for rank, value in enumerate(run.values):
+        found = value["groups"]
         node, rail = rank - rank % k, rank % k
         expected = [[*range(node, node + k)], [*range(rail, n, k)]]
         ranks = [one.get("ranks", one.get("kind")) for one in found]
@@ -264,9 +288,7 @@ def members(runs: Runs) -> str | None:
                 raise NotYetError(
                     f"an all_reduce in the group {right} on rank {rank}: "
                     f"{one['total']}",
-                    slug="group-calls-differ",
                     evidence=evidence,
-                    rule=EACH,
                 )
         if len(ranks) != len(expected):
             raise NotYetError(
@@ -275,3 +297,18 @@ def members(runs: Runs) -> str | None:
                 evidence=evidence,
             )
     return f"n = {n}: node and rail, {k} ranks per node"
+
+
+def _expect_same_calls(calls: list[list[Any]]) -> None:
+    odd = next((rank for rank, own in enumerate(calls) if own != calls[0]), None)
+    if odd is not None:
+        raise NotYetError(
+            f"rank {odd} does not call new_group as rank 0 does: all_reduces in these "
+            "groups wait in vain",
+            slug="group-calls-differ",
+            evidence=tuple(
+                Evidence(rank=rank, state="calls", text=" ".join(map(str, own))[:70])
+                for rank, own in enumerate(calls)
+            ),
+            rule=EACH,
+        )

@@ -167,7 +167,7 @@ def continued(context: RankContext, unit: ModuleType, seed: int) -> Tensor | Non
     if rank >= fewer:
         return None
     os.environ["WORLD_SIZE"] = str(fewer)
-    again = dist.PrefixStore("again", store)
+    again = c10d.PrefixStore("again", store)
     dist.init_process_group("gloo", store=again, rank=rank, world_size=fewer)
     model = make_model(seed + 1)
     unit.hybrid_shard(model, 1, torch.float64, torch.float64)
