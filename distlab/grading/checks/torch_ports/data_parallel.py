@@ -266,9 +266,10 @@ def _expect_dtype(sent: list[list[dict[str, Any]]], wire: str) -> None:
     dtypes = [sorted({record["dtype"] for record in own}) for own in sent]
     if all(own == [wire] for own in dtypes):
         return
+    unchanged = dtypes[0] == ["torch.float64"]
     raise NotYetError(
         f"the gradients travel as {', '.join(dtypes[0])}: expected {wire}",
-        slug="wire-dtype-ignored" if dtypes[0] == ["torch.float64"] else "",
+        slug="wire-dtype-ignored" if unchanged else "",
         evidence=_told([", ".join(own) for own in dtypes]),
         rule="the hook converts the bucket to `wire` before the all_reduce",
     )
