@@ -126,9 +126,9 @@ def step_report(records: Sequence[Record]) -> StepReport:
     Given: at least one record; they come in any order, and ranks may be missing. Each
     rank's three parts take more than 0 s together. A rank may have no samples.
 
-    C2 `shares`: each part's seconds over the seconds of that rank's step
-    C3 `loss`: the mean over the samples of all ranks; nan only if a rank with samples
-    has nan, or no rank has samples. `samples_per_s`: the samples of all ranks over the
+    C2 shares: each part's seconds over the seconds of that rank's step, by rank
+    C3 loss: the mean over the samples of all ranks; nan only if a rank with samples
+    has nan, or no rank has samples. samples_per_s: the samples of all ranks over the
     seconds of the slowest rank's step
     In torch.distributed: nothing; torchmetrics has such means
     Example: losses 2, 5 and nan of 3, 1 and 0 samples → loss 2.75

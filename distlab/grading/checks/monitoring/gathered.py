@@ -26,7 +26,7 @@ class Reads(TorchDispatchMode):
     """Counts how often a tensor's number is made a number of Python's."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(
