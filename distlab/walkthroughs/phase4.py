@@ -5,14 +5,81 @@ Times of simulated runs are in virtual time: every machine gives the same ones.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from distlab.sim import AlphaBeta, Faults
+from distlab.curriculum.choose import Choice
+from distlab.curriculum.units import travelling
+from distlab.grading.harness import (
+    Implementation,
+    needed_reference,
+    off_limits,
+    perform,
+)
+from distlab.runner import Cluster
+from distlab.runner.rank import name_of
+from distlab.sim import AlphaBeta, Faults, run_apart
 from distlab.walkthroughs import phase4_rank as rank
 from distlab.walkthroughs.base import Ranks
 from distlab.walkthroughs.phase3 import LINK, Rows
 
-__all__ = ["LINK", "AlphaBeta", "Rows", "Walkthrough"]
+__all__ = ["LINK", "AlphaBeta", "Rows", "Search", "Walkthrough", "search"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Faults in a simulated run, and what the unit made of its records."""
+
+    faults: dict[str, list[int]]  # by the names of Suspects
+    named: dict[str, list[int]]
+    ms: list[list[float]]  # by rank: data, compute, communication in the last step
+
+
+def search(
+    cluster: Cluster,
+    choice: Choice,
+    *,
+    n: int,
+    factor: float,
+    num_steps: int,
+    seed: int,
+) -> Search:
+    """Hide three faults among n simulated ranks, and let the unit search for them.
+
+    One rank takes `factor` times as long, one has a weight changed, one has a nan.
+    """
+    draw = random.Random(seed)
+    slow, flipped, poisoned = draw.sample(range(n), 3)
+    values = {
+        "num_steps": num_steps,
+        "flipped": (flipped, 1),
+        "poisoned": (poisoned, num_steps - 2),
+    }
+    impl = Implementation(choice.source, choice.reference, choice.grafts)
+    run = run_apart(
+        cluster,
+        perform,
+        n,
+        travelling(impl.source),
+        needed_reference(impl),
+        list(impl.grafts),
+        [[name_of(rank.hidden_faults), values]],
+        off_limits(impl),
+        net=LINK,
+        faults=Faults(straggler={slow: factor}),
+    )
+    run.require_finished()
+    found = run.values[0]
+    return Search(
+        faults={
+            "stragglers": [slow],
+            "desynchronized": [flipped],
+            "nan_origin": [poisoned],
+        },
+        named=found["named"],
+        ms=found["ms"],
+    )
 
 
 class Walkthrough(Ranks):
