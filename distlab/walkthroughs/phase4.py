@@ -8,9 +8,11 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from distlab.curriculum.choose import Choice
+from distlab.curriculum.choose import Choice, chosen_unit
 from distlab.curriculum.units import travelling
+from distlab.given.monitoring import Spans, read_spans
 from distlab.grading.harness import (
     Implementation,
     needed_reference,
@@ -110,3 +112,23 @@ class Walkthrough(Ranks):
             f"{number}": {part: 100 * value for part, value in own.items()}
             for number, own in sorted(shares.items())
         }
+
+    def search(self, n: int, factor: float, *, seed: int) -> Search:
+        """Three faults among n simulated ranks, and which ranks `suspects` names."""
+        choice = chosen_unit(self._curriculum, "monitoring")
+        return search(self._cluster, choice, n=n, factor=factor, num_steps=6, seed=seed)
+
+    def spans(self) -> dict[str, Spans]:
+        """The recorded traces of 4.19, by name."""
+        return {path.stem: read_spans(path) for path in self._files()}
+
+    def traces(self) -> tuple[Rows, dict[str, str]]:
+        """Milliseconds of each recorded trace, and the cause, by the learner's code."""
+        files = tuple(map(str, self._files()))
+        told = self.run("monitoring", 1, rank.read_traces, files=files).values[0]
+        rows = {name: row for name, (row, _) in told.items()}
+        return rows, {name: cause for name, (_, cause) in told.items()}
+
+    def _files(self) -> list[Path]:
+        folder = self._curriculum.root / "phase4_production" / "traces"
+        return sorted(folder.glob("*.json"))

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from distlab.given.monitoring import checksum
+from distlab.given.monitoring import checksum, read_spans
 from distlab.runner import RankContext
 
 DATA_S, COMPUTE_S = 0.020, 0.100
@@ -82,3 +83,23 @@ def hidden_faults(
         "named": {field: list(getattr(named, field)) for field in named._fields},
         "ms": [[1000 * part for part in record[1:4]] for record in history[-1]],
     }
+
+
+def read_traces(
+    context: RankContext, unit: ModuleType, *, seed: int = 0, files: tuple[str, ...]
+) -> dict[str, tuple[dict[str, float], str]]:
+    """By name: milliseconds of compute and communication, and the cause."""
+    found = {}
+    for file in files:
+        communication, compute = read_spans(file)
+        lanes = {"compute": compute, "communication": communication}
+        row = {
+            lane: sum(end - start for start, end in unit.merge(own)) / 1000
+            for lane, own in lanes.items()
+        }
+        row["exposed"] = float(unit.exposed_us(communication, compute)) / 1000
+        found[Path(file).stem] = (
+            row,
+            str(unit.explain_exposed(communication, compute)),
+        )
+    return found
