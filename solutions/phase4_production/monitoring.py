@@ -47,9 +47,8 @@ def now_s() -> float:
     """The seconds of a clock. Only the difference of two calls has a meaning.
 
     C1 the clock goes forward only, also when the machine's time of day is corrected;
-    it counts the seconds in which this process waits, too
+    it counts the seconds in which this process waits, too. Check: distlab check 4.1
     In torch.distributed: its timeouts count on such a clock; CUDA events for a GPU
-    Check: distlab check 4.1
     """
     ### BEGIN SOLUTION monitoring.step_report
     #| the module time has several clocks. which ones can go back? which ones stop
@@ -276,11 +275,10 @@ def exposed_us(communication: Iterable[Span], compute: Iterable[Span]) -> float:
 def explain_exposed(communication: Sequence[Span], compute: Sequence[Span]) -> str:
     """Why the communication of a backward() is exposed; there is some, and compute.
 
-    C3 "hidden": at most 20 % of the communication (merged) is exposed. "partial": more,
-    and less than 80 %: it overlaps, and takes longer than the compute beside it.
-    Otherwise there is no overlap: "late", if at most 20 % of the compute (merged) comes
-    after the start of the first communication; else "blocking": compute waits for it
-    Check: distlab check 4.19
+    C3 returns "hidden": at most 20 % of the merged communication is exposed; "partial":
+    less than 80 %. Otherwise there is no overlap: "late", if at most 20 % of the merged
+    compute comes after the first communication has started; else "blocking": compute
+    waits for it. Check: distlab check 4.19
     """
     ### BEGIN SOLUTION monitoring.profile
     #| two fractions decide: of the communication, and of the compute

@@ -55,7 +55,8 @@ def _step(
         num = 0 if rank in empty else draw.randint(1, 8)
         loss = draw.uniform(0.5, 4) if num else NAN
         wait_s = last_s - sum(own[rank]) + draw.uniform(SENDING_S, 1.1 * SENDING_S)
-        rows.append(Row(rank, *own[rank], wait_s, loss, num, 0, 77))
+        data_s, compute_s = own[rank]
+        rows.append(Row(rank, data_s, compute_s, wait_s, loss, num, 0, 77))
     return rows
 
 
