@@ -209,10 +209,9 @@ def merge(spans: Iterable[Span]) -> list[Span]:
 def exposed_us(communication: Iterable[Span], compute: Iterable[Span]) -> float:
     """The µs in which the rank communicates and does not compute. Given: merge.
 
-    C2 time that several spans share counts once
+    C2 time that several spans share counts once. Check: distlab check 4.19
     In torch.distributed: nothing; Holistic Trace Analysis has get_comm_comp_overlap
     Example: communication (2, 6) (4, 9), compute (0, 3) (5, 7) → 2 + 2 = 4
-    Check: distlab check 4.19
     """
     # TODO(monitoring.profile)
     # how much longer is the time of both together than the time of compute alone?
@@ -223,12 +222,12 @@ def explain_exposed(communication: Sequence[Span], compute: Sequence[Span]) -> s
     """Why the communication of a backward() is exposed; there is some, and compute.
 
     C3 returns "hidden": at most 20 % of the merged communication is exposed; "partial":
-    less than 80 %. Otherwise there is no overlap: "late", if at most 20 % of the merged
-    compute comes after the first communication has started; else "blocking": compute
-    waits for it. Check: distlab check 4.19
+    compute covers at least 20 % of the shorter of both, merged. Otherwise there is no
+    overlap: "late", if at most 20 % of the compute comes after the first communication
+    has started; else "blocking": compute waits for it. Check: distlab check 4.19
     """
     # TODO(monitoring.profile)
-    # two fractions decide: of the communication, and of the compute
+    # how much of it is exposed, how much is covered, and how much compute comes later?
     raise NotImplementedError("monitoring.profile")
 
 

@@ -259,10 +259,9 @@ def merge(spans: Iterable[Span]) -> list[Span]:
 def exposed_us(communication: Iterable[Span], compute: Iterable[Span]) -> float:
     """The µs in which the rank communicates and does not compute. Given: merge.
 
-    C2 time that several spans share counts once
+    C2 time that several spans share counts once. Check: distlab check 4.19
     In torch.distributed: nothing; Holistic Trace Analysis has get_comm_comp_overlap
     Example: communication (2, 6) (4, 9), compute (0, 3) (5, 7) → 2 + 2 = 4
-    Check: distlab check 4.19
     """
     ### BEGIN SOLUTION monitoring.profile
     #| how much longer is the time of both together than the time of compute alone?
@@ -276,21 +275,22 @@ def explain_exposed(communication: Sequence[Span], compute: Sequence[Span]) -> s
     """Why the communication of a backward() is exposed; there is some, and compute.
 
     C3 returns "hidden": at most 20 % of the merged communication is exposed; "partial":
-    less than 80 %. Otherwise there is no overlap: "late", if at most 20 % of the merged
-    compute comes after the first communication has started; else "blocking": compute
-    waits for it. Check: distlab check 4.19
+    compute covers at least 20 % of the shorter of both, merged. Otherwise there is no
+    overlap: "late", if at most 20 % of the compute comes after the first communication
+    has started; else "blocking": compute waits for it. Check: distlab check 4.19
     """
     ### BEGIN SOLUTION monitoring.profile
-    #| two fractions decide: of the communication, and of the compute
+    #| how much of it is exposed, how much is covered, and how much compute comes later?
     total = sum(end - start for start, end in merge(communication))
-    exposed = exposed_us(communication, compute) / total
-    if exposed < 0.8:
-        return "hidden" if exposed <= 0.2 else "partial"
+    exposed, spans = exposed_us(communication, compute), merge(compute)
+    work = sum(end - start for start, end in spans)
+    if exposed <= 0.2 * total:
+        return "hidden"
+    if total - exposed >= 0.2 * min(total, work):
+        return "partial"
     first = min(communication)[0]
-    spans = merge(compute)
     after = sum(max(0.0, end - max(start, first)) for start, end in spans)
-    left = after / sum(end - start for start, end in spans)
-    return "late" if left <= 0.2 else "blocking"
+    return "late" if after <= 0.2 * work else "blocking"
     ### END SOLUTION
 
 

@@ -102,6 +102,7 @@ def slow_ones(seed: int) -> list[History]:
         steady("one rank", 1, {}),
         pause,
         at_times("slow in 4 of 7 steps", 4, (0, 1, 3, 5), 7),
+        at_times("slow in the last steps, 4 of 7", 4, (1, 4, 5, 6), 7),
         at_times("slow in 3 of 7 steps", 4, (0, 3, 6), 7),
         long,
         steady("two slow ranks of 6", 6, {0: 3.0, 4: 2.5}),

@@ -290,6 +290,9 @@ def backwards(seed: int) -> list[tuple[str, Spans]]:
         ("hidden", Spans([(0.0, end)], compute)),
         ("partial", Spans([(end / 2, end), (end / 2, 1.5 * end)], compute)),
         ("blocking", Spans([*between, *between], [*gaps, *gaps])),
+        ("late", Spans([(0.95 * end, 4 * end)], compute)),
+        ("partial", Spans([(0.1 * end, 9 * end)], compute)),
+        ("partial", Spans([(0.7 * end, end), (end + 20, 2 * end)], compute)),
     ]
 
 
@@ -321,14 +324,16 @@ def the_cause(runs: Runs) -> str | None:
 
 
 def _wrong_word(what: str, word: str, told: str, spans: Spans) -> NotYetError:
-    share = exposed(spans) / total(merged(spans.communication))
+    parts, whole = merged(spans.compute), total(merged(spans.communication))
+    share = exposed(spans) / whole
+    covered = (whole - exposed(spans)) / min(whole, total(parts))
     first = min(start for start, _ in spans.communication)
-    parts = merged(spans.compute)
     left = total((max(start, first), max(end, first)) for start, end in parts)
     said = f'"{told}"' if told in WORDS else told
     return NotYetError(
         f'{what}: explain_exposed returns {said}, expected "{word}"; '
         f"{100 * share:.0f} % of the communication is exposed, "
+        f"{100 * covered:.0f} % of the shorter one is covered, "
         f"{100 * left / total(parts):.0f} % of the compute comes after its start",
         evidence=_lines(spans),
     )

@@ -19,7 +19,7 @@ from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
 
 WORLDS = (3, 2, 1, 4)
-SHAPES: tuple[tuple[int, ...], ...] = ((3, 2), (), (5,), (0, 4))
+SHAPES: tuple[tuple[int, ...], ...] = ((3, 2), (), (5,), (0, 4), (2,))
 BAD: tuple[tuple[float, ...], ...] = ((), (NAN,), (INF,), (-INF, NAN), (NAN, NAN, INF))
 """What is put among the elements, case by case."""
 
