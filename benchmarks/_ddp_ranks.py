@@ -117,9 +117,9 @@ def overlap(context: RankContext, side: str, folder: str) -> list[list[float]]:
     left: list[float] = []
     ready: list[float] = []
 
-    def hook(comm: Comm, flat: Tensor) -> Work:
+    def hook(comm: Comm, bucket: Any) -> Work:
         left.append(time.perf_counter())
-        work: Work = unit.start_all_reduce(comm, flat)
+        work: Work = unit.start_all_reduce(comm, bucket)
         return work
 
     model = make_transformer(CONFIG, seed=0).float()

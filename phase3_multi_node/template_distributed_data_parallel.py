@@ -9,10 +9,9 @@ Cost: an all_reduce of S, most of it during backward(); S bytes of memory for bu
     bucket 0                     └─▶ all_reduce of 4, 3 ▒▒▒▒▒     wait, divide, unpack
     bucket 1                                         └─▶ of 2, 1 ▒▒▒▒▒▒▒▒
 
-backward() computes the last layer's gradient first. So this gradient can be sent while
-the gradients of earlier layers are still being computed. One message per parameter
-costs too much latency, so gradients are sent in buckets. `python` with the name of
-this file trains your class and torch's on the same data.
+backward() computes the last layer's gradient first. So it can be sent while those of
+earlier layers are still being computed. One message per parameter costs too much
+latency: use buckets. `python` with this file's name trains your class beside torch's.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ from torch.autograd.graph import Node, get_gradient_edge
 from distlab.comm import Comm, Work
 from distlab.given.data_parallel import DataParallelModule, tensors_in
 from distlab.given.ddp_beside_torch import compare_with_torch
-
-CommHook = Callable[[Comm, Tensor], Work]
 
 
 def assign_buckets(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
@@ -69,18 +66,6 @@ def unpack(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     raise NotImplementedError("distributed_data_parallel.buckets")
 
 
-def start_all_reduce(comm: Comm, flat: Tensor) -> Work:
-    """Start to sum `flat` over the ranks, in place, and return at once.
-
-    The `wait()` of the returned Work blocks until the sum is in `flat`.
-
-    3.10 C3 no rank waits for a message while backward() computes
-    """
-    # TODO(distributed_data_parallel.hooks)
-    # which argument makes comm.all_reduce non-blocking?
-    raise NotImplementedError("distributed_data_parallel.hooks")
-
-
 class Bucket:
     """Parameters whose gradients are sent in one message, `flat`."""
 
@@ -97,6 +82,21 @@ class Bucket:
         if missing := len(self.parameters) - len(ready):
             raise RuntimeError(f"{missing} gradients of a bucket are not ready yet")
         return ready
+
+
+CommHook = Callable[[Comm, Bucket], Work]
+
+
+def start_all_reduce(comm: Comm, bucket: Bucket) -> Work:
+    """Start to sum `bucket.flat` over the ranks, in place, and return at once.
+
+    The `wait()` of the Work returns when the sum is in `bucket.flat`. It may do a part.
+
+    3.10 C3 no rank waits for a message while backward() computes
+    """
+    # TODO(distributed_data_parallel.hooks)
+    # which argument makes comm.all_reduce non-blocking?
+    raise NotImplementedError("distributed_data_parallel.hooks")
 
 
 class DistributedDataParallel(DataParallelModule):
@@ -167,11 +167,11 @@ class DistributedDataParallel(DataParallelModule):
         """
         # TODO(distributed_data_parallel.hooks)
         # self.bucket_of[parameter] has one more ready gradient. Which buckets can be
-        # sent now, and in which order? pack, then self.comm_hook(comm, flat)
+        # sent now, and in which order? pack, then self.comm_hook(comm, bucket)
         raise NotImplementedError("distributed_data_parallel.hooks")
 
     def finalize_backward(self) -> None:
-        """Wait for every bucket; .grad becomes the mean; reset for the next step.
+        """Wait for the buckets, in order; .grad becomes the mean; reset all counters.
 
         3.11 C1 when backward() returns, every .grad is the mean over the ranks in
                 self.active, in each step, also if .grad was None or was zeroed in place

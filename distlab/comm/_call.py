@@ -204,12 +204,25 @@ class Wrapper:
         )
 
     def all_gather(
-        self, output: Tensor, input: Tensor, *, timeout_s: float | None = None
-    ) -> None:
+        self,
+        output: Tensor,
+        input: Tensor,
+        async_op: bool = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> Work | None:
         """See `Comm.all_gather`."""
-        self._around(
-            Call(op="all_gather", sent=input, received=output, timeout_s=timeout_s),
-            lambda: self._inner.all_gather(output, input, timeout_s=timeout_s),
+        return self._around(
+            Call(
+                op="all_gather",
+                sent=input,
+                received=output,
+                blocking=not async_op,
+                timeout_s=timeout_s,
+            ),
+            lambda: self._inner.all_gather(
+                output, input, async_op, timeout_s=timeout_s
+            ),
         )
 
     def reduce_scatter(
@@ -217,28 +230,45 @@ class Wrapper:
         output: Tensor,
         input: Tensor,
         op: ReduceOp = SUM,
+        async_op: bool = False,
         *,
         timeout_s: float | None = None,
-    ) -> None:
+    ) -> Work | None:
         """See `Comm.reduce_scatter`."""
-        self._around(
+        return self._around(
             Call(
                 op="reduce_scatter",
                 reduce_op=op,
                 sent=input,
                 received=output,
+                blocking=not async_op,
                 timeout_s=timeout_s,
             ),
-            lambda: self._inner.reduce_scatter(output, input, op, timeout_s=timeout_s),
+            lambda: self._inner.reduce_scatter(
+                output, input, op, async_op, timeout_s=timeout_s
+            ),
         )
 
     def all_to_all(
-        self, output: Tensor, input: Tensor, *, timeout_s: float | None = None
-    ) -> None:
+        self,
+        output: Tensor,
+        input: Tensor,
+        async_op: bool = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> Work | None:
         """See `Comm.all_to_all`."""
-        self._around(
-            Call(op="all_to_all", sent=input, received=output, timeout_s=timeout_s),
-            lambda: self._inner.all_to_all(output, input, timeout_s=timeout_s),
+        return self._around(
+            Call(
+                op="all_to_all",
+                sent=input,
+                received=output,
+                blocking=not async_op,
+                timeout_s=timeout_s,
+            ),
+            lambda: self._inner.all_to_all(
+                output, input, async_op, timeout_s=timeout_s
+            ),
         )
 
     def new_group(self, ranks: Sequence[int]) -> Comm | None:

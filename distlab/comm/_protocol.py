@@ -68,12 +68,21 @@ class Work(Protocol):
             PeerLost: the peer died, or `timeout_s` seconds passed.
         """
 
+    def is_completed(self) -> bool:
+        """Whether `wait` would return at once, as far as the transport tells.
+
+        gloo does not tell it of messages: False until `wait` has returned.
+        """
+
 
 class Comm(Protocol):
     """One rank's view of its group. All tensors are contiguous and on `device`.
 
     Every wait takes `timeout_s` (seconds; None is the transport's own limit) and raises
     `PeerLost` when it ends without the peer.
+
+    With `async_op` a collective returns its Work at once; what goes in and what comes
+    out belong to the transport until `wait`, which is where the limit is given.
     """
 
     @property
@@ -148,8 +157,13 @@ class Comm(Protocol):
         """Collective: on `dst`, in place, the reduction; undefined on other ranks."""
 
     def all_gather(
-        self, output: Tensor, input: Tensor, *, timeout_s: float | None = None
-    ) -> None:
+        self,
+        output: Tensor,
+        input: Tensor,
+        async_op: bool = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> Work | None:
         """Collective: `output` (world_size × input) holds every rank's `input`."""
 
     def reduce_scatter(
@@ -157,14 +171,20 @@ class Comm(Protocol):
         output: Tensor,
         input: Tensor,
         op: ReduceOp = SUM,
+        async_op: bool = False,
         *,
         timeout_s: float | None = None,
-    ) -> None:
+    ) -> Work | None:
         """Collective: `output` is this rank's chunk of the reduction of `input`."""
 
     def all_to_all(
-        self, output: Tensor, input: Tensor, *, timeout_s: float | None = None
-    ) -> None:
+        self,
+        output: Tensor,
+        input: Tensor,
+        async_op: bool = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> Work | None:
         """Collective: chunk i of `input` goes to rank i; `output` holds what came."""
 
     def new_group(self, ranks: Sequence[int]) -> Comm | None:

@@ -101,6 +101,14 @@ class Refusals:
                 f"{self._world_size} divides, not {input.numel()} and {output.numel()}"
             )
 
+    def limit(self, op: str, async_op: bool, timeout_s: float | None) -> None:
+        """Only who waits can have a limit."""
+        if async_op and timeout_s is not None:
+            raise CommRefusedError(
+                f"{op} with async_op=True does not wait: give timeout_s={timeout_s} to "
+                "the wait() of the Work that it returns"
+            )
+
     def unlike(self, sent: Tensor, received: Tensor) -> None:
         """A copy to oneself needs the same size and dtype on both sides."""
         if sent.numel() != received.numel() or sent.dtype != received.dtype:

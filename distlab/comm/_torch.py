@@ -27,6 +27,7 @@ from distlab.comm._nccl import NcclMessages
 from distlab.comm._process_groups import connected, make_gloo_group, make_nccl_group
 from distlab.comm._protocol import ANY, SUM, Comm, CommRefusedError, PeerLost, ReduceOp
 from distlab.comm._refusals import Refusals
+from distlab.comm._started import later_or_now
 from distlab.comm._torch_work import TorchWork, says_peer_is_gone
 
 _ABORT_TAG = (1 << 31) - 1
@@ -46,7 +47,8 @@ class TorchComm:
 
     Limits: on gloo, a send or recv that runs into its `timeout_s` closes this rank's
     connections to the whole group, so every later call raises PeerLost, here and on
-    those who wait for this rank. A collective that times out closes nothing.
+    those who wait for this rank. A collective that times out closes nothing. torch's
+    reduce_scatter on gloo heeds no `timeout_s`: its wait ends with the group's limit.
     NCCL has no tags and no receiving from anyone: both are refused. There an isend sets
     out with the next call that waits, and a limit of time does not bound the first
     contact between two ranks, nor is a dead peer noticed: the runner sees that.
@@ -234,10 +236,7 @@ class TorchComm:
         work = self._work(
             lambda: self._group.allreduce([tensor], options), None, finish
         )
-        if async_op:
-            return work
-        work.wait()
-        return None
+        return later_or_now(work, async_op)
 
     def reduce(
         self,
@@ -261,25 +260,33 @@ class TorchComm:
         work.wait(timeout_s)
 
     def all_gather(
-        self, output: Tensor, input: Tensor, *, timeout_s: float | None = None
-    ) -> None:
+        self,
+        output: Tensor,
+        input: Tensor,
+        async_op: bool = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> TorchWork | None:
         """See `Comm.all_gather`."""
+        self._refuse.limit("all_gather", async_op, timeout_s)
         self._refuse.gathered(output, input, "all_gather")
         parts = list(output.view(self._world_size, -1).unbind(0))
         work = self._work(
             lambda: self._group.allgather([parts], [input.view(-1)]), None
         )
-        work.wait(timeout_s)
+        return later_or_now(work, async_op, timeout_s)
 
     def reduce_scatter(
         self,
         output: Tensor,
         input: Tensor,
         op: ReduceOp = SUM,
+        async_op: bool = False,
         *,
         timeout_s: float | None = None,
-    ) -> None:
+    ) -> TorchWork | None:
         """See `Comm.reduce_scatter`."""
+        self._refuse.limit("reduce_scatter", async_op, timeout_s)
         self._refuse.chunks(output, input, "reduce_scatter")
         finish = self._averager(output, op)
         options = dist.ReduceScatterOptions()
@@ -290,18 +297,24 @@ class TorchComm:
             None,
             finish,
         )
-        work.wait(timeout_s)
+        return later_or_now(work, async_op, timeout_s)
 
     def all_to_all(
-        self, output: Tensor, input: Tensor, *, timeout_s: float | None = None
-    ) -> None:
+        self,
+        output: Tensor,
+        input: Tensor,
+        async_op: bool = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> TorchWork | None:
         """See `Comm.all_to_all`."""
+        self._refuse.limit("all_to_all", async_op, timeout_s)
         self._refuse.exchanged(output, input, "all_to_all")
         work = self._work(
             lambda: self._group.alltoall_base(output.view(-1), input.view(-1), [], []),
             None,
         )
-        work.wait(timeout_s)
+        return later_or_now(work, async_op, timeout_s)
 
     def new_group(self, ranks: Sequence[int]) -> Comm | None:
         """See `Comm.new_group`."""

@@ -158,6 +158,10 @@ class _JournalledWork:
             raise
         self._journal._sink({"k": "exit", "n": self._number, "t": time.monotonic()})
 
+    def is_completed(self) -> bool:
+        """See `Work.is_completed`."""
+        return self._work.is_completed()
+
 
 @dataclass
 class Traffic:
@@ -166,6 +170,11 @@ class Traffic:
     messages: int = 0
     sent_bytes: float = 0.0
     in_calls_s: float = 0.0
+
+    def add(self, copies: float, num_bytes: int) -> None:
+        """Count a call that sends `num_bytes` so many times."""
+        self.messages += copies > 0
+        self.sent_bytes += copies * num_bytes
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -195,8 +204,7 @@ class ByteMeter(Wrapper):
         with self.traffic.timed():
             result = proceed()
         copies = self._copies_sent(call)
-        self.traffic.messages += copies > 0
-        self.traffic.sent_bytes += copies * _bytes(call.sent)
+        self.traffic.add(copies, _bytes(call.sent))
         if call.blocking:
             return result
         return _TimedWork(result, self.traffic)  # type: ignore[return-value,arg-type]
@@ -229,6 +237,10 @@ class _TimedWork:
         """See `Work.wait`."""
         with self._traffic.timed():
             self._work.wait(timeout_s)
+
+    def is_completed(self) -> bool:
+        """See `Work.is_completed`."""
+        return self._work.is_completed()
 
 
 class PointToPointOnly(Wrapper):

@@ -17,19 +17,18 @@ from distlab.comm import (
     ByteMeter,
     Call,
     Comm,
-    CommRefusedError,
     PeerLost,
     ReduceOp,
     Traffic,
 )
 from distlab.comm._refusals import Refusals
+from distlab.comm._started import later_or_now
 from distlab.sim.channels import End, Group
 from distlab.sim.collectives import Act, Part
 from distlab.sim.fast import FastExchange
 from distlab.sim.kernel import Fiber, Flight, Lost
 from distlab.sim.net.links import PS, picoseconds
-from distlab.sim.payload import Sized
-from distlab.sim.routes import Route, SimWork, can_travel
+from distlab.sim.routes import Route, SimWork, can_travel, look_closer
 
 __all__ = ["SimComm", "SimWork"]
 
@@ -90,7 +89,7 @@ class SimComm(FastExchange):
         """See `Comm.send`."""
         route = self._route_out(dst, tag)
         if not can_travel(tensor):
-            self._look_closer(tensor, "send")
+            look_closer(self._refuse, tensor, "send")
         group = self.group
         fiber = group.kernel.enter()
         end = self._take(route, "send", tensor, dst, tag)
@@ -110,7 +109,7 @@ class SimComm(FastExchange):
             return self._receive_any(tensor, tag, timeout_s)
         route = self._route_in(src, tag)
         if not can_travel(tensor):
-            self._look_closer(tensor, "recv")
+            look_closer(self._refuse, tensor, "recv")
         group = self.group
         fiber = group.kernel.enter()
         end = self._take(route, "recv", tensor, src, tag)
@@ -122,7 +121,7 @@ class SimComm(FastExchange):
         """See `Comm.isend`."""
         route = self._route_out(dst, tag)
         if not can_travel(tensor):
-            self._look_closer(tensor, "send")
+            look_closer(self._refuse, tensor, "send")
         group = self.group
         group.kernel.enter()
         route.spare = None
@@ -134,7 +133,7 @@ class SimComm(FastExchange):
         """See `Comm.irecv`."""
         route = self._route_in(src, tag)
         if not can_travel(tensor):
-            self._look_closer(tensor, "recv")
+            look_closer(self._refuse, tensor, "recv")
         group = self.group
         group.kernel.enter()
         route.spare = None
@@ -152,8 +151,8 @@ class SimComm(FastExchange):
     ) -> None:
         """See `Comm.sendrecv`; `fast` calls it when it cannot do it itself."""
         if not (can_travel(send_tensor) and can_travel(recv_tensor)):
-            self._look_closer(send_tensor, "sendrecv")
-            self._look_closer(recv_tensor, "sendrecv")
+            look_closer(self._refuse, send_tensor, "sendrecv")
+            look_closer(self._refuse, recv_tensor, "sendrecv")
         if dst == src == self._rank:  # one rank alone: its own neighbor on both sides
             self._refuse.unlike(send_tensor, recv_tensor)
             recv_tensor.view(-1).copy_(send_tensor.view(-1))
@@ -192,10 +191,7 @@ class SimComm(FastExchange):
         self._refuse.tensor(tensor, "all_reduce")
         self._check_average(tensor, op)
         work = self._join(("all_reduce", None), tensor, tensor, op)
-        if async_op:
-            return work
-        work.wait()
-        return None
+        return later_or_now(work, async_op)
 
     def reduce(
         self,
@@ -212,31 +208,48 @@ class SimComm(FastExchange):
         self._join(("reduce", dst), tensor, tensor, op).wait(timeout_s)
 
     def all_gather(
-        self, output: Tensor, input: Tensor, *, timeout_s: float | None = None
-    ) -> None:
+        self,
+        output: Tensor,
+        input: Tensor,
+        async_op: bool = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> SimWork | None:
         """See `Comm.all_gather`."""
+        self._refuse.limit("all_gather", async_op, timeout_s)
         self._refuse.gathered(output, input, "all_gather")
-        self._join(("all_gather", None), input, output).wait(timeout_s)
+        work = self._join(("all_gather", None), input, output)
+        return later_or_now(work, async_op, timeout_s)
 
     def reduce_scatter(
         self,
         output: Tensor,
         input: Tensor,
         op: ReduceOp = SUM,
+        async_op: bool = False,
         *,
         timeout_s: float | None = None,
-    ) -> None:
+    ) -> SimWork | None:
         """See `Comm.reduce_scatter`."""
+        self._refuse.limit("reduce_scatter", async_op, timeout_s)
         self._refuse.chunks(output, input, "reduce_scatter")
         self._check_average(output, op)
-        self._join(("reduce_scatter", None), input, output, op).wait(timeout_s)
+        work = self._join(("reduce_scatter", None), input, output, op)
+        return later_or_now(work, async_op, timeout_s)
 
     def all_to_all(
-        self, output: Tensor, input: Tensor, *, timeout_s: float | None = None
-    ) -> None:
+        self,
+        output: Tensor,
+        input: Tensor,
+        async_op: bool = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> SimWork | None:
         """See `Comm.all_to_all`."""
+        self._refuse.limit("all_to_all", async_op, timeout_s)
         self._refuse.exchanged(output, input, "all_to_all")
-        self._join(("all_to_all", None), input, output).wait(timeout_s)
+        work = self._join(("all_to_all", None), input, output)
+        return later_or_now(work, async_op, timeout_s)
 
     def new_group(self, ranks: Sequence[int]) -> Comm | None:
         """See `Comm.new_group`."""
@@ -312,7 +325,7 @@ class SimComm(FastExchange):
             end.tensor, route.spare = None, end
 
     def _receive_any(self, tensor: Tensor, tag: int, timeout_s: float | None) -> int:
-        self._look_closer(tensor, "recv")
+        look_closer(self._refuse, tensor, "recv")
         fiber = self.group.kernel.enter()
         self._step += 1
         end = End(self.group, "recv", self._rank, ANY, tag, tensor, self._step)
@@ -350,18 +363,6 @@ class SimComm(FastExchange):
         end.tensor, end.step = tensor, self._step
         return end
 
-    def _look_closer(self, tensor: object, op: str) -> None:
-        """Refuse what cannot travel; a Parameter, for one, can."""
-        if isinstance(tensor, Sized):
-            return
-        self._refuse.tensor(tensor, op)  # type: ignore[arg-type]
-        assert isinstance(tensor, Tensor)
-        if not tensor.is_cpu:
-            raise CommRefusedError(
-                f"{op} got a tensor on {tensor.device}: it must live on comm.device, "
-                "which is cpu"
-            )
-
     def _check_average(self, tensor: Tensor, op: ReduceOp) -> None:
         if op is ReduceOp.AVG:
             self._refuse.whole_average(tensor)
@@ -386,8 +387,7 @@ class SimComm(FastExchange):
         call = Call(op=act[0], root=act[1], sent=sent)
         copies = ByteMeter(self, self._traffic)._copies_sent(call)
         assert self._traffic is not None
-        self._traffic.messages += copies > 0
-        self._traffic.sent_bytes += copies * (0 if sent is None else sent.nbytes)
+        self._traffic.add(copies, 0 if sent is None else sent.nbytes)
 
 
 _CPU = torch.device("cpu")

@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from distlab.comm import CommRefusedError
+from distlab.comm._refusals import Refusals
 from distlab.sim.channels import Channel, End, Group
 from distlab.sim.kernel import Fiber, Flight
 from distlab.sim.payload import Sized
@@ -46,6 +48,10 @@ class SimWork:
         if isinstance(flight, End) and flight.parcel is not None:
             flight.parcel.require_unchanged(flight)
 
+    def is_completed(self) -> bool:
+        """See `Work.is_completed`; to ask takes no time."""
+        return self._flight.done
+
 
 class Route:
     """To or from one peer with one tag: its channel, and an end to be used again.
@@ -66,3 +72,16 @@ def can_travel(tensor: Any) -> bool:
     return kind is Sized or (
         kind is Tensor and tensor.is_cpu and tensor.is_contiguous()
     )
+
+
+def look_closer(refuse: Refusals, tensor: object, op: str) -> None:
+    """Refuse what cannot travel; a Parameter, for one, can."""
+    if isinstance(tensor, Sized):
+        return
+    refuse.tensor(tensor, op)  # type: ignore[arg-type]
+    assert isinstance(tensor, Tensor)
+    if not tensor.is_cpu:
+        raise CommRefusedError(
+            f"{op} got a tensor on {tensor.device}: it must live on comm.device, "
+            "which is cpu"
+        )

@@ -122,9 +122,9 @@ def _backward(context: RankContext, unit: Any, bucket_mib: float) -> Lanes:
     ready: list[float] = []
     left: list[float] = []
 
-    def hook(comm: Comm, flat: Tensor) -> Work:
+    def hook(comm: Comm, bucket: Any) -> Work:
         left.append(comm.time())
-        work: Work = unit.start_all_reduce(comm, flat)
+        work: Work = unit.start_all_reduce(comm, bucket)
         return work
 
     model = _Layers(context.clock.sleep)

@@ -29,6 +29,7 @@ from distlab.comm import (
     PointToPointOnly,
     ReduceOp,
     Traffic,
+    Work,
     Wrapper,
 )
 from distlab.runner import Cluster, RankContext
@@ -58,10 +59,12 @@ class FakeComm:
         if name not in {*COLLECTIVES, "send", "sendrecv"}:
             raise AttributeError(name)
 
-        def call(*args: Any, **kwargs: Any) -> None:
+        def call(*args: Any, **kwargs: Any) -> FakeWork | None:
             self.seen.append((name, *args, *kwargs.items()))
             if self.broken:
                 raise PeerLost(self.rank, 3, 1, 0.5)
+            is_started = any(value is True for value in args)
+            return FakeWork(self) if is_started else None
 
         return call
 
@@ -196,6 +199,34 @@ def test_posted_calls_are_waited_for_by_their_number() -> None:
         ("exit", 1),
     ]
     assert [e["timeout_s"] for e in events if e["k"] == "wait"] == [0.25, None]
+
+
+STARTS: dict[str, Callable[[Comm], Work | None]] = {
+    "all_reduce": lambda comm: comm.all_reduce(torch.zeros(8), async_op=True),
+    "all_gather": lambda comm: comm.all_gather(
+        torch.zeros(32), torch.zeros(8), async_op=True
+    ),
+    "reduce_scatter": lambda comm: comm.reduce_scatter(
+        torch.zeros(2), torch.zeros(8), async_op=True
+    ),
+    "all_to_all": lambda comm: comm.all_to_all(
+        torch.zeros(8), torch.zeros(8), async_op=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_a_started_collective_is_posted_metered_and_waited_for(name: str) -> None:
+    events: list[Event] = []
+    traffic, alone = Traffic(), Traffic()
+    work = STARTS[name](Journal(ByteMeter(FakeComm(), traffic), events.append))
+    assert work is not None
+    assert [(e["k"], e["op"]) for e in events] == [("post", name)]
+    work.wait(0.5)
+    assert [e["k"] for e in events] == ["post", "wait", "exit"]
+    CALLS[name](ByteMeter(FakeComm(), alone))
+    assert traffic.sent_bytes == alone.sent_bytes > 0
+    assert traffic.messages == 1
 
 
 def test_a_blocking_all_reduce_is_no_posted_call() -> None:

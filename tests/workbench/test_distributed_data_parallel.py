@@ -20,7 +20,8 @@ from benchmarks import _ratios as ratios
 from distlab.comm import Comm, Work, leave_default_group
 from distlab.curriculum.units import load
 from distlab.grading.checks.distributed_data_parallel import watch as watch
-from distlab.grading.checks.distributed_data_parallel.hooks import LAYERS_MIB, _untimely
+from distlab.grading.checks.distributed_data_parallel.departures import untimely
+from distlab.grading.checks.distributed_data_parallel.hooks import LAYERS_MIB
 from distlab.grading.checks.distributed_data_parallel.joined import BATCHES, run_out
 from distlab.grading.checks.distributed_data_parallel.unused import Found, used
 from distlab.grading.kit.values import close
@@ -207,21 +208,21 @@ class Done:
         self.wait = finish
 
 
-def by_ring(comm: Comm, flat: Tensor) -> Work:
+def by_ring(comm: Comm, bucket: Any) -> Work:
     """The all-reduce of unit 3.3, which waits."""
-    load("ring_allreduce", "reference").all_reduce(comm, flat)
+    load("ring_allreduce", "reference").all_reduce(comm, bucket.flat)
     return Done()
 
 
-def in_bfloat16(comm: Comm, flat: Tensor) -> Work:
+def in_bfloat16(comm: Comm, bucket: Any) -> Work:
     """A quarter of the bytes."""
-    small = flat.to(torch.bfloat16)
+    small = bucket.flat.to(torch.bfloat16)
     work = comm.all_reduce(small, async_op=True)
     assert work is not None
 
     def finish() -> None:
         work.wait()
-        flat.copy_(small)
+        bucket.flat.copy_(small)
 
     return Done(finish)
 
@@ -338,7 +339,7 @@ def test_the_oracle_of_order_sees_early_late_and_missing_departures() -> None:
     buckets = [["d", "c"], ["b", "a"]]
     call = ["call", "all_reduce", 9, False]
     d, c, b, a = (["gradient", name] for name in "dcba")
-    assert _untimely([d, c, call, b, a, call], buckets) == ("", "")
+    assert untimely([d, c, call, b, a, call], buckets) == ("", "")
     wrong: dict[str, list[watch.Happened]] = {
         "bucket-leaves-too-early": [d, call, c, b, a, call],
         "bucket-leaves-too-late": [d, c, b, call, a, call],
@@ -347,7 +348,7 @@ def test_the_oracle_of_order_sees_early_late_and_missing_departures() -> None:
         "": [d, c, call, b, a],
     }
     for slug, events in wrong.items():
-        flaw, found = _untimely(events, buckets)
+        flaw, found = untimely(events, buckets)
         assert flaw
         assert found == slug
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from distlab.comm._protocol import ANY, SUM, Comm, CommRefusedError, ReduceOp
 from distlab.comm._refusals import Refusals
 from distlab.comm._seams import Store
+from distlab.comm._started import later_or_now
 from distlab.comm.tcp import collectives
 from distlab.comm.tcp.engine import Engine
 from distlab.comm.tcp.exchange import Exchange
@@ -230,10 +231,7 @@ class TcpComm:
         self._check_average(tensor, op)
         steps = collectives.all_reduce(*self._place(), _flat(tensor), op)
         work = self._start("all_reduce", steps, overlap=async_op)
-        if async_op:
-            return work
-        work.wait()
-        return None
+        return later_or_now(work, async_op)
 
     def reduce(
         self,
@@ -251,35 +249,52 @@ class TcpComm:
         self._start(f"reduce {dst}", steps).wait(timeout_s)
 
     def all_gather(
-        self, output: Tensor, input: Tensor, *, timeout_s: float | None = None
-    ) -> None:
+        self,
+        output: Tensor,
+        input: Tensor,
+        async_op: bool = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> TcpWork | None:
         """See `Comm.all_gather`."""
+        self._refuse.limit("all_gather", async_op, timeout_s)
         self._refuse.gathered(output, input, "all_gather")
         steps = collectives.all_gather(*self._place(), _flat(output), _flat(input))
-        self._start("all_gather", steps).wait(timeout_s)
+        work = self._start("all_gather", steps, overlap=async_op)
+        return later_or_now(work, async_op, timeout_s)
 
     def reduce_scatter(
         self,
         output: Tensor,
         input: Tensor,
         op: ReduceOp = SUM,
+        async_op: bool = False,
         *,
         timeout_s: float | None = None,
-    ) -> None:
+    ) -> TcpWork | None:
         """See `Comm.reduce_scatter`."""
+        self._refuse.limit("reduce_scatter", async_op, timeout_s)
         self._refuse.chunks(output, input, "reduce_scatter")
         self._check_average(output, op)
         flat = _flat(output), _flat(input)
         steps = collectives.reduce_scatter(*self._place(), *flat, op)
-        self._start("reduce_scatter", steps).wait(timeout_s)
+        work = self._start("reduce_scatter", steps, overlap=async_op)
+        return later_or_now(work, async_op, timeout_s)
 
     def all_to_all(
-        self, output: Tensor, input: Tensor, *, timeout_s: float | None = None
-    ) -> None:
+        self,
+        output: Tensor,
+        input: Tensor,
+        async_op: bool = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> TcpWork | None:
         """See `Comm.all_to_all`."""
+        self._refuse.limit("all_to_all", async_op, timeout_s)
         self._refuse.exchanged(output, input, "all_to_all")
         steps = collectives.all_to_all(*self._place(), _flat(output), _flat(input))
-        self._start("all_to_all", steps).wait(timeout_s)
+        work = self._start("all_to_all", steps, overlap=async_op)
+        return later_or_now(work, async_op, timeout_s)
 
     def new_group(self, ranks: Sequence[int]) -> Comm | None:
         """See `Comm.new_group`."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from distlab.comm import COLLECTIVES
 from distlab.given.data_parallel import SecondGradientError
+from distlab.grading.checks.distributed_data_parallel.departures import departures
 from distlab.grading.checks.distributed_data_parallel.watch import Happened
 
 
@@ -41,15 +41,6 @@ def twice_in(error: Exception, model: nn.Module) -> str:
     if not isinstance(error, SecondGradientError):
         return ""
     return " = ".join(names_of(model)[error.parameter])
-
-
-def departures(events: list[Happened]) -> list[int]:
-    """Where in the list the collectives with more than a few numbers begin."""
-    return [
-        place
-        for place, event in enumerate(events)
-        if event[0] == "call" and event[1] in COLLECTIVES and event[2] > 1
-    ]
 
 
 def flaw_of(

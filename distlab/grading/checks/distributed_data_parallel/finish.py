@@ -49,13 +49,16 @@ def _other_zero(world_size: int) -> list[RunSpec]:
 @clause("distributed_data_parallel.finish", "C1", worlds=FEWER, runs=_other_zero)
 def mean_in_each_step(runs: Runs) -> str | None:
     """V: every step's gradients; zeroed in place, set to None, or as they were."""
-    for how, to_none in (("zeroed in place", False), ("set to None", True)):
+    for how, to_none in (
+        ("zeroed in place", False),
+        ("set to None, a comm_hook in two halves", True),
+    ):
         values = {"to_none": True} if to_none else {}
         _judge_steps(runs.finished(take_steps, **values), runs.seed, how)
     return f"n = {runs.world_size}: {STEPS} steps, and {STEPS} with .grad = None"
 
 
-def _judge_steps(run: Run, seed: int, zeroed: str) -> None:
+def _judge_steps(run: Run, seed: int, zeroed: str, hook: str = "") -> None:
     n = run.world_size
     before: dict[str, Tensor] = {}
     for step in range(STEPS + 2):
@@ -64,7 +67,7 @@ def _judge_steps(run: Run, seed: int, zeroed: str) -> None:
             expect_sent_in_backward(run)
         _expect_untouched(told, step)
         own = chain_gradients(seed, step, n)
-        how = f".grad {zeroed} before it"
+        how = f".grad {zeroed} before it{hook}"
         if step == STEPS:  # what was there is the same on every rank
             own = [{k: part[k] + before[k] for k in part} for part in own]
             how = "without zero_grad() before it"

@@ -13,10 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from distlab.grading.checks.distributed_data_parallel.broken_off import (
-    departures,
     flaw_of,
     twice_in,
     watch_marks,
+)
+from distlab.grading.checks.distributed_data_parallel.departures import (
+    departures,
+    lane,
+    lanes,
+    untimely,
 )
 from distlab.grading.checks.distributed_data_parallel.watch import (
     LAYER_BYTES,
@@ -61,9 +66,10 @@ def step_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, An
     chain = _step(context, unit, Chain(seed), LAYERS_MIB, inputs)
     if "flaw" in chain:
         return {"chain": chain}
-    order, hook = order_of(context.rank), doubling(unit)
+    given: list[str] = []
+    order, hook = order_of(context.rank), doubling(unit, given)
     branches = _step(context, unit, Branches(seed), BRANCH_MIB, inputs, order, via=hook)
-    return {"chain": chain, "branches": branches}
+    return {"chain": chain, "branches": {**branches, "given": given}}
 
 
 def _step(
@@ -99,35 +105,6 @@ def _step(
     return {"events": events, "buckets": buckets, "gradients": flat}
 
 
-# ── what happened when ──────────────────────────────────────────────────────────────
-
-
-def _due(events: list[Happened], buckets: list[list[str]]) -> list[int]:
-    """Where each bucket, and all before it, has its last gradient."""
-    ready = {e[1]: place for place, e in enumerate(events) if e[0] == "gradient"}
-    last = [max(ready.get(name, -1) for name in bucket) for bucket in buckets]
-    return [max(last[: place + 1]) for place in range(len(last))]
-
-
-def _lane(events: list[Happened]) -> str:
-    """The list in a line: a dot for each gradient, and the calls between."""
-    words = {"gradient": "·", "wait": "wait"}
-    text = " ".join(
-        words.get(event[0], event[1] if event[-1] is False else f"{event[1]} (waits)")
-        for event in events
-    )
-    return text if len(text) < 72 else f"{text[:70]} …"
-
-
-def _lanes(run: Run, part: str) -> tuple[Evidence, ...]:
-    return tuple(
-        Evidence(
-            rank=record.rank, state="order", text=_lane(record.value[part]["events"])
-        )
-        for record in run.ranks[:4]
-    )
-
-
 @clause(
     "distributed_data_parallel.hooks", "C1", worlds=WORLDS, runs=[on_ranks(step_once)]
 )
@@ -136,12 +113,12 @@ def leaves_with_its_last_gradient(runs: Runs) -> str | None:
     run = _without_flaw(runs)
     for record in run.ranks:
         told = record.value["chain"]
-        flaw, slug = _untimely(told["events"], told["buckets"])
+        flaw, slug = untimely(told["events"], told["buckets"])
         if flaw:
             raise NotYetError(
                 f"rank {record.rank}: {flaw}",
                 slug=slug,
-                evidence=_lanes(run, "chain"),
+                evidence=lanes(run, "chain"),
                 rule="after each gradient, check which buckets are complete and which "
                 "is next",
             )
@@ -162,42 +139,13 @@ def _without_flaw(runs: Runs) -> Run:
     for record in run.ranks:
         for told in (record.value or {}).values():
             if "flaw" in told:
-                lane = Evidence(
-                    rank=record.rank, state="order", text=_lane(told["events"])
+                found = Evidence(
+                    rank=record.rank, state="order", text=lane(told["events"])
                 )
                 raise NotYetError(
-                    f"rank {record.rank}: {told['flaw']}", evidence=(lane,)
+                    f"rank {record.rank}: {told['flaw']}", evidence=(found,)
                 )
     return runs.finished(step_once)
-
-
-def _untimely(events: list[Happened], buckets: list[list[str]]) -> tuple[str, str]:
-    """What is wrong with the departures, and its name if it has one; or nothing."""
-    left, due = departures(events), _due(events, buckets)
-    arrivals = [place for place, event in enumerate(events) if event[0] == "gradient"]
-    if not left:
-        return "no bucket is sent", "no-messages"
-    if len(left) != len(buckets):
-        return f"{len(left)} collectives for {len(buckets)} buckets", ""
-    if left[0] > arrivals[-1] and len(buckets) > 1:
-        return (
-            "the first all_reduce starts after the last gradient: no overlap",
-            "reduced-after-backward",
-        )
-    for number, (departure, wanted) in enumerate(zip(left, due, strict=True)):
-        if departure < wanted:
-            missing = sum(departure < place <= wanted for place in arrivals)
-            return (
-                f"bucket {number} is sent {missing} gradients too early",
-                "bucket-leaves-too-early",
-            )
-        late = sum(wanted < place < departure for place in arrivals)
-        if late:
-            return (
-                f"bucket {number} is complete, but is sent {late} gradients later",
-                "bucket-leaves-too-late",
-            )
-    return "", ""
 
 
 @clause(
@@ -207,8 +155,20 @@ def same_order_everywhere(runs: Runs) -> str | None:
     """V and X: the sums are those of the right layers, where ranks differ in order."""
     own = "launched-by-readiness"
     with judged_after(leaves_with_its_last_gradient, runs, "C1", own):
-        _expect_means(_without_flaw(runs), runs.seed)
+        run = _without_flaw(runs)
+        _expect_buckets(run)
+        _expect_means(run, runs.seed)
     return f"n = {runs.world_size}: each rank's layers are ready in a different order"
+
+
+def _expect_buckets(run: Run) -> None:
+    for record in run.ranks:
+        if given := record.value["branches"]["given"]:
+            raise NotYetError(
+                f"rank {record.rank}: comm_hook is called with a {given[0]}, expected "
+                "a Bucket: a hook may need its parameters",
+                rule="self.comm_hook(self.comm, bucket) starts the message",
+            )
 
 
 def _expect_means(run: Run, seed: int) -> None:
@@ -249,7 +209,7 @@ def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
                 slug="",
                 values=same_everywhere(halves, n),
                 sentence="a comm_hook that doubles each sum has no effect",
-                rule="self.comm_hook(self.comm, bucket.flat) starts the message",
+                rule="self.comm_hook(self.comm, bucket) starts the message",
             )
         )
     if part == "branches" and n > 1:
@@ -294,7 +254,7 @@ def nobody_waits_in_backward(runs: Runs) -> str | None:
                     f"rank {record.rank} waits in {act} while backward() still "
                     "computes gradients",
                     slug="waits-in-backward",
-                    evidence=_lanes(run, "chain"),
+                    evidence=lanes(run, "chain"),
                     rule="start it with async_op=True, and wait in finalize_backward()",
                 )
     return None

@@ -53,7 +53,7 @@ def run_out(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]
         Watched(context.comm, []),
         bucket_size_mib=LAYERS_MIB,
         find_unused_parameters=True,
-        comm_hook=doubling(unit),
+        comm_hook=doubling(unit, []),
     )
     parameters = [p for p in model.parameters() if p.requires_grad]
 

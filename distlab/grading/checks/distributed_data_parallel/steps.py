@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distlab.comm import Comm
 from distlab.grading.checks.distributed_data_parallel.hooks import LAYERS_MIB
 from distlab.grading.checks.distributed_data_parallel.watch import (
     Chain,
@@ -51,15 +52,41 @@ def copied(buffer: Tensor) -> Tensor:
     return buffer.clone() if buffer.is_floating_point() else buffer - LARGE
 
 
+class InTwoHalves:
+    """A comm_hook's Work: reduce_scatter in backward(), all_gather in wait().
+
+    The bucket has no values in between, as while any message is in flight.
+    """
+
+    def __init__(self, comm: Comm, bucket: Any) -> None:
+        self._comm, self._flat = comm, bucket.flat
+        size = -(-self._flat.numel() // comm.world_size)
+        self._whole = self._flat.new_zeros(size * comm.world_size)
+        self._whole[: self._flat.numel()] = self._flat
+        self._chunk = self._flat.new_empty(size)
+        self._work = comm.reduce_scatter(self._chunk, self._whole, async_op=True)
+        self._flat.fill_(torch.nan)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """The sum is in the bucket then; once more changes nothing."""
+        if self._work is not None:
+            self._work.wait(timeout_s)
+            self._comm.all_gather(self._whole, self._chunk, timeout_s=timeout_s)
+            self._flat.copy_(self._whole[: self._flat.numel()])
+            self._work = None
+
+
 class Steps:
     """A wrapped model on one rank, and a step after another."""
 
-    def __init__(self, context: RankContext, unit: ModuleType, seed: int) -> None:
+    def __init__(
+        self, context: RankContext, unit: ModuleType, seed: int, hook: Any = None
+    ) -> None:
         self.context, self.seed, self.events = context, seed, list[Happened]()
         self.model = Tracked(seed).to(context.comm.device)
         comm = Watched(context.comm, self.events)
         self.ddp = unit.DistributedDataParallel(
-            self.model, comm, bucket_size_mib=LAYERS_MIB
+            self.model, comm, bucket_size_mib=LAYERS_MIB, comm_hook=hook
         )
 
     def backward(self, step: int) -> None:
@@ -84,9 +111,11 @@ def take_steps(
 ) -> list[dict[str, Any]]:
     """What .grad and the buffers are after each backward().
 
-    STEPS of them; one with the gradients of the step before; one without rank 0.
+    STEPS of them; one with the gradients of the step before; one without rank 0. With
+    `to_none` by a comm_hook whose wait() does the second half.
     """
-    steps, n = Steps(context, unit, seed), context.world_size
+    hook, n = (InTwoHalves if to_none else None), context.world_size
+    steps = Steps(context, unit, seed, hook)
     frozen = steps.model.chain.frozen.weight
     found = []
     for step in range(STEPS + 2):

@@ -87,6 +87,10 @@ class _WatchedWork:
         with torch.no_grad():
             tensor.copy_(under_way)
 
+    def is_completed(self) -> bool:
+        """See `Work.is_completed`."""
+        return self._work.is_completed()
+
 
 class Doubled:
     """What `doubling` returns: a Work."""
@@ -101,12 +105,22 @@ class Doubled:
             self._flat *= 2
         self._is_done = True
 
+    def is_completed(self) -> bool:
+        """See `Work.is_completed`."""
+        return self._work.is_completed()
 
-def doubling(unit: Any) -> Callable[[Comm, Tensor], Doubled]:
-    """A comm_hook that has an effect: every sum is doubled."""
 
-    def comm_hook(comm: Comm, flat: Tensor) -> Doubled:
-        return Doubled(unit.start_all_reduce(comm, flat), flat)
+def doubling(unit: Any, given: list[str]) -> Callable[[Comm, Any], Doubled]:
+    """A comm_hook that has an effect: every sum is doubled.
+
+    What it is called with, if that is no bucket, is noted in `given`.
+    """
+
+    def comm_hook(comm: Comm, bucket: Any) -> Doubled:
+        if not isinstance(bucket, unit.Bucket):
+            given.append(type(bucket).__name__)
+        flat = bucket if isinstance(bucket, Tensor) else bucket.flat
+        return Doubled(unit.start_all_reduce(comm, bucket), flat)
 
     return comm_hook
 

@@ -1,0 +1,17 @@
+"""A collective that was started: its Work for the caller, or its end."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from distlab.comm._protocol import Work
+
+W = TypeVar("W", bound=Work)
+
+
+def later_or_now(work: W, async_op: bool, timeout_s: float | None = None) -> W | None:
+    """Hand `work` out if the caller waits for it, or else wait for it here."""
+    if async_op:
+        return work
+    work.wait(timeout_s)
+    return None
