@@ -12,8 +12,8 @@ import matplotlib.pyplot as plt
 
 from distlab.given.monitoring import Spans
 from distlab.trace.palette import BACKWARD, CALL, FORWARD, INK, SURFACE
-from distlab.walkthroughs.phase3_lab import print_table
 from distlab.walkthroughs.phase4 import Rows, Search
+from distlab.walkthroughs.tables import print_table
 
 __all__ = ["draw_shares", "draw_traces", "draw_waits", "print_table"]
 
