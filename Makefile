@@ -30,8 +30,9 @@ test-slow: .venv/.ready  ## what `make test` leaves out, and the catalogue of wh
 
 test-all: test test-slow  ## both
 
-test-tracking: .venv/.ready-tracking  ## `distlab ddp --track mlflow` with a real MLflow
-	@DISTLAB_TEST_TRACKING=1 $(PY) -m pytest tests/workbench/test_ddp_tracking.py
+test-tracking: .venv/.ready-tracking  ## real MLflow, TensorBoard and Prometheus client
+	@DISTLAB_TEST_TRACKING=1 $(PY) -m pytest tests/workbench/test_ddp_tracking.py \
+	  tests/workbench/test_monitor.py tests/workbench/test_ddp_monitor.py
 
 check: .venv/.ready-dev  ## style, types, and whether generated files are up to date
 	$(PY) -m ruff check
@@ -66,6 +67,7 @@ bench: .venv/.ready  ## every figure with a bar, measured; best on a quiet machi
 	@$(PY) -m distlab bench allreduce
 	@$(PY) -m distlab bench ddp
 	@$(PY) -m distlab bench zero
+	@$(PY) -m distlab bench ps
 
 soak: .venv/.ready  ## the reference passes 20 times in a row under CPU load
 	@$(PY) benchmarks/soak.py --times 20

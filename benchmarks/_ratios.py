@@ -25,6 +25,15 @@ def upper_bound(launches: Sequence[Sequence[Pair]], seed: int = 0) -> float:
     Launches are drawn anew, and pairs inside of each: what differs from launch to
     launch counts as much as what differs from pair to pair.
     """
+    return _resampled(launches, seed)[int(0.95 * RESAMPLED)]
+
+
+def lower_bound(launches: Sequence[Sequence[Pair]], seed: int = 0) -> float:
+    """Above it the ratio is with 95 % confidence, as for `upper_bound`."""
+    return _resampled(launches, seed)[int(0.05 * RESAMPLED)]
+
+
+def _resampled(launches: Sequence[Sequence[Pair]], seed: int) -> list[float]:
     draw = random.Random(seed)
     found = []
     for _ in range(RESAMPLED):
@@ -33,7 +42,7 @@ def upper_bound(launches: Sequence[Sequence[Pair]], seed: int = 0) -> float:
             for pairs in draw.choices(launches, k=len(launches))
         ]
         found.append(ratio_of(drawn))
-    return sorted(found)[int(0.95 * RESAMPLED)]
+    return sorted(found)
 
 
 def result_of(

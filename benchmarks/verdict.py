@@ -37,9 +37,7 @@ PAIRS = 3
 COURSE = (
     "curriculum.toml",
     "solutions",
-    "phase1_data_parallel",
-    "phase2_advanced",
-    "phase3_multi_node",
+    *(phase.folder for phase in load_curriculum(ROOT).phases),
 )
 BAR_P50_S, BAR_P95_S = 0.4, 0.8
 

@@ -88,7 +88,7 @@ def ssp_clocks() -> str:
     return c.svg()
 
 
-def in_turn(num_servers: int) -> list[int]:
+def round_robin(num_servers: int) -> list[int]:
     """Tensor after tensor to server after server."""
     return [index % num_servers for index in range(len(SIZES_MIB))]
 
@@ -141,7 +141,7 @@ def server_loads() -> str:
         300,
         title=f"{len(SIZES_MIB)} tensors on {SERVERS} servers, assigned in four ways",
         desc=(
-            "Four diagrams of four bars each. Assigned in turn, the server with the "
+            "Four diagrams of four bars each. Round-robin, the server with the "
             "embedding has most of the bytes. With a consistent hash of the names the "
             "bars are uneven too. By bytes, the server with the embedding has nothing "
             "else and the other bars are equal. In the fourth diagram the bars are "
@@ -153,7 +153,7 @@ def server_loads() -> str:
     hot = [*SIZES_MIB]
     hot[1] *= PULLS_OF_HOT
     ways = (
-        ("in turn", in_turn, SIZES_MIB),
+        ("round-robin", round_robin, SIZES_MIB),
         ("consistent hash", consistent_hash, SIZES_MIB),
         ("by bytes", by_bytes, SIZES_MIB),
         ("by bytes, a hot key", by_bytes, hot),

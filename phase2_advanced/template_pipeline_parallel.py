@@ -11,63 +11,30 @@ Cost: (m + n - 1)(t_f + t_b); m (t_f + t_b) is work, the rest is the pipeline bu
     rank 1   .  F0 F1 F2 F3 .  .  B0 B1 B2 B3 .         with t_f = t_b
     rank 2   .  .  F0 F1 F2 F3 B0 B1 B2 B3 .  .
 
-A schedule is a list: the actions of one rank, in order. It holds no times. An action
-starts when the rank is free and the tensor it needs has arrived. So a schedule can be
-written, drawn and judged before any tensor is sent, and one executor runs all
-schedules. Run this file with `python` to draw yours.
+A schedule is a list: the actions of one rank, in order. An action starts when the rank
+is free and the tensor it needs has arrived. So a schedule can be drawn and judged
+before any tensor is sent. Run this file with `python` to draw yours. Given:
+
+    Action("F", 3)               forward of microbatch 3; "B": backward; a third field,
+                                 the number of the model chunk, is for 2.21
+    ModelChunk(module, example)  the layers of one stage, and one sample that enters it:
+                                 only its shape and dtype matter
+    peers(comm, action, v)       the peer from which an action receives, and the peer to
+                                 which it sends; None at the ends of the model
+    comm.recv(tensor, *peer)     a peer is a rank and a tag; the same for comm.isend
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from distlab.comm import Comm, Work
-
-LossFn = Callable[[Tensor, Tensor], Tensor]
-Batch = tuple[Tensor, Tensor]
-
-
-class Action(NamedTuple):
-    """One entry of a schedule: Action("F", 3) is the forward of microbatch 3.
-
-    `chunk` matters in 2.21, where a rank has several model chunks; elsewhere it is 0.
-    """
-
-    kind: str  # "F" forward, "B" backward
-    microbatch: int
-    chunk: int = 0
-
-
-class ModelChunk(NamedTuple):
-    """The layers of one stage, and an example of ONE sample that enters the stage.
-
-    Chunk c of rank r is stage c · n + r of all n · v stages: the stage after the last
-    rank's is the next chunk of rank 0. Only `example`'s shape and dtype matter.
-    """
-
-    module: nn.Module
-    example: Tensor
-
-
-class Peer(NamedTuple):
-    """The other end of a message: comm.recv(tensor, *peer), comm.isend(tensor, *peer).
-
-    The tag identifies the message: several may be in flight between two ranks.
-    """
-
-    rank: int
-    tag: int
-
-
-Kept = dict[tuple[int, int], tuple[Tensor, Tensor]]
-"""x and output of a microbatch, from forward to backward, by (chunk, microbatch)."""
-Sends = dict[Action, Work]
-"""The sends that have not been waited for, by the action that started them."""
+from distlab.given.drawing import draw
+from distlab.given.pipeline import Action, Kept, LossFn, ModelChunk, Peer, Sends, peers
 
 
 def gpipe(rank: int, world_size: int, num_microbatches: int) -> list[Action]:
@@ -85,27 +52,6 @@ def gpipe(rank: int, world_size: int, num_microbatches: int) -> list[Action]:
     raise NotImplementedError("pipeline_parallel.gpipe")
 
 
-def peers(
-    comm: Comm, action: Action, num_chunks: int
-) -> tuple[Peer | None, Peer | None]:
-    """The peer from which `action` receives, and the peer to which it sends.
-
-    A forward receives activations from the stage before; a backward receives their
-    gradient from the stage after. None at the first and the last stage of the model.
-    """
-    num_stages = num_chunks * comm.world_size
-    stage = action.chunk * comm.world_size + comm.rank
-
-    def peer(other: int) -> Peer | None:
-        if not 0 <= other < num_stages:
-            return None
-        link = action.microbatch * num_stages + min(stage, other)
-        return Peer(other % comm.world_size, 2 * link + (action.kind == "B"))
-
-    before, after = peer(stage - 1), peer(stage + 1)
-    return (before, after) if action.kind == "F" else (after, before)
-
-
 def forward_step(
     comm: Comm,
     chunk: ModelChunk,
@@ -117,9 +63,7 @@ def forward_step(
 
     Given: `source` and `destination` come from peers(). Without a source, x is `inputs`
     itself; with one, `inputs` only tells the number of samples.
-
     Returns x and output, which backward_step needs, and the Work of the send, if any.
-
     C1 in backward_step every .grad grows by the microbatch's gradient; the stage before
     receives the gradient of x
     C2 both steps run in any order of the microbatches: a send is started, not waited
@@ -133,17 +77,12 @@ def forward_step(
 
 
 def backward_step(
-    comm: Comm,
-    x: Tensor,
-    output: Tensor,
-    source: Peer | None,
-    destination: Peer | None,
+    comm: Comm, x: Tensor, output: Tensor, source: Peer | None, destination: Peer | None
 ) -> Work | None:
     """Run the same microbatch backward: receive its gradient, backward, send it on.
 
     Given: `x` and `output` of forward_step. Without a source, `output` is the loss:
     execute puts it there, in 2.12.
-
     Returns the Work of the send, if any. The clauses are those of forward_step.
     """
     # TODO(pipeline_parallel.forward_backward)
@@ -156,7 +95,7 @@ def execute(
     chunks: Sequence[ModelChunk],
     schedule: Sequence[Action],
     loss_fn: LossFn,
-    microbatches: Sequence[Batch],
+    microbatches: Sequence[tuple[Tensor, Tensor]],
 ) -> float:
     """Run this rank's `schedule`; every .grad grows by the gradient of the batch.
 
@@ -165,7 +104,6 @@ def execute(
     the others they tell the number of samples. They may differ in size. `loss_fn`
     averages over its samples. The schedules of all ranks fit together. The last stage
     is on rank n - 1, whatever the number of chunks. Send the loss as float64.
-
     C1 every .grad grows by the gradient of the mean loss over ALL samples
     C2 returns that loss, the same number on every rank. Add up its value, detached:
     otherwise the sum holds the graphs of all microbatches
@@ -185,7 +123,6 @@ def free(action: Action, kept: Kept, sends: Sends) -> None:
     Given: `kept` holds x and output of every microbatch that is not freed yet; `sends`
     holds every send that has not been waited for, that of `action` too. Remove entries.
     execute waits at the end for the sends that are left.
-
     C1 a rank waits only for what its next action needs: free waits for a send only when
     the receiver must have it already, and for each send that it removes
     C2 after its backward nothing is kept of a microbatch: neither its entry of `kept`,
@@ -202,11 +139,9 @@ def one_f_one_b(rank: int, world_size: int, num_microbatches: int) -> list[Actio
     """Return the actions of `rank` in order: 1F1B, one forward, then one backward.
 
     m may be smaller than n.
-
     C1 each microbatch has one forward and one backward, in that order
     C2 all ranks together take (m + n - 1)(t_f + t_b), as GPipe does
-    C3 at no time are more than n - rank microbatches in flight: forward begun, backward
-    not done
+    C3 never more than n - rank microbatches in flight: forward begun, backward not done
     In torch.distributed: torch.distributed.pipelining.Schedule1F1B
     Example: n = 2, m = 3 → F0 F1 B0 F2 B1 B2 on rank 0, F0 B0 F1 B1 F2 B2 on rank 1
     Cost: keeps the activations of n - rank microbatches. Check: distlab check 2.14
@@ -222,7 +157,6 @@ def interleaved(
     """Return the actions of `rank` in order: interleaved 1F1B with `num_chunks` chunks.
 
     Here t_f and t_b are the times of one chunk: 1/v of the rank's layers.
-
     C1 each microbatch has one forward and one backward in each chunk: forward from
     chunk 0 up, backward from the last chunk down. ValueError unless n divides m
     C2 all ranks together take (m v + n - 1)(t_f + t_b): 1/v of the bubble
@@ -250,7 +184,6 @@ def with_torch(
     Given: torch's default process group; `stage`, this rank's stage of n; the full
     batch, whose inputs are valid on rank 0 only and targets on the last rank only.
     num_microbatches divides the batch and is at least n. loss_fn returns a mean.
-
     C1 the gradients are those of the mean loss of the batch, as in a single process
     C2 returns that loss, on every rank
     C3 never more than n - rank microbatches are in flight
@@ -263,43 +196,6 @@ def with_torch(
     # device), Schedule1F1B(stage, m, loss_fn=…), its step(input, target=…, losses=[]).
     # which rank passes the input, which rank the target? which rank has the losses?
     raise NotImplementedError("pipeline_parallel.port")
-
-
-def draw(
-    schedules: Sequence[Sequence[Action]], forward: int = 1, backward: int = 2
-) -> str:
-    """Draw all ranks' schedules as a table: a row per rank, a column per unit of time.
-
-    `forward` and `backward` are t_f and t_b, as integers. Where the ranks deadlock, the
-    table ends. Each ' behind an entry counts one chunk up from chunk 0.
-    """
-    takes = {"F": forward, "B": backward}
-    num_stages = len(schedules) * (1 + max(a.chunk for s in schedules for a in s))
-    rows: list[list[str]] = [[] for _ in schedules]
-    done: dict[tuple[str, int, int], int] = {}  # by kind, microbatch, stage: when
-    left = [list(schedule) for schedule in schedules]
-    moved = True
-    while moved:
-        moved = False
-        for rank, row in enumerate(rows):
-            while left[rank]:
-                kind, number, chunk = left[rank][0]
-                stage = chunk * len(rows) + rank
-                before = ("F", number, stage - 1), ("B", number, stage + 1)
-                needed = before[kind == "B"]
-                if needed[2] == num_stages:
-                    needed = "F", number, stage
-                if needed[2] >= 0 and needed not in done:
-                    break
-                row += ["."] * (done.get(needed, 0) - len(row))
-                row += [f"{kind}{number}" + "'" * chunk] * takes[kind]
-                done[kind, number, stage] = len(row)
-                left[rank].pop(0)
-                moved = True
-    width = max((len(entry) for row in rows for entry in row), default=1)
-    lines = [" ".join(entry.ljust(width) for entry in row) for row in rows]
-    lines = [f"rank {rank}  {line}".rstrip() for rank, line in enumerate(lines)]
-    return "\n".join([*lines, f"{max(map(len, rows))} units of time"])
 
 
 if __name__ == "__main__":

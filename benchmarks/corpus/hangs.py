@@ -187,12 +187,17 @@ def all_raise(ctx: RankContext) -> None:
 
 @raises("ValueError", 2)
 def raises_after_a_message(ctx: RankContext) -> None:
-    """The second failure follows from the first: rank 0 gives up on rank 1."""
+    """Both fail, in any order: rank 0 gives up on rank 1, which raises of itself.
+
+    Rank 0 has a reply before it can give up: rank 1 needs nothing more of it.
+    """
     if ctx.rank == 1:
         ctx.comm.recv(_box(), 0)
+        ctx.comm.send(_box(), 0)
         raise ValueError("first")  # guilty
     if ctx.rank == 0:
         ctx.comm.send(_box(), 1)
+        ctx.comm.recv(_box(), 1)
         ctx.comm.recv(_box(), 1, timeout_s=0.05)
 
 

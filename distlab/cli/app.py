@@ -20,6 +20,7 @@ from distlab.cli.ddp_verb import ddp
 from distlab.cli.maintainer_verbs import bench, mutants, templates
 from distlab.cli.screen import stopped, warn
 from distlab.cli.sim_verbs import scale, sim
+from distlab.cli.top import top
 from distlab.grading.verdict import HARNESS, USAGE
 
 P = ParamSpec("P")
@@ -210,6 +211,7 @@ def demo(
 
 
 verb(panel=MORE)(ddp)
+verb(panel=MORE)(top)
 verb(panel=MORE)(sim)
 verb(panel=MORE)(scale)
 

@@ -6,21 +6,23 @@ agree on. Every figure is measured while you watch.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distlab.cli.ddp_monitor import Monitoring, MonitorOrder
 from distlab.cli.screen import command, processes, show_json, waiting, warn
 
 if TYPE_CHECKING:  # these import torch, and a mistyped flag should not wait for it
     from distlab.curriculum.choose import Choice
-    from distlab.runner import Cluster
+    from distlab.runner import Cluster, NotFinishedError
     from distlab.training.ddp import Beside, DdpResult
     from distlab.training.ddp_config import DdpConfig, Wishes
     from distlab.training.ddp_data import Origin
     from distlab.training.ddp_estimate import Probe
-    from distlab.training.ddp_tracking import Tracked
+    from distlab.training.ddp_tracking import Tracked, TrackedRun
 
 _TRACKERS = ("", "mlflow")
 
@@ -35,6 +37,8 @@ class Order:
     rate: float = 1.0
     compare: bool = False
     as_json: bool = False
+    monitor: MonitorOrder = field(default_factory=MonitorOrder)
+    save: Path | None = None
 
 
 def ddp(wishes: Wishes, order: Order) -> int:
@@ -43,7 +47,7 @@ def ddp(wishes: Wishes, order: Order) -> int:
     Raises:
         ValueError: a wish that cannot be; nothing has been started.
         ModuleNotFoundError: MLflow was wished for and is not installed.
-        OSError: the data could not be downloaded.
+        OSError: the data could not be downloaded, or a sink of the monitor be opened.
     """
     _check(order)
     import torch
@@ -55,14 +59,14 @@ def ddp(wishes: Wishes, order: Order) -> int:
     config = make_config(wishes, num_gpus=torch.cuda.device_count())
     units = choose_units(config.code)
     config = replace(config, code=config.code or whose(units))
-    tracker = _tracker(config) if order.track else None
+    mlflow = _mlflow(config) if order.track else None
     origin = locate(
         config.dataset,
         folder=order.data_dir,
         may_download=order.may_download,
         say=_quiet if order.as_json else _say,
     )
-    return _Training(config, order, units, origin, tracker).lead()
+    return _Training(config, order, units, origin, mlflow).lead()
 
 
 def _check(order: Order) -> None:
@@ -72,9 +76,14 @@ def _check(order: Order) -> None:
         raise ValueError(
             f"--cost-per-worker-hour {order.rate:g}: choose a number from 0 on"
         )
+    order.monitor.check()
+    if order.save:
+        from distlab.training.ddp_saved import require_writable
+
+        require_writable(order.save)
 
 
-def _tracker(config: DdpConfig) -> Any:
+def _mlflow(config: DdpConfig) -> Any:
     from distlab.curriculum import Progress, find_root
     from distlab.training.ddp_tracking import prepare, require_mlflow, store_uri
 
@@ -91,13 +100,34 @@ class _Training:
         order: Order,
         units: dict[str, Choice],
         origin: Origin,
-        tracker: Any,
+        mlflow: Any,
     ) -> None:
         self._config, self._order, self._units = config, order, units
-        self._origin, self._tracker = origin, tracker
+        self._origin, self._mlflow = origin, mlflow
+        self._tracked: TrackedRun | None = None
+        self._monitoring: Monitoring | None = None
 
     def lead(self) -> int:
         """Before, during, after; the exit code."""
+        try:
+            self._write_down()
+            return self._lead()
+        finally:
+            if self._tracked:
+                self._tracked.fail()  # which does nothing where it has finished
+
+    def _write_down(self) -> None:
+        sink = None
+        if self._mlflow:
+            from distlab.monitor.mlflow import MLflow
+            from distlab.training.ddp_tracking import TrackedRun
+
+            self._tracked = TrackedRun(self._mlflow, self._config)
+            sink = MLflow(self._mlflow, self._tracked.run_id)
+        if self._order.monitor.folder:
+            self._monitoring = Monitoring(self._order.monitor, self._config, sink)
+
+    def _lead(self) -> int:
         from distlab.runner import Cluster, RunnerError
         from distlab.training.ddp import PRELOADS
 
@@ -123,7 +153,8 @@ class _Training:
             probed = self._probe(cluster)
         expected = estimate(self._config, data, probed)
         lines = plan(self._config, self._origin.note, expected, self._order.rate)
-        _say(*lines, *self._evaluation(), "")
+        watched = self._monitoring.lines if self._monitoring else []
+        _say(*lines, *self._evaluation(), *watched, "")
 
     def _evaluation(self) -> list[str]:
         """Whose evaluate measures the model, where `--code` has none."""
@@ -155,7 +186,12 @@ class _Training:
 
         config, quiet = self._config, self._order.as_json
         label = processes(config.world_size)
-        with Bars(label, config.world_size, config.epochs, quiet=quiet) as bars:
+        watched = self._monitoring
+        monitor = watched.monitor(self._origin) if watched else None
+        with (
+            Bars(label, config.world_size, config.epochs, quiet=quiet) as bars,
+            contextlib.closing(monitor) if monitor else contextlib.nullcontext(),
+        ):
 
             def on_shards(shards: list[Shard], steps: int) -> None:
                 head = "the first of its samples, of the shuffle of epoch 1"
@@ -171,6 +207,9 @@ class _Training:
                 on_moment=bars.moment,
                 on_epoch=bars.epoch,
                 on_log=bars.log,
+                monitor=monitor,
+                monitored=watched.monitored if watched else None,
+                idle_s=self._order.monitor.idle_s,
             )
 
     def _alone(self, cluster: Cluster) -> DdpResult:
@@ -190,8 +229,14 @@ class _Training:
             )
 
     def _broken(self, error: Exception) -> int:
+        from distlab.runner import NotFinishedError
         from distlab.training.ddp_code import is_reference
 
+        if isinstance(error, NotFinishedError):
+            _say_autopsy(error)
+            if error.run.idle_s:
+                warn(str(error))
+                return 1
         if is_reference(self._config.code):
             warn(
                 f"the ranks did not finish: {error}; `{command('doctor')}` may know why"
@@ -208,22 +253,43 @@ class _Training:
         from distlab.training.ddp import compare
 
         beside: Beside | None = compare(result, alone) if alone else None
-        tracked = self._track(result, beside) if self._tracker else None
+        saved = self._save(result)
+        tracked = self._track(result, beside) if self._mlflow else None
         failures = result.failures() + (beside.failures() if beside else [])
         rate = self._order.rate
         if self._order.as_json:
             show_json(as_data(result, alone, beside, tracked, rate, failures))
         else:
             tell(result, alone, beside, tracked, rate, failures)
+            _say(*(self._monitoring.after() if self._monitoring else []))
         if failures:
             return 1
-        return 11 if self._tracker and not tracked else 0
+        lost = bool(self._mlflow and not tracked) or not saved
+        return 11 if lost else 0
+
+    def _save(self, result: DdpResult) -> bool:
+        """Whether the model stands in its file, or none was asked for."""
+        from distlab.training.ddp_saved import save_model
+
+        if not self._order.save:
+            return True
+        try:
+            save_model(result, self._order.save)
+        except OSError as error:
+            warn(f"the training is done, but its model could not be saved: {error}")
+            return False
+        return True
 
     def _track(self, result: DdpResult, beside: Beside | None) -> Tracked | None:
-        from distlab.training.ddp_tracking import track
-
+        assert self._tracked is not None
+        saved, rate = self._order.save, self._order.rate
         try:
-            return track(self._tracker, result, rate=self._order.rate, beside=beside)
+            return self._tracked.finish(
+                result,
+                rate=rate,
+                beside=beside,
+                model_file=saved if saved and saved.exists() else None,
+            )
         except Exception as error:  # MLflow's, SQLAlchemy's or the network's
             first = (str(error).splitlines() or [type(error).__name__])[0]
             warn(f"the training is done, but MLflow did not take it: {first}")
@@ -234,6 +300,14 @@ def _say(*lines: str) -> None:
     from distlab.cli.screen import show
 
     show([("plain", line) for line in lines])
+
+
+def _say_autopsy(error: NotFinishedError) -> None:
+    """Where each rank was, a line each."""
+    from distlab.grading.report import evidence_lines
+    from distlab.runner.autopsy import evidence
+
+    _say("", *evidence_lines(evidence(error.run)))
 
 
 def _quiet(*lines: str) -> None:

@@ -55,6 +55,39 @@ Compare = Annotated[
     bool, typer.Option("--compare", help="The same by one process, side by side.")
 ]
 Seed = Annotated[int, typer.Option(help="Of the weights and of the shuffle.")]
+MonitorFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--monitor", help="A new folder for the records of all ranks, as JSON lines."
+    ),
+]
+Also = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="More places for them: tensorboard, prometheus or prometheus:PORT; "
+        "repeatable."
+    ),
+]
+LogEvery = Annotated[
+    int, typer.Option("--log-every-n-steps", help="Steps in one record.")
+]
+Profile = Annotated[
+    bool,
+    typer.Option(
+        "--profile", help="Also a torch.profiler trace of three steps of each rank."
+    ),
+]
+HangAfter = Annotated[
+    float | None,
+    typer.Option(
+        "--hang-after",
+        help="End the run, and say where each rank is, when no rank has done anything "
+        "for so many seconds. With --monitor 600, else never.",
+    ),
+]
+Save = Annotated[
+    Path | None, typer.Option("--save", help="A file for the final model's weights.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")]
 
 
@@ -76,11 +109,18 @@ def ddp(
     track: Track = "",
     cost_per_worker_hour: Rate = 1.0,
     compare: Compare = False,
+    monitor: MonitorFolder = None,
+    also: Also = None,
+    log_every_n_steps: LogEvery = 10,
+    profile: Profile = False,
+    hang_after: HangAfter = None,
+    save: Save = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> int:
     """A whole data-parallel training: shards, cost, accuracy, digests, MLflow."""
     from distlab.cli.ddp import Order, ddp
+    from distlab.cli.ddp_monitor import MonitorOrder
     from distlab.training.ddp_config import Wishes
 
     wishes = Wishes(
@@ -105,5 +145,13 @@ def ddp(
         rate=cost_per_worker_hour,
         compare=compare,
         as_json=as_json,
+        monitor=MonitorOrder(
+            folder=monitor,
+            also=tuple(also or ()),
+            log_every_n_steps=log_every_n_steps,
+            profile=profile,
+            hang_after_s=hang_after,
+        ),
+        save=save,
     )
     return ddp(wishes, order)

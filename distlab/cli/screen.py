@@ -18,7 +18,7 @@ from typing import Any
 from distlab.paths import shown
 from distlab.terminal import WIDTH, screen_width
 
-_STYLES = {"pass": "bold green", "fail": "bold red", "dim": "dim", "rule": "cyan"}
+STYLES = {"pass": "bold green", "fail": "bold red", "dim": "dim", "rule": "cyan"}
 
 
 def show(lines: Iterable[tuple[str, str]]) -> None:
@@ -37,7 +37,7 @@ def show(lines: Iterable[tuple[str, str]]) -> None:
     console = OurConsole(highlight=False, soft_wrap=True)
     for style, line in lines:
         for row in _rows(line):
-            console.print(Text(row, style=_STYLES.get(style, "")))
+            console.print(Text(row, style=STYLES.get(style, "")))
 
 
 def _rows(line: str) -> list[str]:

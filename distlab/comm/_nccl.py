@@ -76,3 +76,7 @@ class NcclMessage:
         if self.work is None:
             self._messages.launch()
         self.work.wait(timeout)
+
+    def is_completed(self) -> bool:
+        """Whether the group that it was launched in is over."""
+        return self.work is not None and bool(self.work.is_completed())

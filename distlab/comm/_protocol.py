@@ -68,6 +68,12 @@ class Work(Protocol):
             PeerLost: the peer died, or `timeout_s` seconds passed.
         """
 
+    def is_completed(self) -> bool:
+        """Whether `wait` would return at once, as far as the transport tells.
+
+        gloo does not tell it of messages: False until `wait` has returned.
+        """
+
 
 class Comm(Protocol):
     """One rank's view of its group. All tensors are contiguous and on `device`.

@@ -57,6 +57,10 @@ class TorchWork:
         if finish is not None:
             finish()
 
+    def is_completed(self) -> bool:
+        """See `Work.is_completed`."""
+        return self._is_done or bool(self._work.is_completed())
+
     def source(self) -> int:
         """Who sent what this receive from anyone took."""
         return int(self._work._source_rank())

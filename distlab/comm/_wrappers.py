@@ -158,6 +158,10 @@ class _JournalledWork:
             raise
         self._journal._sink({"k": "exit", "n": self._number, "t": time.monotonic()})
 
+    def is_completed(self) -> bool:
+        """See `Work.is_completed`."""
+        return self._work.is_completed()
+
 
 @dataclass
 class Traffic:
@@ -233,6 +237,10 @@ class _TimedWork:
         """See `Work.wait`."""
         with self._traffic.timed():
             self._work.wait(timeout_s)
+
+    def is_completed(self) -> bool:
+        """See `Work.is_completed`."""
+        return self._work.is_completed()
 
 
 class PointToPointOnly(Wrapper):

@@ -103,7 +103,7 @@ def _failed(verdict: TaskVerdict) -> list[tuple[str, str]]:
     rows = failure.evidence
     if verdict.is_plan:  # one process plays all ranks: the headline says for which
         rows = tuple(row for row in rows if not row.where)
-    lines += [("plain", line) for line in _table(rows)]
+    lines += [("plain", line) for line in evidence_lines(rows)]
     lines += _rule(failure.rule)
     lines += _printed(failure, verdict.is_plan)
     others = [c for c in verdict.clauses if c is not failure]
@@ -143,7 +143,8 @@ def _headline(head: str, slug: str) -> list[tuple[str, str]]:
     return [("fail", line) for line in lines]
 
 
-def _table(evidence: tuple[Evidence, ...]) -> list[str]:
+def evidence_lines(evidence: tuple[Evidence, ...]) -> list[str]:
+    """A row for each rank, or for three and more neighbors that did the same."""
     if not evidence:
         return []
     groups = _alike(replace(row, text=visible(row.text)) for row in evidence)

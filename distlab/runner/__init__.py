@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from distlab.runner.limits import Limits
     from distlab.runner.record import (
         ErrorRecord,
+        NotFinishedError,
         RankRecord,
         Run,
         RunCancelledError,
@@ -28,6 +29,7 @@ _HOMES = {
     "Cluster": "cluster",
     "ErrorRecord": "record",
     "Limits": "limits",
+    "NotFinishedError": "record",
     "RankContext": "context",
     "RankRecord": "record",
     "Run": "record",
@@ -39,6 +41,7 @@ __all__ = [
     "Cluster",
     "ErrorRecord",
     "Limits",
+    "NotFinishedError",
     "RankContext",
     "RankRecord",
     "Run",

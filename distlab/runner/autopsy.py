@@ -82,18 +82,20 @@ def explain_deadlock(run: Run) -> str:
 
 def explain_timeout(run: Run) -> str:
     """Which rank was still busy when the time was up, and where."""
+    idle = f"no rank did anything for {run.idle_s:.1f} s: " if run.idle_s else ""
     stopped = [r.rank for r in run.ranks if r.stopped]
     if stopped:
         were = "was" if len(stopped) == 1 else "were"
-        return f"{_names(stopped)} {were} stopped by a signal and never went on"
+        return f"{idle}{_names(stopped)} {were} stopped by a signal and never went on"
     busy = [r for r in run.ranks if r.status == "running"]
     named = busy or [r for r in run.ranks if r.status == "waiting"]
     if not named:  # the last of them ended just as the time was up
         return f"the run had not come to its end after {run.limit_s:g} s"
     at = _spot(own_frame(named[0].stack))
-    return (
-        f"{_names(r.rank for r in named)} had not finished after {run.limit_s:g} s"
-        + (f"; rank {named[0].rank} was at {at}" if at else "")
+    who = _names(r.rank for r in named)
+    limit = f" after {run.limit_s:g} s" if not run.idle_s else ""
+    return f"{idle}{who} had not finished{limit}" + (
+        f"; rank {named[0].rank} was at {at}" if at else ""
     )
 
 
@@ -264,15 +266,17 @@ def _line(record: RankRecord) -> Evidence:
         call = record.waiting
         text = f"call #{call['n']} {describe(call)}  {describe_tensor(call)}"
         text += _waited_for(record, call)
+        state = "stopped" if record.stopped else "waiting"
         where = place_of(call)
-        return Evidence(rank=record.rank, state="waiting", text=text, where=where)
+        return Evidence(rank=record.rank, state=state, text=text, where=where)
     if record.error is not None:
         return _line_of_error(record, record.error)
     if record.status == "died":
         return _line_of_death(record)
     if record.status == "running":
         where = place(own_frame(record.stack))
-        return Evidence(rank=record.rank, state="busy", where=where)
+        state = "stopped" if record.stopped else "busy"
+        return Evidence(rank=record.rank, state=state, where=where)
     return Evidence(rank=record.rank, state="finished")
 
 

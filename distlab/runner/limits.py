@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ class Limits:
     """Caps on one run. A deadlock is found without them; they end all else."""
 
     seconds: float = 10.0  # wall clock from start to the last result
+    idle_s: float = math.inf  # wall clock in which no rank calls or reports anything
     memory_bytes: int = 2 * GIB  # per rank, on top of what importing torch took
     output_bytes: int = 64 * 1024  # of printed text kept per rank
     journal_events: int = 200_000  # kept per rank; more is a loop that never ends

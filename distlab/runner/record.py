@@ -70,6 +70,7 @@ class Run:
 
     `waits_for` maps each blocked rank to the ranks that would have to act; `cycle` is a
     circle in it, such as (0, 1, 2), or empty; `explanation` says it in a sentence.
+    `idle_s` is how long no rank had called or reported anything, where that ended it.
     `services` are the processes beside the ranks, by name.
     """
 
@@ -82,6 +83,7 @@ class Run:
     cycle: tuple[int, ...] = ()
     explanation: str = ""
     services: dict[str, RankRecord] = field(default_factory=dict)
+    idle_s: float = 0.0
 
     @property
     def values(self) -> list[Any]:
@@ -104,8 +106,16 @@ class Run:
         """This run, if every rank finished.
 
         Raises:
-            RunnerError: it did not; with the explanation.
+            NotFinishedError: it did not; with the explanation.
         """
         if self.outcome != "finished":
-            raise RunnerError(self.explanation)
+            raise NotFinishedError(self)
         return self
+
+
+class NotFinishedError(RunnerError):
+    """The ranks of `run` had to finish, and did not."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run.explanation)
+        self.run = run

@@ -94,7 +94,7 @@ class Supervisor:
             self._selector.register(keeper, selectors.EVENT_READ, keeper)
         self._selector.register(orders, selectors.EVENT_READ, orders)
         self._zygote = zygote
-        self._started = time.monotonic()
+        self._started = self._heard = time.monotonic()
         self._failed_at: float | None = None
         self._suspect: _Look | None = None
 
@@ -144,7 +144,7 @@ class Supervisor:
 
     def _patience(self) -> float:
         now = time.monotonic()
-        until = self._started + self._limits.seconds
+        until = self._ends_at()
         if self._suspect:
             until = min(until, self._suspect.at + CONFIRM_S)
         if self._failed_at is not None:
@@ -152,6 +152,11 @@ class Supervisor:
         if self._is_unwanted:
             until = min(until, now + ASK_S)
         return max(0.0, until - now)
+
+    def _ends_at(self) -> float:
+        """When the time is up, if no rank says anything more."""
+        in_all, idle = self._limits.seconds, self._limits.idle_s
+        return min(self._started + in_all, self._heard + idle)
 
     def _read(self, timeout_s: float) -> bool:
         ready = self._selector.select(timeout_s)
@@ -240,6 +245,7 @@ class Supervisor:
 
     def _from_rank(self, rank: int, line: bytes) -> None:
         record = self._everyone[rank]
+        self._heard = time.monotonic()
         if not line:
             self._lost.add(rank)
             self._note_deaths()
@@ -315,7 +321,7 @@ class Supervisor:
             return "finished"
         elif self._confirmed(stuck, now):
             return "deadlock"
-        return "timeout" if now >= self._started + self._limits.seconds else None
+        return "timeout" if now >= self._ends_at() else None
 
     def _confirmed(self, stuck: dict[int, tuple[int, ...]] | None, now: float) -> bool:
         if stuck is None:
@@ -343,7 +349,8 @@ class Supervisor:
         )
 
     def _conclude(self, outcome: Outcome) -> Run:
-        seconds = time.monotonic() - self._started
+        now = time.monotonic()
+        idle = outcome == "timeout" and now < self._started + self._limits.seconds
         alive = self._alive()
         waits_for = self._board.stuck(alive) or {}
         for rank in alive:
@@ -360,8 +367,9 @@ class Supervisor:
             world_size=n,
             outcome=outcome,
             ranks=tuple(self._records),
-            seconds=seconds,
+            seconds=now - self._started,
             limit_s=self._limits.seconds,
+            idle_s=now - self._heard if idle else 0.0,
             waits_for=waits_for,
             cycle=find_cycle(waits_for),
             services=dict(zip(self._orders.names[n:], self._everyone[n:], strict=True)),

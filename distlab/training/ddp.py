@@ -8,6 +8,7 @@ The same program with one rank is what the ranks are compared with.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -19,11 +20,12 @@ from torch import Tensor
 from distlab.curriculum.choose import Choice
 from distlab.data.idx_sets import Files
 from distlab.grading.kit.values import digest
+from distlab.monitor import Monitor, StepRecord
 from distlab.runner import Cluster, Limits
 from distlab.training.ddp_code import as_parts
 from distlab.training.ddp_config import DdpConfig
 from distlab.training.ddp_data import make_model
-from distlab.training.ddp_rank import train_as_rank
+from distlab.training.ddp_rank import Monitored, train_as_rank
 from distlab.training.digits import Shard
 from distlab.training.digits_rank import in_a_row
 
@@ -157,16 +159,23 @@ def train(
     on_moment: Callable[[Moment], None] | None = None,
     on_epoch: Callable[[int, float], None] | None = None,
     on_log: Callable[[int, str], None] | None = None,
+    monitor: Monitor | None = None,
+    monitored: Monitored | None = None,
+    idle_s: float = math.inf,
 ) -> DdpResult:
     """Train on `config.world_size` processes; the callbacks hear of it meanwhile.
 
     `on_shards` gets everybody's first samples and the steps of an epoch; `on_epoch` the
     number of an epoch that has ended, and its mean loss; `on_log` what `fit` logs.
+    `monitor` hears the records of the ranks' steps, made as `monitored` says, and each
+    validation; the calls of communication are then journaled, so that a hang is named.
 
     Raises:
-        RunnerError: the ranks did not finish; it says why.
+        RunnerError: the ranks did not finish, or did nothing for `idle_s` seconds; it
+            says why.
     """
-    ear = _Ear(config.world_size, on_shards, on_moment, on_epoch, on_log)
+    limits = _GPU_LIMITS if config.device == "cuda" else _LIMITS
+    ear = _Ear(config.world_size, on_shards, on_moment, on_epoch, on_log, monitor)
     cluster.warm(*PRELOADS)
     run = cluster.run(
         train_as_rank,
@@ -174,12 +183,14 @@ def train(
         asdict(config),
         {name: str(path.resolve()) for name, path in (files or {}).items()},
         {name: as_parts(unit) for name, unit in units.items()},
-        limits=_GPU_LIMITS if config.device == "cuda" else _LIMITS,
+        asdict(monitored) if monitored else None,
+        limits=replace(limits, idle_s=idle_s),
         on_report=ear.hear,
         seed=config.seed,
         backend=config.backend,
         # The reference does not deadlock. Others may, and their journals show it.
-        journal=any(unit.source.side != "reference" for unit in units.values()),
+        journal=monitored is not None
+        or any(unit.source.side != "reference" for unit in units.values()),
     ).require_finished()
     values = run.values
     epochs = [_row(i, values) for i in range(config.epochs)]
@@ -277,6 +288,7 @@ class _Ear:
     on_moment: Callable[[Moment], None] | None
     on_epoch: Callable[[int, float], None] | None
     on_log: Callable[[int, str], None] | None
+    monitor: Monitor | None
 
     def __post_init__(self) -> None:
         self.shards: dict[int, Shard] = {}
@@ -295,6 +307,12 @@ class _Ear:
             self._hear_end(report)
         elif "log" in report and self.on_log:
             self.on_log(rank, report["log"])
+        elif "record" in report and self.monitor:
+            self.monitor.hear(StepRecord(**report["record"]))
+        elif "validation" in report and self.monitor:
+            step, loss, accuracy = report["validation"]
+            figures = {"validation_loss": loss, "validation_accuracy": accuracy}
+            self.monitor.figures(step, figures)
 
     def _hear_end(self, report: dict[str, Any]) -> None:
         parts = self._ended.setdefault(report["epoch"], [])

@@ -11,17 +11,21 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 from distlab.curriculum import load_graft
 from distlab.curriculum.units import arrived
+from distlab.monitor.meter import StepMeter
+from distlab.monitor.profile import StepProfiler
 from distlab.runner import RankContext
 from distlab.training.ddp_config import DdpConfig
 from distlab.training.ddp_data import (
@@ -37,6 +41,14 @@ REPORT_S = 0.2  # between two signs of life
 _HELD_OUT_BATCH = 500
 
 Batch = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Monitored:
+    """How often a rank records its steps; the folder of its profile, if one is due."""
+
+    log_every_n_steps: int
+    profile: str = ""
 
 
 @dataclass
@@ -55,6 +67,7 @@ def train_as_rank(
     settings: dict[str, Any],
     files: dict[str, str],
     units: dict[str, dict[str, Any]],
+    monitored: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The whole training, as one rank lives it; `files` and `units` as text."""
     config, comm = DdpConfig(**settings), context.comm
@@ -72,23 +85,29 @@ def train_as_rank(
     sizes = [config.equal_size(size) for size in _sizes(config, data)]
     _report_shard(context, loader, sizes)
     model = make_model(config, comm.rank).to(comm.device)
+    optimizer = make_optimizer(config, model)
     watch = _Watch(context, model)
+    if monitored is not None:
+        watch.attend(Monitored(**monitored), optimizer)
     held_out = _held_out(data, comm.rank, comm.world_size, comm.device)
     metrics: list[tuple[float, float]] = []
 
     def evaluate() -> None:
         loss, accuracy = trainer.evaluate(comm, model, cross_entropy, held_out)
         metrics.append((float(loss), float(accuracy)))
+        if monitored is not None and comm.rank == 0:
+            context.report({"validation": (watch.num_steps, *metrics[-1])})
 
     losses = trainer.fit(
         comm,
         model,
-        make_optimizer(config, model),
+        optimizer,
         watch.loss_fn,
         _WatchedLoader(loader, watch, sizes, evaluate),
         config.epochs,
         log=lambda line: context.report({"log": str(line)}),
     )
+    watch.close()
     if len(metrics) != config.epochs:
         raise ValueError(
             f"fit read the batches of {len(metrics)} epochs to their end; there were "
@@ -117,17 +136,55 @@ class _Watch:
     first_weights: Tensor | None = None  # after the first step
     _reported: float = 0.0
     _sum: Tensor | float = 0.0
+    _loss: Tensor | float = 0.0  # of the newest batch
+    _meter: StepMeter | None = None
+    _profiler: StepProfiler | None = None
+
+    def attend(self, monitored: Monitored, optimizer: Optimizer) -> None:
+        """From now on, record the steps and report the records."""
+        context, traffic = self.context, self.context.traffic
+        self._meter = StepMeter(
+            context.comm.rank,
+            lambda record: context.report({"record": asdict(record)}),
+            log_every_n_steps=monitored.log_every_n_steps,
+            in_communication_s=lambda: traffic.in_calls_s,
+            optimizer=optimizer,
+            device=context.comm.device,
+        )
+        if monitored.profile:
+            self._profiler = StepProfiler(
+                Path(monitored.profile), context.comm.rank, context.comm.device
+            )
 
     def begin_epoch(self) -> Epoch:
         self.epochs.append(Epoch())
         self._sum = 0.0
+        if self._meter:
+            self._meter.begin_epoch()
         return self.epochs[-1]
 
-    def end_step(self) -> None:
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        asked = time.perf_counter()
+        with self._meter.waiting_for_data() if self._meter else nullcontext():
+            yield
+        self.epochs[-1].data_wait_s += time.perf_counter() - asked
+
+    def end_step(self, samples: int) -> None:
         if self.first_weights is None:
             self.first_weights = in_a_row(self.model).cpu().clone()
+        if self._meter:
+            self._meter.end_step(self._loss, samples=samples)
+        if self._profiler:
+            self._profiler.end_step()
+
+    def close(self) -> None:
+        if self._profiler:
+            self._profiler.close()
 
     def end_epoch(self) -> None:
+        if self._meter:
+            self._meter.end_epoch()
         epoch = self.epochs[-1]
         epoch.loss_sum = float(self._sum)
         self.context.report({"epoch": len(self.epochs) - 1, **vars(epoch)})
@@ -136,7 +193,8 @@ class _Watch:
         """The mean cross-entropy; in a training step it is noted down."""
         loss = cross_entropy(outputs, targets)
         if torch.is_grad_enabled():  # evaluation asks for none
-            self._sum += loss.detach() * len(targets)
+            self._loss = loss.detach()
+            self._sum += self._loss * len(targets)
             if time.monotonic() >= self._reported + REPORT_S:
                 self._tell(float(loss))
         return loss
@@ -178,7 +236,8 @@ class _WatchedLoader:
         sent_bytes = traffic.sent_bytes
         batches = iter(self._loader)
         for size in self._sizes:
-            batch = self._next(batches, epoch)
+            with watch.waiting_for_data():
+                batch: Batch | None = next(batches, None)
             if batch is None:
                 break
             batch = tuple(column[:size] for column in batch)
@@ -187,19 +246,12 @@ class _WatchedLoader:
             epoch.samples += len(batch[0])
             watch.num_steps += 1
             yield tuple(column.to(device) for column in batch)
-            watch.end_step()
+            watch.end_step(len(batch[0]))
         epoch.seconds = time.perf_counter() - started
         epoch.communication_s = traffic.in_calls_s - in_calls_s
         watch.sent_bytes += traffic.sent_bytes - sent_bytes
         watch.end_epoch()
         self._at_end()
-
-    @staticmethod
-    def _next(batches: Iterator[Batch], epoch: Epoch) -> Batch | None:
-        asked = time.perf_counter()
-        batch = next(batches, None)
-        epoch.data_wait_s += time.perf_counter() - asked
-        return batch
 
 
 def _unit(parts: dict[str, Any]) -> Any:

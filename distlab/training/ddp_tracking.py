@@ -1,26 +1,23 @@
 """One MLflow run for one training: parameters, metrics of each epoch, the digest.
 
-Written by the parent process, after the ranks have ended: no rank needs MLflow, and
-there is one run, not one for each rank.
+Written by the parent process: no rank needs MLflow, and there is one run, not one for
+each rank. With `--monitor` the figures of the steps are logged while the ranks train.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import logging
 import os
 import platform
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from distlab.monitor.extras import INSTALL, needed
 from distlab.training.ddp import SECONDS_AN_HOUR, Beside, DdpResult
-
-INSTALL = "pip install -e '.[tracking]'"
+from distlab.training.ddp_config import DdpConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +35,7 @@ def require_mlflow() -> Any:
     Raises:
         ModuleNotFoundError: it is not installed; the sentence says what does it.
     """
-    try:
-        return importlib.import_module("mlflow")
-    except ImportError as error:
-        missing = getattr(error, "name", None) or "mlflow"
-        raise ModuleNotFoundError(
-            f"--track mlflow needs {missing}, which is not installed: {INSTALL}"
-        ) from error
+    return needed("mlflow", "--track mlflow")
 
 
 def store_uri(state_folder: Path) -> str:
@@ -89,11 +80,39 @@ def experiment_name(dataset: str) -> str:
     return f"{dataset}-training"
 
 
-def track(
-    mlflow: Any, result: DdpResult, *, rate: float, beside: Beside | None = None
-) -> Tracked:
-    """Write everything into one run: the active one, or else a new one."""
-    with _run(mlflow, result) as run:
+class TrackedRun:
+    """One run, from before the ranks start: the active one, or else a new one.
+
+    A training that ends in an error leaves a run with the status FAILED.
+    """
+
+    def __init__(self, mlflow: Any, config: DdpConfig) -> None:
+        """Begin it.
+
+        Raises:
+            ValueError: MLflow cannot.
+        """
+        self._mlflow, run = mlflow, mlflow.active_run()
+        self._is_ours = run is None
+        if run is None:
+            try:
+                name = f"{config.dataset}-{config.world_size}"
+                run = mlflow.start_run(run_name=name)
+            except Exception as error:  # MLflow's, SQLAlchemy's or the network's
+                first = (str(error).splitlines() or [type(error).__name__])[0]
+                raise ValueError(f"MLflow cannot begin a run: {first}") from error
+        self._experiment_id, self.run_id = run.info.experiment_id, run.info.run_id
+
+    def finish(
+        self,
+        result: DdpResult,
+        *,
+        rate: float,
+        beside: Beside | None = None,
+        model_file: Path | None = None,
+    ) -> Tracked:
+        """Write parameters, metrics and the saved model, and end the run."""
+        mlflow = self._mlflow
         mlflow.log_params(parameters(result, rate))
         for step, row in enumerate(result.epochs, start=1):
             mlflow.log_metrics(asdict(row), step=step)
@@ -105,12 +124,24 @@ def track(
                 "tool": "distlab ddp",
             }
         )
-        experiment = mlflow.get_experiment(run.info.experiment_id)
+        if model_file:
+            mlflow.log_artifact(str(model_file), artifact_path="model")
+        experiment = mlflow.get_experiment(self._experiment_id)
+        self._end("FINISHED")
         return Tracked(
             uri=mlflow.get_tracking_uri(),
             experiment=experiment.name,
-            run_id=run.info.run_id,
+            run_id=self.run_id,
         )
+
+    def fail(self) -> None:
+        """The training did not end as it should; once the run has ended, nothing."""
+        self._end("FAILED")
+
+    def _end(self, status: str) -> None:
+        if self._is_ours:
+            self._is_ours = False
+            self._mlflow.end_run(status)
 
 
 def parameters(result: DdpResult, rate: float) -> dict[str, Any]:
@@ -150,14 +181,3 @@ def metrics(result: DdpResult, rate: float, beside: Beside | None) -> dict[str, 
             "difference_after_first_step": beside.first_difference,
         }
     return found
-
-
-@contextlib.contextmanager
-def _run(mlflow: Any, result: DdpResult) -> Iterator[Any]:
-    active = mlflow.active_run()
-    if active is not None:
-        yield active
-        return
-    config = result.config
-    with mlflow.start_run(run_name=f"{config.dataset}-{config.world_size}") as run:
-        yield run

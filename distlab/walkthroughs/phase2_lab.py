@@ -28,6 +28,7 @@ from distlab.trace.palette import (
     WEIGHTS,
 )
 from distlab.walkthroughs.phase2 import Played, Rows, ScaleStep, Stages
+from distlab.walkthroughs.tables import print_table as print_table
 
 _LINES = (("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."))
 _HATCHES = ("", "///", "...", "xxx")
@@ -38,21 +39,6 @@ _PARTS = {
     "optimizer state": OPTIMIZER_STATE,
     "activations": ACTIVATIONS,
 }
-
-
-def print_table(rows: Rows, heading: str, digits: int = 2) -> None:
-    """A line per row; integers are printed without digits after the point."""
-    columns = list(next(iter(rows.values())))
-    first = max(len(heading), *map(len, rows))
-    print("   ".join([heading.ljust(first), *columns]))
-    for label, row in rows.items():
-        cells = (
-            f"{row[column]:,.{0 if isinstance(row[column], int) else digits}f}".rjust(
-                len(column)
-            )
-            for column in columns
-        )
-        print("   ".join([label.ljust(first), *cells]))
 
 
 def draw_stacked(rows: Rows, *, xlabel: str, ylabel: str) -> None:

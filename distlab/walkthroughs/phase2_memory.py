@@ -6,10 +6,8 @@ learner's module.
 
 from __future__ import annotations
 
-import weakref
-from collections import Counter
 from collections.abc import Iterable
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,63 +16,8 @@ from torch import Tensor, nn
 from distlab.comm import Comm
 from distlab.models.transformer import Block, TransformerConfig, next_token_loss
 from distlab.runner import RankContext
+from distlab.saved_tensors import SavedTensors
 from distlab.training.mesh_rank import MeshConfig
-
-
-class _Kept:
-    """A tensor as long as autograd keeps it."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-
-class LiveBytes:
-    """While it is entered: the bytes that autograd keeps, each time they change.
-
-    What several operations keep counts once, and `parameters` do not count.
-    """
-
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self.history = [0]
-        self._parameters = {p.untyped_storage().data_ptr() for p in parameters}
-        self._holders: Counter[int] = Counter()  # by where their memory is
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(
-            self._keep, lambda kept: kept.tensor
-        )
-
-    def __enter__(self) -> LiveBytes:
-        self._hooks.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._hooks.__exit__(kind, error, trace)
-
-    @property
-    def peak(self) -> int:
-        """The most that was kept at any time."""
-        return max(self.history)
-
-    def _keep(self, tensor: Tensor) -> _Kept:
-        # Detached, or a result that is kept would hold its own graph forever.
-        kept = _Kept(tensor.detach())
-        memory = tensor.untyped_storage()
-        place, size = memory.data_ptr(), memory.nbytes()
-        if place not in self._parameters:
-            if not self._holders[place]:
-                self.history.append(self.history[-1] + size)
-            self._holders[place] += 1
-            weakref.finalize(kept, self._forget, place, size)
-        return kept
-
-    def _forget(self, place: int, size: int) -> None:
-        self._holders[place] -= 1
-        if not self._holders[place]:
-            self.history.append(self.history[-1] - size)
 
 
 def memory_of_a_step(
@@ -92,7 +35,7 @@ def memory_of_a_step(
     config = MeshConfig(batch_size=batch_size)
     model, batch = config.make_model().float(), config.batch(0)
     stepper = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3)
-    with LiveBytes(model.parameters()) as live:
+    with SavedTensors(model.parameters()) as live:
         next_token_loss(model(batch), batch).backward()
     stepper.step()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -133,7 +76,7 @@ def accumulate(
         _sync_each(comm, model, microbatches)
         between = traffic.sent_bytes
         model = config.make_model()
-        with LiveBytes(model.parameters()) as live:
+        with SavedTensors(model.parameters()) as live:
             unit.sync_once(comm, model, next_token_loss, microbatches)
         once = traffic.sent_bytes - between
         sent = {"each": int(between - start), "once": int(once)}
@@ -174,7 +117,7 @@ def checkpoint_groups(
     for size in (0, *(g for g in range(1, num_layers + 1) if num_layers % g == 0)):
         num_forwards = 0
         inputs = x = torch.randn(16, 64)
-        with LiveBytes(parameters) as live:
+        with SavedTensors(parameters) as live:
             for start in range(0, num_layers, size or num_layers):
                 group = nn.Sequential(*layers[start : start + (size or num_layers)])
                 x = unit.checkpoint(group, x) if size else group(x)
@@ -206,7 +149,7 @@ def pipeline_memory(
     for name in ("gpipe", "one_f_one_b"):
         schedule = getattr(unit, name)(comm.rank, comm.world_size, num_microbatches)
         chunks = [unit.ModelChunk(block, microbatches[0][0][0])]
-        with LiveBytes(block.parameters()) as live:
+        with SavedTensors(block.parameters()) as live:
             unit.execute(comm, chunks, schedule, _mean, microbatches)
         peaks[name] = live.peak
     return peaks
@@ -244,7 +187,7 @@ def _one_block(
     if way == "sequence parallel":
         unit.sequence_parallel_block(comm, block)
         x = x.chunk(comm.world_size, dim=1)[comm.rank].contiguous()
-    with LiveBytes(block.parameters()) as live:
+    with SavedTensors(block.parameters()) as live:
         block(x.requires_grad_()).mean().backward()
     if way == "sequence parallel":
         unit.all_reduce_replicated_grads(comm, block)

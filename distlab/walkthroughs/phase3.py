@@ -18,8 +18,11 @@ from distlab.runner import Limits
 from distlab.sim import AlphaBeta, Fabric, Faults, Network, SimRun
 from distlab.training.digits import PRELOADS
 from distlab.walkthroughs import phase3_rank as rank
+from distlab.walkthroughs import phase3_server_rank as server
+from distlab.walkthroughs import phase3_services_rank as services
 from distlab.walkthroughs import phase3_zero_rank as zero
 from distlab.walkthroughs.base import Ranks
+from distlab.walkthroughs.phase3_services import NUM_WORKERS, Services
 
 Rows = Mapping[str, Mapping[str, float]]
 """A table: a row for each label, and in it a number for each column."""
@@ -54,7 +57,9 @@ class Walkthrough(Ranks):
     """Ranks, and what they do in phase 3."""
 
     def __init__(self) -> None:
-        super().__init__(3, (*PRELOADS, rank.__name__, zero.__name__))
+        modules = (rank, zero, services, server)
+        super().__init__(3, (*PRELOADS, *(module.__name__ for module in modules)))
+        self.services = Services(self.run, self._step_of_a_ring_s)
 
     def on_many(
         self,
@@ -100,6 +105,9 @@ class Walkthrough(Ranks):
         if not all(run.values):
             raise ValueError(f"{name} on {n} ranks: a rank has a wrong sum")
         return 1e6 * run.time_s
+
+    def _step_of_a_ring_s(self, num_bytes: int) -> float:
+        return 1e-6 * self.sum_us("ring", NUM_WORKERS, num_bytes, server.SLOW_LINK)
 
     def scaling(self, counts: Sequence[int], num_bytes: int) -> Rows:
         """µs by number of ranks: three all-reduces, and the learner's estimates."""

@@ -11,10 +11,21 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from distlab.trace.palette import ALGORITHMS, GRID, INK, LINK_BUSY, METHODS
+from distlab.trace.palette import (
+    ALGORITHMS,
+    FAILURE,
+    GRID,
+    INK,
+    LINK_BUSY,
+    METHODS,
+    RANK_COLORS,
+)
 from distlab.walkthroughs.phase3 import Rows
+from distlab.walkthroughs.phase3_services import END_S, Launched
+from distlab.walkthroughs.tables import print_table as print_table
 
 LETTERS = {"naive": "n", "ring": "r", "recursive doubling": "d", "hierarchical": "h"}
 _COLORS = {
@@ -27,23 +38,13 @@ _COLORS = {
     "torch's": METHODS[2],
 }
 _MARKERS = "os^D"
-_HATCHES = ("", "///", "...")
+_HATCHES = ("", "///", "...", "xxx")
 _ESTIMATE = ", estimate"
-
-
-def print_table(rows: Rows, heading: str, digits: int = 1) -> None:
-    """A line per row."""
-    columns = list(next(iter(rows.values())))
-    first = max(len(heading), *map(len, rows))
-    widths = [max(len(column), 8) for column in columns]
-    heads = (column.rjust(w) for column, w in zip(columns, widths, strict=True))
-    print("   ".join([heading.ljust(first), *heads]))
-    for label, row in rows.items():
-        cells = (
-            f"{row[column]:,.{digits}f}".rjust(width)
-            for column, width in zip(columns, widths, strict=True)
-        )
-        print("   ".join([label.ljust(first), *cells]))
+_ENDS = {
+    "failed": {"marker": "X", "color": FAILURE, "mec": INK},
+    "stopped": {"marker": "|", "color": INK, "mew": 3},
+    "killed": {"marker": "s", "color": INK},
+}
 
 
 def draw_lines(
@@ -130,6 +131,31 @@ def draw_moments(rows: Rows, *, xlabel: str, ylabel: str) -> None:
     axis.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, None))
     axis.legend(frameon=False)
     axis.grid(color=GRID, axis="y")
+    plt.show()
+
+
+def draw_lifelines(launched: Launched) -> None:
+    """A bar for each process, and a marker that says how it ended."""
+    _, axis = plt.subplots(figsize=(8, 2.2))
+    for line in launched.lifelines:
+        length = line.to_s - line.from_s
+        color = RANK_COLORS[line.rank]
+        axis.barh(line.rank, length, 0.6, line.from_s, color=color, edgecolor=INK)
+        if line.rank == 0:
+            middle = (line.from_s + line.to_s) / 2, 0
+            axis.annotate(f"{line.generation}", middle, ha="center", va="center")
+        if line.end in _ENDS:
+            axis.plot(
+                line.to_s, line.rank, ls="", ms=9, clip_on=False, **_ENDS[line.end]
+            )
+    ranks = sorted({line.rank for line in launched.lifelines})
+    axis.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
+    axis.invert_yaxis()
+    axis.set(xlim=(0, END_S), xlabel="s; the number in a bar is the generation")
+    handles = [Line2D([], [], ls="", ms=9, label=how, **s) for how, s in _ENDS.items()]
+    axis.legend(
+        handles=handles, frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left"
+    )
     plt.show()
 
 

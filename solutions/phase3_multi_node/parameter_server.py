@@ -14,55 +14,30 @@ and sends n S / k: with k = 1 it is the star of 1.4.
 
 A server here is a plain object with `handle(peer, message)`. It has no socket, no
 process and no thread. Who carries the messages offers a message that got None again
-after each later message. `peer` is the worker's rank, 0 … n - 1.
+after each later message. `peer` is the worker's rank, 0 … n - 1. How messages and the
+log's records become bytes is given: distlab/given/parameter_server.py.
 """
 
 from __future__ import annotations
 
 import math
-import struct
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from distlab.comm import Clock, Disk, Endpoint, PeerLost
+from distlab.comm import Disk
 from distlab.comm.services import PeerGone
-
-# ── messages ────────────────────────────────────────────────────────────────────────
-
-PUSH, PULL, WEIGHTS = 1, 2, 3
-_HEADER = struct.Struct("!BI")
-
-
-class Message(NamedTuple):
-    """A push, a pull or its reply.
-
-    `number` counts the pushes of the worker that sends it, from 1. A pull has the
-    number of the worker's last push: 0 before its first. A pull has no values.
-    """
-
-    kind: int
-    number: int
-    values: Tensor
-
-
-def encode(kind: int, number: int, values: Tensor | None = None) -> bytes:
-    """A message as bytes; `values` has one dimension and float64."""
-    payload = b"" if values is None else values.numpy().tobytes()
-    return _HEADER.pack(kind, number) + payload
-
-
-def decode(message: bytes) -> Message:
-    """The message of these bytes."""
-    kind, number = _HEADER.unpack_from(message)
-    payload = bytearray(message[_HEADER.size :])
-    values = torch.frombuffer(payload, dtype=torch.float64) if payload else None
-    return Message(kind, number, torch.empty(0) if values is None else values)
-
+from distlab.given.parameter_server import (
+    LOG,
+    PUSH,
+    WEIGHTS,
+    decode,
+    encode,
+    pack_record,
+    read_records,
+)
 
 # ── servers ─────────────────────────────────────────────────────────────────────────
 
@@ -216,32 +191,6 @@ class StaleServer(Server):
 
 # ── a server that may die ───────────────────────────────────────────────────────────
 
-LOG = "log"
-_RECORD = struct.Struct("!II")  # bytes and checksum of what follows
-
-
-def pack_record(rank: int, number: int, gradient: Tensor) -> bytes:
-    """A push as a record of the log, with its length and a checksum."""
-    record = encode(PUSH, number, gradient) + bytes([rank])
-    return _RECORD.pack(len(record), zlib.crc32(record)) + record
-
-
-def read_records(log: bytes) -> tuple[list[tuple[int, int, Tensor]], int]:
-    """Each push (rank, number, gradient) up to the first torn record; their bytes.
-
-    After a crash the last record may be torn: a part of it is missing, or is zeros.
-    """
-    pushes, end = [], 0
-    while end + _RECORD.size < len(log):
-        size, checksum = _RECORD.unpack_from(log, end)
-        record = log[end + _RECORD.size : end + _RECORD.size + size]
-        if not record or zlib.crc32(record) != checksum:
-            break
-        _, number, gradient = decode(record[:-1])
-        pushes.append((record[-1], number, gradient))
-        end += _RECORD.size + size
-    return pushes, end
-
 
 class DurableServer(Server):
     """Counts each push once, and has every push it acknowledged after a restart.
@@ -312,36 +261,6 @@ class DurableServer(Server):
     def pull(self, rank: int, number: int) -> Tensor | None:
         """The weights of this moment: asynchronous."""
         return self.weights
-
-
-# ── the worker's side ───────────────────────────────────────────────────────────────
-
-
-class Worker:
-    """A rank's connection to a server: repeats a message until it is answered."""
-
-    def __init__(
-        self, endpoint: Endpoint, clock: Clock, server: str, timeout_s: float
-    ) -> None:
-        self._endpoint, self._clock = endpoint, clock
-        self._server, self._timeout_s = server, timeout_s
-        self.num_pushes = 0
-
-    def push(self, gradient: Tensor) -> None:
-        """Push once; every repetition has the same number."""
-        self.num_pushes += 1
-        self._ask(encode(PUSH, self.num_pushes, gradient))
-
-    def pull(self) -> Tensor:
-        """The weights; waits as long as the server says "not yet"."""
-        return decode(self._ask(encode(PULL, self.num_pushes))).values
-
-    def _ask(self, message: bytes) -> bytes:
-        while True:
-            try:
-                return self._endpoint.call(self._server, message, self._timeout_s)
-            except PeerLost:
-                self._clock.sleep(self._timeout_s / 10)
 
 
 # ── eight workers, one of them 5 times slower ───────────────────────────────────────

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from distlab.comm import ServiceContext
+from distlab.given.parameter_server import Worker
 from distlab.runner import RankContext
 from solutions.phase3_multi_node.parameter_server import (
     DurableServer,
     StaleServer,
-    Worker,
     assign_tensors,
 )
 

@@ -13,8 +13,8 @@ from torch.autograd.gradcheck import GradcheckError
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from distlab.curriculum import load
-from distlab.grading.kit.activations import Activations
 from distlab.runner import RankContext
+from distlab.saved_tensors import SavedTensors
 from distlab.sim import run
 
 UNIT = load("activation_checkpointing")
@@ -42,7 +42,7 @@ def make_blocks(depth: int) -> nn.ModuleList:
 def step(how: Run, depth: int = 3) -> dict[str, Any]:
     blocks = make_blocks(depth)
     data = torch.randn(ROWS, WIDTH, dtype=torch.float64, requires_grad=True)
-    with Activations(blocks.parameters()) as kept:
+    with SavedTensors(blocks.parameters()) as kept:
         middle = data
         for block in blocks:
             middle = how(block, middle)

@@ -25,6 +25,7 @@ _NO_TAGS, _NO_ANYONE = "NCCL has no tags", "NCCL cannot receive from anyone"
 _NO_LIMIT = "NCCL does not bound the first contact of two ranks"
 NOT_IN_NCCL = {
     "test_tags_may_be_taken_out_of_order": _NO_TAGS,
+    "test_a_send_tells_when_it_is_completed": _NO_TAGS,
     "test_any_source_says_who_sent": _NO_ANYONE,
     "test_any_source_in_a_group_is_the_groups_number": _NO_ANYONE,
     "test_an_isend_arrives_though_nobody_keeps_its_work": "it leaves with a later call",
@@ -161,6 +162,14 @@ def test_posted_transfers_may_be_waited_for_in_any_order(
 
 def test_an_isend_arrives_though_nobody_keeps_its_work(start: Start) -> None:
     assert start(programs.forgotten_isend, 2)[1] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_send_tells_when_it_is_completed(start: Start, transport: Transport) -> None:
+    tells = (
+        transport.name != "gloo"
+    )  # torch tells of its sends when they are waited for
+    told = start(programs.told_of_completion, 2, 8.0 if tells else 0.1)
+    assert told[0] == [False, tells, True]
 
 
 @pytest.mark.parametrize("n", [*WORLDS, 7])

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from distlab.monitor.extras import INSTALL
 from distlab.training import ddp_tracking
 from distlab.training.ddp import Beside, DdpResult, EpochRow
 from distlab.training.ddp_config import Wishes, make_config
@@ -26,7 +27,7 @@ HAS_MLFLOW = importlib.util.find_spec("mlflow") is not None
 MUST = bool(os.environ.get("DISTLAB_TEST_TRACKING"))  # then missing is a failure
 needs_mlflow = pytest.mark.skipif(
     not HAS_MLFLOW and not MUST,
-    reason=f"MLflow is not installed: {ddp_tracking.INSTALL}, or make test-tracking",
+    reason=f"MLflow is not installed: {INSTALL}, or make test-tracking",
 )
 # MLflow's own affairs, and those of what it imports.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -46,6 +47,13 @@ print(json.dumps([
         "steps": [
             [point.step, point.value]
             for point in client.get_metric_history(run.info.run_id, "accuracy")
+        ],
+        "live": [
+            point.step
+            for point in client.get_metric_history(run.info.run_id, "step/loss")
+        ],
+        "files": [
+            file.path for file in client.list_artifacts(run.info.run_id, "model")
         ],
     }
     for run in runs
@@ -175,6 +183,18 @@ def test_one_run_holds_all_of_it(course: Course) -> None:
     assert (done.code, done.err) == (0, "")
     assert json.loads(done.out)["mlflow"]["uri"] == uri
     assert len(runs_in(uri)) == 2
+
+
+@needs_mlflow
+def test_steps_and_the_model_are_in_the_same_run(
+    course: Course, tmp_path: Path
+) -> None:
+    flags = ("--monitor", str(tmp_path / "run"), "--save", str(tmp_path / "model.pt"))
+    done = course.distlab("ddp", "--track", "mlflow", "--epochs", "1", *flags)
+    assert (done.code, done.err) == (0, "")
+    (run,) = runs_in(f"sqlite:///{course.state / 'mlflow.db'}")
+    assert run["live"] == [10, 20, 23]
+    assert run["files"] == ["model/model.pt"]
 
 
 @needs_mlflow

@@ -28,9 +28,9 @@ from distlab.grading.checks.gradient_accumulation.microbatches import (
     make_microbatches,
     wrong_weights,
 )
-from distlab.grading.kit.activations import Activations
 from distlab.grading.kit.values import close
 from distlab.runner import Cluster, Limits, RankContext
+from distlab.saved_tensors import SavedTensors
 from distlab.sim import run
 from tests.workbench.judging import verdict_on_entry
 
@@ -167,7 +167,7 @@ def test_no_wrong_weight_is_right_by_luck_and_no_two_look_alike(
 def test_activations_are_counted_until_backward_frees_them() -> None:
     weight = nn.Parameter(torch.ones(3, 3))
     inputs = torch.ones(4, 3, requires_grad=True)
-    with Activations([weight]) as kept:
+    with SavedTensors([weight]) as kept:
         middle = (inputs @ weight).tanh()
         assert kept.live == inputs.nbytes + middle.nbytes
         middle.sum().backward()

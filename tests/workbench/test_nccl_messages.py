@@ -43,6 +43,7 @@ def test_what_may_wait_for_each_other_is_launched_together() -> None:
     sent = messages.note("send", tensor, 1, 0)
     received = messages.note("recv", tensor, 2, 0)
     assert group.calls == []
+    assert not sent.is_completed()
     received.wait(LIMIT)
     assert group.calls == ["start", ("send", 1), ("recv", 2), "end", "wait"]
     sent.wait(LIMIT)

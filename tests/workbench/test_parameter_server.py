@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from distlab.comm import ServiceContext
+from distlab.given.parameter_server import LOG, pack_record
 from distlab.grading.checks.parameter_server import exactly_once as once
 from distlab.grading.checks.parameter_server.messages import CODEC, PULL, PUSH, message
 from distlab.grading.checks.parameter_server.staleness import Stale
@@ -99,8 +100,8 @@ class AcknowledgesFirst(unit.DurableServer):
 
     def push(self, rank: int, number: int, gradient: torch.Tensor) -> None:
         if number > self.clocks[rank]:
-            self.disk.sync(unit.LOG)
-            self.disk.append(unit.LOG, unit.pack_record(rank, number, gradient))
+            self.disk.sync(LOG)
+            self.disk.append(LOG, pack_record(rank, number, gradient))
             self.apply(rank, number, gradient)
 
 

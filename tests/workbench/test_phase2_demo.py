@@ -20,6 +20,7 @@ from distlab.data.text import Text, load_text
 from distlab.grading.kit.values import digest
 from distlab.models.transformer import TransformerConfig
 from distlab.runner import Cluster
+from distlab.saved_tensors import SavedTensors
 from distlab.training.mesh import (
     LAYOUTS,
     PRELOADS,
@@ -34,7 +35,6 @@ from distlab.training.mesh_code import (
     needed_parts,
 )
 from distlab.walkthroughs import phase2, phase2_lab
-from distlab.walkthroughs.phase2_memory import LiveBytes
 from tests.workbench.course import ROOT, Course, pristine
 from tests.workbench.judging import solution_of
 
@@ -216,7 +216,7 @@ def test_without_a_wish_only_what_has_passed_is_the_learners(here: Course) -> No
 
 def test_live_bytes_count_once_what_two_operations_keep() -> None:
     x, weight = torch.ones(1_000), torch.nn.Parameter(torch.ones(1_000))
-    with LiveBytes([weight]) as live:
+    with SavedTensors([weight]) as live:
         y = x * weight  # keeps x for the weight's gradient
         z = torch.relu(y) * x  # keeps the relu's result, and x once more
         assert live.history == [0, 4_000, 8_000]

@@ -14,11 +14,15 @@ def test_the_fit_finds_alpha_and_beta() -> None:
 
 
 def test_a_table_has_a_line_per_row(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table({"8": {"ring": 1234.56}, "16": {"ring": 7.0}}, "ranks")
+    rows = {
+        "8": {"ring": 1234.56, "steps": 14, "end": "failed"},
+        "16": {"ring": 7.0, "steps": 1234, "end": ""},
+    }
+    print_table(rows, "ranks", digits=1)
     assert capsys.readouterr().out.splitlines() == [
-        "ranks       ring",
-        "8        1,234.6",
-        "16           7.0",
+        "ranks      ring   steps      end",
+        "8       1,234.6      14   failed",
+        "16          7.0   1,234         ",
     ]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import weakref
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distlab.comm import leave_default_group
+from distlab.comm import Call, Comm, Wrapper, leave_default_group
 from distlab.curriculum.units import load
 from distlab.grading.checks.pipeline_parallel import clock as clock
 from distlab.grading.checks.pipeline_parallel.cases import keys_watched
@@ -69,6 +71,43 @@ def test_gpipe_and_1f1b_take_the_same_time_and_1f1b_keeps_less(
     assert [rank["peak"] for rank in in_turns] == [
         STAGES - rank for rank in range(STAGES)
     ]
+
+
+class Sent(Wrapper):
+    """Counts the tensors that were sent and are still there."""
+
+    def __init__(self, inner: Comm) -> None:
+        super().__init__(inner)
+        self.alive = self.peak = 0
+
+    def _around(self, call: Call, proceed: Callable[[], Any]) -> Any:
+        if call.op == "isend":
+            self.alive += 1
+            self.peak = max(self.peak, self.alive)
+            weakref.finalize(call.sent, self._freed)
+        return proceed()
+
+    def _freed(self) -> None:
+        self.alive -= 1
+
+
+def test_gradients_that_have_arrived_are_freed(unit: ModuleType) -> None:
+    def program(context: RankContext) -> int:
+        comm, x = Sent(context.comm), torch.ones(1, 1, dtype=torch.float64)
+        n, m = context.world_size, MICROBATCHES
+        unit.execute(
+            comm,
+            [unit.ModelChunk(Timed(context.clock.sleep), x[0])],
+            unit.one_f_one_b(context.rank, n, m),
+            lambda output, target: (output - target).square().mean(),
+            [(x, x)] * m,
+        )
+        return comm.peak
+
+    # The outputs of those in flight, and a gradient that is not taken yet.
+    peaks = simulated(program, STAGES).values
+    assert max(peaks) <= STAGES < MICROBATCHES
+    assert peaks[-1] == 1
 
 
 def chunked(context: RankContext, unit: ModuleType, v: int) -> tuple[float, int]:

@@ -47,9 +47,10 @@ def launched(
     main = f"""
 import sys
 from distlab.curriculum import load
+from distlab.given.launching import run
 unit = load("process_group", "reference")
 launcher = unit.Launcher({num_ranks}, **{options!r})
-sys.exit(unit.run(launcher, [sys.executable, {str(path)!r}]))
+sys.exit(run(launcher, [sys.executable, {str(path)!r}]))
 """
     return subprocess.run(
         [sys.executable, "-c", main],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -18,6 +18,7 @@ import pytest
 
 from distlab.comm import PeerLost
 from distlab.comm.key_values import KeyValues, StoreByCalls
+from distlab.comm.services import PeerGone
 from distlab.comm.tcp.caller import Address
 from distlab.comm.tcp.endpoint import STORE, Directory, TcpEndpoint, store_of
 from distlab.comm.tcp.frames import FrameError
@@ -68,6 +69,21 @@ class Counts:
         self.asked.append((peer, message))
         self.has_come.set()
         return None if message == b"never" else b"%d" % len(self.asked)
+
+
+class Notes(Counts):
+    """Notes who is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone: list[int] = []
+        self.is_told = threading.Event()
+
+    def on(self, event: object, now_s: float) -> Sequence[object]:
+        if isinstance(event, PeerGone):
+            self.gone.append(event.peer)
+            self.is_told.set()
+        return []
 
 
 class Cutter:
@@ -166,6 +182,37 @@ def test_a_service_that_started_anew_between_two_calls_is_found(door: Door) -> N
                 assert endpoint.call("ps", b"?", PATIENCE_S) == b"2"
         with pytest.raises(PeerLost, match='rank 1 lost the service "ps" in call #7'):
             endpoint.call("ps", b"?", PATIENCE_S)
+
+
+def test_who_was_not_answered_in_time_is_not_gone(door: Door) -> None:
+    """A service is told of the end of a process, not of a call that was given up."""
+    directory, service = directory_to(door.address), Notes()
+    with serving(door.listen(), directory, service):
+        with closing(TcpEndpoint(directory, 1)) as endpoint:
+            for _ in range(3):
+                with pytest.raises(PeerLost):
+                    endpoint.call("ps", b"never", 0.05)
+            assert endpoint.call("ps", b"now", PATIENCE_S)
+            assert service.gone == []
+        assert service.is_told.wait(PATIENCE_S)
+    assert service.gone == [1]
+
+
+def test_who_finds_a_service_started_anew_is_not_gone_there(door: Door) -> None:
+    directory, first, second = directory_to(door.address), Notes(), Notes()
+    with (
+        closing(TcpEndpoint(directory, 1)) as endpoint,
+        ThreadPoolExecutor(1) as pool,
+        ExitStack() as lives,
+    ):
+        with serving(door.listen(), directory, first):
+            asked = pool.submit(endpoint.call, "ps", b"never", PATIENCE_S)
+            assert first.has_come.wait(PATIENCE_S)
+            lives.enter_context(serving(door.listen(), directory, second))
+        with pytest.raises(PeerLost):
+            asked.result(PATIENCE_S)
+        assert endpoint.call("ps", b"now", PATIENCE_S) == b"1"
+        assert second.gone == []
 
 
 # ── who calls ───────────────────────────────────────────────────────────────────────

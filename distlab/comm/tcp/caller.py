@@ -6,6 +6,10 @@ A request has a number of the caller's own. If its connection breaks before the 
 and the same life of the service can be reached again, it is sent again under the same
 number, and is handled once. If that life has ended, nobody knows whether the request
 was handled: the call is lost, and what to do about it is the program's business.
+
+A service takes a caller without a connection for one whose process has ended. So a
+connection on which an answer did not come in time is kept until another one is used,
+and one to a new life of the service is kept for the next call.
 """
 
 from __future__ import annotations
@@ -143,6 +147,7 @@ class Caller:
         self._last_number = 0
         self._open: set[int] = set()  # numbers of requests that are not over
         self._idle: list[_Connection] = []
+        self._late: list[_Connection] = []  # on which nothing is asked any more
         self.num_connections = 0  # made so far
 
     def call(self, message: bytes, until: float) -> bytes:
@@ -173,7 +178,8 @@ class Caller:
     def close(self) -> None:
         """End the connections that are not in use."""
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle, self._idle = self._idle + self._late, []
+            self._late = []
         for connection in idle:
             connection.close()
 
@@ -192,12 +198,19 @@ class Caller:
             try:
                 connection = self._at_hand() or self._dial(until)
                 if life and connection.life != life:
+                    self._keep(connection)
                     raise GoneError("it was started anew, and does not know the call")
                 life = connection.life
                 with self._lock:
                     oldest = min(self._open)
                 answer = connection.ask(number, oldest, message, until)
-            except (TimeoutError, PermissionError):
+            except TimeoutError:
+                if connection is not None:
+                    self._replace_late([connection])
+                raise
+            except GoneError:
+                raise
+            except PermissionError:
                 _close(connection)
                 raise
             except (OSError, EOFError):  # it broke: by the network, or by a death
@@ -235,8 +248,18 @@ class Caller:
         if answer.kind == Kind.REFUSED:
             connection.close()
             return
+        self._replace_late([])  # the service knows this connection: it has answered
+        self._keep(connection)
+
+    def _keep(self, connection: _Connection) -> None:
         with self._lock:
             self._idle.append(connection)
+
+    def _replace_late(self, late: list[_Connection]) -> None:
+        with self._lock:
+            old, self._late = self._late, late
+        for connection in old:
+            connection.close()
 
 
 def _close(connection: _Connection | None) -> None:

@@ -44,6 +44,10 @@ class TcpWork:
         rank = flight.group.rank
         raise PeerLost(rank, self._step, self._peer, waited_s) from flight.error
 
+    def is_completed(self) -> bool:
+        """See `Work.is_completed`."""
+        return self._flight.done
+
     def _give_up(self) -> None:
         """As on gloo: who gives up closes its connections in the group."""
         engine, group = self._engine, self._flight.group

@@ -78,3 +78,7 @@ class _Later:
         """See `Work.wait`."""
         self._comm.start_all()
         self._work.wait(timeout_s)
+
+    def is_completed(self) -> bool:
+        """See `Work.is_completed`."""
+        return self._work is not None and bool(self._work.is_completed())

@@ -5,20 +5,20 @@
     record = play_scripts(make, program, 3, scripts, codec, flaw=flaw)
 
 All of it runs in the rank, on what the learner wrote; what comes back is plain data. A
-history has a row for every call of `handle`, in order, as the service saw it. A judge
-plays the same rows to a model (`first_difference`), so it knows which reply was due at
-each of them.
+history has a row for every call of `handle`, in order, as the service saw it: see
+`histories`, which judges it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from distlab.comm import Factory, Pending, Reacts, Request, Service, ServiceContext
 from distlab.comm.services import PeerGone, Started, Tick
-from distlab.runner.autopsy import NOBODY, Evidence
+from distlab.grading.kit.histories import CRASHED, GONE, RESTARTED
+from distlab.runner.autopsy import NOBODY
 from distlab.sim import AlphaBeta, Faults, SimDisk, run, script_text, shrink
 from distlab.sim.faults import STORE
 from distlab.sim.scripts import faults_of
@@ -26,27 +26,19 @@ from distlab.sim.scripts import faults_of
 SERVICE = "server"
 """By this name clients call the service, and scripts of faults name it."""
 NET = AlphaBeta(alpha_s=1e-3, bytes_per_s=1e9)
-GONE, RESTARTED, CRASHED = "gone", "restarted", "crashed"
-"""What stands in a row for `PeerGone`, a start after a crash, and no reply at all."""
 _WALL_LIMIT_S = 5.0
-_LAST = 8  # rows that are shown
-
-
-class Row(NamedTuple):
-    """One thing that the service met: a message, the end of a rank, its own restart."""
-
-    time_s: float
-    peer: int
-    request: Any  # as the codec reads it; or GONE, RESTARTED
-    reply: Any  # as the codec reads it; None: not yet; CRASHED: it died in the call
 
 
 @dataclass(frozen=True)
 class Codec:
-    """How messages become plain data: what is shown, recorded and played to a model."""
+    """How messages become plain data: what is shown, recorded and played to a model.
+
+    With `state` a row also has what that gives of the service after the message.
+    """
 
     request: Callable[[bytes], Any]
     reply: Callable[[bytes], Any]
+    state: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,19 +69,6 @@ class At:
 
 
 Step = Ask | Gone | Restart | At
-
-
-class Model(Protocol):
-    """What a judge holds against a history."""
-
-    def offer(self, peer: int, request: Any) -> Any:
-        """The reply that is due; None: not yet."""
-
-    def gone(self, peer: int) -> None:
-        """This rank's process has ended."""
-
-    def restart(self) -> None:
-        """The service was made again."""
 
 
 # ── in the rank ─────────────────────────────────────────────────────────────────────
@@ -133,10 +112,11 @@ class _Watched:
         self._log.rows.append(row)
         try:
             reply: bytes | None = self._service.handle(peer, message)
+            row[3] = self._log.read(codec.reply, reply)
+            row += [codec.state(self._service)] if codec.state else []
         except Exception as error:
             self._log.error = self._log.error or error
             raise
-        row[3] = self._log.read(codec.reply, reply)
         return reply
 
 
@@ -301,71 +281,3 @@ def _name(node: int | str) -> str:
     if isinstance(node, int):
         return f"rank {node}"
     return "the store" if node == STORE else f"the {node}"
-
-
-# ── in the judge ────────────────────────────────────────────────────────────────────
-
-
-class Difference(NamedTuple):
-    """A row whose reply is not the one that was due."""
-
-    place: int
-    row: Row
-    expected: Any
-
-
-def rows_of(history: Sequence[Sequence[Any]]) -> list[Row]:
-    """The rows of a history, after its way through a record."""
-    return [Row(*row) for row in history]
-
-
-def first_difference(
-    history: Sequence[Sequence[Any]],
-    model: Model,
-    equal: Callable[[Any, Any], bool] = lambda reply, expected: reply == expected,
-) -> Difference | None:
-    """Play the same rows to a model; the first in which the reply is another one."""
-    for place, row in enumerate(rows_of(history)):
-        if row.request == RESTARTED:
-            model.restart()
-        elif row.request == GONE:
-            model.gone(row.peer)
-        elif row.reply != CRASHED:
-            expected = model.offer(row.peer, row.request)
-            if (row.reply is None) != (expected is None) or not (
-                expected is None or equal(row.reply, expected)
-            ):
-                return Difference(place, row, expected)
-    return None
-
-
-def under(record: dict[str, Any]) -> str:
-    """The script of a record as the beginning of a sentence, or nothing."""
-    return f"{', '.join(record['faults'])}: " if record["faults"] else ""
-
-
-def last_rows(
-    history: Sequence[Sequence[Any]],
-    words: Callable[[Row], str],
-    upto: int | None = None,
-) -> tuple[Evidence, ...]:
-    """The rows up to one place, the last few of them, one line each.
-
-    A message that was offered again and got the same reply has one line. Where no time
-    passes, by hand, a line has the number of its row.
-    """
-    rows = rows_of(history)[: None if upto is None else upto + 1]
-    has_times = any(row.time_s for row in rows)
-    shown = [
-        (number, row)
-        for number, row in enumerate(rows, 1)
-        if number == len(rows) or row[1:] != rows[number][1:]
-    ]
-    return tuple(
-        Evidence(
-            rank=row.peer,
-            state=f"{row.time_s:.3f} s" if has_times else f"#{number}",
-            text=row.request if row.request in (GONE, RESTARTED) else words(row),
-        )
-        for number, row in shown[-_LAST:]
-    )

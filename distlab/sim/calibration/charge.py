@@ -180,6 +180,10 @@ class _ChargedWork:
         """See `Work.wait`."""
         self._account.outside(lambda: self._work.wait(timeout_s))
 
+    def is_completed(self) -> bool:
+        """See `Work.is_completed`."""
+        return self._account.outside(self._work.is_completed)
+
 
 def _innermost(comm: Any) -> SimComm:
     while isinstance(comm, Wrapper):

@@ -109,6 +109,10 @@ class _RecordedWork:
         self._work.wait(timeout_s)
         recorder.log.wait(self._name, recorder.time())
 
+    def is_completed(self) -> bool:
+        """See `Work.is_completed`."""
+        return bool(self._work.is_completed())
+
 
 def in_order(logs: list[Log]) -> tuple[list[Step], list[tuple[int, int, int]]]:
     """All steps, each wait after both its posts, and all messages by number.

@@ -151,6 +151,26 @@ def forgotten_isend(ctx: RankContext) -> list[float]:
     return box.tolist()
 
 
+def told_of_completion(ctx: RankContext, seconds: float) -> list[bool]:
+    """is_completed of a send: not taken yet; taken; waited for."""
+    comm, box = ctx.comm, zeros(ctx.comm, 1)
+    if comm.rank:
+        for tag in (1, 0):
+            comm.recv(box, 0, tag)
+        comm.send(box, 0, 2)
+        return []
+    work = comm.isend(filled(comm, 5, 1), 1, 0)
+    told = [work.is_completed()]
+    comm.send(box, 1, 1)
+    comm.recv(box, 1, 2)
+    until = comm.time() + seconds
+    while not work.is_completed() and comm.time() < until:
+        ctx.clock.sleep(0.001)
+    told.append(work.is_completed())
+    work.wait()
+    return [*told, work.is_completed()]
+
+
 def ring_by_sendrecv(ctx: RankContext) -> list[float]:
     """After n - 1 turns every rank has seen every number; world size 1 too."""
     comm = ctx.comm

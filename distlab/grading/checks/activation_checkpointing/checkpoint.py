@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from distlab.grading.clause import clause
-from distlab.grading.kit.activations import Activations
 from distlab.grading.kit.values import digest
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
+from distlab.saved_tensors import SavedTensors
 
 WORLDS = (3, 2, 4, 5, 1)
 WIDTH, ROWS, BLOCKS, HIDDEN = 6, 5, 4, 12
@@ -115,7 +115,7 @@ def _measure(
         for block in dict.fromkeys(blocks)
     ]
     start = data.clone().requires_grad_()
-    with Activations([*parameters]) as kept:
+    with SavedTensors([*parameters]) as kept:
         first = run(blocks[0], data)  # data needs no gradient
         if not isinstance(first, Tensor):
             return {"wrong": type(first).__name__}

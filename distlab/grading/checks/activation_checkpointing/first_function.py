@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from distlab.grading.clause import clause
-from distlab.grading.kit.activations import Activations
 from distlab.grading.kit.messages import reports_made
 from distlab.grading.kit.plans import worked_out
 from distlab.grading.kit.values import Suspect, expect_values
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
+from distlab.saved_tensors import SavedTensors
 
 # 1 first would hide a factor that is forgotten, equal ones which of the two it is.
 # 0.1 and 0.7 have no exact float32.
@@ -35,7 +35,7 @@ def scale_and_back(
         given = _numbers(seed + number).to(device).requires_grad_()
         inner = given * 2.0
         before = inner.detach().clone()
-        with Activations([]) as kept:
+        with SavedTensors() as kept:
             outer = unit.Scale.apply(inner, forth, back)
         if not isinstance(outer, Tensor):
             what = type(outer).__name__

@@ -87,6 +87,10 @@ class _WatchedWork:
         with torch.no_grad():
             tensor.copy_(under_way)
 
+    def is_completed(self) -> bool:
+        """See `Work.is_completed`."""
+        return self._work.is_completed()
+
 
 class Doubled:
     """What `doubling` returns: a Work."""
@@ -100,6 +104,10 @@ class Doubled:
         if not self._is_done:
             self._flat *= 2
         self._is_done = True
+
+    def is_completed(self) -> bool:
+        """See `Work.is_completed`."""
+        return self._work.is_completed()
 
 
 def doubling(unit: Any, given: list[str]) -> Callable[[Comm, Any], Doubled]:

@@ -20,7 +20,7 @@ from distlab.grading.checks.gradient_accumulation.microbatches import (
     wrong_weights,
 )
 from distlab.grading.clause import clause
-from distlab.grading.kit.activations import Activations, Outputs
+from distlab.grading.kit.outputs import Outputs
 from distlab.grading.kit.values import (
     Suspect,
     expect_values,
@@ -31,6 +31,7 @@ from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
+from distlab.saved_tensors import SavedTensors
 
 WORLDS = (3, 2, 4, 5, 1)
 ROOM = 1.25  # of one microbatch: who keeps two keeps at least 1.5
@@ -48,13 +49,13 @@ def accumulate_once(
         (inputs.to(device), targets.to(device))
         for inputs, targets in make_microbatches(seed, 0, context.rank, sizes)
     ]
-    with Activations(model.parameters()) as alone:
+    with SavedTensors(model.parameters()) as alone:
         loss_of(model(microbatches[0][0]), microbatches[0][1]).backward()
     model.zero_grad()
     first = model.first.weight  # the others have none
     first.grad = torch.full_like(first, STALE)
     old, results = gradients_of(model), Outputs(model)
-    with Activations(model.parameters()) as kept:
+    with SavedTensors(model.parameters()) as kept:
         unit.accumulate(context.comm, model, loss_of, microbatches)
     return {
         "added": gradients_of(model) - old,

@@ -7,8 +7,6 @@ what was not synced; then under scripts of faults.
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -17,36 +15,31 @@ from typing import Any
 import torch
 
 from distlab.comm import Disk, Factory, PeerLost
+from distlab.given.parameter_server import LOG, PULL, PUSH, read_records
 from distlab.grading.checks.parameter_server.messages import (
     CODEC,
-    PULL,
-    PUSH,
+    WATCHED,
     message,
     times,
     words,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit.histories import History, last_rows, rows_of, under
 from distlab.grading.kit.plans import worked_out
 from distlab.grading.kit.services import (
     SERVICE,
     Ask,
-    last_rows,
     play_scripts,
     played_by_hand,
-    rows_of,
-    under,
 )
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
-from distlab.runner.autopsy import Evidence
 from distlab.sim import CrashPoint, SimDisk, crash_points, random_script
 
 RANKS, NUM_PUSHES = 3, 4
 HORIZON_S = 1.0
 NUM_SCRIPTS = 30
-LOG = "log"
-_RECORD, _HEADER = struct.Struct("!II"), struct.Struct("!BI")
 Pushed = tuple[int, int]
 """A push: its rank and its number."""
 
@@ -97,12 +90,9 @@ def named(push: Pushed) -> str:
 # ── C1 ──────────────────────────────────────────────────────────────────────────────
 
 
-def repeat(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
-    """The history of pushes that arrive several times; each is followed by a pull."""
-    steps = []
-    for push in REPEATED:
-        steps += [ask(push), Ask(push[0], message(PULL, push[1]))]
-    return played_by_hand(maker(unit), steps, CODEC)
+def repeat(context: RankContext, unit: ModuleType, seed: int) -> History:
+    """The history of pushes that arrive several times."""
+    return played_by_hand(maker(unit), map(ask, REPEATED), WATCHED)
 
 
 def worker(context: RankContext) -> list[float]:
@@ -146,10 +136,9 @@ def under_scripts(
         for number in range(NUM_SCRIPTS)
     )
 
-    def flaw(record: dict[str, Any]) -> bool:
-        return not all_once(record)
-
-    return play_scripts(maker(unit), worker, RANKS, scripts, CODEC, flaw=flaw)
+    return play_scripts(
+        maker(unit), worker, RANKS, scripts, CODEC, flaw=lambda r: not all_once(r)
+    )
 
 
 MESSAGES = on_ranks(under_scripts, crashes=False)
@@ -167,19 +156,15 @@ def each_push_once(runs: Runs) -> str | None:
     history = worked_out(runs, repeat).values[0]
     arrived = Counter[Pushed]()
     for place, row in enumerate(rows_of(history)):
-        kind, number, _ = row.request
-        if kind == PUSH:
-            arrived[row.peer, number] += 1
-            if row.reply != "ok":
-                raise NotYetError(
-                    f"{named((row.peer, number))} arrived "
-                    f"{times(arrived[row.peer, number], 'time')} and was answered "
-                    f'with {row.reply!r}, not with "ok"',
-                    evidence=last_rows(history, words, place),
-                )
-            continue
-        weights = row.reply if isinstance(row.reply, list) else [0.0]
-        counts = counts_of(weights[0])
+        push = row.peer, row.request[1]
+        arrived[push] += 1
+        if row.reply != "ok":
+            raise NotYetError(
+                f"{named(push)} arrived {times(arrived[push], 'time')} and was "
+                f'answered with {row.reply!r}, not with "ok"',
+                evidence=last_rows(history, words, place),
+            )
+        counts = counts_of(row.state[0])
         for push, count in arrived.items():
             _expect_once(push, counts.get(push, 0), f"arrived {times(count, 'time')}")
     record = worked_out(runs, MESSAGES).values[0]
@@ -216,47 +201,33 @@ def expect_all(record: dict[str, Any]) -> None:
         for number in range(1, NUM_PUSHES + 1):
             count = counts.get((rank, number), 0)
             if count != 1:
+                about = (rank, [PUSH, number])
                 raise NotYetError(
                     f"{setting}{named((rank, number))} was acknowledged, and the "
                     f"weights have it {times(count, 'time')}",
-                    evidence=_rows_about(history, rank, number),
+                    evidence=last_rows(
+                        [
+                            row
+                            for row in history
+                            if isinstance(row[2], str) or (row[1], row[2][:2]) == about
+                        ],
+                        words,
+                    ),
                 )
     raise NotYetError(f"{setting}the workers pulled different weights at the end")
-
-
-def _rows_about(history: list[Any], rank: int, number: int) -> tuple[Evidence, ...]:
-    """The rows of one push, and the restarts of the server."""
-    about = [
-        row
-        for row in history
-        if isinstance(row[2], str) or (row[1] == rank and row[2][:2] == [PUSH, number])
-    ]
-    return last_rows(about, words)
 
 
 # ── C2 ──────────────────────────────────────────────────────────────────────────────
 
 
-def logged(data: bytes) -> set[Pushed]:
+def logged(log: bytes) -> set[Pushed]:
     """The pushes of a log, up to the first torn record."""
-    pushes, end = set[Pushed](), 0
-    while end + _RECORD.size < len(data):
-        size, checksum = _RECORD.unpack_from(data, end)
-        record = data[end + _RECORD.size : end + _RECORD.size + size]
-        if not record or zlib.crc32(record) != checksum:
-            break
-        _, number = _HEADER.unpack_from(record)
-        pushes.add((record[-1], number))
-        end += _RECORD.size + size
-    return pushes
+    return {(rank, number) for rank, number, _ in read_records(log)[0]}
 
 
 def is_torn(log: bytes) -> bool:
     """Whether there is more behind the complete records."""
-    end = 0
-    for _ in logged(log):
-        end += _RECORD.size + _RECORD.unpack_from(log, end)[0]
-    return end < len(log)
+    return read_records(log)[1] < len(log)
 
 
 def crashes_of(

@@ -9,48 +9,54 @@ from __future__ import annotations
 
 import math
 import random
-import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from distlab.grading.kit.services import Ask, Codec, Row
+from distlab.given.parameter_server import PULL, PUSH, WEIGHTS, decode, encode
+from distlab.grading.kit.histories import Row
+from distlab.grading.kit.services import Ask, Codec, Gone, Step
+from distlab.runner import RankContext
 
-PUSH, PULL, WEIGHTS = 1, 2, 3
-_HEADER = struct.Struct("!BI")
+LR = 0.5
 Move = tuple[int, int, int]
-"""A worker, PUSH or PULL, and the number of its last push (of this one)."""
+"""A worker, PUSH or PULL (or LEAVE), and the number of its last push (of this one)."""
+LEAVE = 0
+_TIMEOUT_S = 5.0
+
+
+def weights() -> Tensor:
+    """Those that a server begins with."""
+    return torch.tensor([10.0, -20.0], dtype=torch.float64)
 
 
 def request_of(message: bytes) -> list[Any]:
     """A message to a server."""
-    kind, number = _HEADER.unpack_from(message)
-    return [kind, number, _values(message)]
+    kind, number, values = decode(message)
+    return [kind, number, values.tolist()]
 
 
 def reply_of(reply: bytes) -> Any:
     """A server's reply: the weights, or the text."""
-    if len(reply) >= _HEADER.size and reply[0] == WEIGHTS:
-        return _values(reply)
+    if reply[:1] == bytes([WEIGHTS]) and len(reply) > 4:
+        return decode(reply).values.tolist()
     return reply.decode(errors="replace")
 
 
+def _state(server: Any) -> Any:
+    return server.weights.tolist()
+
+
 CODEC = Codec(request_of, reply_of)
-
-
-def _values(message: bytes) -> list[float]:
-    payload = bytearray(message[_HEADER.size :])
-    if not payload:
-        return []
-    values: list[float] = torch.frombuffer(payload, dtype=torch.float64).tolist()
-    return values
+WATCHED = Codec(request_of, reply_of, _state)
+"""The same; after each message the server's weights are looked at."""
 
 
 def message(kind: int, number: int, values: Sequence[float] = ()) -> bytes:
-    """The same as bytes."""
-    payload = torch.tensor(values, dtype=torch.float64).numpy().tobytes()
-    return _HEADER.pack(kind, number) + payload
+    """A request as bytes."""
+    return encode(kind, number, torch.tensor(values, dtype=torch.float64))
 
 
 def gradient_of(rank: int, number: int, size: int = 2) -> list[float]:
@@ -67,9 +73,14 @@ def ask(move: Move) -> Ask:
     return Ask(rank, message(kind, number, values))
 
 
+def steps_of(moves: Iterable[Move]) -> list[Step]:
+    """An order by hand."""
+    return [Gone(move[0]) if move[1] == LEAVE else ask(move) for move in moves]
+
+
 def drawn_order(
     draw: random.Random, num_workers: int, num_pushes: int, bound: float
-) -> list[Move]:
+) -> tuple[Move, ...]:
     """Each worker pushes and pulls `num_pushes` times, in an order that is drawn.
 
     As the messages of workers of different speeds; nobody is more than `bound` + 1
@@ -86,12 +97,42 @@ def drawn_order(
             or (clocks[rank] < num_pushes and clocks[rank] - min(clocks) <= bound)
         ]
         if not able:
-            return moves
+            return tuple(moves)
         rank = draw.choices(able, [speeds[rank] for rank in able])[0]
-        if has_pulled[rank]:
-            clocks[rank] += 1
+        clocks[rank] += has_pulled[rank]
         has_pulled[rank] = not has_pulled[rank]
         moves.append((rank, PULL if has_pulled[rank] else PUSH, clocks[rank]))
+
+
+def on_processes_with(context: RankContext, server: Any, num_pushes: int) -> list[Any]:
+    """Every rank is a worker, rank 0 has the server too: what this rank pulled.
+
+    The last pull comes when all have made theirs.
+    """
+    assert context.endpoint
+    assert context.store
+    endpoint, store, n = context.endpoint, context.store, context.world_size
+    play = store.add(f"play{context.rank}", 1)  # it may be played more than once
+
+    def meet(what: str) -> None:
+        store.set(f"{what}{play} {context.rank}", b"")
+        store.wait([f"{what}{play} {rank}" for rank in range(n)])
+
+    def call(kind: int, number: int) -> Any:
+        asked = ask((context.rank, kind, number)).message
+        return reply_of(endpoint.call(0, asked, _TIMEOUT_S))
+
+    if context.rank == 0:
+        endpoint.serve(server.handle)
+    meet("begins")
+    pulled = []
+    for number in range(1, num_pushes + 1):
+        call(PUSH, number)
+        pulled.append(call(PULL, number))
+    meet("done")
+    pulled.append(call(PULL, num_pushes))
+    meet("over")
+    return pulled
 
 
 def close(values: Any, expected: Any) -> bool:

@@ -58,6 +58,10 @@ class _Send:
         """Return at once."""
         self.waited = True
 
+    def is_completed(self) -> bool:
+        """False: free() is to know it from its schedule."""
+        return False
+
 
 def free_alone(
     context: RankContext, unit: ModuleType, seed: int

@@ -3,69 +3,127 @@
 from __future__ import annotations
 
 import signal
+from types import ModuleType
+from typing import Any
 
-from distlab.grading.checks.process_group.launcher_contract import (
-    Difference,
-    Fact,
-    Row,
-    first_difference,
-)
-from distlab.grading.checks.process_group.launcher_world import play_lives
+from distlab.comm.services import Tick, WakeAt
+from distlab.given.launching import Begin, Ended, Finish, Interrupted, Signal, Start
 from distlab.grading.checks.process_group.lives import (
     BY_HAND,
+    END,
+    FOREVER,
     NUM_RANDOM,
+    Contract,
+    Fact,
+    Processes,
     Script,
     scripts,
 )
 from distlab.grading.clause import clause
-from distlab.grading.kit.plans import worked_out
+from distlab.grading.kit.histories import (
+    History,
+    Row,
+    compared,
+    expect,
+    first_by_clause,
+    last_rows,
+    rows_of,
+)
+from distlab.grading.kit.plans import in_call
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
-from distlab.runner.autopsy import NOBODY, Evidence
+from distlab.runner import RankContext
+from distlab.runner.autopsy import NOBODY
 
 TASK = "process_group.launch"
-PLAYED = [on_ranks(play_lives)]
-_SHOWN = 6  # events of the table
+_MOST_EVENTS = 400
+_EVENTS = {"begin": Begin, "ended": Ended, "interrupted": Interrupted, "tick": Tick}
+
+
+def play_lives(
+    context: RankContext, unit: ModuleType, seed: int
+) -> list[tuple[int, History]]:
+    """The first script that breaks each clause: its number, and the actions."""
+    known = scripts(seed)
+    return first_by_clause(
+        range(len(known)),
+        lambda number: play(unit, known[number]),
+        lambda number, history: faults(known[number], history),
+    )
+
+
+def play(unit: ModuleType, script: Script) -> History:
+    """The events of a script with the launcher's actions, until all is over."""
+    launcher = unit.Launcher(
+        script.world_size,
+        max_restarts=script.max_restarts,
+        window_s=script.window_s,
+        grace_s=script.grace_s,
+    )
+    processes = Processes(script)
+    rows = []
+    for event in processes.events():
+        happened = _EVENTS[event[0]](*event[1:])
+        with in_call(f"on({happened}, {processes.now_s:.4g})"):
+            given = launcher.on(happened, processes.now_s)
+        actions = _read(given)
+        rows.append(Row(processes.now_s, NOBODY, event, actions))
+        if len(rows) >= _MOST_EVENTS or "unknown" in {kind for kind, *_ in actions}:
+            return rows
+        for action in actions:
+            processes.act(action)
+    return [*rows, Row(FOREVER, NOBODY, END, [])]
+
+
+def _read(given: Any) -> list[Fact]:
+    if not isinstance(given, list | tuple):
+        return [("unknown", f"{given!r:.60}, which is no list of actions")]
+    return [_fact(action) for action in given]
+
+
+def _fact(action: Any) -> Fact:
+    match action:
+        case Start(rank, generation):
+            return "start", int(rank), int(generation)
+        case Signal(rank, number):
+            return "signal", int(rank), int(number)
+        case WakeAt(at_s):
+            return "wake", float(at_s)
+        case Finish(code):
+            return "finish", int(code)
+    return "unknown", f"{action!r:.60}, which is no action"
+
+
+PLAYED = on_ranks(play_lives)
 
 
 def _expect(runs: Runs, clause_id: str) -> None:
-    """Raise the verdict on the script that this clause is about, if there is one."""
-    for number, listed in worked_out(runs, play_lives).values[0]:
-        script = scripts(runs.seed)[number]
-        rows = [(now_s, tuple(e), tuple(map(tuple, acts))) for now_s, e, acts in listed]
-        difference = first_difference(script, rows)
-        if difference and difference.clause == clause_id:
-            slug, rule = _diagnosis(script, rows, difference)
-            raise NotYetError(
-                _sentence(script, rows, difference),
-                slug=slug,
-                evidence=_table(rows[: difference.row + 1]),
-                rule=rule,
-            )
+    known = scripts(runs.seed)
+    expect(runs, PLAYED, clause_id, lambda number, rows: faults(known[number], rows))
 
 
-@clause(TASK, "C1", worlds=(1,), runs=PLAYED)
+@clause(TASK, "C1", worlds=(1,), runs=[PLAYED])
 def all_start_and_all_end(runs: Runs) -> str | None:
     """V: each rank once in generation 1; exit code 0 when the last has ended."""
     _expect(runs, "C1")
     return f"{len(BY_HAND) + NUM_RANDOM} scripts of processes that end"
 
 
-@clause(TASK, "C2", worlds=(1,), runs=PLAYED)
+@clause(TASK, "C2", worlds=(1,), runs=[PLAYED])
 def a_failure_stops_the_others(runs: Runs) -> str | None:
     """V: SIGTERM to those alive, once; SIGKILL after grace_s to those alive then."""
     _expect(runs, "C2")
     return None
 
 
-@clause(TASK, "C3", worlds=(1,), runs=PLAYED)
+@clause(TASK, "C3", worlds=(1,), runs=[PLAYED])
 def restarts_have_a_budget(runs: Runs) -> str | None:
     """V: all ranks again, in the next generation, as often as the window allows."""
     _expect(runs, "C3")
     return None
 
 
-@clause(TASK, "C4", worlds=(1,), runs=PLAYED)
+@clause(TASK, "C4", worlds=(1,), runs=[PLAYED])
 def the_exit_code_is_true(runs: Runs) -> str | None:
     """V: the first failure's, or the interruption's; nothing starts after that one."""
     _expect(runs, "C4")
@@ -75,23 +133,55 @@ def the_exit_code_is_true(runs: Runs) -> str | None:
 # ── in words ────────────────────────────────────────────────────────────────────────
 
 
-def _sentence(script: Script, rows: list[Row], difference: Difference) -> str:
-    happened = "no event comes any more"
-    if difference.row < len(rows):
-        at_s, event, _ = rows[difference.row]
-        is_late = at_s > difference.now_s
-        happened = (
-            f"grace_s is over at {difference.now_s:.4g} s"
-            if is_late
-            else (f"{_event(event)} at {at_s:.4g} s")
+def faults(script: Script, history: History) -> dict[str, NotYetError]:
+    """The first event with other actions than the contract's, and its clause."""
+    contract = Contract(script)
+    for one in compared(history, contract):
+        event = tuple(one.row.request)
+        actual = sorted(map(tuple, one.row.reply))
+        actual = [action for action in actual if action[0] != "wake"]
+        expected = sorted(one.expected)
+        if contract.allows(actual, expected):
+            continue
+        actual = [] if contract.is_late else actual
+        slug, rule = _diagnosis(script, rows_of(history), one.place, expected, actual)
+        if not expected and actual and not contract.cause and _are_kills(actual):
+            slug = "tick-of-the-past"
+            rule = "a Tick says only that time has passed: a restart forgets kill_at_s"
+        happened = f"{_event(event)} at {one.row.time_s:.4g} s"
+        if contract.is_late:
+            happened = f"grace_s is over at {contract.kill_at_s:.4g} s"
+        elif event == END:
+            happened = "no event comes any more"
+        n = script.world_size
+        fault = NotYetError(
+            f"{n} rank{'s' * (n > 1)}, {happened}: expected {_actions(expected)}, but "
+            f"got {_actions(actual)}",
+            slug=slug,
+            rule=rule,
+            evidence=last_rows(history, _words, one.place - (event == END)),
         )
-    elif difference.now_s:
-        happened = f"grace_s is over at {difference.now_s:.4g} s"
-    ranks = "1 rank" if script.world_size == 1 else f"{script.world_size} ranks"
-    return (
-        f"{ranks}, {happened}: expected {_actions(difference.expected)}, but got "
-        f"{_actions(difference.actual)}"
-    )
+        return {_clause(event, expected, actual, contract): fault}
+    return {}
+
+
+def _clause(
+    event: Fact, expected: list[Fact], actual: list[Fact], contract: Contract
+) -> str:
+    wanted, given = ({action[0] for action in acts} for acts in (expected, actual))
+    if event == ("begin",) or "unknown" in given or expected == [("finish", 0)]:
+        return "C1"
+    if contract.was_interrupted:
+        return "C4"
+    if "signal" in wanted:
+        return "C2"
+    if "start" in wanted | given:
+        return "C3"
+    return "C2" if "signal" in given else "C4" if wanted else "C1"
+
+
+def _words(row: Row) -> str:
+    return f"{_event(tuple(row.request))}  →  {_actions(row.reply)}"
 
 
 def _event(event: Fact) -> str:
@@ -105,30 +195,25 @@ def _event(event: Fact) -> str:
     return "a Tick"
 
 
-def _name(number: object) -> str:
-    try:
-        return signal.Signals(int(str(number))).name
-    except ValueError:
-        return f"signal {number}"
+def _name(number: int) -> str:
+    known = {one.value: one.name for one in signal.Signals}
+    return known.get(number, f"signal {number}")
 
 
-def _actions(actions: list[Fact] | tuple[Fact, ...]) -> str:
+def _actions(actions: list[Fact]) -> str:
     """Actions of the same kind in one phrase."""
     phrases: dict[str, list[str]] = {}
     for action in actions:
         match action:
             case ("start", rank, generation):
-                phrases.setdefault(f"Start in generation {generation} of", []).append(
-                    str(rank)
-                )
+                phrase = f"Start in generation {generation} of"
+                phrases.setdefault(phrase, []).append(f"{rank}")
             case ("signal", rank, number):
-                phrases.setdefault(f"{_name(number)} to", []).append(str(rank))
+                phrases.setdefault(f"{_name(number)} to", []).append(f"{rank}")
             case ("finish", code):
-                phrases.setdefault(f"Finish({code})", [])
-            case ("unknown", "None"):
-                phrases.setdefault("None, which is no list of actions", [])
+                phrases[f"Finish({code})"] = []
             case ("unknown", what):
-                phrases.setdefault(f"{what}, which is no action", [])
+                phrases[what] = []
     texts = [
         f"{phrase} rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}" if ranks else phrase
         for phrase, ranks in phrases.items()
@@ -136,48 +221,33 @@ def _actions(actions: list[Fact] | tuple[Fact, ...]) -> str:
     return " and ".join(texts) or "no action"
 
 
-def _table(rows: list[Row]) -> tuple[Evidence, ...]:
-    """The last events, with what the launcher did."""
-    return tuple(
-        Evidence(
-            rank=NOBODY,
-            state=f"{at_s:.4g} s",
-            text=f"{_event(event)}  →  {_actions(actions)}",
-        )
-        for at_s, event, actions in rows[-_SHOWN:]
-    )
+def _are_kills(actions: list[Fact]) -> bool:
+    return {action[-1] for action in actions} == {int(signal.SIGKILL)}
 
 
 def _diagnosis(
-    script: Script, rows: list[Row], difference: Difference
+    script: Script,
+    rows: list[Row],
+    place: int,
+    expected: list[Fact],
+    actual: list[Fact],
 ) -> tuple[str, str]:
     """The misconception and what to do, where both are sure."""
-    expected, actual = difference.expected, difference.actual
     kinds = [{action[0] for action in actions} for actions in (expected, actual)]
-    more = [
-        acts
-        for *_, acts in rows[difference.row + 1 :]
-        if acts and acts[0][0] == "start"
-    ]
-    if kinds == [{"finish"}, {"start"}] and len(more) > 1:
+    later = [row.reply[0][0] for row in rows[place + 1 :] if row.reply]
+    if kinds == [{"finish"}, {"start"}] and later.count("start") > 1:
         return (
             "restart-without-end",
             f"at most {script.max_restarts} restarts in {script.window_s:g} s: keep "
             "the times of the restarts",
         )
     if kinds == [{"finish"}, {"finish"}] and expected[0][1]:
-        ended = [int(e[2]) for _, e, _ in rows[: difference.row + 1] if e[0] == "ended"]
-        first, *later = [code for code in ended[-script.world_size :] if code]
-        others = {*later} - {first}
+        ends = [row.request for row in rows[: place + 1] if row.request[0] == "ended"]
+        codes = [code for _, _, code in ends[-script.world_size :] if code]
+        others = {*codes[1:]} - {*codes[:1]}
         if actual[0][1] in others | {128 - code for code in others if code < 0}:
             return (
                 "code-of-the-last",
                 "the first that failed is the cause; the others were stopped",
             )
-    has_kill = {action[-1] for action in actual} == {int(signal.SIGKILL)}
-    if not expected and has_kill and not difference.has_cause:
-        return (
-            "tick-of-the-past",
-            "a Tick says only that time has passed: a restart forgets kill_at_s",
-        )
     return "", ""

@@ -1,16 +1,22 @@
-"""Scripts for 3.18: what becomes of each process, played at a `Launcher`.
+"""Scripts for 3.18: what becomes of each process, and the contract of a `Launcher`.
 
 No process runs: a script says how long each one lives, how it ends, and what it does
-on SIGTERM.
+on SIGTERM. Events and actions are tuples, their kind first.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from signal import SIGINT, SIGKILL, SIGTERM
+from typing import Any
 
+from distlab.grading.kit.histories import Model, Row
+
+Fact = tuple[Any, ...]
+"""An event or an action: what it is, and its numbers."""
 FOREVER = math.inf
 NUM_RANDOM = 200
 
@@ -107,3 +113,135 @@ def _random_script(draw: random.Random) -> Script:
         ),
         ticks_s=tuple(tenths(0.1, 30.0) for _ in range(draw.randint(0, 3))),
     )
+
+
+class Processes:
+    """The processes of a script: which events come, when, given the actions."""
+
+    def __init__(self, script: Script) -> None:
+        self.script, self.now_s, self.wake_at_s = script, 0.0, FOREVER
+        self.ends: dict[int, tuple[float, Fact]] = {}  # by rank
+        self.lives: dict[int, Life] = {}
+        interrupts = [(at_s, ("interrupted", int(n))) for at_s, n in script.interrupts]
+        ticks = [(at_s, ("tick",)) for at_s in script.ticks_s]
+        self.others: list[tuple[float, Fact]] = sorted([*interrupts, *ticks])
+
+    def events(self) -> Iterator[Fact]:
+        """One after another, at `now_s`, while any comes."""
+        yield ("begin",)
+        while True:
+            wake = (self.wake_at_s, ("wake",))
+            coming = [*self.ends.values(), *self.others[:1], wake]
+            at_s, event = min(coming, key=lambda one: one[0])
+            if at_s == FOREVER:
+                return
+            self.now_s = max(self.now_s, at_s)
+            if event == ("wake",):
+                self.wake_at_s = FOREVER
+            elif event[0] == "ended":
+                del self.ends[event[1]]
+            else:
+                self.others.pop(0)
+            yield ("tick",) if event == ("wake",) else event
+
+    def act(self, action: Fact) -> None:
+        """Do what the launcher wants."""
+        match action:
+            case ("start", rank, generation):
+                life = self.script.lives.get((generation, rank), Life())
+                self.lives[rank] = life
+                self.ends.pop(rank, None)
+                self._end(rank, life.after_s, life.code)
+            case ("signal", rank, number) if rank in self.ends:
+                if number == SIGKILL:
+                    self._end(rank, 0.01, -number)
+                elif number == SIGTERM:
+                    life = self.lives[rank]
+                    self._end(rank, life.stops_in_s, life.stop_code)
+            case ("wake", at_s):
+                self.wake_at_s = at_s
+            case ("finish", _):
+                self.ends.clear()
+                self.others, self.wake_at_s = [], FOREVER
+
+    def _end(self, rank: int, in_s: float, code: int) -> None:
+        end = self.now_s + in_s, ("ended", rank, int(code))
+        self.ends[rank] = min(end, self.ends.get(rank, end), key=lambda one: one[0])
+
+
+# ── what must come of a script ──────────────────────────────────────────────────────
+
+END: Fact = ("end",)
+"""The last row of a history, where nothing happens any more."""
+_LATE_S = 0.1
+
+
+class Contract(Model):
+    """A right launcher; when it asks for a Tick is left to the learner's."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.generation, self.cause = 0, 0
+        self.alive: set[int] = set()
+        self.kill_at_s = FOREVER
+        self.was_interrupted = self.has_killed = self.is_late = False
+        self.restarts_s: list[float] = []
+
+    def offer(self, row: Row) -> list[Fact]:
+        """The actions that are due, see `Model`; is_late: at `kill_at_s` already."""
+        if self.alive and row.time_s > self.kill_at_s + _LATE_S:
+            self.is_late = True
+            return self._signals(SIGKILL)
+        return self._on(tuple(row.request), row.time_s)
+
+    def _on(self, event: Fact, now_s: float) -> list[Fact]:
+        match event:
+            case ("begin",):
+                return self._all()
+            case ("ended", rank, code):
+                self.alive.discard(rank)
+                signals = self._stop(code, now_s) if code else []
+                return signals if self.alive else self._next(now_s)
+            case ("interrupted", number):
+                self.was_interrupted = True
+                return self._stop(-number, now_s)
+        if now_s >= self.kill_at_s:
+            self.kill_at_s, self.has_killed = FOREVER, True
+            return self._signals(SIGKILL)
+        return []
+
+    def _signals(self, number: int) -> list[Fact]:
+        return [("signal", rank, int(number)) for rank in sorted(self.alive)]
+
+    def _all(self) -> list[Fact]:
+        self.generation, self.cause, self.kill_at_s = self.generation + 1, 0, FOREVER
+        self.has_killed = False
+        self.alive = set(range(self.script.world_size))
+        return [("start", rank, self.generation) for rank in sorted(self.alive)]
+
+    def _stop(self, code: int, now_s: float) -> list[Fact]:
+        if self.cause:
+            return []
+        self.cause, self.kill_at_s = code, now_s + self.script.grace_s
+        return self._signals(SIGTERM)
+
+    def _next(self, now_s: float) -> list[Fact]:
+        recent = [t for t in self.restarts_s if t > now_s - self.script.window_s]
+        is_over = self.was_interrupted or len(recent) >= self.script.max_restarts
+        if not self.cause or is_over:
+            return [("finish", self.cause if self.cause >= 0 else 128 - self.cause)]
+        self.restarts_s.append(now_s)
+        return self._all()
+
+    def allows(self, actual: list[Fact], expected: list[Fact]) -> bool:
+        """Whether these actions are as right as those of the contract."""
+        if self.is_late or actual == expected:
+            return not self.is_late
+        if not expected and self.has_killed:  # another SIGKILL for the same ranks
+            again = self._signals(SIGKILL)
+            return all(action in again for action in actual)
+        # A failure and an interruption at once: the code of either is right.
+        codes = {128 + int(number) for _, number in self.script.interrupts}
+        kinds = [action[0] for action in (*expected, *actual)]
+        ends = self.was_interrupted and kinds == ["finish", "finish"]
+        return ends and actual[0][1] in codes

@@ -2,141 +2,164 @@
 
 from __future__ import annotations
 
+import json
+from types import ModuleType
 from typing import Any
 
-from distlab.grading.checks.process_group.requests import (
+from distlab.grading.checks.process_group.scripts import (
     BY_HAND,
     DONE,
-    ERROR,
     NUM_RANDOM,
-    RANK,
     REFUSED,
-    Difference,
-    Replies,
+    Contract,
+    Rank,
     Script,
-    first_difference,
-    play_scripts,
+    is_due,
+    request_of,
+    scripts,
+    shorter,
     text_of,
 )
 from distlab.grading.clause import clause
-from distlab.grading.kit.plans import worked_out
+from distlab.grading.kit.histories import (
+    Compared,
+    History,
+    Row,
+    compared,
+    expect,
+    first_by_clause,
+    last_rows,
+    rows_of,
+)
+from distlab.grading.kit.plans import in_call
+from distlab.grading.kit.services import Ask, Codec, played_by_hand
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
-from distlab.runner.autopsy import NOBODY, Evidence
+from distlab.runner import RankContext
 
 TASK = "process_group.rendezvous"
-PLAYED = [on_ranks(play_scripts)]
-NOTE = f"{len(BY_HAND) + NUM_RANDOM} scripts of messages"
 
 
-def _expect(runs: Runs, clause_id: str) -> None:
-    """Raise the verdict on the script that this clause is about, if there is one."""
-    for (world_size, steps), listed in worked_out(runs, play_scripts).values[0]:
-        script = world_size, tuple(steps)
-        replies = [dict(some) for some in listed]
-        difference = first_difference(script, replies)
-        if difference and difference.clause == clause_id:
-            slug, rule = _diagnosis(script, difference)
-            raise NotYetError(
-                _sentence(script, difference),
-                slug=slug,
-                evidence=_table(script, replies),
-                rule=rule,
-            )
+def _reply_of(reply: bytes) -> Any:
+    read = json.loads(reply)
+    return REFUSED if "refused" in read else read["reply"]
 
 
-@clause(TASK, "C1", worlds=(1,), runs=PLAYED)
+CODEC = Codec(json.loads, _reply_of)
+
+
+def play_scripts(
+    context: RankContext, unit: ModuleType, seed: int
+) -> list[tuple[Script, History]]:
+    """The first script that breaks each clause, without what it does not need."""
+
+    def play(script: Script) -> History:
+        # No message has a rank: each comes from a caller of its own, -2, -3, ...
+        steps = [
+            Ask(-2 - number, json.dumps(request_of(text)).encode())
+            for number, text in enumerate(script[1])
+        ]
+        with in_call(f"the messages {', '.join(script[1])}"):
+            return played_by_hand(lambda _: unit.Rendezvous(script[0]), steps, CODEC)
+
+    return first_by_clause(scripts(seed), play, faults, shorter)
+
+
+PLAYED = on_ranks(play_scripts)
+
+
+@clause(TASK, "C1", worlds=(1,), runs=[PLAYED])
 def the_store_replies(runs: Runs) -> str | None:
     """V: set, get, add and compare_set, beside the contract."""
-    _expect(runs, "C1")
-    return NOTE
+    expect(runs, PLAYED, "C1", faults)
+    return f"{len(BY_HAND) + NUM_RANDOM} scripts of messages"
 
 
-@clause(TASK, "C2", worlds=(1,), runs=PLAYED)
+@clause(TASK, "C2", worlds=(1,), runs=[PLAYED])
 def what_is_not_there_is_waited_for(runs: Runs) -> str | None:
     """V: get and wait are answered after the message that brings the last value."""
-    _expect(runs, "C2")
+    expect(runs, PLAYED, "C2", faults)
     return None
 
 
-@clause(TASK, "C3", worlds=(1,), runs=PLAYED)
+@clause(TASK, "C3", worlds=(1,), runs=[PLAYED])
 def names_become_ranks(runs: Runs) -> str | None:
     """V: 0 … n - 1, each once, when all n are there; asked again, the same."""
-    _expect(runs, "C3")
+    expect(runs, PLAYED, "C3", faults)
     return None
 
 
-@clause(TASK, "C4", worlds=(1,), runs=PLAYED)
+@clause(TASK, "C4", worlds=(1,), runs=[PLAYED])
 def generations_are_apart(runs: Runs) -> str | None:
     """V: an older one is refused and changes nothing; a newer one begins empty."""
-    _expect(runs, "C4")
+    expect(runs, PLAYED, "C4", faults)
     return None
 
 
 # ── in words ────────────────────────────────────────────────────────────────────────
 
 
-def _sentence(script: Script, difference: Difference) -> str:
-    world_size, steps = script
-    asked, after = steps[difference.asked], steps[difference.after]
-    when = ""
-    if difference.after != difference.asked:
-        when = f" after `{text_of(after)}`"
-        when += f" of generation {after['generation']}" * _has_generations(script)
-    whose = f" of generation {asked['generation']}" * _has_generations(script)
-    ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
-    return (
-        f"{ranks}, message {difference.asked + 1}, `{text_of(asked)}`{whose}{when}: "
-        f"expected {difference.note or _worded(difference.expected)}, but got "
-        f"{_worded(difference.actual)}"
-    )
+def faults(script: Script, history: History) -> dict[str, NotYetError]:
+    """The first reply that is not due, and the clause that it is about."""
+    for wrong in compared(history, Contract(script[0])):
+        if not is_due(wrong.row.reply, wrong.expected):
+            seen = rows_of(history)[: wrong.place + 1]
+            return _fault(script[0], seen, wrong)
+    return {}
+
+
+def _fault(n: int, seen: list[Row], wrong: Compared) -> dict[str, NotYetError]:
+    row, expected = wrong.row, wrong.expected
+    newest = min(seen, key=lambda row: row.peer)  # callers count down
+    has_generations = len({row.request["generation"] for row in seen}) > 1
+
+    def named(row: Row) -> str:
+        generation = f" of generation {row.request['generation']}"
+        return f"`{text_of(row.request)}`{generation * has_generations}"
+
+    name = _clause(has_generations, row, expected)
+    after = f" after {named(newest)}" if newest.peer < row.peer else ""
+    slug, rule = _diagnosis(name, n, seen, wrong)
+    ranks = "1 rank" if n == 1 else f"{n} ranks"
+    due = expected.words if isinstance(expected, Rank) else _worded(expected)
+    return {
+        name: NotYetError(
+            f"{ranks}, {named(row)}{after}: expected {due}, but got "
+            f"{_worded(row.reply)}",
+            slug=slug,
+            evidence=last_rows(seen, lambda r: f"{named(r)}  →  {_worded(r.reply)}"),
+            rule=rule,
+        )
+    }
+
+
+def _clause(has_generations: bool, row: Row, expected: Any) -> str:
+    if has_generations:
+        return "C4"
+    if row.request["op"] == "join":
+        return "C3"
+    is_late = row.request["op"] in ("get", "wait") and None in (expected, row.reply)
+    return "C2" if is_late else "C1"
 
 
 def _worded(reply: Any) -> str:
     if reply is None:
         return "no reply yet"
-    is_said = reply in (DONE, RANK, REFUSED) or str(reply).startswith(ERROR)
-    return reply if is_said else f"{reply!r}"
+    return reply[0] if reply in (DONE, REFUSED) else f"{reply!r}"
 
 
-def _has_generations(script: Script) -> bool:
-    return len({step["generation"] for step in script[1]}) > 1
-
-
-def _table(script: Script, replies: Replies) -> tuple[Evidence, ...]:
-    """Each message with its reply, and after which message that came."""
-    rows = []
-    for number, step in enumerate(script[1]):
-        text = "not answered"
-        for after, some in enumerate(replies):
-            if number in some:
-                text = _worded(some[number])
-                text += f", after message {after + 1}" * (after > number)
-        own = f"generation {step['generation']}  " * _has_generations(script)
-        line = f"{own}{text_of(step)}  →  {text}"
-        rows.append(Evidence(rank=NOBODY, state=f"message {number + 1}", text=line))
-    return tuple(rows)
-
-
-def _diagnosis(script: Script, difference: Difference) -> tuple[str, str]:
+def _diagnosis(name: str, n: int, seen: list[Row], wrong: Compared) -> tuple[str, str]:
     """The misconception and what to do, where both are sure."""
-    steps = script[1]
-    asked = steps[difference.asked]
-    before = steps[: difference.after + 1]
-    actual, expected = difference.actual, difference.expected
-    is_old = asked["generation"] < max(step["generation"] for step in before)
-    if difference.clause == "C4" and is_old and actual not in (REFUSED, None):
-        return (
-            "stale-generation",
-            "compare the message's generation first, whatever the operation is",
-        )
-    if difference.clause == "C3" and expected is None and type(actual) is int:
-        names = {step["key"] for step in before if step["op"] == "join"}
-        if len(names) < script[0] and len(before) > 1:
-            return (
-                "counted-twice",
-                "count names, not messages: a message that waits is offered again",
-            )
-    if difference.clause == "C2" and expected is None and actual is not None:
+    row, newest = wrong.row, max(row.request["generation"] for row in seen)
+    is_old = row.request["generation"] < newest
+    if name == "C4" and is_old and row.reply not in (None, REFUSED):
+        rule = "compare the message's generation first, whatever the operation is"
+        return "stale-generation", rule
+    if name == "C3" and wrong.expected is None and type(row.reply) is int:
+        names = {row.request["key"] for row in seen if row.request["op"] == "join"}
+        if len(names) < n and len(seen) > 1:
+            rule = "count names, not messages: a message that waits is offered again"
+            return "counted-twice", rule
+    if name == "C2" and wrong.expected is None:
         return "answered-too-early", "return None while a value is missing"
     return "", ""

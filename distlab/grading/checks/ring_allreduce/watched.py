@@ -119,6 +119,10 @@ class _WatchedWork:
             self._waited = True
             self._comm.landed(self._flight)
 
+    def is_completed(self) -> bool:
+        """See `Work.is_completed`."""
+        return self._work.is_completed()
+
 
 def _span(tensor: Tensor) -> tuple[int, int]:
     start = tensor.data_ptr()

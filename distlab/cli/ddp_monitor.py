@@ -1,0 +1,180 @@
+"""`distlab ddp --monitor FOLDER`: which sinks the figures of a training go to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distlab.cli.screen import command, warn
+
+if TYPE_CHECKING:  # these import torch, and a mistyped flag should not wait for it
+    from distlab.monitor import Monitor, Sink, Work
+    from distlab.training.ddp_config import DdpConfig
+    from distlab.training.ddp_data import Origin
+    from distlab.training.ddp_rank import Monitored
+
+_SINKS = "tensorboard, prometheus or prometheus:PORT"
+_HANG_AFTER_S = 600.0  # as long as NCCL's communication calls wait by default
+_PORT = 9400  # Prometheus's own is 9090, and node exporters begin at 9100
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorOrder:
+    """What was asked for; no folder, no monitor."""
+
+    folder: Path | None = None
+    also: tuple[str, ...] = ()
+    log_every_n_steps: int = 10
+    profile: bool = False
+    hang_after_s: float | None = None
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds without a sign of any rank after which a run is ended."""
+        if self.hang_after_s is not None:
+            return self.hang_after_s
+        return _HANG_AFTER_S if self.folder else math.inf
+
+    def check(self) -> None:
+        """Refuse what cannot be, before anything has been started.
+
+        Raises:
+            ValueError: an option needs another, or is out of range.
+        """
+        if self.folder is None and (self.also or self.profile):
+            flag = "--profile" if self.profile else "--also"
+            raise ValueError(f"{flag} needs --monitor FOLDER")
+        if self.log_every_n_steps < 1:
+            raise ValueError(
+                f"--log-every-n-steps {self.log_every_n_steps}: choose at least 1"
+            )
+        if self.hang_after_s is not None and not 0 < self.hang_after_s < math.inf:
+            raise ValueError(
+                f"--hang-after {self.hang_after_s:g}: choose a number of seconds"
+            )
+        for sink in self.also:
+            _port(sink) if sink.startswith("prometheus") else _known(sink)
+
+
+class Monitoring:
+    """The monitor of one run of the command, and what the ranks have to know of it."""
+
+    def __init__(self, order: MonitorOrder, config: DdpConfig, mlflow: Any) -> None:
+        """Open every sink. `mlflow` is one more, or None.
+
+        Raises:
+            ModuleNotFoundError: a library is missing; the sentence says what brings it.
+            OSError: the folder cannot be written, or a port cannot be had.
+        """
+        assert order.folder is not None
+        self._order, self._folder = order, order.folder.resolve()
+        self._config, self._sinks = config, _open(order, config)
+        self.lines = _announced(order, self._sinks)
+        if mlflow is not None:
+            self._sinks.append(mlflow)
+        if order.profile:
+            self._profile.mkdir(exist_ok=True)
+
+    @property
+    def _profile(self) -> Path:
+        return self._folder / "profile"
+
+    def monitor(self, origin: Origin) -> Monitor:
+        """What hears the ranks."""
+        from distlab.monitor import Monitor
+
+        work = _work(self._config, origin)
+        return Monitor(self._config.world_size, self._sinks, work=work, warn=warn)
+
+    @property
+    def monitored(self) -> Monitored:
+        """What the ranks are told."""
+        from distlab.training.ddp_rank import Monitored
+
+        profile = str(self._profile) if self._order.profile else ""
+        return Monitored(
+            log_every_n_steps=self._order.log_every_n_steps, profile=profile
+        )
+
+    def after(self) -> list[str]:
+        """What to look at now."""
+        lines = [f"  records   {command(f'top {self._order.folder}')}"]
+        if self._order.profile:
+            traces = sorted(self._profile.glob("*.trace.json"))
+            lines.append(
+                f"  profile   {len(traces)} traces in {self._order.folder}/profile: "
+                "https://ui.perfetto.dev opens them"
+            )
+        return lines
+
+
+def _open(order: MonitorOrder, config: DdpConfig) -> list[Sink]:
+    from distlab.monitor.jsonl import JsonLines
+
+    assert order.folder is not None
+    # The ports first: they may be refused, and then no folder is left behind.
+    sinks: list[Sink] = []
+    try:
+        sinks += [_sink(name, order.folder) for name in order.also]
+        run = {"tool": "distlab ddp", **asdict(config)}
+        return [JsonLines(order.folder, run), *sinks]
+    except BaseException:
+        for sink in sinks:
+            sink.close()
+        raise
+
+
+def _sink(name: str, folder: Path) -> Sink:
+    if name.startswith("prometheus"):
+        from distlab.monitor.prometheus import Prometheus
+
+        return Prometheus(_port(name))
+    from distlab.monitor.tensorboard import TensorBoard
+
+    return TensorBoard(folder / "tensorboard")
+
+
+def _announced(order: MonitorOrder, sinks: Sequence[Sink]) -> list[str]:
+    from distlab.monitor.prometheus import Prometheus
+
+    lines = [f"  monitor   {order.folder}: {command(f'top {order.folder}')} shows it"]
+    for sink in sinks:
+        if isinstance(sink, Prometheus):
+            lines.append(f"            http://127.0.0.1:{sink.port}/metrics")
+        elif sink.name == "TensorBoard":
+            lines.append(f"            tensorboard --logdir {order.folder}/tensorboard")
+    return lines
+
+
+def _work(config: DdpConfig, origin: Origin) -> Work:
+    import torch
+
+    from distlab.monitor import Work
+    from distlab.monitor.flops import flops_per_sample, peak_flops
+    from distlab.training.ddp_data import make_model, read_split
+
+    device = torch.device(config.device)
+    inputs = read_split(origin.files, origin.known).train_inputs[:1]
+    devices = config.world_size if config.device == "cuda" else 1
+    return Work(
+        flops_per_sample=flops_per_sample(make_model(config), inputs),
+        peak_flops=peak_flops(device) * devices,
+    )
+
+
+def _known(sink: str) -> None:
+    if sink != "tensorboard":
+        raise ValueError(f"--also {sink}: there are {_SINKS}")
+
+
+def _port(sink: str) -> int:
+    name, colon, port = sink.partition(":")
+    if name != "prometheus" or (colon and not port.isdecimal()) or len(port) > 5:
+        raise ValueError(f"--also {sink}: there are {_SINKS}")
+    number = int(port) if colon else _PORT
+    if number > 65535:
+        raise ValueError(f"--also {sink}: a port is at most 65535")
+    return number

@@ -1,0 +1,149 @@
+"""C4 of 4.1, `monitoring.step_report`: all records, from one collective."""
+
+from __future__ import annotations
+
+import random
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from distlab.comm import COLLECTIVES
+from distlab.grading.checks.monitoring.recorded import Row, drawn_row, same
+from distlab.grading.clause import clause
+from distlab.grading.kit.uneven import left_early, run_or_name
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence
+
+WORLDS = (3, 2, 4, 1)
+READS = 2  # .item() and the like; reading every number so takes 8 for each rank
+
+
+class Reads(TorchDispatchMode):
+    """Counts how often a tensor's number is made a number of Python's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Every operation of torch comes by here."""
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def row_of(seed: int, rank: int) -> Row:
+    """What this rank recorded: its number is another one; rank 1 has no samples."""
+    draw = random.Random(seed * 7919 + rank)
+    row = drawn_row(draw, 20 - 3 * rank, 0 if rank == 1 else 3 + rank)
+    return row._replace(num_nonfinite=rank * 1_000_003, checksum=2**32 - 5 - rank)
+
+
+def gather(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """What gather_records returns on this rank, and how its numbers were read."""
+    with Reads() as reads:
+        told = unit.gather_records(
+            context.comm, unit.Record(*row_of(seed, context.rank))
+        )
+    return {"rows": read_records(told), "reads": reads.count}
+
+
+def read_records(told: Any) -> list[list[float]] | str:
+    """Records as rows of numbers, or what is wrong with them."""
+    if told is None:
+        return "returned None: is a return missing?"
+    try:
+        rows = [[float(number) for number in record] for record in told]
+    except (TypeError, ValueError):
+        return f"returned {told!r:.60}, not a list of records"
+    fields = len(Row._fields)
+    short = [row for row in rows if len(row) != fields]
+    if short:
+        return f"returned a record of {len(short[0])} numbers; a Record has {fields}"
+    return rows
+
+
+@clause("monitoring.step_report", "C4", worlds=WORLDS, runs=[on_ranks(gather)])
+def all_records_everywhere(runs: Runs) -> str | None:
+    """V, J: equal numbers on every rank; one call; read at once."""
+    without = [1] if runs.world_size > 1 else []
+
+    def name(run: Run) -> NotYetError | None:
+        return left_early(run, without, "has no samples")
+
+    run = run_or_name(runs, gather, name)
+    expected = [row_of(runs.seed, rank) for rank in range(runs.world_size)]
+    for rank, value in enumerate(run.values):
+        _expect_rows(rank, value["rows"], expected)
+    _expect_one_call(run)
+    for rank, value in enumerate(run.values):
+        if value["reads"] > READS:
+            raise NotYetError(
+                f"rank {rank} read {value['reads']} numbers one by one",
+                slug="item-per-number",
+                rule="read the gathered tensor once: gathered.tolist()",
+            )
+    return None
+
+
+def _expect_rows(rank: int, rows: list[list[float]] | str, right: list[Row]) -> None:
+    if isinstance(rows, str):
+        raise NotYetError(f"rank {rank}: gather_records {rows}")
+    n = len(right)
+    if len(rows) != n:
+        raise NotYetError(
+            f"rank {rank} has {len(rows)} records; there are {n} ranks",
+            evidence=_beside(rows, right),
+        )
+    wrong = [
+        (row, field)
+        for row in range(n)
+        for field in range(len(Row._fields))
+        if not same(rows[row][field], right[row][field], 1e-15)
+    ]
+    if not wrong:
+        return
+    row, field = wrong[0]
+    found, expected = rows[row][field], right[row][field]
+    single = [float(torch.tensor(x, dtype=torch.float32)) for x in right[row]]
+    is_single = all(map(same, rows[row], single))
+    raise NotYetError(
+        f"rank {rank}: {Row._fields[field]} in record {row} is {found:.10g}, expected "
+        f"{expected:.10g}",
+        slug="wrong-dtype" if is_single else "",
+        evidence=_beside(rows, right),
+        rule="make the tensor with dtype=torch.float64" if is_single else "",
+    )
+
+
+def _beside(rows: list[list[float]], right: list[Row]) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(
+            rank=place,
+            state="record",
+            text=f"rank {row[0]:.0f}  loss {row[4]:.4g}  samples {row[5]:.0f}  "
+            f"checksum {row[7]:.10g}",
+        )
+        for place, row in enumerate(rows[: len(right)])
+    )
+
+
+def _expect_one_call(run: Run) -> None:
+    for record in run.ranks:
+        calls = [call["op"] for call in record.calls()]
+        if len(calls) == 1 and calls[0] in COLLECTIVES:
+            continue
+        if not calls and run.world_size == 1:
+            continue
+        more = len(calls) > 1
+        raise NotYetError(
+            f"rank {record.rank} made {len(calls)} calls for one step: "
+            f"{', '.join(calls[:4])}{' …' * (len(calls) > 4)}",
+            slug="call-per-number" if more and set(calls) <= COLLECTIVES else "",
+            rule="put all numbers of the record into one tensor" if more else "",
+        )

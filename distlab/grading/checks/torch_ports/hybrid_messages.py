@@ -1,0 +1,110 @@
+"""Checks of task 3.27, C3: which messages a step of a sharded model sends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from distlab.grading.checks.torch_ports.hybrid_runs import (
+    MIXED,
+    WORLDS,
+    make_model,
+    node_of,
+    replicas_of,
+    sharded_steps,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.torch_group import finished
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner.autopsy import Evidence
+
+UNEVEN = 1.3  # rows are sharded and padded: 5 rows on 2 ranks are 3 and 3
+
+Sent = dict[str, list[dict[str, Any]]]
+
+
+@clause("torch_ports.hybrid_shard", "C3", worlds=WORLDS, runs=[on_ranks(sharded_steps)])
+def layer_by_layer(runs: Runs) -> str | None:
+    """J: which tensors went through which group, in which dtype."""
+    n = runs.world_size
+    run = finished(runs, sharded_steps)
+    for rank, both in enumerate(run.values):
+        value = both["mixed"]
+        sent = {
+            kind: [record for record in value["sent"] if kind in record["name"]]
+            for kind in ("allgather", "reduce_scatter", "allreduce")
+        }
+        _expect_dtypes(rank, value, sent)
+        _expect_groups(rank, n, sent)
+        _expect_sizes(rank, n, sent)
+    return f"n = {n}: bfloat16 is gathered, float32 is summed, layer by layer"
+
+
+def _expect_dtypes(rank: int, value: dict[str, Any], sent: Sent) -> None:
+    narrow, wide = map(str, MIXED)
+    if value["computed"] != narrow:
+        raise NotYetError(
+            f"the last layer computes in {value['computed']}: expected {narrow}",
+            evidence=(_told(rank, value["sent"]),),
+        )
+    for kind, records in sent.items():
+        expected = narrow if kind == "allgather" else wide
+        dtypes = {record["dtype"] for record in records}
+        if dtypes - {expected}:
+            raise NotYetError(
+                f"{kind} of {', '.join(sorted(dtypes))} on rank {rank}: expected "
+                f"{expected}",
+                slug="summed-in-16-bits" if narrow in dtypes else "",
+                evidence=(_told(rank, value["sent"]),),
+                rule="MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)",
+            )
+
+
+def _expect_groups(rank: int, n: int, sent: Sent) -> None:
+    node, size = node_of(rank, n), n // replicas_of(n)
+    rail = tuple(range(rank % size, n, size))
+    for kind, records in sent.items():
+        expected = rail if kind == "allreduce" else node
+        groups = {record["ranks"] for record in records}
+        if groups - {expected}:
+            raise NotYetError(
+                f"rank {rank} has a {kind} with ranks {_names(groups)}: expected "
+                f"{', '.join(map(str, expected))}",
+                evidence=(_told(rank, [r for own in sent.values() for r in own]),),
+            )
+
+
+def _expect_sizes(rank: int, n: int, sent: Sent) -> None:
+    layers = [sum(p.numel() for p in layer.parameters()) for layer in make_model(0)]
+    records = [record for own in sent.values() for record in own]
+    largest = max((record["elements"] for record in sent["allgather"]), default=0)
+    if not 0 < largest <= UNEVEN * max(layers):
+        raise NotYetError(
+            f"rank {rank} gathers {largest} elements at once; the largest layer has "
+            f"{max(layers)}",
+            slug="layers-gathered-together" if largest >= sum(layers) else "",
+            evidence=(_told(rank, records),),
+            rule="fully_shard for each layer first, then for the model",
+        )
+    for kind, share in (("reduce_scatter", 1.0), ("allreduce", replicas_of(n) / n)):
+        if kind == "allreduce" and replicas_of(n) == 1:
+            continue
+        count = sum(record["elements"] for record in sent[kind])
+        expected = share * sum(layers)
+        if not expected <= count <= UNEVEN * expected:
+            raise NotYetError(
+                f"in a step rank {rank} has {count} elements in {kind}: expected about "
+                f"{expected:.0f}",
+                evidence=(_told(rank, records),),
+            )
+
+
+def _names(groups: set[tuple[int, ...]]) -> str:
+    return " | ".join(", ".join(map(str, group)) for group in sorted(groups))
+
+
+def _told(rank: int, records: Sequence[dict[str, Any]]) -> Evidence:
+    kinds = {(r["name"].strip("_"), r["dtype"], r["ranks"]) for r in records}
+    texts = [f"{name} {dtype} {list(ranks)}" for name, dtype, ranks in sorted(kinds)]
+    return Evidence(rank=rank, state="sent", text="; ".join(texts) or "nothing")

@@ -1,0 +1,106 @@
+"""A `/metrics` page for Prometheus, served by the run itself, with prometheus-client.
+
+Names follow Prometheus's rules: base units, one prefix. A gauge without a label is of
+the whole run; `distlab_rank_…` have a label `rank`. `grafana.json` beside this file is
+a dashboard of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from distlab.monitor.extras import needed
+from distlab.monitor.records import StepRecord
+
+OF_RUN = {
+    "loss": ("loss", "Mean training loss over all ranks' samples"),
+    "learning_rate": ("learning_rate", "Learning rate"),
+    "grad_norm": ("gradient_norm", "Norm of the averaged gradient"),
+    "throughput": ("throughput_samples_per_second", "Samples of all ranks in a second"),
+    "step_s": ("step_seconds", "Duration of a step, of the slowest rank"),
+    "data_wait_share": ("data_wait_ratio", "Share of time spent waiting for data"),
+    "communication_share": (
+        "communication_ratio",
+        "Share of time spent in exposed communication",
+    ),
+    "compute_share": ("compute_ratio", "Share of time spent in everything else"),
+    "memory_bytes": ("memory_bytes", "Peak memory of the rank that has most"),
+    "gpu_utilization": ("gpu_utilization_ratio", "Share of time a kernel ran"),
+    "mfu": ("mfu_ratio", "Model FLOPs utilization"),
+    "validation_loss": ("validation_loss", "Loss on held-out samples"),
+    "validation_accuracy": ("validation_accuracy_ratio", "Accuracy on held-out ones"),
+}
+"""Figure → name after the prefix, and help text."""
+
+PREFIX = "distlab_"
+
+
+class Prometheus:
+    """Serves the newest figures on `http://{address}:{port}/metrics`.
+
+    Port 0 means any free one; `port` says which it became.
+
+    Raises:
+        ModuleNotFoundError: prometheus-client is not installed.
+        OSError: the port is in use, or not ours to use.
+    """
+
+    def __init__(self, port: int, *, address: str = "127.0.0.1") -> None:
+        client = needed("prometheus_client", "the Prometheus endpoint")
+        self.name = f"the Prometheus endpoint on port {port}"
+        self._client, self._registry = client, client.CollectorRegistry()
+        self._gauges: dict[str, Any] = {}
+        self._step = self._gauge("step", "Steps that all ranks have done")
+        try:
+            self._server, self._thread = client.start_http_server(
+                port, addr=address, registry=self._registry
+            )
+        except OSError as error:
+            raise OSError(f"port {port} on {address}: {error.strerror}") from error
+        self.port: int = self._server.server_port
+
+    def record(self, record: StepRecord) -> None:
+        """Set the gauges of one rank."""
+        figures = {
+            "rank_step": (record.step, "Steps that this rank has done"),
+            "rank_loss": (record.loss, "Mean training loss of this rank's samples"),
+            "rank_step_seconds": (record.step_s, "Duration of a step of this rank"),
+            "rank_data_wait_ratio": (
+                record.data_wait_share,
+                "Share of time this rank waited for data",
+            ),
+            "rank_communication_ratio": (
+                record.communication_share,
+                "Share of time this rank spent in exposed communication",
+            ),
+            "rank_last_record_timestamp_seconds": (
+                record.time_s,
+                "Unix time of this rank's newest record",
+            ),
+        }
+        for name, (value, text) in figures.items():
+            if value is not None:
+                gauge = self._gauge(name, text, labels=("rank",))
+                gauge.labels(rank=str(record.rank)).set(value)
+
+    def figures(self, step: int, figures: Mapping[str, float]) -> None:
+        """Set the gauges of the whole run."""
+        self._step.set(step)
+        for figure, value in figures.items():
+            name, text = OF_RUN.get(figure, (figure, figure))
+            self._gauge(name, text).set(value)
+
+    def close(self) -> None:
+        """Give the port back."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _gauge(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Any:
+        if name not in self._gauges:
+            gauge = self._client.Gauge(
+                PREFIX + name, text, labels, registry=self._registry
+            )
+            self._gauges[name] = gauge
+        return self._gauges[name]

@@ -1,0 +1,134 @@
+"""What `distlab top` says of a folder of records: plain lines, for any screen.
+
+    digits · 3 ranks · epoch 4 of 10 · step 92 · 11 s
+    last record 0.2 s ago
+    loss 1.0052   accuracy 0.8806   4,420 samples/s   lr 0.2   norm 0.41   MFU 0.3%
+
+    rank   step      loss  step ms  ▒ data █ compute ░ communication
+       0     92    1.0049     11.6  ▒████░░░░░░░░░░░░░░░   2%  18%  80%
+       2     82    1.0311     12.1  ▒███████████████░░░░   2%  77%  21%  10 behind
+
+Where not all ranks have room, those that are behind stand first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distlab.monitor.jsonl import Recorded
+from distlab.monitor.records import StepRecord
+
+SILENT_S = 5.0  # without a record, then a rank is said to be silent
+_BAR = 20
+_DATA, _COMPUTE, _COMMUNICATION = "▒", "█", "░"
+
+Line = tuple[str, str]
+"""A style of the screen, and the text."""
+
+
+def view(recorded: Recorded, now_s: float, *, width: int, height: int) -> list[Line]:
+    """The newest state as at most `height` lines of `width` columns.
+
+    `now_s` is Unix time, as in the records. Ranks that have no room are counted in the
+    last line; those that are behind, or slowest to reach a communication, come first.
+    """
+    newest = {rank: rows[-1] for rank, rows in recorded.records.items() if rows}
+    if not newest:
+        return [("plain", "no rank has written a record yet")]
+    head = [*_head(recorded, newest, now_s), ("plain", ""), ("dim", _TITLES)]
+    room = max(1, height - len(head) - 2)
+    ordered = sorted(newest.values(), key=lambda r: (r.step, r.communication_share))
+    ranks = ordered if len(ordered) > room else sorted(ordered, key=lambda r: r.rank)
+    most = max(record.step for record in newest.values())
+    rows = [_row(record, most, now_s) for record in ranks[:room]]
+    lines = [*head, *rows, *_foot(recorded, newest, len(ranks) - room)]
+    return [(style, text[:width]) for style, text in lines[:height]]
+
+
+_TITLES = (
+    f"rank   step      loss  step ms  {_DATA} data {_COMPUTE} compute "
+    f"{_COMMUNICATION} communication"
+)
+
+
+def _head(
+    recorded: Recorded, newest: dict[int, StepRecord], now_s: float
+) -> list[Line]:
+    run, records = recorded.run, newest.values()
+    first = min(rows[0].time_s for rows in recorded.records.values() if rows)
+    last = max(record.time_s for record in records)
+    figures: dict[str, float] = {}
+    for row in recorded.figures:
+        figures |= row
+    title = " · ".join(
+        [
+            str(run.get("dataset", "run")),
+            f"{run['world_size']} ranks",
+            f"epoch {max(r.epoch for r in records)} of {run.get('epochs', '?')}",
+            f"step {max(r.step for r in records)}",
+            f"{last - first:.0f} s",
+        ]
+    )
+    ago = max(0.0, now_s - last)
+    return [
+        ("head", title),
+        ("dim" if ago < SILENT_S else "fail", f"last record {_duration(ago)} ago"),
+        ("plain", "   ".join(_figures(figures))),
+    ]
+
+
+def _figures(figures: dict[str, float]) -> list[str]:
+    shown = (
+        ("loss", "loss {:.4f}"),
+        ("validation_accuracy", "accuracy {:.4f}"),
+        ("throughput", "{:,.0f} samples/s"),
+        ("learning_rate", "lr {:.3g}"),
+        ("grad_norm", "norm {:.3g}"),
+        ("mfu", "MFU {:.1%}"),
+        ("gpu_utilization", "GPU {:.0%}"),
+    )
+    return [text.format(figures[name]) for name, text in shown if name in figures]
+
+
+def _row(record: StepRecord, most: int, now_s: float) -> Line:
+    shares = (
+        record.data_wait_share,
+        record.compute_share,
+        record.communication_share,
+    )
+    loss = "–" if record.loss is None else f"{record.loss:.4f}"
+    text = f"{record.rank:>4}{record.step:>7}{loss:>10}{record.step_s * 1e3:>9.1f}  "
+    text += bar(shares) + "".join(f"{share:>5.0%}" for share in shares)
+    behind = most - record.step
+    if behind:
+        return "fail", f"{text}  {behind:,} behind"
+    return "plain", text
+
+
+def bar(shares: Sequence[float], width: int = _BAR) -> str:
+    """Data, compute and communication as parts of `width` columns, all of them used."""
+    ends = [round(sum(shares[: i + 1]) / (sum(shares) or 1) * width) for i in range(3)]
+    data, compute, _ = ends
+    return (
+        _DATA * data + _COMPUTE * (compute - data) + _COMMUNICATION * (width - compute)
+    )
+
+
+def _foot(
+    recorded: Recorded, newest: dict[int, StepRecord], left_out: int
+) -> list[Line]:
+    lines: list[Line] = []
+    if left_out > 0:
+        lines.append(("dim", f"… and {left_out} ranks more"))
+    silent = sorted(set(range(recorded.run["world_size"])) - set(newest))
+    if silent:
+        names = ", ".join(map(str, silent[:8])) + (" …" if len(silent) > 8 else "")
+        lines.append(("fail", f"no record yet from rank {names}"))
+    return lines
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h"

@@ -1,0 +1,50 @@
+"""The final weights of `distlab ddp` as a file, for `torch.load(…, weights_only=True)`.
+
+A state_dict and nothing else: no class of ours is needed to read it, and no code in it
+can run.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch.nn.utils import vector_to_parameters
+
+from distlab.training.ddp import DdpResult
+from distlab.training.ddp_data import make_model
+
+
+def save_model(result: DdpResult, path: Path) -> None:
+    """Write rank 0's weights to `path`; a file that is there is replaced at the end.
+
+    Raises:
+        OSError: it cannot be written; what was there is as it was.
+    """
+    model = make_model(result.config)
+    vector_to_parameters(result.weights[0], model.parameters())
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with unfinished.open("wb") as file:
+            torch.save(model.state_dict(), file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def require_writable(path: Path) -> None:
+    """Before minutes of training.
+
+    Raises:
+        ValueError: no file can be written at `path`; says why.
+    """
+    folder = path.resolve().parent
+    if path.is_dir():
+        raise ValueError(f"--save {path} is a folder: name a file")
+    if not folder.is_dir():
+        raise ValueError(f"--save {path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"--save {path}: {folder} cannot be written")

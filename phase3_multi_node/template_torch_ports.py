@@ -1,0 +1,122 @@
+"""Phase 3 with torch's own functions: DDP with a hook, hybrid sharding, a rendezvous.
+
+Guide: phase3_multi_node/guide/torch_ports.md.
+Source: torch.distributed of torch 2.13.
+Symbols: n = dist.get_world_size(); K = the microbatches of a rank in one step.
+Cost: a step sends each gradient once, as in 3.11 and 3.16.
+
+There is no comm in this file: everything goes through torch's process groups.
+
+    3.9 to 3.11   buckets, hooks, no_sync   DistributedDataParallel, a hook, no_sync
+    3.12 to 3.22  ZeRO, state by name       fully_shard, torch.distributed.checkpoint
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+LossFn = Callable[[Tensor, Tensor], Tensor]
+Microbatches = Sequence[tuple[Tensor, Tensor]]
+
+# ── 3.26 DistributedDataParallel with a communication hook ──────────────────────────
+
+
+def data_parallel(module: nn.Module, bucket_mib: float, wire: torch.dtype) -> Any:
+    """Return torch's DistributedDataParallel of `module`; gradients travel as `wire`.
+
+    Given: torch's default process group. `bucket_mib` is the size of a bucket in MiB,
+    `wire` a floating dtype, perhaps narrower than that of the gradients. A hook
+    replaces all that DDP does with a bucket, the division too.
+
+    C1 after accumulate(), every .grad is the mean over the ranks of their sums over
+    the microbatches
+    C2 each gradient is sent once per accumulate(), as `wire`
+    C3 the gradients leave in buckets, and no hook waits for a message
+    In torch.distributed: register_comm_hook(state, hook)
+    Example: n = 2, gradients 2 and 4 → 3 on both ranks; two bytes each with bfloat16
+    Cost: one all_reduce of the gradients, as `wire`. Check: distlab check 3.26
+    """
+
+    # TODO(torch_ports.data_parallel)
+    # nn.parallel.DistributedDataParallel(module, bucket_cap_mb=…)
+    # the hook: def hook(state, bucket) with these two names, and without annotations.
+    # bucket.buffer() is a flat tensor. A hook returns a future of what replaces it.
+    raise NotImplementedError("torch_ports.data_parallel")
+
+
+def accumulate(model: Any, loss_fn: LossFn, microbatches: Microbatches) -> None:
+    """Backward for each microbatch; only the last one sends.
+
+    Given: `model` of data_parallel(). loss_fn(outputs, targets) is one microbatch's
+    contribution: do not divide it. There is at least one microbatch, and every .grad
+    is None.
+
+    C1 to C3 as above
+    In torch.distributed: with model.no_sync():
+    Example: microbatches with gradients 1 and 2 on rank 0, 4 and 5 on rank 1 → 6
+    Cost: one all_reduce of the gradients. Check: distlab check 3.26
+    """
+    # TODO(torch_ports.data_parallel)
+    # what is under no_sync(): forward, backward, or both?
+    raise NotImplementedError("torch_ports.data_parallel")
+
+
+# ── 3.27 fully_shard on a mesh of replicas and shards, and its checkpoint ───────────
+
+
+def hybrid_shard(
+    model: nn.Sequential, replicas: int, compute: torch.dtype, reduce: torch.dtype
+) -> None:
+    """Shard the weights of `model` in place, `replicas` times, with fully_shard.
+
+    Given: torch's default process group on CPU; `replicas` divides n. Each child of
+    `model` is a layer. The first n / replicas ranks store one replica, the next ranks
+    the next one. `compute` is the dtype of forward and backward, `reduce` that of the
+    sums over the ranks; the stored weights keep theirs.
+
+    C1 after training steps the weights equal the single-process baseline
+    C2 a rank stores 1/s of the weights, s = n / replicas; each replica is complete
+    C3 all_gather of a layer, reduce_scatter within a replica, all_reduce between them
+    In torch.distributed: init_device_mesh, fully_shard, MixedPrecisionPolicy
+    Example: n = 4, replicas = 2: ranks 0 and 1 store one replica, 2 and 3 the other
+    Cost: between replicas, 1/s of the gradients. Check: distlab check 3.27
+    """
+    # TODO(torch_ports.hybrid_shard)
+    # a mesh of two dimensions: fully_shard replicates along the first one.
+    # what does fully_shard gather at once if you call it for the model only?
+    raise NotImplementedError("torch_ports.hybrid_shard")
+
+
+def save(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
+    """Write weights and optimizer state into `folder`, which all ranks see.
+
+    C4 a model on another number of ranks loads them and continues
+    In torch.distributed: get_state_dict, torch.distributed.checkpoint.save
+    Example: 4 ranks call save, 2 ranks call load with another model and optimizer
+    Cost: each element is written once. Check: distlab check 3.27
+    """
+    # TODO(torch_ports.hybrid_shard)
+    # one dict with both, and checkpoint_id is the folder
+    raise NotImplementedError("torch_ports.hybrid_shard")
+
+
+def load(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
+    """Set weights and optimizer state to what save() wrote.
+
+    C4 a model on another number of ranks loads them and continues
+    In torch.distributed: torch.distributed.checkpoint.load, set_state_dict
+    Example: the optimizer is new, and has its momentum afterwards
+    Cost: each rank reads its own shards. Check: distlab check 3.27
+    """
+    # TODO(torch_ports.hybrid_shard)
+    # dcp.load fills tensors that are there: which ones do you give it?
+    raise NotImplementedError("torch_ports.hybrid_shard")

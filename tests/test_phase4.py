@@ -1,0 +1,30 @@
+"""The autograder of phase 4, "Keep it running": grades your template files.
+
+pytest tests/test_phase4.py, or python tests/test_phase4.py, or distlab check --phase 4.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from distlab.grading.front import PhaseFront
+
+FRONT = PhaseFront(4, __file__)
+HEADER = FRONT.header
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[PhaseFront]:
+    with FRONT:
+        yield FRONT
+
+
+@pytest.mark.parametrize("task_id", FRONT.task_ids)
+def test_task(front: PhaseFront, task_id: str) -> None:
+    failure = front.failure(task_id)
+    if failure:
+        pytest.fail(failure, pytrace=False)
+
+
+if __name__ == "__main__":
+    raise SystemExit(FRONT.main())
