@@ -4,7 +4,8 @@ Guide: phase4_production/guide/gradient_compression.md.
 Source: Y. Lin et al., Deep Gradient Compression (arXiv 1712.01887), section 3.1;
 S. P. Karimireddy et al., Error Feedback Fixes SignSGD (arXiv 1901.09847), algorithm 1.
 Symbols: n = comm.world_size; N = the elements of a bucket; k = those that a rank sends.
-Cost: top-k sends (n-1)·k indices and values, an all_reduce 2(n-1)/n · N values.
+Cost: top-k sends (n-1)·k indices and values, an all_reduce 2(n-1)/n · N values; int8
+sends 2(n-1)/n · N bytes.
 
     gradient        5  -1   2   1       gradient        1  -1   2   1
     + residual      0   0   0   0       + residual      0  -1   2   1
@@ -26,7 +27,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from distlab.comm import Comm, Work
+from distlab.comm import Comm, ReduceOp, Work
 from distlab.given.compression import Bucket, Later, Residuals
 
 
@@ -73,3 +74,33 @@ class TopK:
         # corrected = gradient + residual. what is sent, what is kept? all_gather has
         # async_op; every rank has as many indices
         raise NotImplementedError("gradient_compression.top_k")
+
+
+class Int8:
+    """A comm_hook: the ranks sum whole numbers of one byte, and one scale for all.
+
+    In torch.distributed: quantization hooks, which gather and do not sum
+    """
+
+    def __init__(self) -> None:
+        self.residuals = Residuals()  # of this rank
+
+    def __call__(self, comm: Comm, bucket: Bucket) -> Work:
+        """Start to agree on the scale; the Work's wait() sends the whole numbers.
+
+        Collective, as TopK. Given: at most 127 ranks. torch.int8 holds -128 … 127, and
+        a sum beyond that wraps around without an error.
+
+        C1 each element is within n scales of the ranks' sum, with the scale
+        (largest magnitude on any rank) / (127 // n); zeros stay zeros
+        C2 no sum of int8 overflows, whatever the ranks have
+        C3 what rounding has changed is added to the gradient in the next step
+        C4 an element takes one byte in an all_reduce, and a bucket one number more
+        C5 the call returns at once: the rank waits in wait() only
+        Example: two ranks, 10 and 3.2, levels 63, scale 10/63: 63 + 20 = 83 → 13.17
+        Cost: 2(n-1)/n · N bytes, two collectives. Check: distlab check 4.14
+        """
+        # TODO(gradient_compression.int8)
+        # which reduction gives all ranks one scale? how large may one rank's numbers
+        # be, so that n of them fit into int8? the second collective belongs in finish
+        raise NotImplementedError("gradient_compression.int8")

@@ -27,6 +27,7 @@ def hook_of(name: str) -> Any:
         "bf16": lambda: compression.bf16,
         "sign": compression.Sign,
         "top_k": lambda: unit.TopK(0.25),
+        "int8": unit.Int8,
         "all": lambda: unit.TopK(1.0),
     }[name]()
 
@@ -51,7 +52,7 @@ def in_ddp(context: RankContext, name: str) -> dict[str, Any]:
     return {"gradient": watch.end_to_end(found), "waits": waits}
 
 
-@pytest.mark.parametrize("name", ["fp16", "bf16", "sign", "top_k", "all"])
+@pytest.mark.parametrize("name", ["fp16", "bf16", "sign", "top_k", "int8", "all"])
 @pytest.mark.parametrize("n", [2, 3])
 def test_nobody_waits_in_backward_and_all_ranks_have_the_same(
     cluster: Cluster, name: str, n: int
@@ -87,7 +88,12 @@ def one_bucket(context: RankContext, name: str, size: int) -> dict[str, Any]:
     return {"total": total, "given": given, "share": traffic.sent_bytes / dense}
 
 
-BYTES = [("fp16", 0.5, 0.5), ("bf16", 0.5, 0.5), ("sign", 0.031, 0.033)]
+BYTES = [
+    ("fp16", 0.5, 0.5),
+    ("bf16", 0.5, 0.5),
+    ("sign", 0.031, 0.033),
+    ("int8", 0.25, 0.26),
+]
 
 
 @pytest.mark.parametrize(("name", "least", "most"), BYTES)
