@@ -77,7 +77,7 @@ class TopK:
 
 
 class Int8:
-    """A comm_hook: the ranks sum whole numbers of one byte, and one scale for all.
+    """A comm_hook: the ranks sum integers of one byte, and one scale for all.
 
     In torch.distributed: quantization hooks, which gather and do not sum
     """
@@ -86,7 +86,7 @@ class Int8:
         self.residuals = Residuals()  # of this rank
 
     def __call__(self, comm: Comm, bucket: Bucket) -> Work:
-        """Start to agree on the scale; the Work's wait() sends the whole numbers.
+        """Start to agree on the scale; the Work's wait() sends the integers.
 
         Collective, as TopK. Given: at most 127 ranks. torch.int8 holds -128 … 127, and
         a sum beyond that wraps around without an error.

@@ -40,6 +40,10 @@ class Later:
         self._then()
         self._is_done = True
 
+    def is_completed(self) -> bool:
+        """See `Work.is_completed`: False until wait() is over, for `then` may wait."""
+        return self._is_done
+
 
 class Residuals:
     """What a rank has not sent yet, for each parameter.

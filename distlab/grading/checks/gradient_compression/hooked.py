@@ -63,6 +63,10 @@ class _Heard:
         self._listener.heard.append(["wait()", True, self._listener.when, 0, ""])
         self._work.wait(timeout_s)
 
+    def is_completed(self) -> bool:
+        """See `Work.is_completed`."""
+        return self._work.is_completed()
+
 
 def make_buckets(device: torch.device, dtype: torch.dtype) -> list[Bucket]:
     """Two of them, each with parameters of its own."""
@@ -83,7 +87,7 @@ def take_steps(
     buckets = make_buckets(context.comm.device, dtype)
     heard: list[list[Any]] = []
     comm = Listener(context.comm, heard)
-    sums = []
+    sums: list[list[Tensor]] = []
     for of_buckets in gradients:
         for bucket, of_ranks in zip(buckets, of_buckets, strict=True):
             bucket.flat.copy_(of_ranks[context.rank])
@@ -108,7 +112,12 @@ def expect_work(run: Run) -> None:
 
 
 def sums_of(run: Run, step: int, bucket: int) -> list[Tensor]:
-    """What is in a bucket after the wait, on each rank."""
+    """What is in a bucket after the wait, on each rank.
+
+    Raises:
+        NotYetError: a hook returned no Work.
+    """
+    expect_work(run)
     return [value["sums"][step][bucket] for value in run.values]
 
 

@@ -79,10 +79,11 @@ def _expect_indices(found: Any, values: Tensor, ratio: float, k: int) -> None:
             ),
         )
     if dtype != "int32":
+        is_wide = dtype == "int64"
         raise NotYetError(
             f"{what} the indices are {dtype}, expected int32",
-            slug="wide-indices" if dtype == "int64" else "",
-            rule="indices.to(torch.int32)" if dtype == "int64" else "",
+            slug="wide-indices" if is_wide else "",
+            rule="indices.to(torch.int32)" if is_wide else "",
         )
 
 

@@ -73,7 +73,7 @@ def expected(
 ) -> list[list[Tensor]]:
     """By step and bucket the sum; `share`: one residual for both buckets."""
     held = [[torch.zeros(SIZE, dtype=torch.float64)] * n for _ in range(NUM_BUCKETS)]
-    k, sums = max(1, int(RATIO * SIZE)), []
+    k, sums = max(1, int(RATIO * SIZE)), list[list[Tensor]]()
     for of_buckets in gradients(seed, n):
         sums.append([])
         for number, ranks in enumerate(of_buckets):
