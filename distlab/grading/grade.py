@@ -123,7 +123,9 @@ class Grader:
         verdict = replace(
             verdict,
             clauses=clauses,
-            world_sizes=sizes_of(task.id, played),
+            # Sizes that were asked for are named as they were.
+            world_sizes=tuple(sorted(self._worlds and played))
+            or sizes_of(task.id, played),
             printed=sum(len(r.printed().splitlines()) for r in played.values()),
         )
         failure = verdict.first_failure()
@@ -309,6 +311,7 @@ def _failed(
         size,
         rule=part or failure.rule,
         output=failure.output or runs.printed(),
+        is_played=size != runs.world_size,
         run=latest,
         reference_run=functools.partial(reference_run, runs, spec) if spec else None,
     )

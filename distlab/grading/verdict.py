@@ -99,6 +99,7 @@ class ClauseVerdict:
     rule: str = ""
     note: str = ""
     output: str = ""
+    is_played: bool = False  # one process played all ranks
     run: Run | None = field(default=None, repr=False)  # the one that failed
     # Plays the reference in its stead; of use while the cluster lasts.
     reference_run: Callable[[], Run | None] | None = field(default=None, repr=False)
