@@ -16,6 +16,7 @@ from typing import Any
 
 from distlab.comm.tcp.server import Server
 from distlab.runner import stacks
+from distlab.runner.asking import ANSWERED, ASKS
 from distlab.runner.autopsy import explain
 from distlab.runner.board import Board, find_cycle
 from distlab.runner.doors import Door
@@ -49,6 +50,7 @@ class _Look:
 
     at: float
     waits_for: dict[int, tuple[int, ...]]
+    asking: list[tuple[int, int]]
     cpu_s: dict[int, float]
     asleep: bool
 
@@ -267,6 +269,10 @@ class Supervisor:
         elif kind == "report":
             record.marks.append(len(record.journal))
             self._on_report(rank, message["value"])
+        elif kind in (ASKS, ANSWERED):
+            if self._orders.may_die and kind == ASKS:
+                message["timeout_s"] = 0.0  # told of a death, a service may yet reply
+            self._board.ask(rank, message)
         elif kind != "ready":
             self._note_event(rank, message)
 
@@ -328,7 +334,8 @@ class Supervisor:
             self._suspect = None
             return False
         first = self._suspect
-        if first is None or first.waits_for != stuck:
+        asking = self._board.asking(stuck)
+        if first is None or (first.waits_for, first.asking) != (stuck, asking):
             self._suspect = self._look(stuck, now)
             return False
         if now < first.at + CONFIRM_S:
@@ -344,6 +351,7 @@ class Supervisor:
         return _Look(
             at=now,
             waits_for=stuck,
+            asking=self._board.asking(stuck),
             cpu_s={rank: cpu_s(pid) for rank, pid in pids.items()},
             asleep=all(pid and sleeps(pid) for pid in pids.values()),
         )

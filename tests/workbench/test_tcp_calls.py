@@ -20,10 +20,11 @@ from distlab.comm import PeerLost
 from distlab.comm.key_values import KeyValues, StoreByCalls
 from distlab.comm.services import PeerGone
 from distlab.comm.tcp.caller import Address
+from distlab.comm.tcp.desk import Desk
 from distlab.comm.tcp.endpoint import STORE, Directory, TcpEndpoint, store_of
 from distlab.comm.tcp.frames import FrameError
 from distlab.comm.tcp.handshake import StrangerError, as_caller
-from distlab.comm.tcp.sealed import FROM_CALLER, Kind, Sealer
+from distlab.comm.tcp.sealed import FROM_CALLER, Kind, Sealed, Sealer
 from distlab.comm.tcp.server import NAME_BYTES, Server
 from distlab.runner.doors import Door
 
@@ -196,6 +197,22 @@ def test_who_was_not_answered_in_time_is_not_gone(door: Door) -> None:
             assert service.gone == []
         assert service.is_told.wait(PATIENCE_S)
     assert service.gone == [1]
+
+
+def test_a_call_that_was_given_up_is_not_offered_again() -> None:
+    """The next call says so; the service's clock may not know it yet."""
+
+    class Deaf:
+        def answer(self, kind: Kind, number: int, payload: bytes) -> None:
+            pass
+
+    service, line = Counts(), Deaf()
+    desk = Desk(service.handle, now_s=lambda: 0.0)
+    caller = desk.arrive(bytes(NAME_BYTES), 1, line)
+    for number, oldest, message in ((1, 1, b"never"), (2, 1, b"a"), (3, 3, b"b")):
+        desk.take(caller, line, Sealed(Kind.CALL, number, oldest, 9.0, message))
+    offered = [message for _, message in service.asked]
+    assert offered == [b"never", b"a", b"never", b"b"]
 
 
 def test_who_finds_a_service_started_anew_is_not_gone_there(door: Door) -> None:

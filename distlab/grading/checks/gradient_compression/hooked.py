@@ -1,0 +1,152 @@
+"""What ranks do with a hook: several steps of two buckets, and who sees the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from distlab.comm import Call, Comm, Work, Wrapper
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence
+
+T = TypeVar("T")
+WORLDS = (3, 2, 4, 1)
+SHAPES: tuple[tuple[int, ...], ...] = ((5, 6), (6,), (4,))
+"""Of a bucket's parameters; the second bucket has as many elements."""
+NUM_BUCKETS = 2
+STEPS = 4
+
+Gradients = list[list[list[Tensor]]]
+"""By step, bucket and rank: bucket.flat before the hook is called."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """As DDP's."""
+
+    parameters: Sequence[Tensor]
+    flat: Tensor
+
+
+class Listener(Wrapper):
+    """Writes down each call and wait: [op, waits, when, bytes, dtype].
+
+    `when` is "call" while the hook runs, and "wait" while the wait() of its Work runs.
+    """
+
+    def __init__(self, inner: Comm, heard: list[list[Any]]) -> None:
+        super().__init__(inner)
+        self.heard, self.when = heard, "call"
+
+    def _around(self, call: Call, proceed: Callable[[], T]) -> T:
+        sent = call.sent
+        size = sent.nbytes if isinstance(sent, Tensor) else 0
+        dtype = str(sent.dtype)[6:] if isinstance(sent, Tensor) else ""
+        self.heard.append([call.op, call.blocking, self.when, size, dtype])
+        result = proceed()
+        if call.blocking:
+            return result
+        return _Heard(result, self)  # type: ignore[return-value,arg-type]
+
+
+class _Heard:
+    def __init__(self, work: Work, listener: Listener) -> None:
+        self._work, self._listener = work, listener
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """See `Work.wait`."""
+        self._listener.heard.append(["wait()", True, self._listener.when, 0, ""])
+        self._work.wait(timeout_s)
+
+    def is_completed(self) -> bool:
+        """See `Work.is_completed`."""
+        return self._work.is_completed()
+
+
+def make_buckets(device: torch.device, dtype: torch.dtype) -> list[Bucket]:
+    """Two of them, each with parameters of its own."""
+    buckets = []
+    for _ in range(NUM_BUCKETS):
+        parameters = [torch.zeros(shape, device=device) for shape in SHAPES]
+        size = sum(parameter.numel() for parameter in parameters)
+        flat = torch.zeros(size, dtype=dtype, device=device)
+        buckets.append(Bucket(parameters, flat))
+    return buckets
+
+
+def take_steps(
+    context: RankContext, hook: Any, gradients: Gradients
+) -> dict[str, list[Any]]:
+    """STEPS steps with both buckets in flight at once; each is waited for twice."""
+    dtype = gradients[0][0][0].dtype
+    buckets = make_buckets(context.comm.device, dtype)
+    heard: list[list[Any]] = []
+    comm = Listener(context.comm, heard)
+    sums: list[list[Tensor]] = []
+    for of_buckets in gradients:
+        for bucket, of_ranks in zip(buckets, of_buckets, strict=True):
+            bucket.flat.copy_(of_ranks[context.rank])
+        comm.when = "call"
+        works = [hook(comm, bucket) for bucket in buckets]
+        comm.when = "wait"
+        for work in (*works, works[0]):
+            if not hasattr(work, "wait"):
+                return {"sums": sums, "heard": heard, "returned": [repr(work)[:60]]}
+            work.wait()
+        sums.append([bucket.flat.clone() for bucket in buckets])
+    return {"sums": sums, "heard": heard, "returned": []}
+
+
+def expect_work(run: Run) -> None:
+    """The hook returns something with a wait()."""
+    for record in run.ranks:
+        if told := record.value["returned"]:
+            raise NotYetError(
+                f"rank {record.rank}: the hook returned {told[0]}, expected a Work"
+            )
+
+
+def sums_of(run: Run, step: int, bucket: int) -> list[Tensor]:
+    """What is in a bucket after the wait, on each rank.
+
+    Raises:
+        NotYetError: a hook returned no Work.
+    """
+    expect_work(run)
+    return [value["sums"][step][bucket] for value in run.values]
+
+
+def expect_no_wait_in_call(run: Run) -> None:
+    """No blocking call and no wait() before the hook returns.
+
+    Raises:
+        NotYetError: there is one.
+    """
+    for record in run.ranks:
+        for op, waits, when, *_ in record.value["heard"]:
+            if waits and when == "call":
+                act = op if op == "wait()" else f"comm.{op}"
+                raise NotYetError(
+                    f"rank {record.rank} waits in {act} before the hook returns",
+                    slug="waits-in-hook",
+                    evidence=heard_lines(run),
+                    rule="start with async_op=True, wait in the wait() of your Work",
+                )
+
+
+def heard_lines(run: Run) -> tuple[Evidence, ...]:
+    """The calls of each rank's first step in a line."""
+    return tuple(
+        Evidence(rank=record.rank, state="calls", text=_line(record.value["heard"]))
+        for record in run.ranks[:4]
+    )
+
+
+def _line(heard: list[list[Any]]) -> str:
+    words = [op if op == "wait()" else f"{op} of {n} B" for op, _, _, n, _ in heard]
+    return ", ".join(words[:4]) + (" …" if len(words) > 4 else "")

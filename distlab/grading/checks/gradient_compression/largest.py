@@ -1,0 +1,95 @@
+"""Checks of task 4.10, `gradient_compression.top_k`: C1, which elements are sent."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.clause import clause
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import NOBODY, Evidence
+
+TASK = "gradient_compression.top_k"
+CASES = ((40, 0.1), (3, 0.1), (30, 0.01), (7, 0.5), (5, 1.0), (1, 0.3))
+"""Number of elements, and ratio."""
+
+
+def case(seed: int, number: int) -> tuple[Tensor, float, int]:
+    """Values without ties, most of the large ones negative; the ratio, and k."""
+    size, ratio = CASES[number]
+    generator = torch.Generator().manual_seed(seed * 31 + number)
+    order = torch.randperm(size, generator=generator)
+    values = (1.0 + order) * torch.where(order % 3 == 0, 1.0, -1.0)
+    return values, ratio, max(1, int(ratio * size))
+
+
+def select(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
+    """What `largest` returns for each case."""
+    told: list[Any] = []
+    for number in range(len(CASES)):
+        values, ratio, _ = case(seed, number)
+        found = unit.largest(values.to(context.comm.device), ratio)
+        if isinstance(found, Tensor):
+            found = [str(found.dtype)[6:], list(found.shape), found.flatten().tolist()]
+        told.append(found)
+    return told
+
+
+@clause(TASK, "C1", worlds=(1,), runs=[on_ranks(select)])
+def largest_magnitudes(runs: Runs) -> str | None:
+    """V: the set of indices; their number, dtype and shape."""
+    told = runs.finished(select).values[0]
+    for number, found in enumerate(told):
+        values, ratio, k = case(runs.seed, number)
+        _expect_indices(found, values, ratio, k)
+    return f"{len(CASES)} tensors"
+
+
+def _expect_indices(found: Any, values: Tensor, ratio: float, k: int) -> None:
+    what = f"of {len(values)} elements, ratio {ratio},"
+    if not isinstance(found, list):
+        raise NotYetError(f"largest returned {found!r:.50}, expected a tensor")
+    dtype, shape, indices = found
+    if shape != [k]:
+        slug = "nothing-sent" if shape == [0] else ""
+        raise NotYetError(
+            f"{what} largest returned a tensor of shape {shape}, expected [{k}]",
+            slug=slug,
+            rule="k = max(1, int(ratio * elements))" if slug else "",
+        )
+    wanted = sorted(values.abs().topk(k).indices.tolist())
+    if sorted(indices) != wanted:
+        guesses = {
+            "signed-order": values.topk(k).indices.tolist(),
+            "smallest-sent": values.abs().topk(k, largest=False).indices.tolist(),
+        }
+        fits = [slug for slug, g in guesses.items() if sorted(g) == sorted(indices)]
+        shown = (("returned", sorted(indices)), ("expected", wanted))
+        raise NotYetError(
+            f"{what} the indices are not those of the largest magnitudes",
+            slug=fits[0] if len(fits) == 1 else "",
+            evidence=tuple(
+                Evidence(rank=NOBODY, state=name, text=_values(values, at))
+                for name, at in shown
+            ),
+        )
+    if dtype != "int32":
+        is_wide = dtype == "int64"
+        raise NotYetError(
+            f"{what} the indices are {dtype}, expected int32",
+            slug="wide-indices" if is_wide else "",
+            rule="indices.to(torch.int32)" if is_wide else "",
+        )
+
+
+def _values(values: Tensor, indices: list[int]) -> str:
+    pairs = [
+        f"{values[i]:g} at {i}" if 0 <= i < len(values) else f"nothing at {i}"
+        for i in indices[:5]
+    ]
+    return ", ".join(pairs) + (" …" if len(indices) > 5 else "")

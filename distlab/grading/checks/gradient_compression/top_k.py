@@ -1,0 +1,239 @@
+"""Checks of task 4.10, `gradient_compression.top_k`: C2 to C5, steps of two buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from itertools import product
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.checks.gradient_compression.hooked import (
+    NUM_BUCKETS,
+    STEPS,
+    WORLDS,
+    Gradients,
+    expect_no_wait_in_call,
+    expect_work,
+    heard_lines,
+    sums_of,
+    take_steps,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.kit.messages import expect_messages
+from distlab.grading.kit.values import Suspect, expect_equal_bits, expect_values
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+
+TASK = "gradient_compression.top_k"
+SIZE, RATIO = 40, 0.1  # four of forty
+
+
+@lru_cache(maxsize=32)
+def gradients(seed: int, n: int) -> Gradients:
+    """Ranks have their largest elements partly in common; large ones are negative."""
+    found: Gradients = []
+    for step in range(STEPS):
+        found.append([])
+        for bucket in range(NUM_BUCKETS):
+            generator = torch.Generator().manual_seed(seed * 101 + 7 * step + bucket)
+            shape, more = (SIZE,), {"generator": generator, "dtype": torch.float64}
+            common = torch.randn(shape, **more)  # type: ignore[call-overload]
+            common = -3.0 * common.abs() ** 2
+            ranks = [
+                common + torch.randn(shape, **more)  # type: ignore[call-overload]
+                for _ in range(n)
+            ]
+            found[-1].append(ranks)
+    return found
+
+
+def compress(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """Steps with the class TopK as the hook."""
+    hook = unit.TopK(RATIO)
+    return take_steps(context, hook, gradients(seed, context.world_size))
+
+
+Keeps = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From corrected, sent (zeros elsewhere) and all ranks' sum: the residual."""
+
+
+def right(corrected: Tensor, sent: Tensor, total: Tensor) -> Tensor:
+    """What was not sent."""
+    return corrected - sent
+
+
+def expected(
+    seed: int, n: int, keeps: Keeps = right, add: bool = True, share: bool = False
+) -> list[list[Tensor]]:
+    """By step and bucket the sum; `share`: one residual for both buckets."""
+    held = [[torch.zeros(SIZE, dtype=torch.float64)] * n for _ in range(NUM_BUCKETS)]
+    k, sums = max(1, int(RATIO * SIZE)), list[list[Tensor]]()
+    for of_buckets in gradients(seed, n):
+        sums.append([])
+        for number, ranks in enumerate(of_buckets):
+            place = 0 if share else number
+            parts = [g + h for g, h in zip(ranks, held[place], strict=True)]
+            sent = [_only(part, k) for part in parts]
+            total = torch.stack(sent).sum(0)
+            if not add:  # the last rank's value where several sent one
+                for one in sent:
+                    total = torch.where(one != 0, one, total)
+            held[place] = [
+                keeps(p, s, torch.stack(sent).sum(0) / n)
+                for p, s in zip(parts, sent, strict=True)
+            ]
+            sums[-1].append(total)
+    return sums
+
+
+def _only(values: Tensor, k: int) -> Tensor:
+    kept = torch.zeros_like(values)
+    at = values.abs().topk(k).indices
+    kept[at] = values[at]
+    return kept
+
+
+@clause(TASK, "C2", worlds=WORLDS, runs=[on_ranks(compress)])
+def sum_of_what_was_sent(runs: Runs) -> str | None:
+    """V: the first bucket of the first step, where nothing is left from before."""
+    n, seed = runs.world_size, runs.seed
+    run = runs.finished(compress)
+    expect_work(run)
+    _expect_sum(runs, 0, 0, _first_suspects(seed, n))
+    expect_messages(run, "bucket.flat is right, but comm was not used")
+    return f"n = {n}: 4 of {SIZE} elements of each rank"
+
+
+def _expect_sum(runs: Runs, step: int, bucket: int, suspects: Any) -> None:
+    n = runs.world_size
+    actual = sums_of(runs.finished(compress), step, bucket)
+    what = f"step {step + 1}, bucket {bucket}: bucket.flat after wait()"
+    expect_values(
+        actual,
+        [expected(runs.seed, n)[step][bucket]] * n,
+        what=what,
+        suspects=suspects,
+    )
+    expect_equal_bits(actual, what=what, slug="own-order-sum")
+
+
+def _first_suspects(seed: int, n: int) -> list[Suspect]:
+    own, sums = gradients(seed, n)[0][0], expected(seed, n)[0][0]
+    k = max(1, int(RATIO * SIZE))
+    return [
+        Suspect(
+            slug="same-index-overwritten",
+            values=[expected(seed, n, add=False)[0][0]] * n,
+            sentence="where several ranks sent the same index, only the last rank's "
+            "value is there",
+            rule="flat[indices] = values writes once: index_add_ adds",
+        ),
+        Suspect(
+            slug="added-to-own-gradient",
+            values=[g + sums for g in own],
+            sentence="the sum was added to this rank's own gradient, which was still "
+            "in bucket.flat",
+            rule="zero bucket.flat first",
+        ),
+        Suspect(
+            slug="divided-twice",
+            values=[sums / n] * n,
+            sentence=f"bucket.flat is the mean, 1/{n} of the sum: DDP divides again",
+            rule="leave the sum in bucket.flat: DDP divides it",
+        ),
+        Suspect(
+            slug="own-gradient-only",
+            values=[_only(g, k) for g in own],
+            sentence="every rank has only what it sent itself",
+        ),
+    ]
+
+
+@clause(TASK, "C3", worlds=WORLDS, runs=[on_ranks(compress)])
+def nothing_is_lost(runs: Runs) -> str | None:
+    """V: all steps and buckets, against guesses of what was kept."""
+    with judged_after(sum_of_what_was_sent, runs, "C2"):
+        for step, bucket in product(range(STEPS), range(NUM_BUCKETS)):
+            _expect_sum(runs, step, bucket, partial(_later, runs, step, bucket))
+    return f"n = {runs.world_size}: {STEPS} steps of {NUM_BUCKETS} buckets"
+
+
+def _later(runs: Runs, step: int, bucket: int) -> list[Suspect]:
+    n, seed = runs.world_size, runs.seed
+    guesses: list[tuple[str, str, Keeps, bool]] = [
+        (
+            "no-error-feedback",
+            "what the steps before did not send is lost",
+            lambda corrected, sent, total: torch.zeros_like(corrected),
+            False,
+        ),
+        (
+            "residual-of-the-mean",
+            "the residual is the corrected gradient minus the ranks' mean, not minus "
+            "what this rank sent",
+            lambda corrected, sent, total: corrected - total,
+            False,
+        ),
+        (
+            "sent-and-kept",
+            "what was sent is kept as well, and is sent again",
+            lambda corrected, sent, total: corrected,
+            False,
+        ),
+        (
+            "residual-shared",
+            "one residual is used for all buckets",
+            right,
+            True,
+        ),
+    ]
+    rules = {"residual-of-the-mean": "each rank keeps what it did not send itself"}
+    return [
+        Suspect(
+            slug=slug,
+            values=[expected(seed, n, keeps, share=share)[step][bucket]] * n,
+            sentence=f"step {step + 1}: {sentence}",
+            rule=rules.get(slug, ""),
+        )
+        for slug, sentence, keeps, share in guesses
+    ]
+
+
+@clause(TASK, "C4", worlds=WORLDS, runs=[on_ranks(compress)])
+def bytes_are_saved(runs: Runs) -> str | None:
+    """B: what each rank gives to collectives and messages, by their cost."""
+    n, k = runs.world_size, max(1, int(RATIO * SIZE))
+    run = runs.finished(compress)
+    expect_work(run)
+    each = k * (4 + 8)  # int32 and float64
+    limit = (n - 1) * each
+    for record in run.ranks:
+        sent = record.sent_bytes / STEPS / NUM_BUCKETS
+        if sent <= limit + 1e-6:
+            continue
+        dense = sent >= (n - 1) / n * SIZE * 8
+        raise NotYetError(
+            f"rank {record.rank} sends {sent:.0f} bytes for a bucket, expected at most "
+            f"{limit}: {n - 1} times {k} indices and values",
+            slug="sent-dense" if dense else "",
+            evidence=heard_lines(run),
+            rule="send the k values and their indices, not a tensor of zeros"
+            if dense
+            else "",
+        )
+    return f"n = {n}: {limit} bytes per bucket, dense {2 * (n - 1) / n * SIZE * 8:.0f}"
+
+
+@clause(TASK, "C5", worlds=(3, 2), runs=[on_ranks(compress)])
+def the_call_returns_at_once(runs: Runs) -> str | None:
+    """O: calls and waits between the call of the hook and its return."""
+    run = runs.finished(compress)
+    expect_work(run)
+    expect_no_wait_in_call(run)
+    return None

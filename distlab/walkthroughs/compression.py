@@ -1,0 +1,58 @@
+"""What is lost without error feedback? A quadratic loss on simulated ranks.
+
+Each rank's loss is ½ Σ a_i (x_i - c_i)² with its own targets c; all ranks have the same
+curvatures a, so that the best x is the mean of the targets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.curriculum import load
+from distlab.given.compression import Residuals
+from distlab.runner import RankContext
+from distlab.sim import run
+
+SIZE, NUM_RANKS, NUM_STEPS, RATE = 100, 4, 500, 0.05
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    parameters: list[Tensor]
+    flat: Tensor
+
+
+def gaps(code: str, ratio: float) -> tuple[float, float]:
+    """How far the loss is from the best one, with error feedback and without.
+
+    `code` is mine, reference or a file.
+    """
+    unit = load("gradient_compression", code)
+    found = []
+    for forgets in (False, True):
+        done = run(
+            partial(_descend, unit=unit, ratio=ratio, forgets=forgets), NUM_RANKS
+        )
+        found.append(float(done.require_finished().values[0]))
+    return found[0], found[1]
+
+
+def _descend(context: RankContext, unit: Any, ratio: float, forgets: bool) -> float:
+    generator = torch.Generator().manual_seed(0)
+    curvature = torch.rand(SIZE, generator=generator, dtype=torch.float64) + 0.1
+    targets = 5 * torch.randn(NUM_RANKS, SIZE, generator=generator, dtype=torch.float64)
+    x = torch.zeros(SIZE, dtype=torch.float64)
+    hook = unit.TopK(ratio)
+    bucket = _Bucket([x], torch.zeros_like(x))
+    for _ in range(NUM_STEPS):
+        bucket.flat.copy_(curvature * (x - targets[context.rank]))
+        if forgets:
+            hook.residuals = Residuals()
+        hook(context.comm, bucket).wait()
+        x -= RATE * bucket.flat / NUM_RANKS
+    return float((curvature * (x - targets.mean(0)) ** 2).sum() / 2)

@@ -1,0 +1,137 @@
+"""Gradient compression: fewer bytes per step, and what was not sent is not lost.
+
+Guide: phase4_production/guide/gradient_compression.md.
+Source: Y. Lin et al., Deep Gradient Compression (arXiv 1712.01887), section 3.1;
+S. P. Karimireddy et al., Error Feedback Fixes SignSGD (arXiv 1901.09847), algorithm 1.
+Symbols: n = comm.world_size; N = the elements of a bucket; k = those that a rank sends.
+Cost: top-k sends (n-1)·k indices and values, an all_reduce 2(n-1)/n · N values; int8
+sends 2(n-1)/n · N bytes.
+
+    gradient        5  -1   2   1       gradient        1  -1   2   1
+    + residual      0   0   0   0       + residual      0  -1   2   1
+    = corrected     5  -1   2   1       = corrected     1  -2   4   2
+    sent, k = 1     5                   sent, k = 1             4
+    residual        0  -1   2   1       residual        1  -2   0   2
+
+A hook is called in backward() with a bucket whose gradients are ready: see 3.10. It
+starts messages and returns a Work at once. When its wait() returns, the sum over the
+ranks is in bucket.flat. Given are fp16, bf16 and Sign, and:
+
+    Later([work, …], finish)      a Work: its wait() waits for them and calls finish()
+    Residuals().of(bucket)        what was kept, like bucket.flat; zeros at first
+    Residuals().keep(bucket, t)   keep t, which is like bucket.flat
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from distlab.comm import Comm, ReduceOp, Work
+from distlab.given.compression import Bucket, Later, Residuals
+
+
+def largest(values: Tensor, ratio: float) -> Tensor:
+    """The indices, int32, of the k elements with the largest magnitude, in any order.
+
+    Given: `values` has one dimension and at least one element; 0 < ratio <= 1.
+
+    C1 k = int(ratio * elements), but at least 1; the sign does not count
+    Example: [1, -5, 2, 3, 0], ratio 0.4 → 1 and 3
+    Check: distlab check 4.10
+    """
+    ### BEGIN SOLUTION gradient_compression.top_k
+    #| how many, and by which order? what is int(0.01 * 30)?
+    k = max(1, int(ratio * values.numel()))
+    return values.abs().topk(k).indices.to(torch.int32)
+    ### END SOLUTION
+
+
+class TopK:
+    """A comm_hook: every rank sends only its k largest gradients, with their indices.
+
+    In torch.distributed: no such hook is built in; see 4.18
+    """
+
+    def __init__(self, ratio: float = 0.01) -> None:
+        if not 0 < ratio <= 1:
+            raise ValueError(f"ratio is {ratio}, must be above 0 and at most 1")
+        self.ratio = ratio
+        self.residuals = Residuals()  # of this rank
+
+    def __call__(self, comm: Comm, bucket: Bucket) -> Work:
+        """Start to send the largest gradients; the Work's wait() adds them up.
+
+        Collective: all ranks call it with buckets of the same size, and wait for them
+        in the same order. Two buckets may be in flight at the same time.
+
+        C2 after wait(), bucket.flat is the sum of what the ranks have sent: an element
+        that two ranks sent is added, one that no rank sent is zero
+        C3 what a rank did not send is added to its gradient in the next step
+        C4 a rank sends k indices of 4 bytes and k values, nothing else
+        C5 the call returns at once: the rank waits in wait() only
+        Cost: (n-1)·k·(4 + bytes of a value). Check: distlab check 4.10
+        """
+        ### BEGIN SOLUTION gradient_compression.top_k
+        #| corrected = gradient + residual. what is sent, what is kept? all_gather has
+        #| async_op; every rank has as many indices
+        corrected = bucket.flat + self.residuals.of(bucket)
+        indices = largest(corrected, self.ratio)
+        values = corrected[indices]
+        corrected[indices] = 0
+        self.residuals.keep(bucket, corrected)
+        all_indices = indices.new_empty(comm.world_size * len(indices))
+        all_values = values.new_empty(comm.world_size * len(values))
+        works = [
+            comm.all_gather(all_indices, indices, async_op=True),
+            comm.all_gather(all_values, values, async_op=True),
+        ]
+
+        def finish() -> None:
+            bucket.flat.zero_().index_add_(0, all_indices, all_values)
+
+        return Later(works, finish)
+        ### END SOLUTION
+
+
+class Int8:
+    """A comm_hook: the ranks sum integers of one byte, and one scale for all.
+
+    In torch.distributed: quantization hooks, which gather and do not sum
+    """
+
+    def __init__(self) -> None:
+        self.residuals = Residuals()  # of this rank
+
+    def __call__(self, comm: Comm, bucket: Bucket) -> Work:
+        """Start to agree on the scale; the Work's wait() sends the integers.
+
+        Collective, as TopK. Given: at most 127 ranks. torch.int8 holds -128 … 127, and
+        a sum beyond that wraps around without an error.
+
+        C1 each element is within n scales of the ranks' sum, with the scale
+        (largest magnitude on any rank) / (127 // n); zeros stay zeros
+        C2 no sum of int8 overflows, whatever the ranks have
+        C3 what rounding has changed is added to the gradient in the next step
+        C4 an element takes one byte in an all_reduce, and a bucket one number more
+        C5 the call returns at once: the rank waits in wait() only
+        Example: two ranks, 10 and 3.2, levels 63, scale 10/63: 63 + 20 = 83 → 13.17
+        Cost: 2(n-1)/n · N bytes, two collectives. Check: distlab check 4.14
+        """
+        ### BEGIN SOLUTION gradient_compression.int8
+        #| which reduction gives all ranks one scale? how large may one rank's numbers
+        #| be, so that n of them fit into int8? the second collective belongs in finish
+        corrected = bucket.flat + self.residuals.of(bucket)
+        scale = corrected.abs().max().view(1) / (127 // comm.world_size)
+        work = comm.all_reduce(scale, ReduceOp.MAX, async_op=True)
+
+        def finish() -> None:
+            scale.clamp_(min=torch.finfo(scale.dtype).tiny)
+            rounded = (corrected / scale).round()
+            self.residuals.keep(bucket, corrected - rounded * scale)
+            numbers = rounded.to(torch.int8)
+            comm.all_reduce(numbers)
+            bucket.flat.copy_(numbers).mul_(scale)
+
+        return Later([work], finish)
+        ### END SOLUTION

@@ -1,0 +1,128 @@
+"""The hooks of unit gradient_compression in the unit's DDP, and the given ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from distlab.comm import ByteMeter, Traffic
+from distlab.curriculum import load
+from distlab.given import compression
+from distlab.grading.checks.distributed_data_parallel import watch
+from distlab.grading.checks.distributed_data_parallel.hooks import LAYERS_MIB
+from distlab.grading.checks.gradient_compression.hooked import make_buckets
+from distlab.runner import Cluster, RankContext
+from distlab.walkthroughs.compression import gaps
+
+SEED, STEPS, SIZE = 3, 4, 40
+
+
+def hook_of(name: str) -> Any:
+    unit = load("gradient_compression", "reference")
+    return {
+        "fp16": lambda: compression.fp16,
+        "bf16": lambda: compression.bf16,
+        "sign": compression.Sign,
+        "top_k": lambda: unit.TopK(0.25),
+        "int8": unit.Int8,
+        "all": lambda: unit.TopK(1.0),
+    }[name]()
+
+
+def in_ddp(context: RankContext, name: str) -> dict[str, Any]:
+    """Some steps of the unit's DDP: the gradients of the last, and blocking calls."""
+    ddp_unit = load("distributed_data_parallel", "reference")
+    model, events = watch.Chain(SEED), list[Any]()
+    watch.watch_gradients(model, events)
+    comm = watch.Watched(context.comm, events)
+    ddp = ddp_unit.DistributedDataParallel(
+        model, comm, bucket_size_mib=LAYERS_MIB, comm_hook=hook_of(name)
+    )
+    for step in range(STEPS):
+        model.zero_grad()
+        loss = watch.loss_of(ddp(watch.make_inputs(SEED, step, context.rank)))
+        events.clear()
+        loss.backward()
+    last = max(p for p, e in enumerate(events) if e[0] == "gradient")
+    waits = [e for e in events[:last] if e[0] == "wait" or (e[0] == "call" and e[3])]
+    found = {k: g for k, g in watch.gradients(model).items() if g is not None}
+    return {"gradient": watch.end_to_end(found), "waits": waits}
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "sign", "top_k", "int8", "all"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_nobody_waits_in_backward_and_all_ranks_have_the_same(
+    cluster: Cluster, name: str, n: int
+) -> None:
+    values = cluster.run(in_ddp, n, name).require_finished().values
+    for value in values:
+        assert value["waits"] == []
+        assert torch.equal(value["gradient"], values[0]["gradient"])
+    if name == "all":
+        own = watch.chain_gradients(SEED, STEPS - 1, n)
+        mean = watch.end_to_end(watch.mean_of(own))
+        assert torch.allclose(values[0]["gradient"], mean, rtol=0, atol=1e-2)
+
+
+def one_bucket(context: RankContext, name: str, size: int) -> dict[str, Any]:
+    """The sum of what all steps gave, and bytes of a step over a dense one's."""
+    traffic, hook = Traffic(), hook_of(name)
+    comm = ByteMeter(context.comm, traffic)
+    flat = torch.zeros(size)
+    bucket = type(make_buckets(flat.device, flat.dtype)[0])([flat.clone()], flat)
+    total, given = torch.zeros(size), torch.zeros(size)
+    for step in range(STEPS):
+        generator = torch.Generator().manual_seed(100 * step + context.rank)
+        own = torch.randn(size, generator=generator)
+        given += own
+        bucket.flat.copy_(own)
+        work = hook(comm, bucket)
+        work.wait()
+        work.wait()
+        total += bucket.flat
+    n = context.world_size
+    dense = 2 * (n - 1) / n * 4 * size * STEPS
+    return {"total": total, "given": given, "share": traffic.sent_bytes / dense}
+
+
+BYTES = [
+    ("fp16", 0.5, 0.5),
+    ("bf16", 0.5, 0.5),
+    ("sign", 0.031, 0.033),
+    ("int8", 0.25, 0.26),
+]
+
+
+@pytest.mark.parametrize(("name", "least", "most"), BYTES)
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_given_hooks_send_so_many_bytes(
+    cluster: Cluster, name: str, least: float, most: float, n: int
+) -> None:
+    run = cluster.run(one_bucket, n, name, 48_000).require_finished()
+    for value in run.values:
+        assert least <= value["share"] <= most
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_half_precision_rounds_the_sum(cluster: Cluster, name: str) -> None:
+    run = cluster.run(one_bucket, 3, name, SIZE).require_finished()
+    exact: Tensor = torch.stack([value["given"] for value in run.values]).sum(0)
+    for value in run.values:
+        assert torch.allclose(value["total"], exact, rtol=0, atol=0.25)
+
+
+def test_signs_come_back_from_their_bits() -> None:
+    rows = torch.tensor([[1.0, -2, 0, -4, 5, 6, -7, 8], [-1.0] * 8])
+    bits = compression.to_bits(rows)
+    assert bits.tolist() == [[0b10110101], [0]]
+    signs = [[1, -1, 1, -1, 1, 1, -1, 1], [-1] * 8]
+    assert compression.from_bits(bits, torch.float32).tolist() == signs
+
+
+def test_error_feedback_is_what_the_guide_says() -> None:
+    with_it, without = gaps("reference", 0.1)
+    assert round(with_it, 2) == 0.59
+    assert round(without) == 104
