@@ -24,7 +24,7 @@ from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
 
 TASK = "monitoring.suspects"
-_LINES = 6  # ranks of a step in the evidence
+_LINES, _STEPS = 6, 5  # ranks and steps in the evidence
 
 
 def read_ranks(told: Any) -> list[int] | str:
@@ -125,7 +125,7 @@ def _of_positions(steps: list[Step]) -> list[int]:
 SLOW = (
     Mistake(
         "waits-not-late",
-        "the ranks that wait were named, not the rank for which they wait",
+        "communication_s was compared, which is long for the ranks that wait",
         "a late rank has a long data_s or compute_s, and a short communication_s",
         lambda steps: _often(steps, _waiting),
     ),
@@ -316,9 +316,11 @@ def _of_time(history: History) -> Iterator[Evidence]:
         :_LINES
     ]:
         rows = [row for step in history.steps for row in step if row.rank == rank]
-        own = " ".join(f"{row.own_s:.2f}" for row in rows)
-        wait = " ".join(f"{row.communication_s:.2f}" for row in rows)
-        yield Evidence(rank=rank, state=f"own {own} s", text=f"communication {wait} s")
+        own = " ".join(f"{row.own_s:.1f}" for row in rows[:_STEPS])
+        wait = " ".join(f"{row.communication_s:.1f}" for row in rows[:_STEPS])
+        more = " …" * (len(rows) > _STEPS)
+        words = f"own {own}{more}  communication {wait}{more}"
+        yield Evidence(rank=rank, state="s", text=words)
 
 
 def _of_checksums(history: History) -> Iterator[Evidence]:
