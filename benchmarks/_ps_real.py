@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks._ps_servers import bounded, durable
@@ -25,7 +25,8 @@ from distlab.runner import Cluster, Limits
 SERVERS = ("server0", "server1")
 WORKERS, HEALTHY = 8, (0, 1, 2, 3, 4)
 FROZEN, KILLED, SLOW = 5, 6, 7
-SLOWER, COMPUTE_S, PATIENCE_S = 5, 0.15, 1.0
+SLOWER, PATIENCE_S = 5, 1.0
+ASYNC_S, SSP_S = 0.4, 0.15  # for a gradient: messages must take little beside it
 BOUND, LEASE_S = 3, 5.0
 LIMITS = Limits(seconds=240)
 Order = tuple[int, str, int | str]
@@ -53,7 +54,6 @@ class Seen:
     plan: Plan
     rows: list[Row] = field(default_factory=list)
     killed: dict[int, float] = field(default_factory=dict)  # rank: time
-    frozen: dict[int, tuple[float, float]] = field(default_factory=dict)
     restarts: int = 0
     outcome: str = ""
     explanation: str = ""
@@ -75,8 +75,20 @@ def plan(
     }
 
 
-def _seconds(slower: float) -> list[float]:
-    return [COMPUTE_S] * (WORKERS - 1) + [COMPUTE_S * slower]
+def _seconds(compute_s: float, slower: float = 1) -> list[float]:
+    return [compute_s] * (WORKERS - 1) + [compute_s * slower]
+
+
+def limits_per_s(num_asynchronous: int, num_ssp: int) -> dict[str, float]:
+    """Pushes per second of the healthy workers, if messages took no time.
+
+    With the bound, push k begins when the slowest worker has made k - 1 - bound.
+    """
+    waits_s = SLOWER * SSP_S * max(0, num_ssp - 1 - BOUND)
+    return {
+        "asynchronous": len(HEALTHY) / ASYNC_S,
+        "ssp": len(HEALTHY) * num_ssp / (waits_s + SSP_S),
+    }
 
 
 def asynchronous(num_pushes: int) -> tuple[Scene, Scene]:
@@ -84,11 +96,11 @@ def asynchronous(num_pushes: int) -> tuple[Scene, Scene]:
 
     Here the slow worker is one of the faults. The frozen one is thawed at the end.
     """
-    fewer = [num_pushes] * FROZEN + [num_pushes * 2 // 3, num_pushes, num_pushes // 5]
-    clean = plan(_seconds(1), [num_pushes] * WORKERS)
+    fewer = [num_pushes] * FROZEN + [num_pushes * 2 // 5, num_pushes, num_pushes // 5]
+    clean = plan(_seconds(ASYNC_S), [num_pushes] * WORKERS)
     return Scene(make=durable, plan=clean), Scene(
         make=durable,
-        plan=plan(_seconds(SLOWER), fewer),
+        plan=plan(_seconds(ASYNC_S, SLOWER), fewer),
         orders=_orders(num_pushes, thaw_at=num_pushes - 1),
     )
 
@@ -99,7 +111,7 @@ def ssp(num_pushes: int) -> tuple[Scene, Scene]:
     The bound makes everybody as slow as the slowest worker, so that one is in both. The
     worker is frozen for less than the bound covers.
     """
-    same = plan(_seconds(SLOWER), [num_pushes] * WORKERS, BOUND)
+    same = plan(_seconds(SSP_S, SLOWER), [num_pushes] * WORKERS, BOUND)
     frozen_at = num_pushes // 4
     return Scene(make=bounded, plan=same), Scene(
         make=bounded,
@@ -112,7 +124,7 @@ def held_up(num_pushes: int, seconds: float) -> Scene:
     """SSP, all equally fast; one is frozen for longer than the bound covers."""
     return Scene(
         make=bounded,
-        plan=plan([COMPUTE_S] * WORKERS, [num_pushes] * WORKERS, BOUND),
+        plan=plan(_seconds(SSP_S), [num_pushes] * WORKERS, BOUND),
         orders=((num_pushes // 2, "freeze", FROZEN),),
         thaw_after_s=seconds,
     )
@@ -173,8 +185,3 @@ def played(cluster: Cluster, scene: Scene) -> Seen:
             timer.cancel()
     seen.outcome, seen.explanation = run.outcome, run.explanation
     return seen
-
-
-def unbounded(scene: Scene) -> Scene:
-    """The same, with servers that know no bound."""
-    return replace(scene, plan={**scene.plan, "bound": None})

@@ -21,12 +21,8 @@ from torch import Tensor
 from benchmarks._ps_work import Plan, num_elements
 from distlab.comm import Disk, ServiceContext
 from distlab.comm.services import PeerGone, Started, Tick, WakeAt
-from solutions.phase3_multi_node.parameter_server import (
-    LOG,
-    DurableServer,
-    StaleServer,
-    pack_record,
-)
+from distlab.given.parameter_server import LOG, pack_record
+from solutions.phase3_multi_node.parameter_server import DurableServer, StaleServer
 
 
 class BoundedServer(DurableServer):

@@ -17,7 +17,8 @@ from benchmarks import _ps_observer as observer
 from benchmarks._ps_servers import acknowledges_first
 from benchmarks._ps_work import Plan, Row, work
 from distlab.comm import Factory
-from distlab.grading.kit.services import Codec, play_scripts, under
+from distlab.grading.kit.histories import under
+from distlab.grading.kit.services import Codec, play_scripts
 from distlab.runner import RankContext, RunnerError
 from distlab.sim import AlphaBeta, Faults, parse_faults, random_script, run, script_text
 from distlab.sim.scripts import faults_of

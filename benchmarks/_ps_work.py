@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distlab.given.parameter_server import Worker
 from distlab.runner import RankContext
-from solutions.phase3_multi_node.parameter_server import Worker
 
 Row = list[Any]
 Plan = dict[str, Any]

@@ -1,10 +1,11 @@
-"""Who waits for whom in a step; `python -m figures.phase4_monitoring` draws it."""
+"""Who waits in a step, and what is exposed; `python -m figures.phase4_monitoring`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from distlab.trace.palette import (
+    BACKWARD,
     CALL,
     FORWARD,
     INK,
@@ -66,9 +67,53 @@ def step_lanes() -> str:
     return c.svg()
 
 
+LANES = (
+    ("buckets overlap", 10.0, ((2, 4), (4, 6), (6, 8), (8, 10.5))),
+    ("communication takes longer", 6.0, ((2, 5), (5, 8), (8, 11.5))),
+    ("one bucket, sent last", 8.0, ((8, 12),)),
+)
+"""What it is, when compute ends, and the spans of communication; in ms."""
+
+
+def exposed() -> str:
+    """Three backward passes: what of the communication is exposed."""
+    c = Canvas(
+        "exposed",
+        760,
+        330,
+        title="Exposed communication in three backward passes",
+        desc=(
+            "Time runs to the right. Each of three pictures has a lane for compute "
+            "and a lane for communication; exposed communication is hatched. First, "
+            "buckets overlap with compute, and half a millisecond is exposed. Then "
+            "communication takes longer than compute and is exposed for five and a "
+            "half milliseconds. Last, one bucket is sent after all compute: its four "
+            "milliseconds are exposed."
+        ),
+    )
+    left, scale = 150, 46.0
+    for place, (name, end, spans) in enumerate(LANES):
+        y = 20 + 98 * place
+        rest = sum(max(0.0, stop - max(start, end)) for start, stop in spans)
+        words = f"{name}: {rest:g} ms exposed"
+        c.text(left, y + 10, words, size=12.5, anchor="start", bold=True)
+        c.text(left - 12, y + 35, "compute", size=12, anchor="end")
+        c.text(left - 12, y + 65, "communication", size=12, anchor="end")
+        c.rect(left, y + 18, scale * end, 26, fill=BACKWARD)
+        for start, stop in spans:
+            c.rect(left + scale * start, y + 48, scale * (stop - start), 26, fill=CALL)
+            if stop > end:
+                first = max(start, end)
+                c.hatch(left + scale * first, y + 51, scale * (stop - first), 20)
+        x = left + scale * end
+        c.line(x, y + 14, x, y + 80, color=MUTED, thick=1, dash="4 3")
+    c.text(left, 322, "hatched: exposed", size=11.5, color=MUTED, anchor="start")
+    return c.svg()
+
+
 def figures() -> dict[str, str]:
     """Map each file name to its picture."""
-    return {"step_lanes.svg": step_lanes()}
+    return {"step_lanes.svg": step_lanes(), "exposed.svg": exposed()}
 
 
 if __name__ == "__main__":

@@ -202,7 +202,9 @@ def demo(
     epochs: Annotated[int | None, typer.Option(help="Rounds over the data.")] = None,
     code: Code = "reference",
     as_json: Json = False,
-    phase: Annotated[int, typer.Option(help="1, or 2: one model on 2 × 2.")] = 1,
+    phase: Annotated[
+        int, typer.Option(help="1; 2: one model on 2 × 2; 4: a slow rank of 64.")
+    ] = 1,
 ) -> int:
     """Four processes train on real digits and arrive at one process's weights."""
     from distlab.cli.demo import demo

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from distlab.cli.demo_mesh import demo_mesh
+from distlab.cli.demo_monitor import demo_monitor
 from distlab.cli.screen import command, processes, show, show_json, warn
 
 if TYPE_CHECKING:  # both import torch, and the first line should not wait for it
@@ -40,8 +41,12 @@ def demo(
         return demo_mesh(code=code, as_json=as_json)
     if phase == 2:
         raise ValueError("the demo of phase 2 has 2 × 2 ranks and no epochs to choose")
+    if phase == 4 and world_size == _MESH_RANKS and epochs is None:
+        return demo_monitor(code=code, as_json=as_json)
+    if phase == 4:
+        raise ValueError("the demo of phase 4 has 64 simulated ranks and no epochs")
     if phase != 1:
-        raise ValueError(f"phase {phase} has no demo: choose 1 or 2")
+        raise ValueError(f"phase {phase} has no demo: choose 1, 2 or 4")
     if not 1 <= world_size <= MAX_RANKS:
         raise ValueError(f"{world_size} ranks: choose between 1 and {MAX_RANKS}")
     if epochs is not None and epochs < 1:

@@ -266,13 +266,16 @@ def _symptoms(curriculum: Curriculum, target: Target) -> list[tuple[str, str]]:
 
 def bare(verdict: TaskVerdict) -> TaskVerdict:
     """What was seen, without what it means: a diagnosis would give it away."""
-    return replace(verdict, slug="", clauses=tuple(map(_bare, verdict.clauses)))
+    clauses = (_bare(clause, verdict.is_plan) for clause in verdict.clauses)
+    return replace(verdict, slug="", clauses=tuple(clauses))
 
 
-def _bare(clause: ClauseVerdict) -> ClauseVerdict:
+def _bare(clause: ClauseVerdict, is_plan: bool) -> ClauseVerdict:
     message = clause.message
     if clause.run is None or clause.run.outcome == "finished":
-        ranks = f" on {clause.world_size} ranks" if clause.world_size else ""
+        size = clause.world_size
+        is_said = size and (size > 1 or not is_plan)  # a plan has one process
+        ranks = f" on {size} rank{'s' * (size != 1)}" if is_said else ""
         message = f"this does not hold{ranks}: {clause.text}{_spread_of(clause)}"
     return replace(clause, slug="", rule="", message=message)
 

@@ -58,6 +58,8 @@ def keep_timeline(progress: Progress, verdict: TaskVerdict) -> list[tuple[str, s
     failure = verdict.first_failure()
     if failure is None or failure.run is None or verdict.is_plan:
         return []  # in a plan no rank sends anything: there is nothing to draw
+    if failure.run.world_size == 1 != failure.world_size:
+        return []  # one process played all ranks
     from distlab.trace import draw_text, to_html
 
     title = f"{verdict.number} {verdict.id} {failure.id}: {failure.world_size} ranks"

@@ -105,7 +105,7 @@ class Journal(Wrapper):
             **_facts(call.received, "into_shape", "into_dtype"),
             "bytes": _bytes(call.sent),
             "ptr": call.sent.data_ptr() if isinstance(call.sent, Tensor) else 0,
-            **_call_site(sys._getframe(1)),
+            **call_site(sys._getframe(1)),
             "t": time.monotonic(),
             "timeout_s": call.timeout_s,
             **_who_calls(),
@@ -145,7 +145,7 @@ class _JournalledWork:
             {
                 "k": "wait",
                 "n": self._number,
-                **_call_site(sys._getframe(1)),
+                **call_site(sys._getframe(1)),
                 "t": time.monotonic(),
                 "timeout_s": timeout_s,
                 **_who_calls(),
@@ -283,7 +283,7 @@ def _facts(tensor: object, shape: str, dtype: str) -> Event:
     }
 
 
-def _call_site(frame: FrameType | None) -> Event:
+def call_site(frame: FrameType | None) -> Event:
     """The innermost line outside distlab and torch, or else outside distlab.comm.
 
     `via` is the file and line from which that function was called, if outside as well:

@@ -147,9 +147,12 @@ class Pending:
             answers += found
             besides = None
 
-    def forget(self, peer: int) -> None:
-        """This caller is gone: nothing of it is offered again."""
-        for key in [key for key in self._waiting if key[0] == peer]:
+    def forget(self, peer: int, before: float = math.inf) -> None:
+        """Offer nothing of this caller again, or nothing with a number below `before`.
+
+        It is gone, or has given these up.
+        """
+        for key in [k for k in self._waiting if k[0] == peer and k[1] < before]:
             del self._waiting[key]
 
     def _pass(self, now_s: float, besides: Request | None) -> list[Answer]:

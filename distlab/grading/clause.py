@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from distlab.grading.runs import Plan, Runs, RunSpec
+from distlab.grading.verdict import NotYetError
 
 Judge = Callable[[Runs], str | None]
 
@@ -19,7 +20,8 @@ class Check:
 
     `runs` are played together with those of the task's other clauses, before the first
     judge reads any; `later` one at a time, when they are read: what is looked at only
-    where something is wrong, or takes long.
+    where something is wrong, or takes long. At world size 1 one process may play many
+    ranks: `plays` says how many, in turn; () that there are none in what it plays.
     """
 
     task: str
@@ -28,6 +30,16 @@ class Check:
     judge: Judge
     runs: Plan
     later: Plan
+    plays: tuple[int, ...] | None = None
+
+    def sizes(self, world_size: int) -> tuple[int, ...]:
+        """The numbers of ranks that a learner meets at one world size."""
+        return (world_size,) if self.plays is None or world_size > 1 else self.plays
+
+    def size_of(self, failure: NotYetError, world_size: int) -> int | None:
+        """The number of ranks that a failure is about, if it is known."""
+        sizes = self.sizes(world_size)
+        return failure.played or (sizes[0] if len(sizes) == 1 else None)
 
 
 _CHECKS: dict[str, list[Check]] = {}
@@ -40,6 +52,7 @@ def clause(
     worlds: tuple[int, ...],
     runs: Plan | Sequence[RunSpec] = (),
     later: Plan | Sequence[RunSpec] = (),
+    plays: tuple[int, ...] | None = None,
 ) -> Callable[[Judge], Judge]:
     """Register a function `(runs) -> note` as a check of a task's clause.
 
@@ -55,6 +68,7 @@ def clause(
             judge=judge,
             runs=_plan(runs),
             later=_plan(later),
+            plays=plays,
         )
         _CHECKS.setdefault(task, []).append(check)
         return judge
@@ -93,3 +107,15 @@ def declared_runs(task: str, world_size: int) -> frozenset[RunSpec]:
         for plan in (check.runs, check.later)
         for spec in plan(world_size)
     )
+
+
+def sizes_of(task: str, world_sizes: Iterable[int]) -> tuple[int, ...]:
+    """The numbers of ranks that a task's clauses were judged at, at these world sizes.
+
+    Those themselves, and in place of 1 what one process plays, where a clause says so.
+    """
+    there = set(world_sizes)
+    if 1 in there:
+        alone = [check.sizes(1) for check in checks_of(task) if 1 in check.worlds]
+        there = there - {1} | {size for sizes in alone for size in sizes}
+    return tuple(sorted(there))

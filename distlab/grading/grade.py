@@ -11,7 +11,13 @@ from dataclasses import replace
 from distlab.curriculum import Curriculum, Task
 from distlab.curriculum.regions import functions_of
 from distlab.grading.beside import reference_run
-from distlab.grading.clause import Check, checks_of, declared_runs, planned_runs
+from distlab.grading.clause import (
+    Check,
+    checks_of,
+    declared_runs,
+    planned_runs,
+    sizes_of,
+)
 from distlab.grading.differential.standing import best_size, first_fault
 from distlab.grading.harness import Implementation, PlayedRuns
 from distlab.grading.liveness import in_order, suspects
@@ -117,7 +123,7 @@ class Grader:
         verdict = replace(
             verdict,
             clauses=clauses,
-            world_sizes=tuple(sorted(played)),
+            world_sizes=sizes_of(task.id, played),
             printed=sum(len(r.printed().splitlines()) for r in played.values()),
         )
         failure = verdict.first_failure()
@@ -159,7 +165,9 @@ class Grader:
             clause, failure = fault
             text = STANDING[clause]
             passed = ClauseVerdict(id=clause, text=text, status="pass")
-            yield _failed(passed, failure, runs, "")
+            is_played = sizes_of(task.id, [world_size]) != (world_size,)
+            size = failure.played if is_played else world_size
+            yield _failed(passed, failure, runs, size)
 
     def _clause(
         self,
@@ -176,7 +184,8 @@ class Grader:
                 played[world_size] = self._planned(task, impl, world_size)
             runs = played[world_size]
             runs.latest = None
-            self._on_step(f"{check.clause}, n = {world_size}")
+            sizes = ", ".join(map(str, check.sizes(world_size)))
+            self._on_step(check.clause + f", n = {sizes}" * bool(sizes))
             try:
                 try:
                     note = _said(check, runs)
@@ -196,7 +205,8 @@ class Grader:
                 part = ""
                 if failure.kind != "TIME":  # a second wait as long would teach nothing
                     part = self._whose_part(task, check, runs)
-                return _failed(passed, failure, runs, part), failure.fatal
+                size = check.size_of(failure, world_size)
+                return _failed(passed, failure, runs, size, part), failure.fatal
         return passed, False
 
     def _world_sizes(self, check: Check) -> tuple[int, ...]:
@@ -287,12 +297,16 @@ def _clause(task: Task, check: Check, status: str) -> ClauseVerdict:
 
 
 def _failed(
-    passed: ClauseVerdict, failure: NotYetError, runs: PlayedRuns, part: str
+    passed: ClauseVerdict,
+    failure: NotYetError,
+    runs: PlayedRuns,
+    size: int | None,
+    part: str = "",
 ) -> ClauseVerdict:
     spec, latest = runs.latest or (None, None)
     return passed.failed(
         failure,
-        runs.world_size,
+        size,
         rule=part or failure.rule,
         output=failure.output or runs.printed(),
         run=latest,

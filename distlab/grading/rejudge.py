@@ -53,7 +53,8 @@ def _judged(
             return skipped, False
         except NotYetError as failure:
             if n in check.worlds or failure.fatal:
-                return _failed(passed, failure, recorded[n]), failure.fatal
+                size = check.size_of(failure, n)
+                return _failed(passed, failure, recorded[n], size), failure.fatal
         else:
             if note and n > (passed.world_size or 0):
                 passed = replace(passed, note=note, world_size=n)
@@ -76,7 +77,9 @@ def _missing(world_size: int) -> str:
     raise MissingRunError(f"there are no records of {world_size} ranks")
 
 
-def _failed(passed: ClauseVerdict, failure: NotYetError, runs: Runs) -> ClauseVerdict:
+def _failed(
+    passed: ClauseVerdict, failure: NotYetError, runs: Runs, size: int | None
+) -> ClauseVerdict:
     run = runs.latest[1] if runs.latest else None
     output = failure.output or (printed(run) if run else "")
-    return passed.failed(failure, runs.world_size, output=output, run=run)
+    return passed.failed(failure, size, output=output, run=run)

@@ -108,7 +108,8 @@ def _failed(verdict: TaskVerdict) -> list[tuple[str, str]]:
     lines += _printed(failure, verdict.is_plan)
     others = [c for c in verdict.clauses if c is not failure]
     tail = "   ".join(f"{clause.id} {_word(clause)}" for clause in others)
-    size = "" if verdict.is_plan else f"n = {failure.world_size}   "
+    has_size = failure.world_size and not verdict.is_plan
+    size = f"n = {failure.world_size}   " if has_size else ""
     tail = f"{_INDENT}{size}{tail}"
     seconds = f"{verdict.seconds:.2f} s"
     where = _guilty_line(failure.evidence)

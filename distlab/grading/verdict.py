@@ -32,7 +32,8 @@ class NotYetError(Exception):
 
     `slug` names the misconception, if one is known; "no diagnosis" is better than a
     wrong one. `rule` is what to do, said only where the diagnosis is sure. `fatal`
-    means that the task's other clauses cannot be judged, `run` is what it is about.
+    means that the task's other clauses cannot be judged, `run` is what it is about, and
+    `played` how many ranks there were where one process played them all.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class NotYetError(Exception):
         fatal: bool = False,
         output: str = "",
         run: Run | None = None,
+        played: int | None = None,
     ) -> None:
         super().__init__(message)
         self.message: Final = message
@@ -56,6 +58,7 @@ class NotYetError(Exception):
         self.fatal: Final = fatal
         self.output: Final = output
         self.run: Final = run
+        self.played: Final = played
 
     def but(self, **changes: Any) -> NotYetError:
         """The same verdict with other facts, by the names of the arguments."""
@@ -68,6 +71,7 @@ class NotYetError(Exception):
             "fatal": self.fatal,
             "output": self.output,
             "run": self.run,
+            "played": self.played,
         }
         assert facts.keys() >= changes.keys()
         return NotYetError(**{**facts, **changes})
@@ -79,7 +83,10 @@ class NotJudgedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ClauseVerdict:
-    """One clause of one task; `world_size` is where it failed, or the last tried."""
+    """One clause of one task; `world_size` is where it failed, or the last tried.
+
+    None where one process played several ranks, and the failure is about no number.
+    """
 
     id: str
     text: str
@@ -97,7 +104,7 @@ class ClauseVerdict:
     reference_run: Callable[[], Run | None] | None = field(default=None, repr=False)
 
     def failed(
-        self, failure: NotYetError, world_size: int, **more: Any
+        self, failure: NotYetError, world_size: int | None, **more: Any
     ) -> ClauseVerdict:
         """The same clause where `failure` was raised; `more` are fields of its own."""
         facts: dict[str, Any] = {

@@ -74,9 +74,21 @@ def explain_deadlock(run: Run) -> str:
                     f"rank {record.rank} waits in {describe(record.waiting)}, "
                     f"but rank {peer} has already finished"
                 )
+    asking = [r for r in waiting if r.waiting and r.waiting.get("service")]
+    if asking:
+        return "; ".join(map(_not_yet, asking[:_FEW])) + ", and no rank sends any more"
     first = waiting[0]
     return (
         f"rank {first.rank} waits in {describe(first.waiting)}, which no rank answers"
+    )
+
+
+def _not_yet(record: RankRecord) -> str:
+    call = record.waiting or {}
+    at = place_of(call).rpartition(os.sep)[2]
+    return (
+        f"rank {record.rank} waits in {describe(call)}{' at ' * bool(at)}{at}, which "
+        'has answered "not yet"'
     )
 
 
@@ -190,6 +202,9 @@ def describe(call: Event | None) -> str:
     """`send → 1`, `recv ← any rank`, `all_reduce`."""
     if call is None:
         return "a call"
+    if call.get("service"):
+        name = call["service"]
+        return "call to " + (name if name[:5] == "rank " else f'the service "{name}"')
     text = str(call["op"])
     if call.get("dst") is not None:
         text += f" → {'?' if call['dst'] < 0 else call['dst']}"
@@ -266,6 +281,8 @@ def _line(record: RankRecord) -> Evidence:
         call = record.waiting
         text = f"call #{call['n']} {describe(call)}  {describe_tensor(call)}"
         text += _waited_for(record, call)
+        if call.get("service"):
+            text = f"{describe(call)}: not yet"
         state = "stopped" if record.stopped else "waiting"
         where = place_of(call)
         return Evidence(rank=record.rank, state=state, text=text, where=where)

@@ -10,6 +10,8 @@ every rank that still runs, the run is deadlocked, however slow the machine:
 
 Messages of one channel (group, source, destination, tag) match in the order they were
 started; the k-th collective of a group matches once all its members started theirs.
+A call to a service that said "not yet" is answered after another message to it only:
+if every rank waits, there is none.
 Whatever is not certain (a call that failed, one that will give up by itself, a thread
 that is elsewhere) counts as able to go on. One thing the journals cannot show: on some
 transports a broadcast is done on some ranks before all have joined, or a call without
@@ -24,6 +26,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from distlab.comm import ANY, COLLECTIVES, Event
+from distlab.runner.asking import ASKS
 
 Channel = tuple[str, int, int, int]  # group, source, destination, tag
 Act = tuple[str, int | None, object]  # which collective, its root, what it moves
@@ -69,6 +72,7 @@ class Board:
         self._calls: dict[tuple[int, int], Event] = {}
         self._blocked: dict[int, dict[int, _Seat]] = defaultdict(dict)  # by thread
         self._num_threads: dict[int, int] = {}
+        self._asking: dict[int, dict[int, Event]] = defaultdict(dict)  # by thread
 
     def record(self, rank: int, event: Event) -> None:
         """Take in one journal event of `rank`."""
@@ -81,15 +85,29 @@ class Board:
         if kind in ("exit", "error"):
             self._end(rank, event)
 
+    def ask(self, rank: int, event: Event) -> None:
+        """A service has told `rank` "not yet" (asks), or that call is over."""
+        seats = self._asking[rank]
+        for thread in [t for t, call in seats.items() if call["n"] == event["n"]]:
+            del seats[thread]
+        if event["k"] == ASKS:
+            seats[event["thread"]] = event
+            self._num_threads[rank] = event["threads"]
+
+    def asking(self, ranks: Iterable[int]) -> list[tuple[int, int]]:
+        """Which calls to services wait now, as (rank, number): the same ones later?"""
+        return [(r, call["n"]) for r in ranks for call in self._asking[r].values()]
+
     def forget(self, rank: int) -> None:
         """This rank's process has ended, and another one takes its place."""
         self._blocked.pop(rank, None)
+        self._asking.pop(rank, None)
 
     def blocked_in(self, rank: int) -> Event | None:
         """The call that `rank` has entered and not left (the first, if several)."""
         for seat in self._blocked[rank].values():
             return self._calls[rank, seat.number]
-        return None
+        return next(iter(self._asking[rank].values()), None)
 
     def stuck(self, alive: Iterable[int]) -> dict[int, tuple[int, ...]] | None:
         """For each rank of `alive` whom it waits for, if none of them can go on.
@@ -98,8 +116,11 @@ class Board:
         """
         waits_for: dict[int, tuple[int, ...]] = {}
         for rank in alive:
-            seats = self._blocked[rank].values()
-            if not seats or len(seats) < self._num_threads[rank]:
+            seats, asking = self._blocked[rank].values(), self._asking[rank].values()
+            num_seats = len(seats) + len(asking)
+            if not num_seats or num_seats < self._num_threads[rank]:
+                return None
+            if any(call["timeout_s"] < self._limit_s for call in asking):
                 return None
             peers: set[int] = set()
             for seat in seats:

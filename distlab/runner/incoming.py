@@ -50,6 +50,8 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "post": _CALL,
     "wait": {key: _CALL[key] for key in _WAIT},
     "exit": {"n": int, "t": _NUMBER},
+    "asks": {**_CALL, "service": str},
+    "answered": {"n": int},
     "error": {"n": int, "t": _NUMBER, "type": str, "message": str, "refused": bool},
 }
 

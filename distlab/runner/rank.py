@@ -34,6 +34,7 @@ from distlab.comm import (
 )
 from distlab.comm.tcp.endpoint import Directory, TcpEndpoint, store_of
 from distlab.runner import stacks
+from distlab.runner.asking import told_by
 from distlab.runner.context import RankContext, seed_everything
 from distlab.runner.gpus import show_gpus
 from distlab.runner.limits import cap_files, cap_memory
@@ -135,6 +136,8 @@ def _work(
         tell(event)
 
     is_journaled = job["journal"] and not job["lives"]
+    if is_journaled:
+        endpoint.on_wait = told_by(tell)
     context = RankContext(
         comm=Journal(meter, note) if is_journaled else meter,
         traffic=meter.traffic,

@@ -9,13 +9,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distlab.comm.tcp.server import Server
 from distlab.runner import stacks
+from distlab.runner.asking import ANSWERED, ASKS
 from distlab.runner.autopsy import explain
 from distlab.runner.board import Board, find_cycle
 from distlab.runner.doors import Door
@@ -24,7 +25,7 @@ from distlab.runner.limits import Limits
 from distlab.runner.orders import Hands, Orders
 from distlab.runner.posts import Post
 from distlab.runner.printed import Printed
-from distlab.runner.processes import cpu_s, end_sessions, is_stopped, sleeps
+from distlab.runner.processes import end_sessions, is_stopped
 from distlab.runner.record import (
     ErrorRecord,
     Outcome,
@@ -33,24 +34,14 @@ from distlab.runner.record import (
     RunCancelledError,
     RunnerError,
 )
+from distlab.runner.suspicion import Suspicion
 from distlab.runner.wire import decode, encode
 
 ASK_S = 0.1  # between two looks at whether the outcome is still wanted
-CONFIRM_S = 0.1  # a deadlock is looked at twice, this far apart
 MAX_LINE_BYTES = 1 << 28  # of one record; kept in memory until its end has come
 LAST_READS = 8  # of 64 KiB each: more than a pipe holds, and a flood has an end
 SETTLE_S = 0.3  # after a first failure, how long the others may take to show theirs
-BUSY = 0.2  # of the time between the looks on a processor: then a rank is not stuck
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Look:
-    """The ranks as they stood when they seemed to be stuck."""
-
-    at: float
-    waits_for: dict[int, tuple[int, ...]]
-    cpu_s: dict[int, float]
-    asleep: bool
+STACKS_S = 0.1  # that the ranks get to write their stacks
 
 
 class Supervisor:
@@ -96,7 +87,7 @@ class Supervisor:
         self._zygote = zygote
         self._started = self._heard = time.monotonic()
         self._failed_at: float | None = None
-        self._suspect: _Look | None = None
+        self._suspicion = Suspicion(self._records)
 
     def watch(self) -> Run:
         """Block until the outcome is certain.
@@ -145,8 +136,7 @@ class Supervisor:
     def _patience(self) -> float:
         now = time.monotonic()
         until = self._ends_at()
-        if self._suspect:
-            until = min(until, self._suspect.at + CONFIRM_S)
+        until = min(until, self._suspicion.until)
         if self._failed_at is not None:
             until = min(until, self._failed_at + SETTLE_S)
         if self._is_unwanted:
@@ -267,6 +257,10 @@ class Supervisor:
         elif kind == "report":
             record.marks.append(len(record.journal))
             self._on_report(rank, message["value"])
+        elif kind in (ASKS, ANSWERED):
+            if self._orders.may_die and kind == ASKS:
+                message["timeout_s"] = 0.0  # told of a death, a service may yet reply
+            self._board.ask(rank, message)
         elif kind != "ready":
             self._note_event(rank, message)
 
@@ -309,7 +303,7 @@ class Supervisor:
             died = any(record.status == "died" for record in failed)
             # Who waits for a dead rank is about to learn of it; a rank that raised is
             # parked, so who waits for that one learns nothing more.
-            settled = self._confirmed(stuck, now) if died else bool(stuck)
+            settled = self._suspicion.confirmed(stuck, now) if died else bool(stuck)
             if self._lost and now < self._failed_at + SETTLE_S:
                 return None  # of a process it is not known yet how it died
             if not alive or settled or now >= self._failed_at + SETTLE_S:
@@ -319,34 +313,9 @@ class Supervisor:
             pass  # a process is about to be stopped, or to start again
         elif not alive:
             return "finished"
-        elif self._confirmed(stuck, now):
+        elif self._suspicion.confirmed(stuck, now):
             return "deadlock"
         return "timeout" if now >= self._ends_at() else None
-
-    def _confirmed(self, stuck: dict[int, tuple[int, ...]] | None, now: float) -> bool:
-        if stuck is None:
-            self._suspect = None
-            return False
-        first = self._suspect
-        if first is None or first.waits_for != stuck:
-            self._suspect = self._look(stuck, now)
-            return False
-        if now < first.at + CONFIRM_S:
-            return False
-        second = self._suspect = self._look(stuck, now)
-        most_s = BUSY * (now - first.at)
-        return second.asleep and all(
-            second.cpu_s[rank] - first.cpu_s[rank] <= most_s for rank in stuck
-        )
-
-    def _look(self, stuck: dict[int, tuple[int, ...]], now: float) -> _Look:
-        pids = {rank: self._records[rank].pid for rank in stuck}
-        return _Look(
-            at=now,
-            waits_for=stuck,
-            cpu_s={rank: cpu_s(pid) for rank, pid in pids.items()},
-            asleep=all(pid and sleeps(pid) for pid in pids.values()),
-        )
 
     def _conclude(self, outcome: Outcome) -> Run:
         now = time.monotonic()
@@ -382,7 +351,7 @@ class Supervisor:
                 self._records[rank].stopped = is_stopped(self._records[rank].pid)
                 with contextlib.suppress(ProcessLookupError):  # it died just now
                     os.kill(self._records[rank].pid, signal.SIGUSR1)
-        time.sleep(CONFIRM_S)
+        time.sleep(STACKS_S)
         for rank in alive:
             self._read_stack(rank)
 

@@ -185,7 +185,8 @@ def _one_block(
         unit.parallel_attention(comm, block.attention)
         unit.parallel_mlp(comm, block.mlp)
     if way == "sequence parallel":
-        unit.sequence_parallel_block(comm, block)
+        unit.parallel_attention(comm, block.attention, unit.SEQUENCE)
+        unit.parallel_mlp(comm, block.mlp, unit.SEQUENCE)
         x = x.chunk(comm.world_size, dim=1)[comm.rank].contiguous()
     with SavedTensors(block.parameters()) as live:
         block(x.requires_grad_()).mean().backward()

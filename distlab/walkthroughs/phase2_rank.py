@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import Comm
+from distlab.given.tensor_parallel import Operators
 from distlab.grading.checks.pipeline_parallel.race import Timed
 from distlab.models.transformer import next_token_loss
 from distlab.runner import RankContext
@@ -208,8 +209,8 @@ def _train(
     model = config.make_model()
     if pair:
         for block in list(model)[1:-1]:
-            unit.parallel_attention(comm, block.attention, *pair)
-            unit.parallel_mlp(comm, block.mlp, *pair)
+            unit.parallel_attention(comm, block.attention, Operators(*pair))
+            unit.parallel_mlp(comm, block.mlp, Operators(*pair))
     optimizer, losses = config.optimizer(model), []
     for number in range(num_steps):
         batch = config.batch(number)

@@ -40,7 +40,7 @@ _COLORS = {
 _MARKERS = "os^D"
 _HATCHES = ("", "///", "...", "xxx")
 _ESTIMATE = ", estimate"
-_ENDS = {
+_ENDS: dict[str, dict[str, Any]] = {
     "failed": {"marker": "X", "color": FAILURE, "mec": INK},
     "stopped": {"marker": "|", "color": INK, "mew": 3},
     "killed": {"marker": "s", "color": INK},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +18,8 @@ from torch.nn.functional import cross_entropy
 
 from distlab.comm import PeerLost, ServiceContext
 from distlab.data.digits import load_digits_split
-from distlab.grading.checks.parameter_server.messages import CODEC, PULL, PUSH, message
+from distlab.given.parameter_server import PULL, PUSH
+from distlab.grading.checks.parameter_server.messages import CODEC, message
 from distlab.grading.kit.services import NET, SERVICE
 from distlab.runner import RankContext
 from distlab.sim import AlphaBeta, Faults, parse_faults, run
@@ -116,7 +118,11 @@ def work_for(
     look: Callable[[float, Any], None],
     faults: Faults | None = None,
 ) -> None:
-    """Workers pull, compute for so many seconds each, and push, until `end_s`."""
+    """Workers pull, compute for so many seconds each, and push, until `end_s`.
+
+    Raises:
+        RunnerError: the server raised.
+    """
 
     def compute(context: RankContext) -> None:
         assert context.endpoint
@@ -141,7 +147,7 @@ def work_for(
         kind = _WatchedEvents if hasattr(server, "on") else _Watched
         return kind(server, context.clock, look)
 
-    run(
+    done = run(
         compute,
         len(seconds),
         net=NET,
@@ -150,6 +156,8 @@ def work_for(
         journal=False,
         trace=False,
     )
+    if done.outcome == "raised":
+        done.require_finished()
 
 
 def losses(
@@ -216,8 +224,11 @@ def pushes_under(
     seconds: tuple[float, ...],
     faults: tuple[str, ...],
     end_s: float,
-) -> list[dict[str, int]]:
-    """For each fault, as `--fault` takes it: pushes in `end_s` seconds, by server."""
+) -> list[list[int]]:
+    """For each fault, as `--fault` takes it: pushes in `end_s` seconds, by server.
+
+    The first is the SyncServer, then comes one with each bound.
+    """
 
     def count(make: Callable[[], Any], fault: str) -> int:
         times: list[float] = []
@@ -232,15 +243,8 @@ def pushes_under(
         return len(times)
 
     n, nothing = len(seconds), torch.zeros(1, dtype=torch.float64)
-    makers: dict[str, Callable[[], Any]] = {
-        "SyncServer": lambda: unit.SyncServer(nothing, n, 1.0),
-        **{
-            f"bound {bound}": lambda bound=bound: unit.StaleServer(
-                nothing, n, 1.0, bound
-            )
-            for bound in bounds
-        },
-    }
-    return [
-        {name: count(make, fault) for name, make in makers.items()} for fault in faults
+    servers = [
+        partial(unit.SyncServer, nothing, n, 1.0),
+        *(partial(unit.StaleServer, nothing, n, 1.0, bound) for bound in bounds),
     ]
+    return [[count(make, fault) for make in servers] for fault in faults]

@@ -65,7 +65,7 @@ class Services:
         values = {"n": n, "messages": tuple(messages)}
         replies = self._once("process_group", rank.meet, **values)
         return {
-            f"{number}   {message}": {
+            f"{number:>2}  {message}": {
                 "reply": reply or "none",
                 "after message": after or "never",
             }
@@ -177,7 +177,7 @@ class Services:
         )
         names = ["synchronous", *map(_named, bounds)]
         return {
-            label: dict(zip(names, counts.values(), strict=True))
+            label: dict(zip(names, counts, strict=True))
             for label, counts in zip(faults, results, strict=True)
         }
 
@@ -188,7 +188,7 @@ class Services:
         """
         results = self._once("parameter_server", rank.crashes, ignored=ignored)
         return {
-            f"{number}   {operation}": {
+            f"{number:>2}  {operation}": {
                 "acknowledged": acknowledged,
                 "new disks": disks,
                 "lost": lost,

@@ -23,8 +23,9 @@ from distlab.grading.checks.parameter_server.exactly_once import (
     worker,
 )
 from distlab.grading.checks.parameter_server.messages import CODEC
-from distlab.grading.checks.process_group.launcher_world import play
-from distlab.grading.checks.process_group.lives import FOREVER, Life, Script
+from distlab.grading.checks.process_group.launch import play as play_launcher
+from distlab.grading.checks.process_group.lives import END, FOREVER, Life, Script
+from distlab.grading.kit.histories import Row
 from distlab.grading.kit.services import SERVICE
 from distlab.grading.kit.services import play as play_service
 from distlab.runner import RankContext
@@ -126,7 +127,12 @@ def launch(
         grace_s=grace_s,
         lives=lives,
     )
-    return play(unit, script)
+    history = (Row(*row) for row in play_launcher(unit, script))
+    return [
+        (row.time_s, row.request, tuple(row.reply))
+        for row in history
+        if row.request != END
+    ]
 
 
 # ── a server that may die ───────────────────────────────────────────────────────────

@@ -5,14 +5,86 @@ Times of simulated runs are in virtual time: every machine gives the same ones.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
-from distlab.sim import AlphaBeta, Faults
+from distlab.curriculum.choose import Choice, chosen_unit
+from distlab.curriculum.units import travelling
+from distlab.given.monitoring import Spans, read_spans
+from distlab.grading.harness import (
+    Implementation,
+    needed_reference,
+    off_limits,
+    perform,
+)
+from distlab.runner import Cluster
+from distlab.runner.rank import name_of
+from distlab.sim import AlphaBeta, Faults, run_apart
 from distlab.walkthroughs import phase4_rank as rank
 from distlab.walkthroughs.base import Ranks
-from distlab.walkthroughs.phase3 import LINK, Rows
 
-__all__ = ["LINK", "AlphaBeta", "Rows", "Walkthrough"]
+Rows = Mapping[str, Mapping[str, float]]
+"""A table: a row for each label, and in it a number for each column."""
+
+LINK = AlphaBeta(alpha_s=10e-6, bytes_per_s=12.5e9)
+"""A good data center: 10 µs, 100 Gbit/s."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Faults in a simulated run, and what the unit made of its records."""
+
+    faults: dict[str, list[int]]  # by the names of Suspects
+    named: dict[str, list[int]]
+    ms: list[list[float]]  # by rank: data, compute, communication in the last step
+
+
+def search(
+    cluster: Cluster,
+    choice: Choice,
+    *,
+    n: int,
+    factor: float,
+    num_steps: int,
+    seed: int,
+) -> Search:
+    """Hide three faults among n simulated ranks, and let the unit search for them.
+
+    One rank takes `factor` times as long, one has a weight changed, one has a nan.
+    """
+    draw = random.Random(seed)
+    slow, flipped, poisoned = draw.sample(range(n), 3)
+    values = {
+        "num_steps": num_steps,
+        "flipped": (flipped, 1),
+        "poisoned": (poisoned, num_steps - 2),
+    }
+    impl = Implementation(choice.source, choice.reference, choice.grafts)
+    run = run_apart(
+        cluster,
+        perform,
+        n,
+        travelling(impl.source),
+        needed_reference(impl),
+        list(impl.grafts),
+        [[name_of(rank.hidden_faults), values]],
+        off_limits(impl),
+        net=LINK,
+        faults=Faults(straggler={slow: factor}),
+    )
+    run.require_finished()
+    found = run.values[0]
+    return Search(
+        faults={
+            "stragglers": [slow],
+            "desynchronized": [flipped],
+            "nan_origin": [poisoned],
+        },
+        named=found["named"],
+        ms=found["ms"],
+    )
 
 
 class Walkthrough(Ranks):
@@ -43,3 +115,23 @@ class Walkthrough(Ranks):
             f"{number}": {part: 100 * value for part, value in own.items()}
             for number, own in sorted(shares.items())
         }
+
+    def search(self, n: int, factor: float, *, seed: int) -> Search:
+        """Three faults among n simulated ranks, and which ranks `suspects` names."""
+        choice = chosen_unit(self._curriculum, "monitoring")
+        return search(self._cluster, choice, n=n, factor=factor, num_steps=6, seed=seed)
+
+    def spans(self) -> dict[str, Spans]:
+        """The recorded traces of 4.19, by name."""
+        return {path.stem: read_spans(path) for path in self._files()}
+
+    def traces(self) -> tuple[Rows, dict[str, str]]:
+        """Milliseconds of each recorded trace, and the cause, by the learner's code."""
+        files = tuple(map(str, self._files()))
+        told = self.run("monitoring", 1, rank.read_traces, files=files).values[0]
+        rows = {name: row for name, (row, _) in told.items()}
+        return rows, {name: cause for name, (_, cause) in told.items()}
+
+    def _files(self) -> list[Path]:
+        folder = self._curriculum.root / "phase4_production" / "traces"
+        return sorted(folder.glob("*.json"))

@@ -6,13 +6,16 @@ marker or a hatch beside each.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import matplotlib.pyplot as plt
 
-from distlab.trace.palette import CALL, FORWARD, SURFACE
-from distlab.walkthroughs.phase3_lab import print_table
-from distlab.walkthroughs.phase4 import Rows
+from distlab.given.monitoring import Spans
+from distlab.trace.palette import BACKWARD, CALL, FORWARD, INK, SURFACE
+from distlab.walkthroughs.phase4 import Rows, Search
+from distlab.walkthroughs.tables import print_table
 
-__all__ = ["draw_shares", "print_table"]
+__all__ = ["draw_shares", "draw_traces", "draw_waits", "print_table"]
 
 _FILLS = {"data": SURFACE, "compute": FORWARD, "communication": CALL}
 _HATCHES = {"data": "", "compute": "", "communication": "///"}
@@ -40,4 +43,30 @@ def draw_shares(rows: Rows) -> None:
     axis.invert_yaxis()
     axis.set(xlabel="% of the rank's step", xlim=(0, 100))
     axis.legend(frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
+    plt.show()
+
+
+def draw_waits(found: Search) -> None:
+    """Communication of each rank in the last step; the hidden ranks are marked."""
+    _, axis = plt.subplots(figsize=(6.5, 2.4))
+    waits = [ms[2] for ms in found.ms]
+    axis.bar(range(len(waits)), waits, color=CALL, edgecolor=INK, linewidth=0.4)
+    for rank in found.faults["stragglers"]:
+        place = (rank, max(waits) * 0.5)
+        axis.annotate(f"rank {rank}", place, ha="center", rotation=90)
+    axis.set(xlabel="rank", ylabel="communication, ms")
+    plt.show()
+
+
+def draw_traces(traces: Mapping[str, Spans]) -> None:
+    """Two lanes for each trace, from the start of its first operator."""
+    _, axes = plt.subplots(len(traces), 1, figsize=(6.5, 1.1 * len(traces)))
+    for axis, (name, spans) in zip(axes, traces.items(), strict=True):
+        for lane, (what, color) in enumerate((("compute", BACKWARD), ("comm.", CALL))):
+            own = spans.compute if what == "compute" else spans.communication
+            bars = [(start / 1000, (end - start) / 1000) for start, end in own]
+            axis.broken_barh(bars, (-lane - 0.4, 0.8), color=color)
+        axis.set_yticks([0, -1], ["compute", "comm."])
+        axis.set_title(f"{name}, ms", loc="left", fontsize=9)
+    plt.tight_layout()
     plt.show()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # this file runs without distlab: see main()
     from distlab.comm import Comm
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
+LEARNING_RATE = 0.2  # of main()
 
 
 class Metrics(NamedTuple):
@@ -69,7 +70,6 @@ def average_gradients(comm: Comm, model: nn.Module) -> None:
     """Replace every parameter's `.grad` by its mean over all ranks, in place.
 
     Given: every rank has called backward() on equally many samples.
-
     C1 every .grad is the mean over the ranks
     C2 all ranks make the same calls, in the same order
     In torch.distributed: DDP does it during backward()
@@ -97,7 +97,6 @@ def train_step(
 
     Given: equal models on all ranks. `inputs` and `targets` are this rank's samples of
     the global batch; all ranks have equally many. `loss_fn` is a mean over samples.
-
     C1 the weights become those of the single-process baseline on the global batch
     C2 returns the mean loss over the global batch as a float, the same on every rank
     In torch.distributed: the body of the loop around a DDP model
@@ -131,7 +130,6 @@ def fit(
     Given: models that may differ, in training or evaluation mode. `train_loader` gives
     every rank equally many samples of each global batch, at least one; batches may
     differ in size. The first epoch is set_epoch(0).
-
     C1 the weights become those of the single-process baseline
     C2 returns the mean loss over all samples of each epoch, the same on every rank
     C3 one rank, and no other, calls log: once per epoch, with one line
@@ -159,9 +157,7 @@ def fit(
 
 
 def gradient_weight(comm: Comm, num_samples: int) -> float:
-    """Return `num_samples` of this rank divided by the samples of all ranks together.
-
-    The weight is 0.0 if no rank has a sample.
+    """Return this rank's fraction of all ranks' samples; 0.0 if no rank has a sample.
 
     In torch.distributed: nothing does it; DDP gives every rank the weight 1/n
     Example: n = 2 with 1 and 3 samples → 0.25 and 0.75
@@ -180,7 +176,6 @@ def average_weighted(comm: Comm, model: nn.Module, num_samples: int) -> None:
 
     Given: this rank has `num_samples` samples, and `.grad` is the mean over them. A
     rank without samples did not call backward(): its `.grad` is None or an old one.
-
     C1 gradient_weight is this rank's fraction of all samples
     C2 every .grad is the mean over all samples of all ranks
     C3 a rank without samples, or without some gradient, makes the same calls; a
@@ -203,17 +198,13 @@ def average_weighted(comm: Comm, model: nn.Module, num_samples: int) -> None:
 
 
 def evaluate(
-    comm: Comm,
-    model: nn.Module,
-    loss_fn: LossFn,
-    batches: Iterable[tuple[Tensor, ...]],
+    comm: Comm, model: nn.Module, loss_fn: LossFn, batches: Iterable[tuple[Tensor, ...]]
 ) -> Metrics:
     """Return loss and accuracy over the samples of all ranks, the same on every rank.
 
     Given: `batches` are this rank's (inputs, targets). A rank may have no batch, and a
     batch may have no sample; at least one rank has a sample. `loss_fn` is a mean over
     samples. The model predicts the class with the highest output.
-
     C1 the loss (summed in float64) and the accuracy over all samples, on every rank
     C2 ranks may have more, fewer or no batches: every rank returns
     C3 in evaluation mode, without gradients; then back in the mode before the call
@@ -245,7 +236,6 @@ def main(num_epochs: int = 3, path: str = "weights.pt") -> nn.Module:
 
     torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The global batches are
     those of global_batches(). You choose which rank takes which samples of a batch.
-
     C1 every rank ends with the weights of the single-process baseline: make_model(0),
     SGD, LEARNING_RATE, cross-entropy; each sample goes through one rank's model
     C2 rank 0, and no other, saves the model's state_dict() to `path` with torch.save
@@ -276,9 +266,6 @@ def main(num_epochs: int = 3, path: str = "weights.pt") -> nn.Module:
     dist.destroy_process_group()
     return model
     ### END SOLUTION
-
-
-LEARNING_RATE = 0.2
 
 
 def make_model(seed: int) -> nn.Module:

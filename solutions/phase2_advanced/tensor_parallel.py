@@ -1,46 +1,24 @@
 """Tensor parallelism: each rank holds a shard of every layer's weights.
 
 Guide: phase2_advanced/guide/tensor_parallel.md.
-Source: Shoeybi et al., Megatron-LM (arXiv 1909.08053), section 3; for sequence
-parallelism Korthikanti et al. (arXiv 2205.05198), section 4.2.2.
-Symbols: `comm` is the tensor-parallel group, n = comm.world_size, r = comm.rank.
-Shapes are (batch, tokens, channels).
-Cost: counted in collectives per block and direction.
+Source: Megatron-LM (arXiv 1909.08053), section 3; (arXiv 2205.05198), section 4.2.2.
+Symbols: n ranks, r this one; B samples, T tokens, C channels. Cost: in collectives.
 """
 
 from __future__ import annotations
 
-import copy
-from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from distlab.comm import Comm, ReduceOp
-
-RegionOperator = Callable[[Comm, Tensor], Tensor]
-"""What stands before or after a sharded layer: communication with a backward."""
-
-# ── 2.15 the process groups of a device mesh ────────────────────────────────────────
-
-
-class Mesh(NamedTuple):
-    """The two process groups of a rank."""
-
-    tensor: Comm  # the ranks that hold one model replica together, a shard each
-    data: Comm  # the ranks that hold the same shard, and train on other samples
+from distlab.given import tensor_parallel as given
+from distlab.given.tensor_parallel import Mesh, Operators, reordered
 
 
 def coordinates(rank: int, tensor_size: int) -> tuple[int, int]:
-    """The rank's row and column in the mesh: (model replica, shard).
-
-    Neighboring ranks share a replica: ranks 0 … tensor_size - 1 hold replica 0.
-
-    Example: tensor_size = 2, ranks 0, 1, 2, 3 → (0, 0), (0, 1), (1, 0), (1, 1)
-    Cost: no message. Check: distlab check 2.15
-    """
+    """(model replica, shard), a row and a column: in rows of 2, rank 3 has (1, 1)."""
     ### BEGIN SOLUTION tensor_parallel.mesh
     #| how many full replicas come before this rank? which shard has it?
     return rank // tensor_size, rank % tensor_size
@@ -50,16 +28,12 @@ def coordinates(rank: int, tensor_size: int) -> tuple[int, int]:
 def make_mesh(comm: Comm, tensor_size: int) -> Mesh:
     """This rank's groups: `tensor` is its row of the mesh, `data` its column.
 
-    `comm.new_group(ranks)` is a collective: every rank of `comm` must call it with the
-    same list. It returns a Comm in the order of the list, or None to other ranks.
-
+    comm.new_group(ranks) is a collective of `comm`; it returns None to other ranks.
     C1 coordinates: neighboring ranks share a model replica
     C2 each rank's two groups, with their ranks in ascending order
     C3 every rank creates the same groups, each once, in the same order
     C4 ValueError if tensor_size does not divide the world size; nothing is sent
-    In torch.distributed: init_device_mesh("cpu", (data_size, tensor_size))
-    Example: 4 ranks, tensor_size = 2: rank 1 has tensor = 0, 1 and data = 1, 3
-    Cost: one new_group for each row and each column. Check: distlab check 2.15
+    In torch.distributed: init_device_mesh. Check: distlab check 2.15
     """
     ### BEGIN SOLUTION tensor_parallel.mesh
     #| list all groups of the mesh; a rank must also call new_group for the others
@@ -68,15 +42,10 @@ def make_mesh(comm: Comm, tensor_size: int) -> Mesh:
         raise ValueError(f"{n} ranks cannot form groups of {tensor_size}")
     replica, shard = coordinates(comm.rank, tensor_size)
     table = torch.arange(n).view(-1, tensor_size)  # one row per replica
-    tensor = [comm.new_group(row.tolist()) for row in table][replica]
-    data = [comm.new_group(column.tolist()) for column in table.T][shard]
-    assert tensor
-    assert data
+    tensor: Any = [comm.new_group(row.tolist()) for row in table][replica]
+    data: Any = [comm.new_group(column.tolist()) for column in table.T][shard]
     return Mesh(tensor=tensor, data=data)
     ### END SOLUTION
-
-
-# ── 2.16 f and g: custom autograd functions that communicate ────────────────────────
 
 
 class CopyToRegion(torch.autograd.Function):
@@ -84,11 +53,8 @@ class CopyToRegion(torch.autograd.Function):
 
     C1 CopyToRegion: forward returns x; backward returns the sum of all gradients
     C2 ReduceFromRegion: forward returns the sum of all x; backward the gradient
-    C3 arguments are not modified: neither x nor the gradient
-    C4 one all_reduce where there is a sum, and no other message
-    In torch.distributed: DTensor redistributes from Replicate to Partial and back
-    Example: n = 2, gradients 3 and 4 → 7 and 7
-    Cost: one all_reduce, in one of the two directions. Check: distlab check 2.16
+    C3 neither x nor the gradient is modified   C4 one all_reduce for a sum, no more
+    In torch.distributed: DTensor, from Replicate to Partial. Check: distlab check 2.16
     """
 
     @staticmethod
@@ -133,81 +99,51 @@ class ReduceFromRegion(torch.autograd.Function):
         ### END SOLUTION
 
 
-copy_to_region: RegionOperator = CopyToRegion.apply
-"""f as a function of comm and x; communicates in backward()."""
-
-reduce_from_region: RegionOperator = ReduceFromRegion.apply
-"""g as a function of comm and x; communicates in forward()."""
-
-# ── 2.17 column-parallel and row-parallel linear layers ─────────────────────────────
+FULL = Operators(before=CopyToRegion.apply, after=ReduceFromRegion.apply)
+copy_to_region, reduce_from_region = FULL  # functions of comm and x
 
 
-class ParallelLinear(nn.Module):
-    """A shard of the linear layer `full`, which is the same on every rank.
-
-    A frozen weight or bias stays frozen.
-    """
-
-    def __init__(self, comm: Comm, full: nn.Linear, operator: RegionOperator) -> None:
-        super().__init__()
-        self.comm, self.operator = comm, operator
-        weight, bias = self.shard(full)
-        self.weight = nn.Parameter(weight, full.weight.requires_grad)
-        self.bias = None
-        if bias is not None:
-            self.bias = nn.Parameter(bias, full.bias.requires_grad)
-
-    @abstractmethod
-    def shard(self, full: nn.Linear) -> tuple[Tensor, Tensor | None]:
-        """This rank's weight and bias (None without one), as contiguous copies."""
-
-
-class ColumnParallelLinear(ParallelLinear):
+class ColumnParallelLinear(given.ParallelLinear):
     """Rank r computes chunk r of the outputs. `operator` is applied to the input.
 
     C1 ColumnParallelLinear returns chunk r of the outputs and stores no more weights
     C2 RowParallelLinear returns all outputs on every rank, with the bias added once
     C3 the gradients of inputs, weights and biases equal the single-process baseline
     C4 ValueError if n does not divide the dimension that is sharded
-    In torch.distributed: ColwiseParallel and RowwiseParallel, for parallelize_module
-    Example: n = 2, 4 outputs: rank 0 computes outputs 0 and 1, rank 1 outputs 2 and 3
-    Cost: one all_reduce each, in one direction. Check: distlab check 2.17
+    In torch.distributed: ColwiseParallel, RowwiseParallel. Check: distlab check 2.17
     """
 
     def shard(self, full: nn.Linear) -> tuple[Tensor, Tensor | None]:
-        """See ParallelLinear.shard; a weight has the shape (outputs, inputs)."""
+        """This rank's weight and bias, as copies; a weight is (outputs, inputs)."""
         ### BEGIN SOLUTION tensor_parallel.linears
         #| one output is one row of the weight and one element of the bias
         n, rank = self.comm.world_size, self.comm.rank
         if full.out_features % n:
             raise ValueError(f"{full.out_features} outputs do not fit on {n} ranks")
-        weight = full.weight.detach().chunk(n)[rank].clone()
-        if full.bias is None:
-            return weight, None
-        return weight, full.bias.detach().chunk(n)[rank].clone()
+        weight = full.weight.detach().chunk(n)[rank].contiguous().clone()
+        bias = None if full.bias is None else full.bias.detach().chunk(n)[rank].clone()
+        return weight, bias
         ### END SOLUTION
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (…, inputs), the same on every rank, to (…, outputs / n)."""
         ### BEGIN SOLUTION tensor_parallel.linears
         #| apply self.operator(self.comm, x) first; then nn.functional.linear
-        x = self.operator(self.comm, x)
-        return nn.functional.linear(x, self.weight, self.bias)
+        return nn.functional.linear(self.operator(self.comm, x), self.weight, self.bias)
         ### END SOLUTION
 
 
-class RowParallelLinear(ParallelLinear):
+class RowParallelLinear(given.ParallelLinear):
     """Rank r takes chunk r of the inputs. `operator` is applied to the result."""
 
     def shard(self, full: nn.Linear) -> tuple[Tensor, Tensor | None]:
-        """See ParallelLinear.shard."""
+        """This rank's weight and bias (None without one), as contiguous copies."""
         ### BEGIN SOLUTION tensor_parallel.linears
         #| one input is one column of the weight; to which outputs does the bias belong?
         n, rank = self.comm.world_size, self.comm.rank
         if full.in_features % n:
             raise ValueError(f"{full.in_features} inputs do not fit on {n} ranks")
-        columns = full.weight.detach().chunk(n, dim=1)[rank]
-        weight = columns.clone(memory_format=torch.contiguous_format)
+        weight = full.weight.detach().chunk(n, dim=1)[rank].contiguous().clone()
         return weight, None if full.bias is None else full.bias.detach().clone()
         ### END SOLUTION
 
@@ -220,79 +156,48 @@ class RowParallelLinear(ParallelLinear):
         ### END SOLUTION
 
 
-# ── 2.18 a transformer block ────────────────────────────────────────────────────────
-
-
-def parallel_mlp(
-    comm: Comm,
-    mlp: Any,
-    input_operator: RegionOperator = copy_to_region,
-    output_operator: RegionOperator = reduce_from_region,
-) -> None:
+def parallel_mlp(comm: Comm, mlp: Any, operators: Operators = FULL) -> None:
     """Replace the linear layers mlp.up and mlp.down by this rank's shards, in place.
 
-    Apply `input_operator` once before the MLP, and `output_operator` once after it.
-
     C1 outputs, gradients and training steps equal the single-process baseline
-    C2 each rank stores 1/n of the weights
-    C3 one all_reduce per MLP or attention forward, and one backward
+    C2 each rank stores 1/n of the weights   C3 one all_reduce forward, one backward
     C4 ValueError if n does not divide the heads; nothing is sent, nothing replaced
-    In torch.distributed: parallelize_module(mlp, mesh, {"up": ColwiseParallel(), …})
-    Cost: 2 all_reduces of batch · tokens · channels elements. Check: distlab check 2.18
+    In torch.distributed: parallelize_module, as in 2.25. Check: distlab check 2.18
     """
     ### BEGIN SOLUTION tensor_parallel.block
     #| which layer is sharded in which way, so that nothing is sent between them?
-    mlp.up = ColumnParallelLinear(comm, mlp.up, input_operator)
-    mlp.down = RowParallelLinear(comm, mlp.down, output_operator)
+    mlp.up = ColumnParallelLinear(comm, mlp.up, operators.before)
+    mlp.down = RowParallelLinear(comm, mlp.down, operators.after)
     ### END SOLUTION
 
 
-def parallel_attention(
-    comm: Comm,
-    attention: Any,
-    input_operator: RegionOperator = copy_to_region,
-    output_operator: RegionOperator = reduce_from_region,
-) -> None:
+def parallel_attention(comm: Comm, attention: Any, operators: Operators = FULL) -> None:
     """Replace attention.qkv and attention.proj by this rank's shards, in place.
 
-    The replaced layers keep their weights. Frozen weights stay frozen.
-    Each rank computes 1/n of the attention.num_heads heads. The rows of qkv are all
-    queries, then all keys, then all values. In each third, and in the inputs of proj,
-    the channels are ordered by head. Attention infers its heads from qkv's outputs.
-
-    Example: n = 2, 4 heads: rank 0 has the queries, keys and values of heads 0 and 1
-    Cost: 2 all_reduces of batch · tokens · channels elements. Check: distlab check 2.18
+    Each rank computes 1/n of the heads; attention.num_heads stays. The rows of qkv are
+    all queries, then all keys, then all values; in each third, and in the inputs of
+    proj, head by head. reordered(layer, rows) is a copy with its rows in this order.
     """
     ### BEGIN SOLUTION tensor_parallel.block
     #| which rows of qkv does this rank need? are they adjacent?
     n, full = comm.world_size, attention.qkv
     if attention.num_heads % n:
         raise ValueError(f"{attention.num_heads} heads do not fit on {n} ranks")
-    rows = torch.arange(full.out_features, device=full.weight.device)
-    rank_by_rank = rows.unflatten(0, (3, n, -1)).transpose(0, 1).flatten()
-    ordered = copy.deepcopy(full)  # `full` is the caller's
-    for parameter in ordered.parameters():
-        parameter.data = parameter.data[rank_by_rank]
-    attention.qkv = ColumnParallelLinear(comm, ordered, input_operator)
-    attention.proj = RowParallelLinear(comm, attention.proj, output_operator)
+    rows = torch.arange(full.out_features).unflatten(0, (3, n, -1))
+    ordered = reordered(full, rows.transpose(0, 1).flatten())  # rank by rank
+    attention.qkv = ColumnParallelLinear(comm, ordered, operators.before)
+    attention.proj = RowParallelLinear(comm, attention.proj, operators.after)
     ### END SOLUTION
-
-
-# ── 2.19 cross-entropy of sharded logits ────────────────────────────────────────────
 
 
 def vocab_parallel_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross-entropy over all tokens, the same on every rank.
 
-    `logits` (tokens, vocab / n): rank r has the columns from r · vocab / n on.
-    `targets` (tokens,): token ids from 0 to vocab - 1, the same on every rank.
-
+    `logits` (tokens, V / n), from column r · V / n on; `targets` (tokens,), below V.
     C1 the loss equals the single-process baseline, for large logits too
     C2 the gradient of this rank's logits equals the single-process baseline
     C3 the elements sent grow with the tokens, not with the vocabulary
-    In torch.distributed: loss_parallel(), around cross_entropy of a sharded DTensor
-    Example: n = 2, vocab = 4: target 2 is column 0 on rank 1 and absent from rank 0
-    Cost: two or three all_reduces of one element per token. Check: distlab check 2.19
+    In torch.distributed: loss_parallel(). Check: distlab check 2.19
     """
     ### BEGIN SOLUTION tensor_parallel.vocab_loss
     #| cross-entropy: log of the sum of exp(logit), minus the target's logit.
@@ -301,42 +206,34 @@ def vocab_parallel_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor) ->
     largest = logits.detach().amax(1)
     comm.all_reduce(largest, ReduceOp.MAX)
     shifted = logits - largest[:, None]
-    num_columns = logits.shape[1]
-    column = targets - comm.rank * num_columns
-    elsewhere = (column < 0) | (column >= num_columns)
+    column = targets - comm.rank * logits.shape[1]
+    elsewhere = (column < 0) | (column >= logits.shape[1])
     picked = shifted.gather(1, column.masked_fill(elsewhere, 0)[:, None])[:, 0]
     partial_sums = [shifted.exp().sum(1), picked.masked_fill(elsewhere, 0.0)]
-    total, target = reduce_from_region(comm, torch.stack(partial_sums))
-    loss: Tensor = (total.log() - target).mean()
-    return loss
+    total, target = reduce_from_region(comm, torch.stack(partial_sums)).unbind()
+    return (total.log() - target).mean()
     ### END SOLUTION
 
 
-# ── 2.20 sequence parallelism: shard the tokens between the blocks ──────────────────
-
-
 def all_gather_tokens(comm: Comm, x: Tensor) -> Tensor:
-    """Gather (batch, tokens / n, channels) to (batch, tokens, channels) on every rank.
+    """Gather (B, T / n, C) to (B, T, C) on every rank.
 
     C1 all_gather_tokens, reduce_scatter_tokens: along the tokens, in rank order
     C2 the backward of each operator is the other's forward
     C3 after all_reduce_replicated_grads all gradients of a block equal the baseline's
     C4 per MLP or attention and direction one all_gather and one reduce_scatter
-    In torch.distributed: SequenceParallel(), together with the other two styles
-    Cost: the bytes of an all_reduce, in two halves. Check: distlab check 2.20
+    In torch.distributed: SequenceParallel(). Check: distlab check 2.20
     """
     ### BEGIN SOLUTION tensor_parallel.sequence
-    #| comm.all_gather(output, input) concatenates the ranks' inputs in memory:
-    #| is that the order of (batch, tokens, channels)?
-    n = comm.world_size
-    output = x.new_empty(n, *x.shape)
+    #| comm.all_gather joins the inputs in memory: is that the order of (B, T, C)?
+    output = x.new_empty(comm.world_size, *x.shape)  # (n, B, T / n, C)
     comm.all_gather(output, x.contiguous())
     return output.transpose(0, 1).flatten(1, 2)
     ### END SOLUTION
 
 
 def reduce_scatter_tokens(comm: Comm, x: Tensor) -> Tensor:
-    """Sum (batch, tokens, channels) over the ranks; return this rank's tokens of it."""
+    """Sum (B, T, C) over the ranks; return this rank's tokens of it, (B, T / n, C)."""
     ### BEGIN SOLUTION tensor_parallel.sequence
     #| comm.reduce_scatter(output, input): chunk r of the input must be rank r's tokens
     chunks = x.unflatten(1, (comm.world_size, -1)).transpose(0, 1).contiguous()
@@ -346,84 +243,45 @@ def reduce_scatter_tokens(comm: Comm, x: Tensor) -> Tensor:
     ### END SOLUTION
 
 
-class AllGatherFromSequence(torch.autograd.Function):
-    """f for sharded tokens: forward is an all_gather."""
-
-    @staticmethod
-    def forward(ctx: Any, comm: Comm, x: Tensor) -> Tensor:
-        """Map (batch, tokens / n, channels) to (batch, tokens, channels)."""
-        ctx.comm = comm
-        return all_gather_tokens(comm, x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-        """Return the gradients of comm and of x."""
-        ### BEGIN SOLUTION tensor_parallel.sequence
-        #| every rank used this rank's tokens: where are the terms of their gradient?
-        return None, reduce_scatter_tokens(ctx.comm, gradient)
-        ### END SOLUTION
-
-
-class ReduceScatterToSequence(torch.autograd.Function):
-    """g for sharded tokens: forward is a reduce_scatter."""
-
-    @staticmethod
-    def forward(ctx: Any, comm: Comm, x: Tensor) -> Tensor:
-        """Map (batch, tokens, channels) to (batch, tokens / n, channels)."""
-        ctx.comm = comm
-        return reduce_scatter_tokens(comm, x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-        """Return the gradients of comm and of x."""
-        ### BEGIN SOLUTION tensor_parallel.sequence
-        #| this rank's partial sum went into all tokens: which ranks have the gradients?
-        return None, all_gather_tokens(ctx.comm, gradient)
-        ### END SOLUTION
-
-
-all_gather_from_sequence: RegionOperator = AllGatherFromSequence.apply
-reduce_scatter_to_sequence: RegionOperator = ReduceScatterToSequence.apply
-
-
-def sequence_parallel_block(comm: Comm, block: Any) -> None:
-    """Make `block` take and return (batch, tokens / n, channels), in place."""
-    operators = all_gather_from_sequence, reduce_scatter_to_sequence
-    parallel_attention(comm, block.attention, *operators)
-    parallel_mlp(comm, block.mlp, *operators)
-
-
-def all_reduce_replicated_grads(comm: Comm, block: Any) -> None:
-    """Sum over the ranks, in place, the gradients that come from local tokens only.
-
-    Given: sequence_parallel_block() was applied to `block`, and backward() has run.
-    """
+@given.backward_of(all_gather_tokens)
+def all_gather_from_sequence(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+    """The backward of f for sharded tokens; its forward is all_gather_tokens."""
     ### BEGIN SOLUTION tensor_parallel.sequence
-    #| which parameters does every rank have in full, and apply to its tokens only?
-    replicated = [*block.norm1.parameters(), *block.norm2.parameters()]
-    replicated += [block.attention.proj.bias, block.mlp.down.bias]
-    for parameter in replicated:
-        comm.all_reduce(parameter.grad)
+    #| every rank used this rank's tokens: where are the terms of their gradient?
+    return None, reduce_scatter_tokens(ctx.comm, gradient)
     ### END SOLUTION
 
 
-# ── 2.25 the same with torch ────────────────────────────────────────────────────────
+@given.backward_of(reduce_scatter_tokens)
+def reduce_scatter_to_sequence(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+    """The backward of g for sharded tokens; its forward is reduce_scatter_tokens."""
+    ### BEGIN SOLUTION tensor_parallel.sequence
+    #| this rank's partial sum went into all tokens: which ranks have the gradients?
+    return None, all_gather_tokens(ctx.comm, gradient)
+    ### END SOLUTION
+
+
+SEQUENCE = Operators(before=all_gather_from_sequence, after=reduce_scatter_to_sequence)
+
+
+def all_reduce_replicated_grads(comm: Comm, block: Any) -> None:
+    """Sum the gradients of local tokens in place, after backward() with SEQUENCE."""
+    ### BEGIN SOLUTION tensor_parallel.sequence
+    #| which parameters does every rank have in full, and apply to its tokens only?
+    biases = block.attention.proj.bias, block.mlp.down.bias
+    for parameter in (*block.norm1.parameters(), *block.norm2.parameters(), *biases):
+        if parameter is not None and parameter.grad is not None:
+            comm.all_reduce(parameter.grad)
+    ### END SOLUTION
 
 
 def with_torch(mesh: Any, block: Any) -> None:
     """Shard a block as in 2.18, in place, with torch alone: there is no comm here.
 
-    Given: `mesh`, a one-dimensional torch DeviceMesh of mesh.size() ranks, perhaps a
-    part of all ranks, and `block`, the same on every rank. Shard attention.qkv,
-    attention.proj, mlp.up and mlp.down. The rows of qkv are ordered as in 2.18. Frozen
-    weights stay frozen.
-
+    `mesh` is a one-dimensional torch DeviceMesh, perhaps of a part of all ranks.
     C1 outputs, gradients and training steps equal the single-process baseline
-    C2 each rank stores 1/n of each of the four weights
-    C3 ValueError if n does not divide the heads; nothing is replaced
-    In torch.distributed: parallelize_module, ColwiseParallel, RowwiseParallel
-    Example: block.mlp.up.weight becomes a DTensor; its to_local() is 1/n of it
-    Cost: 4 all_reduces of batch · tokens · channels elements. Check: distlab check 2.25
+    C2 each rank stores 1/n of each of the four weights   C3 as C4 of 2.18
+    In torch.distributed: already plain torch. Check: distlab check 2.25
     """
     ### BEGIN SOLUTION tensor_parallel.port
     #| torch.distributed.tensor.parallel: parallelize_module(block, mesh, plan), and a
@@ -434,16 +292,9 @@ def with_torch(mesh: Any, block: Any) -> None:
     n, attention = mesh.size(), block.attention
     if attention.num_heads % n:
         raise ValueError(f"{attention.num_heads} heads do not fit on {n} ranks")
-    rows = torch.arange(attention.qkv.out_features)
-    rank_by_rank = rows.unflatten(0, (3, n, -1)).transpose(0, 1).flatten()
-    for name, parameter in list(attention.qkv.named_parameters()):
-        ordered = parameter.detach()[rank_by_rank]
-        setattr(attention.qkv, name, nn.Parameter(ordered, parameter.requires_grad))
-    plan = {
-        "attention.qkv": parallel.ColwiseParallel(),
-        "attention.proj": parallel.RowwiseParallel(),
-        "mlp.up": parallel.ColwiseParallel(),
-        "mlp.down": parallel.RowwiseParallel(),
-    }
-    parallel.parallelize_module(block, mesh, plan)
+    rows = torch.arange(attention.qkv.out_features).unflatten(0, (3, n, -1))
+    attention.qkv = reordered(attention.qkv, rows.transpose(0, 1).flatten())
+    into, out_of = parallel.ColwiseParallel(), parallel.RowwiseParallel()
+    parallel.parallelize_module(attention, mesh, {"qkv": into, "proj": out_of})
+    parallel.parallelize_module(block.mlp, mesh, {"up": into, "down": out_of})
     ### END SOLUTION

@@ -81,8 +81,6 @@ def make_levels(comm: Comm, nodes: Sequence[Sequence[int]]) -> Levels:
 
 
 # ── 3.6 estimate ────────────────────────────────────────────────────────────────────
-
-
 def estimate_time(n: int, num_bytes: int, link: Link) -> dict[str, float]:
     """Seconds of an all-reduce: "naive", "ring" and "recursive doubling".
 
@@ -94,7 +92,6 @@ def estimate_time(n: int, num_bytes: int, link: Link) -> dict[str, float]:
     then 4, 8 … If n is not a power of two, each rank beyond the largest power of two
     sends its tensor to a partner in one round before, and receives the sum in one
     round after.
-
     C1 naive   C2 ring   C3 recursive doubling, for any n
     In torch.distributed: nothing; NCCL computes such a table when it starts
     Example: n = 8, 1 GB, α = 10 µs, B = 12.5 GB/s → 1.120, 0.140 and 0.240
@@ -115,8 +112,6 @@ def estimate_time(n: int, num_bytes: int, link: Link) -> dict[str, float]:
 
 
 # ── 3.7 two levels ──────────────────────────────────────────────────────────────────
-
-
 def hierarchical(levels: Levels, tensor: Tensor, all_reduce: AllReduce) -> None:
     """The sum over all ranks of all nodes, in place.
 
@@ -124,7 +119,6 @@ def hierarchical(levels: Levels, tensor: Tensor, all_reduce: AllReduce) -> None:
     over a group, in place, with the same bits on every rank of the group: call it for
     the inter-node stage. tensor.view(-1).tensor_split(num_rails) gives the chunks, as
     views.
-
     C1 every rank has the sum, with the same bits
     C2 nodes of different sizes, nodes of one rank, a single node
     C3 inter-node: a rank sends at most 2 (q - 1) / q of one chunk
@@ -155,15 +149,12 @@ def hierarchical(levels: Levels, tensor: Tensor, all_reduce: AllReduce) -> None:
 
 
 # ── 3.8 choose ──────────────────────────────────────────────────────────────────────
-
-
 def choose(cluster: Cluster, num_bytes: int) -> str:
     """The fastest: "naive", "ring", "recursive doubling" or "hierarchical".
 
     Given: the ring is in rank order. In recursive doubling the partners are 1, then 2,
     4, 8 … ranks away. The first three algorithms ignore the nodes. With node_size > 1,
     the size and the number of the nodes are powers of two. Additions take no time.
-
     C1 node_size = 1: the chosen algorithm takes at most 10 % longer than the fastest
     C2 node_size > 1: the same
     In torch.distributed: nothing; NCCL_ALGO=Ring,Tree limits what NCCL may choose
@@ -250,7 +241,6 @@ def recursive_doubling(comm: Comm, tensor: Tensor) -> None:
     """The sum over all ranks, in place, in few rounds. Let d = ⌊log2 n⌋.
 
     Given: `tensor` is contiguous, of any shape.
-
     C1 both functions: every rank has the sum, with the same bits, for any n and any
     number of elements
     C2 recursive_doubling: at most d rounds of S, two more if n is not 2^d

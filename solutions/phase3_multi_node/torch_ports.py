@@ -9,21 +9,24 @@ There is no comm in this file: everything goes through torch's process groups.
 
     3.9 to 3.11   buckets, hooks, no_sync   DistributedDataParallel, a hook, no_sync
     3.12 to 3.22  ZeRO, state by name       fully_shard, torch.distributed.checkpoint
+    3.7, 3.17     a rendezvous, levels      TCPStore, PrefixStore, new_group
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed import PrefixStore, TCPStore, checkpoint  # type: ignore[attr-defined]
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+dcp: Any = checkpoint
 LossFn = Callable[[Tensor, Tensor], Tensor]
 Microbatches = Sequence[tuple[Tensor, Tensor]]
 
@@ -127,7 +130,8 @@ def save(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> Non
     ### BEGIN SOLUTION torch_ports.hybrid_shard
     #| one dict with both, and checkpoint_id is the folder
     weights, state = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
+    both = {"model": weights, "optimizer": state}
+    dcp.save(both, checkpoint_id=folder)
     ### END SOLUTION
 
 
@@ -142,6 +146,66 @@ def load(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> Non
     ### BEGIN SOLUTION torch_ports.hybrid_shard
     #| dcp.load fills tensors that are there: which ones do you give it?
     weights, state = get_state_dict(model, optimizer)
-    dcp.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
+    both = {"model": weights, "optimizer": state}
+    dcp.load(both, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
+    ### END SOLUTION
+
+
+# ── 3.28 a rendezvous on torch's TCPStore, and subgroups ────────────────────────────
+
+
+def meet(
+    host: str, port: int, world_size: int, generation: int, timeout_s: float
+) -> None:
+    """Join torch's default process group (gloo) as a rank that the store gives.
+
+    Given: a TCPStore listens at `host` and `port`; no rank hosts it, and it outlives
+    all generations. `world_size` processes or more call meet(); none knows its rank.
+    The next `generation` is called once the process group of the last one is gone.
+
+    C1 world_size processes have the ranks 0 to n - 1, each once
+    C2 a generation begins at rank 0 again; a process too many gets a ValueError
+    C3 the store and the process group wait at most timeout_s
+    In torch.distributed: TCPStore, PrefixStore, init_process_group(store=…)
+    Example: two processes call meet(…, 2, 1, 60): one becomes rank 0, one rank 1
+    Cost: one message, and what gloo needs to connect. Check: distlab check 3.28
+    """
+    ### BEGIN SOLUTION torch_ports.groups
+    #| store.add(key, 1) returns the sum: what does the first caller get?
+    #| the store keeps all keys of older generations: whose addresses are in them?
+    limit = timedelta(seconds=timeout_s)
+    server = TCPStore(host, port, is_master=False, timeout=limit)
+    store = PrefixStore(f"generation {generation}", server)
+    rank = store.add("joined", 1) - 1
+    if rank >= world_size:
+        raise ValueError(f"all {world_size} ranks of generation {generation} are taken")
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=limit
+    )
+    ### END SOLUTION
+
+
+def node_and_rail(ranks_per_node: int) -> tuple[Any, Any]:
+    """Return two process groups: the ranks of my node, and those like me elsewhere.
+
+    Given: the default process group; `ranks_per_node` divides n. Node i has the ranks
+    i · ranks_per_node and those after it. A rail has one rank of each node, those with
+    the same local rank.
+
+    C4 both groups have the right members, in rising order, and every rank returns
+    In torch.distributed: new_group(ranks)
+    Example: 4 ranks, 2 per node: rank 2 gets the groups of ranks 2, 3 and of 0, 2
+    Cost: no tensor is sent. Check: distlab check 3.28
+    """
+    ### BEGIN SOLUTION torch_ports.groups
+    #| which ranks call new_group for the group of ranks 2 and 3?
+    table = torch.arange(dist.get_world_size()).view(-1, ranks_per_node)
+    mine = {}
+    for kind, rows in (("node", table), ("rail", table.T)):
+        for ranks in rows.tolist():
+            group = dist.new_group(ranks)
+            if dist.get_rank() in ranks:
+                mine[kind] = group
+    return mine["node"], mine["rail"]
     ### END SOLUTION

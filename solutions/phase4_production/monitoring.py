@@ -10,50 +10,35 @@ Cost: one all_gather of 8 numbers per rank and step.
     rank 1   data ██ compute ███████████ communication ░   the slow one
     rank 2   data █ compute ██████ communication ░░░░░░░   waits for rank 1
 
-A rank measures and counts by itself; no rank can say alone which of them is slow.
+What a rank recorded of a step is a Record: rank, data_s, compute_s, communication_s,
+loss, num_samples, num_nonfinite, checksum. No rank can say alone which one is slow.
 """
 
 from __future__ import annotations
 
+import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from distlab.comm import Comm
+from distlab.given.monitoring import (
+    PARTS,
+    Record,
+    Shares,
+    Span,
+    StepReport,
+    Suspects,
+    pack,
+    read_spans,
+    unpack,
+)
 
-PARTS = ("data", "compute", "communication")
-
-
-class Record(NamedTuple):
-    """What one rank recorded in one step.
-
-    A rank without samples has num_samples 0 and the loss nan: a mean of nothing.
-    """
-
-    rank: int
-    data_s: float  # waiting for the next batch
-    compute_s: float  # forward, backward, optimizer
-    communication_s: float  # collectives; waiting for other ranks is a part of it
-    loss: float  # the mean over the rank's own samples
-    num_samples: int
-    num_nonfinite: int = 0  # elements of its gradients that were inf or nan
-    checksum: int = 0  # of its weights after the step, below 2^32
-
-
-def pack(record: Record) -> list[float]:
-    """The record as 8 numbers, to be sent as float64."""
-    return [float(number) for number in record]
-
-
-def unpack(numbers: Sequence[float]) -> Record:
-    """The record of these 8 numbers."""
-    rank, data_s, compute_s, communication_s, loss, *counts = numbers
-    seconds = data_s, compute_s, communication_s
-    return Record(int(rank), *seconds, loss, *map(int, counts))
-
+LATE = 1.5  # times as long as the others: then a rank is late
 
 # ── what a rank measures ────────────────────────────────────────────────────────────
 
@@ -62,9 +47,8 @@ def now_s() -> float:
     """The seconds of a clock. Only the difference of two calls has a meaning.
 
     C1 the clock goes forward only, also when the machine's time of day is corrected;
-    it counts the seconds in which this process waits, too
+    it counts the seconds in which this process waits, too. Check: distlab check 4.1
     In torch.distributed: its timeouts count on such a clock; CUDA events for a GPU
-    Check: distlab check 4.1
     """
     ### BEGIN SOLUTION monitoring.step_report
     #| the module time has several clocks. which ones can go back? which ones stop
@@ -74,10 +58,7 @@ def now_s() -> float:
 
 
 class StepTimer:
-    """The seconds of each part of the current step.
-
-    `with timer.measure("compute"):` around the code of that part.
-    """
+    """Seconds of each part of a step: `with timer.measure("compute"):` around it."""
 
     def __init__(self, clock: Callable[[], float] = now_s) -> None:
         self.clock = clock
@@ -86,8 +67,6 @@ class StepTimer:
     @contextmanager
     def measure(self, part: str) -> Iterator[None]:
         """Add the seconds that the block takes to those of `part`.
-
-        Given: `self.clock()` returns the time now in seconds.
 
         C1 a part may be measured several times in a step: its seconds add up
         Example: data 0.5 s, compute 2 s, data 0.25 s → data 0.75, compute 2
@@ -108,31 +87,15 @@ class StepTimer:
 # ── what the ranks know together ────────────────────────────────────────────────────
 
 
-class Shares(NamedTuple):
-    """Fractions of a rank's step; they add up to 1."""
-
-    data: float
-    compute: float
-    communication: float
-
-
-class StepReport(NamedTuple):
-    """One step of all ranks."""
-
-    shares: dict[int, Shares]  # by rank
-    loss: float
-    samples_per_s: float
-
-
 def step_report(records: Sequence[Record]) -> StepReport:
     """Summarize a step from the records of its ranks.
 
     Given: at least one record; they come in any order, and ranks may be missing. Each
     rank's three parts take more than 0 s together. A rank may have no samples.
 
-    C2 `shares`: each part's seconds over the seconds of that rank's step
-    C3 `loss`: the mean over the samples of all ranks; nan only if a rank with samples
-    has nan, or no rank has samples. `samples_per_s`: the samples of all ranks over the
+    C2 shares: each part's seconds over the seconds of that rank's step, by rank
+    C3 loss: the mean over the samples of all ranks; nan only if a rank with samples
+    has nan, or no rank has samples. samples_per_s: the samples of all ranks over the
     seconds of the slowest rank's step
     In torch.distributed: nothing; torchmetrics has such means
     Example: losses 2, 5 and nan of 3, 1 and 0 samples → loss 2.75
@@ -155,10 +118,10 @@ def step_report(records: Sequence[Record]) -> StepReport:
 def gather_records(comm: Comm, record: Record) -> list[Record]:
     """Collective: the records of all ranks, on every rank, in the order of comm.rank.
 
-    Also: pack, unpack. `record.rank` need not be comm.rank.
+    Given: pack, unpack. `record.rank` need not be comm.rank.
 
-    C4 every rank has every record, exactly; one collective call, and the numbers are
-    read from the result at once: on a GPU each .item() waits for the device
+    C4 every rank has every record, exactly; one collective call, and its result is read
+    at once: on a GPU each .item() waits for the device
     In torch.distributed: dist.all_gather_into_tensor(output, input)
     Cost: one all_gather of 8 float64. Check: distlab check 4.1
     """
@@ -169,3 +132,169 @@ def gather_records(comm: Comm, record: Record) -> list[Record]:
     comm.all_gather(gathered, own)
     return [unpack(row) for row in gathered.view(comm.world_size, -1).tolist()]
     ### END SOLUTION
+
+
+# ── which rank it is ────────────────────────────────────────────────────────────────
+
+
+def suspects(steps: Sequence[Sequence[Record]]) -> Suspects:
+    """All three, from steps in order; each has a record of each rank, in any order."""
+    return Suspects(stragglers(steps), desynchronized(steps[-1]), nan_origin(steps))
+
+
+def stragglers(steps: Sequence[Sequence[Record]]) -> list[int]:
+    """The ranks for which the others wait again and again, in ascending order.
+
+    A rank's own time in a step is data_s + compute_s. The rank is late in a step if its
+    own time is more than LATE times the median of the other ranks' own times.
+
+    C1 the ranks that are late in more than half of the steps
+    In torch.distributed: nothing; FlightRecorder shows who came last to a collective
+    Example: own times 1, 1, 4 in each of 3 steps → [2]; in 1 of 3 steps → []
+    Check: distlab check 4.2
+    """
+    ### BEGIN SOLUTION monitoring.suspects
+    #| whose communication is short: the one who is waited for, or those who wait?
+    #| one long step of one rank is no straggler yet
+    times_late: dict[int, int] = {}
+    for records in steps:
+        own = {r.rank: r.data_s + r.compute_s for r in records}
+        for rank, own_s in own.items():
+            others = [own[other] for other in own if other != rank]
+            is_late = bool(others) and own_s > LATE * statistics.median(others)
+            times_late[rank] = times_late.get(rank, 0) + is_late
+    return sorted(rank for rank, num in times_late.items() if 2 * num > len(steps))
+    ### END SOLUTION
+
+
+def desynchronized(records: Sequence[Record]) -> list[int]:
+    """The ranks whose weights differ from those of the others, in ascending order.
+
+    C2 the ranks whose checksum is not the one that more than half of the ranks have;
+    all ranks if there is no such checksum
+    Example: checksums 7, 5, 7 → [1]; checksums 7, 5 → [0, 1]
+    Check: distlab check 4.2
+    """
+    ### BEGIN SOLUTION monitoring.suspects
+    #| which checksum is the right one? it need not be rank 0's
+    checksums = [record.checksum for record in records]
+    common = max(checksums, key=checksums.count)
+    if 2 * checksums.count(common) <= len(records):
+        return sorted(record.rank for record in records)
+    return sorted(record.rank for record in records if record.checksum != common)
+    ### END SOLUTION
+
+
+def nan_origin(steps: Sequence[Sequence[Record]]) -> list[int]:
+    """The ranks in whose own gradients an inf or nan came up first, ascending.
+
+    C3 the ranks with num_nonfinite above 0 in the first step in which a rank has that;
+    [] if there is no such step
+    Example: step 1: 0 0 0, step 2: 0 4 0, step 3: 9 9 9 → [1]
+    Check: distlab check 4.2
+    """
+    ### BEGIN SOLUTION monitoring.suspects
+    #| in which step does it tell the ranks apart?
+    for records in steps:
+        origin = sorted(record.rank for record in records if record.num_nonfinite)
+        if origin:
+            return origin
+    return []
+    ### END SOLUTION
+
+
+def count_nonfinite(gradients: Iterable[Tensor | None]) -> int:
+    """How many elements are inf, -inf or nan; a gradient may be None.
+
+    C4 every such element counts, in a tensor of any shape. Check: distlab check 4.2
+    """
+    ### BEGIN SOLUTION monitoring.suspects
+    #| nan == nan is False. how many times is the result read from the device?
+    counts = [(~torch.isfinite(g)).sum() for g in gradients if g is not None]
+    return int(torch.stack(counts).sum()) if counts else 0
+    ### END SOLUTION
+
+
+def reduce_gradients(comm: Comm, timer: StepTimer, gradients: Sequence[Tensor]) -> int:
+    """Collective: average the gradients over the ranks, in place.
+
+    C4 returns count_nonfinite of this rank's own gradients; the seconds of the
+    collectives are measured as "communication". Check: distlab check 4.2
+    """
+    ### BEGIN SOLUTION monitoring.suspects
+    #| what does one rank's nan do to the other ranks, and when?
+    num_nonfinite = count_nonfinite(gradients)
+    with timer.measure("communication"):
+        for gradient in gradients:
+            comm.all_reduce(gradient)
+            gradient /= comm.world_size
+    return num_nonfinite
+    ### END SOLUTION
+
+
+# ── what a profiler's trace says ────────────────────────────────────────────────────
+
+
+def merge(spans: Iterable[Span]) -> list[Span]:
+    """The same time as spans that do not overlap, in ascending order.
+
+    Given: (start, end) in µs, start <= end, in any order; they may be nested.
+
+    C1 each moment that lies in a span lies in one span of the result, and no other does
+    Example: (0, 4) (6, 9) (3, 5) (7, 8) → (0, 5) (6, 9)
+    Check: distlab check 4.19
+    """
+    ### BEGIN SOLUTION monitoring.profile
+    #| in which order do you look at them, and when does a new span begin?
+    merged: list[Span] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+    ### END SOLUTION
+
+
+def exposed_us(communication: Iterable[Span], compute: Iterable[Span]) -> float:
+    """The µs in which the rank communicates and does not compute. Given: merge.
+
+    C2 time that several spans share counts once. Check: distlab check 4.19
+    In torch.distributed: nothing; Holistic Trace Analysis has get_comm_comp_overlap
+    Example: communication (2, 6) (4, 9), compute (0, 3) (5, 7) → 2 + 2 = 4
+    """
+    ### BEGIN SOLUTION monitoring.profile
+    #| how much longer is the time of both together than the time of compute alone?
+    compute = merge(compute)
+    both = merge([*communication, *compute])
+    return sum(end - start for start, end in both) - sum(e - s for s, e in compute)
+    ### END SOLUTION
+
+
+def explain_exposed(communication: Sequence[Span], compute: Sequence[Span]) -> str:
+    """Why the communication of a backward() is exposed; there is some, and compute.
+
+    C3 returns "hidden": at most 20 % of the merged communication is exposed; "partial":
+    compute covers at least 20 % of the shorter of both, merged. Otherwise there is no
+    overlap: "late", if at most 20 % of the compute comes after the first communication
+    has started; else "blocking": compute waits for it. Check: distlab check 4.19
+    """
+    ### BEGIN SOLUTION monitoring.profile
+    #| how much of it is exposed, how much is covered, and how much compute comes later?
+    total = sum(end - start for start, end in merge(communication))
+    exposed, spans = exposed_us(communication, compute), merge(compute)
+    work = sum(end - start for start, end in spans)
+    if exposed <= 0.2 * total:
+        return "hidden"
+    if total - exposed >= 0.2 * min(total, work):
+        return "partial"
+    first = min(communication)[0]
+    after = sum(max(0.0, end - max(start, first)) for start, end in spans)
+    return "late" if after <= 0.2 * work else "blocking"
+    ### END SOLUTION
+
+
+if __name__ == "__main__":
+    for file in sys.argv[1:]:
+        spans = read_spans(file)
+        print(f"{file}: {exposed_us(*spans):.0f} µs exposed: {explain_exposed(*spans)}")

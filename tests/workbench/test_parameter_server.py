@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from distlab.comm import ServiceContext
-from distlab.given.parameter_server import LOG, pack_record
+from distlab.given.parameter_server import LOG, PULL, PUSH, pack_record
 from distlab.grading.checks.parameter_server import exactly_once as once
-from distlab.grading.checks.parameter_server.messages import CODEC, PULL, PUSH, message
+from distlab.grading.checks.parameter_server.messages import CODEC, WATCHED, message
 from distlab.grading.checks.parameter_server.staleness import Stale
+from distlab.grading.kit.histories import (
+    Compared,
+    History,
+    compared,
+    first_by_clause,
+    under,
+)
 from distlab.grading.kit.services import (
     Ask,
     Gone,
     Restart,
     Step,
-    first_difference,
     play_scripts,
     played_by_hand,
-    under,
 )
+from distlab.grading.verdict import NotYetError
 from distlab.runner import Cluster, Limits, Run
 from distlab.sim import random_script
 from distlab.sim.net.spec import parse_faults
@@ -127,17 +134,35 @@ def test_a_history_has_what_the_service_met() -> None:
 
     push = message(PUSH, 1, [1.0])
     steps: list[Step] = [Ask(0, push), Ask(0, message(PULL, 1)), Gone(1)]
-    history = played_by_hand(make, steps, CODEC)
+    history = played_by_hand(make, steps, WATCHED)
     assert [row[1:] for row in history] == [
-        [0, [PUSH, 1, [1.0]], "ok"],
-        [0, [PULL, 1, []], None],
+        [0, [PUSH, 1, [1.0]], "ok", [1.0]],
+        [0, [PULL, 1, []], None, [1.0]],
         [1, "gone", None],
-        [0, [PULL, 1, []], [1.0]],
+        [0, [PULL, 1, []], [1.0], [1.0]],
     ]
-    assert first_difference(history, Stale(2, 0), lambda a, b: True) is None
-    wrong = first_difference(history, Stale(2, None), lambda a, b: True)
-    assert wrong is not None
-    assert wrong.place == 1
+
+    def wrong(bound: int | None) -> list[Compared]:
+        rows = compared(history, Stale(2, bound))
+        return [one for one in rows if one.is_early_or_late]
+
+    assert wrong(0) == []
+    assert [one.place for one in wrong(None)] == [1]
+
+
+def test_a_script_is_made_as_short_as_its_clause_allows() -> None:
+    def faults(script: str, history: History) -> dict[str, NotYetError]:
+        assert history == [[script]]
+        found = {"C1": "aa" in script, "C2": "b" in script}
+        return {name: NotYetError(name) for name, is_so in found.items() if is_so}
+
+    def shorter(script: str) -> Iterator[str]:
+        for place in range(len(script)):
+            yield script[:place] + script[place + 1 :]
+
+    scripts = ["xyz", "xaya", "xaay", "yb", "aab"]
+    found = first_by_clause(scripts, lambda script: [[script]], faults, shorter)
+    assert [script for script, _ in found] == ["aa", "b"]
 
 
 def test_a_restart_by_hand_keeps_the_disk_only() -> None:

@@ -1,9 +1,31 @@
-"""What the lab of phase 3 computes itself: the fit of α and β, and its tables."""
+"""What the lab of phase 3 computes itself: fits, tables, and its runs of services."""
+
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from distlab.walkthroughs.phase3 import fit
 from distlab.walkthroughs.phase3_lab import print_choices, print_table
+from distlab.walkthroughs.phase3_services import Services
+from solutions.phase3_multi_node import parameter_server, process_group
+
+UNITS: dict[str, ModuleType] = {
+    "parameter_server": parameter_server,
+    "process_group": process_group,
+}
+
+
+def run_here(unit: str, ranks: int, scenario: Callable[..., Any], **values: Any) -> Any:
+    """Run a scenario of a single rank in this process."""
+    assert ranks == 1
+    return SimpleNamespace(values=[scenario(None, UNITS[unit], **values)])
+
+
+@pytest.fixture
+def services() -> Services:
+    return Services(run_here, lambda num_bytes: 1e-3)
 
 
 def test_the_fit_finds_alpha_and_beta() -> None:
@@ -33,3 +55,85 @@ def test_choices_are_printed_as_letters(capsys: pytest.CaptureFixture[str]) -> N
         "    8   r   r",
         "   16   n   r",
     ]
+
+
+# ── services ────────────────────────────────────────────────────────────────────────
+
+
+def test_a_message_has_its_reply_and_when_it_came(services: Services) -> None:
+    messages = ("1: join a", "1: wait x y", "1: join b", "2: add x 3", "2: get y")
+    rows = services.meet(2, messages)
+    assert [(row["reply"], row["after message"]) for row in rows.values()] == [
+        ("0", 3),
+        ("refused", 4),
+        ("1", 3),
+        ("3", 4),
+        ("none", "never"),
+    ]
+
+
+def test_a_launcher_gives_up_or_restarts_forever(services: Services) -> None:
+    launched = services.launch(30, ignores_sigterm=False, window_s=100)
+    assert launched.outcome == "the launcher ends at 128 s with exit code 7"
+    ends = [(line.rank, line.end) for line in launched.lifelines]
+    assert ends == 4 * [(2, "failed"), (0, "stopped"), (1, "stopped")]
+    restarts = [
+        row["restarts in 100 s before"] for row in launched.generations.values()
+    ]
+    assert restarts == [0, 1, 2, 3]
+
+    launched = services.launch(30, ignores_sigterm=True, window_s=100)
+    assert launched.outcome == "the launcher still runs at 250 s"
+    assert {line.end for line in launched.lifelines if not line.rank} == {"killed", ""}
+
+
+def test_more_servers_help_until_one_has_the_largest_tensor(services: Services) -> None:
+    rows = services.step_times(512, (1, 4, 8))
+    one, four, eight = (row["yours"] for row in rows.values())
+    assert one > 2 * four
+    assert four == pytest.approx(eight, rel=0.01)
+    assert rows["4"]["in turn"] > four
+    assert rows["4"]["ring all-reduce"] == 1.0
+
+
+def test_an_asynchronous_server_neglects_the_slow_worker(services: Services) -> None:
+    by_time, at_end = services.losses((0, None), 5, is_sorted=True, times_s=(0, 20))
+    assert at_end["asynchronous"]["loss"] < at_end["bound 0"]["loss"]
+    assert by_time["0"]["bound 0"] == by_time["0"]["asynchronous"]
+    assert by_time["20"]["bound 0"] < by_time["0"]["bound 0"]
+    assert by_time["20"]["asynchronous"] > by_time["0"]["asynchronous"]
+
+
+def test_a_worker_that_is_gone_holds_up_the_synchronous_server_only(
+    services: Services,
+) -> None:
+    faults = {"none": "", "killed": "kill=0@20s"}
+    none, killed = services.pushes_under((0,), faults).values()
+    assert none["synchronous"] == none["bound 0"] == 12 * 8
+    assert killed["synchronous"] < none["synchronous"] < killed["bound 0"]
+
+
+@pytest.mark.parametrize(
+    ("ignored", "lost"), [("", 0), ("sync", 3), ("sync_folder", 3)]
+)
+def test_a_crash_loses_what_a_disk_that_ignores_operations_has_not(
+    services: Services, ignored: str, lost: int
+) -> None:
+    rows = services.crashes(ignored)
+    assert [row["acknowledged"] for row in rows.values()][-1] == 3
+    assert max(row["lost"] for row in rows.values()) == lost  # type: ignore[type-var]
+    names = "".join(rows)
+    assert ("sync(" in names, "sync_folder(" in names) == (
+        ignored != "sync",
+        ignored != "sync_folder",
+    )
+
+
+def test_a_script_that_kills_the_server_is_found_and_shrunk(services: Services) -> None:
+    kinds = ("restart", "torn", "loss")
+    assert services.failing_scripts("", kinds, 10) == ["0 of 10 scripts fail"]
+    first, *lines = services.failing_scripts("sync", kinds, 10)
+    assert not first.startswith("0 of")
+    (start,) = (at for at, line in enumerate(lines) if line.startswith("shrunk"))
+    (fault,) = lines[start + 1 :]
+    assert fault.strip().startswith(("torn=server", "restart=server"))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from distlab.cli.hunt import bare
+from distlab.grading.report import lines_of
 from distlab.runner import Cluster, Limits
 from distlab.sim import AlphaBeta, random_script, run
 from tests.workbench.judging import ROOT, UNITS, verdict_on_entry
@@ -146,3 +148,20 @@ def test_verdicts_say_what_happened(
     assert verdict.status == "fail"
     assert words in verdict.message
     print(verdict.message)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("PG29", 3), ("PS01", None), ("PS07", 3), ("PS41", 3)]
+)
+def test_a_verdict_has_the_number_of_ranks_that_were_played(
+    cluster: Cluster, tmp_path: Path, name: str, size: int | None
+) -> None:
+    verdict = verdict_on_entry(cluster, tmp_path, name)
+    failure = verdict.first_failure()
+    assert failure
+    assert failure.world_size == size
+    last = lines_of(verdict)[-1][1]
+    assert ("n = " in last) == bool(size and not verdict.is_plan)
+    said = bare(verdict).first_failure()
+    assert said
+    assert f"this does not hold{f' on {size} ranks' if size else ''}: " in said.message

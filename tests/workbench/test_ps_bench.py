@@ -23,6 +23,8 @@ from benchmarks._ps_work import ACKED, FINAL, PULLED, STARTED, Plan, Row, gradie
 from distlab.comm import ServiceContext
 from distlab.runner import Cluster
 from distlab.runner.processes import descendants, is_stopped
+from distlab.sim import parse_faults
+from distlab.sim.scripts import faults_of
 from tests.workbench.course import ROOT
 
 PLAN: Plan = {**sim.PLAN, "pushes": [3, 3, 3]}
@@ -159,11 +161,11 @@ def test_wrong_servers_fail_under_scripts(monkeypatch: pytest.MonkeyPatch) -> No
     assert "ahead; the clocks were" in ahead[0]
     lost = sim.flaw(
         servers.acknowledges_first,
-        sim.parse_faults("restart=server@0.99s-1.0s,seed=36"),
+        parse_faults("restart=server@0.99s-1.0s,seed=36"),
         None,
     )
     assert lost.endswith("was acknowledged, and the weights have it 0 times")
-    stuck = sim.parse_faults("kill=1@0.1s,restart=server@0.5s-0.6s")
+    stuck = parse_faults("kill=1@0.1s,restart=server@0.5s-0.6s")
     assert sim.flaw(servers.bounded, stuck, BOUND) == ""
     assert sim.flaw(forgets, stuck, BOUND)
 
@@ -171,7 +173,7 @@ def test_wrong_servers_fail_under_scripts(monkeypatch: pytest.MonkeyPatch) -> No
 def test_scripts_spare_who_reads_the_weights() -> None:
     drawn = sim.scripts(deadly=True)
     for script in (next(drawn) for _ in range(300)):
-        assert sim.faults_of(script)
+        assert faults_of(script)
         assert len(script.kill) < sim.WORKERS
         assert sim.SERVER not in script.kill
         assert {one[0] for one in (*script.restart, *script.torn)} <= {sim.SERVER}
@@ -242,7 +244,7 @@ def test_the_exit_code_says_whether_all_bars_are_met(
 def test_servers_without_a_bound_are_seen_on_processes(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(real, "COMPUTE_S", 0.05)
+    monkeypatch.setattr(real, "SSP_S", 0.05)
     scene = real.held_up(16, 2.0)
     free = replace(scene, plan={**scene.plan, "bound": None})
     tally = ps.Tally()
@@ -257,7 +259,8 @@ def test_servers_without_a_bound_are_seen_on_processes(
 def test_a_small_measurement_misses_the_counts_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(real, "COMPUTE_S", 0.05)
+    monkeypatch.setattr(real, "ASYNC_S", 0.05)
+    monkeypatch.setattr(real, "SSP_S", 0.05)
     for name in ("ASYNC_PUSHES", "SSP_PUSHES", "HELD_PUSHES"):
         monkeypatch.setattr(ps, name, 16)
     few = ["--pairs", "1", "--scripts", "80", "--frames", "80", "--json"]

@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 
 from distlab.comm import PeerLost
-from distlab.comm.key_values import KeyValues, StoreByCalls
+from distlab.comm.key_values import KeyValues
 from distlab.comm.services import PeerGone
 from distlab.comm.tcp.caller import Address
+from distlab.comm.tcp.desk import Desk
 from distlab.comm.tcp.endpoint import STORE, Directory, TcpEndpoint, store_of
 from distlab.comm.tcp.frames import FrameError
 from distlab.comm.tcp.handshake import StrangerError, as_caller
-from distlab.comm.tcp.sealed import FROM_CALLER, Kind, Sealer
+from distlab.comm.tcp.sealed import FROM_CALLER, Kind, Sealed, Sealer
 from distlab.comm.tcp.server import NAME_BYTES, Server
 from distlab.runner.doors import Door
 
@@ -198,6 +199,22 @@ def test_who_was_not_answered_in_time_is_not_gone(door: Door) -> None:
     assert service.gone == [1]
 
 
+def test_a_call_that_was_given_up_is_not_offered_again() -> None:
+    """The next call says so; the service's clock may not know it yet."""
+
+    class Deaf:
+        def answer(self, kind: Kind, number: int, payload: bytes) -> None:
+            pass
+
+    service, line = Counts(), Deaf()
+    desk = Desk(service.handle, now_s=lambda: 0.0)
+    caller = desk.arrive(bytes(NAME_BYTES), 1, line)
+    for number, oldest, message in ((1, 1, b"never"), (2, 1, b"a"), (3, 3, b"b")):
+        desk.take(caller, line, Sealed(Kind.CALL, number, oldest, 9.0, message))
+    offered = [message for _, message in service.asked]
+    assert offered == [b"never", b"a", b"never", b"b"]
+
+
 def test_who_finds_a_service_started_anew_is_not_gone_there(door: Door) -> None:
     directory, first, second = directory_to(door.address), Notes(), Notes()
     with (
@@ -343,34 +360,6 @@ def test_a_newcomer_uses_the_store(door: Door) -> None:
         assert store.add("generation", 1) == 1
         assert store.compare_set("leader", b"", b"me") == b"me"
         assert store.get("leader") == b"me"
-
-
-@pytest.mark.parametrize(
-    "message",
-    [b"", b"\x09", b"\1", b"\1\0\0\0\2ab", b"\2\0\0\0\7ab", b"\2\0", b"\3\0\0\0\1"],
-)
-def test_what_is_no_request_changes_nothing(message: bytes) -> None:
-    store = KeyValues()
-    with pytest.raises(ValueError, match="no request to a store"):
-        store.handle(0, message)
-    assert store.stored == {}
-
-
-def test_a_store_that_is_full_says_so_and_keeps_what_it_has() -> None:
-    service = KeyValues(max_bytes=10)
-    store = StoreByCalls(lambda message, _: service.handle(0, message) or b"")
-    store.set("a", b"123456789")
-    store.set("a", b"12345678")
-    for call in (
-        lambda: store.set("a", b"1234567890"),
-        lambda: store.set("b", b"1"),
-        lambda: store.add("c", 5),
-        lambda: store.compare_set("b", b"", b"1"),
-    ):
-        with pytest.raises(ValueError, match="the store is full: 10 bytes"):
-            call()
-    store.set("a", b"")
-    assert store.add("b", 5) == 5
 
 
 def test_nobody_has_more_connections_than_there_are(

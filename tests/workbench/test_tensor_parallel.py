@@ -38,6 +38,7 @@ from tests.workbench.judging import CURRICULUM, solution_of, verdict_on
 CONFIG = TransformerConfig(vocab_size=16, context=8, dim=16, num_heads=4, num_layers=2)
 STEPS = 3
 TOKENS = (4, CONFIG.context)
+FROZEN = ["norm1.weight", "attention.qkv.weight", "mlp.up.bias", "mlp.down.bias"]
 BLOCK_LAYERS = {
     "attention.qkv": ColwiseParallel,
     "attention.proj": RowwiseParallel,
@@ -134,7 +135,8 @@ def train_on_tokens(context: RankContext) -> list[float]:
     model = make_transformer(CONFIG, seed=1)
     n, rank = comm.world_size, comm.rank
     for block in model[1:-1]:
-        unit.sequence_parallel_block(comm, block)
+        unit.parallel_attention(comm, block.attention, unit.SEQUENCE)
+        unit.parallel_mlp(comm, block.mlp, unit.SEQUENCE)
     head = model[-1]
     head.logits = unit.ColumnParallelLinear(comm, head.logits, unit.copy_to_region)
     batch, losses = tokens(), []
@@ -156,6 +158,43 @@ def train_on_tokens(context: RankContext) -> list[float]:
                 parameter -= 0.3 * parameter.grad
                 parameter.grad = None
     return losses
+
+
+def users_block() -> nn.Module:
+    """A block with frozen and transposed parameters."""
+    block = make_transformer(CONFIG, seed=1)[1]
+    for layer in map(block.get_submodule, BLOCK_LAYERS):
+        layer.weight = nn.Parameter(layer.weight.detach().t().contiguous().t())
+    for name in FROZEN:
+        block.get_parameter(name).requires_grad_(False)
+    return block
+
+
+def shard_users_block(context: RankContext, path: str = "") -> dict[str, Any]:
+    """What becomes of its parameters; with a path by torch, else with SEQUENCE."""
+    unit, comm, block = load("tensor_parallel"), context.comm, users_block()
+    users = dict(block.named_parameters())
+    before = {name: parameter.detach().clone() for name, parameter in users.items()}
+    if path:
+        n = comm.world_size
+        store = dist.FileStore(path, n)
+        dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=n)
+        unit.with_torch(init_device_mesh("cpu", (n,)), block)
+    else:
+        unit.parallel_attention(comm, block.attention, unit.SEQUENCE)
+        unit.parallel_mlp(comm, block.mlp, unit.SEQUENCE)
+    x = torch.ones(2, 4, CONFIG.dim, dtype=torch.float64)
+    block(x).sum().backward()
+    if path:
+        leave_default_group()
+    else:
+        unit.all_reduce_replicated_grads(comm, block)
+    parameters = dict(block.named_parameters())
+    return {
+        "modified": [n for n, p in users.items() if not torch.equal(p, before[n])],
+        "frozen": [name for name, p in parameters.items() if not p.requires_grad],
+        "strided": [name for name, p in parameters.items() if not p.is_contiguous()],
+    }
 
 
 def placed(x: Tensor, n: int, rank: int) -> Tensor:
@@ -233,6 +272,25 @@ def test_it_runs_on_simulated_ranks() -> None:
     run = simulate(train, 4)
     assert run.outcome == "finished", run.explanation
     assert run.values[3] == pytest.approx(of_one_process(), abs=1e-10)
+
+
+UNMODIFIED = {"modified": [], "frozen": FROZEN, "strided": []}
+
+
+def test_the_users_weights_are_not_modified_and_frozen_ones_stay_frozen() -> None:
+    run = simulate(shard_users_block, 2)
+    assert run.outcome == "finished", run.explanation
+    assert run.values == [UNMODIFIED] * 2
+
+
+def test_with_torch_does_not_modify_them_either(
+    cluster: Cluster, tmp_path: Any
+) -> None:
+    path = str(tmp_path / "store")
+    run = cluster.run(shard_users_block, 2, path, limits=Limits(seconds=60))
+    assert run.outcome == "finished", run.explanation
+    assert [value["modified"] for value in run.values] == [[], []]
+    assert [value["frozen"] for value in run.values] == [FROZEN] * 2
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 from distlab.comm.tcp.frames import FrameError
 from distlab.comm.tcp.handshake import Identity, as_caller
@@ -53,6 +54,7 @@ class _Connection:
             raise GoneError("nobody listens there") from error
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.life = b""
+        self._frames: list[Sealed] = []  # that have come and were not looked at
         self._sealer: Sealer
         self._opener: Opener
 
@@ -78,8 +80,15 @@ class _Connection:
             raise FrameError("a service does not say HELLO first")
         self.life = hello.payload
 
-    def ask(self, number: int, oldest: int, message: bytes, until: float) -> Sealed:
-        """Send a request and wait for its answer."""
+    def ask(
+        self,
+        number: int,
+        oldest: int,
+        message: bytes,
+        until: float,
+        on_wait: Callable[[], None],
+    ) -> Sealed:
+        """Send a request and wait for its answer; `on_wait`: it is not yet answered."""
         call = self._sealer.seal(
             Kind.CALL,
             message,
@@ -89,6 +98,9 @@ class _Connection:
         )
         self._send(call, until)
         answer = self._next(until)
+        while answer.kind == Kind.NOT_YET and answer.number == number:
+            on_wait()
+            answer = self._next(until)
         if answer.kind != Kind.REFUSED and answer.number != number:
             raise FrameError(f"an answer to {answer.number} came instead of {number}")
         return answer
@@ -102,12 +114,12 @@ class _Connection:
         self.socket.close()
 
     def _next(self, until: float) -> Sealed:
-        while True:
-            frames = self._opener.feed(self._read(_READ_BYTES, until))
-            if len(frames) > 1:
-                raise FrameError("a service answers what nobody asked")
-            if frames:
-                return frames[0]
+        while not self._frames:
+            self._frames += self._opener.feed(self._read(_READ_BYTES, until))
+        frame = self._frames.pop(0)
+        if self._frames and frame.kind != Kind.NOT_YET:
+            raise FrameError("a service answers what nobody asked")
+        return frame
 
     def _exactly(self, count: int, until: float) -> bytes:
         heard = b""
@@ -150,8 +162,15 @@ class Caller:
         self._late: list[_Connection] = []  # on which nothing is asked any more
         self.num_connections = 0  # made so far
 
-    def call(self, message: bytes, until: float) -> bytes:
+    def call(
+        self,
+        message: bytes,
+        until: float,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> bytes:
         """Have the service handle `message`; `until` is a time of `time.monotonic`.
+
+        `on_wait` is called when it says that it cannot answer yet.
 
         Raises:
             GoneError: it is dead. Whether it handled the message is then not known.
@@ -170,7 +189,7 @@ class Caller:
             number = self._last_number
             self._open.add(number)
         try:
-            return self._result(self._until_answered(number, message, until))
+            return self._result(self._until_answered(number, message, until, on_wait))
         finally:
             with self._lock:
                 self._open.discard(number)
@@ -191,7 +210,9 @@ class Caller:
             raise RuntimeError(f"{self._whom} could not answer: {text}")
         raise FrameError(f"{self._whom} refuses this call: {text}")
 
-    def _until_answered(self, number: int, message: bytes, until: float) -> Sealed:
+    def _until_answered(
+        self, number: int, message: bytes, until: float, on_wait: Callable[[], None]
+    ) -> Sealed:
         pause_s, life = 0.0, b""
         while True:
             connection: _Connection | None = None
@@ -203,7 +224,7 @@ class Caller:
                 life = connection.life
                 with self._lock:
                     oldest = min(self._open)
-                answer = connection.ask(number, oldest, message, until)
+                answer = connection.ask(number, oldest, message, until, on_wait)
             except TimeoutError:
                 if connection is not None:
                     self._replace_late([connection])

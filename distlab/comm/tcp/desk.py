@@ -4,6 +4,9 @@ A caller that lost its connection sends the same request again, under the same n
 If the service still lives and has answered that number, it is not asked again: the same
 answer goes out once more. A service that was started anew knows nothing of this; what
 must count once even then is its own work.
+
+A caller is told if its request waits, so that it can say what it waits for: unless the
+service has asked for a Tick, for then it may be answered without another message.
 """
 
 from __future__ import annotations
@@ -129,6 +132,7 @@ class Desk:
         if frame.number < caller.oldest:
             raise FrameError(f"request {frame.number} is one its caller has given up")
         caller.give_up(frame.oldest)
+        self._pending.forget(caller.peer, before=frame.oldest)
         if len(caller.waits) >= MAX_WAITING:
             raise FrameError(f"{MAX_WAITING} requests at once are enough")
         caller.waits[frame.number] = line
@@ -144,6 +148,8 @@ class Desk:
             until_s=now_s + frame.patience_s,
         )
         self._answer(self._pending.take(request, now_s))
+        if frame.number in caller.waits and self.wake_at_s is None:
+            line.answer(Kind.NOT_YET, frame.number, b"")
 
     def event(self, event: Started | PeerGone | Tick) -> None:
         """Tell a service that reacts; who waits may then be answered.

@@ -66,6 +66,9 @@ class TcpEndpoint:
         self._server: Server | None = None
         self._served = _thread.allocate_lock()  # held while the thread serves
         self._serving_thread = 0
+        self.on_wait: Callable[[int, str, float], Callable[[], None]] | None = None
+        """Called when a service says "not yet", with the number of the call, the name
+        and the time that is left; what it returns is called when the call is over."""
 
     @property
     def doors(self) -> frozenset[Address]:
@@ -92,12 +95,21 @@ class TcpEndpoint:
             raise TypeError(f"a message is bytes, not {type(message).__name__}")
         self.require_free()
         self._step += 1
-        started = time.monotonic()
+        started, number = time.monotonic(), self._step
+        over: list[Callable[[], None]] = []
+
+        def wait() -> None:
+            if self.on_wait and not over:
+                over.append(self.on_wait(number, name_of(peer), timeout_s))
+
         try:
-            return caller.call(message, started + timeout_s)
+            return caller.call(message, started + timeout_s, wait)
         except (GoneError, TimeoutError) as error:
             waited_s = time.monotonic() - started
             raise PeerLost(self._rank, self._step, peer, waited_s) from error
+        finally:
+            for end in over:
+                end()
 
     def serve(self, handle: Callable[[int, bytes], bytes | None]) -> None:
         """See `Endpoint.serve`.

@@ -41,6 +41,7 @@ class Kind(IntEnum):
     REPLY = 3  # its answer
     FAILED = 4  # the service raised an error; the payload says which
     REFUSED = 5  # the last: why the connection ends
+    NOT_YET = 6  # before the answer: the request waits until something else comes
 
 
 class Sealed(NamedTuple):
@@ -54,7 +55,9 @@ class Sealed(NamedTuple):
 
 
 FROM_CALLER = frozenset({Kind.HELLO, Kind.CALL})
-FROM_SERVICE = frozenset({Kind.HELLO, Kind.REPLY, Kind.FAILED, Kind.REFUSED})
+FROM_SERVICE = frozenset(
+    {Kind.HELLO, Kind.REPLY, Kind.FAILED, Kind.REFUSED, Kind.NOT_YET}
+)
 
 
 class Sealer:

@@ -28,7 +28,7 @@ class Wire(TorchDispatchMode):
     """
 
     def __init__(self, seen: Callable[[int], None] | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.records: list[dict[str, Any]] = []
         self._seen = seen
 
@@ -65,7 +65,8 @@ class Wire(TorchDispatchMode):
 def elements_of(records: Sequence[dict[str, Any]]) -> float:
     """How many elements all_reduces would have that send as much as these calls."""
     return sum(
-        record["elements"] / (2 if record["name"] in _HALF else 1) for record in records
+        int(record["elements"]) / (2 if record["name"] in _HALF else 1)
+        for record in records
     )
 
 

@@ -27,6 +27,7 @@ destroyed can block a process forever (torch 2.13, gloo); ranks just end."""
 
 
 RANKS_PER_NODE = 2
+HOST = "127.0.0.1"
 
 
 def local_rank(rank: int, world_size: int) -> int:
@@ -42,27 +43,36 @@ def like_torchrun(context: RankContext, patience_s: float) -> None:
     on_node = RANKS_PER_NODE if context.world_size > RANKS_PER_NODE else 1
     last = context.world_size % on_node or on_node  # ranks on the last machine
     node, nodes = context.rank // on_node, -(-context.world_size // on_node)
-    port, store = torch.zeros(1, dtype=torch.int64), None
-    if context.rank == 0:
-        store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
-        port[0] = store.port
-    unrecorded(context.comm).broadcast(port, 0)
+    port = host_store(context, patience_s)
     os.environ.update(
         RANK=str(context.rank),
         LOCAL_RANK=str(local_rank(context.rank, context.world_size)),
         GROUP_RANK=str(node),
         WORLD_SIZE=str(context.world_size),
         LOCAL_WORLD_SIZE=str(last if node == nodes - 1 else on_node),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(int(port)),
+        MASTER_ADDR=HOST,
+        MASTER_PORT=str(port),
         TORCHELASTIC_USE_AGENT_STORE="True",
     )
+
+
+def host_store(context: RankContext, patience_s: float) -> int:
+    """The port of a TCPStore at HOST that rank 0's process keeps until it ends.
+
+    Process groups made from it use the loopback interface; a call waits `patience_s`.
+    """
+    port, store = torch.zeros(1, dtype=torch.int64), None
+    if context.rank == 0:
+        store = TCPStore(HOST, 0, None, is_master=True, wait_for_workers=False)
+        port[0] = store.port
+    unrecorded(context.comm).broadcast(port, 0)
     # By number: a laptop's host name may resolve to an interface that is down.
     loopback = {"Linux": "lo", "Darwin": "lo0"}.get(os.uname().sysname)
     if loopback:
         os.environ["GLOO_SOCKET_IFNAME"] = loopback
     c10d.default_pg_timeout = timedelta(seconds=patience_s)
     _KEPT.append(store)
+    return int(port)
 
 
 def unrecorded(comm: Comm) -> Comm:

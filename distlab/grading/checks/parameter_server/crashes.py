@@ -5,9 +5,11 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+from distlab.given.parameter_server import LOG
 from distlab.grading.checks.parameter_server.exactly_once import (
     CRASHES,
-    LOG,
+    RANKS,
+    TASK,
     Pushed,
     ask,
     counts_of,
@@ -89,7 +91,7 @@ def two_crashes(context: RankContext, unit: ModuleType, seed: int) -> Any:
     return None
 
 
-@clause("parameter_server.exactly_once", "C3", worlds=(1,), runs=[on_ranks(one_crash)])
+@clause(TASK, "C3", worlds=(1,), plays=(RANKS,), runs=[on_ranks(one_crash)])
 def there_after_a_crash(runs: Runs) -> str | None:
     """V: at every crash, what the next server has; and again after retries."""
     wrong = worked_out(runs, one_crash).values[0]
@@ -122,9 +124,10 @@ def _facts(wrong: dict[str, Any]) -> str:
 
 
 @clause(
-    "parameter_server.exactly_once",
+    TASK,
     "C4",
     worlds=(1,),
+    plays=(RANKS,),
     runs=[on_ranks(two_crashes), CRASHES],
 )
 def there_after_two_crashes(runs: Runs) -> str | None:

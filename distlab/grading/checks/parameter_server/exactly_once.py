@@ -37,6 +37,7 @@ from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 from distlab.sim import CrashPoint, SimDisk, crash_points, random_script
 
+TASK = "parameter_server.exactly_once"
 RANKS, NUM_PUSHES = 3, 4
 HORIZON_S = 1.0
 NUM_SCRIPTS = 30
@@ -146,9 +147,10 @@ CRASHES = on_ranks(under_scripts, crashes=True)
 
 
 @clause(
-    "parameter_server.exactly_once",
+    TASK,
     "C1",
     worlds=(1,),
+    plays=(RANKS,),
     runs=[on_ranks(repeat), MESSAGES],
 )
 def each_push_once(runs: Runs) -> str | None:
@@ -272,9 +274,10 @@ def files_of(point: CrashPoint) -> list[list[Any]]:
 
 
 @clause(
-    "parameter_server.exactly_once",
+    TASK,
     "C2",
     worlds=(1,),
+    plays=(RANKS,),
     runs=[on_ranks(log_after_crash)],
 )
 def in_the_log_first(runs: Runs) -> str | None:

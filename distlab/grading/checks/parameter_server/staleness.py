@@ -168,14 +168,14 @@ HARMLESS = on_ranks(under_scripts, deadly=False)
 DEADLY = on_ranks(under_scripts, deadly=True)
 
 
-@clause(TASK, "C1", worlds=(1,), runs=[PLAYED])
+@clause(TASK, "C1", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def applied_at_once(runs: Runs) -> str | None:
     """V: the weights after each message, at once."""
     expect(runs, PLAYED, "C1", faults)
     return None
 
 
-@clause(TASK, "C2", worlds=(1,), runs=[PLAYED, HARMLESS])
+@clause(TASK, "C2", worlds=(1,), plays=SIZES, runs=[PLAYED, HARMLESS])
 def bounded_by_the_slowest(runs: Runs) -> str | None:
     """V: every reply, or "not yet", as it was due, by hand and under scripts."""
     expect(runs, PLAYED, "C2", faults)
@@ -187,7 +187,7 @@ def _by_hand_or_on_processes(world_size: int) -> list[RunSpec]:
     return [PLAYED, DEADLY] if world_size == 1 else [on_ranks(on_processes)]
 
 
-@clause(TASK, "C3", worlds=(1, 3), runs=_by_hand_or_on_processes)
+@clause(TASK, "C3", worlds=(1, 3), plays=SIZES, runs=_by_hand_or_on_processes)
 def others_go_on(runs: Runs) -> str | None:
     """V: once a worker is gone, replies as if it had never been; under scripts too.
 
@@ -252,11 +252,12 @@ def _not_applied(
         slug = "push-held-back"
         rule = "an asynchronous server waits for no other push"
     return NotYetError(
-        f"n = {n}, lr = {LR}: worker {row.peer} pushed {shown(row.request[2])} to "
+        f"lr = {LR}: worker {row.peer} pushed {shown(row.request[2])} to "
         f"weights {shown(before)}; they are now {shown(row.state)}, expected "
         f"{shown(expected)}",
         slug=slug,
         rule=rule,
+        played=n,
     )
 
 
@@ -274,4 +275,5 @@ def _wrong_time(
         f"clocks are {' '.join(map(str, model.clocks))}{', ' * bool(gone)}{gone}",
         slug="pull-ahead" if is_early else late_slug,
         evidence=last_rows(history, words, one.place),
+        played=model.num_workers,
     )

@@ -96,7 +96,7 @@ class InStep(Model):
         return after(self.num_workers, done) if done >= number else None
 
 
-@clause(TASK, "C3", worlds=(1,), runs=[PLAYED])
+@clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def one_step_of_all(runs: Runs) -> str | None:
     """V: the weights after each message, in the order in which they arrive."""
     expect(runs, PLAYED, "C3", faults)
@@ -107,7 +107,7 @@ def _orders_or_processes(world_size: int) -> list[RunSpec]:
     return [PLAYED if world_size == 1 else on_ranks(on_processes)]
 
 
-@clause(TASK, "C4", worlds=(1, 3), runs=_orders_or_processes)
+@clause(TASK, "C4", worlds=(1, 3), plays=SIZES, runs=_orders_or_processes)
 def answered_after_the_step(runs: Runs) -> str | None:
     """V: every reply, or "not yet", as it was due; then the same on processes."""
     n = runs.world_size
@@ -155,7 +155,13 @@ def _wrong_weights(n: int, pushes: list[Row], values: Any) -> NotYetError:
         )
     elif n > 1 and done == 1 and close(values, after(n, 1, factor=n)):
         slug, rule = "sum-not-mean", "the mean is the sum divided by n"
-    return NotYetError(message, slug=slug, evidence=last_rows(pushes, words), rule=rule)
+    return NotYetError(
+        message,
+        slug=slug,
+        evidence=last_rows(pushes, words),
+        rule=rule,
+        played=n,
+    )
 
 
 def _wrong_time(n: int, history: History, one: Compared) -> NotYetError:
@@ -171,4 +177,5 @@ def _wrong_time(n: int, history: History, one: Compared) -> NotYetError:
         message,
         slug="pull-ahead" if one.expected is None else "",
         evidence=last_rows(history, words, one.place),
+        played=n,
     )

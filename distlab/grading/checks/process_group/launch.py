@@ -13,6 +13,7 @@ from distlab.grading.checks.process_group.lives import (
     END,
     FOREVER,
     NUM_RANDOM,
+    SIZES,
     Contract,
     Fact,
     Processes,
@@ -102,28 +103,28 @@ def _expect(runs: Runs, clause_id: str) -> None:
     expect(runs, PLAYED, clause_id, lambda number, rows: faults(known[number], rows))
 
 
-@clause(TASK, "C1", worlds=(1,), runs=[PLAYED])
+@clause(TASK, "C1", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def all_start_and_all_end(runs: Runs) -> str | None:
     """V: each rank once in generation 1; exit code 0 when the last has ended."""
     _expect(runs, "C1")
     return f"{len(BY_HAND) + NUM_RANDOM} scripts of processes that end"
 
 
-@clause(TASK, "C2", worlds=(1,), runs=[PLAYED])
+@clause(TASK, "C2", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def a_failure_stops_the_others(runs: Runs) -> str | None:
     """V: SIGTERM to those alive, once; SIGKILL after grace_s to those alive then."""
     _expect(runs, "C2")
     return None
 
 
-@clause(TASK, "C3", worlds=(1,), runs=[PLAYED])
+@clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def restarts_have_a_budget(runs: Runs) -> str | None:
     """V: all ranks again, in the next generation, as often as the window allows."""
     _expect(runs, "C3")
     return None
 
 
-@clause(TASK, "C4", worlds=(1,), runs=[PLAYED])
+@clause(TASK, "C4", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def the_exit_code_is_true(runs: Runs) -> str | None:
     """V: the first failure's, or the interruption's; nothing starts after that one."""
     _expect(runs, "C4")
@@ -159,6 +160,7 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
             f"got {_actions(actual)}",
             slug=slug,
             rule=rule,
+            played=n,
             evidence=last_rows(history, _words, one.place - (event == END)),
         )
         return {_clause(event, expected, actual, contract): fault}

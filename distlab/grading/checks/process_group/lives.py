@@ -18,7 +18,7 @@ from distlab.grading.kit.histories import Model, Row
 Fact = tuple[Any, ...]
 """An event or an action: what it is, and its numbers."""
 FOREVER = math.inf
-NUM_RANDOM = 200
+NUM_RANDOM, SIZES = 200, (1, 2, 3, 4, 5)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _random_script(draw: random.Random) -> Script:
     def tenths(least: float, most: float) -> float:
         return round(draw.uniform(least, most), 1) + draw.randint(1, 99) / 10_000
 
-    world_size = draw.randint(1, 5)
+    world_size = draw.choice(SIZES)
     lives = {}
     for generation in range(1, 7):
         for rank in range(world_size):

@@ -14,7 +14,7 @@ from typing import Any
 from distlab.grading.kit.histories import Model, Row
 
 Script = tuple[int, tuple[str, ...]]
-NUM_RANDOM = 240
+NUM_RANDOM, SIZES = 240, (1, 2, 3, 4)
 _FIELDS = {
     "set": ("key", "value"),
     "add": ("key", "amount"),
@@ -55,7 +55,7 @@ def scripts(seed: int) -> list[Script]:
 
 def _random_script(draw: random.Random, length: int) -> Script:
     texts, newest = [], 1
-    world_size = draw.randint(1, 4)
+    world_size = draw.choice(SIZES)
     for _ in range(length):
         newest += draw.random() < 0.1
         generation = newest - (draw.random() < 0.15 and newest > 1)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import Comm
+from distlab.given.tensor_parallel import Operators
 from distlab.grading.checks.tensor_parallel.shared import (
     DIVIDED,
     NO_SUM_BACK,
@@ -54,7 +55,7 @@ from distlab.runner.autopsy import Evidence
 NAMES = {"attention": "the attention", "mlp": "the MLP"}
 ONE_EACH = (
     "first layer column-parallel, second row-parallel: nothing is sent in between; "
-    "`input_operator` once before, `output_operator` once after"
+    "`operators.before` once before, `operators.after` once after"
 )
 
 # ── what runs in the ranks ──────────────────────────────────────────────────────────
@@ -63,19 +64,20 @@ ONE_EACH = (
 def blocks_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """Both, trained for some steps, each by itself; then heads that do not fit."""
     n, comm = context.world_size, Counted(context.comm)
-    uses = {"input_operator": 0, "output_operator": 0}
+    uses = {"operators.before": 0, "operators.after": 0}
 
     def way_in(group: Comm, x: Tensor) -> Tensor:
-        uses["input_operator"] += 1
+        uses["operators.before"] += 1
         return enter(group, x)
 
     def way_out(group: Comm, x: Tensor) -> Tensor:
-        uses["output_operator"] += 1
+        uses["operators.after"] += 1
         return leave(group, x)
 
     block = freeze(make_block(seed, n), n).to(comm.device)
-    unit.parallel_attention(comm, block.attention, way_in, way_out)
-    unit.parallel_mlp(comm, block.mlp, way_in, way_out)
+    operators = Operators(before=way_in, after=way_out)
+    unit.parallel_attention(comm, block.attention, operators)
+    unit.parallel_mlp(comm, block.mlp, operators)
     marks: dict[str, list[int]] = {}
     found: dict[str, Any] = {"marks": marks, "uses": uses}
     for name in NAMES:
@@ -157,7 +159,7 @@ def as_in_one_process(runs: Runs) -> str | None:
                     same_everywhere(right_back, n),
                     what=f"the gradient of the inputs of {words}" + _after(step),
                     suspects=_wrong_gradients(whole, words) if step == 0 else (),
-                    rule=_rule(step, "apply `input_operator` once, to the input"),
+                    rule=_rule(step, "apply `operators.before` once, to the input"),
                 )
             worst = max(worst, *(float((out - right).abs().max()) for out in outs))
     return f"n = {n}: after {STEPS} steps {worst:.0e} from the baseline"
@@ -209,7 +211,7 @@ def _wrong_gradients(whole: Whole, words: str) -> list[Suspect]:
             slug="no-sum-in-backward",
             values=whole.partial_backs(),
             sentence=f"the gradient of the inputs of {words} is only the local term",
-            rule="apply `input_operator` to the input: " + NO_SUM_BACK,
+            rule="apply `operators.before` to the input: " + NO_SUM_BACK,
         )
     ]
 
@@ -261,7 +263,7 @@ def one_each_way(runs: Runs) -> str | None:
         slug="more-messages-than-needed",
         rule=ONE_EACH,
     )
-    for way in ("input_operator", "output_operator"):
+    for way in ("operators.before", "operators.after"):
         uses = [value["uses"][way] for value in run.values]
         if uses != [2 * STEPS] * len(uses):
             raise NotYetError(

@@ -77,7 +77,8 @@ def _block(
     n, rank = context.world_size, context.rank
     whole_in, whole_up = _block_batch(seed, n)
     block = make_block(seed, n, heads=1).to(comm.device)
-    unit.sequence_parallel_block(comm, block)
+    unit.parallel_attention(comm, block.attention, unit.SEQUENCE)
+    unit.parallel_mlp(comm, block.mlp, unit.SEQUENCE)
     x = whole_in.chunk(n, 1)[rank].to(comm.device).requires_grad_()
     upstream = whole_up.chunk(n, 1)[rank].to(comm.device)
     begin = comm.count

@@ -97,7 +97,7 @@ def hooked_steps(
         with torch.no_grad():
             for parameter in module.parameters():
                 if parameter.grad is not None:
-                    parameter -= LEARNING_RATE * parameter.grad
+                    parameter.sub_(LEARNING_RATE * parameter.grad)
     leave_default_group()
     return steps
 
@@ -119,7 +119,7 @@ class _Turn:
     def after_two_buckets(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss."""
         self._calls += 1
-        if self._rank == self._n - 1 and self._calls == len(SAMPLES[-1]):
+        if 0 < self._rank == self._n - 1 and self._calls == len(SAMPLES[-1]):
             try:
                 self._store.wait(["two buckets"], timedelta(seconds=WAIT_S))
             except dist.DistStoreError:
@@ -151,7 +151,7 @@ def one_process(seed: int, n: int) -> list[list[Tensor]]:
             for parameter, own in zip(
                 model.parameters(), mean.split(sizes), strict=True
             ):
-                parameter -= LEARNING_RATE * own.view_as(parameter)
+                parameter.sub_(LEARNING_RATE * own.view_as(parameter))
     return steps
 
 
@@ -266,9 +266,10 @@ def _expect_dtype(sent: list[list[dict[str, Any]]], wire: str) -> None:
     dtypes = [sorted({record["dtype"] for record in own}) for own in sent]
     if all(own == [wire] for own in dtypes):
         return
+    unchanged = dtypes[0] == ["torch.float64"]
     raise NotYetError(
         f"the gradients travel as {', '.join(dtypes[0])}: expected {wire}",
-        slug="wire-dtype-ignored" if dtypes[0] == ["torch.float64"] else "",
+        slug="wire-dtype-ignored" if unchanged else "",
         evidence=_told([", ".join(own) for own in dtypes]),
         rule="the hook converts the bucket to `wire` before the all_reduce",
     )

@@ -26,8 +26,7 @@ from distlab.runner import RankContext
 WORLDS = (4, 3)
 STEPS, SAMPLES = 2, 3
 WIDTHS = (6, 5, 7, 3)
-FEWER = 2  # ranks that continue
-OTHER_LR = 0.02  # of their new optimizer, until it has loaded the saved one's
+OTHER_LR = 0.02  # of the new optimizer, until it has loaded the saved one's
 EXACT = torch.float64, torch.float64  # to compute, to sum over the ranks
 MIXED = torch.bfloat16, torch.float32
 
@@ -35,6 +34,16 @@ MIXED = torch.bfloat16, torch.float32
 def replicas_of(n: int) -> int:
     """4 ranks store two replicas, others one."""
     return 2 if n == 4 else 1
+
+
+def fewer_of(n: int) -> int:
+    """How many ranks continue."""
+    return min(2, max(1, n - 1))
+
+
+def shard_size(layer: nn.Module, size: int) -> int:
+    """The most elements of a layer that one of `size` ranks stores, by rows."""
+    return sum(-(-len(p) // size) * p[0].numel() for p in layer.parameters())
 
 
 def make_model(seed: int) -> nn.Sequential:
@@ -144,6 +153,7 @@ def continued(context: RankContext, unit: ModuleType, seed: int) -> Tensor | Non
     """All ranks train and save; the first ones load into a new model and go on."""
     join(context)
     n, rank = context.world_size, context.rank
+    fewer = fewer_of(n)
     folder = str(Path.cwd().parent / "checkpoint")
     model = make_model(seed)
     unit.hybrid_shard(model, replicas_of(n), torch.float64, torch.float64)
@@ -154,11 +164,11 @@ def continued(context: RankContext, unit: ModuleType, seed: int) -> Tensor | Non
     store = c10d._get_default_store()
     dist.barrier()
     leave_default_group()
-    if rank >= FEWER:
+    if rank >= fewer:
         return None
-    os.environ["WORLD_SIZE"] = str(FEWER)
-    again = dist.PrefixStore("again", store)
-    dist.init_process_group("gloo", store=again, rank=rank, world_size=FEWER)
+    os.environ["WORLD_SIZE"] = str(fewer)
+    again = c10d.PrefixStore("again", store)
+    dist.init_process_group("gloo", store=again, rank=rank, world_size=fewer)
     model = make_model(seed + 1)
     unit.hybrid_shard(model, 1, torch.float64, torch.float64)
     optimizer = Momentum(model, lr=OTHER_LR)
@@ -211,5 +221,5 @@ def continued_baseline(seed: int, n: int, lost: str = "") -> Tensor:
         optimizer = Momentum(model, lr=OTHER_LR)
     if lost == "settings":
         optimizer.param_groups[0]["lr"] = OTHER_LR
-    _baseline_steps(model, optimizer, seed, range(FEWER), range(STEPS, STEPS + 1))
+    _baseline_steps(model, optimizer, seed, range(fewer_of(n)), range(STEPS, STEPS + 1))
     return full_weights(model)

@@ -1,0 +1,130 @@
+"""`distlab demo --phase 4`: three faults among 64 simulated ranks, found by records.
+
+A rank is slow, a replica differs in one weight, and a rank's gradient gets a nan. The
+ranks are drawn anew each time. Times are virtual.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from distlab.cli.screen import command, show, show_json, warn
+
+if TYPE_CHECKING:  # they import torch, and the first line should not wait for it
+    from distlab.curriculum.choose import Choice
+    from distlab.walkthroughs.phase4 import Search
+
+NUM_RANKS, NUM_STEPS, FACTOR = 64, 6, 2.0
+TASKS = ("monitoring.step_report", "monitoring.suspects")
+_IN_A_ROW = 8
+_WHAT = {
+    "stragglers": "the slow rank",
+    "desynchronized": "the replica that differs",
+    "nan_origin": "where the nan came up",
+}
+
+
+def demo_monitor(
+    *, code: str = "reference", as_json: bool = False, seed: int | None = None
+) -> int:
+    """Hide faults and search: 0 all found, 1 not, 11 the ranks did not finish.
+
+    Raises:
+        ValueError: `code` is a file that cannot be read.
+    """
+    if not as_json:
+        lines = (
+            f"{NUM_RANKS} simulated ranks train together. One of them takes twice as",
+            "long as the others. Which one? No rank knows; each records a few numbers.",
+            "",
+        )
+        show([("plain", line) for line in lines])
+    from distlab.runner import Cluster, RunnerError
+    from distlab.walkthroughs import phase4, phase4_rank
+
+    try:
+        choice = _chosen(code)
+    except _UnfinishedError as error:
+        warn(f"{error}; `{command('check --phase 4')}` says what is missing")
+        return 1
+    seed = random.randrange(1 << 30) if seed is None else seed
+    with Cluster(preload=(phase4_rank.__name__,)) as cluster:
+        try:
+            done = phase4.search(
+                cluster,
+                choice,
+                n=NUM_RANKS,
+                factor=FACTOR,
+                num_steps=NUM_STEPS,
+                seed=seed,
+            )
+        except RunnerError as error:
+            warn(f"the ranks did not finish: {error}")
+            return 11 if code == "reference" else 1
+    found = done.named == done.faults
+    if as_json:
+        show_json({"code": code, "faults": done.faults, "named": done.named})
+    else:
+        _tell(done, is_own=code == "mine")
+    return int(not found)
+
+
+class _UnfinishedError(Exception):
+    """The learner's own code was asked for, and a task is not written."""
+
+
+def _chosen(code: str) -> Choice:
+    from distlab.curriculum import SourceError, load_curriculum, read_source
+    from distlab.curriculum.choose import Choice, chosen_unit
+
+    curriculum = load_curriculum()
+    if code == "mine":
+        choice = chosen_unit(curriculum, "monitoring", "mine")
+        for part in choice.parts:
+            is_lent = part.whose == "reference" and part.why != "as set"
+            if part.task in TASKS and is_lent:
+                raise _UnfinishedError(f"{part.number} {part.task} is not written yet")
+        return choice
+    try:
+        source = read_source(curriculum, curriculum.units["monitoring"], code)
+    except SourceError as error:
+        raise ValueError(f"--code {code}: {error}") from error
+    return Choice(source=source, reference=source, grafts=(), parts=())
+
+
+def _tell(done: Search, *, is_own: bool) -> None:
+    waits = [ms[2] for ms in done.ms]
+    own = [ms[0] + ms[1] for ms in done.ms]
+    lines = [
+        f"  rank 0's log: a step takes {sum(done.ms[0]):.0f} ms; "
+        f"{waits[0]:.0f} ms of it is communication.",
+        "",
+        "  communication of each rank, ms",
+        *_grid(waits),
+        "",
+    ]
+    shortest = waits.index(min(waits))
+    lines += [
+        f"  Rank {shortest} communicates least: it comes last, and the others wait for",
+        f"  it. Its own part takes {own[shortest]:.0f} ms, theirs "
+        f"{sorted(own)[len(own) // 2]:.0f} ms.",
+        "",
+    ]
+    show([("plain", line) for line in lines])
+    for field, what in _WHAT.items():
+        right = done.named[field] == done.faults[field]
+        told = ", ".join(map(str, done.named[field])) or "none"
+        was = "" if right else f"   it was {done.faults[field][0]}"
+        show([("pass" if right else "fail", f"  {what:<26} rank {told}{was}")])
+    if is_own and done.named == done.faults:
+        show([("", ""), ("pass", "  ◆ Your own code found all three.")])
+
+
+def _grid(values: Sequence[float]) -> list[str]:
+    rows = []
+    for start in range(0, len(values), _IN_A_ROW):
+        cells = "".join(f"{value:7.1f}" for value in values[start : start + _IN_A_ROW])
+        rows.append(f"  {start:>3} …{cells}")
+    return rows

@@ -1,0 +1,339 @@
+"""Checks of 4.19, `monitoring.profile`: spans, what is exposed of them, and why."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from distlab.given.monitoring import Span, Spans, read_spans
+from distlab.grading.checks.monitoring.recorded import same
+from distlab.grading.checks.monitoring.step_report import number
+from distlab.grading.clause import clause
+from distlab.grading.kit.plans import in_call, worked_out
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import NOBODY, Evidence
+
+TASK = "monitoring.profile"
+TRACES = Path(__file__).parents[4] / "phase4_production" / "traces"
+RECORDED = {"run_1": "partial", "run_2": "late", "run_3": "hidden"}
+WORDS = ("hidden", "partial", "late", "blocking")
+_SHOWN = 8
+
+# ── the right answers ───────────────────────────────────────────────────────────────
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """Spans that neither overlap nor touch; none is empty."""
+    result: list[Span] = []
+    for start, end in sorted(span for span in spans if span[0] < span[1]):
+        if result and start <= result[-1][1]:
+            result[-1] = result[-1][0], max(end, result[-1][1])
+        else:
+            result.append((start, end))
+    return result
+
+
+def total(spans: Iterable[Span]) -> float:
+    """The sum of the durations, overlapping or not."""
+    return sum(end - start for start, end in spans)
+
+
+def exposed(spans: Spans) -> float:
+    """Communication without compute."""
+    both = merged([*spans.communication, *spans.compute])
+    return total(both) - total(merged(spans.compute))
+
+
+def shared(one: Iterable[Span], other: Sequence[Span]) -> float:
+    """The time that each pair has in common; what several pairs share counts again."""
+    return sum(
+        max(0.0, min(end, stop) - max(start, begin))
+        for start, end in one
+        for begin, stop in other
+    )
+
+
+# ── C1 ──────────────────────────────────────────────────────────────────────────────
+
+
+def sets_of_spans(seed: int) -> list[list[Span]]:
+    """Nested, touching, equal, apart, in any order; some are drawn."""
+    draw = random.Random(seed)
+    drawn = []
+    for count in (6, 12, 30):
+        starts = [float(draw.randint(0, 100)) for _ in range(count)]
+        drawn.append([(start, start + draw.randint(0, 12)) for start in starts])
+    return [
+        [(0, 4), (6, 9), (3, 5), (7, 8)],
+        [],
+        [(5, 7)],
+        [(10, 20), (11, 12), (13, 14), (19, 25)],
+        [(0, 10), (2, 3), (8, 9), (11, 12)],
+        [(4, 6), (0, 2), (2, 3), (4, 6)],
+        *drawn,
+    ]
+
+
+def merge_all(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
+    """What merge returns for each set."""
+    found = []
+    for spans in sets_of_spans(seed):
+        with in_call(f"merge({spans})"):
+            found.append(_read_spans(unit.merge(list(spans))))
+    return found
+
+
+def _read_spans(told: Any) -> list[Span] | str:
+    if told is None:
+        return "returns None: is a return missing?"
+    try:
+        return [(float(start), float(end)) for start, end in told]
+    except (TypeError, ValueError):
+        return f"returns {told!r:.60}, not a list of (start, end)"
+
+
+@clause(TASK, "C1", worlds=(1,), runs=[on_ranks(merge_all)])
+def the_same_time(runs: Runs) -> str | None:
+    """V: every moment once, in ascending order; touching spans may stay apart."""
+    found = worked_out(runs, merge_all).values[0]
+    for spans, told in zip(sets_of_spans(runs.seed), found, strict=True):
+        call = f"merge({_spans(spans)})"
+        if isinstance(told, str):
+            raise NotYetError(f"{call} {told}")
+        pairs = pairwise(told)
+        apart = all(one[1] <= other[0] for one, other in pairs)
+        if apart and merged(told) == merged(spans):
+            continue
+        slug = rule = ""
+        if told == _as_if_never_nested(spans):
+            slug = "nested-span-shortens"
+            rule = "the end of a merged span is the later one of both ends"
+        raise NotYetError(
+            f"{call} is {_spans(told)}, expected {_spans(merged(spans))}",
+            slug=slug,
+            rule=rule,
+        )
+    return None
+
+
+def _as_if_never_nested(spans: list[Span]) -> list[Span]:
+    result: list[Span] = []
+    for start, end in sorted(spans):
+        if result and start <= result[-1][1]:
+            result[-1] = result[-1][0], end
+        else:
+            result.append((start, end))
+    return result
+
+
+def _spans(spans: Sequence[Span]) -> str:
+    shown = " ".join(f"({start:g}, {end:g})" for start, end in spans[:_SHOWN])
+    return (shown + " …" * (len(spans) > _SHOWN)) or "[]"
+
+
+# ── C2 ──────────────────────────────────────────────────────────────────────────────
+
+
+def lanes(seed: int) -> list[Spans]:
+    """Communication and compute of a rank: by hand, then drawn, with nested compute."""
+    draw = random.Random(seed + 5)
+    drawn = []
+    for _ in range(4):
+        spans = []
+        for most in (30, 8):
+            starts = [float(draw.randint(0, 120)) for _ in range(9)]
+            spans.append([(s, s + draw.randint(1, most)) for s in starts])
+        inner = [(start + 1, end - 1) for start, end in spans[1] if end - start > 2]
+        drawn.append(Spans(spans[0], [*spans[1], *inner]))
+    return [
+        Spans([(2, 6), (4, 9)], [(0, 3), (5, 7)]),
+        Spans([(10, 14)], [(0, 5), (5, 9)]),
+        Spans([(1, 4)], [(0, 9), (2, 3)]),
+        Spans([], [(0, 4)]),
+        Spans([(3, 8), (3, 8)], []),
+        Spans([(5, 25), (10, 12)], [(0, 10), (2, 8), (20, 30), (21, 29)]),
+        *drawn,
+    ]
+
+
+def measure_all(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
+    """What exposed_us returns for each pair of lanes."""
+    found = []
+    for place, spans in enumerate(lanes(seed), 1):
+        with in_call(f"exposed_us, case {place}"):
+            told = unit.exposed_us(list(spans.communication), list(spans.compute))
+            found.append(number(told))
+    return found
+
+
+class _Mistake(NamedTuple):
+    slug: str
+    sentence: str
+    rule: str
+    us: Callable[[Spans], float]
+
+
+MISTAKES = (
+    _Mistake(
+        "counted-twice",
+        "time that several spans share was counted several times",
+        "merge communication and compute first",
+        lambda s: total(s.communication) - shared(s.communication, s.compute),
+    ),
+    _Mistake(
+        "counted-twice",
+        "communication that runs at the same time was counted twice",
+        "merge the communication first",
+        lambda s: total(s.communication) - shared(s.communication, merged(s.compute)),
+    ),
+    _Mistake(
+        "counted-twice",
+        "nested compute was subtracted twice",
+        "merge the compute first",
+        lambda s: (
+            total(merged(s.communication)) - shared(merged(s.communication), s.compute)
+        ),
+    ),
+    _Mistake(
+        "hidden-not-exposed",
+        "that is the part that compute covers",
+        "exposed is the communication that no compute covers",
+        lambda s: total(merged(s.communication)) - exposed(s),
+    ),
+    _Mistake(
+        "total-not-exposed",
+        "that is all of the communication",
+        "subtract the time in which the rank also computes",
+        lambda s: total(merged(s.communication)),
+    ),
+    _Mistake(
+        "total-not-exposed",
+        "that is the sum of all communication",
+        "merge it, and subtract the time in which the rank also computes",
+        lambda s: total(s.communication),
+    ),
+    _Mistake(
+        "totals-subtracted",
+        "that is the total of the communication minus the total of the compute",
+        "what matters is when they run, not how long each of them takes",
+        lambda s: max(0.0, total(merged(s.communication)) - total(merged(s.compute))),
+    ),
+)
+
+
+@clause(TASK, "C2", worlds=(1,), runs=[on_ranks(measure_all)])
+def communication_alone(runs: Runs) -> str | None:
+    """V: interval arithmetic; a mistake is named if it explains every case."""
+    found = worked_out(runs, measure_all).values[0]
+    cases = lanes(runs.seed)
+    for spans, told in zip(cases, found, strict=True):
+        if isinstance(told, str):
+            raise NotYetError(f"exposed_us returns {told}")
+        if same(told, exposed(spans)):
+            continue
+        fits = (
+            m
+            for m in MISTAKES
+            if all(
+                not isinstance(t, str) and same(t, m.us(s))
+                for s, t in zip(cases, found, strict=True)
+            )
+        )
+        mistake = next(fits, None)
+        raise NotYetError(
+            f"exposed_us is {told:g}, expected {exposed(spans):g}"
+            + (f"; {mistake.sentence}" if mistake else ""),
+            slug=mistake.slug if mistake else "",
+            evidence=_lines(spans),
+            rule=mistake.rule if mistake else "",
+        )
+    return None
+
+
+def _lines(spans: Spans) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(rank=NOBODY, state=lane, text=_spans(sorted(getattr(spans, lane))))
+        for lane in Spans._fields
+    )
+
+
+# ── C3 ──────────────────────────────────────────────────────────────────────────────
+
+
+def backwards(seed: int) -> list[tuple[str, Spans]]:
+    """A backward() of some layers for each cause, and variants of it."""
+    draw = random.Random(seed + 9)
+    n, layer = draw.randint(6, 10), float(draw.randint(80, 120))
+    end = n * layer
+    compute = [(k * layer, (k + 1) * layer) for k in range(n)]
+    compute += [(k * layer + 5, (k + 1) * layer - 5) for k in range(n)]  # nested
+    short = [((k + 1) * layer, (k + 1.4) * layer) for k in range(n)]
+    long = [(layer + 2 * k * layer, layer + 2 * (k + 1) * layer) for k in range(n)]
+    one = [(end + 10, end + 4 * layer)]
+    gaps = [(2.0 * k * layer, (2 * k + 1) * layer) for k in range(n)]
+    between = [((2 * k + 1) * layer, (2 * k + 2) * layer) for k in range(n)]
+    both = [(end + 10, end + 4 * layer), (end + 12, end + 4 * layer - 3)]
+    copies = [*compute, (end + 4 * layer, end + 4.3 * layer)]
+    return [
+        ("hidden", Spans(short, compute)),
+        ("partial", Spans(long, compute)),
+        ("late", Spans(one, compute)),
+        ("blocking", Spans(between, gaps)),
+        ("late", Spans(both, compute)),
+        ("late", Spans(one, copies)),
+        ("hidden", Spans([(0.0, end)], compute)),
+        ("partial", Spans([(end / 2, end), (end / 2, 1.5 * end)], compute)),
+        ("blocking", Spans([*between, *between], [*gaps, *gaps])),
+        ("late", Spans([(0.95 * end, 4 * end)], compute)),
+        ("partial", Spans([(0.1 * end, 9 * end)], compute)),
+        ("partial", Spans([(0.7 * end, end), (end + 20, 2 * end)], compute)),
+    ]
+
+
+def explain_all(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
+    """What explain_exposed returns for those, and for the recorded traces."""
+    cases = [spans for _, spans in backwards(seed)]
+    cases += [read_spans(TRACES / f"{name}.json") for name in RECORDED]
+    found = []
+    for place, spans in enumerate(cases, 1):
+        with in_call(f"explain_exposed, case {place}"):
+            told = unit.explain_exposed(list(spans.communication), list(spans.compute))
+            found.append(told if isinstance(told, str) else f"{told!r:.40}")
+    return found
+
+
+@clause(TASK, "C3", worlds=(1,), runs=[on_ranks(explain_all)])
+def the_cause(runs: Runs) -> str | None:
+    """V: the word for each cause; then for the traces of real runs."""
+    found = worked_out(runs, explain_all).values[0]
+    cases = backwards(runs.seed)
+    for (word, spans), told in zip(cases, found, strict=False):
+        if told != word:
+            raise _wrong_word("a backward()", word, told, spans)
+    for name, told in zip(RECORDED, found[len(cases) :], strict=True):
+        if told != RECORDED[name]:
+            spans = read_spans(TRACES / f"{name}.json")
+            raise _wrong_word(f"traces/{name}.json", RECORDED[name], told, spans)
+    return "and the three recorded traces"
+
+
+def _wrong_word(what: str, word: str, told: str, spans: Spans) -> NotYetError:
+    parts, whole = merged(spans.compute), total(merged(spans.communication))
+    share = exposed(spans) / whole
+    covered = (whole - exposed(spans)) / min(whole, total(parts))
+    first = min(start for start, _ in spans.communication)
+    left = total((max(start, first), max(end, first)) for start, end in parts)
+    said = f'"{told}"' if told in WORDS else told
+    return NotYetError(
+        f'{what}: explain_exposed returns {said}, expected "{word}"; '
+        f"{100 * share:.0f} % of the communication is exposed, "
+        f"{100 * covered:.0f} % of the shorter one is covered, "
+        f"{100 * left / total(parts):.0f} % of the compute comes after its start",
+        evidence=_lines(spans),
+    )

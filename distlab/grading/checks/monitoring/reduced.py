@@ -1,0 +1,193 @@
+"""C4 of 4.2, `monitoring.suspects`: counted on each rank, then averaged over them."""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.checks.monitoring.recorded import INF, NAN
+from distlab.grading.clause import clause
+from distlab.grading.kit.plans import in_call
+from distlab.grading.kit.values import brief, close
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import Evidence
+
+WORLDS = (3, 2, 1, 4)
+SHAPES: tuple[tuple[int, ...], ...] = ((3, 2), (), (5,), (0, 4), (2,))
+BAD: tuple[tuple[float, ...], ...] = ((), (NAN,), (INF,), (-INF, NAN), (NAN, NAN, INF))
+"""What is put among the elements, case by case."""
+
+
+def gradients_of(seed: int, rank: int, bad: tuple[float, ...] = ()) -> list[Tensor]:
+    """A rank's gradients; `bad` elements are in the third and, if three, the second."""
+    generator = torch.Generator().manual_seed(seed * 7919 + rank)
+    tensors = [
+        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES
+    ]
+    for place, value in enumerate(bad):
+        if place == 2:
+            tensors[1].fill_(value)
+        else:
+            tensors[2][2 * place] = value
+    return tensors
+
+
+def count(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
+    """What count_nonfinite returns for each case, and for parameters without .grad."""
+    found = []
+    for bad in BAD:
+        gradients: list[Tensor | None] = [*gradients_of(seed, 0, bad)]
+        with in_call(f"count_nonfinite, with {words(bad)}"):
+            found.append(_integer(unit.count_nonfinite([None, *gradients, None])))
+    with in_call("count_nonfinite([None])"):
+        found.append(_integer(unit.count_nonfinite([None])))
+    return found
+
+
+def _integer(value: Any) -> int | str:
+    if value is None:
+        return "None: is a return missing?"
+    try:
+        return int(value)
+    except (TypeError, ValueError, RuntimeError):
+        return f"{value!r:.50}, not a number"
+
+
+def words(bad: tuple[float, ...]) -> str:
+    """The elements that are not finite, in words."""
+    return " and ".join(str(value) for value in bad) or "finite elements only"
+
+
+def origin(world_size: int) -> int:
+    """The rank whose gradients have them."""
+    return world_size // 2
+
+
+def reduce(context: RankContext, unit: ModuleType, seed: int, poisoned: bool) -> Any:
+    """One call of reduce_gradients, with a clock that advances in collectives."""
+    comm, ticks = context.comm, [0]
+
+    def clock() -> float:
+        ticks[0] += 1
+        return 0.5 * ticks[0]
+
+    timer = unit.StepTimer(clock)
+    bad = BAD[-1] if poisoned and context.rank == origin(context.world_size) else ()
+    gradients = [t.to(comm.device) for t in gradients_of(seed, context.rank, bad)]
+    told = _integer(unit.reduce_gradients(comm, timer, gradients))
+    return {"count": told, "gradients": gradients, "seconds": dict(timer.seconds)}
+
+
+@clause(
+    "monitoring.suspects",
+    "C4",
+    worlds=WORLDS,
+    runs=[
+        on_ranks(count),
+        on_ranks(reduce, poisoned=False),
+        on_ranks(reduce, poisoned=True),
+    ],
+)
+def counted_first(runs: Runs) -> str | None:
+    """V: counts of the rank's own gradients, means over the ranks, measured."""
+    _expect_counts(runs.finished(count).values[0])
+    for poisoned in (False, True):
+        _expect_reduced(runs, poisoned)
+    return None
+
+
+def _expect_counts(found: list[Any]) -> None:
+    cases = [*BAD, ()]
+    for told, bad in zip(found, cases, strict=True):
+        if told == len(bad):
+            continue
+        if isinstance(told, str):
+            raise NotYetError(f"count_nonfinite returns {told}")
+        slug = rule = ""
+        no_nan = [0] * len(cases)
+        only_nan = [sum(map(math.isnan, case)) for case in cases]
+        if found == no_nan:
+            slug, rule = "nan-compared", "nan == nan is False: torch.isfinite"
+        elif found == only_nan:
+            slug, rule = "inf-not-counted", "inf is not finite either: torch.isfinite"
+        raise NotYetError(
+            f"count_nonfinite returns {told}; there are {len(bad)}: {words(bad)}",
+            slug=slug,
+            rule=rule,
+        )
+
+
+def _expect_reduced(runs: Runs, poisoned: bool) -> None:
+    n = runs.world_size
+    run = runs.finished(reduce, poisoned=poisoned)
+    own = [
+        gradients_of(runs.seed, rank, BAD[-1] if poisoned and rank == origin(n) else ())
+        for rank in range(n)
+    ]
+    expected = [
+        len(BAD[-1]) if poisoned and rank == origin(n) else 0 for rank in range(n)
+    ]
+    counts = [value["count"] for value in run.values]
+    if counts != expected:
+        everywhere = n > 1 and counts == [len(BAD[-1])] * n
+        after = "after the all_reduce every rank has them" * everywhere
+        raise NotYetError(
+            f"reduce_gradients returns {_told(counts)}; only rank {origin(n)} had "
+            f"elements that are not finite, {len(BAD[-1])} of them"
+            if poisoned
+            else f"reduce_gradients returns {_told(counts)}; all elements are finite",
+            slug="nan-after-reduce" if everywhere else "",
+            evidence=tuple(
+                Evidence(rank=r, state=f"returned {c}", text=f"expected {e}")
+                for r, (c, e) in enumerate(zip(counts, expected, strict=True))
+            ),
+            rule=f"count before the all_reduce: {after}" if everywhere else "",
+        )
+    for place in range(len(SHAPES)):
+        _expect_means(run.values, [tensors[place] for tensors in own], place, poisoned)
+    for rank, value in enumerate(run.values):
+        _expect_measured(rank, value["seconds"])
+
+
+def _told(counts: list[Any]) -> str:
+    return ", ".join(map(str, counts))
+
+
+def _expect_means(values: Any, own: list[Tensor], place: int, poisoned: bool) -> None:
+    n = len(own)
+    total = torch.stack(own).sum(0)
+    for rank, value in enumerate(values):
+        found = value["gradients"][place]
+        finite = torch.isfinite(total)
+        right = total / n
+        if (
+            close(found[finite], right[finite])
+            and not torch.isfinite(found[~finite]).any()
+        ):
+            continue
+        is_sum = close(found[finite], total[finite])
+        raise NotYetError(
+            f"rank {rank}: gradient {place} is {brief(found)}, expected {brief(right)}"
+            + (", the sum over the ranks" * is_sum),
+            slug="sum-not-mean" if is_sum and not poisoned else "",
+        )
+
+
+def _expect_measured(rank: int, seconds: dict[str, Any]) -> None:
+    others = {part: s for part, s in seconds.items() if part != "communication" and s}
+    if float(seconds["communication"]) > 0 and not others:
+        return
+    what = "no communication" if not others else f"{next(iter(others))}"
+    raise NotYetError(
+        f"rank {rank}: the timer has {what} seconds after reduce_gradients"
+        if others
+        else f"rank {rank}: the timer has no seconds of communication after "
+        "reduce_gradients",
+        rule='with timer.measure("communication"): around the collectives',
+    )

@@ -1,0 +1,113 @@
+"""Phase 4: its demo, the lab's numbers, and how traces are read and recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.record_traces import trimmed
+from distlab.cli.demo import demo
+from distlab.cli.demo_monitor import demo_monitor
+from distlab.given.monitoring import Record, checksum, pack, read_spans, unpack
+from distlab.grading.checks.monitoring.profile import RECORDED, TRACES
+from tests.workbench.judging import solution_of
+
+
+def broken(tmp_path: Path, old: str, new: str) -> str:
+    text = solution_of("monitoring")
+    assert text.count(old) == 1
+    path = tmp_path / "monitoring.py"
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    return str(path)
+
+
+def test_the_demo_finds_what_it_hid(capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo_monitor(as_json=True, seed=3) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["named"] == told["faults"]
+    assert all(len(ranks) == 1 for ranks in told["faults"].values())
+
+
+def test_the_demo_says_what_was_not_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = broken(tmp_path, "r.data_s + r.compute_s", "r.communication_s")
+    assert demo_monitor(code=code, seed=3) == 1
+    out = capsys.readouterr().out
+    assert "it was" in out
+    assert "the slow rank              rank none" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"phase": 4, "world_size": 8}, "64 simulated ranks"),
+        ({"phase": 4, "epochs": 1}, "no epochs"),
+        ({"phase": 4, "code": "nowhere.py"}, "cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        demo(**arguments)
+
+
+def test_a_record_survives_its_numbers() -> None:
+    record = Record(7, 0.1, 0.2, 0.3, 1.5, 4, 3, 2**32 - 1)
+    assert unpack(pack(record)) == record
+
+
+def test_a_checksum_sees_one_bit_and_the_order() -> None:
+    one, other = torch.zeros(3, dtype=torch.float64), torch.ones(2)
+    before = checksum([one, other])
+    assert before == checksum([one.clone(), other.clone()])
+    assert before != checksum([other, one])
+    one[1] = -0.0
+    assert before != checksum([one, other])
+    assert checksum([torch.zeros(2, 3).T]) < 2**32
+
+
+def event(name: str, cat: str, ts: float, dur: float) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "tid": 1}
+
+
+def test_kernels_of_nccl_are_communication_where_there_is_a_gpu(
+    tmp_path: Path,
+) -> None:
+    events = [
+        event("aten::mm", "cpu_op", 0, 5),
+        event("nccl:all_reduce", "gpu_user_annotation", 20, 30),
+        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "kernel", 21, 9),
+        event("ampere_sgemm_128x64_nn", "kernel", 10, 15),
+        {"ph": "s", "name": "flow"},
+    ]
+    path = tmp_path / "gpu.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert read_spans(path) == ([(21.0, 30.0)], [(10.0, 25.0)])
+
+
+def test_the_recorded_traces_are_small_and_name_no_machine() -> None:
+    assert sorted(path.stem for path in TRACES.glob("*")) == sorted(RECORDED)
+    for path in TRACES.glob("*.json"):
+        trace = json.loads(path.read_text(encoding="utf-8"))
+        assert set(trace) == {"schemaVersion", "displayTimeUnit", "traceEvents"}
+        assert path.stat().st_size < 60_000
+
+
+def test_a_trace_is_trimmed_to_what_4_19_reads() -> None:
+    events = [
+        event("aten::mm", "cpu_op", 1000.0, 50.04),
+        event("aten::t", "cpu_op", 1001.0, 2.0),
+        event("gloo:all_reduce", "user_annotation", 1010.0, 1.0),
+        event("DistributedDataParallel.forward", "user_annotation", 900.0, 500.0),
+        {"ph": "M", "name": "process_name", "pid": 4242},
+    ]
+    kept = trimmed({"traceEvents": events, "host_name": "secret"})["traceEvents"]
+    assert [(e["name"], e["ts"], e["dur"]) for e in kept] == [
+        ("aten::mm", 0.0, 50.0),
+        ("gloo:all_reduce", 10.0, 1.0),
+    ]
