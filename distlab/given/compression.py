@@ -69,6 +69,64 @@ class Residuals:
         self._by_parameter.update(zip(bucket.parameters, parts, strict=True))
 
 
+class Factors:
+    """The second factor of each matrix, as it was after the last step."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._by_parameter: dict[Tensor, Tensor] = {}
+
+    def of(self, bucket: Bucket) -> list[Tensor]:
+        """(columns, r) for each matrix; at first random, the same on every rank."""
+        found = []
+        for p, matrix in zip(_matrices_in(bucket), split(bucket)[0], strict=True):
+            first = first_factor(matrix, self._rank)
+            found.append(self._by_parameter.get(p, first))
+        return found
+
+    def keep(self, bucket: Bucket, factors: Sequence[Tensor]) -> None:
+        """From now on these are what `of` returns."""
+        pairs = zip(_matrices_in(bucket), factors, strict=True)
+        self._by_parameter.update((p, factor.clone()) for p, factor in pairs)
+
+
+def split(bucket: Bucket, flat: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
+    """Matrices (rows, columns), views; and the elements of all other parameters.
+
+    They are taken from `flat`, which is like bucket.flat. A parameter of two or more
+    dimensions is a matrix: the first one has the rows.
+    """
+    flat = bucket.flat if flat is None else flat
+    matrices, others = [], []
+    parts = flat.split([p.numel() for p in bucket.parameters])
+    for p, part in zip(bucket.parameters, parts, strict=True):
+        if p.dim() > 1:
+            matrices.append(part.view(len(p), -1))
+        else:
+            others.append(part)
+    return matrices, torch.cat([flat[:0], *others])
+
+
+def join(bucket: Bucket, matrices: Sequence[Tensor], others: Tensor) -> Tensor:
+    """The reverse of `split`: a tensor like bucket.flat."""
+    rows = iter(matrices)
+    sizes = [p.numel() for p in bucket.parameters if p.dim() <= 1]
+    rest = iter(others.split(sizes))
+    parts = [next(rows if p.dim() > 1 else rest) for p in bucket.parameters]
+    return torch.cat([part.reshape(-1) for part in parts])
+
+
+def first_factor(matrix: Tensor, rank: int) -> Tensor:
+    """Random numbers of a fixed seed: (columns, r), r no larger than the matrix."""
+    shape = matrix.shape[1], min(rank, *matrix.shape)
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return drawn.to(matrix)
+
+
+def _matrices_in(bucket: Bucket) -> list[Tensor]:
+    return [p for p in bucket.parameters if p.dim() > 1]
+
+
 def fp16(comm: Comm, bucket: Bucket) -> Work:
     """Sum in float16: half of the bytes; above 65,504 a sum is inf."""
     return _cast(comm, bucket, torch.float16)

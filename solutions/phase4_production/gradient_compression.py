@@ -2,7 +2,8 @@
 
 Guide: phase4_production/guide/gradient_compression.md.
 Source: Y. Lin et al., Deep Gradient Compression (arXiv 1712.01887), section 3.1;
-S. P. Karimireddy et al., Error Feedback Fixes SignSGD (arXiv 1901.09847), algorithm 1.
+S. P. Karimireddy et al., Error Feedback Fixes SignSGD (arXiv 1901.09847), algorithm 1;
+T. Vogels et al., PowerSGD (arXiv 1905.13727), algorithms 1 and 2.
 Symbols: n = comm.world_size; N = the elements of a bucket; k = those that a rank sends.
 Cost: top-k sends (n-1)·k indices and values, an all_reduce 2(n-1)/n · N values; int8
 sends 2(n-1)/n · N bytes.
@@ -28,7 +29,14 @@ import torch
 from torch import Tensor
 
 from distlab.comm import Comm, ReduceOp, Work
-from distlab.given.compression import Bucket, Later, Residuals
+from distlab.given.compression import (
+    Bucket,
+    Factors,
+    Later,
+    Residuals,
+    join,
+    split,
+)
 
 
 def largest(values: Tensor, ratio: float) -> Tensor:
@@ -132,6 +140,67 @@ class Int8:
             numbers = rounded.to(torch.int8)
             comm.all_reduce(numbers)
             bucket.flat.copy_(numbers).mul_(scale)
+
+        return Later([work], finish)
+        ### END SOLUTION
+
+
+class PowerSGD:
+    """A comm_hook: each matrix M is sent as P Qᵀ, two matrices with r columns.
+
+    In torch.distributed: powerSGD_hook.powerSGD_hook
+    """
+
+    def __init__(self, rank: int = 4) -> None:
+        if rank < 1:
+            raise ValueError(f"rank is {rank}, must be at least 1")
+        self.residuals = Residuals()  # of this rank
+        self.factors = Factors(rank)  # Q of every matrix, the same on all ranks
+
+    def __call__(self, comm: Comm, bucket: Bucket) -> Work:
+        """Start to sum P; the Work's wait() sums Q.
+
+        P = M Q, summed over the ranks, with orthonormal columns then; Q = Mᵀ P, summed.
+        M is the gradient plus the residual, Q at first that of the step before.
+        Given: self.factors is used like self.residuals, and has a list: one Q, shape
+        (columns, r), for each matrix. split(bucket, t): the matrices of t, which is
+        like bucket.flat, and one tensor with all other elements; join is the reverse.
+
+        C1 if the sum of all M has the rank r or less, bucket.flat is that sum
+        C2 parameters of fewer than two dimensions are summed exactly
+        C3 residual: M - P Qᵀ / n, and zero for what was summed exactly. Q is kept
+        C4 a rank sends P, Q and the other elements, nothing else, in two all_reduces
+        C5 the call returns at once: the rank waits in wait() only
+        Cost: 2(n-1)/n · r·(rows + columns) values for a matrix.
+        Check: distlab check 4.15
+        """
+        ### BEGIN SOLUTION gradient_compression.powersgd
+        #| which products are known before the messages, which only after the first one?
+        #| torch.linalg.qr(P).Q has orthonormal columns
+        corrected = bucket.flat + self.residuals.of(bucket)
+        matrices, others = split(bucket, corrected)
+        pairs = list(zip(matrices, self.factors.of(bucket), strict=True))
+        rows = [m @ q for m, q in pairs]  # P of each matrix: (rows, r)
+        first = torch.cat([*(p.reshape(-1) for p in rows), others])
+        work = comm.all_reduce(first, async_op=True)
+
+        def finish() -> None:
+            *flat_rows, summed = first.split([*(p.numel() for p in rows), len(others)])
+            bases = [
+                torch.linalg.qr(flat.view_as(p)).Q
+                for flat, p in zip(flat_rows, rows, strict=True)
+            ]
+            factors = [m.T @ p for m, p in zip(matrices, bases, strict=True)]
+            second = torch.cat([first[:0], *(q.reshape(-1) for q in factors)])
+            comm.all_reduce(second)
+            parts = second.split([q.numel() for q in factors])
+            factors = [s.view_as(q) for s, q in zip(parts, factors, strict=True)]
+            self.factors.keep(bucket, factors)
+            sums = [p @ q.T for p, q in zip(bases, factors, strict=True)]
+            bucket.flat.copy_(join(bucket, sums, summed))
+            n = comm.world_size
+            rest = [m - s / n for m, s in zip(matrices, sums, strict=True)]
+            self.residuals.keep(bucket, join(bucket, rest, torch.zeros_like(others)))
 
         return Later([work], finish)
         ### END SOLUTION

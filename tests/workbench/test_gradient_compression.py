@@ -28,6 +28,8 @@ def hook_of(name: str) -> Any:
         "sign": compression.Sign,
         "top_k": lambda: unit.TopK(0.25),
         "int8": unit.Int8,
+        "powersgd": lambda: unit.PowerSGD(2),
+        "full": lambda: unit.PowerSGD(100),
         "all": lambda: unit.TopK(1.0),
     }[name]()
 
@@ -52,7 +54,9 @@ def in_ddp(context: RankContext, name: str) -> dict[str, Any]:
     return {"gradient": watch.end_to_end(found), "waits": waits}
 
 
-@pytest.mark.parametrize("name", ["fp16", "bf16", "sign", "top_k", "int8", "all"])
+@pytest.mark.parametrize(
+    "name", ["fp16", "bf16", "sign", "top_k", "int8", "all", "powersgd", "full"]
+)
 @pytest.mark.parametrize("n", [2, 3])
 def test_nobody_waits_in_backward_and_all_ranks_have_the_same(
     cluster: Cluster, name: str, n: int
@@ -61,7 +65,7 @@ def test_nobody_waits_in_backward_and_all_ranks_have_the_same(
     for value in values:
         assert value["waits"] == []
         assert torch.equal(value["gradient"], values[0]["gradient"])
-    if name == "all":
+    if name in ("all", "full"):
         own = watch.chain_gradients(SEED, STEPS - 1, n)
         mean = watch.end_to_end(watch.mean_of(own))
         assert torch.allclose(values[0]["gradient"], mean, rtol=0, atol=1e-2)

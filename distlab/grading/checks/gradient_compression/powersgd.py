@@ -1,0 +1,207 @@
+"""Checks of task 4.15, `gradient_compression.powersgd`.
+
+The first Q is given, so the parent can work out what every step leaves: any way to make
+columns orthonormal has the same P Qᵀ.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from itertools import product
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.given.compression import first_factor
+from distlab.grading.checks.gradient_compression.hooked import (
+    NUM_BUCKETS,
+    SHAPES,
+    STEPS,
+    WORLDS,
+    Gradients,
+    expect_no_wait_in_call,
+    expect_work,
+    heard_lines,
+    sums_of,
+    take_steps,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.kit.messages import expect_messages
+from distlab.grading.kit.values import Suspect, expect_equal_bits, expect_values
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+
+TASK = "gradient_compression.powersgd"
+RANK = 2
+ROWS, COLUMNS = SHAPES[0]
+MATRIX = ROWS * COLUMNS
+OTHERS = sum(torch.Size(shape).numel() for shape in SHAPES[1:])
+NEAR = 1e-7
+
+
+@lru_cache(maxsize=32)
+def gradients(seed: int, n: int) -> Gradients:
+    """Bucket 0: in the first step all matrices have the same two columns as a basis."""
+    generator = torch.Generator().manual_seed(seed * 101 + n)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    found: Gradients = []
+    for step in range(STEPS):
+        basis = drawn(ROWS, RANK)
+        first, second = [], []
+        for _ in range(n):
+            low = basis @ drawn(RANK, COLUMNS)
+            matrix = low if step == 0 else drawn(ROWS, COLUMNS)
+            first.append(torch.cat([matrix.reshape(-1), drawn(OTHERS)]))
+            second.append(drawn(MATRIX + OTHERS))
+        found.append([first, second])
+    return found
+
+
+def compress(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """Steps with the class PowerSGD as the hook."""
+    return take_steps(context, unit.PowerSGD(RANK), gradients(seed, context.world_size))
+
+
+@lru_cache(maxsize=64)
+def expected(seed: int, n: int, mistake: str = "") -> list[list[list[Tensor]]]:
+    """By step, bucket and rank what is in the bucket."""
+    zeros = torch.zeros(ROWS, COLUMNS, dtype=torch.float64)
+    start = first_factor(zeros, RANK)
+    held = [[zeros] * n for _ in range(NUM_BUCKETS)]
+    factor = [start] * NUM_BUCKETS
+    found: list[list[list[Tensor]]] = []
+    for of_buckets in gradients(seed, n):
+        found.append([])
+        for bucket, ranks in enumerate(of_buckets):
+            own = [flat[:MATRIX].view(ROWS, COLUMNS) for flat in ranks]
+            parts = [m + h for m, h in zip(own, held[bucket], strict=True)]
+            p = torch.stack([m @ factor[bucket] for m in parts]).sum(0)
+            if mistake != "not-orthonormal":
+                p = torch.linalg.qr(p).Q
+            qs = [m.T @ p for m in parts]
+            q = torch.stack(qs).sum(0)
+            sums = [p @ q.T] * n
+            if mistake == "factor-not-summed":
+                sums = [p @ one.T for one in qs]
+            if mistake != "no-error-feedback":
+                held[bucket] = [m - s / n for m, s in zip(parts, sums, strict=True)]
+            if mistake != "factor-forgotten":
+                factor[bucket] = q
+            others = torch.stack([flat[MATRIX:] for flat in ranks]).sum(0)
+            found[-1].append([torch.cat([s.reshape(-1), others]) for s in sums])
+    return found
+
+
+SENTENCES = {
+    "not-orthonormal": "P Qᵀ was computed with a P whose columns are not orthonormal",
+    "factor-not-summed": "every rank multiplied with its own Q: the ranks' Q were not "
+    "added",
+    "no-error-feedback": "what the steps before did not send is lost",
+    "factor-forgotten": "every step begins with the first Q again",
+}
+RULES = {
+    "not-orthonormal": "torch.linalg.qr(P).Q, after the all_reduce",
+    "factor-not-summed": "all_reduce Q as well",
+    "factor-forgotten": "keep the summed Q: self.factors.keep",
+}
+
+
+def _suspects(
+    seed: int, n: int, step: int, bucket: int, part: slice, slugs: tuple[str, ...]
+) -> list[Suspect]:
+    return [
+        Suspect(
+            slug=slug,
+            values=[flat[part] for flat in expected(seed, n, slug)[step][bucket]],
+            sentence=f"step {step + 1}: {SENTENCES[slug]}",
+            rule=RULES.get(slug, ""),
+        )
+        for slug in slugs
+    ]
+
+
+def _expect(
+    runs: Runs, step: int, bucket: int, part: slice, what: str, *slugs: str
+) -> None:
+    n, seed = runs.world_size, runs.seed
+    actual = sums_of(runs.finished(compress), step, bucket)
+    expect_values(
+        [flat[part] for flat in actual],
+        [flat[part] for flat in expected(seed, n)[step][bucket]],
+        what=f"step {step + 1}, bucket {bucket}: {what}",
+        suspects=partial(_suspects, seed, n, step, bucket, part, slugs),
+        tolerance=NEAR,
+    )
+
+
+@clause(TASK, "C1", worlds=WORLDS, runs=[on_ranks(compress)])
+def low_rank_is_exact(runs: Runs) -> str | None:
+    """V: the first step of bucket 0, whose sum has the rank 2."""
+    part = slice(0, MATRIX)
+    _expect(runs, 0, 0, part, "the matrix", "not-orthonormal", "factor-not-summed")
+    run = runs.finished(compress)
+    expect_messages(run, "bucket.flat is right, but comm was not used")
+    matrices = [flat[part] for flat in sums_of(run, 0, 0)]
+    expect_equal_bits(matrices, what="the matrix after wait()", slug="own-order-sum")
+    return f"n = {runs.world_size}: rank {RANK} of {ROWS} × {COLUMNS}"
+
+
+@clause(TASK, "C2", worlds=WORLDS, runs=[on_ranks(compress)])
+def others_are_exact(runs: Runs) -> str | None:
+    """V: the elements of parameters with one dimension, in every step."""
+    for step, bucket in product(range(STEPS), range(NUM_BUCKETS)):
+        part = slice(MATRIX, None)
+        _expect(runs, step, bucket, part, "the parameters with one dimension")
+    return None
+
+
+@clause(TASK, "C3", worlds=WORLDS, runs=[on_ranks(compress)])
+def residual_and_factor_are_kept(runs: Runs) -> str | None:
+    """V: matrices of full rank, in every step."""
+    with judged_after(low_rank_is_exact, runs, "C1"):
+        for step, bucket in product(range(STEPS), range(NUM_BUCKETS)):
+            _expect(
+                runs,
+                step,
+                bucket,
+                slice(0, MATRIX),
+                "the matrix",
+                "no-error-feedback",
+                "factor-forgotten",
+            )
+    return f"{STEPS} steps of {NUM_BUCKETS} buckets"
+
+
+@clause(TASK, "C4", worlds=WORLDS, runs=[on_ranks(compress)])
+def factors_only(runs: Runs) -> str | None:
+    """B: the bytes of the collectives, by their cost."""
+    n = runs.world_size
+    run = runs.finished(compress)
+    expect_work(run)
+    numbers = RANK * (ROWS + COLUMNS) + OTHERS
+    limit = 2 * (n - 1) / n * numbers * 8
+    for record in run.ranks:
+        sent = record.sent_bytes / STEPS / NUM_BUCKETS
+        if sent > limit + 1e-6:
+            raise NotYetError(
+                f"rank {record.rank} sends {sent:.0f} bytes for a bucket, expected at "
+                f"most {limit:.0f}: P, Q and {OTHERS} other elements",
+                evidence=heard_lines(run),
+            )
+    return f"n = {n}: {numbers} numbers of {MATRIX + OTHERS}"
+
+
+@clause(TASK, "C5", worlds=(3, 2), runs=[on_ranks(compress)])
+def the_call_returns_at_once(runs: Runs) -> str | None:
+    """O: calls and waits between the call of the hook and its return."""
+    run = runs.finished(compress)
+    expect_work(run)
+    expect_no_wait_in_call(run)
+    return None
