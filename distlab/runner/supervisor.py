@@ -87,7 +87,7 @@ class Supervisor:
         self._zygote = zygote
         self._started = self._heard = time.monotonic()
         self._failed_at: float | None = None
-        self._suspicion = Suspicion(self._records)
+        self._suspicion = Suspicion(self._records, self._board)
 
     def watch(self) -> Run:
         """Block until the outcome is certain.

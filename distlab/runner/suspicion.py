@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from distlab.runner.board import Board
 from distlab.runner.processes import cpu_s, sleeps
 from distlab.runner.record import RankRecord
 
@@ -34,8 +35,8 @@ class _Look:
 class Suspicion:
     """Whether the ranks of `records` are stuck, and since when it seems so."""
 
-    def __init__(self, records: Sequence[RankRecord]) -> None:
-        self._records = records
+    def __init__(self, records: Sequence[RankRecord], board: Board) -> None:
+        self._records, self._board = records, board
         self._first: _Look | None = None
 
     @property
@@ -52,7 +53,8 @@ class Suspicion:
             self._first = None
             return False
         first = self._first
-        if first is None or first.waits_for != stuck:
+        asking = self._board.asking(stuck)
+        if first is None or (first.waits_for, first.asking) != (stuck, asking):
             self._first = self._look(stuck, now)
             return False
         if now < first.at + CONFIRM_S:
@@ -68,6 +70,7 @@ class Suspicion:
         return _Look(
             at=now,
             waits_for=stuck,
+            asking=self._board.asking(stuck),
             cpu_s={rank: cpu_s(pid) for rank, pid in pids.items()},
             asleep=all(pid and sleeps(pid) for pid in pids.values()),
         )
