@@ -6,14 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torchs
+from torch.nn.parallel import DistributedDataParallel
 
-from distlab.comm import ByteMeter, Traffic
+from distlab.comm import ByteMeter, Traffic, leave_default_group
 from distlab.curriculum import load
 from distlab.given import compression
 from distlab.grading.checks.distributed_data_parallel import watch
 from distlab.grading.checks.distributed_data_parallel.hooks import LAYERS_MIB
 from distlab.grading.checks.gradient_compression.hooked import make_buckets
+from distlab.grading.kit.torchrun_env import keep_wrappers, like_torchrun
 from distlab.runner import Cluster, RankContext
 from distlab.walkthroughs.compression import gaps
 
@@ -130,3 +134,50 @@ def test_error_feedback_is_what_the_guide_says() -> None:
     with_it, without = gaps("reference", 0.1)
     assert round(with_it, 2) == 0.59
     assert round(without) == 104
+
+
+def beside_torchs(context: RankContext) -> list[float]:
+    """Differences of the gradients in each step, from the same first Q."""
+    like_torchrun(context, 20)
+    keep_wrappers()
+    dist.init_process_group("gloo")
+    rank, n = 2, context.world_size
+    model = torch.nn.Linear(12, 9, bias=False).double()
+    hook, flat = hook_of("powersgd"), torch.zeros(12 * 9, dtype=torch.float64)
+    weight = torch.nn.Parameter(torch.zeros(9, 12, dtype=torch.float64))
+    bucket = type(make_buckets(flat.device, flat.dtype)[0])([weight], flat)
+    state = torchs.PowerSGDState(
+        None,
+        matrix_approximation_rank=rank,
+        start_powerSGD_iter=2,
+        min_compression_rate=1,
+        orthogonalization_epsilon=0,
+    )
+    state.q_memory_dict[0] = compression.first_factor(weight.detach(), rank).reshape(-1)
+    state.p_memory_dict[0] = torch.zeros(9 * rank, dtype=torch.float64)
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(state, torchs.powerSGD_hook)
+    found = []
+    for step in range(6):
+        generator = torch.Generator().manual_seed(10 * step + context.rank)
+        inputs = torch.randn(20, 12, generator=generator, dtype=torch.float64)
+        targets = torch.randn(20, 9, generator=generator, dtype=torch.float64)
+        own = (targets.T @ inputs).reshape(-1)
+        ddp.zero_grad()
+        (ddp(inputs) * targets).sum().backward()
+        if step < 2:  # torch begins with two dense steps
+            continue
+        flat.copy_(own)
+        hook(context.comm, bucket).wait()
+        theirs = model.weight.grad
+        assert theirs is not None
+        found.append(float((flat / n - theirs.reshape(-1)).abs().max()))
+    leave_default_group()
+    return found
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_powersgd_is_that_of_torch(cluster: Cluster, n: int) -> None:
+    for gaps_of_steps in cluster.run(beside_torchs, n).require_finished().values:
+        assert len(gaps_of_steps) == 4
+        assert max(gaps_of_steps) < 1e-9
