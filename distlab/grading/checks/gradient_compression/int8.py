@@ -43,7 +43,8 @@ HEADER_BYTES = 16  # a scale, and whatever else is one number
 def gradients(seed: int, n: int) -> Gradients:
     """Bucket 0: all ranks have a large element 0. Bucket 1: one rank has; zeros first.
 
-    The ranks' largest elements differ by factors, so that their own scales do too.
+    The ranks' largest elements differ by factors, so that their own scales do too; in
+    the first step another one is the largest on all ranks.
     """
     generator = torch.Generator().manual_seed(seed * 101 + n)
 
@@ -59,6 +60,8 @@ def gradients(seed: int, n: int) -> Gradients:
             one = (2 * drawn(SIZE) - 1) * PEAK / 4
             one[0] = PEAK / (1 + 0.25 * rank)
             one[1 : 1 + NUM_SMALL] = small[rank]
+            if not step:  # 127 / n levels that are not rounded down overflow here
+                one[1 + NUM_SMALL] = PEAK
             first.append(one)
             other = (2 * drawn(SIZE) - 1) * (50.0 if rank == step % n else 0.1)
             second.append(other if step else torch.zeros_like(other))
