@@ -187,6 +187,7 @@ class Contract(Model):
         self.generation, self.cause = 0, 0
         self.alive: set[int] = set()
         self.kill_at_s = FOREVER
+        self.last_kill_at_s = FOREVER  # stays known in the generations that follow
         self.was_interrupted = self.has_killed = self.is_late = False
         self.restarts_s: list[float] = []
 
@@ -226,6 +227,7 @@ class Contract(Model):
         if self.cause:
             return []
         self.cause, self.kill_at_s = code, now_s + self.script.grace_s
+        self.last_kill_at_s = self.kill_at_s
         return self._signals(SIGTERM)
 
     def _next(self, now_s: float) -> list[Fact]:
