@@ -22,6 +22,7 @@ from distlab.grading.checks.process_group.lives import (
     scripts,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.kit.histories import (
     History,
     Row,
@@ -128,7 +129,8 @@ def restarts_have_a_budget(runs: Runs) -> str | None:
 @clause(TASK, "C4", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def the_exit_code_is_true(runs: Runs) -> str | None:
     """V: the first failure's, or the interruption's; nothing starts after that one."""
-    _expect(runs, "C4")
+    with judged_after(a_failure_stops_the_others, runs, "C2", "code-of-the-last"):
+        _expect(runs, "C4")
     return None
 
 
