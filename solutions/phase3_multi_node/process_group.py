@@ -107,6 +107,8 @@ class Rendezvous:
                                  what is stored then; no value counts as ""
             join                 see below
 
+        set and wait reply with any value but None, such as "".
+
         C1 set, get, add and compare_set store and reply as listed; values are texts,
            sums are ints
         C2 get and wait give None until their keys have values; an empty text is a value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from signal import SIGKILL
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +22,7 @@ from distlab.grading.checks.process_group.lives import (
     scripts,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.kit.histories import (
     History,
     Row,
@@ -34,7 +36,7 @@ from distlab.grading.kit.plans import in_call
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
-from distlab.runner.autopsy import NOBODY
+from distlab.runner.autopsy import NOBODY, Evidence
 
 TASK = "process_group.launch"
 _MOST_EVENTS = 400
@@ -127,7 +129,8 @@ def restarts_have_a_budget(runs: Runs) -> str | None:
 @clause(TASK, "C4", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def the_exit_code_is_true(runs: Runs) -> str | None:
     """V: the first failure's, or the interruption's; nothing starts after that one."""
-    _expect(runs, "C4")
+    with judged_after(a_failure_stops_the_others, runs, "C2", "code-of-the-last"):
+        _expect(runs, "C4")
     return None
 
 
@@ -145,13 +148,15 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
         if contract.allows(actual, expected):
             continue
         actual = [] if contract.is_late else actual
-        slug, rule = _diagnosis(script, rows_of(history), one.place, expected, actual)
-        if not expected and actual and not contract.cause and _are_kills(actual):
-            slug = "tick-of-the-past"
-            rule = "a Tick says only that time has passed: a restart forgets kill_at_s"
-        happened = f"{_event(event)} at {one.row.time_s:.4g} s"
+        rows, now_s = rows_of(history), one.row.time_s
+        slug, rule = _diagnosis(script, rows, one.place, expected, actual)
+        if event == ("tick",):
+            slug, rule = _of_a_tick(contract, now_s, expected, actual)
+        happened = f"{_event(event)} at {now_s:.4g} s"
         if contract.is_late:
-            happened = f"grace_s is over at {contract.kill_at_s:.4g} s"
+            slug, rule = "", ""
+            happened = f"no Tick came at {contract.kill_at_s:.4g} s "
+            happened += f"({_asked(rows[: one.place])})"
         elif event == END:
             happened = "no event comes any more"
         n = script.world_size
@@ -161,7 +166,10 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
             slug=slug,
             rule=rule,
             played=n,
-            evidence=last_rows(history, _words, one.place - (event == END)),
+            evidence=(
+                Evidence(rank=NOBODY, state="Launcher", text=_numbers(script)),
+                *last_rows(history, _words, one.place - (event == END)),
+            ),
         )
         return {_clause(event, expected, actual, contract): fault}
     return {}
@@ -180,6 +188,21 @@ def _clause(
     if "start" in wanted | given:
         return "C3"
     return "C2" if "signal" in given else "C4" if wanted else "C1"
+
+
+def _asked(rows: list[Row]) -> str:
+    """For when the launcher wanted a Tick last."""
+    wakes = [at_s for row in rows for kind, at_s, *_ in row.reply if kind == "wake"]
+    if not wakes:
+        return "none was asked for"
+    return f"the last WakeAt is for {wakes[-1]:.4g} s"
+
+
+def _numbers(script: Script) -> str:
+    return (
+        f"max_restarts={script.max_restarts} window_s={script.window_s:g} "
+        f"grace_s={script.grace_s:g}"
+    )
 
 
 def _words(row: Row) -> str:
@@ -212,6 +235,8 @@ def _actions(actions: list[Fact]) -> str:
                 phrases.setdefault(phrase, []).append(f"{rank}")
             case ("signal", rank, number):
                 phrases.setdefault(f"{_name(number)} to", []).append(f"{rank}")
+            case ("wake", at_s):
+                phrases[f"WakeAt {at_s:.4g} s"] = []
             case ("finish", code):
                 phrases[f"Finish({code})"] = []
             case ("unknown", what):
@@ -224,7 +249,22 @@ def _actions(actions: list[Fact]) -> str:
 
 
 def _are_kills(actions: list[Fact]) -> bool:
-    return {action[-1] for action in actions} == {int(signal.SIGKILL)}
+    return {(kind, number) for kind, *_, number in actions} == {("signal", SIGKILL)}
+
+
+def _of_a_tick(
+    contract: Contract, now_s: float, expected: list[Fact], actual: list[Fact]
+) -> tuple[str, str]:
+    """The same for what was done at a Tick."""
+    if not expected and _are_kills(actual) and not contract.has_killed:
+        is_past = contract.generation > 1 and now_s >= contract.last_kill_at_s
+        if is_past and not contract.cause:
+            rule = "a Tick says only that time has passed: a restart forgets kill_at_s"
+            return "tick-of-the-past", rule
+        return "", "before kill_at_s, do nothing"
+    if _are_kills(expected) and not actual and contract.script.late_s:
+        return "", "a Tick may come late: compare now_s >= kill_at_s"
+    return "", ""
 
 
 def _diagnosis(

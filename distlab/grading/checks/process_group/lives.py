@@ -42,6 +42,7 @@ class Script:
     lives: dict[tuple[int, int], Life] = field(default_factory=dict)
     interrupts: tuple[tuple[float, int], ...] = ()
     ticks_s: tuple[float, ...] = ()  # that came without having been asked for
+    late_s: float = 0.0  # from the time of a WakeAt to its Tick
 
 
 def _fails(code: int = 1, after_s: float = 2.0) -> Life:
@@ -65,6 +66,7 @@ BY_HAND = (
     Script(lives={(1, 1): _fails(), (1, 0): IGNORES}),
     Script(lives={(1, 1): _fails(), (1, 0): IGNORES}, ticks_s=(3.0, 4.0)),
     Script(lives={(1, 1): _fails(), (1, 0): Life(stops_in_s=1.0, stop_code=0)}),
+    Script(lives={(1, 1): _fails(), (1, 0): IGNORES}, late_s=0.2),
     Script(lives={(1, 2): _fails()}, ticks_s=(7.3, 8.0)),  # those of the generation 1
     Script(lives={(g, 1): _fails(g + 2) for g in range(1, 7)}),
     Script(lives={(g, 1): _fails(-9) for g in range(1, 7)}),
@@ -112,6 +114,7 @@ def _random_script(draw: random.Random) -> Script:
             (tenths(0.5, 40.0), SIGINT) for _ in range(draw.randint(0, 1))
         ),
         ticks_s=tuple(tenths(0.1, 30.0) for _ in range(draw.randint(0, 3))),
+        late_s=draw.choice((0.0, tenths(0.1, 0.5))),
     )
 
 
@@ -130,7 +133,7 @@ class Processes:
         """One after another, at `now_s`, while any comes."""
         yield ("begin",)
         while True:
-            wake = (self.wake_at_s, ("wake",))
+            wake = (self.wake_at_s + self.script.late_s, ("wake",))
             coming = [*self.ends.values(), *self.others[:1], wake]
             at_s, event = min(coming, key=lambda one: one[0])
             if at_s == FOREVER:
@@ -184,12 +187,13 @@ class Contract(Model):
         self.generation, self.cause = 0, 0
         self.alive: set[int] = set()
         self.kill_at_s = FOREVER
+        self.last_kill_at_s = FOREVER  # stays known in the generations that follow
         self.was_interrupted = self.has_killed = self.is_late = False
         self.restarts_s: list[float] = []
 
     def offer(self, row: Row) -> list[Fact]:
         """The actions that are due, see `Model`; is_late: at `kill_at_s` already."""
-        if self.alive and row.time_s > self.kill_at_s + _LATE_S:
+        if self.alive and row.time_s > self.kill_at_s + self.script.late_s + _LATE_S:
             self.is_late = True
             return self._signals(SIGKILL)
         return self._on(tuple(row.request), row.time_s)
@@ -223,6 +227,7 @@ class Contract(Model):
         if self.cause:
             return []
         self.cause, self.kill_at_s = code, now_s + self.script.grace_s
+        self.last_kill_at_s = self.kill_at_s
         return self._signals(SIGTERM)
 
     def _next(self, now_s: float) -> list[Fact]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +23,7 @@ from distlab.grading.checks.process_group.scripts import (
     text_of,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.kit.histories import (
     Compared,
     History,
@@ -32,7 +34,6 @@ from distlab.grading.kit.histories import (
     last_rows,
     rows_of,
 )
-from distlab.grading.kit.plans import in_call
 from distlab.grading.kit.services import Ask, Codec, played_by_hand
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -55,13 +56,19 @@ def play_scripts(
     """The first script that breaks each clause, without what it does not need."""
 
     def play(script: Script) -> History:
-        # No message has a rank: each comes from a caller of its own, -2, -3, ...
-        steps = [
-            Ask(-2 - number, json.dumps(request_of(text)).encode())
-            for number, text in enumerate(script[1])
-        ]
-        with in_call(f"the messages {', '.join(script[1])}"):
-            return played_by_hand(lambda _: unit.Rendezvous(script[0]), steps, CODEC)
+        sent: list[dict[str, Any]] = []
+
+        def steps() -> Iterator[Ask]:
+            # No message has a rank: each comes from a caller of its own, -2, -3, ...
+            for number, request in enumerate(map(request_of, script[1])):
+                sent.append(request)
+                yield Ask(-2 - number, json.dumps(request).encode())
+
+        try:
+            return played_by_hand(lambda _: unit.Rendezvous(script[0]), steps(), CODEC)
+        except Exception as error:
+            error.args = (f"{error}, in the messages {_numbered(sent)}",)
+            raise
 
     return first_by_clause(scripts(seed), play, faults, shorter)
 
@@ -93,7 +100,13 @@ def names_become_ranks(runs: Runs) -> str | None:
 @clause(TASK, "C4", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def generations_are_apart(runs: Runs) -> str | None:
     """V: an older one is refused and changes nothing; a newer one begins empty."""
-    expect(runs, PLAYED, "C4", faults)
+    own = "stale-generation"
+    with (
+        judged_after(the_store_replies, runs, "C1", own),
+        judged_after(what_is_not_there_is_waited_for, runs, "C2", own),
+        judged_after(names_become_ranks, runs, "C3", own),
+    ):
+        expect(runs, PLAYED, "C4", faults)
     return None
 
 
@@ -114,9 +127,10 @@ def _fault(n: int, seen: list[Row], wrong: Compared) -> dict[str, NotYetError]:
     newest = min(seen, key=lambda row: row.peer)  # callers count down
     has_generations = len({row.request["generation"] for row in seen}) > 1
 
+    shows_generation = _shows_generation([row.request for row in seen])
+
     def named(row: Row) -> str:
-        generation = f" of generation {row.request['generation']}"
-        return f"`{text_of(row.request)}`{generation * has_generations}"
+        return _named(row.request, shows_generation)
 
     name = _clause(has_generations, row, expected)
     after = f" after {named(newest)}" if newest.peer < row.peer else ""
@@ -133,6 +147,23 @@ def _fault(n: int, seen: list[Row], wrong: Compared) -> dict[str, NotYetError]:
             played=n,
         )
     }
+
+
+def _numbered(requests: list[dict[str, Any]]) -> str:
+    shows = _shows_generation(requests)
+    return ", ".join(
+        f"#{number} {_named(request, shows)}"
+        for number, request in enumerate(requests, 1)
+    )
+
+
+def _shows_generation(requests: list[dict[str, Any]]) -> bool:
+    return any(request["generation"] != 1 for request in requests)
+
+
+def _named(request: dict[str, Any], shows_generation: bool) -> str:
+    generation = f" of generation {request['generation']}"
+    return f"`{text_of(request)}`{generation * shows_generation}"
 
 
 def _clause(has_generations: bool, row: Row, expected: Any) -> str:
