@@ -138,7 +138,8 @@ class StaleServer(Server):
     def push(self, rank: int, number: int, gradient: Tensor) -> None:
         """Apply the gradient at once, and note the clock of `rank`.
 
-        C1 each push changes `weights` by -lr / n · gradient at once
+        C1 each push changes `weights` by -lr / n · gradient at once; n = num_workers,
+        also when some are gone
         Example: weights 10, lr 1, 2 workers; worker 0 pushes 4 → weights 8
         Check: distlab check 3.20
         """

@@ -236,7 +236,7 @@ def faults(
         state = one.row.state
         if state is not None and "C1" not in found:
             if not close(state, model.weights):
-                found["C1"] = _not_applied(n, one.row, before, model.weights)
+                found["C1"] = _not_applied(one.row, before, model)
             before = [*model.weights]
         if one.is_early_or_late:
             name = "C3" if model.away else "C2"
@@ -244,28 +244,40 @@ def faults(
     return found
 
 
-def _not_applied(
-    n: int, row: Row, before: list[float], expected: list[float]
-) -> NotYetError:
+def _not_applied(row: Row, before: list[float], model: Stale) -> NotYetError:
+    n, there = model.num_workers, model.num_workers - len(model.away)
     slug, rule = "", ""
-    if close(row.state, before) and row.request[0] == PUSH:
+    if row.request[0] == PUSH and close(row.state, before):
         slug = "push-held-back"
         rule = "an asynchronous server waits for no other push"
+    elif there < n and close(row.state, _moved(before, row.request[2], there)):
+        slug = "divided-by-those-left"
+    gone = f"; {_gone(model)}; n stays {n}" if model.away else ""
     return NotYetError(
         f"lr = {LR}: worker {row.peer} pushed {shown(row.request[2])} to "
         f"weights {shown(before)}; they are now {shown(row.state)}, expected "
-        f"{shown(expected)}",
+        f"{shown(model.weights)}{gone}",
         slug=slug,
         rule=rule,
         played=n,
     )
 
 
+def _moved(before: list[float], gradient: list[float], n: int) -> list[float]:
+    """The weights after a push that is divided by `n`."""
+    return [w - LR / n * value for w, value in zip(before, gradient, strict=False)]
+
+
+def _gone(model: Stale) -> str:
+    """Who is gone, in words."""
+    return " and ".join(f"worker {rank} is gone" for rank in sorted(model.away))
+
+
 def _wrong_time(
     setting: str, history: History, one: Compared, model: Stale
 ) -> NotYetError:
     number, is_early = one.row.request[1], one.expected is None
-    gone = " and ".join(f"worker {rank} is gone" for rank in sorted(model.away))
+    gone = _gone(model)
     present, model.away = model.slowest(), set()
     blocks = model.slowest() < present and number > model.slowest() + model.limit
     late_slug = "gone-still-counted" if blocks else ""
