@@ -48,8 +48,8 @@ def assign_tensors(sizes: Sequence[int], num_servers: int) -> list[int]:
     Given: `sizes` are bytes, in any order. There may be fewer tensors than servers.
 
     C1 one server 0 … num_servers - 1 for each tensor; the same list on every rank
-    C2 loads are balanced by bytes: the server with the most bytes has at most its
-    smallest tensor more than the server with the fewest
+    C2 loads are balanced by bytes: moving any one tensor from the fullest to the
+    emptiest server would not make the loads more even
     In torch.distributed: nothing; ZeroRedundancyOptimizer assigns parameters like this
     Example: sizes 2 2 2 3 3 on 2 servers → loads 6 and 6, or 5 and 7. Not 4 and 8
     Cost: none, nothing is sent. Check: distlab check 3.19
@@ -138,7 +138,8 @@ class StaleServer(Server):
     def push(self, rank: int, number: int, gradient: Tensor) -> None:
         """Apply the gradient at once, and note the clock of `rank`.
 
-        C1 each push changes `weights` by -lr / n · gradient at once
+        C1 each push changes `weights` by -lr / n · gradient at once; n = num_workers,
+        also when some are gone
         Example: weights 10, lr 1, 2 workers; worker 0 pushes 4 → weights 8
         Check: distlab check 3.20
         """

@@ -12,7 +12,7 @@ from distlab.comm import ServiceContext
 from distlab.given.parameter_server import LOG, PULL, PUSH, pack_record
 from distlab.grading.checks.parameter_server import exactly_once as once
 from distlab.grading.checks.parameter_server.messages import CODEC, WATCHED, message
-from distlab.grading.checks.parameter_server.staleness import Stale
+from distlab.grading.checks.parameter_server.stale_faults import Stale
 from distlab.grading.kit.histories import (
     Compared,
     History,

@@ -127,13 +127,16 @@ def balanced_by_bytes(runs: Runs) -> str | None:
                 f"{loads.index(min(loads))} has {min(loads)}; a tensor of {least} "
                 "could move",
                 slug=_balance_slug(runs),
-                evidence=tuple(
-                    Evidence(
-                        rank=NOBODY,
-                        state=f"server {server}",
-                        text=f"{sum(own)} bytes: {' '.join(map(str, own))}",
-                    )
-                    for server, own in enumerate(placed)
+                evidence=(
+                    Evidence(rank=NOBODY, state="returned", text=str(servers)),
+                    *(
+                        Evidence(
+                            rank=NOBODY,
+                            state=f"server {server}",
+                            text=f"{sum(own)} bytes: {' '.join(map(str, own))}",
+                        )
+                        for server, own in enumerate(placed)
+                    ),
                 ),
             )
     return None

@@ -19,6 +19,7 @@ from distlab.given.parameter_server import PULL, PUSH, WEIGHTS, decode, encode
 from distlab.grading.kit.histories import Row
 from distlab.grading.kit.services import Ask, Codec, Gone, Step
 from distlab.runner import RankContext
+from distlab.runner.autopsy import NOBODY, Evidence
 
 LR = 0.5
 Move = tuple[int, int, int]
@@ -47,6 +48,12 @@ def reply_of(reply: bytes) -> Any:
 
 def _state(server: Any) -> Any:
     return server.weights.tolist()
+
+
+def start(num_workers: int) -> Evidence:
+    """With what a server begins, as the first line of the evidence."""
+    text = f"weights {shown(weights().tolist())}, lr {LR}, n {num_workers}"
+    return Evidence(rank=NOBODY, state="start", text=text)
 
 
 CODEC = Codec(request_of, reply_of)

@@ -13,8 +13,6 @@ from distlab.grading.checks.parameter_server.messages import (
     CODEC,
     LEAVE,
     LR,
-    WATCHED,
-    Move,
     ask,
     close,
     drawn_order,
@@ -22,20 +20,20 @@ from distlab.grading.checks.parameter_server.messages import (
     on_processes_with,
     shown,
     steps_of,
-    times,
     weights,
-    words,
+)
+from distlab.grading.checks.parameter_server.stale_faults import (
+    WATCHED,
+    Script,
+    Stale,
+    faults,
 )
 from distlab.grading.clause import clause
 from distlab.grading.kit.histories import (
-    Compared,
     History,
-    Model,
     Row,
-    compared,
     expect,
     first_by_clause,
-    last_rows,
     under,
 )
 from distlab.grading.kit.plans import worked_out
@@ -50,9 +48,8 @@ NUM_PUSHES = 6
 BOUNDS = (2, 0, 1, None, 3)
 SIZES = (3, 2, 4)
 NUM_SCRIPTS = 40  # for each bound
+_FAR = 10**6  # a bound that no worker comes to
 _TIMEOUT_S = 100.0  # of virtual time: far longer than any right server takes
-Script = tuple[int, int | None, tuple[Move, ...]]
-"""A number of workers, a bound, and an order of their messages within it."""
 
 
 def orders(seed: int) -> list[Script]:
@@ -74,39 +71,6 @@ def maker(unit: ModuleType, n: int, bound: int | None) -> Factory:
     return lambda _: unit.StaleServer(weights(), n, LR, bound)
 
 
-class Stale(Model):
-    """What a right server replies."""
-
-    def __init__(self, num_workers: int, bound: int | None) -> None:
-        self.num_workers, self.bound = num_workers, bound
-        self.clocks, self.away = [0] * num_workers, set[int]()
-        self.weights: list[float] = weights().tolist()
-
-    def offer(self, row: Row) -> Any:
-        """See `Model`."""
-        kind, number, values = row.request
-        if kind == PUSH:
-            self.clocks[row.peer] = number
-            for k, value in enumerate(values):
-                self.weights[k] -= LR / self.num_workers * value
-            return "ok"
-        return [*self.weights] if number <= self.slowest() + self.limit else None
-
-    @property
-    def limit(self) -> float:
-        """The bound as a number."""
-        return math.inf if self.bound is None else self.bound
-
-    def slowest(self) -> float:
-        """The clock of the slowest worker that is there."""
-        clocks = [c for rank, c in enumerate(self.clocks) if rank not in self.away]
-        return min(clocks, default=math.inf)
-
-    def gone(self, peer: int) -> None:
-        """See `Model`."""
-        self.away.add(peer)
-
-
 # ── what is played ──────────────────────────────────────────────────────────────────
 
 
@@ -115,9 +79,18 @@ def play_orders(
 ) -> list[tuple[Script, History]]:
     """The first order that breaks each clause."""
 
-    def play(script: Script) -> History:
-        n, bound, moves = script
+    def play_with(script: Script, bound: int | None) -> History:
+        n, _, moves = script
         return played_by_hand(maker(unit, n, bound), steps_of(moves), WATCHED)
+
+    def play(script: Script) -> History:
+        try:
+            return play_with(script, script[1])
+        except TypeError as error:
+            if script[1] is None:
+                play_with(script, _FAR)  # the error goes with a number: None made it
+                error.args = (f"{error}; bound is None here: asynchronous",)
+            raise
 
     return first_by_clause(orders(seed), play, faults)
 
@@ -217,63 +190,3 @@ def _expect_under_scripts(runs: Runs, spec: RunSpec, clause_id: str) -> int:
         if clause_id in found:
             raise found[clause_id]
     return sum(record["num_scripts"] for record in records)
-
-
-# ── what is wrong with it ───────────────────────────────────────────────────────────
-
-
-def faults(
-    script: Script, history: History, setting: str = ""
-) -> dict[str, NotYetError]:
-    """C1: the first wrong weights. C2 and C3: the first pull at the wrong time.
-
-    What is wrong before a worker is gone is C2's; the rest is C3's.
-    """
-    n, bound, _ = script
-    found, model = dict[str, NotYetError](), Stale(n, bound)
-    before = [*model.weights]
-    for one in compared(history, model):
-        state = one.row.state
-        if state is not None and "C1" not in found:
-            if not close(state, model.weights):
-                found["C1"] = _not_applied(n, one.row, before, model.weights)
-            before = [*model.weights]
-        if one.is_early_or_late:
-            name = "C3" if model.away else "C2"
-            return found | {name: _wrong_time(setting, history, one, model)}
-    return found
-
-
-def _not_applied(
-    n: int, row: Row, before: list[float], expected: list[float]
-) -> NotYetError:
-    slug, rule = "", ""
-    if close(row.state, before) and row.request[0] == PUSH:
-        slug = "push-held-back"
-        rule = "an asynchronous server waits for no other push"
-    return NotYetError(
-        f"lr = {LR}: worker {row.peer} pushed {shown(row.request[2])} to "
-        f"weights {shown(before)}; they are now {shown(row.state)}, expected "
-        f"{shown(expected)}",
-        slug=slug,
-        rule=rule,
-        played=n,
-    )
-
-
-def _wrong_time(
-    setting: str, history: History, one: Compared, model: Stale
-) -> NotYetError:
-    number, is_early = one.row.request[1], one.expected is None
-    gone = " and ".join(f"worker {rank} is gone" for rank in sorted(model.away))
-    present, model.away = model.slowest(), set()
-    blocks = model.slowest() < present and number > model.slowest() + model.limit
-    late_slug = "gone-still-counted" if blocks else ""
-    return NotYetError(
-        f"bound {model.bound}: {setting}worker {one.row.peer} pulled after "
-        f"{times(number, 'push')} and was {'' if is_early else 'not '}answered; the "
-        f"clocks are {' '.join(map(str, model.clocks))}{', ' * bool(gone)}{gone}",
-        slug="pull-ahead" if is_early else late_slug,
-        evidence=last_rows(history, words, one.place),
-        played=model.num_workers,
-    )

@@ -16,6 +16,7 @@ from distlab.grading.checks.parameter_server.messages import (
     gradient_of,
     on_processes_with,
     shown,
+    start,
     steps_of,
     times,
     weights,
@@ -145,7 +146,13 @@ def _wrong_weights(n: int, pushes: list[Row], values: Any) -> NotYetError:
         f"{expected}"
     )
     slug, rule = "", ""
-    if partly:
+    if partly == 1 and done and close(values, _with_kept(n, done, pushes)):
+        message = (
+            f"the first push of step {done + 1} changed the weights to "
+            f"{shown(values)}: expected {expected}, as before that step"
+        )
+        rule = f"the gradients of step {done} are still kept: forget them"
+    elif partly:
         slug = "first-push-steps"
         rule = "the step is taken when the last of the n gradients has arrived"
         message = (
@@ -158,10 +165,19 @@ def _wrong_weights(n: int, pushes: list[Row], values: Any) -> NotYetError:
     return NotYetError(
         message,
         slug=slug,
-        evidence=last_rows(pushes, words),
+        evidence=(start(n), *last_rows(pushes, words)),
         rule=rule,
         played=n,
     )
+
+
+def _with_kept(n: int, done: int, pushes: list[Row]) -> list[float]:
+    """The weights after one step more, of the last gradient that each rank pushed."""
+    last = {row.peer: row.request[2] for row in pushes}
+    return [
+        weight - LR * sum(gradient[k] for gradient in last.values()) / n
+        for k, weight in enumerate(after(n, done))
+    ]
 
 
 def _wrong_time(n: int, history: History, one: Compared) -> NotYetError:
@@ -176,6 +192,6 @@ def _wrong_time(n: int, history: History, one: Compared) -> NotYetError:
     return NotYetError(
         message,
         slug="pull-ahead" if one.expected is None else "",
-        evidence=last_rows(history, words, one.place),
+        evidence=(start(n), *last_rows(history, words, one.place)),
         played=n,
     )
