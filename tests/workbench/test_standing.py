@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -91,7 +92,8 @@ def test_another_rank_may_be_the_busiest_and_a_flag_more_is_free() -> None:
 
 
 def test_a_bill_survives_its_file() -> None:
-    assert Bill.from_json(BILL.to_json()) == BILL
+    for bill in (BILL, replace(BILL, operations=None)):
+        assert Bill.from_json(json.loads(json.dumps(bill.to_json()))) == bill
 
 
 # ── changes ─────────────────────────────────────────────────────────────────────────
@@ -185,6 +187,15 @@ def test_a_result_that_changes_after_the_call_is_seen() -> None:
     kept.add_(1)
     assert seen.aliased() == [("state", "a tensor that it had returned")]
     assert saved["values"].sum() == 2
+
+
+@pytest.mark.parametrize("uncounted", ["mine", "right"])
+def test_operations_that_were_not_counted_are_not_compared(uncounted: str) -> None:
+    """Ranks count them only where torch's compiler is loaded: not both may have."""
+    many = replace(BILL, operations=(10_000, 30_000))
+    none = replace(BILL, operations=None)
+    pair = (none, many) if uncounted == "mine" else (many, none)
+    no_more_cost(*pair)
 
 
 def test_operations_of_a_matrix_product_are_counted() -> None:

@@ -31,7 +31,7 @@ class Bill:
 
     sent_bytes: tuple[float, ...]
     collectives: tuple[int, ...]
-    operations: tuple[int, ...]
+    operations: tuple[int, ...] | None  # None where they were not counted
     changes: tuple[frozenset[tuple[str, str]], ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -43,7 +43,11 @@ class Bill:
     def from_json(cls, told: dict[str, Any]) -> Bill:
         """What `to_json` made."""
         changes = tuple(frozenset(map(tuple, own)) for own in told["changes"])
-        lists = {k: tuple(v) for k, v in told.items() if k != "changes"}
+        lists: dict[str, Any] = {
+            name: None if values is None else tuple(values)
+            for name, values in told.items()
+            if name != "changes"
+        }
         return cls(**lists, changes=changes)
 
 
@@ -84,7 +88,9 @@ def _bill(run: Run, seen: tuple[dict[str, Any], ...]) -> Bill:
             sum(call["op"] in COLLECTIVES for call in record.calls())
             for record in run.ranks
         ),
-        operations=tuple(own["operations"] for own in seen),
+        operations=None
+        if any(own["operations"] is None for own in seen)
+        else tuple(own["operations"] for own in seen),
         changes=tuple(frozenset(map(tuple, own["changes"])) for own in seen),
     )
 

@@ -175,5 +175,10 @@ def play_twice(
                 context, values["seed"], partial(scenario, silent, module, **values)
             )
         changes = dict.fromkeys([*seen.changes, *seen.aliased()])
-        told.append({"changes": [*map(list, changes)], "operations": operations.count})
+        told.append(
+            {
+                "changes": [*map(list, changes)],
+                "operations": operations.count if is_counted else None,
+            }
+        )
     return told

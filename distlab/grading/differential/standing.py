@@ -157,7 +157,7 @@ def no_more_cost(mine: Bill, right: Bill, excused: Container[str] = ()) -> None:
         (CALLS, "calls", mine.collectives, right.collectives, 0),
         (OPERATIONS, "does", mine.operations, right.operations, FEW_OPERATIONS),
     ):
-        if what in excused:
+        if what in excused or own is None or reference is None:
             continue
         most = max(reference)
         limit = most if what == CALLS else most * MARGIN + least
