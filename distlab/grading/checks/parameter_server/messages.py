@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -61,7 +62,8 @@ WATCHED = Codec(request_of, reply_of, _state)
 """The same; after each message the server's weights are looked at."""
 
 
-def message(kind: int, number: int, values: Sequence[float] = ()) -> bytes:
+@lru_cache
+def message(kind: int, number: int, values: tuple[float, ...] = ()) -> bytes:
     """A request as bytes."""
     return encode(kind, number, torch.tensor(values, dtype=torch.float64))
 
@@ -76,7 +78,7 @@ def gradient_of(rank: int, number: int, size: int = 2) -> list[float]:
 def ask(move: Move) -> Ask:
     """The message of a move."""
     rank, kind, number = move
-    values = gradient_of(rank, number) if kind == PUSH else ()
+    values = tuple(gradient_of(rank, number)) if kind == PUSH else ()
     return Ask(rank, message(kind, number, values))
 
 

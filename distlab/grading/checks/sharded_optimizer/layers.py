@@ -15,6 +15,7 @@ from distlab.grading.checks.sharded_optimizer.half import forward_in_half
 from distlab.grading.checks.sharded_optimizer.moments import Told, watched, watching
 from distlab.grading.checks.sharded_optimizer.scenarios import weights_of
 from distlab.grading.kit.live_bytes import LiveBytes, has_memory, unseen
+from distlab.grading.kit.plain_sgd import PlainSGD
 from distlab.runner import RankContext
 
 WIDTHS = (13, 26, 17, 31, 22, 11)
@@ -24,7 +25,8 @@ LEFT = ROOM // 4  # after forward there is an output: less than the smallest lay
 PARTS = {False: ([0], [1, 2]), True: ([0], [1])}
 """The batches of each step, without and with prefetch."""
 PAUSE_S = 1.0  # of virtual time: how long a layer computes in one direction
-make_optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+RATES = {"lr": 0.05, "momentum": 0.9}
+make_optimizer = partial(torch.optim.SGD, **RATES)
 
 
 class Paused(torch.autograd.Function):
@@ -271,7 +273,7 @@ def one_process(
     And then each rank's outputs of the first batch.
     """
     model = make_layers(seed)
-    optimizer = make_optimizer(make_groups(model))
+    optimizer = PlainSGD(make_groups(model), **RATES)
     found = []
     for parts in PARTS[prefetch]:
         for part in parts:
