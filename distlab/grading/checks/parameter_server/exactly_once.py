@@ -60,7 +60,7 @@ def digit(push: Pushed) -> int:
 def ask(push: Pushed) -> Ask:
     """The message of a push."""
     rank, number = push
-    return Ask(rank, message(PUSH, number, (float(16 ** digit(push)),)))
+    return Ask(rank, message(PUSH, number, [float(16 ** digit(push))]))
 
 
 def counts_of(weight: float) -> dict[Pushed, int]:

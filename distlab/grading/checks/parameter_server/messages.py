@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -62,8 +62,7 @@ WATCHED = Codec(request_of, reply_of, _state)
 """The same; after each message the server's weights are looked at."""
 
 
-@lru_cache
-def message(kind: int, number: int, values: tuple[float, ...] = ()) -> bytes:
+def message(kind: int, number: int, values: Sequence[float] = ()) -> bytes:
     """A request as bytes."""
     return encode(kind, number, torch.tensor(values, dtype=torch.float64))
 
@@ -77,8 +76,12 @@ def gradient_of(rank: int, number: int, size: int = 2) -> list[float]:
 
 def ask(move: Move) -> Ask:
     """The message of a move."""
-    rank, kind, number = move
-    values = tuple(gradient_of(rank, number)) if kind == PUSH else ()
+    return _ask(*move)
+
+
+@lru_cache(maxsize=1024)
+def _ask(rank: int, kind: int, number: int) -> Ask:
+    values = gradient_of(rank, number) if kind == PUSH else ()
     return Ask(rank, message(kind, number, values))
 
 

@@ -25,8 +25,8 @@ LEFT = ROOM // 4  # after forward there is an output: less than the smallest lay
 PARTS = {False: ([0], [1, 2]), True: ([0], [1])}
 """The batches of each step, without and with prefetch."""
 PAUSE_S = 1.0  # of virtual time: how long a layer computes in one direction
-RATES = {"lr": 0.05, "momentum": 0.9}
-make_optimizer = partial(torch.optim.SGD, **RATES)
+LR, MOMENTUM = 0.05, 0.9
+make_optimizer = partial(torch.optim.SGD, lr=LR, momentum=MOMENTUM)
 
 
 class Paused(torch.autograd.Function):
@@ -273,7 +273,7 @@ def one_process(
     And then each rank's outputs of the first batch.
     """
     model = make_layers(seed)
-    optimizer = PlainSGD(make_groups(model), **RATES)
+    optimizer = PlainSGD(make_groups(model), lr=LR, momentum=MOMENTUM)
     found = []
     for parts in PARTS[prefetch]:
         for part in parts:
