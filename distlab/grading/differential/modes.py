@@ -16,7 +16,7 @@ from torch import nn
 
 @contextmanager
 def in_other_mode(objects: Iterable[object]) -> Iterator[None]:
-    """Within, the models among `objects` have their other mode, if that changes nothing.
+    """Within, models have their other mode, unless their layers ask for it.
 
     Afterwards they have their own again, except those whose mode was changed within.
     """
