@@ -35,11 +35,11 @@ from distlab.grading.differential.fingerprints import (
 )
 from distlab.grading.differential.modes import in_other_mode
 from distlab.grading.harness import prepared
+from distlab.grading.kit.again import OTHER_SEED
 from distlab.grading.together import play_reported
 from distlab.runner import RankContext
 from distlab.runner.rank import resolve
 
-OTHER_SEED = 1_000_003  # added to the seed for the time before
 _ENTRIES = ("handle", "on")  # of a service: given, and they call what a learner wrote
 _EARLIER = 64  # tensors of earlier calls that are looked at again
 

@@ -221,8 +221,8 @@ def interleaved_is_complete(runs: Runs) -> str | None:
     for (n, m, v), what in zip(ODD, told, strict=True):
         if what != "raises ValueError":
             raise NotYetError(
-                f"{m} microbatches on {n} ranks, v = {v}: interleaved {what}; they do not "
-                f"form groups of {n}: that must be a ValueError",
+                f"{m} microbatches on {n} ranks, v = {v}: interleaved {what}; they do "
+                f"not form groups of {n}: that must be a ValueError",
                 rule="look at num_microbatches % world_size first",
             )
     return None
