@@ -24,6 +24,7 @@ from distlab.grading.differential.bills import (
 )
 from distlab.grading.differential.fingerprints import GRADIENT
 from distlab.grading.harness import PlayedRuns
+from distlab.grading.kit.again import is_played_once
 from distlab.grading.runs import Records, Runs, RunSpec, Scenario
 from distlab.grading.verdict import STANDING, NotJudgedError, NotYetError
 from distlab.runner import Run
@@ -59,9 +60,13 @@ def sizes_beside(task: str) -> tuple[int, ...]:
 
 
 def specs_of(checks: Sequence[Check], world_size: int) -> tuple[RunSpec, ...]:
-    """What these checks play at this world size, each run once."""
+    """What these checks play on ranks at this world size, and can play again."""
     own = [check for check in checks if world_size in check.worlds]
-    return tuple(s for s in planned_runs(own, world_size) if s.network is None)
+    return tuple(
+        spec
+        for spec in planned_runs(own, world_size)
+        if spec.network is None and not is_played_once(spec.scenario)
+    )
 
 
 def first_fault(task: Task, runs: PlayedRuns) -> tuple[str, NotYetError] | None:
