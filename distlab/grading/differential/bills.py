@@ -60,7 +60,7 @@ class Twice:
 
 
 def played_twice(runs: PlayedRuns, specs: tuple[RunSpec, ...]) -> Twice:
-    """Play each scenario twice in one process, all in one run.
+    """Play all scenarios in one process, from last to first, and then all again.
 
     Raises:
         NotYetError: the ranks did not come to their end.
@@ -69,7 +69,7 @@ def played_twice(runs: PlayedRuns, specs: tuple[RunSpec, ...]) -> Twice:
     run = runs.on_ranks(play_twice, specs, told, times=2)
     if run.outcome != "finished":
         raise diagnose(run)
-    parts = taken_apart(run, told, 2 * len(specs))[1::2]
+    parts = taken_apart(run, told, 2 * len(specs))[len(specs) :]
     seconds = dict(zip(specs, parts, strict=True))
     seen = zip(*run.values, strict=True)
     return Twice(

@@ -24,6 +24,7 @@ ROOM = 8 * 8 * ROWS * max(WIDTHS)  # bytes of activations, and their kin
 LEFT = ROOM // 4  # after forward there is an output: less than the smallest layer
 PARTS = {False: ([0], [1, 2]), True: ([0], [1])}
 """The batches of each step, without and with prefetch."""
+VIEW, GONE, OTHER = "view", "gone", "other"  # how a shard is lost
 PAUSE_S = 1.0  # of virtual time: how long a layer computes in one direction
 LR, MOMENTUM = 0.05, 0.9
 make_optimizer = partial(torch.optim.SGD, lr=LR, momentum=MOMENTUM)
@@ -138,13 +139,18 @@ class Whole:
         return sum(b.flat.untyped_storage().nbytes() for b in self.buckets)
 
 
-def lost_shards(zero: Any) -> list[tuple[str, bool]]:
-    """Shards without memory: whose they are, and whether they are views of `flat`."""
-    return [
-        (bucket.names[0], _share_memory(bucket.shard.data, bucket.flat))
-        for bucket in zero.buckets
-        if not has_memory(bucket.shard.data)
-    ]
+def lost_shards(zero: Any) -> list[tuple[str, str]]:
+    """Shards without memory, or that the optimizer does not have: whose, and why."""
+    groups = zero.optimizer.param_groups
+    updated = {id(parameter) for group in groups for parameter in group["params"]}
+    lost = []
+    for bucket in zero.buckets:
+        if not has_memory(bucket.shard.data):
+            is_view = _share_memory(bucket.shard.data, bucket.flat)
+            lost.append((bucket.names[0], VIEW if is_view else GONE))
+        elif id(bucket.shard) not in updated:
+            lost.append((bucket.names[0], OTHER))
+    return lost
 
 
 def _share_memory(one: Tensor, other: Tensor) -> bool:
