@@ -6,6 +6,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from distlab.comm.services import Tick, WakeAt
 from distlab.given.launching import (
@@ -91,27 +92,26 @@ class Hub:
         """Have the launcher decide; the exit code, if it is over."""
         if isinstance(event, Exception):
             raise event
+        words: dict[str, Any] = {}
         if isinstance(event, Said):
-            event = self._heard(event)
+            words = event.words
+            event = self._heard(words)
         if isinstance(event, NodeLost):
             return self._lost(event.node)
         if isinstance(event, Ended):
             if event.rank not in self._alive:  # of a node that was given up
                 return None
-            self._note_end(event, None)
+            self._note_end(event, words)
         if isinstance(event, Interrupted):
             self._note_interrupt(event.signal)
         return self._decide(event)  # type: ignore[arg-type]
 
-    def _heard(self, said: Said) -> Event | None:
-        words = said.words
+    def _heard(self, words: dict[str, Any]) -> Event | None:
         if "interrupted" in words:
             return Interrupted(words["interrupted"])
-        if words["generation"] == self._generation and words["rank"] in self._alive:
-            ended = Ended(words["rank"], words["code"])
-            self._note_end(ended, words)
-            return ended
-        return None
+        if words["generation"] != self._generation:
+            return None
+        return Ended(words["rank"], words["code"])
 
     def _lost(self, node: int) -> int | None:
         first = node * self._config.nproc_per_node
@@ -126,17 +126,16 @@ class Hub:
                     return code
         return None
 
-    def _note_end(self, event: Ended, words: dict[str, object] | None) -> None:
+    def _note_end(self, event: Ended, words: dict[str, Any]) -> None:
         self._alive.discard(event.rank)
-        lines: Sequence[str] = []
-        log, node = "", ""
+        lines, log, node = words.get("lines", []), words.get("log", ""), ""
         if event.rank in self._logs:
             self._ranks.buried(event.rank)
             self._terminal.catch_up([event.rank])
             lines = self._logs[event.rank].last_lines(NUM_LINES)
             log = str(self._logs[event.rank].path)
-        elif words is not None:
-            lines, log, node = words["lines"], str(words["log"]), str(words["node"])  # type: ignore[assignment]
+        else:
+            node = words.get("node", f"node {self._node_of(event.rank)}")
         is_first = self._failure is None and not self._stopped_by
         if event.code and is_first:
             self._failure = Failure(
@@ -230,6 +229,9 @@ class Hub:
         if self._stage:
             self._stage.finish(code, text)
         return code
+
+    def _node_of(self, rank: int) -> int:
+        return rank // self._config.nproc_per_node
 
     # ── when to look again ──────────────────────────────────────────────────────────
 
