@@ -4,9 +4,9 @@
                               bridge        each node sends at most 100 Mbit/s (tc tbf)
     node 1  10.77.0.2 ──veth──┘
 
-Each node is a network namespace with one agent of distlab.launch and one rank. All of
-that is inside another one that ends with the benchmark: nothing of this machine's network
-is changed, and where the system lets users have namespaces no right is needed.
+Each node is a network namespace with one agent of distlab.launch and one rank. All
+of it is inside another one that ends with the benchmark: nothing of this machine's
+network is changed, and no right is needed where users may have namespaces.
 
     step        median of 12 steps; least and most beside it
     sent        bytes that left node 0 in a step, by its interface's counter

@@ -225,10 +225,21 @@ def diagnose() -> list[Finding]:
     return list(_findings())
 
 
-def doctor(*, as_json: bool = False) -> int:
-    """Print what was found, line by line; 0 is fine, 1 is something broken."""
+def doctor(*, as_json: bool = False, num_ranks: int | None = None) -> int:
+    """Print what was found, line by line; 0 is fine, 1 is something broken.
+
+    With `num_ranks` only whether so many ranks can talk to each other.
+    """
+    if num_ranks is not None:
+        from distlab.cli.doctor_ranks import check_ranks
+
+        return _told(check_ranks(num_ranks), as_json)
+    return _told(_findings(), as_json)
+
+
+def _told(found: Iterator[Finding], as_json: bool) -> int:
     if as_json:
-        findings = diagnose()
+        findings = list(found)
         code = _exit_code(findings)
         rows = [asdict(finding) for finding in findings]
         print(json.dumps({"findings": rows, "exit": code}))
@@ -237,7 +248,7 @@ def doctor(*, as_json: bool = False) -> int:
 
     console = Console(highlight=False)
     findings = []
-    for finding in _findings():
+    for finding in found:
         for line in render(finding):
             console.print(line, no_wrap=True, overflow="ellipsis")
         findings.append(finding)

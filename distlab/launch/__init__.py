@@ -10,6 +10,8 @@ stores      the store at MASTER_PORT, kept by an agent, which is no rank
 nodes       agents on several nodes meet through task 3.17
 """
 
+from pathlib import Path
+
 from distlab.launch.config import LaunchConfig, LaunchError
 from distlab.launch.launcher import DistributedLauncher, launch_distributed_training
 from distlab.launch.slurm import rank_environment
@@ -20,4 +22,10 @@ __all__ = [
     "LaunchError",
     "launch_distributed_training",
     "rank_environment",
+    "selftest_script",
 ]
+
+
+def selftest_script() -> Path:
+    """A script with which a launcher, this one or torchrun, can be tried."""
+    return Path(__file__).with_name("selftest.py")
