@@ -29,6 +29,7 @@ FEWEST_FILES = 256  # macOS's default, and enough for the course's eight ranks
 LEAST_MEMORY_GIB = 1.0  # four spawned ranks with torch, where fork is not to be had
 HOST_NAME_BOUND_S = 2.0
 LOOPBACK_BOUND_S = 5.0
+READY = "Ready. Nothing leaves this computer; nothing needs a GPU or an account."
 
 
 @dataclass(frozen=True)
@@ -233,11 +234,11 @@ def doctor(*, as_json: bool = False, num_ranks: int | None = None) -> int:
     if num_ranks is not None:
         from distlab.cli.doctor_ranks import check_ranks
 
-        return _told(check_ranks(num_ranks), as_json)
+        return _told(check_ranks(num_ranks), as_json, "")
     return _told(_findings(), as_json)
 
 
-def _told(found: Iterator[Finding], as_json: bool) -> int:
+def _told(found: Iterator[Finding], as_json: bool, ready: str = READY) -> int:
     if as_json:
         findings = list(found)
         code = _exit_code(findings)
@@ -253,7 +254,8 @@ def _told(found: Iterator[Finding], as_json: bool) -> int:
             console.print(line, no_wrap=True, overflow="ellipsis")
         findings.append(finding)
     broken = [finding.name for finding in findings if finding.state == "broken"]
-    console.print(_verdict(broken), markup=False)
+    if broken or ready:
+        console.print(_verdict(broken, ready), markup=False)
     return _exit_code(findings)
 
 
@@ -270,10 +272,8 @@ def render(finding: Finding) -> list[str]:
     return lines
 
 
-def _verdict(broken: Sequence[str]) -> str:
-    if broken:
-        return f"Not ready yet: {', '.join(broken)}."
-    return "Ready. Nothing leaves this computer; nothing needs a GPU or an account."
+def _verdict(broken: Sequence[str], ready: str) -> str:
+    return f"Not ready yet: {', '.join(broken)}." if broken else ready
 
 
 def _exit_code(findings: Sequence[Finding]) -> int:

@@ -184,16 +184,19 @@ class Hall:
 
     def handle(self, peer: int, message: bytes) -> bytes | None:
         """A `Handle`: that of task 3.17, and a note of who it was."""
-        kind, _, rest = str(json.loads(message).get("key", "")).partition("/")
-        if kind == "claim":
-            self._nodes[peer] = int(rest)
-        if peer in self._nodes:
-            self.heard_s[self._nodes[peer]] = time.monotonic()
         try:
-            return self._rendezvous(peer, message)
+            reply = self._rendezvous(peer, message)
         except Exception as error:
             self._inbox.put(error)
             raise
+        request = json.loads(message)
+        kind, _, node = str(request.get("key", "")).partition("/")
+        if kind == "claim" and request["op"] == "compare_set" and reply is not None:
+            if json.loads(reply).get("reply") == request["value"]:  # it has it now
+                self._nodes[peer] = int(node)
+        if peer in self._nodes:
+            self.heard_s[self._nodes[peer]] = time.monotonic()
+        return reply
 
     def on(self, event: object, now_s: float) -> Sequence[object]:
         """An agent whose connections are closed has ended."""
