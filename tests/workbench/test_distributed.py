@@ -1,15 +1,23 @@
-"""`distlab.distributed`: examples, what its arguments do, and whose code it runs."""
+"""`distlab.distributed`: its group, its primitives, its table, and all examples."""
 
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import distlab.distributed as dist
-from distlab.distributed.parts import TABLE
+from distlab.comm import PeerLost
+from distlab.distributed.environment import read_place
+from distlab.distributed.parts import TABLE, tasks
 from distlab.grading.kit.torchrun_env import like_torchrun
 from distlab.runner import Cluster, Limits, RankContext
 
@@ -160,19 +168,27 @@ def all_primitives(context: RankContext, backend: str) -> list[str]:
     """The names of those that do not give what torch's definition says."""
     like_torchrun(context, PATIENCE_S)
     dist.init_process_group(backend, timeout_s=PATIENCE_S)
-    n, rank, wrong = context.world_size, context.rank, []
+    wrong = [*reductions(context.world_size, context.rank)]
+    wrong += movements(context.world_size, context.rank)
+    dist.barrier()
+    dist.destroy_process_group()
+    return wrong
 
-    def of(r: int) -> Tensor:
-        """Rank r's values, non-contiguous."""
-        generator = torch.Generator().manual_seed(r)
-        values = torch.randint(-4, 5, (2 * n, 3), generator=generator)
-        return values.double().T.contiguous().T
 
-    def expect(name: str, actual: Tensor, expected: Tensor) -> None:
-        if not torch.equal(actual, expected):
-            wrong.append(name)
+def values_of(rank: int, n: int) -> Tensor:
+    """Rank's own values, non-contiguous."""
+    generator = torch.Generator().manual_seed(rank)
+    values = torch.randint(-4, 5, (2 * n, 3), generator=generator)
+    return values.double().T.contiguous().T
 
-    every = torch.stack([of(r) for r in range(n)])
+
+def differs(name: str, actual: Tensor, expected: Tensor) -> list[str]:
+    return [] if torch.equal(actual, expected) else [name]
+
+
+def reductions(n: int, rank: int) -> list[str]:
+    wrong = []
+    every = torch.stack([values_of(r, n) for r in range(n)])
     combined = {
         dist.ReduceOp.SUM: every.sum(0),
         dist.ReduceOp.AVG: every.sum(0) / n,
@@ -181,32 +197,37 @@ def all_primitives(context: RankContext, backend: str) -> list[str]:
         dist.ReduceOp.PRODUCT: every.prod(0),
     }
     for op, total in combined.items():
-        mine = of(rank)
+        mine = values_of(rank, n)
         if dist.all_reduce(mine, op) is not mine:
             wrong.append("all_reduce returns its tensor")
-        expect(f"all_reduce {op}", mine, total)
-        reduced = dist.reduce(of(rank), dst=n - 1, op=op)
-        expect(f"reduce {op}", reduced, total if rank == n - 1 else of(rank))
-        chunk = dist.reduce_scatter(of(rank), op)
-        expect(f"reduce_scatter {op}", chunk, total[2 * rank : 2 * rank + 2])
-    expect("broadcast", dist.broadcast(of(rank), src=n - 1), of(n - 1))
-    expect("all_gather", torch.stack(dist.all_gather(of(rank))), every)
-    gathered = dist.gather(of(rank), dst=n - 1)
-    if gathered is not None or rank == n - 1:
-        expect("gather", torch.stack(gathered or []), every)
-    tensors = [of(r) for r in range(n)] if rank == n - 1 else None
-    expect("scatter", dist.scatter(of(0) * 0, tensors, src=n - 1), of(rank))
-    expected = torch.cat([of(r)[2 * rank : 2 * rank + 2] for r in range(n)])
-    expect("all_to_all", dist.all_to_all(of(rank)), expected)
+        wrong += differs(f"all_reduce {op}", mine, total)
+        reduced = dist.reduce(values_of(rank, n), dst=n - 1, op=op)
+        expected = total if rank == n - 1 else values_of(rank, n)
+        wrong += differs(f"reduce {op}", reduced, expected)
+        chunk = dist.reduce_scatter(values_of(rank, n), op)
+        wrong += differs(f"reduce_scatter {op}", chunk, total[2 * rank : 2 * rank + 2])
+    if not refuses(dist.all_reduce, torch.ones(2, dtype=torch.int64), AVG):
+        wrong.append("the mean of integers")
+    return wrong
+
+
+def movements(n: int, rank: int) -> list[str]:
+    every = torch.stack([values_of(r, n) for r in range(n)])
+    rows = every[:, 2 * rank : 2 * rank + 2]
+    mine, last = every[rank].clone(), n - 1
+    wrong = differs("all_gather", torch.stack(dist.all_gather(mine)), every)
+    gathered = dist.gather(mine, dst=last)
+    if gathered is not None or rank == last:
+        wrong += differs("gather", torch.stack(gathered or []), every)
+    tensors = list(every) if rank == last else None
+    wrong += differs("scatter", dist.scatter(mine * 0, tensors, src=last), every[rank])
+    wrong += differs("all_to_all", dist.all_to_all(mine), rows.flatten(0, 1))
+    wrong += differs("broadcast", dist.broadcast(mine, src=last), every[last])
+    if not refuses(dist.broadcast, torch.ones(1), n):
+        wrong.append("broadcast from a rank that does not exist")
     for call in (dist.reduce_scatter, dist.all_to_all):
         if n > 1 and not refuses(call, torch.ones(n + 1)):
             wrong.append(f"{call.__name__} of {n + 1} rows")
-    if not refuses(dist.all_reduce, torch.ones(2, dtype=torch.int64), AVG):
-        wrong.append("the mean of integers")
-    if not refuses(dist.broadcast, torch.ones(1), n):
-        wrong.append("broadcast from a rank that does not exist")
-    dist.barrier()
-    dist.destroy_process_group()
     return wrong
 
 
@@ -257,7 +278,7 @@ def allocates(_: RankContext) -> dict[str, int]:
 
 
 def test_memory_pool_scope_allocates_once(cluster: Cluster) -> None:
-    (found,) = cluster.run(allocates, 1).require_finished().values
+    (found,) = cluster.run(allocates, 1, limits=PATIENT).require_finished().values
     assert found == {"pool": 4000, "none": 40_000}
 
 
