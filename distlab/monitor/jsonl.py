@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -44,7 +44,7 @@ class JsonLines:
 
     def record(self, record: StepRecord) -> None:
         """A line in the file of its rank."""
-        self._write(f"rank_{record.rank}.jsonl", asdict(record))
+        self._write(f"rank_{record.rank}.jsonl", vars(record))
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
         """A line for the whole run."""

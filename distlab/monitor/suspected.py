@@ -17,8 +17,8 @@ from typing import Any
 from distlab.monitor.jsonl import Recorded
 from distlab.monitor.records import StepRecord
 
-RECENT = 5
-"""The newest rows that a straggler is looked for in: more than half of them count."""
+RECENT_ROWS, RECENT_STEPS = 3, 20
+"""A straggler is looked for in the newest rows: at least so many, of so many steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,16 @@ def rows_of(recorded: Recorded) -> list[list[StepRecord]]:
     return [rows[step] for step in whole]
 
 
+def num_recent(rows: Sequence[Sequence[StepRecord]]) -> int:
+    """How many of the newest rows are looked at for a straggler."""
+    num_rows = num_steps = 0
+    for row in reversed(rows):
+        if num_rows >= RECENT_ROWS and num_steps >= RECENT_STEPS:
+            break
+        num_rows, num_steps = num_rows + 1, num_steps + row[0].num_steps
+    return num_rows
+
+
 def suspected(recorded: Recorded, unit: ModuleType, whose: str) -> Suspected:
     """Ask the unit's `stragglers`, `desynchronized` and `nan_origin`.
 
@@ -59,7 +69,7 @@ def suspected(recorded: Recorded, unit: ModuleType, whose: str) -> Suspected:
         return Suspected(whose=whose)
     steps = [_as_unit_records(row, unit.Record) for row in rows]
     asked: dict[str, Callable[[], Any]] = {
-        "stragglers": lambda: unit.stragglers(steps[-RECENT:]),
+        "stragglers": lambda: unit.stragglers(steps[-num_recent(rows) :]),
         "desynchronized": lambda: unit.desynchronized(steps[-1]),
         "nan_origin": lambda: unit.nan_origin(steps),
     }
@@ -94,7 +104,7 @@ def _as_unit_records(row: Sequence[StepRecord], record_of: Any) -> list[Any]:
             communication_s=one.communication_s / one.num_steps,
             loss=float("nan") if one.loss is None else one.loss,
             num_samples=one.samples,
-            num_nonfinite=one.num_nonfinite if one.nonfinite_step == first else 0,
+            num_nonfinite=int(first is not None and one.nonfinite_step == first),
             checksum=one.checksum,
         )
         for one in row

@@ -59,7 +59,7 @@ def view(
     )
     ranks = ordered if len(ordered) > room else sorted(ordered, key=lambda r: r.rank)
     most = max(record.step for record in newest.values())
-    rows = [_row(record, most, is_named=record.rank in named) for record in ranks[:room]]
+    rows = [_row(one, most, is_named=one.rank in named) for one in ranks[:room]]
     lines = [*head, *rows, *_foot(recorded, newest, len(ranks) - room)]
     return [(style, text[:width]) for style, text in lines[:height]]
 
