@@ -168,7 +168,7 @@ def train(
     `on_shards` gets everybody's first samples and the steps of an epoch; `on_epoch` the
     number of an epoch that has ended, and its mean loss; `on_log` what `fit` logs.
     `monitor` hears the records of the ranks' steps, made as `monitored` says, and each
-    validation; the calls of communication are then journaled, so that a hang is named.
+    validation; the ranks then note the call that they are in, so that a hang is named.
 
     Raises:
         RunnerError: the ranks did not finish, or did nothing for `idle_s` seconds; it
@@ -189,8 +189,8 @@ def train(
         seed=config.seed,
         backend=config.backend,
         # The reference does not deadlock. Others may, and their journals show it.
-        journal=monitored is not None
-        or any(unit.source.side != "reference" for unit in units.values()),
+        journal=any(unit.source.side != "reference" for unit in units.values()),
+        last_call=monitored is not None,
     ).require_finished()
     values = run.values
     epochs = [_row(i, values) for i in range(config.epochs)]
