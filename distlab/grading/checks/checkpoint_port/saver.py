@@ -90,7 +90,9 @@ def continues(runs: Runs) -> str | None:
                 if life
             ],
         )
-    return f"{', '.join(map(str, sizes))} ranks: each continues what the last ones saved"
+    return (
+        f"{', '.join(map(str, sizes))} ranks: each continues what the last ones saved"
+    )
 
 
 # ── C2: what is another tensor on each rank ─────────────────────────────────────────

@@ -232,9 +232,7 @@ def baseline(seed: int, n: int, life: int, lost: str = "") -> Tensor:
         if past == life and lost == "settings":
             optimizer.param_groups[0]["lr"] = OTHER_LR
         for step in steps_of(past):
-            batches = [
-                batch_of(seed, step, rank) for rank in range(sizes_of(n)[past])
-            ]
+            batches = [batch_of(seed, step, rank) for rank in range(sizes_of(n)[past])]
             inputs, targets = (torch.cat(part) for part in zip(*batches, strict=True))
             one_step(model, optimizer, (inputs, targets))
     return full_weights(model)
