@@ -50,7 +50,7 @@ class Saver:
     Collective: every rank makes one, and calls save() and wait() in the same order.
 
     C1 a model on fewer or more ranks loads weights and optimizer and continues
-    C2 each rank gets back its own tensor; a rank that was not there keeps the one it has
+    C2 each rank gets its own tensor back; a rank that was not there keeps what it has
     C3 save() copies the state and returns; what is sent later has its own process group
     C4 the next save() waits for the last one, and raises its error
     C5 load() takes the newest checkpoint that is complete, and returns its step
@@ -106,7 +106,7 @@ class Saver:
 def load(
     folder: str, model: nn.Module, optimizer: Optimizer, own: Tensor
 ) -> int | None:
-    """Set model, optimizer and `own` in place; return the step, or None if there is none.
+    """Set model, optimizer and `own` in place; return the step; None if there is none.
 
     Given: `model` is sharded over the ranks that there are now, perhaps not as many as
     saved it. Nothing else is in `folder`; it may not be there. A save that failed or

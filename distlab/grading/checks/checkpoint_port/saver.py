@@ -1,4 +1,4 @@
-"""Checks of task 4.17, `checkpoint_port.saver`: torch's checkpoints in the background."""
+"""Checks of task 4.17, `checkpoint_port.saver`: torch's checkpoints."""
 
 from __future__ import annotations
 
