@@ -48,6 +48,7 @@ class Storage:
 
     def __enter__(self) -> Storage:
         self._caller = threading.get_ident()
+        self._before = frozenset(threading.enumerate())
         writer = dcp.FileSystemWriter
         self._replace(writer, "write_data", self._writes(writer.write_data))
         for name in ("save", "async_save"):
@@ -75,8 +76,15 @@ class Storage:
     def settle(self) -> None:
         """Give what was begun a moment to end, whatever became of it."""
         end = time.monotonic() + PATIENCE_S
-        while self.written < self.begun and time.monotonic() < end:
+        while time.monotonic() < end:
+            if self.written >= self.begun and not self._writers():
+                break
             time.sleep(0.02)
+
+    def _writers(self) -> list[threading.Thread]:
+        """Threads that were started since, and go on."""
+        new = (t for t in threading.enumerate() if t not in self._before)
+        return [thread for thread in new if not isinstance(thread, threading.Timer)]
 
     def notes(self) -> dict[str, bool]:
         """What a judge reads."""
@@ -113,6 +121,8 @@ class Storage:
             if self.written < self.begun:
                 self.together = True
                 self.permit()
+                # Two threads in one process group could end the process.
+                raise RuntimeError("the last save is still being written")
             self.begun += 1
             return real(*args, **named)
 
