@@ -276,18 +276,18 @@ class AsyncSaver:
         ### BEGIN SOLUTION fault_tolerance.async_save
         #| what must be done before this returns, and what can a thread do later?
         self.wait()
-        what = self.copies.of(tensors), deepcopy(meta)
-        self.thread = threading.Thread(target=self.run, args=(step, *what))
+        args = (step, self.copies.of(tensors), deepcopy(meta))
+        self.thread = threading.Thread(target=self.run, args=args)
         self.thread.start()
         ### END SOLUTION
 
-    def run(self, step: int, *what: Any) -> None:
+    def run(self, step: int, tensors: dict[str, Tensor], meta: Any) -> None:
         """In the thread: save, and keep the error, if there is one."""
         ### BEGIN SOLUTION fault_tolerance.async_save
         #| an exception that leaves a thread reaches nobody
         try:
             assert self.comm is not None
-            save(self.comm, self.disk, step, *what, self.keep)
+            save(self.comm, self.disk, step, tensors, meta, self.keep)
         except Exception as error:
             self.error = error
         ### END SOLUTION
