@@ -79,9 +79,7 @@ class RankDisk:
         self._context.clock.sleep(0.1 * (self._context.rank + 1))
         self._rows.append([self._context.rank, name, *paths])
 
-    def _put(
-        self, put: Callable[[str, bytes], None], path: str, data: bytes
-    ) -> None:
+    def _put(self, put: Callable[[str, bytes], None], path: str, data: bytes) -> None:
         if self._full and self._full in path:
             put(path, data[: len(data) // 2])
             raise DiskError(f'the disk is full: no room for all of "{path}"')

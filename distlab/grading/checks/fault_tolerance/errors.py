@@ -39,7 +39,7 @@ FULL, DTYPE = "the disk is full", "complex128"
 
 
 def causes(size: int) -> list[tuple[int, str]]:
-    """Which rank fails, and what its disk refuses; "" a dtype that no shard can hold."""
+    """Which rank fails, and what its disk refuses; "": the dtype fits no shard."""
     found = [(rank, f".rank-{rank}.") for rank in (size - 1, 0)]
     return [*dict.fromkeys(found), (0, ".json"), (size - 1, "")]
 
@@ -168,7 +168,7 @@ _CASES = ((100, 2), (100, 1), (30, 1), (30, 2), (100, 9), (9, 1))
 
 def files_to_sort(seed: int) -> dict[str, bytes]:
     """Four checkpoints, one unreadable manifest, what crashes left, foreign files."""
-    files = {name: b"not of a checkpoint" for name in _FOREIGN}
+    files = dict.fromkeys(_FOREIGN, b"not of a checkpoint")
     for step in _SAVED:
         files |= files_of_step(step, 2, seed)
     torn = files_of_step(25, 2, seed)
@@ -235,7 +235,7 @@ def remove_in_saves(context: RankContext, unit: ModuleType, seed: int) -> Any:
     runs=[on_ranks(remove_some), on_ranks(remove_in_saves), *FAILED],
 )
 def what_is_removed(runs: Runs) -> str | None:
-    """V: the names that remove_old leaves; and what saves leave, also after an error."""
+    """V: the names that remove_old leaves; what saves leave, also after an error."""
     files = files_to_sort(runs.seed)
     left = worked_out(runs, remove_some).values[0]
     for (step, keep), names in zip(_CASES, left, strict=True):

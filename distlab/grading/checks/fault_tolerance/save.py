@@ -6,9 +6,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import torch
-
-from distlab.comm import Disk
+from distlab.comm import Disk, DiskError
 from distlab.given import checkpoint as given
 from distlab.grading.checks.fault_tolerance.disks import (
     RankDisk,
@@ -27,7 +25,7 @@ from distlab.grading.clause import clause
 from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.kit.plans import worked_out
 from distlab.grading.runs import Runs, on_ranks
-from distlab.grading.verdict import NotYetError
+from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
 from distlab.sim import SimDisk, crash_points
 
@@ -46,7 +44,7 @@ def write_one(context: RankContext, unit: ModuleType, seed: int) -> Any:
     for files in ({"a.json": OLD}, {}):
         done: list[Row] = []
         disk = SimDisk(files)
-        unit.write_file(_Noted(disk, done), "a.json", NEW)
+        unit.write_file(NotedDisk(disk, done), "a.json", NEW)
         rows = [row[1:] for row in done]
         if disk.names() != ["a.json"]:
             return {"names": disk.names(), "rows": rows}
@@ -61,15 +59,15 @@ def write_one(context: RankContext, unit: ModuleType, seed: int) -> Any:
             if left not in may:
                 return {
                     "when": when(point),
-                    "left": left,
+                    "left": None if left is None else left.decode("latin-1"),
                     "told": bool(point.told),
-                    "was": files.get("a.json"),
+                    "was": OLD.decode() if files else None,
                     "rows": rows,
                 }
     return None
 
 
-class _Noted(RankDisk):
+class NotedDisk(RankDisk):
     """Notes the operations of one process."""
 
     def __init__(self, disk: Disk, rows: list[Row]) -> None:
@@ -109,7 +107,7 @@ def _held(wrong: dict[str, Any]) -> str:
         return "is not there"
     if left == was:
         return "has the old content"
-    if NEW.startswith(left):
+    if NEW.decode().startswith(left):
         return f"has {len(left)} of the {len(NEW)} new bytes"
     return f"holds {left!r}"
 
@@ -127,7 +125,7 @@ def _cause(rows: list[Row]) -> tuple[str, str]:
     if "sync" not in kinds[:at]:
         return "renamed-before-sync", "sync(name + TEMPORARY) first, then rename"
     if "sync_folder" not in kinds[at:]:
-        return "name-not-synced", "a new name is durable after sync_folder()"
+        return "new-name-not-synced", "a new name is durable after sync_folder()"
     return "", ""
 
 
@@ -145,7 +143,11 @@ def saves(
             kind = seed + number
             tensors = tensors_of(context.rank, step, kind)
             meta = meta_of(context.rank, step)
-            unit.save(context.comm, own, step, tensors, meta, keep=KEEP)
+            try:
+                unit.save(context.comm, own, step, tensors, meta, keep=KEEP)
+            except (DiskError, given.CheckpointError) as error:
+                rows.append([context.rank, "raised", step, str(error)])
+                return
             rows.append([context.rank, "returned", step])
             tell([context.rank, step])
 
@@ -157,12 +159,7 @@ def save_steps(context: RankContext, unit: ModuleType, seed: int, size: int) -> 
     rows: list[Row] = []
     disk = SimDisk(files_of_step(FIRST, size, seed))
     _, end = saves(unit, seed, size, rows, disk, lambda what: None)
-    wanted = [
-        {name: files_of_step(step, size, seed + number).get(name) for name in names}
-        for number, step in enumerate(STEPS)
-        for names in [files_of_step(step, size, seed + number)]
-    ]
-    last = wanted[-1]
+    last = files_of_step(STEPS[-1], size, seed + len(STEPS) - 1)
     wrong = [name for name, data in last.items() if disk.files.get(name) != data]
     return {
         "end": end,
@@ -192,9 +189,9 @@ def the_manifest_comes_last(runs: Runs) -> str | None:
     for size in SIZES:
         record = worked_out(runs, save_steps, size=size).values[0]
         setting = f"{size} rank{'s' * (size > 1)}"
-        expect_end(record["end"], setting)
         with judged_after(a_file_in_full, runs, "C1"):
             _expect_last(record["rows"], size, setting)
+            _expect_returns(record, size, setting)
             _expect_files(record, size, setting)
     return "a rank without a tensor, tied, empty and bfloat16 tensors, a step twice"
 
@@ -204,8 +201,6 @@ def _expect_last(rows: list[Row], size: int, setting: str) -> None:
     durable: set[int] = set()
     renamed: set[int] = set()
     for rank, kind, *paths in rows:
-        if kind == "returned":
-            continue
         if kind == "rename" and ".rank-" in paths[-1]:
             renamed.add(rank)
         elif kind == "sync_folder":
@@ -230,6 +225,38 @@ def _expect_last(rows: list[Row], size: int, setting: str) -> None:
                     played=size,
                 )
             durable, renamed = set(), set()
+
+
+def _expect_returns(record: dict[str, Any], size: int, setting: str) -> None:
+    """Every save of every rank returned."""
+    raised = [row for row in record["rows"] if row[1] == "raised"]
+    if raised and early_return(record["rows"]) is not None:
+        raise NotJudgedError("see C3")
+    if raised:
+        rank, _, step, error = raised[0]
+        raise NotYetError(
+            f"{setting}: save(step {step}) raises on rank {rank}, and the disk has "
+            f"room: {error}",
+            played=size,
+        )
+    expect_end(record["end"], setting)
+
+
+def early_return(rows: list[Row]) -> Row | None:
+    """The first return of a rank before the manifest of that save is durable."""
+    returns: dict[int, int] = {}
+    num_commits, is_named = 0, False
+    for row in rows:
+        rank, kind, *paths = row
+        if kind == "rename" and ".json" in paths[-1]:
+            is_named = True
+        elif kind == "sync_folder" and rank == 0 and is_named:
+            num_commits, is_named = num_commits + 1, False
+        elif kind == "returned":
+            returns[rank] = returns.get(rank, 0) + 1
+            if returns[rank] > num_commits:
+                return row
+    return None
 
 
 def _expect_files(record: dict[str, Any], size: int, setting: str) -> None:
@@ -277,9 +304,21 @@ def crash_saves(context: RankContext, unit: ModuleType, seed: int) -> Any:
     return None
 
 
-@clause(TASK, "C3", worlds=(1,), plays=(2,), runs=[on_ranks(crash_saves)])
+@clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=[*PLAYED, on_ranks(crash_saves)])
 def complete_when_it_returns(runs: Runs) -> str | None:
-    """F: at every crash of two ranks' saves, the newest complete checkpoint."""
+    """O, F: when ranks return; at every crash, the newest complete checkpoint."""
+    for size in SIZES:
+        record = worked_out(runs, save_steps, size=size).values[0]
+        if (row := early_return(record["rows"])) is not None:
+            raise NotYetError(
+                f"{size} ranks: save(step {row[2]}) returns on rank {row[0]} before "
+                "rank 0 has written the manifest: after a crash now, the newest "
+                "complete checkpoint is an older one",
+                slug="returned-before-commit",
+                rule="no rank may return before it has heard that the manifest is "
+                "durable",
+                played=size,
+            )
     with judged_after(the_manifest_comes_last, runs, "C2"):
         wrong = worked_out(runs, crash_saves).values[0]
         if wrong is None:
@@ -304,13 +343,4 @@ def _raise_loss(wrong: dict[str, Any]) -> None:
     raise NotYetError(
         f"the machine crashed {wrong['when']}: {returned}, but the newest complete "
         f"checkpoint is that of step {wrong['newest']}; {wrong['flaw']}",
-        slug="returned-before-commit",
-        rule="no rank may return before it has heard that the manifest is durable",
-    )
-
-
-def same_values(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    """Equal names, dtypes, shapes and bits."""
-    return one.keys() == other.keys() and all(
-        t.dtype == other[n].dtype and torch.equal(t, other[n]) for n, t in one.items()
     )
