@@ -93,8 +93,10 @@ def stalls(
 
 
 def _real_folder() -> str:
-    """A folder on a disk; /tmp may be memory."""
-    return os.environ.get("DISTLAB_BENCH_DIR") or str(ROOT)
+    """A folder on a disk that git does not see; /tmp may be memory."""
+    folder = ROOT / ".distlab"
+    folder.mkdir(exist_ok=True)
+    return str(folder)
 
 
 def of_stalls(cluster: Cluster, parts: dict[str, Any], rounds: int) -> list[Line]:

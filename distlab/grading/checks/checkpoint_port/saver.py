@@ -30,7 +30,7 @@ from distlab.runner.autopsy import Evidence
 
 BOTH = "get_state_dict and set_state_dict, of model and optimizer"
 OWN_NAME = 'a name for each rank: f"own of rank {dist.get_rank()}"'
-ASYNC = "dcp.async_save: it copies the state, and a thread of its own writes the copy"
+ASYNC = "dcp.async_save: it copies the state, and its own thread writes the copy"
 GROUP = "dist.new_group() once, and async_save(…, process_group=…)"
 KEEP = "a folder for each step; an older one goes only when a newer one is complete"
 ONE = "begin with wait(): the future of the last save, and its result()"
@@ -168,7 +168,7 @@ def training_goes_on(runs: Runs) -> str | None:
     if any("loaded" not in found for found in values):
         raise NotJudgedError("nothing was loaded: see C4")
     _expect_copied(values)
-    return "a copy is written while training goes on, with a process group of its own"
+    return "a copy is written while training goes on, with its own process group"
 
 
 def _waited(found: dict[str, Any]) -> str:
