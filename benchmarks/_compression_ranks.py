@@ -1,25 +1,29 @@
-"""What each rank does for `benchmarks/compression.py`: bytes, accuracy, torch's PowerSGD.
+"""What each rank does for `benchmarks/compression.py`.
 
 All train the convnet of `distlab/models`; its images have 28×28 pixels.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torchs
 from torch.nn.functional import cross_entropy, interpolate
+from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks._both_ways import leave, meet
 from distlab.comm import ByteMeter, Comm, Traffic, Work
 from distlab.curriculum import load
 from distlab.data.digits import load_digits_split
 from distlab.data.idx_sets import SIDE, Images, known_sets, read_images
 from distlab.given import compression as given
+from distlab.given.torch_hook import torch_hook
 from distlab.models.convnet import make_convnet
 from distlab.runner import RankContext
 
@@ -27,8 +31,9 @@ UNIT = "gradient_compression"
 RATIO, FACTORS = 0.01, 4
 BUCKET_MIB = 0.25  # the convnet has three buckets, one of them a single weight
 BATCH = 32  # on all ranks together
-LEARNING_RATE, MOMENTUM = 0.05, 0.9
+LEARNING_RATE = 0.05
 BYTE_STEPS = 3
+DENSE_STEPS, POWER_STEPS = 2, 4  # torch's PowerSGD begins with two dense steps
 
 Hook = Callable[[Comm, Any], Work]
 
@@ -99,12 +104,17 @@ def sent_bytes(context: RankContext, side: str, names: Sequence[str]) -> dict[st
     return found
 
 
+def shapes() -> list[tuple[int, ...]]:
+    """Of the convnet's parameters."""
+    return [tuple(p.shape) for p in make_convnet().parameters()]
+
+
 # ── accuracy ────────────────────────────────────────────────────────────────────────
 
 
-def digits(split: int) -> Images:
+def digits() -> Images:
     """The digits in the size of the convnet's images."""
-    found = load_digits_split(split)
+    found = load_digits_split()
 
     def enlarged(inputs: Tensor) -> Tensor:
         images = inputs.float().view(-1, 1, 8, 8)
@@ -118,10 +128,10 @@ def digits(split: int) -> Images:
     )
 
 
-def read_data(files: dict[str, str], split: int) -> Images:
+def read_data(files: dict[str, str]) -> Images:
     """Fashion-MNIST from its files, or the digits where there are none."""
     if not files:
-        return digits(split)
+        return digits()
     paths = {name: Path(path) for name, path in files.items()}
     return read_images(paths, known_sets()["fashion-mnist"])
 
@@ -132,15 +142,12 @@ def accuracy(
     name: str,
     files: dict[str, str],
     epochs: int,
-    split: int,
-    learning_rate: float = LEARNING_RATE,
-    momentum: float = MOMENTUM,
 ) -> float:
     """Percent of the held-out images, after a training with this hook."""
     torch.set_num_threads(1)
-    data, rank, n = read_data(files, split), context.rank, context.world_size
-    ddp = wrap(make_convnet(split), context.comm, make_hook(load(UNIT, side), name))
-    optimizer = torch.optim.SGD(ddp.parameters(), learning_rate, momentum)
+    data, rank, n = read_data(files), context.rank, context.world_size
+    ddp = wrap(make_convnet(), context.comm, make_hook(load(UNIT, side), name))
+    optimizer = torch.optim.SGD(ddp.parameters(), LEARNING_RATE)
     count = len(data.train_inputs)
     for epoch in range(epochs):
         order = torch.randperm(count, generator=torch.Generator().manual_seed(epoch))
@@ -154,3 +161,64 @@ def accuracy(
         found = torch.cat([ddp(part) for part in data.held_out_inputs.split(500)])
     right = (found.argmax(1) == data.held_out_targets).double().mean()
     return 100 * float(right)
+
+
+# ── PowerSGD beside torch's ─────────────────────────────────────────────────────────
+
+
+def beside_torchs(context: RankContext, side: str, folder: str) -> list[float]:
+    """By step, the largest difference of a gradient from that of torch's own hook.
+
+    Both train the convnet in torch's DDP, in float64, from the same first Q.
+    """
+    comm = meet(context, folder)
+    state = torchs.PowerSGDState(
+        None,
+        matrix_approximation_rank=FACTORS,
+        start_powerSGD_iter=DENSE_STEPS,
+        min_compression_rate=1,  # every matrix, no bias
+        orthogonalization_epsilon=0,
+    )
+    compress = torch_hook(load(UNIT, side).PowerSGD(FACTORS), comm)
+    calls = 0
+
+    def theirs(state, bucket):  # type: ignore[no-untyped-def]
+        if state.iter >= DENSE_STEPS and bucket.index() not in state.q_memory_dict:
+            _set_first_factors(state, bucket)
+        return torchs.powerSGD_hook(state, bucket)
+
+    def ours(state, bucket):  # type: ignore[no-untyped-def]
+        nonlocal calls
+        calls += 1  # the model is smaller than a bucket
+        if calls > DENSE_STEPS:
+            return compress(state, bucket)
+        flat = bucket.buffer().div_(comm.world_size)
+        future = dist.all_reduce(flat, async_op=True).get_future()
+        return future.then(lambda done: done.value()[0])
+
+    both = []
+    for hook, held in ((ours, None), (theirs, state)):
+        model = DistributedDataParallel(make_convnet().double())
+        model.register_comm_hook(held, hook)
+        both.append((model, torch.optim.SGD(model.parameters(), LEARNING_RATE)))
+    data, gaps = digits(), []
+    for step in range(DENSE_STEPS + POWER_STEPS):
+        own = slice(32 * (2 * step + context.rank), 32 * (2 * step + context.rank + 1))
+        for model, optimizer in both:
+            optimizer.zero_grad()
+            outputs = model(data.train_inputs[own].double())
+            cross_entropy(outputs, data.train_targets[own]).backward()
+        pairs = zip(*(model.parameters() for model, _ in both), strict=True)
+        gaps.append(max(float((a.grad - b.grad).abs().max()) for a, b in pairs))
+        for _, optimizer in both:
+            optimizer.step()
+    leave()
+    return gaps[DENSE_STEPS:]
+
+
+def _set_first_factors(state: Any, bucket: dist.GradBucket) -> None:
+    matrices = [g.view(len(g), -1) for g in bucket.gradients() if g.dim() > 1]
+    factors = [given.first_factor(m, FACTORS) for m in matrices]
+    rows = sum(len(m) * q.shape[1] for m, q in zip(matrices, factors, strict=True))
+    state.q_memory_dict[bucket.index()] = torch.cat([q.reshape(-1) for q in factors])
+    state.p_memory_dict[bucket.index()] = matrices[0].new_zeros(rows)

@@ -40,7 +40,7 @@ class _TwoGroups:
 
 
 def torch_hook(hook: Hook, comm: Comm | None = None) -> Callable[..., Any]:
-    """What to register: `model.register_comm_hook(None, torch_hook(TopK(0.01)))`.
+    """Make of `hook` what `model.register_comm_hook(None, …)` takes.
 
     Collective: it makes a new group. `hook` is called inside backward() with each
     bucket; the wait() of its Work runs on another thread, one bucket after another. So

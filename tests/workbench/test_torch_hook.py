@@ -91,7 +91,8 @@ def in_torchs_ddp(context: RankContext, name: str) -> dict[str, Any]:
 def test_a_hook_gives_in_torchs_ddp_what_it_gives_alone(
     cluster: Cluster, name: str
 ) -> None:
-    values = cluster.run(in_torchs_ddp, 2, name, limits=LIMITS).require_finished().values
+    run = cluster.run(in_torchs_ddp, 2, name, limits=LIMITS)
+    values = run.require_finished().values
     for value in values:
         assert value["counts"][0] == 1  # DDP's first step
         assert min(value["counts"][1:]) > 1

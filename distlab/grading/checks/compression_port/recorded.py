@@ -66,7 +66,10 @@ def inputs_of(seed: int, step: int, rank: int) -> Tensor:
 def steps_with_hook(
     context: RankContext, unit: ModuleType, seed: int, layers: int
 ) -> list[dict[str, Any]]:
-    """Buckets of so many layers. By step: .grad of all parameters end to end, and the calls of the hook."""
+    """By step: .grad of all parameters end to end, and the calls of the hook.
+
+    A bucket has so many `layers`.
+    """
     join(context)
     keep_wrappers()
     module, calls = Detour(seed), list[dict[str, Any]]()
@@ -81,7 +84,7 @@ def steps_with_hook(
         loss = model(inputs_of(seed, step, context.rank)).square().sum()
         turn.begin(is_last=step == STEPS - 1)
         loss.backward()
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        gradients = [p.grad for p in parameters if p.grad is not None]
         steps.append(
             {
                 "gradients": torch.cat([g.detach().flatten() for g in gradients]),
