@@ -14,13 +14,13 @@ the run's own end (`--hang-after 2`).
 
     overhead_share    the processor time that monitoring takes in the ranks and in their
                       parent, by that of a step: its functions timed with the threads'
-                      processor clocks (`_monitor_cpu`). Pairs of runs, with and without,
-                      differ by more than 1 % on their own, so they cannot show 1 %;
-                      ratio_cpu_monitored is what they say, for comparison
+                      processor clocks (`_monitor_cpu`). Pairs of runs, with and
+                      without, differ by more than 1 % on their own, so they cannot show
+                      1 %; ratio_cpu_monitored is what they say, for comparison
     false_alarms      ranks that are named in these runs, which have no fault
 
-Two ranks, a convolutional network, 128 random images on each: as `distlab ddp --dataset
-fashion-mnist` is by default.
+Two ranks, the convolutional network of `distlab ddp --dataset fashion-mnist`, 256
+random images on each in a step. `monitor_us` hardly grows with their number.
 
     distlab bench monitor [--json]        exits with 1 when a bar is missed
     python benchmarks/monitor.py [--pairs 5] [--json]
@@ -61,7 +61,7 @@ from distlab.training.ddp_config import Wishes, make_config  # noqa: E402
 AT_MOST = {"overhead_share": 0.01, "false_alarms": 0, "leftover_processes": 0}
 AT_LEAST = {f"named_{fault.name}": 1 for fault in faults.FAULTS}
 WITHIN_STEPS, WITHIN_S = 3, 5.0
-PAIRS, EPOCHS = 5, 3
+PAIRS, EPOCHS, STEPS = 5, 3, 20
 _PRELOAD = (*PRELOADS, "benchmarks._monitor_cpu")
 Line = dict[str, Any]
 Costs = tuple[cpu.Cost, cpu.Cost]
@@ -142,12 +142,12 @@ def costs(folder: Path, num_pairs: int, unit: ModuleType) -> tuple[list[Costs], 
         world_size=2,
         epochs=EPOCHS,
         dataset="idx",
-        global_batch_size=256,
+        global_batch_size=512,
         device="cpu",
         code=("reference",),
     )
     config, units = make_config(wishes, num_gpus=0), choose_units(("reference",))
-    faults.write_images(folder / "images", faults.STEPS * config.global_batch_size)
+    faults.write_images(folder / "images", STEPS * config.global_batch_size)
     files = find_files(folder / "images")
     pairs: list[Costs] = []
     alarms: list[str] = []

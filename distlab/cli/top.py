@@ -90,8 +90,8 @@ def _live(folder: Path) -> int:
                 time.sleep(EVERY_S)
         except KeyboardInterrupt:
             pass
-    last = _frame(folder, console, name)
-    show([("plain", line.plain) for line in last.split("\n")])
+    *last, _how_it_ends = _frame(folder, console, name).split("\n")
+    show([("plain", line.plain) for line in last])
     return 0
 
 

@@ -7,6 +7,7 @@ the GPU each time.
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 import time
@@ -150,9 +151,8 @@ class StepMeter:
     def _first_nonfinite(self) -> int | None:
         if not self._sums:
             return None
-        finite = torch.isfinite(torch.stack(self._sums)).tolist()
-        steps = zip(self._sums_of, finite, strict=True)
-        return next((step for step, is_finite in steps if not is_finite), None)
+        sums = zip(self._sums_of, torch.stack(self._sums).tolist(), strict=True)
+        return next((step for step, total in sums if not math.isfinite(total)), None)
 
     def _before_step(self, *_: object) -> None:
         if (self.step + 1) % self._every == 0:
@@ -182,8 +182,8 @@ def checksum(tensors: Iterable[Tensor]) -> int:
 
 
 def _sum(gradient: Tensor) -> Tensor:
-    dtype = torch.promote_types(gradient.dtype, torch.float32)
-    return gradient.sum(dtype=dtype)
+    is_half = gradient.dtype in (torch.float16, torch.bfloat16)  # its sum may overflow
+    return gradient.sum(dtype=torch.float32) if is_half else gradient.sum()
 
 
 def _as_integers(tensor: Tensor) -> Tensor:

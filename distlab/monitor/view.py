@@ -50,7 +50,7 @@ def view(
     if not newest:
         return [*ended, ("plain", "no rank has written a record yet")]
     named = suspected.ranks if suspected else frozenset()
-    head = [*_head(recorded, newest, now_s), *ended, *_suspects(suspected)]
+    head = [*_head(recorded, newest, now_s, width), *ended, *_suspects(suspected)]
     head += [("plain", ""), ("dim", _TITLES)]
     room = max(1, height - len(head) - 2)
     ordered = sorted(
@@ -73,11 +73,11 @@ def _suspects(suspected: Suspected | None) -> list[Line]:
     if suspected is None:
         return []
     by, step = f"   ({suspected.whose})", suspected.nan_step
-    first = f"in step {step:,}" if step else "first"
+    first = f"in step {step}" if step else "first"
     told = (
         ("straggler", suspected.stragglers, "which the others wait for"),
         ("desynchronized", suspected.desynchronized, "whose weights differ"),
-        ("inf or nan", suspected.nan_origin, f"whose own gradients had it {first}"),
+        ("inf or nan", suspected.nan_origin, f"whose gradients had it {first}"),
     )
     lines = [
         ("fail", f"{what}: {_ranks(ranks)}, {why}{by}")
@@ -100,7 +100,7 @@ _TITLES = (
 
 
 def _head(
-    recorded: Recorded, newest: dict[int, StepRecord], now_s: float
+    recorded: Recorded, newest: dict[int, StepRecord], now_s: float, width: int
 ) -> list[Line]:
     run, records = recorded.run, newest.values()
     first = min(rows[0].time_s for rows in recorded.records.values() if rows)
@@ -121,8 +121,19 @@ def _head(
     return [
         ("head", title),
         ("dim" if ago < SILENT_S else "fail", f"last record {_duration(ago)} ago"),
-        ("plain", "   ".join(_figures(figures))),
+        *(("plain", line) for line in _filled(_figures(figures), width)),
     ]
+
+
+def _filled(texts: Sequence[str], width: int) -> list[str]:
+    """The texts side by side, on as many lines as they need."""
+    lines = list(texts[:1]) or [""]
+    for text in texts[1:]:
+        if len(lines[-1]) + len(text) + 3 <= width:
+            lines[-1] += f"   {text}"
+        else:
+            lines.append(text)
+    return lines
 
 
 def _figures(figures: dict[str, float]) -> list[str]:

@@ -141,10 +141,13 @@ def test_the_loss_is_read_once_for_all_steps_of_a_record(
 ) -> None:
     """Reading a loss waits for the GPU that computes it."""
     reads: list[Any] = []
-    plain = torch.Tensor.__float__
-    monkeypatch.setattr(
-        torch.Tensor, "__float__", lambda self: (reads.append(1), plain(self))[1]
-    )
+    for name in ("__float__", "item", "tolist"):
+        plain = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor,
+            name,
+            lambda self, plain=plain: (reads.append(1), plain(self))[1],
+        )
     meter = StepMeter(0, lambda record: None, log_every_n_steps=5)
     meter.begin_epoch()
     for _ in range(10):

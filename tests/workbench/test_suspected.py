@@ -18,7 +18,7 @@ from distlab.monitor.jsonl import JsonLines, read_folder, write_autopsy
 from distlab.monitor.meter import StepMeter, checksum
 from distlab.monitor.suspected import num_recent, rows_of, suspected
 from distlab.monitor.view import view
-from tests.workbench.course import Course, filled
+from tests.workbench.course import Course
 
 UNIT = reference_unit()
 RECORD = StepRecord(
@@ -219,9 +219,15 @@ def test_top_asks_the_learners_function_once_it_has_passed(course: Course) -> No
     )
     assert "(the reference's 4.2)" in first.out
     template = course.root / "phase4_production" / "template_monitoring.py"
-    template.write_text(filled("monitoring.suspects", "return [0]", "monitoring"))
+    solution = (course.root / "solutions/phase4_production/monitoring.py").read_text()
+    late = "own_s > LATE * statistics.median(others)"
+    assert late in solution  # the learner's own: everybody but rank 1 is late
+    template.write_text(solution.replace(late, "rank != 1"))
     course.distlab("use", "mine", "4.2")
-    assert "straggler: rank 0, which" in (own := course.distlab("top", str(folder))).out
+    assert (
+        "straggler: ranks 0, 2, which"
+        in (own := course.distlab("top", str(folder))).out
+    )
     assert "(your 4.2)" in own.out
     template.write_text(template.read_text() + "\n1 / 0\n")
     broken = course.distlab("top", str(folder))

@@ -114,6 +114,12 @@ def _waiting(step: Step) -> list[int]:
     return _late(waits, _middle)
 
 
+def _late_of_all(step: Step) -> list[int]:
+    own = _own(step)
+    limit = 1.5 * _middle(own.values())
+    return [rank for rank, own_s in own.items() if own_s > limit]
+
+
 def _of_positions(steps: list[Step]) -> list[int]:
     own = [[row.own_s for row in step] for step in steps]
     renamed = [
@@ -166,6 +172,12 @@ SLOW = (
         "each rank was compared with the fastest rank",
         "compare with the median of the other ranks",
         lambda steps: _often(steps, lambda s: _late(_own(s), min)),
+    ),
+    Mistake(
+        "",
+        "the median was that of all ranks, and one of two is half of it",
+        "compare with the median of the other ranks, without the rank's own time",
+        lambda steps: _often(steps, _late_of_all),
     ),
 )
 
@@ -223,7 +235,7 @@ def _first_bad(steps: list[Step]) -> Step:
 POISONED = (
     Mistake(
         "nan-after-reduce",
-        "the ranks of the last step were named: by then every rank has it",
+        "ranks were named that had it later: after the all_reduce every rank has it",
         "look at the first step in which num_nonfinite is above 0 on some rank",
         lambda steps: _bad(steps[-1]),
     ),
