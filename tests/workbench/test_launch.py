@@ -297,7 +297,9 @@ def agent(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     yield start
     for process in started:
         process.kill()
-        process.communicate()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
 
 
 @pytest.mark.slow
@@ -336,7 +338,7 @@ def test_ranks_end_with_a_killed_agent(
 ) -> None:
     process = agent()
     process.kill()
-    process.communicate()
+    process.wait()
     for rank in (0, 1):
         assert ended(int((tmp_path / f"{rank}.pid").read_text()))
 

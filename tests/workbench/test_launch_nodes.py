@@ -53,7 +53,9 @@ def agents(tmp_path: Path) -> Iterator[Callable[..., list[Agent]]]:
     yield start
     for process in started:
         process.kill()
-        process.communicate()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 def outputs(agents: Sequence[Agent]) -> list[str]:
