@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from benchmarks import nodes as bench
-from distlab.cli import doctor
-from distlab.cli.doctor_ranks import check_ranks
+from distlab.cli.doctor_ranks import check_ranks, doctor_of_ranks
 from distlab.launch import DistributedLauncher, LaunchConfig, LaunchError
 from distlab.launch.decisions import DecisionError
 from tests.workbench.course import ROOT
 from tests.workbench.judging import UNITS
-from tests.workbench.test_launch import DIES, ended, linux, mine, script
+from tests.workbench.launching import DIES, ended, linux, script
+from tests.workbench.test_launch import mine
 
 TRAINER = UNITS["trainer"].solution(ROOT)
 Agent = subprocess.Popen[str]
@@ -252,7 +252,7 @@ def test_torch_meets_again_after_one_of_four_ranks_was_killed(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_doctor_tries_ranks_in_five_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.doctor(num_ranks=3) == 0
+    assert doctor_of_ranks(3) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
     assert lines[0].startswith("3 ranks     ok      met in ")
