@@ -68,6 +68,7 @@ bench: .venv/.ready  ## every figure with a bar, measured; best on a quiet machi
 	@$(PY) -m distlab bench ddp
 	@$(PY) -m distlab bench zero
 	@$(PY) -m distlab bench ps
+	@$(PY) -m distlab bench monitor
 
 nodes: .venv/.ready  ## two nodes in network namespaces: a step at 100 Mbit, six ways
 	@$(PY) benchmarks/nodes.py
