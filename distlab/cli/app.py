@@ -318,9 +318,13 @@ def doctor(
     as_json: Json = False,
 ) -> int:
     """Whether this machine can run the course, and if not, why."""
+    if ranks is not None:
+        from distlab.cli.doctor_ranks import doctor_of_ranks
+
+        return doctor_of_ranks(ranks, as_json=as_json)
     from distlab.cli.doctor import doctor
 
-    return doctor(as_json=as_json, num_ranks=ranks)
+    return doctor(as_json=as_json)
 
 
 @verb(panel=MORE)

@@ -226,19 +226,13 @@ def diagnose() -> list[Finding]:
     return list(_findings())
 
 
-def doctor(*, as_json: bool = False, num_ranks: int | None = None) -> int:
-    """Print what was found, line by line; 0 is fine, 1 is something broken.
-
-    With `num_ranks` only whether so many ranks can talk to each other.
-    """
-    if num_ranks is not None:
-        from distlab.cli.doctor_ranks import check_ranks
-
-        return _told(check_ranks(num_ranks), as_json, "")
-    return _told(_findings(), as_json)
+def doctor(*, as_json: bool = False) -> int:
+    """Print what was found, line by line; 0 is fine, 1 is something broken."""
+    return tell(_findings(), as_json=as_json, ready=READY)
 
 
-def _told(found: Iterator[Finding], as_json: bool, ready: str = READY) -> int:
+def tell(found: Iterator[Finding], *, as_json: bool, ready: str) -> int:
+    """Print findings as they come; `ready` is the last line if none is broken."""
     if as_json:
         findings = list(found)
         code = _exit_code(findings)

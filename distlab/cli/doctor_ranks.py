@@ -13,12 +13,21 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from distlab.cli.doctor import Finding
+from distlab.cli.doctor import Finding, tell
 from distlab.launch import LaunchConfig, launch_distributed_training, selftest_script
 from distlab.runner.processes import descendants
 
 Launch = Callable[..., int]
 _START_ADVICE = "What the ranks printed stands above; then: distlab doctor"
+
+
+def doctor_of_ranks(num_ranks: int, *, as_json: bool = False) -> int:
+    """Print five lines about so many ranks; 0 is fine, 1 is something broken.
+
+    Raises:
+        LaunchError: there cannot be so many.
+    """
+    return tell(check_ranks(num_ranks), as_json=as_json, ready="")
 
 
 def check_ranks(

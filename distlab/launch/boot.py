@@ -6,6 +6,8 @@ An agent that is killed can end nobody. So each rank asks the kernel (Linux) to 
 and then replaces this program by the command. It is a program, not code between fork
 and exec: the agent has threads by then, and forked Python code could wait for a lock
 that one of them held.
+
+Limits: what a rank has started itself outlives an agent that was killed.
 """
 
 import ctypes

@@ -75,6 +75,15 @@ class LaunchConfig:
         """Where the agents of several nodes meet."""
         return self.master_port or DEFAULT_PORT
 
+    @property
+    def listens_on(self) -> str:
+        """Node 0's address for its listeners; empty is all that it has.
+
+        On its own node a name often stands for 127.0.1.1, which no other node reaches.
+        """
+        is_number = self.master_addr.replace(".", "").isdigit()
+        return self.master_addr if is_number or self.nnodes == 1 else ""
+
     def _expect_whole_numbers(self) -> None:
         least = {"nproc_per_node": 1, "nnodes": 1, "max_restarts": 0, "master_port": 0}
         for name, smallest in least.items():

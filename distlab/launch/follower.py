@@ -227,8 +227,8 @@ class Follower:
             return code
         where = f"{self._config.master_addr}:{self._config.meeting_port}"
         self._say(
-            f"{PREFIX} node 0 at {where} is gone ({reason}); the ranks of node "
-            f"{self._config.node} were stopped; exit code {UNREACHABLE}\n"
+            f"{PREFIX} node 0 at {where} does not answer ({reason}); the ranks of "
+            f"node {self._config.node} were stopped; exit code {UNREACHABLE}\n"
         )
         return UNREACHABLE
 

@@ -194,6 +194,8 @@ class Hub:
             port=self._store.port,
             generation=self._generation,
         )
+        if self._stage:
+            self._say(self._stage.waiting())
         if self._stage and not self._stage.meet(generation):
             for start in starts:  # interrupted before anything was started
                 self._inbox.queue.put(Ended(start.rank, -signal.SIGTERM))

@@ -90,7 +90,7 @@ class DistributedLauncher:
                 stage=stage,
                 say=_say,
             )
-            return _with_farewell(hub, stage, ranks)
+            return _with_farewell(hub, stage, ranks, inbox)
 
     def _open(
         self, decisions: Decisions, inbox: Inbox, stack: contextlib.ExitStack
@@ -104,7 +104,8 @@ class DistributedLauncher:
             rendezvous = decisions.rendezvous(config.nnodes)
             stage = Stage(config, rendezvous, inbox)
             stack.callback(stage.close)
-        store = Store(config.master_addr, 0 if stage else config.master_port)
+        port = 0 if stage else config.master_port
+        store = Store(config.master_addr, port, config.listens_on)
         stack.callback(store.close)
         return store, stage
 
@@ -157,14 +158,17 @@ def expect_gpus(config: LaunchConfig) -> None:
         )
 
 
-def _with_farewell(hub: Hub, stage: Stage | None, ranks: Ranks) -> int:
+def _with_farewell(hub: Hub, stage: Stage | None, ranks: Ranks, inbox: Inbox) -> int:
     try:
         return hub.run()
-    except (LaunchError, DecisionError) as error:
+    except (LaunchError, DecisionError, RuntimeError) as error:
+        # A service's mistake is told to whoever calls it, and in full to the inbox.
+        found = [one for one in inbox.take() if isinstance(one, DecisionError)]
+        cause = found[0] if found else error
         ranks.kill()
         if stage is not None:
-            stage.finish(1, f"{PREFIX} node 0 gave up: {error}\n")
-        raise
+            stage.finish(1, f"{PREFIX} node 0 gave up: {cause}\n")
+        raise cause from error
 
 
 @contextlib.contextmanager

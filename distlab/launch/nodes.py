@@ -191,9 +191,9 @@ class Hall:
             raise
         request = json.loads(message)
         kind, _, node = str(request.get("key", "")).partition("/")
-        if kind == "claim" and request["op"] == "compare_set" and reply is not None:
-            if json.loads(reply).get("reply") == request["value"]:  # it has it now
-                self._nodes[peer] = int(node)
+        is_claim = kind == "claim" and request["op"] == "compare_set"
+        if is_claim and reply and json.loads(reply).get("reply") == request["value"]:
+            self._nodes[peer] = int(node)  # and no other agent's
         if peer in self._nodes:
             self.heard_s[self._nodes[peer]] = time.monotonic()
         return reply

@@ -41,14 +41,15 @@ def listen(address: str, port: int) -> socket.socket:
 class Store:
     """A torch.distributed store for the ranks, one for each generation."""
 
-    def __init__(self, address: str, port: int) -> None:
-        """Take the port.
+    def __init__(self, address: str, port: int, listens_on: str | None = None) -> None:
+        """Take the port: on `address`, where the ranks are told to look, or another.
 
         Raises:
             LaunchError: see `listen`.
         """
         self.address = address
-        self._listener: socket.socket | None = listen(address, port)
+        self._listens_on = address if listens_on is None else listens_on
+        self._listener: socket.socket | None = listen(self._listens_on, port)
         self.port: int = self._listener.getsockname()[1]
         self._daemon: Any = None
 
@@ -61,7 +62,7 @@ class Store:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         self._daemon = None  # its destructor closes the port
-        listener = self._listener or listen(self.address, self.port)
+        listener = self._listener or listen(self._listens_on, self.port)
         self._listener = None
         self._daemon = TCPStore(
             self.address,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,37 +21,14 @@ from distlab.launch import (
     LaunchError,
     decisions,
     launch_distributed_training,
-    rank_environment,
 )
-from distlab.launch.arguments import HelpAsked, parse
 from distlab.launch.decisions import DecisionError
 from distlab.launch.inbox import Inbox
 from distlab.launch.interfaces import interface_to
-from distlab.launch.logs import Log
-from distlab.launch.slurm import agent_settings, first_host
 from tests.workbench.course import ROOT
+from tests.workbench.launching import DIES, ended, is_alive, linux, script
 
-HEAD = """
-import os, pathlib, signal, subprocess, sys, time
-rank = int(os.environ["RANK"])
-generation = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1
-here = pathlib.Path(__file__).parent
-def say_pid():
-    (here / f"{rank}.part").write_text(str(os.getpid()))
-    (here / f"{rank}.part").rename(here / f"{rank}.pid")
-def wait_for(name):
-    while not (here / name).exists():
-        time.sleep(0.01)
-"""
-
-linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends them")
 Launched = Callable[..., int]
-
-
-def script(folder: Path, program: str) -> Path:
-    path = folder / "program.py"
-    path.write_text(HEAD + textwrap.dedent(program))
-    return path
 
 
 @pytest.fixture
@@ -66,22 +41,6 @@ def launched(tmp_path: Path) -> Launched:
         return DistributedLauncher(LaunchConfig(**given)).launch(path, *arguments)
 
     return launch
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat[stat.rindex(")") + 2] != "Z"
-
-
-def ended(pid: int) -> bool:
-    """Whether it ends; who was killed may take a moment."""
-    until = time.monotonic() + 30
-    while is_alive(pid) and time.monotonic() < until:
-        time.sleep(0.02)
-    return not is_alive(pid)
 
 
 # ── ranks, logs, lines ──────────────────────────────────────────────────────────────
@@ -128,21 +87,6 @@ def test_what_has_no_end_of_line_is_shown_and_progress_bars_by_their_last_state(
     assert capsys.readouterr().out == "[rank 0] done\n"
 
 
-def test_last_lines_are_those_of_the_last_start(tmp_path: Path) -> None:
-    log = Log(0, tmp_path)
-    log.begin(1)
-    os.write(log.descriptor, b"first\n\nhalf")
-    assert log.last_lines(5) == ["first", "half"]
-    log.begin(2)
-    os.write(log.descriptor, b"a\nb\nc\n")
-    assert log.last_lines(2) == ["b", "c"]
-    assert log.path.read_text().splitlines() == [
-        *("first", "", "half", "--- start 2 of this rank ---"),
-        *("a", "b", "c"),
-    ]
-    log.close()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says so")
 def test_gloo_is_told_the_interface(
     launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -160,18 +104,6 @@ def test_gloo_is_told_the_interface(
 
 
 # ── failures and restarts ───────────────────────────────────────────────────────────
-
-DIES = """
-print(f"start {generation}")
-say_pid()
-if rank == 2 and generation <= int(sys.argv[1]):
-    for other in (0, 1, 3):
-        wait_for(f"{other}.pid")
-    print("about to die")
-    os.kill(os.getpid(), signal.SIGKILL)
-if generation <= int(sys.argv[1]):
-    time.sleep(600)
-"""
 
 
 def test_a_killed_rank_is_restarted_with_all_others(
@@ -297,7 +229,9 @@ def agent(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     yield start
     for process in started:
         process.kill()
-        process.communicate()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
 
 
 @pytest.mark.slow
@@ -336,35 +270,12 @@ def test_ranks_end_with_a_killed_agent(
 ) -> None:
     process = agent()
     process.kill()
-    process.communicate()
+    process.wait()
     for rank in (0, 1):
         assert ended(int((tmp_path / f"{rank}.pid").read_text()))
 
 
 # ── what it refuses, in one sentence ────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"nproc_per_node": 0}, "nproc_per_node is 0, must be at least 1"),
-        ({"nproc_per_node": "4"}, "must be a whole number"),
-        ({"nnodes": 2}, "say which node this is, with --node-rank 0 to 1"),
-        ({"nnodes": 2, "node_rank": 2}, "with 2 nodes it is 0 to 1"),
-        ({"node_rank": 1}, "node_rank is 1, but with 1 node it is 0"),
-        ({"max_restarts": -1}, "max_restarts is -1"),
-        ({"monitor_interval": 0}, "must be more than 0"),
-        ({"grace_period": -1.0}, "must be at least 0"),
-        ({"start_timeout": float("inf")}, "must be a number of seconds"),
-        ({"master_port": 70000}, "no port: 0 to 65535"),
-        ({"backend": "mpi"}, "there are gloo, nccl, tcp"),
-    ],
-)
-def test_a_configuration_that_cannot_be(config: dict[str, Any], words: str) -> None:
-    with pytest.raises(LaunchError) as caught:
-        LaunchConfig(**config)
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_script_that_is_not_there(tmp_path: Path) -> None:
@@ -454,95 +365,3 @@ def test_a_mistake_in_it_is_one_line_with_the_way_past_it(
     assert said.endswith("; past it: distlab use reference process_group.launch")
     assert "\n" not in said
     assert (".py:" in said) == new.startswith("raise")
-
-
-# ── the command line ────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("said", "settings", "arguments"),
-    [
-        ("--nproc-per-node 4 s.py --max-restarts 1", {"nproc_per_node": 4}, 2),
-        ("--nproc_per_node=4 s.py", {"nproc_per_node": 4}, 0),
-        ("s.py --epochs 3 --max_restarts 2 x", {"max_restarts": 2}, 3),
-        ("s.py --lr 1 -- --max-restarts 2", {}, 4),
-        ("--monitor-interval 0.5 -- s.py --lr", {"monitor_interval": 0.5}, 1),
-    ],
-)
-def test_flags(said: str, settings: dict[str, Any], arguments: int) -> None:
-    line = parse(said.split())
-    assert (line.settings, line.script) == (settings, "s.py")
-    assert len(line.arguments) == arguments
-    assert "--" not in line.arguments
-
-
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        ("", "no script is named"),
-        ("--nproc-per-node", "has no value"),
-        ("--nproc-per-nod 4 s.py", "did you mean --nproc-per-node?"),
-        ("--nnodes two s.py", "--nnodes is 'two', must be a whole number"),
-    ],
-)
-def test_flags_that_cannot_be(said: str, words: str) -> None:
-    with pytest.raises(LaunchError) as caught:
-        parse(said.split())
-    assert words in str(caught.value)
-    with pytest.raises(HelpAsked):
-        parse(["--help"])
-
-
-# ── srun ────────────────────────────────────────────────────────────────────────────
-
-STEP = {
-    "SLURM_JOB_ID": "1234567",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NODELIST": "gpu[007-008]",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_NTASKS": "2",
-    "SLURM_NODEID": "1",
-    "SLURM_PROCID": "1",
-    "SLURM_LOCALID": "0",
-}
-
-
-def test_an_agent_under_srun_needs_no_flags() -> None:
-    settings = agent_settings(STEP)
-    config = LaunchConfig(nproc_per_node=4, **settings)
-    assert (config.nnodes, config.node_rank, config.world_size) == (2, 1, 8)
-    assert (config.master_addr, config.master_port) == ("gpu007", 24567)
-    one_node = {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}
-    assert agent_settings({**STEP, **one_node}) == {}
-    batch = {name: text for name, text in STEP.items() if "STEP" not in name}
-    assert agent_settings(batch) == {}
-    with pytest.raises(LaunchError, match="--ntasks-per-node=1"):
-        agent_settings({**STEP, "SLURM_STEP_NUM_TASKS": "8"})
-
-
-def test_a_rank_that_srun_started() -> None:
-    assert rank_environment(STEP) == {
-        "RANK": "1",
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "gpu007",
-        "MASTER_PORT": "24567",
-    }
-    given = {**STEP, "MASTER_PORT": "1"}
-    assert "MASTER_PORT" not in rank_environment(given)
-    assert rank_environment({**STEP, "RANK": "0"}) == {}
-    assert rank_environment({}) == {}
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [
-        ("gpu[007-012,20],login", "gpu007"),
-        ("a-1,a-2", "a-1"),
-        ("rack[3]n", "rack3n"),
-        ("one", "one"),
-    ],
-)
-def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
-    assert first_host(nodes) == first

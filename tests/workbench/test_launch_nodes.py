@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from benchmarks import nodes as bench
-from distlab.cli import doctor
-from distlab.cli.doctor_ranks import check_ranks
+from distlab.cli.doctor_ranks import check_ranks, doctor_of_ranks
 from distlab.launch import DistributedLauncher, LaunchConfig, LaunchError
+from distlab.launch.decisions import DecisionError
 from tests.workbench.course import ROOT
 from tests.workbench.judging import UNITS
-from tests.workbench.test_launch import DIES, ended, linux, script
+from tests.workbench.launching import DIES, ended, linux, script
+from tests.workbench.test_launch import mine
 
 TRAINER = UNITS["trainer"].solution(ROOT)
 Agent = subprocess.Popen[str]
@@ -53,7 +54,9 @@ def agents(tmp_path: Path) -> Iterator[Callable[..., list[Agent]]]:
     yield start
     for process in started:
         process.kill()
-        process.communicate()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 def outputs(agents: Sequence[Agent]) -> list[str]:
@@ -109,6 +112,7 @@ def test_a_killed_agent_takes_its_ranks_along_and_the_others_are_stopped(
     """
     both = agents(program)
     assert both[0].stdout is not None
+    assert both[0].stdout.readline().startswith("[distlab] waits at 127.0.0.1:")
     assert both[0].stdout.readline() == "[rank 0] all are up\n"
     both[1].kill()
     said = outputs(both)
@@ -135,7 +139,8 @@ def test_without_node_0_an_agent_stops_its_ranks(
     assert "all are up" in both[1].stdout.readline()
     both[0].kill()
     said = outputs(both)
-    assert "is gone" in said[1]
+    assert "node 0 at 127.0.0.1" in said[1]
+    assert "does not answer" in said[1]
     assert both[1].returncode == 1
     for rank in range(4):
         assert ended(int((tmp_path / f"{rank}.pid").read_text()))
@@ -170,6 +175,21 @@ def test_start_timeout(tmp_path: Path) -> None:
         config = LaunchConfig(node_rank=node, start_timeout=timeout_s, **common)  # type: ignore[arg-type]
         with pytest.raises(LaunchError, match=words):
             DistributedLauncher(config).launch(path)
+
+
+def test_a_mistake_in_the_rendezvous_is_one_line_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine(monkeypatch, "key, values = request.key, self.values", "raise KeyError(7)")
+    config = LaunchConfig(
+        nnodes=2, node_rank=0, master_port=free_port(), log_dir=tmp_path
+    )
+    with pytest.raises(DecisionError) as caught:
+        DistributedLauncher(config).launch(script(tmp_path, ""))
+    said = str(caught.value)
+    assert said.startswith("process_group.rendezvous (yours): ")
+    assert "KeyError: 7" in said
+    assert said.endswith("; past it: distlab use reference process_group.rendezvous")
 
 
 # ── beside torchrun ─────────────────────────────────────────────────────────────────
@@ -232,7 +252,7 @@ def test_torch_meets_again_after_one_of_four_ranks_was_killed(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_doctor_tries_ranks_in_five_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.doctor(num_ranks=3) == 0
+    assert doctor_of_ranks(3) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
     assert lines[0].startswith("3 ranks     ok      met in ")

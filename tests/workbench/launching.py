@@ -1,0 +1,60 @@
+"""Programs for `distlab.launch`, and whether their processes have ended."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+HEAD = """
+import os, pathlib, signal, subprocess, sys, time
+rank = int(os.environ["RANK"])
+generation = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1
+here = pathlib.Path(__file__).parent
+def say_pid():
+    (here / f"{rank}.part").write_text(str(os.getpid()))
+    (here / f"{rank}.part").rename(here / f"{rank}.pid")
+def wait_for(name):
+    while not (here / name).exists():
+        time.sleep(0.01)
+"""
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends them")
+
+
+def script(folder: Path, program: str) -> Path:
+    path = folder / "program.py"
+    path.write_text(HEAD + textwrap.dedent(program))
+    return path
+
+
+DIES = """
+print(f"start {generation}")
+say_pid()
+if rank == 2 and generation <= int(sys.argv[1]):
+    for other in (0, 1, 3):
+        wait_for(f"{other}.pid")
+    print("about to die")
+    os.kill(os.getpid(), signal.SIGKILL)
+if generation <= int(sys.argv[1]):
+    time.sleep(600)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat[stat.rindex(")") + 2] != "Z"
+
+
+def ended(pid: int) -> bool:
+    """Whether it ends; who was killed may take a moment."""
+    until = time.monotonic() + 30
+    while is_alive(pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not is_alive(pid)
