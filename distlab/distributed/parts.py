@@ -22,7 +22,7 @@ import torch
 
 from distlab.comm import PeerLost
 from distlab.curriculum import load_curriculum
-from distlab.curriculum.choose import Choice, Part, chosen_unit
+from distlab.curriculum.choose import Choice, Part, Side, chosen_unit
 from distlab.curriculum.regions import functions_of
 from distlab.paths import shown
 
@@ -115,20 +115,28 @@ def unit(name: str) -> Any:
 _MODULES: dict[str, ModuleType] = {}
 
 
+_DEFAULT: list[Side] = ["auto"]
+
+
 @functools.cache
 def _choice(name: str) -> Choice:
-    return chosen_unit(load_curriculum(), name)
+    return chosen_unit(load_curriculum(), name, _DEFAULT[0])
 
 
-def forget() -> None:
-    """Read the units anew when they are needed next."""
+def forget(default: Side = "auto") -> None:
+    """Read the units anew when they are needed next.
+
+    `default` counts where `distlab use` says nothing: "auto" is the learner's code
+    where it has passed, "mine" wherever it is written.
+    """
+    _DEFAULT[0] = default
     _choice.cache_clear()
     _MODULES.clear()
 
 
-def tasks() -> list[Part]:
-    """Whose code each task in TABLE is, in the order of the course's path."""
-    wanted = {task for names in TABLE.values() for task in names}
+def tasks(*public: str) -> list[Part]:
+    """Whose code each task is that these public names, or all, stand on, by number."""
+    wanted = {task for name in public or TABLE for task in TABLE[name]}
     units = dict.fromkeys(task.partition(".")[0] for task in sorted(wanted))
     parts = {part.task: part for name in units for part in _choice(name).parts}
     order = [task.id for task in load_curriculum().tasks if task.id in wanted]

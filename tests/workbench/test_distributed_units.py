@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,11 +13,12 @@ import pytest
 import torch
 
 import distlab.distributed as dist
+from distlab.cli.demo import demo
 from distlab.curriculum import load_curriculum
 from distlab.distributed import example, parts
 from distlab.grading.kit.torchrun_env import like_torchrun
 from distlab.runner import Cluster, Limits, RankContext
-from tests.workbench.course import ROOT, Course
+from tests.workbench.course import ROOT, Course, keep_warm
 
 PATIENCE_S = 60.0
 PATIENT = Limits(seconds=300)
@@ -51,7 +53,7 @@ def trains(
     return {
         "weights": trained.weights,
         "losses": trained.losses,
-        "whose": {row["whose"] for row in units},
+        "whose": [row["whose"] for row in units],
     }
 
 
@@ -64,7 +66,8 @@ def test_solutions_as_mine_give_the_same_bits(
     for code in ("mine", "reference"):
         run = cluster.run(trains, 2, *place, code, backend, limits=PATIENT)
         found[code] = run.require_finished().values
-        assert all(value["whose"] == {code} for value in found[code])
+        for value in found[code]:
+            assert value["whose"] == [code] * len(parts.tasks())
     weights = [value["weights"] for code in found for value in found[code]]
     assert all(torch.equal(weights[0], other) for other in weights[1:])
     losses = found["mine"][0]["losses"]
@@ -113,10 +116,10 @@ BROKEN = {
     ),
     "init": (
         "process_group",
-        "                return values.get(key)\n",
-        "                return values[key] + 1\n",
+        '        values[key] = request.value\n        return ""\n',
+        '        values[key] = request.valu\n        return ""\n',
         "3.17 process_group.rendezvous",
-        "TypeError",
+        "AttributeError: 'Request' object has no attribute 'valu'",
     ),
 }
 
@@ -153,6 +156,50 @@ def test_an_error_of_the_callers_module_is_no_units() -> None:
         assert not isinstance(raised.value, dist.UnitError)
     finally:
         dist.destroy_process_group()
+
+
+# ── the demo of phase 3 ─────────────────────────────────────────────────────────────
+
+
+def test_the_demo_trains_as_one_process(
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    keep_warm(cluster, monkeypatch)
+    assert demo(phase=3, world_size=3, epochs=1, as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["difference"] < 1e-12
+    assert len(set(found["digests"])) == 1
+    assert (found["code"], found["whose"], len(found["losses"])) == ("reference", {}, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"world_size": 17}, "choose between 1 and 16"),
+        ({"epochs": 0}, "choose at least 1"),
+        ({"code": __file__}, "--code is mine or reference"),
+    ],
+)
+def test_what_the_demo_refuses(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        demo(phase=3, **arguments)
+
+
+@pytest.mark.slow
+def test_the_demo_on_the_learners_own_library(course: Course) -> None:
+    line = "demo", "--phase", "3", "-n", "2", "--epochs", "1", "--code", "mine"
+    done = course.distlab(*line, "--json")
+    assert done.code == 0, done.said
+    found = json.loads(done.out)
+    assert set(found["whose"].values()) == {"mine"}
+    assert "3.17" in found["whose"]
+    break_(course, *BROKEN["backward"][:3])
+    done = course.distlab(*line)
+    assert done.code == 1
+    said = "`distlab use reference distributed_data_parallel.hooks` gets past it"
+    assert said in " ".join(done.err.split())
 
 
 @pytest.mark.slow
