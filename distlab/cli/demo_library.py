@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distlab.cli.screen import command, processes, show, show_json, warn
 
 if TYPE_CHECKING:  # they import torch, and the first line should not wait for it
     from distlab.curriculum.choose import Part
+    from distlab.runner import RunnerError
     from distlab.training.library import LibraryResult
     from distlab.training.proof import Proof
 
@@ -54,7 +55,7 @@ def demo_library(
                 cluster, world_size, epochs or _EPOCHS, code, on_epoch
             )
     except RunnerError as error:
-        warn(f"the ranks did not finish: {error}")
+        warn(f"the ranks did not finish: {_of_unit(error) or error}")
         return 11 if code == "reference" else 1
     floor = ACCURACY_FLOOR if epochs is None else 0.0
     proof = library.compare(result, library.train_alone(result), floor)
@@ -63,6 +64,14 @@ def demo_library(
     else:
         _tell(result, proof, code, needed)
     return 0 if proof.holds else 1
+
+
+def _of_unit(error: RunnerError) -> str:
+    """The line about a task's code that raised an error, in full, if it was one."""
+    run: Any = getattr(error, "run", None)
+    errors = [record.error for record in run.ranks if record.error] if run else []
+    lines = [found.message for found in errors if found.type == "UnitError"]
+    return lines[0] if lines else ""
 
 
 def _tell(

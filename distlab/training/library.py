@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from distlab.curriculum import find_root
 from distlab.curriculum.choose import Part
 from distlab.data.digits import load_digits_split
 from distlab.distributed import parts
@@ -86,6 +87,7 @@ def train_on_ranks(
             world_size,
             num_epochs,
             code,
+            str(find_root()),
             limits=_LIMITS,
             on_report=on_report,
         )

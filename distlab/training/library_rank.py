@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import distlab.distributed as dist
@@ -14,11 +15,13 @@ from distlab.runner import RankContext
 PATIENCE_S = 600.0  # many ranks on few cores take long, and are not stuck
 
 
-def train_as_rank(context: RankContext, num_epochs: int, code: str) -> dict[str, Any]:
-    """The whole training over plain sockets; `code` is mine or reference."""
+def train_as_rank(
+    context: RankContext, num_epochs: int, code: str, root: str
+) -> dict[str, Any]:
+    """The whole training over plain sockets; `code` is mine or reference, in `root`."""
     if code == "reference":
         os.environ[OVERRIDE] = code
-    parts.forget("mine")
+    parts.forget("mine", Path(root))  # a rank works in a folder of its own
     like_torchrun(context, PATIENCE_S)
     dist.init_process_group("tcp", timeout_s=PATIENCE_S)
 
