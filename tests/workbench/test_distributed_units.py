@@ -209,8 +209,10 @@ def test_the_demo_on_the_learners_own_library(course: Course) -> None:
 @pytest.mark.parametrize("backend", ["gloo", "tcp"])
 def test_the_example_under_torchrun(here: Course, backend: str) -> None:
     done = here.python(
-        *("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"),
-        *("-m", "distlab.distributed.example", "--backend", backend),
+        *("-m", "torch.distributed.run", "--nproc-per-node=2"),
+        *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"),
+        *("--local-addr=127.0.0.1", "-m", "distlab.distributed.example"),
+        *("--backend", backend, "--epochs", "1"),
         OMP_NUM_THREADS="1",
     )
     assert done.code == 0, done.err
