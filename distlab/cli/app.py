@@ -203,7 +203,10 @@ def demo(
     code: Code = "reference",
     as_json: Json = False,
     phase: Annotated[
-        int, typer.Option(help="1; 2: one model on 2 × 2; 4: a slow rank of 64.")
+        int,
+        typer.Option(
+            help="1; 2: one model on 2 × 2; 3: your library; 4: a slow rank of 64."
+        ),
     ] = 1,
 ) -> int:
     """Four processes train on real digits and arrive at one process's weights."""

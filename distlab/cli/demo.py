@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from distlab.cli.demo_library import demo_library
 from distlab.cli.demo_mesh import demo_mesh
 from distlab.cli.demo_monitor import demo_monitor
 from distlab.cli.screen import command, processes, show, show_json, warn
@@ -37,16 +38,8 @@ def demo(
         ValueError: a number of ranks or epochs that cannot be, or no such phase.
         ModuleNotFoundError: scikit-learn, where the digits are from, is missing.
     """
-    if phase == 2 and world_size == _MESH_RANKS and epochs is None:
-        return demo_mesh(code=code, as_json=as_json)
-    if phase == 2:
-        raise ValueError("the demo of phase 2 has 2 × 2 ranks and no epochs to choose")
-    if phase == 4 and world_size == _MESH_RANKS and epochs is None:
-        return demo_monitor(code=code, as_json=as_json)
-    if phase == 4:
-        raise ValueError("the demo of phase 4 has 64 simulated ranks and no epochs")
     if phase != 1:
-        raise ValueError(f"phase {phase} has no demo: choose 1, 2 or 4")
+        return _later_phase(phase, world_size, epochs, as_json, code)
     if not 1 <= world_size <= MAX_RANKS:
         raise ValueError(f"{world_size} ranks: choose between 1 and {MAX_RANKS}")
     if epochs is not None and epochs < 1:
@@ -80,6 +73,25 @@ def demo(
     else:
         _tell(on_ranks, alone, proof)
     return 0 if proof.holds else 1
+
+
+def _later_phase(
+    phase: int, world_size: int, epochs: int | None, as_json: bool, code: str
+) -> int:
+    if phase == 3:
+        return demo_library(
+            world_size=world_size, epochs=epochs, code=code, as_json=as_json
+        )
+    if phase not in (2, 4):
+        raise ValueError(f"phase {phase} has no demo: choose 1, 2, 3 or 4")
+    if world_size != _MESH_RANKS or epochs is not None:
+        what = {2: "2 × 2 ranks", 4: "64 simulated ranks"}[phase]
+        raise ValueError(
+            f"the demo of phase {phase} has {what} and no epochs to choose"
+        )
+    if phase == 2:
+        return demo_mesh(code=code, as_json=as_json)
+    return demo_monitor(code=code, as_json=as_json)
 
 
 def _who_knows(code: str) -> str:

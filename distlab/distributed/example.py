@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,13 +34,24 @@ class Trained(NamedTuple):
         return hashlib.sha256(self.weights.numpy().tobytes()).hexdigest()[:8]
 
 
-def train(num_epochs: int = 3) -> Trained:
-    """Train on the default group; the same on every rank."""
-    digits, device = load_digits_split(), dist.default_comm().device
+def make_loader() -> tuple[dist.DistributedSampler, DataLoader[Any]]:
+    """This rank's shard of the digits, in batches of 1/n of the global batch."""
+    digits = load_digits_split()
     data = TensorDataset(digits.train_inputs, digits.train_targets)
     sampler = dist.DistributedSampler(data, drop_last=True)
     size = max(1, GLOBAL_BATCH // dist.get_world_size())
-    loader = DataLoader(data, size, sampler=sampler, drop_last=True)
+    return sampler, DataLoader(data, size, sampler=sampler, drop_last=True)
+
+
+def train(
+    num_epochs: int = 3, on_epoch: Callable[[int, float], None] | None = None
+) -> Trained:
+    """Train on the default group; `on_epoch` gets each epoch's number and mean loss.
+
+    The losses and the weights are the same on every rank.
+    """
+    digits, device = load_digits_split(), dist.default_comm().device
+    sampler, loader = make_loader()
 
     model = dist.DistributedDataParallel(make_mlp(seed=dist.get_rank()).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
@@ -56,6 +68,8 @@ def train(num_epochs: int = 3) -> Trained:
             total += loss.detach()
         mean = dist.all_reduce(total / len(loader), dist.ReduceOp.AVG)
         losses.append(float(mean))
+        if on_epoch:
+            on_epoch(epoch, losses[-1])
     with torch.no_grad():
         answers = model(digits.held_out_inputs.to(device)).argmax(1).cpu()
     accuracy = float((answers == digits.held_out_targets).double().mean())

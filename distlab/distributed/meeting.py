@@ -64,7 +64,8 @@ class RendezvousStore:
         except PeerLost:
             raise
         except RuntimeError as error:  # its `handle` raised an error
-            raise UnitError(str(error).partition(": ")[2] or str(error)) from error
+            said = str(error).partition(f"{UnitError.__name__}: ")[2]
+            raise UnitError(said or str(error)) from error
         if "refused" in reply:
             raise ValueError(f"the store refuses this rank: {reply['refused']}")
         return reply["reply"]

@@ -26,6 +26,7 @@ from distlab.comm import Comm, TcpComm, TorchComm
 from distlab.comm._process_groups import make_gloo_group, make_nccl_group
 from distlab.distributed.environment import Place, own_host
 from distlab.distributed.meeting import meet
+from distlab.distributed.parts import UnitError
 
 BACKENDS = ("gloo", "nccl", "tcp")
 TRANSPORTS = {
@@ -87,15 +88,21 @@ def _open_tcp(
     store: Any, place: Place, host: str, timeout_s: float
 ) -> tuple[Comm, Callable[[], None]]:
     keeper = meet(store, place, host, timeout_s)
-    comm = TcpComm.from_store(
-        keeper.store,
-        place.rank,
-        place.world_size,
-        secret=keeper.secret,
-        host=host,
-        timeout_s=timeout_s,
-        local_rank=place.local_rank,
-    )
+    try:
+        comm = TcpComm.from_store(
+            keeper.store,
+            place.rank,
+            place.world_size,
+            secret=keeper.secret,
+            host=host,
+            timeout_s=timeout_s,
+            local_rank=place.local_rank,
+        )
+    except Exception as error:
+        keeper.close()
+        if isinstance(error.__cause__, UnitError):  # the store failed, and no rank
+            raise error.__cause__ from None
+        raise
 
     def close() -> None:
         comm.close()

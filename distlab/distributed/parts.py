@@ -14,6 +14,7 @@ import functools
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -21,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 
 from distlab.comm import PeerLost
-from distlab.curriculum import load_curriculum
-from distlab.curriculum.choose import Choice, Part, chosen_unit
+from distlab.curriculum import Curriculum, load_curriculum
+from distlab.curriculum.choose import Choice, Part, Side, chosen_unit
 from distlab.curriculum.regions import functions_of
 from distlab.paths import shown
 
@@ -115,23 +116,44 @@ def unit(name: str) -> Any:
 _MODULES: dict[str, ModuleType] = {}
 
 
+@dataclass
+class _Source:
+    """Where the units are read from: see `forget`."""
+
+    default: Side = "auto"
+    root: Path | None = None
+
+
+_SOURCE = _Source()
+
+
 @functools.cache
 def _choice(name: str) -> Choice:
-    return chosen_unit(load_curriculum(), name)
+    return chosen_unit(_curriculum(), name, _SOURCE.default)
 
 
-def forget() -> None:
-    """Read the units anew when they are needed next."""
+def _curriculum() -> Curriculum:
+    return load_curriculum(_SOURCE.root)
+
+
+def forget(default: Side = "auto", root: Path | None = None) -> None:
+    """Read the units anew when they are needed next.
+
+    `default` counts where `distlab use` says nothing: "auto" is the learner's code
+    where it has passed, "mine" wherever it is written. `root` is the course's folder;
+    without it, it is found from the working directory upward.
+    """
+    _SOURCE.default, _SOURCE.root = default, root
     _choice.cache_clear()
     _MODULES.clear()
 
 
-def tasks() -> list[Part]:
-    """Whose code each task in TABLE is, in the order of the course's path."""
-    wanted = {task for names in TABLE.values() for task in names}
+def tasks(*public: str) -> list[Part]:
+    """Whose code each task is that these public names, or all, stand on, by number."""
+    wanted = {task for name in public or TABLE for task in TABLE[name]}
     units = dict.fromkeys(task.partition(".")[0] for task in sorted(wanted))
     parts = {part.task: part for name in units for part in _choice(name).parts}
-    order = [task.id for task in load_curriculum().tasks if task.id in wanted]
+    order = [task.id for task in _curriculum().tasks if task.id in wanted]
     return [parts[task] for task in order]
 
 
@@ -148,7 +170,7 @@ def running(*refusals: type[Exception]) -> Iterator[None]:
     Raises:
         UnitError: code of a task raised an error.
     """
-    passing = (PeerLost, UnitError, *refusals)
+    passing: tuple[type[Exception], ...] = (PeerLost, UnitError, *refusals)
     try:
         yield
     except passing:
@@ -158,6 +180,12 @@ def running(*refusals: type[Exception]) -> Iterator[None]:
         if named is None:
             raise
         raise named from error
+
+
+def _shown(path: Path) -> str:
+    root = _curriculum().root
+    is_away = root not in (Path.cwd(), *Path.cwd().parents)
+    return str(path.relative_to(root)) if is_away else shown(path)
 
 
 class _Line(NamedTuple):
@@ -175,7 +203,7 @@ def _named(error: Exception) -> UnitError | None:
     what = str(error).strip().partition("\n")[0]
     kind = type(error).__name__
     said = f"{kind}: {what}" if what else kind
-    where = f"{shown(line.path)}:{line.number}"
+    where = f"{_shown(line.path)}:{line.number}"
     part = _part_of(line)
     if part is None:
         name = line.choice.reference.unit

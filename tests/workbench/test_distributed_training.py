@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,29 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import distlab.distributed as dist
 from distlab.comm import SUM, Comm, ReduceOp, Work
 from distlab.distributed.data_parallel import wrappers
-from distlab.grading.kit.torchrun_env import like_torchrun
-from distlab.models.transformer import (
-    TransformerConfig,
-    make_transformer,
-    next_token_loss,
-)
-from distlab.runner import Cluster, Limits, RankContext
-from distlab.saved_tensors import SavedTensors
-
-PATIENCE_S = 60.0
-PATIENT = Limits(seconds=300)
-
-
-def begin(context: RankContext, backend: str = "gloo") -> tuple[int, int]:
-    like_torchrun(context, PATIENCE_S)
-    dist.init_process_group(backend, timeout_s=PATIENCE_S)
-    return context.rank, context.world_size
-
-
-def ranks(cluster: Cluster, program: Any, n: int, *arguments: Any) -> list[Any]:
-    run = cluster.run(program, n, *arguments, limits=PATIENT).require_finished()
-    return list(run.values)
-
+from distlab.runner import Cluster, RankContext
+from tests.workbench.distributed_ranks import begin, ranks
 
 # ── data parallelism ────────────────────────────────────────────────────────────────
 
@@ -292,117 +271,3 @@ def test_the_sampler_continues_in_mid_epoch() -> None:
         wrong.load_state_dict(sampler.state_dict())
     with pytest.raises(ValueError, match="one of them"):
         dist.DistributedSampler(num_replicas=1, rank=0)
-
-
-# ── model parallelism, checkpointing ────────────────────────────────────────────────
-
-CONFIG = TransformerConfig(num_layers=3)
-
-
-def tokens() -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(CONFIG.vocab_size, (8, 16), generator=generator)
-
-
-def losses_alone() -> list[float]:
-    model = make_transformer(CONFIG)
-    return trained(
-        model.parameters(), lambda: next_token_loss(model(tokens()), tokens())
-    )
-
-
-def trained(parameters: Any, loss_of: Callable[[], Tensor | float]) -> list[float]:
-    """The losses of three steps; a loss that is a number has been backward already."""
-    optimizer = torch.optim.SGD(parameters, lr=0.5)
-    losses = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = loss_of()
-        if isinstance(loss, Tensor):
-            loss.backward()
-            loss = float(loss.detach())
-        losses.append(loss)
-        optimizer.step()
-    return losses
-
-
-def in_tensors(context: RankContext) -> dict[str, Any]:
-    rank, _ = begin(context)
-    model = dist.TensorParallel(make_transformer(CONFIG, seed=rank))
-    shape = tuple(model.module[1].mlp.up.weight.shape)
-    losses = trained(
-        model.parameters(), lambda: next_token_loss(model(tokens()), tokens())
-    )
-    refused = ""
-    try:
-        dist.TensorParallel(nn.Sequential(nn.Linear(2, 3)), plan={"0": "column"})
-    except ValueError as error:
-        refused = str(error)
-    return {"losses": losses, "shape": shape, "refused": refused}
-
-
-@pytest.mark.parametrize("n", [2, 4])
-def test_tensor_parallel_trains_as_one_process(cluster: Cluster, n: int) -> None:
-    expected = losses_alone()
-    for found in ranks(cluster, in_tensors, n):
-        assert found["losses"] == pytest.approx(expected, rel=1e-10)
-        assert found["shape"] == (4 * CONFIG.dim // n, CONFIG.dim)
-        assert found["refused"] == f"0: 3 features do not fit on {n} ranks"
-
-
-def in_stages(context: RankContext, schedule: str, num_chunks: int) -> list[float]:
-    rank, _ = begin(context)
-    model = dist.PipelineParallel(
-        make_transformer(CONFIG, seed=rank),
-        tokens()[0],
-        next_token_loss,
-        num_microbatches=4,
-        schedule=schedule,  # type: ignore[arg-type]
-        num_chunks=num_chunks,
-    )
-    return trained(model.parameters(), lambda: model.train_batch(tokens(), tokens()))
-
-
-@pytest.mark.parametrize(
-    ("n", "schedule", "num_chunks"),
-    [(3, "1f1b", 1), (2, "gpipe", 1), (2, "interleaved", 2), (1, "1f1b", 1)],
-)
-def test_pipeline_parallel_trains_as_one_process(
-    cluster: Cluster, n: int, schedule: str, num_chunks: int
-) -> None:
-    expected = losses_alone()
-    for losses in ranks(cluster, in_stages, n, schedule, num_chunks):
-        assert losses == pytest.approx(expected, rel=1e-10)
-
-
-def checkpoints(context: RankContext) -> dict[str, Any]:
-    rank, _ = begin(context)
-    found: dict[str, Any] = {}
-    for name in ("plain", "scope"):
-        model = dist.DistributedDataParallel(make_transformer(CONFIG, seed=rank))
-        with SavedTensors(model.parameters()) as saved:
-            if name == "scope":
-                with dist.checkpoint_scope() as blocks:
-                    loss = next_token_loss(model(tokens()), tokens())
-                found["blocks"] = [type(block).__name__ for block in blocks]
-            else:
-                loss = next_token_loss(model(tokens()), tokens())
-            found[f"{name} bytes"] = saved.live
-        loss.backward()
-        found[name] = [p.grad for p in model.parameters()]
-        assert "forward" not in model.module[1].__dict__
-        del model, loss
-    return found
-
-
-def test_checkpoint_scope_keeps_less_and_gives_the_same(cluster: Cluster) -> None:
-    for found in ranks(cluster, checkpoints, 2):
-        assert found["blocks"] == ["Embedding", *["Block"] * 3, "Head"]
-        assert found["scope bytes"] * 4 < found["plain bytes"]
-        pairs = zip(found["scope"], found["plain"], strict=True)
-        assert all(torch.equal(own, plain) for own, plain in pairs)
-
-
-def test_checkpoint_scope_needs_blocks() -> None:
-    with pytest.raises(ValueError, match="name them"), dist.checkpoint_scope():
-        pass

@@ -145,7 +145,7 @@ def test_ranks_that_raise_are_no_training(tmp_path: Path, capsys: Capture) -> No
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"phase": 3}, "phase 3 has no demo"),
+        ({"phase": 5}, "phase 5 has no demo"),
         ({"phase": 2, "world_size": 3}, "2 × 2 ranks"),
         ({"phase": 2, "epochs": 1}, "no epochs"),
         ({"phase": 2, "code": str(ROOT / "README.md")}, "not Python"),

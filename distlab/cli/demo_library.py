@@ -1,0 +1,123 @@
+"""`distlab demo --phase 3`: the digits on the library that the phases add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from distlab.cli.screen import command, processes, show, show_json, warn
+
+if TYPE_CHECKING:  # they import torch, and the first line should not wait for it
+    from distlab.curriculum.choose import Part
+    from distlab.runner import RunnerError
+    from distlab.training.library import LibraryResult
+    from distlab.training.proof import Proof
+
+_EPOCHS = 20
+_MAX_RANKS = 16
+
+
+def demo_library(
+    *, world_size: int, epochs: int | None, code: str, as_json: bool
+) -> int:
+    """Train on ranks and alone: 0 the same weights, 1 not, 11 it could not run.
+
+    With `epochs` of the caller's own no accuracy is demanded: it may be too few.
+
+    Raises:
+        ValueError: a number of ranks or epochs that cannot be, or code of one file.
+    """
+    if not 1 <= world_size <= _MAX_RANKS:
+        raise ValueError(f"{world_size} ranks: choose between 1 and {_MAX_RANKS}")
+    if epochs is not None and epochs < 1:
+        raise ValueError(f"{epochs} epochs: choose at least 1")
+    say = _silent if as_json else _aloud
+    say(
+        f"{processes(world_size)} train on handwritten digits with "
+        "distlab.distributed:\nits DistributedDataParallel, its sampler, its "
+        "collectives, over plain sockets.\nThen one process trains on the same "
+        "batches. Are the weights the same?\n"
+    )
+    from distlab.runner import Cluster, RunnerError
+    from distlab.training import library
+    from distlab.training.proof import ACCURACY_FLOOR
+
+    needed = library.needed_parts(code)
+    width = max((len(part.task) for part in needed), default=0)
+    say(*(f"  {part.line(width)}" for part in needed), *[""] * bool(needed))
+
+    def on_epoch(epoch: int, loss: float) -> None:
+        say(f"  epoch {epoch + 1:>2}   training loss {loss:.4f}")
+
+    try:
+        with Cluster(preload=library.PRELOADS) as cluster:
+            result = library.train_on_ranks(
+                cluster, world_size, epochs or _EPOCHS, code, on_epoch
+            )
+    except RunnerError as error:
+        warn(f"the ranks did not finish: {_of_unit(error) or error}")
+        return 11 if code == "reference" else 1
+    floor = ACCURACY_FLOOR if epochs is None else 0.0
+    proof = library.compare(result, library.train_alone(result), floor)
+    if as_json:
+        show_json(_as_data(result, proof, code, needed))
+    else:
+        _tell(result, proof, code, needed)
+    return 0 if proof.holds else 1
+
+
+def _of_unit(error: RunnerError) -> str:
+    """The line about a task's code that raised an error, in full, if it was one."""
+    run: Any = getattr(error, "run", None)
+    errors = [record.error for record in run.ranks if record.error] if run else []
+    lines = [found.message for found in errors if found.type == "UnitError"]
+    return lines[0] if lines else ""
+
+
+def _tell(
+    result: LibraryResult, proof: Proof, code: str, needed: Sequence[Part]
+) -> None:
+    _aloud("")
+    if not proof.holds:
+        show([("fail", "  It is not the same training:")])
+        show([("fail", f"  {sentence}") for sentence in proof.failures()])
+        return
+    steps = sum(map(len, result.batches[0]))
+    show([("pass", "  It is the same training.")])
+    _aloud(
+        f"  After {steps} steps the weights of {processes(len(result.weights))} are "
+        f"{proof.digests[0]}, at most",
+        f"  {proof.difference:.1e} from those of one process. Accuracy on held-out "
+        f"digits: {100 * proof.accuracy:.1f} %.",
+        "",
+    )
+    if code == "reference":
+        _aloud(f"  With your own code: {command('demo --phase 3 --code mine')}")
+        return
+    mine = sum(part.whose == "mine" for part in needed)
+    show([("pass", f"  ◆ Your library: {mine} of its {len(needed)} tasks are yours.")])
+
+
+def _as_data(
+    result: LibraryResult, proof: Proof, code: str, needed: Sequence[Part]
+) -> dict[str, object]:
+    return {
+        "holds": proof.holds,
+        "failures": proof.failures(),
+        "code": code,
+        "whose": {part.number: part.whose for part in needed},
+        "world_size": len(result.weights),
+        "losses": list(result.losses),
+        "accuracy": proof.accuracy,
+        "difference": proof.difference,
+        "digests": list(proof.digests),
+        "exit": 0 if proof.holds else 1,
+    }
+
+
+def _aloud(*lines: str) -> None:
+    show([("plain", line) for line in lines])
+
+
+def _silent(*lines: str) -> None:
+    pass

@@ -1,0 +1,126 @@
+"""The digits on the library that the phases add up to, beside one plain process.
+
+The ranks run the example script of `distlab.distributed`. The baseline trains on the
+same global batches: whatever order the ranks' sampler has drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from distlab.curriculum import find_root
+from distlab.curriculum.choose import Part
+from distlab.data.digits import load_digits_split
+from distlab.distributed import parts
+from distlab.distributed.example import LEARNING_RATE
+from distlab.grading.kit.values import digest
+from distlab.models.mlp import make_mlp
+from distlab.runner import Cluster, Limits
+from distlab.training.digits_rank import in_a_row
+from distlab.training.library_rank import train_as_rank
+from distlab.training.proof import Proof
+
+PRELOADS = ("torch._dynamo", "distlab.training.library_rank")
+NAMES = (
+    "init_process_group",
+    "DistributedDataParallel",
+    "DistributedSampler",
+    "all_reduce",
+)
+"""The public names that the training uses."""
+_LIMITS = Limits(seconds=1800)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LibraryResult:
+    """What the ranks gave: one entry of `weights` and `batches` for each rank."""
+
+    losses: tuple[float, ...]  # per epoch
+    accuracy: float  # the lowest of all ranks
+    weights: tuple[Tensor, ...]
+    batches: tuple[list[list[list[int]]], ...]  # of an epoch, of a step: the samples
+
+
+def needed_parts(code: str) -> list[Part]:
+    """Whose each task is that the training runs; `code` is mine or reference.
+
+    Raises:
+        ValueError: `code` is something else.
+    """
+    if code == "reference":
+        return []
+    if code != "mine":
+        raise ValueError(
+            f"the demo of phase 3 runs several units: --code is mine or reference, "
+            f"not {code}"
+        )
+    parts.forget("mine")
+    return parts.tasks(*NAMES)
+
+
+def train_on_ranks(
+    cluster: Cluster,
+    world_size: int,
+    num_epochs: int,
+    code: str,
+    on_epoch: Callable[[int, float], None],
+) -> LibraryResult:
+    """Train on `world_size` processes; `on_epoch` hears of each epoch's mean loss.
+
+    Raises:
+        RunnerError: the ranks did not finish; it says why.
+    """
+
+    def on_report(_: int, report: dict[str, Any]) -> None:
+        on_epoch(report["epoch"], report["loss"])
+
+    cluster.warm(*PRELOADS)
+    values = (
+        cluster.run(
+            train_as_rank,
+            world_size,
+            num_epochs,
+            code,
+            str(find_root()),
+            limits=_LIMITS,
+            on_report=on_report,
+        )
+        .require_finished()
+        .values
+    )
+    return LibraryResult(
+        losses=tuple(values[0]["losses"]),
+        accuracy=min(value["accuracy"] for value in values),
+        weights=tuple(value["weights"] for value in values),
+        batches=tuple(value["batches"] for value in values),
+    )
+
+
+def train_alone(result: LibraryResult) -> Tensor:
+    """All weights of one process after the same global batches, in plain PyTorch."""
+    data, model = load_digits_split(), make_mlp(seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    for epoch_of_ranks in zip(*result.batches, strict=True):
+        for shards in zip(*epoch_of_ranks, strict=True):
+            batch = [sample for shard in shards for sample in shard]
+            optimizer.zero_grad()
+            outputs = model(data.train_inputs[batch])
+            cross_entropy(outputs, data.train_targets[batch]).backward()
+            optimizer.step()
+    return in_a_row(model)
+
+
+def compare(result: LibraryResult, alone: Tensor, accuracy_floor: float) -> Proof:
+    """Set the weights of every rank beside those of one process."""
+    return Proof(
+        difference=max(float((held - alone).abs().max()) for held in result.weights),
+        digests=tuple(digest(weights) for weights in result.weights),
+        accuracy=result.accuracy,
+        accuracy_floor=accuracy_floor,
+    )
