@@ -16,8 +16,18 @@ from torch import nn
 
 from benchmarks import _zero_ranks as ranks
 from distlab.curriculum import load
+from distlab.grading.checks.sharded_optimizer.scenarios import (
+    MOMENTUM,
+    backward,
+    make_batch,
+    make_groups,
+    make_model,
+    make_optimizer,
+    use_last_layer,
+)
 from distlab.grading.checks.sharded_optimizer.shards import Alone
 from distlab.grading.kit.live_bytes import LiveBytes
+from distlab.grading.kit.plain_sgd import PlainSGD
 from distlab.runner import Cluster, Limits
 from distlab.sim import run as simulate
 
@@ -128,6 +138,22 @@ def test_live_bytes_sees_what_is_hidden_and_what_is_freed() -> None:
         assert memory.live == 80
         hidden.clear()
         assert memory.live == 0
+
+
+def test_the_one_process_steps_as_torchs_sgd_does_to_the_bit() -> None:
+    ours, torchs = make_model(3), make_model(3)
+    steppers = (
+        PlainSGD(make_groups(ours), lr=1.0, momentum=MOMENTUM),
+        make_optimizer(make_groups(torchs)),
+    )
+    for step in range(4):
+        for model, stepper in zip((ours, torchs), steppers, strict=True):
+            stepper.zero_grad()
+            use_last_layer(model, step > 1)  # it has no gradient before that
+            backward(model, make_batch(3, step, 0))
+            stepper.step()
+    for mine, right in zip(ours.parameters(), torchs.parameters(), strict=True):
+        assert torch.equal(mine, right)
 
 
 def test_it_runs_in_the_simulated_cluster() -> None:

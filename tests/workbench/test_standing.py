@@ -21,6 +21,7 @@ from distlab.grading.differential.fingerprints import (
     changed,
     fingerprints,
     of_process,
+    values_of,
 )
 from distlab.grading.differential.observe import Observed, Operations, watch
 from distlab.grading.differential.standing import (
@@ -155,6 +156,41 @@ def test_other_memory_in_the_callers_tensor_is_a_change() -> None:
     before = fingerprints({"tensor": tensor})
     tensor.data = torch.zeros(3)
     assert changed(before, fingerprints({"tensor": tensor})) == ["tensor: its memory"]
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        pytest.param(lambda whole: whole[:, 1], id="a column"),
+        pytest.param(lambda whole: whole.t(), id="transposed"),
+        pytest.param(lambda whole: whole[1], id="a row"),
+        pytest.param(lambda whole: whole.sum().unsqueeze(0), id="one element"),
+        pytest.param(lambda whole: whole.to(torch.bfloat16), id="bfloat16"),
+        pytest.param(lambda whole: whole.to(torch.complex64).conj(), id="conjugate"),
+    ],
+)
+def test_values_are_compared_however_they_lie(
+    look: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    tensor = look(torch.arange(12.0).reshape(3, 4))
+    before = values_of(tensor)
+    assert values_of(tensor) == before
+    assert values_of(tensor.clone()) == before
+    tensor[-1] += 1
+    assert values_of(tensor) != before
+
+
+def test_what_lies_beside_a_view_is_none_of_its_values() -> None:
+    whole = torch.zeros(3, 4)
+    before = values_of(whole[1])
+    whole[0] += 1
+    whole[2] += 1
+    assert values_of(whole[1]) == before
+
+
+def test_to_look_at_the_process_draws_no_number() -> None:
+    before = of_process()
+    assert of_process() == before
 
 
 def test_random_numbers_and_modes_of_the_process_are_looked_at() -> None:
