@@ -69,6 +69,8 @@ bench: .venv/.ready  ## every figure with a bar, measured; best on a quiet machi
 	@$(PY) -m distlab bench zero
 	@$(PY) -m distlab bench ps
 	@$(PY) -m distlab bench monitor
+	@$(PY) -m distlab bench compression
+	@$(PY) -m distlab bench checkpoint
 
 nodes: .venv/.ready  ## two nodes in network namespaces: a step at 100 Mbit, six ways
 	@$(PY) benchmarks/nodes.py

@@ -22,8 +22,8 @@ from distlab.grading.harness import (
 from distlab.runner import Cluster
 from distlab.runner.rank import name_of
 from distlab.sim import AlphaBeta, Faults, run_apart
-from distlab.walkthroughs import phase4_rank as rank
 from distlab.walkthroughs import phase4_compression_rank
+from distlab.walkthroughs import phase4_rank as rank
 from distlab.walkthroughs.phase4_compression import Compression
 
 Rows = Mapping[str, Mapping[str, float]]

@@ -84,7 +84,7 @@ def compressed(module: nn.Module, ratio: float, bucket_mib: float) -> Any:
 
     Given: torch's default process group. `bucket_mib` is the size of a bucket in MiB.
 
-    C1 to C4 as above, and each call has a state of its own
+    C1 to C4 as above; each call makes its own state
     In torch.distributed: register_comm_hook(state, hook)
     Example: compressed(module, 0.01, 25)
     Cost: none. Check: distlab check 4.18

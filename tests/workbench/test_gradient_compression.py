@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torchs
 from torch.nn.parallel import DistributedDataParallel
 
-from distlab.comm import ByteMeter, Traffic, leave_default_group
+from distlab.comm import ByteMeter, Comm, Traffic, Work, leave_default_group
 from distlab.curriculum import load
 from distlab.given import compression
 from distlab.grading.checks.distributed_data_parallel import watch
@@ -35,7 +35,15 @@ def hook_of(name: str) -> Any:
         "powersgd": lambda: unit.PowerSGD(2),
         "full": lambda: unit.PowerSGD(100),
         "all": lambda: unit.TopK(1.0),
+        "waits": lambda: waits_at_once,
     }[name]()
+
+
+def waits_at_once(comm: Comm, bucket: Any) -> Work:
+    """What no hook may do: wait before it returns."""
+    work: Work = hook_of("int8")(comm, bucket)
+    work.wait()
+    return work
 
 
 def in_ddp(context: RankContext, name: str) -> dict[str, Any]:
@@ -73,6 +81,11 @@ def test_nobody_waits_in_backward_and_all_ranks_have_the_same(
         own = watch.chain_gradients(SEED, STEPS - 1, n)
         mean = watch.end_to_end(watch.mean_of(own))
         assert torch.allclose(values[0]["gradient"], mean, rtol=0, atol=1e-2)
+
+
+def test_a_hook_that_waits_in_backward_is_seen(cluster: Cluster) -> None:
+    for value in cluster.run(in_ddp, 2, "waits").require_finished().values:
+        assert value["waits"] != []
 
 
 def one_bucket(context: RankContext, name: str, size: int) -> dict[str, Any]:

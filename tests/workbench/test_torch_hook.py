@@ -13,7 +13,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from distlab.comm import Comm, TorchComm, Work, leave_default_group
+from distlab.comm import TorchComm, leave_default_group
 from distlab.given.torch_hook import torch_hook
 from distlab.grading.checks.gradient_compression.hooked import Bucket
 from distlab.grading.kit.torchrun_env import keep_wrappers, like_torchrun
@@ -102,19 +102,13 @@ def test_a_hook_gives_in_torchs_ddp_what_it_gives_alone(
     assert most < 1e-3 if name in EXACT else most > 1e-6
 
 
-def waits_at_once(comm: Comm, bucket: Any) -> Work:
-    work = hook_of("int8")(comm, bucket)
-    work.wait()
-    return work  # type: ignore[no-any-return]
-
-
 def apart(context: RankContext, name: str, patience_s: float) -> bool:
     """Whether rank 0's hook returns for all buckets while rank 1 has sent nothing.
 
     Rank 1 goes backward only then, or when it has waited for so long.
     """
     comm, module = started(context), model_of()
-    hook = torch_hook(waits_at_once if name == "waits" else hook_of(name), comm)
+    hook = torch_hook(hook_of(name), comm)
     store, calls = c10d._get_default_store(), list[int]()
     is_last = False
 

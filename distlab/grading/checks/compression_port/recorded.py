@@ -34,7 +34,7 @@ their definition; from the second step on they come in the order of backward."""
 LAYER_MIB = WIDTH * WIDTH * 8 / 2**20  # float64
 RATIO = 0.1  # 7 of the 72 elements of two layers, 21 of all 216
 STEPS = 4
-WAIT_S = 4.0  # how long the last rank waits for rank 0's second call
+WAIT_S = 6.0  # how long the last rank waits for rank 0's second call
 
 
 class Detour(nn.Module):
