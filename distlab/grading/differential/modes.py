@@ -22,10 +22,12 @@ def in_other_mode(objects: Iterable[object]) -> Iterator[None]:
     """
     models = [model for model in objects if isinstance(model, nn.Module)]
     turned = [_turned(model) for model in models]
-    yield
-    for model, mode in zip(models, turned, strict=True):
-        if mode is not None and _modes(model) == {mode}:
-            _set(model, not mode)
+    try:
+        yield
+    finally:
+        for model, mode in zip(models, turned, strict=True):
+            if mode is not None and _modes(model) == {mode}:
+                _set(model, not mode)
 
 
 def _turned(model: nn.Module) -> bool | None:

@@ -32,6 +32,8 @@ from distlab.grading.differential.fingerprints import (
     of_process,
     tensors_in,
     values_of,
+    values_of_replaced,
+    weak_parameters,
 )
 from distlab.grading.differential.modes import in_other_mode
 from distlab.grading.harness import prepared
@@ -160,24 +162,25 @@ def _watched(function: FunctionType, name: str, seen: Observed) -> Callable[...,
             return {**of_process(), **fingerprints(objects), **_prints_before(handed)}
 
         with in_other_mode(objects.values()):
-            before = look()
+            before, own = look(), weak_parameters(objects)
             seen.depth += not is_entry
             try:
                 result = function(*args, **kwargs)
             finally:
                 seen.depth -= not is_entry
-            after = look()
+            replaced = values_of_replaced(own, weak_parameters(objects))
+            after = {**look(), **replaced}
         inside = {aspect for _, aspect in seen.changes} if is_entry else ()
         seen.changes.update(
             ((name, aspect), None)
             for aspect in changed(before, after)
             if aspect not in inside
         )
-        own = {id(tensor) for tensor in tensors_in(list(objects.values()))}
+        there = {id(tensor) for tensor in tensors_in(list(objects.values()))}
         seen.results += [
             (name, weakref.ref(tensor), values_of(tensor))
             for tensor in tensors_in(result)
-            if id(tensor) not in own and not isinstance(tensor, nn.Parameter)
+            if id(tensor) not in there and not isinstance(tensor, nn.Parameter)
         ]
         return result
 
