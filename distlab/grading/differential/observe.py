@@ -43,6 +43,7 @@ from distlab.runner import RankContext
 from distlab.runner.rank import resolve
 
 _ENTRIES = ("handle", "on")  # of a service: given, and they call what a learner wrote
+_LOOKS = 200  # at calls of one function in a scenario; some make ten thousand
 _EARLIER = 64  # tensors of earlier calls that are looked at again
 
 
@@ -59,12 +60,19 @@ class Observed:
     earlier: dict[int, list[tuple[str, weakref.ref[Tensor]]]] = field(
         default_factory=dict
     )
+    looks: dict[str, int] = field(default_factory=dict)
     depth: int = 0
 
     def begin(self) -> None:
         """Forget what was seen."""
-        for kept in (self.changes, self.results, self.given, self.earlier):
-            kept.clear()
+        kept = (self.changes, self.results, self.given, self.earlier, self.looks)
+        for each in kept:
+            each.clear()
+
+    def has_time_for(self, name: str) -> bool:
+        """Whether one more call of this function is looked at."""
+        self.looks[name] = self.looks.get(name, 0) + 1
+        return self.looks[name] <= _LOOKS
 
     def made(self, new: object) -> None:
         """An object is being made; another one may have had its id."""
@@ -126,7 +134,8 @@ def _weak(objects: dict[str, Any]) -> dict[str, Any]:
 def watch(module: ModuleType, seen: Observed) -> None:
     """Look before and after each call of a function or method of the unit.
 
-    Only calls from outside the unit count, or from the entry of a service. What an
+    Only calls from outside the unit count, or from the entry of a service, and of each
+    function the first _LOOKS calls. What an
     object was made with, and the tensors that earlier calls of its methods were handed,
     are looked at in calls of its methods too.
     """
@@ -153,6 +162,12 @@ def _watched(function: FunctionType, name: str, seen: Observed) -> Callable[...,
     def call(*args: Any, **kwargs: Any) -> Any:
         if seen.depth:
             return function(*args, **kwargs)
+        if not seen.has_time_for(name):
+            seen.depth += not is_entry
+            try:
+                return function(*args, **kwargs)
+            finally:
+                seen.depth -= not is_entry
         if name.endswith(".__init__"):
             seen.made(args[0])
         objects = seen.objects_of(names, args, kwargs)
