@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from distlab.comm import Comm, Work
 
@@ -68,6 +68,14 @@ class Residuals:
         parts = rest.detach().clone().split([p.numel() for p in bucket.parameters])
         self._by_parameter.update(zip(bucket.parameters, parts, strict=True))
 
+    def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
+        """What was kept, by the names of the model's parameters."""
+        return _by_name(model, self._by_parameter)
+
+    def load_state_dict(self, model: nn.Module, state: dict[str, Tensor]) -> None:
+        """From now on `state` is what was kept."""
+        self._by_parameter = _by_parameter(model, state)
+
 
 class Factors:
     """The second factor of each matrix, as it was after the last step."""
@@ -88,6 +96,25 @@ class Factors:
         """From now on these are what `of` returns."""
         pairs = zip(_matrices_in(bucket), factors, strict=True)
         self._by_parameter.update((p, factor.clone()) for p, factor in pairs)
+
+    def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
+        """The factors, by the names of the model's parameters."""
+        return _by_name(model, self._by_parameter)
+
+    def load_state_dict(self, model: nn.Module, state: dict[str, Tensor]) -> None:
+        """From now on these are the factors."""
+        self._by_parameter = _by_parameter(model, state)
+
+
+def _by_name(model: nn.Module, kept: Mapping[Tensor, Tensor]) -> dict[str, Tensor]:
+    return {name: kept[p] for name, p in model.named_parameters() if p in kept}
+
+
+def _by_parameter(
+    model: nn.Module, state: Mapping[str, Tensor]
+) -> dict[Tensor, Tensor]:
+    named = dict(model.named_parameters())
+    return {named[name]: t.to(named[name].device).clone() for name, t in state.items()}
 
 
 def split(bucket: Bucket, flat: Tensor | None = None) -> tuple[list[Tensor], Tensor]:

@@ -15,6 +15,7 @@ from distlab.grading.clause import (
     Check,
     checks_of,
     declared_runs,
+    modules_of,
     planned_runs,
     sizes_of,
 )
@@ -34,7 +35,11 @@ from distlab.grading.verdict import (
 )
 from distlab.runner import Cluster, Limits, RunCancelledError, RunnerError
 
-OBSERVE = "distlab.grading.differential.observe"
+_IN_RANKS = (
+    "distlab.grading.liveness",
+    "distlab.grading.virtual",
+    "distlab.grading.differential.observe",
+)
 
 
 class Grader:
@@ -95,9 +100,11 @@ class Grader:
     ) -> TaskVerdict:
         played: dict[int, PlayedRuns] = {}
         try:
-            checks = f"distlab.grading.checks.{task.unit}"
-            judges = (checks, "distlab.grading.liveness", OBSERVE)
-            self._cluster.warm(*judges, *self._curriculum.units[task.unit].preload)
+            self._cluster.warm(
+                *self._curriculum.units[task.unit].preload,
+                *modules_of(task.unit),
+                *_IN_RANKS,
+            )
             suspected = {}
             if not self._worlds:  # sizes that were asked for are all tried for real
                 limits = self._limits(task, 1)

@@ -209,6 +209,12 @@ class Operations(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would call `__torch_dispatch__` through its compiler's switch, which
+        # takes longer than what we do there; nothing is compiled here.
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:

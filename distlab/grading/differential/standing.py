@@ -80,9 +80,10 @@ def first_fault(task: Task, runs: PlayedRuns) -> tuple[str, NotYetError] | None:
     asked = [clause for clause in STANDING if clause not in task.excused]
     if not asked or not specs:
         return None
-    right = reference_bills(task.id, runs, specs)
+    right, played = reference_bills(task.id, runs, specs)
+    is_reference = runs.source.digest == runs.impl.reference.digest
     try:
-        twice = played_twice(runs, specs)
+        twice = played if played and is_reference else played_twice(runs, specs)
     except NotYetError as failure:
         # Ranks may be in different scenarios: it counts if one by itself fails too.
         # That time ran out says nothing: all scenarios together have one's limit.

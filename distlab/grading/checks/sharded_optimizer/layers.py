@@ -15,6 +15,7 @@ from distlab.grading.checks.sharded_optimizer.half import forward_in_half
 from distlab.grading.checks.sharded_optimizer.moments import Told, watched, watching
 from distlab.grading.checks.sharded_optimizer.scenarios import weights_of
 from distlab.grading.kit.live_bytes import LiveBytes, has_memory, unseen
+from distlab.grading.kit.plain_sgd import PlainSGD
 from distlab.runner import RankContext
 
 WIDTHS = (13, 26, 17, 31, 22, 11)
@@ -25,7 +26,8 @@ PARTS = {False: ([0], [1, 2]), True: ([0], [1])}
 """The batches of each step, without and with prefetch."""
 VIEW, GONE, OTHER = "view", "gone", "other"  # how a shard is lost
 PAUSE_S = 1.0  # of virtual time: how long a layer computes in one direction
-make_optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+LR, MOMENTUM = 0.05, 0.9
+make_optimizer = partial(torch.optim.SGD, lr=LR, momentum=MOMENTUM)
 
 
 class Paused(torch.autograd.Function):
@@ -277,7 +279,7 @@ def one_process(
     And then each rank's outputs of the first batch.
     """
     model = make_layers(seed)
-    optimizer = make_optimizer(make_groups(model))
+    optimizer = PlainSGD(make_groups(model), lr=LR, momentum=MOMENTUM)
     found = []
     for parts in PARTS[prefetch]:
         for part in parts:

@@ -1,0 +1,282 @@
+"""What a checkpoint consists of: names of files, their bytes, and who tells whom.
+
+    step-30.rank-0.1f0c9a2b.safetensors     a shard: the tensors of one rank
+    step-30.rank-1.77d01e5a.safetensors
+    step-30.json                            the manifest, which names the shards
+
+A shard has the safetensors layout: the length of a header, the header in JSON (names,
+dtypes, shapes, places), then the bytes of the tensors. Nothing in it can be executed.
+
+Source: huggingface.co/docs/safetensors, "Format".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.comm import Comm
+
+JSON = Any
+"""None, a bool, a number, a str, or a list or a dict (keys: str) of these."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint was not saved, or cannot be loaded; one line says why."""
+
+
+# ── names ───────────────────────────────────────────────────────────────────────────
+
+TEMPORARY = ".tmp"
+_NAME = re.compile(
+    r"step-(\d+)(\.json|\.rank-\d+\.[0-9a-f]{8}\.safetensors)(\.tmp)?", re.ASCII
+)
+
+
+def manifest_name(step: int) -> str:
+    """The name of the manifest of a step: one file for all ranks."""
+    return f"step-{step}.json"
+
+
+def shard_name(step: int, rank: int, sha256: str) -> str:
+    """The name of a rank's shard. Other bytes have another name: none is replaced."""
+    return f"step-{step}.rank-{rank}.{sha256[:8]}.safetensors"
+
+
+def step_of(name: str) -> int | None:
+    """The step of a shard, manifest or temporary file; None: it is none of these."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def manifest_steps(names: Sequence[str]) -> list[int]:
+    """The steps that have a manifest, valid or not, in ascending order."""
+    steps = (step_of(name) for name in names)
+    return sorted({s for s in steps if s is not None and manifest_name(s) in names})
+
+
+# ── the manifest ────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """What the manifest says of a shard: sha256 is that of its bytes, in hex."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+
+    @property
+    def content(self) -> tuple[int, str]:
+        """The size and the SHA-256 together."""
+        return self.num_bytes, self.sha256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A checkpoint is there if its manifest is; `files` are in the order of ranks."""
+
+    step: int
+    files: tuple[FileRecord, ...]
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks saved it."""
+        return len(self.files)
+
+
+def sha256_of(data: bytes) -> str:
+    """64 characters; a file of other bytes has others."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def record_of(data: bytes, step: int, rank: int) -> FileRecord:
+    """The record of a shard, with its name; `vars(record)` fits JSON."""
+    sha256 = sha256_of(data)
+    name = shard_name(step, rank, sha256)
+    return FileRecord(name=name, num_bytes=len(data), sha256=sha256)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Two lines: the manifest in JSON, and the SHA-256 of the first line."""
+    content = {
+        "step": manifest.step,
+        "world_size": manifest.world_size,
+        "files": [vars(file) for file in manifest.files],
+    }
+    line = json.dumps(content, separators=(",", ":"))
+    return f"{line}\n{sha256_of(line.encode())}\n".encode()
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """The reverse of encode_manifest.
+
+    Raises:
+        ValueError: it is torn, changed, or no manifest; one line says what.
+    """
+    line, _, rest = data.partition(b"\n")
+    if rest != f"{sha256_of(line)}\n".encode():
+        raise ValueError(_foreign(data) or "the manifest is torn or changed")
+    try:
+        content = json.loads(line)
+        files = tuple(FileRecord(**file) for file in content["files"])
+        return Manifest(step=content["step"], files=files)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError("this is no manifest of a checkpoint") from error
+
+
+# ── a shard ─────────────────────────────────────────────────────────────────────────
+
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16,
+    "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
+    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "U16": torch.uint16,
+    "U32": torch.uint32, "U64": torch.uint64, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
+}  # fmt: skip
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_META = "__metadata__"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one rank saved."""
+
+    tensors: dict[str, Tensor]
+    meta: dict[str, JSON]
+
+
+def encode_shard(tensors: Mapping[str, Tensor], meta: Mapping[str, JSON]) -> bytes:
+    """The bytes of a shard. Tensors that share memory are each written in full.
+
+    Raises:
+        TypeError: a dtype that the layout does not have, or `meta` does not fit JSON.
+    """
+    header: dict[str, Any] = {_META: {"meta": json.dumps(meta)}}
+    parts, end = [], 0
+    # Large elements first: each tensor then begins at a multiple of its element size.
+    for name in sorted(tensors, key=lambda n: (-tensors[n].element_size(), n)):
+        tensor = tensors[name]
+        if tensor.dtype not in _DTYPE_NAMES or name == _META:
+            raise TypeError(f'a shard cannot hold "{name}", dtype {tensor.dtype}')
+        parts.append(_bytes_of(tensor))
+        header[name] = {
+            "dtype": _DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [end, end + len(parts[-1])],
+        }
+        end += len(parts[-1])
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+
+
+def decode_shard(data: bytes) -> Shard:
+    """The reverse of encode_shard; also for a file that the safetensors package wrote.
+
+    Raises:
+        ValueError: it is no shard, or is torn; one line says what.
+    """
+    length = int.from_bytes(data[:8], "little")
+    text, body = data[8 : 8 + length], memoryview(data)[8 + length :]
+    try:
+        header = json.loads(text)
+        meta = json.loads(header.pop(_META, {}).get("meta", "{}"))
+        tensors = {name: _tensor_of(body, **place) for name, place in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        why = _foreign(data) or "this is no safetensors file, or it is torn"
+        raise ValueError(why) from error
+    return Shard(tensors, meta)
+
+
+class Copies:
+    """Copies of tensors on the CPU; the memory is used again for the next ones."""
+
+    def __init__(self) -> None:
+        self._memory: dict[str, Tensor] = {}
+
+    def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The copies: until the next call they do not change."""
+        self._memory = {n: self._copy(n, tensor) for n, tensor in tensors.items()}
+        return self._memory
+
+    def _copy(self, name: str, tensor: Tensor) -> Tensor:
+        copy = self._memory.get(name)
+        if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+        return copy.copy_(tensor.detach())
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def _tensor_of(
+    body: memoryview, *, dtype: str, shape: list[int], data_offsets: list[int]
+) -> Tensor:
+    start, stop = data_offsets
+    tensor = torch.empty(shape, dtype=_DTYPES[dtype])
+    if not 0 <= start <= stop <= len(body) or stop - start != tensor.nbytes:
+        raise ValueError("a tensor lies beyond the end of the file")
+    if tensor.numel():
+        # A copy in memory of its own: it can be written to, and the file can go.
+        own = bytearray(body[start:stop])
+        tensor = torch.frombuffer(own, dtype=_DTYPES[dtype]).view(shape)
+    return tensor
+
+
+def _foreign(data: bytes) -> str | None:
+    """What to say of a file that torch.save or pickle has written."""
+    if data[:4] == b"PK\x03\x04" or (data[:1] == b"\x80" and data[1:2] <= b"\x05"):
+        return "this is a pickle, which could run any code: it is not opened"
+    return None
+
+
+# ── between the ranks ───────────────────────────────────────────────────────────────
+
+
+def exchange(comm: Comm, value: JSON) -> list[JSON]:
+    """Collective: the value of every rank, in the order of ranks, on every rank.
+
+    Cost: two all_gather: of 8 bytes, and of as many as the longest value has.
+    """
+    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    length = torch.tensor([len(own)], device=comm.device)
+    lengths = length.new_empty(comm.world_size)
+    comm.all_gather(lengths, length)
+    longest = int(lengths.max())
+    padded = torch.zeros(longest, dtype=torch.uint8, device=comm.device)
+    padded[: len(own)] = own.to(comm.device)
+    gathered = padded.new_empty(comm.world_size * longest)
+    comm.all_gather(gathered, padded)
+    rows = gathered.view(comm.world_size, longest).cpu()
+    return [
+        json.loads(row[:size].numpy().tobytes())
+        for row, size in zip(rows, lengths.tolist(), strict=True)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What `load` found: one shard for each rank that saved.
+
+    `refused` has a line for each newer checkpoint that is not complete.
+    """
+
+    step: int
+    shards: tuple[Shard, ...]
+    refused: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks saved it."""
+        return len(self.shards)

@@ -1,0 +1,197 @@
+"""Ranks that share one simulated disk, and what a checkpoint on it is worth.
+
+What is complete is worked out here, from the files alone: what the unit's own `load`
+says does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.comm import Disk, DiskError
+from distlab.given import checkpoint as given
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+from distlab.sim import AlphaBeta, CrashPoint, run
+
+NET = AlphaBeta(alpha_s=1e-3, bytes_per_s=1e9)
+_WALL_LIMIT_S = 5.0
+Files = Mapping[str, bytes]
+Row = list[Any]
+"""An operation: its rank, its name, its paths."""
+
+
+class RankDisk:
+    """One rank's view of the disk: each operation takes time, more of it on late ranks.
+
+    `rows` notes the operations of all ranks. A write to a file with `full` in its name
+    fails in the middle: no room.
+    """
+
+    def __init__(
+        self, disk: Disk, context: RankContext, rows: list[Row], full: str = ""
+    ) -> None:
+        self._disk, self._context, self._rows, self._full = disk, context, rows, full
+
+    def write(self, path: str, data: bytes) -> None:
+        """See `Disk.write`."""
+        self._begin("write", path)
+        self._put(self._disk.write, path, data)
+
+    def append(self, path: str, data: bytes) -> None:
+        """See `Disk.append`."""
+        self._begin("append", path)
+        self._put(self._disk.append, path, data)
+
+    def sync(self, path: str) -> None:
+        """See `Disk.sync`."""
+        self._begin("sync", path)
+        self._disk.sync(path)
+
+    def rename(self, source: str, target: str) -> None:
+        """See `Disk.rename`."""
+        self._begin("rename", source, target)
+        self._disk.rename(source, target)
+
+    def sync_folder(self) -> None:
+        """See `Disk.sync_folder`."""
+        self._begin("sync_folder")
+        self._disk.sync_folder()
+
+    def read(self, path: str) -> bytes:
+        """See `Disk.read`."""
+        return self._disk.read(path)
+
+    def names(self) -> list[str]:
+        """See `Disk.names`."""
+        return self._disk.names()
+
+    def remove(self, path: str) -> None:
+        """See `Disk.remove`."""
+        self._begin("remove", path)
+        self._disk.remove(path)
+
+    def _begin(self, name: str, *paths: str) -> None:
+        self._context.clock.sleep(0.1 * (self._context.rank + 1))
+        self._rows.append([self._context.rank, name, *paths])
+
+    def _put(self, put: Callable[[str, bytes], None], path: str, data: bytes) -> None:
+        if self._full and self._full in path:
+            put(path, data[: len(data) // 2])
+            raise DiskError(f'the disk is full: no room for all of "{path}"')
+        put(path, data)
+
+
+def play(
+    program: Callable[[RankContext], Any], num_ranks: int, disk: Any = None
+) -> tuple[list[Any], str]:
+    """What the ranks return, and how the run ended: "" if all of them came to the end.
+
+    A crash of the disk ends it like a return.
+
+    Raises:
+        Exception: the first that a rank raised.
+    """
+    errors: list[Exception] = []
+
+    def rank(context: RankContext) -> Any:
+        try:
+            return program(context)
+        except Exception as error:
+            errors.append(error)
+            raise
+
+    done = run(rank, num_ranks, net=NET, trace=False, wall_limit_s=_WALL_LIMIT_S)
+    if getattr(disk, "is_down", False):
+        return [], ""
+    if errors:
+        raise errors[0]
+    return done.values, "" if done.outcome == "finished" else done.explanation
+
+
+# ── what is saved ───────────────────────────────────────────────────────────────────
+
+
+def tensors_of(rank: int, step: int, seed: int) -> dict[str, Tensor]:
+    """Unlike in number and kind from rank to rank; rank 1 has none at all."""
+    if rank == 1:
+        return {}
+    generator = torch.Generator().manual_seed(1000 * seed + 10 * step + rank)
+    weight = torch.randn(2 + rank, 3, generator=generator)
+    return {
+        "weight": weight.t(),  # not contiguous
+        "tied": weight,
+        "half": weight[0].to(torch.bfloat16),
+        "count": torch.tensor(step),
+        "none": torch.empty(0, 3, dtype=torch.float64),
+        "mask": weight.view(-1)[:3] > 0,
+    }
+
+
+def meta_of(rank: int, step: int) -> dict[str, Any]:
+    """Plain data; that of rank 2 is empty."""
+    return {} if rank == 2 else {"rank": rank, "step": step, "name": "ü"}
+
+
+def files_of_step(step: int, num_ranks: int, seed: int) -> dict[str, bytes]:
+    """The files of a checkpoint as the ranks should write it."""
+    files, records = {}, []
+    for rank in range(num_ranks):
+        data = given.encode_shard(tensors_of(rank, step, seed), meta_of(rank, step))
+        records.append(given.record_of(data, step, rank))
+        files[records[-1].name] = data
+    manifest = given.Manifest(step=step, files=tuple(records))
+    return files | {given.manifest_name(step): given.encode_manifest(manifest)}
+
+
+# ── what is there ───────────────────────────────────────────────────────────────────
+
+
+def flaw_of(files: Files, step: int) -> str:
+    """Why the checkpoint of a step is not complete; "" if it is."""
+    name = given.manifest_name(step)
+    if name not in files:
+        return f'there is no manifest "{name}"'
+    try:
+        manifest = given.decode_manifest(files[name])
+    except ValueError as error:
+        return f'"{name}": {error}'
+    for record in manifest.files:
+        if record.name not in files:
+            return f'the manifest names "{record.name}", which is not there'
+        data = files[record.name]
+        if (len(data), given.sha256_of(data)) != record.content:
+            return f'"{record.name}" has other bytes than the manifest says'
+    return ""
+
+
+def complete_steps(files: Files) -> list[int]:
+    """The steps that could be loaded, the newest first."""
+    steps = given.manifest_steps(list(files))
+    return [step for step in reversed(steps) if not flaw_of(files, step)]
+
+
+def when(point: CrashPoint) -> str:
+    """`after sync("a")`, or at the start."""
+    if not point.last:
+        return "at the start"
+    return f"after {point.last.partition(', b')[0].rstrip(')')})".replace("'", '"')
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence."""
+    return ", ".join(f'"{name}"' for name in names) or "nothing"
+
+
+def expect_end(explanation: str, setting: str) -> None:
+    """All ranks came to the end of the run.
+
+    Raises:
+        NotYetError: they did not; it says how the run ended.
+    """
+    if explanation:
+        raise NotYetError(f"{setting}: {explanation}", kind="DEADLOCK")

@@ -1,0 +1,294 @@
+"""Checks of 4.3, C4 and C5: a rank that cannot write, and which files are removed."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from distlab.given import checkpoint as given
+from distlab.grading.checks.fault_tolerance.disks import (
+    RankDisk,
+    Row,
+    complete_steps,
+    files_of_step,
+    listed,
+    meta_of,
+    play,
+    tensors_of,
+)
+from distlab.grading.checks.fault_tolerance.save import (
+    TASK,
+    complete_when_it_returns,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.kit.plans import worked_out
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+from distlab.sim import SimDisk
+
+SIZES = (3, 2, 1)
+OLD_STEP, STEP, NEXT_STEP = 20, 30, 40
+FULL, DTYPE = "the disk is full", "complex128"
+
+
+# ── C4 ──────────────────────────────────────────────────────────────────────────────
+
+
+def causes(size: int) -> list[tuple[int, str]]:
+    """Which rank fails, and what its disk refuses; "": the dtype fits no shard."""
+    found = [(rank, f".rank-{rank}.") for rank in (size - 1, 0)]
+    return [*dict.fromkeys(found), (0, ".json"), (size - 1, "")]
+
+
+def fail_once(context: RankContext, unit: ModuleType, seed: int, size: int) -> Any:
+    """For each cause: what the ranks raise, what is left, and the save after it."""
+    return [one_failure(unit, seed, size, *cause) for cause in causes(size)]
+
+
+def one_failure(unit: ModuleType, seed: int, size: int, bad: int, full: str) -> Any:
+    """A save that fails on rank `bad`, and then one that nothing disturbs."""
+    disk, rows = SimDisk(files_of_step(OLD_STEP, size, seed)), list[Row]()
+    after: dict[str, list[str]] = {}
+
+    def program(context: RankContext) -> str:
+        rank, said = context.rank, "returned"
+        is_bad = rank == bad
+        own = RankDisk(disk, context, rows, full if is_bad else "")
+        tensors = tensors_of(rank, STEP, seed)
+        if is_bad and not full:
+            tensors = {"odd": torch.zeros(2, dtype=torch.complex128)}
+        try:
+            unit.save(context.comm, own, STEP, tensors, meta_of(rank, STEP), keep=2)
+        except given.CheckpointError as error:
+            said = f"CheckpointError: {error}"
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+        context.comm.barrier()
+        after.setdefault("names", disk.names())
+        after.setdefault("complete", list(map(str, complete_steps(disk.files))))
+        own = RankDisk(disk, context, rows)
+        tensors = tensors_of(rank, NEXT_STEP, seed)
+        unit.save(
+            context.comm, own, NEXT_STEP, tensors, meta_of(rank, NEXT_STEP), keep=2
+        )
+        return said
+
+    said, end = play(program, size)
+    return {
+        "bad": bad,
+        "full": full,
+        "said": [one if isinstance(one, str) else "" for one in said],
+        "end": end,
+        "names": after.get("names", []),
+        "complete": [int(step) for step in after.get("complete", [])],
+        "next": complete_steps(disk.files)[:1] == [NEXT_STEP],
+    }
+
+
+FAILED = [on_ranks(fail_once, size=size) for size in SIZES]
+
+
+@clause(TASK, "C4", worlds=(1,), plays=SIZES, runs=FAILED)
+def an_error_on_every_rank(runs: Runs) -> str | None:
+    """L, V: what each rank raises if one cannot write its shard or the manifest."""
+    for size in SIZES:
+        for record in worked_out(runs, fail_once, size=size).values[0]:
+            _expect_error(record, size)
+    return "a full disk on one rank, with the shard or the manifest; a wrong dtype"
+
+
+def _setting(record: dict[str, Any], size: int) -> str:
+    what = "has a tensor of dtype complex128, which a shard cannot hold"
+    if record["full"]:
+        which = "the manifest" if record["full"] == ".json" else "its shard"
+        what = f"finds its disk full in the middle of {which}"
+    return f"{size} rank{'s' * (size > 1)}, rank {record['bad']} {what}"
+
+
+def _expect_error(record: dict[str, Any], size: int) -> None:
+    setting = _setting(record, size)
+    if record["end"]:
+        raise NotYetError(
+            f"{setting}: {record['end']}",
+            slug="raised-alone",
+            kind="DEADLOCK" if "wait" in record["end"] else "NOT YET",
+            rule="catch the error, exchange it, and raise on every rank",
+            played=size,
+        )
+    words = FULL if record["full"] else DTYPE
+    for rank, said in enumerate(record["said"]):
+        if said == "returned":
+            raise NotYetError(
+                f"{setting}: save returns on rank {rank}, as if step {STEP} were saved",
+                slug="error-swallowed",
+                rule="exchange the errors, and raise if there is one on any rank",
+                played=size,
+            )
+        if not said.startswith("CheckpointError"):
+            raise NotYetError(
+                f"{setting}: rank {rank} raises {said}, expected a CheckpointError",
+                slug="raised-alone",
+                played=size,
+            )
+        if f"rank {record['bad']}" not in said or words not in said:
+            raise NotYetError(
+                f'{setting}: rank {rank} raises "{said}", which does not name rank '
+                f'{record["bad"]} and the error "{words} …"',
+                played=size,
+            )
+    if OLD_STEP not in record["complete"]:
+        raise NotYetError(
+            f"{setting}: the checkpoint of step {OLD_STEP} is not complete any more",
+            slug="last-good-removed",
+            played=size,
+        )
+    if STEP in record["complete"]:
+        raise NotYetError(
+            f"{setting}: step {STEP} was not saved, and there is a manifest of it",
+            played=size,
+        )
+    if not record["next"]:
+        raise NotYetError(
+            f"{setting}, and the save after it does not fail: step {NEXT_STEP} is not "
+            "complete",
+            played=size,
+        )
+
+
+# ── C5 ──────────────────────────────────────────────────────────────────────────────
+
+_SAVED = (9, 10, 30, 100)
+_FOREIGN = ("notes.txt", "step-9.txt", "step-10.json.bak", "model.safetensors")
+_CASES = ((100, 2), (100, 1), (30, 1), (30, 2), (100, 9), (9, 1))
+
+
+def files_to_sort(seed: int) -> dict[str, bytes]:
+    """Four checkpoints, one unreadable manifest, what crashes left, foreign files."""
+    files = dict.fromkeys(_FOREIGN, b"not of a checkpoint")
+    for step in _SAVED:
+        files |= files_of_step(step, 2, seed)
+    torn = files_of_step(25, 2, seed)
+    torn[given.manifest_name(25)] = torn[given.manifest_name(25)][:-70]
+    other = files_of_step(30, 2, seed + 1)
+    del other[given.manifest_name(30)]
+    alone = files_of_step(20, 2, seed)
+    del alone[given.manifest_name(20)]
+    temporary = {f"{name}.tmp": data[:9] for name, data in alone.items()}
+    return files | torn | other | alone | temporary | {"step-90.json.tmp": b""}
+
+
+def kept(files: dict[str, bytes], step: int, keep: int, as_text: bool = False) -> Any:
+    """The names that stay; `as_text` sorts the steps like words."""
+    saved = [
+        one
+        for one in given.manifest_steps(list(files))
+        if one <= step and given.manifest_name(one) in files and one != 25
+    ]
+    newest = sorted(saved, key=str if as_text else int)[-keep:]
+    stay = set()
+    for one in newest:
+        manifest = given.decode_manifest(files[given.manifest_name(one)])
+        stay |= {given.manifest_name(one), *(file.name for file in manifest.files)}
+    for name in files:
+        its_step = given.step_of(name)
+        if its_step is None or its_step > step:
+            stay.add(name)
+    return sorted(stay)
+
+
+def remove_some(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """What remove_old leaves, for each case."""
+    found = []
+    for step, keep in _CASES:
+        disk = SimDisk(files_to_sort(seed))
+        unit.remove_old(disk, step, keep)
+        found.append(disk.names())
+    return found
+
+
+def remove_in_saves(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """The steps that are complete after saves with keep=1 and keep=3, and the files."""
+    found = []
+    for keep in (1, 3):
+        disk = SimDisk()
+
+        def program(context: RankContext, keep: int = keep, disk: Any = disk) -> None:
+            for step in (9, 10, 11, 12):
+                own = RankDisk(disk, context, [])
+                tensors = tensors_of(context.rank, step, seed)
+                unit.save(context.comm, own, step, tensors, {}, keep=keep)
+
+        _, end = play(program, 2)
+        found.append([keep, complete_steps(disk.files), len(disk.names()), end])
+    return found
+
+
+@clause(
+    TASK,
+    "C5",
+    worlds=(1,),
+    plays=(2,),
+    runs=[on_ranks(remove_some), on_ranks(remove_in_saves), *FAILED],
+)
+def what_is_removed(runs: Runs) -> str | None:
+    """V: the names that remove_old leaves; what saves leave, also after an error."""
+    files = files_to_sort(runs.seed)
+    left = worked_out(runs, remove_some).values[0]
+    for (step, keep), names in zip(_CASES, left, strict=True):
+        _expect_kept(files, step, keep, names)
+    with judged_after(complete_when_it_returns, runs, "C3"):
+        for keep, complete, num_files, end in worked_out(runs, remove_in_saves).values[
+            0
+        ]:
+            _expect_steps(keep, complete, num_files, end)
+    with judged_after(an_error_on_every_rank, runs, "C4"):
+        for record in worked_out(runs, fail_once, size=2).values[0]:
+            rest = [n for n in record["names"] if f"step-{STEP}" in n]
+            if rest:
+                raise NotYetError(
+                    f"{_setting(record, 2)}: {listed(rest[:2])} is still there after "
+                    "the error, and takes the room",
+                    slug="no-room-made",
+                    rule="call remove_old after an error, too",
+                )
+    return None
+
+
+def _expect_kept(
+    files: dict[str, bytes], step: int, keep: int, names: list[str]
+) -> None:
+    wanted = kept(files, step, keep)
+    if names == wanted:
+        return
+    call = f"remove_old(disk, {step}, keep={keep})"
+    if names == kept(files, step, keep, as_text=True):
+        raise NotYetError(
+            f"{call}: steps are sorted as text, so step 9 counts as newer than "
+            "step 100",
+            slug="steps-as-text",
+            rule="sort numbers: given.manifest_steps does",
+        )
+    gone = [name for name in wanted if name not in names]
+    if gone:
+        name, slug = gone[0], ""
+        its_step = given.step_of(name)
+        why = "it is of a later step" if (its_step or 0) > step else "it must stay"
+        if its_step is None:
+            why, slug = "it is no file of a checkpoint", "foreign-removed"
+        raise NotYetError(f'{call} removes "{name}": {why}', slug=slug)
+    extra = next(name for name in names if name not in wanted)
+    raise NotYetError(f'{call} leaves "{extra}", which no kept manifest names')
+
+
+def _expect_steps(keep: int, complete: list[int], num_files: int, end: str) -> None:
+    wanted = [12, 11, 10, 9][:keep]
+    if end or complete != wanted or num_files != 3 * keep:
+        raise NotYetError(
+            f"two ranks save steps 9, 10, 11 and 12 with keep={keep}: "
+            + (end or f"steps {complete} are complete, expected {wanted}, and there ")
+            + ("" if end else f"are {num_files} files, expected {3 * keep}")
+        )

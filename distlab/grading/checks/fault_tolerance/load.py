@@ -1,0 +1,279 @@
+"""Checks of 4.4, `fault_tolerance.load`: damaged, foreign and missing files."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from distlab.comm import DiskError
+from distlab.given import checkpoint as given
+from distlab.grading.checks.fault_tolerance.disks import (
+    Row,
+    files_of_step,
+    listed,
+    meta_of,
+    tensors_of,
+)
+from distlab.grading.checks.fault_tolerance.save import NotedDisk
+from distlab.grading.clause import clause
+from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.kit.plans import worked_out
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+from distlab.sim import SimDisk
+
+TASK = "fault_tolerance.load"
+NEW, OLD, SIZE = 100, 10, 3
+NUM_FLIPS = 120
+_opened: list[str] = []
+"""Filled if somebody unpickles what `_Trap` was pickled to."""
+
+
+class _Trap:
+    def __reduce__(self) -> Any:
+        return _spring, ()
+
+
+def _spring() -> dict[str, Any]:
+    _opened.append("opened")
+    return {}
+
+
+Case = tuple[str, dict[str, bytes], int | None, str]
+"""What it is; the files; the step to be loaded (None: no checkpoint is complete, and
+-1: there is none); and the file that must be named as refused."""
+
+
+def base(seed: int) -> dict[str, bytes]:
+    """Steps 9 and 10 of two ranks, step 100 of three: step 100 is the newest."""
+    older = files_of_step(9, 2, seed) | files_of_step(OLD, 2, seed)
+    return older | files_of_step(NEW, SIZE, seed)
+
+
+def cases(seed: int) -> Iterator[Case]:
+    """Everything that load may meet."""
+    files = base(seed)
+    manifest = given.manifest_name(NEW)
+    shards = [name for name in files_of_step(NEW, SIZE, seed) if name != manifest]
+    alone = {n: data for n, data in files_of_step(200, 2, seed).items() if "rank" in n}
+    foreign = {"notes.txt": b"hello", "model.pt": pickle.dumps(_Trap())}
+    yield "three checkpoints", files, NEW, ""
+    yield "shards of step 200 without a manifest", files | alone, NEW, ""
+    yield "files of other programs", files | foreign, NEW, ""
+    yield "temporary files", files | {"step-200.json.tmp": files[manifest]}, NEW, ""
+    for name in (shards[0], shards[-1], manifest):
+        data = files[name]
+        middle = len(data) // 2
+        yield (
+            f'the last byte of "{name}" is missing',
+            _with(files, name, data[:-1]),
+            OLD,
+            name,
+        )
+        yield (
+            f'half of "{name}" is missing',
+            _with(files, name, data[:middle]),
+            OLD,
+            name,
+        )
+        yield f'"{name}" is empty', _with(files, name, b""), OLD, name
+        yield f'"{name}" has a byte more', _with(files, name, data + b"\n"), OLD, name
+        yield (
+            f'"{name}" is a pickle',
+            _with(files, name, pickle.dumps(_Trap())),
+            OLD,
+            name,
+        )
+    gone = {n: data for n, data in files.items() if n != shards[1]}
+    yield f'"{shards[1]}" is not there', gone, OLD, shards[1]
+    swapped = files | {shards[0]: files[shards[2]], shards[2]: files[shards[0]]}
+    yield "two ranks' shards have each other's bytes", swapped, OLD, shards[0]
+    other = _with(files, manifest, files[given.manifest_name(OLD)])
+    yield f'"{manifest}" is a copy of step {OLD}\'s', other, OLD, manifest
+    yield (
+        "a manifest names a pickle, with its SHA-256",
+        _of_pickle(files),
+        OLD,
+        ".rank-0.",
+    )
+    yield "an empty disk", {}, -1, ""
+    yield "shards without a manifest, and foreign files", alone | foreign, -1, ""
+    torn = {n: data[:-1] if ".json" in n else data for n, data in files.items()}
+    yield "all manifests are torn", torn, None, manifest
+
+
+def flips(seed: int) -> Iterator[Case]:
+    """One bit of one file of step 100 is another one."""
+    files, drawing = base(seed), random.Random(seed)
+    names = sorted(files_of_step(NEW, SIZE, seed))
+    for number in range(NUM_FLIPS):
+        name = names[number % len(names)]
+        data = bytearray(files[name])
+        at, bit = drawing.randrange(len(data)), drawing.randrange(8)
+        data[at] ^= 1 << bit
+        what = f'bit {bit} of byte {at} of "{name}" is flipped'
+        yield what, _with(files, name, bytes(data)), OLD, name
+
+
+def _with(files: dict[str, bytes], name: str, data: bytes) -> dict[str, bytes]:
+    return files | {name: data}
+
+
+def _of_pickle(files: dict[str, bytes]) -> dict[str, bytes]:
+    data = pickle.dumps(_Trap())
+    record = given.record_of(data, NEW, 0)
+    manifest = given.Manifest(step=NEW, files=(record,))
+    name = given.manifest_name(NEW)
+    return files | {record.name: data, name: given.encode_manifest(manifest)}
+
+
+def load_cases(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """What load makes of each case."""
+    found = [_loaded(unit, files, seed) for _, files, _, _ in cases(seed)]
+    return found + [_loaded(unit, files, seed) for _, files, _, _ in flips(seed)]
+
+
+def _loaded(unit: ModuleType, files: dict[str, bytes], seed: int) -> dict[str, Any]:
+    _opened.clear()
+    rows: list[Row] = []
+    record: dict[str, Any] = {"step": -1, "wrong": "", "refused": [], "raised": ""}
+    try:
+        loaded = unit.load(NotedDisk(SimDisk(files), rows))
+    except (given.CheckpointError, ValueError, DiskError, KeyError, EOFError) as error:
+        kind = type(error).__name__
+        record |= {"step": None, "raised": kind, "refused": [str(error)]}
+    else:
+        if loaded is not None:
+            step = loaded.step
+            record |= {"step": step, "refused": [str(one) for one in loaded.refused]}
+            record["wrong"] = _difference(loaded, seed)
+    return record | {"opened": bool(_opened), "changes": rows[:1]}
+
+
+def _difference(loaded: Any, seed: int) -> str:
+    """What of the shards is not what was saved."""
+    size = SIZE if loaded.step == NEW else 2
+    if len(loaded.shards) != size:
+        return f"it has {len(loaded.shards)} shards, and {size} ranks saved it"
+    for rank, shard in enumerate(loaded.shards):
+        tensors, meta = tensors_of(rank, loaded.step, seed), meta_of(rank, loaded.step)
+        if not hasattr(shard, "tensors") or not hasattr(shard, "meta"):
+            return f"its shards are of type {type(shard).__name__}, expected Shard"
+        same = shard.tensors.keys() == tensors.keys() and all(
+            torch.equal(shard.tensors[name], tensors[name]) for name in tensors
+        )
+        if not same or shard.meta != meta:
+            return f"shard {rank} is not what rank {rank} saved"
+    return ""
+
+
+def judged(runs: Runs) -> list[tuple[Case, dict[str, Any]]]:
+    """Each case with what load made of it."""
+    every = [*cases(runs.seed), *flips(runs.seed)]
+    return list(zip(every, worked_out(runs, load_cases).values[0], strict=True))
+
+
+@clause(TASK, "C1", worlds=(1,), plays=(), runs=[on_ranks(load_cases)])
+def the_newest_complete(runs: Runs) -> str | None:
+    """V: the step that is loaded, and its shards; the disk is only read."""
+    for case, record in judged(runs):
+        what, _, step, name = case
+        if record["opened"]:
+            raise NotYetError(
+                f"{what}: load has unpickled it, and code in it was executed",
+                slug="pickle-opened",
+                rule="decode_manifest and decode_shard read no pickle",
+            )
+        if record["changes"]:
+            call = record["changes"][0]
+            raise NotYetError(f"{what}: load calls disk.{call[1]}: it must only read")
+        if step is not None and step >= 0:
+            _expect_step(what, step, name, record)
+    return f"{NUM_FLIPS} flipped bits; truncated, empty, swapped and foreign files"
+
+
+def _expect_step(what: str, step: int, name: str, record: dict[str, Any]) -> None:
+    got, setting = record["step"], f"steps 9, {OLD} and {NEW} are saved; {what}"
+    if got is None:
+        raise NotYetError(
+            f"{setting}: load raises {record['raised']} ({record['refused'][0]}), "
+            f"expected step {step}",
+            slug="no-fallback" if name else "",
+            rule="catch what one checkpoint raises, and try the one before"
+            if name
+            else "",
+        )
+    if got == NEW and step == OLD:
+        raise NotYetError(
+            f"{setting}: load returns step {NEW}, expected step {OLD}",
+            slug="damage-unnoticed" if ".rank-" in name else "",
+            rule="compare size and SHA-256 of each shard with its record"
+            if ".rank-" in name
+            else "",
+        )
+    if got != step:
+        raise NotYetError(
+            f"{setting}: load returns "
+            + ("None" if got == -1 else f"step {got}")
+            + f", expected step {step}",
+            slug="steps-as-text" if got == 9 and not name else "",
+        )
+    if record["wrong"]:
+        raise NotYetError(f"{setting}: load returns step {got}, but {record['wrong']}")
+
+
+@clause(TASK, "C2", worlds=(1,), plays=(), runs=[on_ranks(load_cases)])
+def what_was_refused(runs: Runs) -> str | None:
+    """V: one line for each refused checkpoint, with the name of the file."""
+    with judged_after(the_newest_complete, runs, "C1"):
+        for (what, _, step, name), record in judged(runs):
+            if step is None or step < 0:
+                continue
+            lines, wanted = record["refused"], 1 if name else 0
+            setting = f"steps 9, {OLD} and {NEW} are saved; {what}"
+            if len(lines) != wanted:
+                raise NotYetError(
+                    f"{setting}: `refused` has {len(lines)} lines, expected {wanted}: "
+                    f"{listed(lines)}"
+                )
+            if name and (name not in lines[0] or "\n" in lines[0]):
+                raise NotYetError(
+                    f'{setting}: `refused` has "{lines[0]}", expected one line that '
+                    f'names "{name}"'
+                )
+            if name and len(lines[0]) < len(name) + 8:
+                raise NotYetError(
+                    f'{setting}: `refused` has "{lines[0]}", which does not say why'
+                )
+    return None
+
+
+@clause(TASK, "C3", worlds=(1,), plays=(), runs=[on_ranks(load_cases)])
+def none_or_an_error(runs: Runs) -> str | None:
+    """V: no checkpoint at all, and none that is complete."""
+    with judged_after(the_newest_complete, runs, "C1"):
+        for (what, _, step, name), record in judged(runs):
+            if step == -1 and (record["raised"] or record["step"] != -1):
+                got = record["raised"] or f"step {record['step']}"
+                raise NotYetError(f"{what}: load gives {got}, expected None")
+            if step is None and record["raised"] != "CheckpointError":
+                got = record["raised"] or "None"
+                raise NotYetError(
+                    f"{what}: load gives {got}, expected a CheckpointError",
+                    slug="" if record["raised"] else "silent-restart",
+                    rule=""
+                    if record["raised"]
+                    else "None only if there is no manifest at all",
+                )
+            if step is None and name not in record["refused"][0]:
+                raise NotYetError(
+                    f'{what}: the CheckpointError says "{record["refused"][0]}", '
+                    f'which does not name "{name}"'
+                )
+    return None

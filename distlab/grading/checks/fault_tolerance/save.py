@@ -1,0 +1,346 @@
+"""Checks of 4.3, `fault_tolerance.save`: C1, one file; C2 and C3, what ranks save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from distlab.comm import Disk, DiskError
+from distlab.given import checkpoint as given
+from distlab.grading.checks.fault_tolerance.disks import (
+    RankDisk,
+    Row,
+    complete_steps,
+    expect_end,
+    files_of_step,
+    flaw_of,
+    listed,
+    meta_of,
+    play,
+    tensors_of,
+    when,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.kit.plans import worked_out
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext
+from distlab.sim import SimDisk, crash_points
+
+TASK = "fault_tolerance.save"
+SIZES = (3, 2, 1)
+OLD, NEW = b"the old content", b"the new one"
+FIRST, STEPS = 9, (10, 10, 30)  # step 9 is there; 10 is saved twice, 30 once
+KEEP = 2
+
+
+# ── C1 ──────────────────────────────────────────────────────────────────────────────
+
+
+def write_one(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """The first crash that leaves less than was promised, and the operations."""
+    for files in ({"a.json": OLD}, {}):
+        done: list[Row] = []
+        disk = SimDisk(files)
+        unit.write_file(NotedDisk(disk, done), "a.json", NEW)
+        rows = [row[1:] for row in done]
+        if disk.names() != ["a.json"]:
+            return {"names": disk.names(), "rows": rows}
+
+        def program(disk: Disk, tell: Callable[[Any], None]) -> None:
+            unit.write_file(disk, "a.json", NEW)
+            tell("returned")
+
+        for point in crash_points(program, files=files, limit=200):
+            left = point.files.get("a.json")
+            may = {NEW} if point.told else {NEW, files.get("a.json")}
+            if left not in may:
+                return {
+                    "when": when(point),
+                    "left": None if left is None else left.decode("latin-1"),
+                    "told": bool(point.told),
+                    "was": OLD.decode() if files else None,
+                    "rows": rows,
+                }
+    return None
+
+
+class NotedDisk(RankDisk):
+    """Notes the operations of one process."""
+
+    def __init__(self, disk: Disk, rows: list[Row]) -> None:
+        self._disk, self._rows, self._full = disk, rows, ""
+
+    def _begin(self, name: str, *paths: str) -> None:
+        self._rows.append([0, name, *paths])
+
+
+@clause(TASK, "C1", worlds=(1,), plays=(), runs=[on_ranks(write_one)])
+def a_file_in_full(runs: Runs) -> str | None:
+    """F: after every crash, what the file holds; with an older file, and without."""
+    wrong = worked_out(runs, write_one).values[0]
+    if wrong is None:
+        return "at every crash, with all that can be left of what was not synced"
+    if "names" in wrong:
+        raise NotYetError(
+            f'write_file(disk, "a.json", …) leaves {listed(wrong["names"])} on the '
+            'disk, expected "a.json"'
+        )
+    slug, rule = _cause(wrong["rows"])
+    raise NotYetError(
+        f'write_file(disk, "a.json", …) and a crash {wrong["when"]}: '
+        f"{_facts(wrong)}; the file {_held(wrong)}",
+        slug=slug,
+        rule=rule,
+    )
+
+
+def _facts(wrong: dict[str, Any]) -> str:
+    return "it had returned" if wrong["told"] else "it had not returned"
+
+
+def _held(wrong: dict[str, Any]) -> str:
+    left, was = wrong["left"], wrong["was"]
+    if left is None:
+        return "is not there"
+    if left == was:
+        return "has the old content"
+    if NEW.decode().startswith(left):
+        return f"has {len(left)} of the {len(NEW)} new bytes"
+    return f"holds {left!r}"
+
+
+def _cause(rows: list[Row]) -> tuple[str, str]:
+    """The misconception, by the operations of the run without a crash."""
+    kinds = [row[0] for row in rows]
+    into_place = [row for row in rows if row[0] in ("write", "append")]
+    if "rename" not in kinds or any(row[1] == "a.json" for row in into_place):
+        return (
+            "written-in-place",
+            "write under another name; rename puts the file in its place in one step",
+        )
+    at = kinds.index("rename")
+    if "sync" not in kinds[:at]:
+        return "renamed-before-sync", "sync(name + TEMPORARY) first, then rename"
+    if "sync_folder" not in kinds[at:]:
+        return "new-name-not-synced", "a new name is durable after sync_folder()"
+    return "", ""
+
+
+# ── C2 and C3 ───────────────────────────────────────────────────────────────────────
+
+
+def saves(
+    unit: ModuleType, seed: int, num_ranks: int, rows: list[Row], disk: Any, tell: Any
+) -> tuple[list[Any], str]:
+    """All ranks save the steps of STEPS on one disk."""
+
+    def program(context: RankContext) -> None:
+        own = RankDisk(disk, context, rows)
+        for number, step in enumerate(STEPS):
+            kind = seed + number
+            tensors = tensors_of(context.rank, step, kind)
+            meta = meta_of(context.rank, step)
+            try:
+                unit.save(context.comm, own, step, tensors, meta, keep=KEEP)
+            except (DiskError, given.CheckpointError) as error:
+                rows.append([context.rank, "raised", step, str(error)])
+                return
+            rows.append([context.rank, "returned", step])
+            tell([context.rank, step])
+
+    return play(program, num_ranks, disk)
+
+
+def save_steps(context: RankContext, unit: ModuleType, seed: int, size: int) -> Any:
+    """The operations of all ranks, and the files at the end."""
+    rows: list[Row] = []
+    disk = SimDisk(files_of_step(FIRST, size, seed))
+    _, end = saves(unit, seed, size, rows, disk, lambda what: None)
+    last = files_of_step(STEPS[-1], size, seed + len(STEPS) - 1)
+    wrong = [name for name, data in last.items() if disk.files.get(name) != data]
+    return {
+        "end": end,
+        "rows": rows,
+        "flaw": flaw_of(disk.files, STEPS[-1]),
+        "wrong": wrong,
+        "names": disk.names(),
+        "order": _order_in(disk.files),
+    }
+
+
+def _order_in(files: dict[str, bytes]) -> list[str]:
+    """The shards of the newest manifest, in its order."""
+    name = given.manifest_name(STEPS[-1])
+    try:
+        return [file.name for file in given.decode_manifest(files[name]).files]
+    except (KeyError, ValueError):
+        return []
+
+
+PLAYED = [on_ranks(save_steps, size=size) for size in SIZES]
+
+
+@clause(TASK, "C2", worlds=(1,), plays=SIZES, runs=PLAYED)
+def the_manifest_comes_last(runs: Runs) -> str | None:
+    """V, O: the files at the end; and when each shard and the manifest were written."""
+    for size in SIZES:
+        record = worked_out(runs, save_steps, size=size).values[0]
+        setting = f"{size} rank{'s' * (size > 1)}"
+        with judged_after(a_file_in_full, runs, "C1"):
+            _expect_last(record["rows"], size, setting)
+            _expect_returns(record, size, setting)
+            _expect_files(record, size, setting)
+    return "a rank without a tensor, tied, empty and bfloat16 tensors, a step twice"
+
+
+def _expect_last(rows: list[Row], size: int, setting: str) -> None:
+    """The manifest is written once per save, by rank 0, when all shards are durable."""
+    durable: set[int] = set()
+    renamed: set[int] = set()
+    for rank, kind, *paths in rows:
+        if kind == "rename" and ".rank-" in paths[-1]:
+            renamed.add(rank)
+        elif kind == "sync_folder":
+            durable |= renamed & {rank}
+        elif kind == "write" and ".json" in paths[0]:
+            missing = sorted(set(range(size)) - durable)
+            if rank != 0:
+                raise NotYetError(
+                    f'{setting}: rank {rank} writes "{paths[0]}"; rank 0 writes the '
+                    "manifest",
+                    slug="manifest-by-all",
+                    played=size,
+                )
+            if missing:
+                raise NotYetError(
+                    f'{setting}: rank 0 writes "{paths[0]}" before the shard of rank '
+                    f"{missing[0]} is durable: after a crash now, the manifest names "
+                    "a shard that is not there",
+                    slug="manifest-first",
+                    rule="write the shard, exchange the records, then write the "
+                    "manifest",
+                    played=size,
+                )
+            durable, renamed = set(), set()
+
+
+def _expect_returns(record: dict[str, Any], size: int, setting: str) -> None:
+    """Every save of every rank returned."""
+    raised = [row for row in record["rows"] if row[1] == "raised"]
+    if raised and early_return(record["rows"]) is not None:
+        raise NotJudgedError("see C3")
+    if raised:
+        rank, _, step, error = raised[0]
+        raise NotYetError(
+            f"{setting}: save(step {step}) raises on rank {rank}, and the disk has "
+            f"room: {error}",
+            played=size,
+        )
+    expect_end(record["end"], setting)
+
+
+def early_return(rows: list[Row]) -> Row | None:
+    """The first return of a rank before the manifest of that save is durable."""
+    returns: dict[int, int] = {}
+    num_commits, is_named = 0, False
+    for row in rows:
+        rank, kind, *paths = row
+        if kind == "rename" and ".json" in paths[-1]:
+            is_named = True
+        elif kind == "sync_folder" and rank == 0 and is_named:
+            num_commits, is_named = num_commits + 1, False
+        elif kind == "returned":
+            returns[rank] = returns.get(rank, 0) + 1
+            if returns[rank] > num_commits:
+                return row
+    return None
+
+
+def _expect_files(record: dict[str, Any], size: int, setting: str) -> None:
+    step = STEPS[-1]
+    if record["flaw"]:
+        raise NotYetError(
+            f"{setting}: save returned, and step {step} is not complete: "
+            f"{record['flaw']}",
+            played=size,
+        )
+    ranks = [int(name.split(".rank-")[1].split(".")[0]) for name in record["order"]]
+    if ranks != list(range(size)):
+        raise NotYetError(
+            f"{setting}: the manifest of step {step} names the shards of ranks "
+            f"{', '.join(map(str, ranks))}, expected those of 0 … {size - 1}, in order",
+            played=size,
+        )
+    if record["wrong"]:
+        raise NotYetError(
+            f'{setting}: "{record["wrong"][0]}" does not hold what was saved: the '
+            f"disk has {listed(record['names'])}",
+            played=size,
+        )
+
+
+def crash_saves(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """The first crash after which the newest complete checkpoint is too old."""
+    size = 2
+    before = files_of_step(FIRST, size, seed)
+
+    def program(disk: Disk, tell: Callable[[Any], None]) -> None:
+        saves(unit, seed, size, [], disk, tell)
+
+    for point in crash_points(program, files=before, limit=40):
+        told = max((step for _, step in point.told), default=FIRST)
+        complete = complete_steps(point.files)
+        if not complete or complete[0] < told:
+            return {
+                "when": when(point),
+                "told": [list(one) for one in point.told],
+                "newest": complete[0] if complete else None,
+                "flaw": flaw_of(point.files, told),
+                "names": sorted(point.files),
+            }
+    return None
+
+
+@clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=[*PLAYED, on_ranks(crash_saves)])
+def complete_when_it_returns(runs: Runs) -> str | None:
+    """O, F: when ranks return; at every crash, the newest complete checkpoint."""
+    for size in SIZES:
+        record = worked_out(runs, save_steps, size=size).values[0]
+        if (row := early_return(record["rows"])) is not None:
+            raise NotYetError(
+                f"{size} ranks: save(step {row[2]}) returns on rank {row[0]} before "
+                "rank 0 has written the manifest: after a crash now, the newest "
+                "complete checkpoint is an older one",
+                slug="returned-before-commit",
+                rule="no rank may return before it has heard that the manifest is "
+                "durable",
+                played=size,
+            )
+    with judged_after(the_manifest_comes_last, runs, "C2"):
+        wrong = worked_out(runs, crash_saves).values[0]
+        if wrong is None:
+            return "at every crash of the disk while two ranks save three times"
+        _raise_loss(wrong)
+    return None
+
+
+def _raise_loss(wrong: dict[str, Any]) -> None:
+    """Nothing can be loaded, or something older than what was promised."""
+    returned = "no rank had returned from a save"
+    if wrong["told"]:
+        rank, step = max(wrong["told"], key=lambda one: one[1])
+        returned = f"rank {rank} had returned from save(step {step})"
+    if wrong["newest"] is None:
+        raise NotYetError(
+            f"the machine crashed {wrong['when']}, and no checkpoint is complete any "
+            f"more: {returned}; {wrong['flaw']}",
+            slug="last-good-removed",
+            rule="remove older checkpoints when the manifest of the new one is durable",
+        )
+    raise NotYetError(
+        f"the machine crashed {wrong['when']}: {returned}, but the newest complete "
+        f"checkpoint is that of step {wrong['newest']}; {wrong['flaw']}",
+    )

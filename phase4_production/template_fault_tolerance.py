@@ -1,0 +1,194 @@
+"""Checkpoints: what a run writes down can be read again, after a crash at any moment.
+
+Guide: phase4_production/guide/fault_tolerance.md.
+Source: T. Pillai et al., All File Systems Are Not Created Equal (OSDI 2014), section 2;
+J. Mohan et al., CheckFreq (FAST 2021), section 4, for saving while the model trains.
+Symbols: n = comm.world_size; S = the bytes of the state.
+Cost: each rank writes a shard of about S / n, and sends a few hundred bytes.
+
+    rank 0   write, sync, rename, sync_folder ─┐ SHA-256         the manifest:
+    rank 1   write, sync, rename, sync_folder ─┼────────> rank 0 the commit ──> all
+    rank 2   write, sync, rename, sync_folder ─┘                                return
+
+`disk` is one folder that all ranks share. A crash of the machine may undo or tear what
+was written before sync(name), and what was named, renamed or removed before
+sync_folder(). Names and formats are given: distlab/given/checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.comm import Comm, Disk, DiskError
+from distlab.given import checkpoint as given
+from distlab.given import training_state
+from distlab.given.checkpoint import JSON, TEMPORARY, Checkpoint, CheckpointError
+from distlab.given.training_state import Run, State
+
+# ── save and load ───────────────────────────────────────────────────────────────────
+
+
+def write_file(disk: Disk, name: str, data: bytes) -> None:
+    """Write a file: after a crash at any moment it has all of `data`, or is not there.
+
+    Given: name + TEMPORARY, the name while it is written.
+
+    C1 when it returns, the data and the name are durable; a file that had this name is
+    there until then, in full
+    Check: distlab check 4.3
+    """
+    # TODO(fault_tolerance.save)
+    # four calls of `disk`, in one order: which one makes what durable?
+    raise NotImplementedError("fault_tolerance.save")
+
+
+def remove_old(disk: Disk, step: int, keep: int) -> None:
+    """Remove the files of steps up to `step` that no kept checkpoint needs.
+
+    Given: given.manifest_steps(names), given.step_of(name), given.decode_manifest.
+
+    C5 the newest `keep` manifests of steps up to `step` stay, with the files that they
+    name. One that cannot be decoded is not counted, and goes. Files of later steps, and
+    those whose step_of is None, stay
+    Example: keep 2, steps 10 20 30 → 20 and 30 stay. Check: distlab check 4.3
+    """
+    # TODO(fault_tolerance.save)
+    # which names stay? all others of these steps go, also what a crash left behind
+    raise NotImplementedError("fault_tolerance.save")
+
+
+def save(
+    comm: Comm,
+    disk: Disk,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    meta: Mapping[str, JSON],
+    keep: int = 2,
+) -> None:
+    """Save a checkpoint: a shard of each rank, and then the manifest.
+
+    Collective; `step` and `keep` >= 1 are equal on all ranks, `tensors` and `meta` are
+    this rank's. Given: given.exchange(comm, value) returns the values of all ranks.
+
+    C2 the manifest has the record of each rank's shard, in the order of ranks. Rank 0
+    writes it when the shards of all ranks are durable
+    C3 when `save` returns on any rank, the checkpoint is complete
+    C4 an error on one rank (its disk is full) becomes a CheckpointError on every rank,
+    which names the rank and the error; no rank waits for ever
+    C5 rank 0 then calls remove_old, also after an error: it makes room
+    In torch.distributed: torch.distributed.checkpoint.save, see 4.17
+    Cost: two exchanges. Check: distlab check 4.3
+    """
+    # TODO(fault_tolerance.save)
+    # given.encode_shard, record_of, encode_manifest. a rank that raises at once leaves
+    # the others waiting: which two things must all ranks hear of?
+    raise NotImplementedError("fault_tolerance.save")
+
+
+def load(disk: Disk) -> Checkpoint | None:
+    """The newest checkpoint that is complete; None if there is no manifest at all.
+
+    Given: given.decode_manifest and decode_shard raise ValueError.
+
+    C1 the highest step of which every shard is there, with the size and the SHA-256 of
+    its record; the shards in the order of ranks
+    C2 `refused`: a line for each higher step, which names the file and says why
+    C3 CheckpointError if there are manifests, but no checkpoint is complete: training
+    must not start again from step 0 without a word
+    Example: a shard of step 30 is torn → step 20. Check: distlab check 4.4
+    """
+    # TODO(fault_tolerance.load)
+    # what may raise while one checkpoint is read, and what is tried then?
+    raise NotImplementedError("fault_tolerance.load")
+
+
+# ── what is saved ───────────────────────────────────────────────────────────────────
+
+
+def full_state(run: Run) -> tuple[State, State]:
+    """All that a run needs to go on as if it had never stopped: (shared, own).
+
+    `shared` is the same on every rank, `own` is this rank's. Given: state_dict(), of
+    hook.residuals and hook.factors state_dict(run.model); training_state.random_state.
+
+    C1 shared: "parameters" by name, "master" in order, "optimizer", each of run.parts
+    by its name, "factors" if the hook has them
+    C2 own: "buffers" by name, for no rank has those of another; "residuals" if the hook
+    has them; "random". Also "optimizer", if run.is_sharded: then it is not shared
+    Cost: no message, no copy. Check: distlab check 4.5
+    """
+    # TODO(fault_tolerance.full_state)
+    # what changes from step to step, and what of it differs between the ranks?
+    raise NotImplementedError("fault_tolerance.full_state")
+
+
+def restore(run: Run, shared: State, owns: list[State], rank: int, size: int) -> None:
+    """Continue on `size` ranks from what full_state returned: `owns` on each rank.
+
+    `run` was made like the one that was saved. A model with other parameters is
+    refused, and not changed: training_state.require_same_model raises ValueError.
+
+    C3 as many ranks as before: all later steps are bit-equal to those without a stop
+    C4 another number: a sharded optimizer loads the states of all ranks; each rank has
+    rank 0's buffers, the mean of all residuals, and random numbers unlike other ranks
+    Given: training_state.set_random_state, seed_all. Check: distlab check 4.5
+    """
+    # TODO(fault_tolerance.full_state)
+    # item by item; copy_ under no_grad keeps each parameter the same object. random
+    # numbers last: does anything before draw some?
+    raise NotImplementedError("fault_tolerance.full_state")
+
+
+# ── saving while the model trains ───────────────────────────────────────────────────
+
+
+class AsyncSaver:
+    """Saves in a thread: training waits only while the tensors are copied.
+
+    All ranks construct it, and call save and wait in the same order.
+    """
+
+    def __init__(self, comm: Comm, disk: Disk, keep: int = 2) -> None:
+        self.disk, self.keep = disk, keep
+        # A group of its own: its messages never meet those of training.
+        self.comm = comm.new_group(range(comm.world_size))
+        self.copies = given.Copies()
+        self.thread: threading.Thread | None = None
+        self.error: Exception | None = None
+
+    def save(
+        self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, JSON]
+    ) -> None:
+        """Start to save; when it returns, `tensors` and `meta` may be changed.
+
+        Collective. Given: self.copies.of(tensors), which uses its memory again.
+
+        C1 the checkpoint has what they held when this was called
+        C2 it returns before the checkpoint is complete. Messages go through self.comm
+        C3 at most one save is under way: it first waits for the one before, and raises
+        that one's error, once; then this step is not saved
+        In torch.distributed: torch.distributed.checkpoint.async_save
+        Cost: a copy of the state. Check: distlab check 4.13
+        """
+        # TODO(fault_tolerance.async_save)
+        # what must be done before this returns, and what can a thread do later?
+        raise NotImplementedError("fault_tolerance.async_save")
+
+    def run(self, step: int, tensors: dict[str, Tensor], meta: Any) -> None:
+        """In the thread: save, and keep the error, if there is one."""
+        # TODO(fault_tolerance.async_save)
+        # an exception that leaves a thread reaches nobody
+        raise NotImplementedError("fault_tolerance.async_save")
+
+    def wait(self) -> None:
+        """Return when no save is under way; raise its error, once."""
+        # TODO(fault_tolerance.async_save)
+        # the error of an earlier save must not be raised again for a later one
+        raise NotImplementedError("fault_tolerance.async_save")

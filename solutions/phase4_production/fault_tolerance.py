@@ -1,0 +1,304 @@
+"""Checkpoints: what a run writes down can be read again, after a crash at any moment.
+
+Guide: phase4_production/guide/fault_tolerance.md.
+Source: T. Pillai et al., All File Systems Are Not Created Equal (OSDI 2014), section 2;
+J. Mohan et al., CheckFreq (FAST 2021), section 4, for saving while the model trains.
+Symbols: n = comm.world_size; S = the bytes of the state.
+Cost: each rank writes a shard of about S / n, and sends a few hundred bytes.
+
+    rank 0   write, sync, rename, sync_folder ─┐ SHA-256         the manifest:
+    rank 1   write, sync, rename, sync_folder ─┼────────> rank 0 the commit ──> all
+    rank 2   write, sync, rename, sync_folder ─┘                                return
+
+`disk` is one folder that all ranks share. A crash of the machine may undo or tear what
+was written before sync(name), and what was named, renamed or removed before
+sync_folder(). Names and formats are given: distlab/given/checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.comm import Comm, Disk, DiskError
+from distlab.given import checkpoint as given
+from distlab.given import training_state
+from distlab.given.checkpoint import JSON, TEMPORARY, Checkpoint, CheckpointError
+from distlab.given.training_state import Run, State
+
+# ── save and load ───────────────────────────────────────────────────────────────────
+
+
+def write_file(disk: Disk, name: str, data: bytes) -> None:
+    """Write a file: after a crash at any moment it has all of `data`, or is not there.
+
+    Given: name + TEMPORARY, the name while it is written.
+
+    C1 when it returns, the data and the name are durable; a file that had this name is
+    there until then, in full
+    Check: distlab check 4.3
+    """
+    ### BEGIN SOLUTION fault_tolerance.save
+    #| four calls of `disk`, in one order: which one makes what durable?
+    disk.write(name + TEMPORARY, data)
+    disk.sync(name + TEMPORARY)
+    disk.rename(name + TEMPORARY, name)
+    disk.sync_folder()
+    ### END SOLUTION
+
+
+def remove_old(disk: Disk, step: int, keep: int) -> None:
+    """Remove the files of steps up to `step` that no kept checkpoint needs.
+
+    Given: given.manifest_steps(names), given.step_of(name), given.decode_manifest.
+
+    C5 the newest `keep` manifests of steps up to `step` stay, with the files that they
+    name. One that cannot be decoded is not counted, and goes. Files of later steps, and
+    those whose step_of is None, stay
+    Example: keep 2, steps 10 20 30 → 20 and 30 stay. Check: distlab check 4.3
+    """
+    ### BEGIN SOLUTION fault_tolerance.save
+    #| which names stay? all others of these steps go, also what a crash left behind
+    names = disk.names()
+    kept: list[given.Manifest] = []
+    for saved in reversed(given.manifest_steps(names)):
+        if saved <= step and len(kept) < keep:
+            with suppress(ValueError):
+                data = disk.read(given.manifest_name(saved))
+                kept.append(given.decode_manifest(data))
+    stay = {file.name for manifest in kept for file in manifest.files}
+    stay |= {given.manifest_name(manifest.step) for manifest in kept}
+    for name in names:
+        its_step = given.step_of(name)
+        if its_step is not None and its_step <= step and name not in stay:
+            disk.remove(name)
+    ### END SOLUTION
+
+
+def save(
+    comm: Comm,
+    disk: Disk,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    meta: Mapping[str, JSON],
+    keep: int = 2,
+) -> None:
+    """Save a checkpoint: a shard of each rank, and then the manifest.
+
+    Collective; `step` and `keep` >= 1 are equal on all ranks, `tensors` and `meta` are
+    this rank's. Given: given.exchange(comm, value) returns the values of all ranks.
+
+    C2 the manifest has the record of each rank's shard, in the order of ranks. Rank 0
+    writes it when the shards of all ranks are durable
+    C3 when `save` returns on any rank, the checkpoint is complete
+    C4 an error on one rank (its disk is full) becomes a CheckpointError on every rank,
+    which names the rank and the error; no rank waits for ever
+    C5 rank 0 then calls remove_old, also after an error: it makes room
+    In torch.distributed: torch.distributed.checkpoint.save, see 4.17
+    Cost: two exchanges. Check: distlab check 4.3
+    """
+    ### BEGIN SOLUTION fault_tolerance.save
+    #| given.encode_shard, record_of, encode_manifest. a rank that raises at once leaves
+    #| the others waiting: which two things must all ranks hear of?
+    try:
+        data = given.encode_shard(tensors, meta)
+        record = given.record_of(data, step, comm.rank)
+        write_file(disk, record.name, data)
+        report = vars(record)
+    except Exception as error:  # whatever it is, the other ranks have to hear of it
+        report = {"error": f"rank {comm.rank}: {error}"}
+    reports = given.exchange(comm, report)
+    errors = [one["error"] for one in reports if "error" in one]
+    if comm.rank == 0:
+        try:
+            if not errors:
+                records = tuple(given.FileRecord(**one) for one in reports)
+                manifest = given.Manifest(step=step, files=records)
+                data = given.encode_manifest(manifest)
+                write_file(disk, given.manifest_name(step), data)
+        except Exception as error:
+            errors = [f"rank 0: {error}"]
+        with suppress(DiskError):  # what is left now goes after the next save
+            remove_old(disk, step, keep)
+    errors = given.exchange(comm, errors)[0]
+    if errors:
+        raise CheckpointError(f"step {step} was not saved: {'; '.join(errors)}")
+    ### END SOLUTION
+
+
+def load(disk: Disk) -> Checkpoint | None:
+    """The newest checkpoint that is complete; None if there is no manifest at all.
+
+    Given: given.decode_manifest and decode_shard raise ValueError.
+
+    C1 the highest step of which every shard is there, with the size and the SHA-256 of
+    its record; the shards in the order of ranks
+    C2 `refused`: a line for each higher step, which names the file and says why
+    C3 CheckpointError if there are manifests, but no checkpoint is complete: training
+    must not start again from step 0 without a word
+    Example: a shard of step 30 is torn → step 20. Check: distlab check 4.4
+    """
+    ### BEGIN SOLUTION fault_tolerance.load
+    #| what may raise while one checkpoint is read, and what is tried then?
+    refused: list[str] = []
+    for step in reversed(given.manifest_steps(disk.names())):
+        name = given.manifest_name(step)
+        try:
+            manifest, shards = given.decode_manifest(disk.read(name)), []
+            if manifest.step != step:
+                raise ValueError(f"this is the manifest of step {manifest.step}")
+            for record in manifest.files:
+                name = record.name
+                data = disk.read(name)
+                if (len(data), given.sha256_of(data)) != record.content:
+                    raise ValueError("its bytes are not those that were saved")
+                shards.append(given.decode_shard(data))
+            return Checkpoint(step=step, shards=tuple(shards), refused=tuple(refused))
+        except (DiskError, ValueError) as error:
+            refused.append(f"{name}: {error}")
+    if refused:
+        raise CheckpointError(f"no checkpoint is complete: {'; '.join(refused)}")
+    return None
+    ### END SOLUTION
+
+
+# ── what is saved ───────────────────────────────────────────────────────────────────
+
+
+def full_state(run: Run) -> tuple[State, State]:
+    """All that a run needs to go on as if it had never stopped: (shared, own).
+
+    `shared` is the same on every rank, `own` is this rank's. Given: state_dict(), of
+    hook.residuals and hook.factors state_dict(run.model); training_state.random_state.
+
+    C1 shared: "parameters" by name, "master" in order, "optimizer", each of run.parts
+    by its name, "factors" if the hook has them
+    C2 own: "buffers" by name, for no rank has those of another; "residuals" if the hook
+    has them; "random". Also "optimizer", if run.is_sharded: then it is not shared
+    Cost: no message, no copy. Check: distlab check 4.5
+    """
+    ### BEGIN SOLUTION fault_tolerance.full_state
+    #| what changes from step to step, and what of it differs between the ranks?
+    shared: State = {
+        "parameters": {n: p.detach() for n, p in run.model.named_parameters()},
+        "master": [copy.detach() for copy in run.master],
+        **{name: part.state_dict() for name, part in run.parts.items()},
+    }
+    own: State = {
+        "buffers": dict(run.model.named_buffers()),
+        "random": training_state.random_state(),
+    }
+    (own if run.is_sharded else shared)["optimizer"] = run.optimizer.state_dict()
+    if hasattr(run.hook, "residuals"):
+        own["residuals"] = run.hook.residuals.state_dict(run.model)
+    if hasattr(run.hook, "factors"):
+        shared["factors"] = run.hook.factors.state_dict(run.model)
+    return shared, own
+    ### END SOLUTION
+
+
+def restore(run: Run, shared: State, owns: list[State], rank: int, size: int) -> None:
+    """Continue on `size` ranks from what full_state returned: `owns` on each rank.
+
+    `run` was made like the one that was saved. A model with other parameters is
+    refused, and not changed: training_state.require_same_model raises ValueError.
+
+    C3 as many ranks as before: all later steps are bit-equal to those without a stop
+    C4 another number: a sharded optimizer loads the states of all ranks; each rank has
+    rank 0's buffers, the mean of all residuals, and random numbers unlike other ranks
+    Given: training_state.set_random_state, seed_all. Check: distlab check 4.5
+    """
+    ### BEGIN SOLUTION fault_tolerance.full_state
+    #| item by item; copy_ under no_grad keeps each parameter the same object. random
+    #| numbers last: does anything before draw some?
+    training_state.require_same_model(run.model, shared["parameters"])
+    is_same_size = len(owns) == size
+    own = owns[rank if is_same_size else 0]
+    targets = dict(run.model.named_parameters()) | dict(run.model.named_buffers())
+    with torch.no_grad():
+        for name, saved in (shared["parameters"] | own["buffers"]).items():
+            targets[name].copy_(saved)
+        for copy, saved in zip(run.master, shared["master"], strict=True):
+            copy.copy_(saved)
+    every = [one["optimizer"] for one in owns] if run.is_sharded else None
+    run.optimizer.load_state_dict(every or shared["optimizer"])
+    for name, part in run.parts.items():
+        part.load_state_dict(shared[name])
+    if hasattr(run.hook, "residuals"):
+        kept = [one["residuals"] for one in ([own] if is_same_size else owns)]
+        mean = {name: sum(one[name] for one in kept) / len(kept) for name in kept[0]}
+        run.hook.residuals.load_state_dict(run.model, mean)
+    if hasattr(run.hook, "factors"):
+        run.hook.factors.load_state_dict(run.model, shared["factors"])
+    training_state.set_random_state(own["random"])
+    if not is_same_size:
+        training_state.seed_all(int(torch.randint(2**31, ())) + rank)
+    ### END SOLUTION
+
+
+# ── saving while the model trains ───────────────────────────────────────────────────
+
+
+class AsyncSaver:
+    """Saves in a thread: training waits only while the tensors are copied.
+
+    All ranks construct it, and call save and wait in the same order.
+    """
+
+    def __init__(self, comm: Comm, disk: Disk, keep: int = 2) -> None:
+        self.disk, self.keep = disk, keep
+        # A group of its own: its messages never meet those of training.
+        self.comm = comm.new_group(range(comm.world_size))
+        self.copies = given.Copies()
+        self.thread: threading.Thread | None = None
+        self.error: Exception | None = None
+
+    def save(
+        self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, JSON]
+    ) -> None:
+        """Start to save; when it returns, `tensors` and `meta` may be changed.
+
+        Collective. Given: self.copies.of(tensors), which uses its memory again.
+
+        C1 the checkpoint has what they held when this was called
+        C2 it returns before the checkpoint is complete. Messages go through self.comm
+        C3 at most one save is under way: it first waits for the one before, and raises
+        that one's error, once; then this step is not saved
+        In torch.distributed: torch.distributed.checkpoint.async_save
+        Cost: a copy of the state. Check: distlab check 4.13
+        """
+        ### BEGIN SOLUTION fault_tolerance.async_save
+        #| what must be done before this returns, and what can a thread do later?
+        self.wait()
+        args = (step, self.copies.of(tensors), deepcopy(meta))
+        self.thread = threading.Thread(target=self.run, args=args)
+        self.thread.start()
+        ### END SOLUTION
+
+    def run(self, step: int, tensors: dict[str, Tensor], meta: Any) -> None:
+        """In the thread: save, and keep the error, if there is one."""
+        ### BEGIN SOLUTION fault_tolerance.async_save
+        #| an exception that leaves a thread reaches nobody
+        try:
+            assert self.comm is not None
+            save(self.comm, self.disk, step, tensors, meta, self.keep)
+        except Exception as error:
+            self.error = error
+        ### END SOLUTION
+
+    def wait(self) -> None:
+        """Return when no save is under way; raise its error, once."""
+        ### BEGIN SOLUTION fault_tolerance.async_save
+        #| the error of an earlier save must not be raised again for a later one
+        if self.thread is not None:
+            self.thread.join()
+        error, self.thread, self.error = self.error, None, None
+        if error is not None:
+            raise error
+        ### END SOLUTION
