@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,15 +24,18 @@ from distlab.grading.differential.fingerprints import (
     of_process,
     values_of,
 )
+from distlab.grading.differential.modes import in_other_mode
 from distlab.grading.differential.observe import Observed, Operations, watch
 from distlab.grading.differential.standing import (
     ASPECTS,
     best_size,
     no_more_cost,
     no_other_change,
+    sizes_beside,
     specs_of,
 )
 from distlab.grading.harness import Implementation, PlayedRuns
+from distlab.grading.kit.again import OTHER_SEED, turned
 from distlab.grading.preflight import look_at
 from distlab.grading.verdict import STANDING, NotYetError
 from distlab.runner import Cluster, Limits
@@ -59,6 +63,16 @@ def test_every_excuse_names_a_clause_or_an_aspect_and_has_a_reason() -> None:
         for name, reason in task.excused.items():
             assert name in (*STANDING, *ASPECTS), f"{task.id}: {name}"
             assert len(reason.split()) >= 5, f"{task.id}: {name}"
+
+
+def test_every_scenario_is_played_beside_the_reference() -> None:
+    for task in CURRICULUM.tasks:
+        checks = checks_of(task.id)
+        sizes = {size for check in checks for size in check.worlds}
+        wanted = {s.scenario for size in sizes for s in specs_of(checks, size)}
+        found = sizes_beside(task.id)
+        assert found[0] == best_size(task.id)
+        assert wanted == {s.scenario for n in found for s in specs_of(checks, n)}
 
 
 def test_every_task_is_played_at_a_size_that_its_checks_try() -> None:
@@ -210,19 +224,75 @@ def test_random_numbers_and_modes_of_the_process_are_looked_at() -> None:
 
 
 def test_a_result_that_changes_after_the_call_is_seen() -> None:
-    from types import ModuleType
-
-    unit = ModuleType("unit")
-    text = "def state(values): return {'values': values[0][:]}"
-    exec(compile(text, "unit.py", "exec"), unit.__dict__)
-    seen = Observed()
-    watch(unit, seen)
+    unit, seen = _watched("def state(values): return {'values': values[0][:]}")
     kept = torch.zeros(2)
     saved = unit.state([kept])
     assert not seen.aliased()
     kept.add_(1)
     assert seen.aliased() == [("state", "a tensor that it had returned")]
     assert saved["values"].sum() == 2
+
+
+SERVICE = """
+class Service:
+    def __init__(self):
+        self.kept = []
+    def handle(self, peer, message):
+        self.push(message)
+    def push(self, values):
+        self.kept.append(values)
+        if len(self.kept) > 1:
+            self.kept[0] += values
+"""
+
+
+def _watched(text: str) -> tuple[Any, Observed]:
+    unit, seen = ModuleType("unit"), Observed()
+    exec(compile(text, "unit.py", "exec"), unit.__dict__)
+    watch(unit, seen)
+    return unit, seen
+
+
+def test_what_a_service_does_to_an_earlier_message_is_seen() -> None:
+    unit, seen = _watched(SERVICE)
+    service, first = unit.Service(), torch.ones(2)
+    service.handle(0, first)
+    assert not seen.changes
+    service.handle(1, torch.ones(2))
+    assert {first for first, _ in seen.changes} == {"Service.push"}
+    assert any("of an earlier call" in aspect for _, aspect in seen.changes)
+
+
+def test_a_change_of_a_layer_that_is_replaced_is_seen() -> None:
+    unit, seen = _watched(
+        "def replace(model, other):\n"
+        "    model[0].weight.data += 1\n"
+        "    model[0] = other\n"
+    )
+    model, other = nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2)
+    held = model[0]
+    unit.replace(model, other)
+    assert held is not model[0]
+    assert ("replace", "model's parameter 0.weight: its values") in seen.changes
+
+
+@pytest.mark.parametrize("layer", [nn.Identity(), nn.Dropout()])
+def test_a_model_whose_layers_do_not_ask_has_the_other_mode(layer: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), layer)
+    is_turned = isinstance(layer, nn.Identity)
+    with in_other_mode([model]):
+        assert model.training is not is_turned
+        assert layer.training is not is_turned
+    assert all(part.training for part in model.modules())
+    with in_other_mode([model]):
+        model.eval()
+    assert model.training is is_turned  # as it was turned: nothing was changed
+
+
+def test_sizes_are_other_ones_in_the_time_before() -> None:
+    sizes = ((3, 1), (2,), (4,))
+    assert turned(sizes, 7) == sizes
+    assert turned(sizes, 7 + OTHER_SEED) == ((2,), (4,), (3, 1))
 
 
 @pytest.mark.parametrize("uncounted", ["mine", "right"])

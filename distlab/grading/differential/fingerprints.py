@@ -8,6 +8,7 @@ from __future__ import annotations
 import _random
 import ctypes
 import random
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -52,6 +53,31 @@ def of_process() -> Prints:
 def changed(before: Prints, after: Prints) -> list[str]:
     """The aspects that are there both times, and not the same."""
     return [name for name, value in before.items() if after.get(name, value) != value]
+
+
+def weak_parameters(objects: Mapping[str, object]) -> dict[str, weakref.ref[Tensor]]:
+    """The parameters of the models among `objects`, by the beginning of their aspects.
+
+    A call may put others in their places; these are still what the caller has.
+    """
+    return {
+        f"{name}'s parameter {own}": weakref.ref(parameter)
+        for name, value in objects.items()
+        if isinstance(value, nn.Module)
+        for own, parameter in value.named_parameters()
+    }
+
+
+def values_of_replaced(
+    before: Mapping[str, weakref.ref[Tensor]], after: Mapping[str, weakref.ref[Tensor]]
+) -> Prints:
+    """Of parameters that lost their place and are still there: their values."""
+    return {
+        f"{name}: its values": values_of(tensor)
+        for name, reference in before.items()
+        if (tensor := reference()) is not None
+        and (name not in after or after[name]() is not tensor)
+    }
 
 
 def tensors_in(value: object, depth: int = 0) -> Iterator[Tensor]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from types import FunctionType
 
 from torch import nn
@@ -22,10 +21,12 @@ def in_other_mode(objects: Iterable[object]) -> Iterator[None]:
     """
     models = [model for model in objects if isinstance(model, nn.Module)]
     turned = [_turned(model) for model in models]
-    yield
-    for model, mode in zip(models, turned, strict=True):
-        if mode is not None and _modes(model) == {mode}:
-            _set(model, not mode)
+    try:
+        yield
+    finally:
+        for model, mode in zip(models, turned, strict=True):
+            if mode is not None and _modes(model) == {mode}:
+                _set(model, not mode)
 
 
 def _turned(model: nn.Module) -> bool | None:
@@ -47,9 +48,17 @@ def _set(model: nn.Module, mode: bool) -> None:
         part.training = mode
 
 
-@cache
+_ASKING: dict[type[nn.Module], bool] = {}
+
+
 def _asks(kind: type[nn.Module]) -> bool:
     """Whether the code of this class asks for the mode."""
+    if kind not in _ASKING:
+        _ASKING[kind] = _reads_training(kind)
+    return _ASKING[kind]
+
+
+def _reads_training(kind: type[nn.Module]) -> bool:
     own = [c for c in kind.__mro__ if issubclass(c, nn.Module) and c is not nn.Module]
     functions = (f for c in own for f in vars(c).values())
     return any(

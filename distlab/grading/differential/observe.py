@@ -32,6 +32,8 @@ from distlab.grading.differential.fingerprints import (
     of_process,
     tensors_in,
     values_of,
+    values_of_replaced,
+    weak_parameters,
 )
 from distlab.grading.differential.modes import in_other_mode
 from distlab.grading.harness import prepared
@@ -41,6 +43,7 @@ from distlab.runner import RankContext
 from distlab.runner.rank import resolve
 
 _ENTRIES = ("handle", "on")  # of a service: given, and they call what a learner wrote
+_LOOKS = 200  # at calls of one function in a scenario; some make ten thousand
 _EARLIER = 64  # tensors of earlier calls that are looked at again
 
 
@@ -57,12 +60,19 @@ class Observed:
     earlier: dict[int, list[tuple[str, weakref.ref[Tensor]]]] = field(
         default_factory=dict
     )
+    looks: dict[str, int] = field(default_factory=dict)
     depth: int = 0
 
     def begin(self) -> None:
         """Forget what was seen."""
-        for kept in (self.changes, self.results, self.given, self.earlier):
-            kept.clear()
+        kept = (self.changes, self.results, self.given, self.earlier, self.looks)
+        for each in kept:
+            each.clear()
+
+    def has_time_for(self, name: str) -> bool:
+        """Whether one more call of this function is looked at."""
+        self.looks[name] = self.looks.get(name, 0) + 1
+        return self.looks[name] <= _LOOKS
 
     def made(self, new: object) -> None:
         """An object is being made; another one may have had its id."""
@@ -124,7 +134,8 @@ def _weak(objects: dict[str, Any]) -> dict[str, Any]:
 def watch(module: ModuleType, seen: Observed) -> None:
     """Look before and after each call of a function or method of the unit.
 
-    Only calls from outside the unit count, or from the entry of a service. What an
+    Only calls from outside the unit count, or from the entry of a service, and of each
+    function the first _LOOKS calls. What an
     object was made with, and the tensors that earlier calls of its methods were handed,
     are looked at in calls of its methods too.
     """
@@ -151,6 +162,12 @@ def _watched(function: FunctionType, name: str, seen: Observed) -> Callable[...,
     def call(*args: Any, **kwargs: Any) -> Any:
         if seen.depth:
             return function(*args, **kwargs)
+        if not seen.has_time_for(name):
+            seen.depth += not is_entry
+            try:
+                return function(*args, **kwargs)
+            finally:
+                seen.depth -= not is_entry
         if name.endswith(".__init__"):
             seen.made(args[0])
         objects = seen.objects_of(names, args, kwargs)
@@ -160,24 +177,25 @@ def _watched(function: FunctionType, name: str, seen: Observed) -> Callable[...,
             return {**of_process(), **fingerprints(objects), **_prints_before(handed)}
 
         with in_other_mode(objects.values()):
-            before = look()
+            before, own = look(), weak_parameters(objects)
             seen.depth += not is_entry
             try:
                 result = function(*args, **kwargs)
             finally:
                 seen.depth -= not is_entry
-            after = look()
+            replaced = values_of_replaced(own, weak_parameters(objects))
+            after = {**look(), **replaced}
         inside = {aspect for _, aspect in seen.changes} if is_entry else ()
         seen.changes.update(
             ((name, aspect), None)
             for aspect in changed(before, after)
             if aspect not in inside
         )
-        own = {id(tensor) for tensor in tensors_in(list(objects.values()))}
+        there = {id(tensor) for tensor in tensors_in(list(objects.values()))}
         seen.results += [
             (name, weakref.ref(tensor), values_of(tensor))
             for tensor in tensors_in(result)
-            if id(tensor) not in own and not isinstance(tensor, nn.Parameter)
+            if id(tensor) not in there and not isinstance(tensor, nn.Parameter)
         ]
         return result
 
