@@ -215,9 +215,10 @@ class Copies:
         return copy.copy_(tensor.detach())
 
 
-def _bytes_of(tensor: Tensor) -> bytes:
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """No copy, if the tensor is contiguous and on the CPU."""
     flat = tensor.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return memoryview(flat.view(torch.uint8).numpy() if flat.numel() else b"")
 
 
 def _tensor_of(
