@@ -68,6 +68,7 @@ bench: .venv/.ready  ## every figure with a bar, measured; best on a quiet machi
 	@$(PY) -m distlab bench ddp
 	@$(PY) -m distlab bench zero
 	@$(PY) -m distlab bench ps
+	@$(PY) -m distlab bench checkpoint
 
 soak: .venv/.ready  ## the reference passes 20 times in a row under CPU load
 	@$(PY) benchmarks/soak.py --times 20
