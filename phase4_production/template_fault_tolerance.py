@@ -32,8 +32,6 @@ from distlab.given import training_state
 from distlab.given.checkpoint import JSON, TEMPORARY, Checkpoint, CheckpointError
 from distlab.given.training_state import Run, State
 
-# ── save and load ───────────────────────────────────────────────────────────────────
-
 
 def write_file(disk: Disk, name: str, data: bytes) -> None:
     """Write a file: after a crash at any moment it has all of `data`, or is not there.
@@ -98,18 +96,16 @@ def load(disk: Disk) -> Checkpoint | None:
     Given: given.decode_manifest and decode_shard raise ValueError.
 
     C1 the highest step of which every shard is there, with the size and the SHA-256 of
-    its record; the shards in the order of ranks
-    C2 `refused`: a line for each higher step, which names the file and says why
+    its record; the shards in the order of ranks. The disk is only read
+    C2 refused: a line for each higher step, which names the file and says why
     C3 CheckpointError if there are manifests, but no checkpoint is complete: training
     must not start again from step 0 without a word
+    In torch.distributed: torch.distributed.checkpoint.load, which has no fallback
     Example: a shard of step 30 is torn → step 20. Check: distlab check 4.4
     """
     # TODO(fault_tolerance.load)
     # what may raise while one checkpoint is read, and what is tried then?
     raise NotImplementedError("fault_tolerance.load")
-
-
-# ── what is saved ───────────────────────────────────────────────────────────────────
 
 
 def full_state(run: Run) -> tuple[State, State]:
@@ -122,6 +118,7 @@ def full_state(run: Run) -> tuple[State, State]:
     by its name, "factors" if the hook has them
     C2 own: "buffers" by name, for no rank has those of another; "residuals" if the hook
     has them; "random". Also "optimizer", if run.is_sharded: then it is not shared
+    In torch.distributed: get_state_dict, for the model and the optimizer only
     Cost: no message, no copy. Check: distlab check 4.5
     """
     # TODO(fault_tolerance.full_state)
@@ -144,9 +141,6 @@ def restore(run: Run, shared: State, owns: list[State], rank: int, size: int) ->
     # item by item; copy_ under no_grad keeps each parameter the same object. random
     # numbers last: does anything before draw some?
     raise NotImplementedError("fault_tolerance.full_state")
-
-
-# ── saving while the model trains ───────────────────────────────────────────────────
 
 
 class AsyncSaver:
@@ -188,7 +182,7 @@ class AsyncSaver:
         raise NotImplementedError("fault_tolerance.async_save")
 
     def wait(self) -> None:
-        """Return when no save is under way; raise its error, once."""
+        """Return when no save is under way; raise the last one's error, once."""
         # TODO(fault_tolerance.async_save)
         # the error of an earlier save must not be raised again for a later one
         raise NotImplementedError("fault_tolerance.async_save")
