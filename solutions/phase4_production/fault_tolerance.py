@@ -95,7 +95,7 @@ def save(
     writes it when the shards of all ranks are durable
     C3 when `save` returns on any rank, the checkpoint is complete
     C4 an error on one rank (its disk is full) becomes a CheckpointError on every rank,
-    which names the rank and the error; no rank waits for ever
+    which names the rank and the error; no rank waits forever
     C5 rank 0 then calls remove_old, also after an error: it makes room
     In torch.distributed: torch.distributed.checkpoint.save, see 4.17
     Cost: two exchanges. Check: distlab check 4.3
@@ -243,7 +243,7 @@ class AsyncSaver:
 
     def __init__(self, comm: Comm, disk: Disk, keep: int = 2) -> None:
         self.disk, self.keep = disk, keep
-        # A group of its own: its messages never meet those of training.
+        # Its own group: these messages never meet those of training.
         self.comm = comm.new_group(range(comm.world_size))
         self.copies = given.Copies()
         self.thread: threading.Thread | None = None
@@ -274,7 +274,7 @@ class AsyncSaver:
     def run(self, step: int, tensors: dict[str, Tensor], meta: Any) -> None:
         """In the thread: save, and keep the error, if there is one."""
         ### BEGIN SOLUTION fault_tolerance.async_save
-        #| an exception that leaves a thread reaches nobody
+        #| an exception that leaves a thread is lost
         try:
             assert self.comm is not None
             save(self.comm, self.disk, step, tensors, meta, self.keep)

@@ -27,7 +27,7 @@ from distlab.sim import SimDisk
 
 TASK = "fault_tolerance.async_save"
 WORLDS = (3, 2, 1)
-_LIMIT_S = 2.0  # after that a disk is held up no more: somebody waits for it
+_LIMIT_S = 5.0  # after that a disk is held up no more: somebody waits for it
 
 
 class HeldDisk(SimDisk):
@@ -193,12 +193,15 @@ def save_in_turn(context: RankContext, unit: ModuleType, seed: int) -> Any:
 
     def free_later() -> None:
         before.extend(disk.steps)
-        disk.free()
+        if 2 not in before:
+            disk.free()
 
     timer = threading.Timer(0.1, free_later)
     timer.start()
     saver.save(2, tensors, {})
     timer.join()
+    if 2 in before:
+        return {"two": True}
     saver.wait()
     if rank == context.world_size - 1:
         disk.full = "step-3."
@@ -211,7 +214,7 @@ def save_in_turn(context: RankContext, unit: ModuleType, seed: int) -> Any:
     said += [_said(lambda: saver.save(6, tensors, {})), _said(saver.wait)]
     said += [_said(saver.wait), _said(lambda: saver.save(7, tensors, {}))]
     said += [_said(saver.wait)]
-    return {"two": 2 in before, "said": said, "has_4": 4 in disk.steps}
+    return {"two": False, "said": said, "has_4": 4 in disk.steps}
 
 
 def _said(act: Callable[[], None]) -> str:
