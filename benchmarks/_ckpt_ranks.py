@@ -89,7 +89,8 @@ def stalls(
         future = dcp.async_save(
             named, checkpoint_id=f"{folder}/dcp/{step % 2}", process_group=group
         )
-        return future.result  # type: ignore[no-any-return]
+        result: Callable[[], Any] = future.result
+        return result
 
     ways = {"ours": ours, "sync": sync, "dcp": peer}
     with warnings.catch_warnings():
