@@ -75,7 +75,8 @@ def stalls(
         saver.save(step, state, {"rank": rank})
         if planted:
             saver.wait()
-        return saver.wait
+        wait: Callable[[], Any] = saver.wait
+        return wait
 
     def sync() -> Callable[[], Any]:
         with plain.open("wb") as file:
