@@ -75,7 +75,8 @@ def stalls(
         saver.save(step, state, {"rank": rank})
         if planted:
             saver.wait()
-        return saver.wait
+        wait: Callable[[], Any] = saver.wait
+        return wait
 
     def sync() -> Callable[[], Any]:
         with plain.open("wb") as file:
@@ -89,7 +90,8 @@ def stalls(
         future = dcp.async_save(
             named, checkpoint_id=f"{folder}/dcp/{step % 2}", process_group=group
         )
-        return future.result  # type: ignore[no-any-return]
+        result: Callable[[], Any] = future.result
+        return result
 
     ways = {"ours": ours, "sync": sync, "dcp": peer}
     with warnings.catch_warnings():

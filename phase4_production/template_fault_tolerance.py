@@ -32,8 +32,6 @@ from distlab.given import training_state
 from distlab.given.checkpoint import JSON, TEMPORARY, Checkpoint, CheckpointError
 from distlab.given.training_state import Run, State
 
-# ── save and load ───────────────────────────────────────────────────────────────────
-
 
 def write_file(disk: Disk, name: str, data: bytes) -> None:
     """Write a file: after a crash at any moment it has all of `data`, or is not there.
@@ -81,7 +79,7 @@ def save(
     writes it when the shards of all ranks are durable
     C3 when `save` returns on any rank, the checkpoint is complete
     C4 an error on one rank (its disk is full) becomes a CheckpointError on every rank,
-    which names the rank and the error; no rank waits for ever
+    which names the rank and the error; no rank waits forever
     C5 rank 0 then calls remove_old, also after an error: it makes room
     In torch.distributed: torch.distributed.checkpoint.save, see 4.17
     Cost: two exchanges. Check: distlab check 4.3
@@ -98,18 +96,16 @@ def load(disk: Disk) -> Checkpoint | None:
     Given: given.decode_manifest and decode_shard raise ValueError.
 
     C1 the highest step of which every shard is there, with the size and the SHA-256 of
-    its record; the shards in the order of ranks
-    C2 `refused`: a line for each higher step, which names the file and says why
+    its record; the shards in the order of ranks. The disk is only read
+    C2 refused: a line for each higher step, which names the file and says why
     C3 CheckpointError if there are manifests, but no checkpoint is complete: training
     must not start again from step 0 without a word
+    In torch.distributed: torch.distributed.checkpoint.load, which has no fallback
     Example: a shard of step 30 is torn → step 20. Check: distlab check 4.4
     """
     # TODO(fault_tolerance.load)
     # what may raise while one checkpoint is read, and what is tried then?
     raise NotImplementedError("fault_tolerance.load")
-
-
-# ── what is saved ───────────────────────────────────────────────────────────────────
 
 
 def full_state(run: Run) -> tuple[State, State]:
@@ -122,6 +118,7 @@ def full_state(run: Run) -> tuple[State, State]:
     by its name, "factors" if the hook has them
     C2 own: "buffers" by name, for no rank has those of another; "residuals" if the hook
     has them; "random". Also "optimizer", if run.is_sharded: then it is not shared
+    In torch.distributed: get_state_dict, for the model and the optimizer only
     Cost: no message, no copy. Check: distlab check 4.5
     """
     # TODO(fault_tolerance.full_state)
@@ -146,9 +143,6 @@ def restore(run: Run, shared: State, owns: list[State], rank: int, size: int) ->
     raise NotImplementedError("fault_tolerance.full_state")
 
 
-# ── saving while the model trains ───────────────────────────────────────────────────
-
-
 class AsyncSaver:
     """Saves in a thread: training waits only while the tensors are copied.
 
@@ -157,7 +151,7 @@ class AsyncSaver:
 
     def __init__(self, comm: Comm, disk: Disk, keep: int = 2) -> None:
         self.disk, self.keep = disk, keep
-        # A group of its own: its messages never meet those of training.
+        # Its own group: these messages never meet those of training.
         self.comm = comm.new_group(range(comm.world_size))
         self.copies = given.Copies()
         self.thread: threading.Thread | None = None
@@ -184,11 +178,11 @@ class AsyncSaver:
     def run(self, step: int, tensors: dict[str, Tensor], meta: Any) -> None:
         """In the thread: save, and keep the error, if there is one."""
         # TODO(fault_tolerance.async_save)
-        # an exception that leaves a thread reaches nobody
+        # an exception that leaves a thread is lost
         raise NotImplementedError("fault_tolerance.async_save")
 
     def wait(self) -> None:
-        """Return when no save is under way; raise its error, once."""
+        """Return when no save is under way; raise the last one's error, once."""
         # TODO(fault_tolerance.async_save)
         # the error of an earlier save must not be raised again for a later one
         raise NotImplementedError("fault_tolerance.async_save")

@@ -144,6 +144,7 @@ _DTYPES = {
 }  # fmt: skip
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _META = "__metadata__"
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -161,19 +162,20 @@ def encode_shard(tensors: Mapping[str, Tensor], meta: Mapping[str, JSON]) -> byt
         TypeError: a dtype that the layout does not have, or `meta` does not fit JSON.
     """
     header: dict[str, Any] = {_META: {"meta": json.dumps(meta)}}
-    parts, end = [], 0
+    parts: list[bytes] = []
+    end = 0
     # Large elements first: each tensor then begins at a multiple of its element size.
     for name in sorted(tensors, key=lambda n: (-tensors[n].element_size(), n)):
         tensor = tensors[name]
         if tensor.dtype not in _DTYPE_NAMES or name == _META:
             raise TypeError(f'a shard cannot hold "{name}", dtype {tensor.dtype}')
-        parts.append(_bytes_of(tensor))
+        parts += _bytes_of(tensor)
         header[name] = {
             "dtype": _DTYPE_NAMES[tensor.dtype],
             "shape": list(tensor.shape),
-            "data_offsets": [end, end + len(parts[-1])],
+            "data_offsets": [end, end + tensor.nbytes],
         }
-        end += len(parts[-1])
+        end += tensor.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return b"".join([len(text).to_bytes(8, "little"), text, *parts])
@@ -215,9 +217,18 @@ class Copies:
         return copy.copy_(tensor.detach())
 
 
-def _bytes_of(tensor: Tensor) -> bytes:
+def _bytes_of(tensor: Tensor) -> list[bytes]:
+    """The tensor's bytes in pieces.
+
+    In a thread, a copy of many bytes at once would stop training for that long: it
+    holds Python's lock. Small copies do not, and bytes.join gives the lock up if all
+    its parts are bytes.
+    """
     flat = tensor.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    if not flat.numel():
+        return []
+    array = flat.view(torch.uint8).numpy()
+    return [array[i : i + _PIECE].tobytes() for i in range(0, len(array), _PIECE)]
 
 
 def _tensor_of(

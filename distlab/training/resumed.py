@@ -8,9 +8,11 @@ seed; an item of the state can be left out.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -77,6 +79,7 @@ class Training:
     ) -> None:
         precision, compression, data_loader = (_unit(parts[name]) for name in UNITS)
         self._comm, self._precision = context.comm, precision
+        self._dtype: torch.dtype = getattr(torch, half)
         torch.manual_seed(seed)
         self.model = nn.Sequential(
             nn.Linear(_SIZES[0], _SIZES[1]),
@@ -84,7 +87,7 @@ class Training:
             nn.ReLU(),
             nn.Dropout(0.3),
             nn.Linear(_SIZES[1], _SIZES[2]),
-        ).to(getattr(torch, half))
+        ).to(self._dtype)
         self._master = precision.master_copy(self.model)
         self._optimizer = torch.optim.SGD(self._master, lr=0.1, momentum=0.9)
         schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, _falling)
@@ -122,7 +125,7 @@ class Training:
         noisy = inputs + random.random() * 0.1 * torch.from_numpy(noise).to(inputs)
         self.model.train()
         self.model.zero_grad()
-        outputs = self.model(noisy.to(self.model[0].weight.dtype))
+        outputs = self.model(noisy.to(self._dtype))
         loss = cross_entropy(outputs, targets)
         if self._scaler is not None:
             self._scaler.scale(loss).backward()
@@ -153,7 +156,7 @@ class Training:
         self.model.eval()
         with torch.no_grad():
             probe = torch.linspace(-1, 1, 3 * _SIZES[0]).view(3, -1)
-            outputs = self.model(probe.to(self.model[0].weight.dtype))
+            outputs = self.model(probe.to(self._dtype))
         return Step(step=step, weights=digest(weights), held_out=digest(outputs))
 
 
@@ -162,22 +165,22 @@ def stopped_and_resumed(
     unit: ModuleType,
     *,
     seed: int = 0,
-    parts: dict[str, dict[str, Any]],
-    folder: str,
+    parts: str,
     half: str,
     stop: int,
     last: int,
     without: tuple[str, ...],
-) -> dict[str, list[tuple[int, str, str]]]:
-    """The steps after `stop`: unbroken (""), and resumed without each item.
+) -> dict[str, tuple[int | None, int | None]]:
+    """For each item, where the runs part if it is not loaded: see `parts_at`.
 
-    A step is (number, digest of the weights, digest of the held-out outputs).
+    `unit` saves and loads. `parts` is the code of the other units, as JSON.
     """
-    steps = _unbroken(context, unit, seed, parts, folder, half, stop, last)
-    found = {"": [*map(_plain, steps)]}
+    units, folder = json.loads(parts), str(Path.cwd().parent / f"saved {half}")
+    steps = _unbroken(context, unit, seed, units, folder, half, stop, last)
+    whole, found = [*map(_plain, steps)], {}
     for item in without:
-        steps = _resumed(context, unit, seed + 1, parts, folder, half, last, item)
-        found[item] = [*map(_plain, steps)]
+        steps = _resumed(context, unit, seed + 1, units, folder, half, last, item)
+        found[item] = parts_at(whole, [*map(_plain, steps)])
     return found
 
 
@@ -209,9 +212,8 @@ def _unbroken(
 ) -> list[Step]:
     training, comm = Training(context, parts, half, seed), context.comm
     training.steps(1, stop)
-    packed = training_state.pack(
-        *unit.full_state(training.run), comm.rank, comm.world_size
-    )
+    shared, own = unit.full_state(training.run)
+    packed = training_state.pack(shared, own, comm.rank, comm.world_size)
     unit.save(comm, RealDisk(folder), stop, *packed)
     return training.steps(stop + 1, last)
 

@@ -5,6 +5,7 @@ Times of simulated runs are in virtual time: every machine gives the same ones.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,9 +23,12 @@ from distlab.grading.harness import (
 from distlab.runner import Cluster
 from distlab.runner.rank import name_of
 from distlab.sim import AlphaBeta, Faults, run_apart
+from distlab.training import resumed
+from distlab.training.ddp_code import as_parts
 from distlab.walkthroughs import phase4_compression_rank
 from distlab.walkthroughs import phase4_rank as rank
 from distlab.walkthroughs.phase4_compression import Compression
+from distlab.walkthroughs.tables import Cells
 
 Rows = Mapping[str, Mapping[str, float]]
 """A table: a row for each label, and in it a number for each column."""
@@ -136,3 +140,26 @@ class Walkthrough(Compression):
     def _files(self) -> list[Path]:
         folder = self._curriculum.root / "phase4_production" / "traces"
         return sorted(folder.glob("*.json"))
+
+    # ── checkpoints ─────────────────────────────────────────────────────────────────
+
+    def left_out(self, n: int, *, stop: int, last: int) -> Cells:
+        """For each item of the state, the first step that differs without it.
+
+        A training saves after step `stop`, with your full_state and save. It goes on to
+        step `last`, and so does one in new objects, with your load and restore.
+        """
+        units = {name: chosen_unit(self._curriculum, name) for name in resumed.UNITS}
+        parts = json.dumps({name: as_parts(unit) for name, unit in units.items()})
+        rows: dict[str, dict[str, str | int | float]] = {}
+        for half, items in (
+            ("bfloat16", ("", *resumed.ITEMS)),
+            ("float16", (resumed.SCALER,)),
+        ):
+            values = {"parts": parts, "half": half, "stop": stop, "last": last}
+            scenario = resumed.stopped_and_resumed
+            run = self.run("fault_tolerance", n, scenario, **values, without=items)
+            for item, steps in run.values[0].items():
+                weights, outputs = ("never" if s is None else s for s in steps)
+                rows[item or "nothing"] = {"weights": weights, "outputs": outputs}
+        return rows

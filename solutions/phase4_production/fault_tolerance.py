@@ -32,8 +32,6 @@ from distlab.given import training_state
 from distlab.given.checkpoint import JSON, TEMPORARY, Checkpoint, CheckpointError
 from distlab.given.training_state import Run, State
 
-# ── save and load ───────────────────────────────────────────────────────────────────
-
 
 def write_file(disk: Disk, name: str, data: bytes) -> None:
     """Write a file: after a crash at any moment it has all of `data`, or is not there.
@@ -65,15 +63,14 @@ def remove_old(disk: Disk, step: int, keep: int) -> None:
     """
     ### BEGIN SOLUTION fault_tolerance.save
     #| which names stay? all others of these steps go, also what a crash left behind
-    names = disk.names()
-    kept: list[given.Manifest] = []
+    names, num_kept = disk.names(), 0
+    stay: set[str] = set()
     for saved in reversed(given.manifest_steps(names)):
-        if saved <= step and len(kept) < keep:
+        if saved <= step and num_kept < keep:
             with suppress(ValueError):
-                data = disk.read(given.manifest_name(saved))
-                kept.append(given.decode_manifest(data))
-    stay = {file.name for manifest in kept for file in manifest.files}
-    stay |= {given.manifest_name(manifest.step) for manifest in kept}
+                manifest = given.decode_manifest(disk.read(given.manifest_name(saved)))
+                stay |= {given.manifest_name(saved), *(f.name for f in manifest.files)}
+                num_kept += 1
     for name in names:
         its_step = given.step_of(name)
         if its_step is not None and its_step <= step and name not in stay:
@@ -98,7 +95,7 @@ def save(
     writes it when the shards of all ranks are durable
     C3 when `save` returns on any rank, the checkpoint is complete
     C4 an error on one rank (its disk is full) becomes a CheckpointError on every rank,
-    which names the rank and the error; no rank waits for ever
+    which names the rank and the error; no rank waits forever
     C5 rank 0 then calls remove_old, also after an error: it makes room
     In torch.distributed: torch.distributed.checkpoint.save, see 4.17
     Cost: two exchanges. Check: distlab check 4.3
@@ -119,8 +116,7 @@ def save(
         try:
             if not errors:
                 records = tuple(given.FileRecord(**one) for one in reports)
-                manifest = given.Manifest(step=step, files=records)
-                data = given.encode_manifest(manifest)
+                data = given.encode_manifest(given.Manifest(step=step, files=records))
                 write_file(disk, given.manifest_name(step), data)
         except Exception as error:
             errors = [f"rank 0: {error}"]
@@ -138,10 +134,11 @@ def load(disk: Disk) -> Checkpoint | None:
     Given: given.decode_manifest and decode_shard raise ValueError.
 
     C1 the highest step of which every shard is there, with the size and the SHA-256 of
-    its record; the shards in the order of ranks
-    C2 `refused`: a line for each higher step, which names the file and says why
+    its record; the shards in the order of ranks. The disk is only read
+    C2 refused: a line for each higher step, which names the file and says why
     C3 CheckpointError if there are manifests, but no checkpoint is complete: training
     must not start again from step 0 without a word
+    In torch.distributed: torch.distributed.checkpoint.load, which has no fallback
     Example: a shard of step 30 is torn → step 20. Check: distlab check 4.4
     """
     ### BEGIN SOLUTION fault_tolerance.load
@@ -168,9 +165,6 @@ def load(disk: Disk) -> Checkpoint | None:
     ### END SOLUTION
 
 
-# ── what is saved ───────────────────────────────────────────────────────────────────
-
-
 def full_state(run: Run) -> tuple[State, State]:
     """All that a run needs to go on as if it had never stopped: (shared, own).
 
@@ -181,6 +175,7 @@ def full_state(run: Run) -> tuple[State, State]:
     by its name, "factors" if the hook has them
     C2 own: "buffers" by name, for no rank has those of another; "residuals" if the hook
     has them; "random". Also "optimizer", if run.is_sharded: then it is not shared
+    In torch.distributed: get_state_dict, for the model and the optimizer only
     Cost: no message, no copy. Check: distlab check 4.5
     """
     ### BEGIN SOLUTION fault_tolerance.full_state
@@ -190,10 +185,8 @@ def full_state(run: Run) -> tuple[State, State]:
         "master": [copy.detach() for copy in run.master],
         **{name: part.state_dict() for name, part in run.parts.items()},
     }
-    own: State = {
-        "buffers": dict(run.model.named_buffers()),
-        "random": training_state.random_state(),
-    }
+    random = training_state.random_state()
+    own: State = {"buffers": dict(run.model.named_buffers()), "random": random}
     (own if run.is_sharded else shared)["optimizer"] = run.optimizer.state_dict()
     if hasattr(run.hook, "residuals"):
         own["residuals"] = run.hook.residuals.state_dict(run.model)
@@ -242,9 +235,6 @@ def restore(run: Run, shared: State, owns: list[State], rank: int, size: int) ->
     ### END SOLUTION
 
 
-# ── saving while the model trains ───────────────────────────────────────────────────
-
-
 class AsyncSaver:
     """Saves in a thread: training waits only while the tensors are copied.
 
@@ -253,7 +243,7 @@ class AsyncSaver:
 
     def __init__(self, comm: Comm, disk: Disk, keep: int = 2) -> None:
         self.disk, self.keep = disk, keep
-        # A group of its own: its messages never meet those of training.
+        # Its own group: these messages never meet those of training.
         self.comm = comm.new_group(range(comm.world_size))
         self.copies = given.Copies()
         self.thread: threading.Thread | None = None
@@ -284,7 +274,7 @@ class AsyncSaver:
     def run(self, step: int, tensors: dict[str, Tensor], meta: Any) -> None:
         """In the thread: save, and keep the error, if there is one."""
         ### BEGIN SOLUTION fault_tolerance.async_save
-        #| an exception that leaves a thread reaches nobody
+        #| an exception that leaves a thread is lost
         try:
             assert self.comm is not None
             save(self.comm, self.disk, step, tensors, meta, self.keep)
@@ -293,7 +283,7 @@ class AsyncSaver:
         ### END SOLUTION
 
     def wait(self) -> None:
-        """Return when no save is under way; raise its error, once."""
+        """Return when no save is under way; raise the last one's error, once."""
         ### BEGIN SOLUTION fault_tolerance.async_save
         #| the error of an earlier save must not be raised again for a later one
         if self.thread is not None:

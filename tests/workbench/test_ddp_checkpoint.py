@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -148,6 +149,45 @@ def test_a_folder_that_cannot_be_made_is_one_warning(
     ((kind, text),) = said
     assert kind == "warning"
     assert text.startswith("training goes on without a checkpoint: ")
+
+
+def test_a_disk_that_is_full_for_a_while_is_one_warning_and_a_count(
+    cluster: Cluster, units: dict[str, Choice], tmp_path: Path
+) -> None:
+    """On rank 1, in steps 18 and 27; a checkpoint of step 45 is there again."""
+    saver = units["fault_tolerance"]
+    write = "        write_file(disk, record.name, data)\n"
+    assert saver.source.text.count(write) == 1
+    full = (
+        "        if comm.rank == 1 and step in (18, 27):\n"
+        "            raise DiskError('the disk is full')\n"
+    )
+    text = saver.source.text.replace(write, full + write)
+    broken = replace(saver, source=replace(saver.source, text=text, side="file"))
+    result, said = trained(cluster, units | {"fault_tolerance": broken}, tmp_path)
+    whole, _ = trained(cluster, units, tmp_path / "elsewhere")
+    assert result.digests == whole.digests
+    assert said == [
+        (
+            "warning",
+            "training goes on without a checkpoint: step 18 was not saved: rank 1: the "
+            "disk is full",
+        ),
+        ("warning", "2 of 6 checkpoints were not saved"),
+    ]
+    assert manifest_steps(RealDisk(tmp_path).names()) == [45, 46]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder_is_one_warning(
+    cluster: Cluster, units: dict[str, Choice], tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o500)
+    result, said = trained(cluster, units, tmp_path)
+    tmp_path.chmod(0o700)
+    assert len(set(result.digests)) == 1
+    assert [kind for kind, _ in said] == ["warning", "warning"]
+    assert "Permission denied" in said[0][1]
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def test_each_item_of_the_state_is_needed(
         item: apart(cluster, units, tmp_path, 2, BF16, item) for item in program.ITEMS
     }
     first = STOP + 1
+    at_once: dict[str, set[tuple[int | None, int | None]]]
     at_once = {key: {(first, first)} for key in program.ITEMS}
     # The optimizer has the learning rate of the first step; the schedule the others.
     at_once["scheduler"] = {(first + 1, first + 1)}

@@ -52,7 +52,7 @@ class Storage:
         writer = dcp.FileSystemWriter
         self._replace(writer, "write_data", self._writes(writer.write_data))
         for name in ("save", "async_save"):
-            real = getattr(dcp, name)
+            real: Callable[..., Any] = getattr(dcp, name)
             for place in self._places:
                 if getattr(place, name, None) is real:
                     self._replace(place, name, self._begins(real))

@@ -350,12 +350,13 @@ def _expect_resized(record: dict[str, Any], old: int, setting: str) -> None:
                 slug=SLUGS.get(name, ""),
             )
     for rank, which in enumerate(record["residuals"]):
+        is_of_one = which == "first"
         if which != "mean" and old > 1:
             got = {"first": "those of rank 0", "sum": "their sum", "none": "empty"}
             raise NotYetError(
                 f"{setting}: the residuals of rank {rank} are "
                 f"{got.get(which, 'something else')}, expected the mean of all",
-                slug="residuals-of-one-rank" if which == "first" else "",
+                slug="residuals-of-one-rank" if is_of_one else "",
                 rule="DDP divides the sum by the number of ranks: the mean keeps it",
             )
     for name, states in zip(("Python", "numpy", "torch"), record["draws"], strict=True):

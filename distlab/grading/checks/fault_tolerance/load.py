@@ -209,12 +209,13 @@ def _expect_step(what: str, step: int, name: str, record: dict[str, Any]) -> Non
             if name
             else "",
         )
+    is_shard = ".rank-" in name
     if got == NEW and step == OLD:
         raise NotYetError(
             f"{setting}: load returns step {NEW}, expected step {OLD}",
-            slug="damage-unnoticed" if ".rank-" in name else "",
+            slug="damage-unnoticed" if is_shard else "",
             rule="compare size and SHA-256 of each shard with its record"
-            if ".rank-" in name
+            if is_shard
             else "",
         )
     if got != step:
