@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # these import torch, and a mistyped flag should not wait for
     from distlab.curriculum.choose import Choice
     from distlab.runner import Cluster, NotFinishedError
     from distlab.training.ddp import Beside, DdpResult
+    from distlab.training.ddp_checkpoint import Checkpointing
     from distlab.training.ddp_config import DdpConfig, Wishes
     from distlab.training.ddp_data import Origin
     from distlab.training.ddp_estimate import Probe
@@ -39,6 +40,9 @@ class Order:
     as_json: bool = False
     monitor: MonitorOrder = field(default_factory=MonitorOrder)
     save: Path | None = None
+    checkpoint: Path | None = None
+    checkpoint_every: int | None = None
+    resume: bool = False
 
 
 def ddp(wishes: Wishes, order: Order) -> int:
@@ -77,10 +81,29 @@ def _check(order: Order) -> None:
             f"--cost-per-worker-hour {order.rate:g}: choose a number from 0 on"
         )
     order.monitor.check()
+    _check_checkpoints(order)
     if order.save:
         from distlab.training.ddp_saved import require_writable
 
         require_writable(order.save)
+
+
+def _check_checkpoints(order: Order) -> None:
+    folder, every = order.checkpoint, order.checkpoint_every
+    if folder is None:
+        if order.resume or every is not None:
+            flag = "--resume" if order.resume else "--checkpoint-every"
+            raise ValueError(f"{flag} needs the folder: --checkpoint DIR")
+        return
+    if every is not None and every < 1:
+        raise ValueError(f"--checkpoint-every {every}: choose at least 1 step")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--checkpoint {folder} is a file: name a folder")
+    if not order.resume and any(folder.glob("step-*.json")):
+        raise ValueError(
+            f"--checkpoint {folder} has checkpoints of another training: --resume "
+            "continues it, or name another folder"
+        )
 
 
 def _mlflow(config: DdpConfig) -> Any:
@@ -198,19 +221,44 @@ class _Training:
                 bars.say("", *shard_table(shards, head=head))
                 bars.begin(steps)
 
+            def on_word(kind: str, text: str) -> None:
+                if kind == "warning":
+                    warn(text)
+                else:
+                    bars.say(f"{kind}: {text}")
+
             return train(
                 cluster,
                 config,
                 self._origin.files,
-                self._units,
+                self._all_units(),
                 on_shards=on_shards,
                 on_moment=bars.moment,
                 on_epoch=bars.epoch,
                 on_log=bars.log,
                 monitor=monitor,
                 monitored=watched.monitored if watched else None,
+                checkpointing=self._checkpointing(),
+                on_word=on_word,
                 idle_s=self._order.monitor.idle_s,
             )
+
+    def _checkpointing(self) -> Checkpointing | None:
+        from distlab.training.ddp_checkpoint import Checkpointing
+
+        order = self._order
+        if order.checkpoint is None:
+            return None
+        return Checkpointing(
+            folder=str(order.checkpoint.absolute()),
+            every=order.checkpoint_every or 0,
+            resume=order.resume,
+        )
+
+    def _all_units(self) -> dict[str, Choice]:
+        from distlab.training.ddp_code import choose_saver
+
+        return self._units | (choose_saver() if self._order.checkpoint else {})
 
     def _alone(self, cluster: Cluster) -> DdpResult:
         from distlab.cli.ddp_bars import Bars
@@ -233,7 +281,10 @@ class _Training:
         from distlab.training.ddp_code import is_reference
 
         if isinstance(error, NotFinishedError):
-            _say_autopsy(error)
+            lines = _autopsy(error)
+            _say("", *lines)
+            if self._monitoring:
+                self._monitoring.autopsy(str(error), lines)
             if error.run.idle_s:
                 warn(str(error))
                 return 1
@@ -302,12 +353,12 @@ def _say(*lines: str) -> None:
     show([("plain", line) for line in lines])
 
 
-def _say_autopsy(error: NotFinishedError) -> None:
+def _autopsy(error: NotFinishedError) -> list[str]:
     """Where each rank was, a line each."""
     from distlab.grading.report import evidence_lines
     from distlab.runner.autopsy import evidence
 
-    _say("", *evidence_lines(evidence(error.run)))
+    return evidence_lines(evidence(error.run))
 
 
 def _quiet(*lines: str) -> None:

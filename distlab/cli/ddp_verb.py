@@ -88,6 +88,22 @@ HangAfter = Annotated[
 Save = Annotated[
     Path | None, typer.Option("--save", help="A file for the final model's weights.")
 ]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint", help="A folder for checkpoints: one after each epoch."
+    ),
+]
+CheckpointEvery = Annotated[
+    int | None,
+    typer.Option("--checkpoint-every", help="Save after so many steps instead."),
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume", help="Continue from the newest checkpoint that is complete."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")]
 
 
@@ -115,6 +131,9 @@ def ddp(
     profile: Profile = False,
     hang_after: HangAfter = None,
     save: Save = None,
+    checkpoint: Checkpoint = None,
+    checkpoint_every: CheckpointEvery = None,
+    resume: Resume = False,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> int:
@@ -153,5 +172,8 @@ def ddp(
             hang_after_s=hang_after,
         ),
         save=save,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
     )
     return ddp(wishes, order)

@@ -22,6 +22,7 @@ from distlab.data.idx_sets import Files
 from distlab.grading.kit.values import digest
 from distlab.monitor import Monitor, StepRecord
 from distlab.runner import Cluster, Limits
+from distlab.training.ddp_checkpoint import Checkpointing, RefusedError
 from distlab.training.ddp_code import as_parts
 from distlab.training.ddp_config import DdpConfig
 from distlab.training.ddp_data import make_model
@@ -161,6 +162,8 @@ def train(
     on_log: Callable[[int, str], None] | None = None,
     monitor: Monitor | None = None,
     monitored: Monitored | None = None,
+    checkpointing: Checkpointing | None = None,
+    on_word: Callable[[str, str], None] | None = None,
     idle_s: float = math.inf,
 ) -> DdpResult:
     """Train on `config.world_size` processes; the callbacks hear of it meanwhile.
@@ -168,14 +171,21 @@ def train(
     `on_shards` gets everybody's first samples and the steps of an epoch; `on_epoch` the
     number of an epoch that has ended, and its mean loss; `on_log` what `fit` logs.
     `monitor` hears the records of the ranks' steps, made as `monitored` says, and each
-    validation; the calls of communication are then journaled, so that a hang is named.
+    validation; the ranks then note the call that they are in, so that a hang is named.
+
+    With `checkpointing`, `units` has "fault_tolerance", too, and `on_word` hears of
+    "checkpoint" (where it goes on) and "warning". The losses of epochs before that are
+    in the rows of the epochs only.
 
     Raises:
+        RefusedError: it cannot go on from the checkpoint; one line says why.
         RunnerError: the ranks did not finish, or did nothing for `idle_s` seconds; it
             says why.
     """
     limits = _GPU_LIMITS if config.device == "cuda" else _LIMITS
-    ear = _Ear(config.world_size, on_shards, on_moment, on_epoch, on_log, monitor)
+    ear = _Ear(
+        config.world_size, on_shards, on_moment, on_epoch, on_log, monitor, on_word
+    )
     cluster.warm(*PRELOADS)
     run = cluster.run(
         train_as_rank,
@@ -184,15 +194,18 @@ def train(
         {name: str(path.resolve()) for name, path in (files or {}).items()},
         {name: as_parts(unit) for name, unit in units.items()},
         asdict(monitored) if monitored else None,
+        asdict(checkpointing) if checkpointing else None,
         limits=replace(limits, idle_s=idle_s),
         on_report=ear.hear,
         seed=config.seed,
         backend=config.backend,
         # The reference does not deadlock. Others may, and their journals show it.
-        journal=monitored is not None
-        or any(unit.source.side != "reference" for unit in units.values()),
-    ).require_finished()
-    values = run.values
+        journal=any(unit.source.side != "reference" for unit in units.values()),
+        last_call=monitored is not None,
+    )
+    if ear.refused:
+        raise RefusedError(ear.refused)
+    values = run.require_finished().values
     epochs = [_row(i, values) for i in range(config.epochs)]
     train_s = sum(epoch["seconds"] for value in values for epoch in value["epochs"])
     return DdpResult(
@@ -289,6 +302,8 @@ class _Ear:
     on_epoch: Callable[[int, float], None] | None
     on_log: Callable[[int, str], None] | None
     monitor: Monitor | None
+    on_word: Callable[[str, str], None] | None = None
+    refused: str = ""
 
     def __post_init__(self) -> None:
         self.shards: dict[int, Shard] = {}
@@ -307,6 +322,10 @@ class _Ear:
             self._hear_end(report)
         elif "log" in report and self.on_log:
             self.on_log(rank, report["log"])
+        elif "refused" in report:
+            self.refused = report["refused"]
+        elif self.on_word and ("checkpoint" in report or "warning" in report):
+            self.on_word(*next(iter(report.items())))
         elif "record" in report and self.monitor:
             self.monitor.hear(StepRecord(**report["record"]))
         elif "validation" in report and self.monitor:

@@ -59,6 +59,15 @@ def choose_units(code: tuple[str, ...]) -> dict[str, Choice]:
     return {name: _choice(curriculum, source) for name, source in sources.items()}
 
 
+def choose_saver() -> dict[str, Choice]:
+    """The unit that saves and loads checkpoints, as `distlab use` says.
+
+    Raises:
+        SourceError: the learner's file is demanded and is no Python.
+    """
+    return {"fault_tolerance": chosen_unit(load_curriculum(), "fault_tolerance")}
+
+
 def _choice(curriculum: Curriculum, source: UnitSource) -> Choice:
     unit = curriculum.units[source.unit]
     reference = read_source(curriculum, unit, "reference")

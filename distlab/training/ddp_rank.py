@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,11 @@ from torch.utils.data import TensorDataset
 
 from distlab.curriculum import load_graft
 from distlab.curriculum.units import arrived
+from distlab.given.training_state import Run
 from distlab.monitor.meter import StepMeter
 from distlab.monitor.profile import StepProfiler
 from distlab.runner import RankContext
+from distlab.training.ddp_checkpoint import Checkpointing, Checkpoints
 from distlab.training.ddp_config import DdpConfig
 from distlab.training.ddp_data import (
     Split,
@@ -68,6 +70,7 @@ def train_as_rank(
     files: dict[str, str],
     units: dict[str, dict[str, Any]],
     monitored: dict[str, Any] | None = None,
+    checkpointing: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The whole training, as one rank lives it; `files` and `units` as text."""
     config, comm = DdpConfig(**settings), context.comm
@@ -87,10 +90,19 @@ def train_as_rank(
     model = make_model(config, comm.rank).to(comm.device)
     optimizer = make_optimizer(config, model)
     watch = _Watch(context, model)
+    if checkpointing is not None:
+        watch.checkpoints = Checkpoints(
+            context,
+            _unit(units["fault_tolerance"]),
+            Checkpointing(**checkpointing),
+            config,
+            Run(model=model, optimizer=optimizer, parts={"loader": loader}),
+        )
+    skipped = watch.resume()
     if monitored is not None:
         watch.attend(Monitored(**monitored), optimizer)
     held_out = _held_out(data, comm.rank, comm.world_size, comm.device)
-    metrics: list[tuple[float, float]] = []
+    metrics = watch.metrics
 
     def evaluate() -> None:
         loss, accuracy = trainer.evaluate(comm, model, cross_entropy, held_out)
@@ -98,15 +110,18 @@ def train_as_rank(
         if monitored is not None and comm.rank == 0:
             context.report({"validation": (watch.num_steps, *metrics[-1])})
 
-    losses = trainer.fit(
-        comm,
-        model,
-        optimizer,
-        watch.loss_fn,
-        _WatchedLoader(loader, watch, sizes, evaluate),
-        config.epochs,
-        log=lambda line: context.report({"log": str(line)}),
-    )
+    epochs_left = config.epochs - len(metrics)
+    losses = []
+    if epochs_left > 0:
+        losses = trainer.fit(
+            comm,
+            model,
+            optimizer,
+            watch.loss_fn,
+            _WatchedLoader(loader, watch, sizes, evaluate, skipped),
+            epochs_left,
+            log=lambda line: context.report({"log": str(line)}),
+        )
     watch.close()
     if len(metrics) != config.epochs:
         raise ValueError(
@@ -114,7 +129,7 @@ def train_as_rank(
             f"{config.epochs}"
         )
     return {
-        "losses": _as_numbers(losses, config.epochs),
+        "losses": _as_numbers(losses, max(0, epochs_left)),
         "metrics": tuple(metrics),
         "weights": in_a_row(model).cpu(),
         "first_weights": watch.first_weights,
@@ -137,6 +152,9 @@ class _Watch:
     _reported: float = 0.0
     _sum: Tensor | float = 0.0
     _loss: Tensor | float = 0.0  # of the newest batch
+    metrics: list[tuple[float, float]] = field(default_factory=list)
+    checkpoints: Checkpoints | None = None
+    _resumed: bool = False  # the next epoch has begun already
     _meter: StepMeter | None = None
     _profiler: StepProfiler | None = None
 
@@ -145,20 +163,50 @@ class _Watch:
         context, traffic = self.context, self.context.traffic
         self._meter = StepMeter(
             context.comm.rank,
-            lambda record: context.report({"record": asdict(record)}),
+            lambda record: context.report({"record": vars(record)}),
             log_every_n_steps=monitored.log_every_n_steps,
             in_communication_s=lambda: traffic.in_calls_s,
             optimizer=optimizer,
             device=context.comm.device,
         )
+        traffic.before_call = self._meter.before_call
         if monitored.profile:
             self._profiler = StepProfiler(
                 Path(monitored.profile), context.comm.rank, context.comm.device
             )
 
+    def resume(self) -> int:
+        """Continue from a checkpoint, if asked to; how many batches to skip."""
+        found = self.checkpoints.resume() if self.checkpoints else None
+        if found is None:
+            return 0
+        self.epochs = [Epoch(**epoch) for epoch in found["epochs"]]
+        self.metrics = [(loss, accuracy) for loss, accuracy in found["metrics"]]
+        self.num_steps = found["num_steps"]
+        self.sent_bytes = found["sent_bytes"]
+        self.first_weights = found["first_weights"]
+        self._resumed = len(self.epochs) > len(self.metrics)
+        return int(found["loader"]["num_delivered"]) if self._resumed else 0
+
+    def save(self) -> None:
+        """Begin to save a checkpoint of this moment."""
+        assert self.checkpoints is not None
+        progress = {
+            "epochs": [vars(epoch) for epoch in self.epochs],
+            "metrics": self.metrics,
+            "num_steps": self.num_steps,
+            "sent_bytes": self.sent_bytes,
+            "first_weights": self.first_weights,
+        }
+        self.checkpoints.save(self.num_steps, progress)
+
     def begin_epoch(self) -> Epoch:
-        self.epochs.append(Epoch())
-        self._sum = 0.0
+        if self._resumed:
+            self._resumed = False
+            self._sum = self.epochs[-1].loss_sum
+        else:
+            self.epochs.append(Epoch())
+            self._sum = 0.0
         if self._meter:
             self._meter.begin_epoch()
         return self.epochs[-1]
@@ -181,12 +229,13 @@ class _Watch:
     def close(self) -> None:
         if self._profiler:
             self._profiler.close()
+        if self.checkpoints:
+            self.checkpoints.close()
 
     def end_epoch(self) -> None:
         if self._meter:
             self._meter.end_epoch()
         epoch = self.epochs[-1]
-        epoch.loss_sum = float(self._sum)
         self.context.report({"epoch": len(self.epochs) - 1, **vars(epoch)})
 
     def loss_fn(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -209,7 +258,8 @@ class _WatchedLoader:
     """The loader itself, except that its batches are counted, cut and on the device.
 
     `sizes` says how many samples of each batch this rank's `fit` gets; a batch of which
-    it gets none is passed over, on all ranks alike.
+    it gets none is passed over, on all ranks alike. `skipped` batches of the first
+    epoch were trained with before this training was resumed.
     """
 
     def __init__(
@@ -218,9 +268,11 @@ class _WatchedLoader:
         watch: _Watch,
         sizes: list[int],
         at_end: Callable[[], None],
+        skipped: int = 0,
     ) -> None:
         self._loader, self._watch = loader, watch
-        self._sizes, self._at_end = sizes, at_end
+        self._sizes, self._at_end, self._skipped = sizes, at_end, skipped
+        self._first_epoch = len(watch.metrics)  # fit counts from 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -228,14 +280,18 @@ class _WatchedLoader:
     def __len__(self) -> int:
         return sum(size > 0 for size in self._sizes)
 
+    def set_epoch(self, epoch: int) -> None:
+        """As that of the loader."""
+        self._loader.set_epoch(self._first_epoch + epoch)
+
     def __iter__(self) -> Iterator[Batch]:
-        watch, traffic = self._watch, self._watch.context.traffic
-        epoch = watch.begin_epoch()
-        device = watch.context.comm.device
-        started, in_calls_s = time.perf_counter(), traffic.in_calls_s
-        sent_bytes = traffic.sent_bytes
+        watch = self._watch
+        account = _Account(watch)
+        sizes, self._skipped = self._sizes[self._skipped :], 0
+        num_left = sum(size > 0 for size in sizes)
+        checkpoints, is_due = watch.checkpoints, False
         batches = iter(self._loader)
-        for size in self._sizes:
+        for size in sizes:
             with watch.waiting_for_data():
                 batch: Batch | None = next(batches, None)
             if batch is None:
@@ -243,15 +299,43 @@ class _WatchedLoader:
             batch = tuple(column[:size] for column in batch)
             if not len(batch[0]):
                 continue
-            epoch.samples += len(batch[0])
+            account.epoch.samples += len(batch[0])
             watch.num_steps += 1
-            yield tuple(column.to(device) for column in batch)
+            num_left -= 1
+            yield tuple(column.to(watch.context.comm.device) for column in batch)
             watch.end_step(len(batch[0]))
-        epoch.seconds = time.perf_counter() - started
-        epoch.communication_s = traffic.in_calls_s - in_calls_s
-        watch.sent_bytes += traffic.sent_bytes - sent_bytes
+            if checkpoints:
+                is_due = checkpoints.is_due(watch.num_steps)
+                if is_due and num_left:  # the last one waits for the evaluation
+                    account.settle()
+                    watch.save()
+        account.settle()
         watch.end_epoch()
         self._at_end()
+        if checkpoints and (is_due or checkpoints.is_due_after(len(watch.metrics))):
+            watch.save()
+
+
+class _Account:
+    """Adds the time and the bytes since its beginning to an epoch."""
+
+    def __init__(self, watch: _Watch) -> None:
+        self._watch, self._traffic = watch, watch.context.traffic
+        self.epoch = watch.begin_epoch()
+        self._mark()
+
+    def _mark(self) -> None:
+        self._started = time.perf_counter()
+        self._in_calls_s = self._traffic.in_calls_s
+        self._sent_bytes = self._traffic.sent_bytes
+
+    def settle(self) -> None:
+        """Add what there is since the last time."""
+        self.epoch.seconds += time.perf_counter() - self._started
+        self.epoch.communication_s += self._traffic.in_calls_s - self._in_calls_s
+        self.epoch.loss_sum = float(self._watch._sum)
+        self._watch.sent_bytes += self._traffic.sent_bytes - self._sent_bytes
+        self._mark()
 
 
 def _unit(parts: dict[str, Any]) -> Any:

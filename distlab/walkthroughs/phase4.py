@@ -23,7 +23,8 @@ from distlab.runner import Cluster
 from distlab.runner.rank import name_of
 from distlab.sim import AlphaBeta, Faults, run_apart
 from distlab.walkthroughs import phase4_rank as rank
-from distlab.walkthroughs.base import Ranks
+from distlab.walkthroughs import phase4_compression_rank
+from distlab.walkthroughs.phase4_compression import Compression
 
 Rows = Mapping[str, Mapping[str, float]]
 """A table: a row for each label, and in it a number for each column."""
@@ -87,11 +88,11 @@ def search(
     )
 
 
-class Walkthrough(Ranks):
+class Walkthrough(Compression):
     """Ranks, and what they do in phase 4."""
 
     def __init__(self) -> None:
-        super().__init__(4, (rank.__name__,))
+        super().__init__(4, (rank.__name__, phase4_compression_rank.__name__))
 
     # ── monitoring ──────────────────────────────────────────────────────────────────
 

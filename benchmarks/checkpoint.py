@@ -1,0 +1,257 @@
+"""Checkpoints on a real disk: how long training waits, and what damage does.
+
+stall_ratio_vs_sync        the time that training waits in AsyncSaver.save, by that
+                           of torch.save with fsync: pairs in turn, in the same
+                           processes, of a state of 200 MB on two ranks
+stall_ratio_vs_dcp         the same by torch.distributed.checkpoint.async_save
+corruptions, …_missed      truncations and flipped bits over every file of two
+                           checkpoints; missed: the damaged one was loaded, or the
+                           one before it was not
+kills_while_saving,        SIGKILL of one rank or all ranks at a random moment of a
+unloadable                 save; unloadable: what save() had returned for is gone
+disk_full_…                the disk of one rank is full for two steps: steps that
+                           were trained, warnings, the step that is loaded then
+planted_…                  a save that waits for the disk, and a load that reads no
+                           checksums: the bars must reject both
+
+distlab bench checkpoint [--json]      exits with 1 when a bar is missed
+python benchmarks/checkpoint.py [--rounds 6] [--damage 2000] [--kills 200]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # the ranks import the programs by name
+
+import torch  # noqa: E402
+
+from benchmarks import _ckpt_damage as damage  # noqa: E402
+from benchmarks import _ckpt_ranks as ranks  # noqa: E402
+from benchmarks._ratios import Pair, ratio_of, upper_bound  # noqa: E402
+from distlab.comm import RealDisk  # noqa: E402
+from distlab.curriculum import load, load_curriculum  # noqa: E402
+from distlab.curriculum.choose import chosen_unit  # noqa: E402
+from distlab.runner import Cluster  # noqa: E402
+from distlab.training.ddp_code import as_parts  # noqa: E402
+
+AT_LEAST = {
+    "corruptions": 2000,
+    "kills_while_saving": 200,
+    "state_mb": 200,
+    "disk_full_steps_trained": 8,
+    "planted_rejected": 2,
+}
+AT_MOST = {
+    "stall_ratio_vs_sync": 0.10,
+    "stall_ratio_vs_dcp": 1.0,
+    "corruptions_missed": 0,
+    "unloadable": 0,
+    "disk_full_warnings": 2,
+}
+STATE_BYTES, WORLD = 208 << 20, 2
+ROUNDS, LAUNCHES, DAMAGES, KILLS = 6, 2, 2000, 200
+KILLED_BYTES = 4 << 20
+PRELOAD = ("torch._dynamo", "benchmarks._ckpt_damage")
+Line = dict[str, Any]
+Launches = list[list[Pair]]
+
+
+def stalls(
+    cluster: Cluster,
+    parts: dict[str, Any],
+    *,
+    rounds: int,
+    launches: int,
+    num_bytes: int = STATE_BYTES,
+    planted: bool = False,
+) -> tuple[Launches, Launches]:
+    """Pairs (ours, sync) and (ours, DCP) in seconds: of the rank that waits longest."""
+    by_sync: Launches = []
+    by_dcp: Launches = []
+    for _ in range(launches):
+        with tempfile.TemporaryDirectory(dir=_real_folder()) as folder:
+            how = parts, folder, num_bytes, rounds, planted
+            run = cluster.run(
+                ranks.stalls, WORLD, *how, limits=damage.LIMITS, journal=False
+            )
+            rows = [
+                {way: max(row[way] for row in same) for way in same[0]}
+                for same in zip(*run.require_finished().values, strict=True)
+            ]
+        by_sync.append([(row["ours"], row["sync"]) for row in rows])
+        by_dcp.append([(row["ours"], row["dcp"]) for row in rows])
+    return by_sync, by_dcp
+
+
+def _real_folder() -> str:
+    """A folder on a disk that git does not see; /tmp may be memory."""
+    folder = ROOT / ".distlab"
+    folder.mkdir(exist_ok=True)
+    return str(folder)
+
+
+def of_stalls(cluster: Cluster, parts: dict[str, Any], rounds: int) -> list[Line]:
+    """Both ratios with their upper bounds, and the size of the state."""
+    by_sync, by_dcp = stalls(cluster, parts, rounds=rounds, launches=LAUNCHES)
+    lines = []
+    for name, found in (("vs_sync", by_sync), ("vs_dcp", by_dcp)):
+        pairs = [pair for own in found for pair in own]
+        line = _line(f"stall_ratio_{name}", round(ratio_of(found), 4), "ours/peer")
+        upper = round(upper_bound(found), 4)
+        line |= {
+            "upper": upper,
+            "met": upper <= line["bar"],
+            "ours_s": round(sorted(ours for ours, _ in pairs)[len(pairs) // 2], 4),
+            "peer_s": round(sorted(peer for _, peer in pairs)[len(pairs) // 2], 4),
+            "n": len(pairs),
+        }
+        lines.append(line)
+    return [*lines, _line("state_mb", round(STATE_BYTES / 1e6), "MB")]
+
+
+def saved_in(cluster: Cluster, parts: dict[str, Any], folder: str) -> Path:
+    """A folder with two checkpoints of three ranks."""
+    cluster.run(
+        damage.two_checkpoints,
+        damage.RANKS,
+        parts,
+        folder,
+        damage.SAVED_BYTES,
+        limits=damage.LIMITS,
+    ).require_finished()
+    return Path(folder)
+
+
+def of_damage(cluster: Cluster, parts: dict[str, Any], count: int) -> list[Line]:
+    """Torn and flipped files."""
+    unit = load("fault_tolerance", "reference")
+    with tempfile.TemporaryDirectory(dir=_real_folder()) as folder:
+        tally = damage.damaged(unit.load, saved_in(cluster, parts, folder), count)
+    return [
+        _line("corruptions", tally.done, f"in {len(tally.files)} files"),
+        _line("corruptions_missed", len(tally.missed), "", damage.shown(tally.missed)),
+    ]
+
+
+def of_kills(cluster: Cluster, parts: dict[str, Any], count: int) -> list[Line]:
+    """Killed ranks."""
+    unit = load("fault_tolerance", "reference")
+    with tempfile.TemporaryDirectory(dir=_real_folder()) as folder:
+        place = Path(folder)
+        tally = damage.killed(cluster, unit.load, parts, place, count, KILLED_BYTES)
+    return [
+        _line("kills_while_saving", tally.done, f"{tally.saving} left files behind"),
+        _line("unloadable", len(tally.unloadable), "", damage.shown(tally.unloadable)),
+    ]
+
+
+def of_full_disk(cluster: Cluster, parts: dict[str, Any]) -> list[Line]:
+    """Training goes on, and says what is wrong."""
+    unit = load("fault_tolerance", "reference")
+    with tempfile.TemporaryDirectory(dir=_real_folder()) as folder:
+        run = cluster.run(
+            ranks.on_full_disk, WORLD, parts, folder, limits=damage.LIMITS
+        )
+        values = run.require_finished().values
+        found = unit.load(RealDisk(folder))
+    warned = values[0]["warned"]
+    return [
+        _line("disk_full_steps_trained", min(v["trained"] for v in values), "of 8"),
+        _line("disk_full_warnings", len(warned), "", [text for _, text in warned]),
+        _line("disk_full_loaded_step", found.step if found else 0, "of 8"),
+    ]
+
+
+def of_planted(cluster: Cluster, parts: dict[str, Any], count: int) -> list[Line]:
+    """The bars reject a save that waits, and a load without checksums."""
+    by_sync, _ = stalls(cluster, parts, rounds=3, launches=1, planted=True)
+    unit = load("fault_tolerance", "reference")
+    with tempfile.TemporaryDirectory(dir=_real_folder()) as folder:
+        place = saved_in(cluster, parts, folder)
+        tally = damage.damaged(damage.without_checksums(unit), place, count)
+    ratio, missed = ratio_of(by_sync), len(tally.missed)
+    rejected = (ratio > AT_MOST["stall_ratio_vs_sync"]) + (missed > 0)
+    return [
+        _line("planted_stall_ratio", round(ratio, 4), "ours/peer"),
+        _line("planted_corruptions_missed", missed, f"of {tally.done}"),
+        _line("planted_rejected", rejected, "of 2"),
+    ]
+
+
+def _line(name: str, value: float, unit: str, what: Sequence[str] = ()) -> Line:
+    line: Line = {"name": name, "value": value, "unit": unit}
+    if name in AT_LEAST:
+        line |= {"bar": AT_LEAST[name], "met": value >= AT_LEAST[name]}
+    elif name in AT_MOST:
+        line |= {"bar": AT_MOST[name], "met": value <= AT_MOST[name]}
+    return line | ({"what": list(what)} if what else {})
+
+
+def measure(rounds: int, num_damages: int, num_kills: int) -> dict[str, Any]:
+    """All figures."""
+    choice = chosen_unit(load_curriculum(), "fault_tolerance", "reference")
+    parts = as_parts(choice)
+    with Cluster(preload=PRELOAD) as cluster:
+        results = [
+            *of_stalls(cluster, parts, rounds),
+            *of_damage(cluster, parts, num_damages),
+            *of_kills(cluster, parts, num_kills),
+            *of_full_disk(cluster, parts),
+            *of_planted(cluster, parts, max(20, num_damages // 10)),
+        ]
+    return {
+        "bench": "checkpoint",
+        "machine": {
+            "cores": os.cpu_count(),
+            "torch": torch.__version__,
+            "load": round(os.getloadavg()[1], 2),  # of the last five minutes
+        },
+        "results": results,
+    }
+
+
+def missed(results: Sequence[Line]) -> list[str]:
+    """The names of the results that miss their bar."""
+    return [line["name"] for line in results if not line.get("met", True)]
+
+
+def text(results: Sequence[Line]) -> list[str]:
+    """What is printed without --json."""
+    told = []
+    for line in results:
+        sign = "≥" if line["name"] in AT_LEAST else "≤"
+        bar = f"  bar {sign} {line['bar']:g}" if "bar" in line else ""
+        bar += "" if line.get("met", True) else "  MISSED"
+        sure = f"  upper {line['upper']:g}" if "upper" in line else ""
+        told.append(f"{line['name']:<28} {line['value']:>8g} {line['unit']}{bar}{sure}")
+        told += [f"    {what}" for what in line.get("what", ())]
+    return told
+
+
+def main() -> int:
+    """Measure and print; returns 1 when a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--damage", type=int, default=DAMAGES)
+    parser.add_argument("--kills", type=int, default=KILLS)
+    options = parser.parse_args()
+    report = measure(options.rounds, options.damage, options.kills)
+    if options.json:
+        print(json.dumps(report, indent=1))
+    else:
+        print("\n".join(text(report["results"])))
+    return int(bool(missed(report["results"])))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

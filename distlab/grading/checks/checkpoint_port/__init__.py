@@ -1,0 +1,1 @@
+"""Checks of the unit `checkpoint_port`: torch.distributed.checkpoint."""

@@ -1,0 +1,292 @@
+"""Checks of task 4.17, `checkpoint_port.saver`: torch's checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.checks.checkpoint_port.saver_runs import (
+    FAILING,
+    FIRST,
+    NEXT,
+    SECOND,
+    WORLDS,
+    baseline,
+    in_background,
+    own_loaded,
+    own_of,
+    sizes_of,
+    three_lives,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.torch_group import finished
+from distlab.grading.kit.values import Suspect, close, expect_values, same_everywhere
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner.autopsy import Evidence
+
+BOTH = "get_state_dict and set_state_dict, of model and optimizer"
+OWN_NAME = 'a name for each rank: f"own of rank {dist.get_rank()}"'
+ASYNC = "dcp.async_save: it copies the state, and its own thread writes the copy"
+GROUP = "dist.new_group() once, and async_save(…, process_group=…)"
+KEEP = "a folder for each step; an older one goes only when a newer one is complete"
+ONE = "begin with wait(): the future of the last save, and its result()"
+
+LIVES = [on_ranks(three_lives)]
+SAVES = [on_ranks(in_background)]
+
+
+def _lives(runs: Runs) -> list[list[dict[str, Any]]]:
+    """By life: what each of its ranks found."""
+    values = finished(runs, three_lives).values
+    sizes = sizes_of(runs.world_size)
+    return [[values[r][life] for r in range(n)] for life, n in enumerate(sizes)]
+
+
+def _told(texts: Sequence[str], state: str = "has") -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(rank=rank, state=state, text=text) for rank, text in enumerate(texts)
+    )
+
+
+# ── C1: weights and optimizer ───────────────────────────────────────────────────────
+
+
+@clause("checkpoint_port.saver", "C1", worlds=WORLDS, runs=LIVES)
+def continues(runs: Runs) -> str | None:
+    """R: one more step on other ranks, as if the ranks had changed in between."""
+    n, seed = runs.world_size, runs.seed
+    sizes = sizes_of(n)
+    known = [
+        ("all", "", "nothing was loaded: the new model has its own weights"),
+        ("optimizer", "optimizer-kept-its-own", "the optimizer's state was not loaded"),
+        (
+            "settings",
+            "optimizer-kept-its-own",
+            "the optimizer has its momentum, but not the learning rate that was saved",
+        ),
+    ]
+    for life, ranks in enumerate(_lives(runs)):
+        size = sizes[life]
+        if life and ranks[0]["step"] != (None, FIRST, SECOND)[life]:
+            break  # another checkpoint, or none: that is C5
+        before = f"saved on {sizes[life - 1]} ranks, loaded on {size}: " if life else ""
+        expect_values(
+            [found["weights"] for found in ranks],
+            same_everywhere(baseline(seed, n, life), size),
+            what=f"{before}the weights after a step",
+            verb="are",
+            suspects=[
+                Suspect(
+                    slug=slug,
+                    values=same_everywhere(baseline(seed, n, life, lost), size),
+                    sentence=sentence,
+                    rule=BOTH if slug else "",
+                )
+                for lost, slug, sentence in known
+                if life
+            ],
+        )
+    return (
+        f"{', '.join(map(str, sizes))} ranks: each continues what the last ones saved"
+    )
+
+
+# ── C2: what is another tensor on each rank ─────────────────────────────────────────
+
+
+@clause("checkpoint_port.saver", "C2", worlds=WORLDS, runs=LIVES)
+def own_tensors(runs: Runs) -> str | None:
+    """V: the tensor of each rank, after load."""
+    n = runs.world_size
+    sizes = sizes_of(n)
+    for life, ranks in enumerate(_lives(runs)):
+        if life and ranks[0]["step"] != (None, FIRST, SECOND)[life]:
+            break
+        owns = [found["own"] for found in ranks]
+        saved_by = sizes[life - 1] if life else 0
+        expected = [own_loaded(n, life, rank) for rank in range(sizes[life])]
+        if all(map(torch.equal, owns, expected)):
+            continue
+        raise _other_own(owns, expected, saved_by)
+    return "each rank has its own tensor again"
+
+
+def _other_own(
+    owns: list[Tensor], expected: list[Tensor], saved_by: int
+) -> NotYetError:
+    texts = [
+        f"{own.tolist()}   expected {right.tolist()}"
+        for own, right in zip(owns, expected, strict=True)
+    ]
+    wrong = [r for r, own in enumerate(owns) if not torch.equal(own, expected[r])]
+    of_one = saved_by > 1 and any(
+        all(torch.equal(own, right) for own in owns[:saved_by])
+        for right in expected[:saved_by]
+    )
+    if of_one:
+        return NotYetError(
+            f"{saved_by} ranks saved another tensor each, and {len(owns)} ranks have "
+            "loaded the same one",
+            slug="one-name-for-all-ranks",
+            evidence=_told(texts),
+            rule=OWN_NAME,
+        )
+    which = ", ".join(map(str, wrong))
+    return NotYetError(
+        f"saved on {saved_by} ranks, loaded on {len(owns)}: `own` is wrong on rank "
+        f"{which}",
+        evidence=_told(texts),
+    )
+
+
+# ── C3: training goes on ────────────────────────────────────────────────────────────
+
+
+@clause("checkpoint_port.saver", "C3", worlds=WORLDS, runs=SAVES)
+def training_goes_on(runs: Runs) -> str | None:
+    """O: who writes, what is saved, and through which group the ranks agree."""
+    values = finished(runs, in_background).values
+    for rank, found in enumerate(values):
+        if found["by_caller"] or found["in_vain"]:
+            raise NotYetError(
+                f"save() on rank {rank} returns only when the state is written",
+                slug="saved-synchronously",
+                evidence=_told([_waited(value) for value in values], "saves"),
+                rule=ASYNC,
+            )
+        if found["shared"]:
+            raise NotYetError(
+                f"rank {rank} writes in the background and uses the default process "
+                "group, as training does",
+                slug="training-group-shared",
+                rule=GROUP,
+            )
+    if any("loaded" not in found for found in values):
+        raise NotJudgedError("nothing was loaded: see C4")
+    _expect_copied(values)
+    return "a copy is written while training goes on, with its own process group"
+
+
+def _waited(found: dict[str, Any]) -> str:
+    if found["by_caller"]:
+        return "the thread that calls save() writes"
+    return "waits for its writer" if found["in_vain"] else "returns"
+
+
+def _expect_copied(values: Sequence[dict[str, Any]]) -> None:
+    if any(found["loaded"]["raised"] for found in values):
+        return  # C5
+    if any(found["loaded"]["step"] != SECOND for found in values):
+        return
+    expect_values(
+        [found["loaded"]["weights"] for found in values],
+        [found["saved"] for found in values],
+        what="the weights of the checkpoint",
+        verb="are",
+        suspects=[
+            Suspect(
+                slug="saved-while-training",
+                values=[found["later"] for found in values],
+                sentence="the checkpoint has the weights of a step after save()",
+                rule=ASYNC,
+            )
+        ],
+    )
+    for rank, found in enumerate(values):
+        own, saved = found["loaded"]["own"], own_of(0, rank)
+        if torch.equal(own, saved + 50):
+            raise NotYetError(
+                f"the checkpoint has `own` of rank {rank} from after save()",
+                slug="saved-while-training",
+                rule=ASYNC,
+            )
+
+
+# ── C4: one save at a time ──────────────────────────────────────────────────────────
+
+
+@clause("checkpoint_port.saver", "C4", worlds=WORLDS, runs=SAVES)
+def one_at_a_time(runs: Runs) -> str | None:
+    """O: what a second save does, what wait() waits for; and a full disk."""
+    values = finished(runs, in_background).values
+    for rank, found in enumerate(values):
+        if found["together"]:
+            raise NotYetError(
+                f"rank {rank} begins save {SECOND} while save {FIRST} is being "
+                "written: two copies of the state, in one process group",
+                slug="two-saves-at-once",
+                rule=ONE,
+            )
+        if found["unwritten"] > 0:
+            raise NotYetError(
+                f"wait() on rank {rank} returned before save {SECOND} was written",
+                evidence=_told([f"{v['unwritten']} to write" for v in values]),
+            )
+        if found["early"]:
+            raise NotYetError(
+                f"on rank {rank} a save failed: {found['early']}",
+            )
+    for rank, found in enumerate(values):
+        if not found.get("next", "-"):
+            raise NotYetError(
+                f"save {FAILING} failed, the disk of rank {len(values) - 1} was full; "
+                f"save {NEXT} on rank {rank} raised no error",
+                slug="save-error-lost",
+                evidence=_told([v.get("next") or "no error" for v in values], "got"),
+                rule=ONE,
+            )
+    return "one save at a time; the error of a full disk is raised on all ranks"
+
+
+# ── C5: which checkpoint ────────────────────────────────────────────────────────────
+
+
+@clause("checkpoint_port.saver", "C5", worlds=WORLDS, runs=LIVES + SAVES)
+def newest_complete(runs: Runs) -> str | None:
+    """V: the step that load returns."""
+    for life, ranks in enumerate(_lives(runs)):
+        steps = [found["step"] for found in ranks]
+        expected = (None, FIRST, SECOND)[life]
+        if any(step != expected for step in steps):
+            there = ("nothing", f"step {FIRST}", f"steps {FIRST} and {SECOND}")[life]
+            raise NotYetError(
+                f"{there} was saved; load() returned {steps[0]}, expected {expected}",
+                evidence=_told([f"{step}   expected {expected}" for step in steps]),
+            )
+    values = finished(runs, in_background).values
+    for rank, found in enumerate(values):
+        for key, when in (("loaded", ""), ("reloaded", f", save {FAILING} failed")):
+            if key in found:
+                _expect_second(rank, found[key], found, when)
+    return f"steps {FIRST} and {SECOND} are complete, {FAILING} is not: {SECOND}"
+
+
+def _expect_second(
+    rank: int, loaded: dict[str, Any], found: dict[str, Any], when: str
+) -> None:
+    saved = f"steps {FIRST} and {SECOND} were saved{when}"
+    if loaded["raised"]:
+        slug = "incomplete-is-newest" if when else ""
+        raise NotYetError(
+            f"{saved}; load() on rank {rank} raised {loaded['raised']}",
+            slug=slug,
+            rule="only a folder with a .metadata is complete" if slug else "",
+        )
+    lost = bool(when) and found["loaded"]["step"] == SECOND
+    if loaded["step"] != SECOND:
+        raise NotYetError(
+            f"{saved}; load() on rank {rank} returned {loaded['step']}: expected "
+            f"{SECOND}",
+            slug="last-complete-one-lost" if lost else "",
+            rule=KEEP if lost else "",
+        )
+    if lost and not close(loaded["weights"], found["loaded"]["weights"]):
+        raise NotYetError(
+            f"{saved}; the weights of step {SECOND} are not those that were saved",
+            slug="last-complete-one-lost",
+            rule=KEEP,
+        )

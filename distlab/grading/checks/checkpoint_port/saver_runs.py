@@ -1,0 +1,238 @@
+"""What the ranks do in task 4.17, and what a single process makes of it.
+
+In one run the ranks change from n to n - 1 and back to n. In the other one, n ranks
+train while a save waits for its disk, and the disk of the last rank is full at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+
+from distlab.comm import leave_default_group
+from distlab.grading.checks.checkpoint_port.storage import Storage
+from distlab.grading.checks.torch_ports.hybrid_runs import (
+    Momentum,
+    batch_of,
+    full_weights,
+    make_model,
+    one_step,
+)
+from distlab.grading.kit.torch_group import join
+from distlab.runner import RankContext
+
+WORLDS = (3,)
+FIRST, SECOND = 9, 10  # steps with a checkpoint: as text "9" comes after "10"
+FAILING, NEXT = 11, 12
+OTHER_LR = 0.02  # of an optimizer that has loaded nothing
+BLOCKED_S = 1.0  # how long the second save() finds the first one unwritten
+
+
+def sizes_of(n: int) -> tuple[int, ...]:
+    """The numbers of ranks, one life after the other."""
+    return n, n - 1, n
+
+
+def own_of(life: int, rank: int) -> Tensor:
+    """What a rank has before it loads; it adds 50 before it saves."""
+    return torch.tensor([100 * (life % 2) + rank, life], dtype=torch.uint8)
+
+
+def own_loaded(n: int, life: int, rank: int) -> Tensor:
+    """What a rank has once it has loaded."""
+    if life == 0 or rank >= sizes_of(n)[life - 1]:
+        return own_of(life, rank)
+    return own_loaded(n, life - 1, rank) + 50
+
+
+def new_folder() -> str:
+    """The name of a folder for all ranks, that is not there yet."""
+    name = [f"checkpoints {time.monotonic_ns()}"]
+    dist.broadcast_object_list(name, 0)
+    return str(Path.cwd().parent / name[0])
+
+
+def fresh(seed: int) -> tuple[nn.Sequential, Momentum]:
+    """A sharded model and its optimizer."""
+    model = make_model(seed)
+    for layer in (*model, model):
+        fully_shard(layer)
+    return model, Momentum(model, lr=OTHER_LR)
+
+
+def train(
+    model: nn.Module, optimizer: Momentum, seed: int, steps: range, rank: int
+) -> None:
+    """So many steps."""
+    for step in steps:
+        one_step(model, optimizer, batch_of(seed, step, rank))
+
+
+# ── n ranks, n - 1 ranks, n ranks ───────────────────────────────────────────────────
+
+
+def three_lives(
+    context: RankContext, unit: ModuleType, seed: int
+) -> list[dict[str, Any] | None]:
+    """For each life: what was loaded, and the weights a step later."""
+    join(context)
+    store: Any = c10d._get_default_store()
+    folder = new_folder()
+    leave_default_group()
+    lives: list[dict[str, Any] | None] = []
+    for life, size in enumerate(sizes_of(context.world_size)):
+        if context.rank >= size:
+            lives.append(None)
+            continue
+        os.environ["WORLD_SIZE"] = str(size)
+        dist.init_process_group(
+            "gloo",
+            store=c10d.PrefixStore(f"life {life}", store),
+            rank=context.rank,
+            world_size=size,
+        )
+        with Storage(unit) as storage:
+            lives.append(_live(unit, storage, folder, seed, life))
+        leave_default_group()
+    return lives
+
+
+def _live(
+    unit: ModuleType, storage: Storage, folder: str, seed: int, life: int
+) -> dict[str, Any]:
+    rank = dist.get_rank()
+    model, optimizer = fresh(seed + life)
+    own = own_of(life, rank)
+    saver = unit.Saver(folder)
+    if life == 0:
+        optimizer.param_groups[0]["lr"] = 0.1
+    found = {"step": unit.load(folder, model, optimizer, own), "own": own.clone()}
+    train(model, optimizer, seed, steps_of(life), rank)
+    found["weights"] = full_weights(model)
+    own += 50
+    saver.save((FIRST, SECOND, NEXT)[life], model, optimizer, own)
+    saver.wait()
+    storage.settle()
+    dist.barrier()
+    return found
+
+
+def steps_of(life: int) -> range:
+    """Three steps first: the momentum counts from the second one on; then one."""
+    return range(3) if life == 0 else range(life + 2, life + 3)
+
+
+# ── a save that waits for its disk ──────────────────────────────────────────────────
+
+
+def in_background(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """Saves while training goes on; a full disk; what a new model loads."""
+    join(context)
+    with Storage(unit) as storage:
+        storage.refuses = True
+        try:
+            return _saves(context, unit, storage, seed)
+        finally:
+            storage.settle()
+            leave_default_group()
+
+
+def _saves(
+    context: RankContext, unit: ModuleType, storage: Storage, seed: int
+) -> dict[str, Any]:
+    rank, folder = context.rank, new_folder()
+    model, optimizer = fresh(seed)
+    saver, own = unit.Saver(folder), own_of(0, rank)
+    found: dict[str, Any] = {}
+    storage.gated = True
+    train(model, optimizer, seed, range(1), rank)
+    saver.save(FIRST, model, optimizer, own)
+    train(model, optimizer, seed, range(1, 2), rank)
+    storage.permit(after_s=BLOCKED_S)
+    found["early"] = _raised(lambda: saver.save(SECOND, model, optimizer, own))
+    found["saved"] = full_weights(model)
+    train(model, optimizer, seed, range(2, 3), rank)
+    own += 50
+    found["later"] = full_weights(model)
+    storage.permit(after_s=BLOCKED_S / 2)
+    found["early"] = _raised(saver.wait) or found["early"]
+    found["unwritten"] = storage.begun - storage.written
+    found |= storage.notes()
+    if any(_on_all_ranks([found[key] for key in ("early", "shared", "unwritten")])):
+        return found  # the rest would tell of the same mistake
+    storage.gated = False
+    found["loaded"] = _load(unit, folder, seed, rank)
+    storage.failing = rank == context.world_size - 1
+    storage.begun = storage.written = 0
+    found["failing"] = _raised(lambda: saver.save(FAILING, model, optimizer, own))
+    storage.settle()
+    storage.failing = False
+    found["next"] = _raised(lambda: saver.save(NEXT, model, optimizer, own))
+    storage.settle()
+    dist.barrier()
+    if _on_all_ranks([found["next"]])[0]:
+        found["reloaded"] = _load(unit, folder, seed, rank)
+    return found
+
+
+def _on_all_ranks(noted: list[Any]) -> list[bool]:
+    """For each note whether a rank has it, as all ranks see it."""
+    flags = torch.tensor([bool(note) for note in noted], dtype=torch.int64)
+    dist.all_reduce(flags)
+    return [bool(flag) for flag in flags]
+
+
+def _load(unit: ModuleType, folder: str, seed: int, rank: int) -> dict[str, Any]:
+    model, optimizer = fresh(seed + 7)
+    own = own_of(1, rank)
+    found: dict[str, Any] = {"step": None, "raised": ""}
+
+    def load() -> None:
+        found["step"] = unit.load(folder, model, optimizer, own)
+
+    found["raised"] = _raised(load)
+    return found | {"weights": full_weights(model), "own": own}
+
+
+def _raised(call: Any) -> str:
+    """What it raises, in short; DCP's error is no Exception."""
+    try:
+        call()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        lines = str(error).strip().splitlines() or [""]
+        return f"{type(error).__name__}: {lines[-1].strip()}"[:90]
+    return ""
+
+
+# ── what is right ───────────────────────────────────────────────────────────────────
+
+
+@lru_cache(maxsize=32)
+def baseline(seed: int, n: int, life: int, lost: str = "") -> Tensor:
+    """The weights at the end of a life; `lost` is what that one did not load."""
+    model = make_model(seed)
+    optimizer = Momentum(model)
+    for past in range(life + 1):
+        if past == life and lost == "all":
+            model = make_model(seed + life)
+        if past == life and lost in ("all", "optimizer"):
+            optimizer = Momentum(model, lr=OTHER_LR)
+        if past == life and lost == "settings":
+            optimizer.param_groups[0]["lr"] = OTHER_LR
+        for step in steps_of(past):
+            batches = [batch_of(seed, step, rank) for rank in range(sizes_of(n)[past])]
+            inputs, targets = (torch.cat(part) for part in zip(*batches, strict=True))
+            one_step(model, optimizer, (inputs, targets))
+    return full_weights(model)

@@ -1,0 +1,142 @@
+"""What torch.distributed.checkpoint writes with: watched, and stopped where wanted.
+
+DCP calls `FileSystemWriter.write_data` on every rank, in the thread that writes, and
+agrees with the other ranks through `gather_object` and the like.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from types import ModuleType
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import checkpoint
+
+dcp: Any = checkpoint
+
+PATIENCE_S = 3.0  # how long a writer waits for what comes only if save() has returned
+_AGREE = (
+    "gather_object",
+    "scatter_object_list",
+    "broadcast_object_list",
+    "all_gather_object",
+    "all_reduce",
+    "barrier",
+)
+
+
+class Storage:
+    """While it is entered: notes on each save of this rank.
+
+    `gated`: a writer waits until `permit` is called. `failing`: the disk is full.
+    `refuses`: no thread but the caller's may use the default process group.
+    """
+
+    def __init__(self, unit: ModuleType) -> None:
+        self._places = [dcp, unit]
+        self._undo: list[Callable[[], None]] = []
+        self._permits = threading.Semaphore(0)
+        self.gated = self.failing = self.refuses = False
+        self.begun = self.written = 0
+        self.by_caller = self.in_vain = self.together = self.shared = False
+
+    def __enter__(self) -> Storage:
+        self._caller = threading.get_ident()
+        self._before = frozenset(threading.enumerate())
+        writer = dcp.FileSystemWriter
+        self._replace(writer, "write_data", self._writes(writer.write_data))
+        for name in ("save", "async_save"):
+            real = getattr(dcp, name)
+            for place in self._places:
+                if getattr(place, name, None) is real:
+                    self._replace(place, name, self._begins(real))
+        for name in _AGREE:
+            self._replace(dist, name, self._agrees(getattr(dist, name)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for undo in reversed(self._undo):
+            undo()
+
+    def permit(self, after_s: float = 0.0) -> None:
+        """Let one writer go on, now or later."""
+        if not after_s:
+            self._permits.release()
+            return
+        timer = threading.Timer(after_s, self._permits.release)
+        timer.daemon = True
+        timer.start()
+
+    def settle(self) -> None:
+        """Give what was begun a moment to end, whatever became of it."""
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            if self.written >= self.begun and not self._writers():
+                break
+            time.sleep(0.02)
+
+    def _writers(self) -> list[threading.Thread]:
+        """Threads that were started since, and go on."""
+        new = (t for t in threading.enumerate() if t not in self._before)
+        return [thread for thread in new if not isinstance(thread, threading.Timer)]
+
+    def notes(self) -> dict[str, bool]:
+        """What a judge reads."""
+        names = "by_caller", "in_vain", "together", "shared"
+        return {name: getattr(self, name) for name in names}
+
+    def _replace(self, place: Any, name: str, new: Any) -> None:
+        old, own = getattr(place, name), name in vars(place)
+        setattr(place, name, new)
+        if own:
+            self._undo.append(lambda: setattr(place, name, old))
+        else:
+            self._undo.append(lambda: delattr(place, name))
+
+    def _writes(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(real)
+        def write_data(writer: Any, *args: Any, **named: Any) -> Any:
+            try:
+                if threading.get_ident() == self._caller:
+                    self.by_caller = True
+                elif self.gated and not self._permits.acquire(timeout=PATIENCE_S):
+                    self.in_vain = True
+                if self.failing:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return real(writer, *args, **named)
+            finally:
+                self.written += 1
+
+        return write_data
+
+    def _begins(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(real)
+        def begin(*args: Any, **named: Any) -> Any:
+            if self.written < self.begun:
+                self.together = True
+                self.permit()
+                # Two threads in one process group could end the process.
+                raise RuntimeError("the last save is still being written")
+            self.begun += 1
+            return real(*args, **named)
+
+        return begin
+
+    def _agrees(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(real)
+        def agree(*args: Any, **named: Any) -> Any:
+            group = signature(real).bind(*args, **named).arguments.get("group")
+            ours = group is None or group is dist.group.WORLD
+            if ours and threading.get_ident() != self._caller:
+                self.shared = True
+                if self.refuses:  # it would meet a message of training, or wait
+                    raise RuntimeError("the default process group is training's")
+            return real(*args, **named)
+
+        return agree

@@ -1,0 +1,195 @@
+"""The checkpoints of `distlab ddp`, on one rank; the unit `fault_tolerance` saves them.
+
+A checkpoint has the state of the run, and how far the rank's report is: so the report
+of a resumed training has all epochs. Training goes on when a checkpoint cannot be
+saved; it does not begin when one cannot be loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from types import ModuleType
+
+from distlab.comm import DiskError, RealDisk
+from distlab.given import training_state
+from distlab.given.checkpoint import CheckpointError, exchange
+from distlab.given.training_state import Run, State
+from distlab.grading.kit.torchrun_env import unrecorded
+from distlab.runner import RankContext
+from distlab.training.ddp_config import DdpConfig
+
+SETTINGS = (
+    "dataset",
+    "optimizer",
+    "learning_rate",
+    "momentum",
+    "weight_decay",
+    "seed",
+    "global_batch_size",
+)
+"""What a training that goes on has in common with the one that was stopped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpointing:
+    """Where the checkpoints are; `every` so many steps, or 0: after each epoch."""
+
+    folder: str
+    every: int = 0
+    resume: bool = False
+
+
+class RefusedError(ValueError):
+    """A training cannot go on from what is in the folder; one line says why."""
+
+
+class Checkpoints:
+    """Collective: all ranks make it, and save in the same steps."""
+
+    def __init__(
+        self,
+        context: RankContext,
+        unit: ModuleType,
+        order: Checkpointing,
+        config: DdpConfig,
+        run: Run,
+    ) -> None:
+        self._context, self._unit, self._order, self._run = context, unit, order, run
+        # Its messages are none of the training's: they are not recorded or counted.
+        self._comm = unrecorded(context.comm)
+        self._settings = {name: asdict(config)[name] for name in SETTINGS}
+        self._num_epochs = config.epochs
+        self._num_failed, self._num_saved = 0, 0
+        self._disk, error = _opened(order.folder)
+        errors = [one for one in exchange(self._comm, error) if one]
+        if errors and order.resume:
+            self._refuse(f"--resume: {errors[0]}")
+        if errors:
+            self._warn(errors[0])
+        self._saver = None
+        if self._disk is not None and not errors:
+            self._saver = unit.AsyncSaver(self._comm, self._disk)
+
+    def resume(self) -> State | None:
+        """Set the run to the newest checkpoint; returns what was saved as `progress`.
+
+        None if nothing is to be resumed, or there is no checkpoint yet.
+
+        Raises:
+            RefusedError: it cannot go on from there; all ranks raise it.
+        """
+        if not self._order.resume or self._disk is None:
+            return None
+        comm, place = self._comm, self._order.folder
+        try:
+            found = self._unit.load(self._disk)
+            if found is None:
+                self._require_nothing_else()
+                self._tell("checkpoint", f"there is none in {place} yet: from step 0")
+                return None
+            shared, owns = training_state.unpack(found)
+            self._require_same(shared["settings"])
+            self._unit.restore(self._run, shared, owns, comm.rank, comm.world_size)
+        except RefusedError:
+            raise
+        except (DiskError, CheckpointError, ValueError, KeyError) as error:
+            self._refuse(f"--resume from {place}: {_one_line(error)}")
+        for line in found.refused:
+            self._tell("warning", f"a newer checkpoint was not taken: {line}")
+        self._tell("checkpoint", f"from step {found.step} in {place}")
+        same = len(owns) == comm.world_size
+        progress: State = owns[comm.rank if same else 0]["progress"]
+        return progress | {"loader": shared["loader"]}
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is wanted after this step."""
+        return self._order.every > 0 and step % self._order.every == 0
+
+    def is_due_after(self, num_epochs: int) -> bool:
+        """Whether one is wanted after so many epochs: in any case after the last."""
+        return self._order.every == 0 or num_epochs == self._num_epochs
+
+    def save(self, step: int, progress: State) -> None:
+        """Begin to save; an earlier one that failed is said once."""
+        if self._saver is None:
+            return
+        shared, own = self._unit.full_state(self._run)
+        shared["settings"], own["progress"] = self._settings, progress
+        rank, size = self._comm.rank, self._comm.world_size
+        packed = training_state.pack(shared, own, rank, size)
+        self._num_saved += 1
+        saver = self._saver
+        if self._failed(lambda: saver.save(step, *packed)):
+            # This step was not tried: the error was that of the last one.
+            self._failed(lambda: saver.save(step, *packed))
+
+    def close(self) -> None:
+        """Wait for the last one; say how many failed, if more than one did."""
+        if self._saver is None:
+            return
+        self._failed(self._saver.wait)
+        if self._num_failed > 1:
+            text = f"{self._num_failed} of {self._num_saved} checkpoints were not saved"
+            self._tell("warning", text)
+
+    def _failed(self, call: Callable[[], None]) -> bool:
+        try:
+            call()
+        except CheckpointError as error:
+            self._num_failed += 1
+            if self._num_failed == 1:
+                self._warn(str(error))
+            return True
+        return False
+
+    def _require_same(self, saved: State) -> None:
+        for name, own in self._settings.items():
+            if saved[name] != own:
+                flag = name.replace("_", "-").replace("learning-rate", "lr")
+                self._refuse(
+                    f"--resume from {self._order.folder}: it was saved with --{flag} "
+                    f"{saved[name]}, and this is a training with {own}"
+                )
+
+    def _require_nothing_else(self) -> None:
+        """A folder without a checkpoint of ours, and with other files, is another's."""
+        assert self._disk is not None
+        names = self._disk.names()
+        if names:
+            self._refuse(
+                f"--resume from {self._order.folder}: it has no checkpoint of distlab, "
+                f"and {names[0]}{_kind(self._disk.read(names[0]))}"
+            )
+
+    def _refuse(self, why: str) -> None:
+        self._tell("refused", why)
+        raise RefusedError(why)
+
+    def _warn(self, why: str) -> None:
+        self._tell("warning", f"training goes on without a checkpoint: {why}")
+
+    def _tell(self, kind: str, text: str) -> None:
+        if self._context.rank == 0:
+            self._context.report({kind: text})
+
+
+def _opened(folder: str) -> tuple[RealDisk | None, str]:
+    try:
+        return RealDisk(folder), ""
+    except (DiskError, OSError) as error:
+        return None, _one_line(error)
+
+
+def _kind(data: bytes) -> str:
+    """What to say of a file by its first bytes."""
+    is_pickle = data[:4] == b"PK\x03\x04" or (
+        data[:1] == b"\x80" and data[1:2] <= b"\x05"
+    )
+    if is_pickle:
+        return " is a pickle, which could run any code: it is not opened"
+    return ""
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,293 @@
+"""A small training with all that a checkpoint must have, and what one item is worth.
+
+Dropout, batch norm, noise from Python's and numpy's generators, bfloat16 with master
+weights and top-k (or float16 with a loss scaler), momentum, a learning rate that falls
+in each step, shuffled batches. It is stopped, and goes on in new objects with another
+seed; an item of the state can be left out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+from distlab.comm import RealDisk
+from distlab.curriculum import load_graft
+from distlab.curriculum.units import arrived
+from distlab.given import training_state
+from distlab.given.training_state import Run, State
+from distlab.grading.kit.values import digest
+from distlab.runner import RankContext
+
+UNITS = ("mixed_precision", "gradient_compression", "data_loader")
+"""What the training is made of, besides `fault_tolerance`."""
+
+ITEMS = (
+    "master",
+    "optimizer",
+    "scheduler",
+    "residuals",
+    "loader",
+    "random.python",
+    "random.numpy",
+    "random.torch",
+    "buffers",
+)
+"""What can be left out, of a bfloat16 training with top-k."""
+
+SCALER = "scaler"
+"""What can be left out of a float16 training besides."""
+
+_SIZES = 12, 16, 4  # inputs, hidden, classes
+_SAMPLES, _BATCH = 60, 12
+_SCALE = {"init_scale": 2.0**12, "growth_interval": 4}
+Parts = Mapping[str, Mapping[str, Any]]
+"""By name of a unit: its code, as `as_parts` gives it."""
+
+
+@dataclass(kw_only=True)
+class Step:
+    """What one rank has at the end of a step."""
+
+    step: int
+    weights: str  # their digest
+    held_out: str  # that of the outputs for other samples, in evaluation mode
+
+
+@dataclass
+class _Bucket:
+    parameters: list[Tensor]
+    flat: Tensor
+
+
+class Training:
+    """One rank's training; all ranks make it, and step together."""
+
+    def __init__(
+        self, context: RankContext, parts: Parts, half: str, seed: int
+    ) -> None:
+        precision, compression, data_loader = (_unit(parts[name]) for name in UNITS)
+        self._comm, self._precision = context.comm, precision
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(
+            nn.Linear(_SIZES[0], _SIZES[1]),
+            nn.BatchNorm1d(_SIZES[1]),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Linear(_SIZES[1], _SIZES[2]),
+        ).to(getattr(torch, half))
+        self._master = precision.master_copy(self.model)
+        self._optimizer = torch.optim.SGD(self._master, lr=0.1, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, _falling)
+        self._schedule, self._loader = schedule, _make_loader(context, data_loader)
+        self._hook, self._scaler, scaler = None, None, {}
+        if half == "float16":
+            self._scaler = precision.LossScaler(self._comm, **_SCALE)
+            scaler = {SCALER: self._scaler}
+        else:
+            self._hook = compression.TopK(ratio=0.25)
+        self.run = Run(
+            model=self.model,
+            optimizer=self._optimizer,
+            master=self._master,
+            parts={"scheduler": schedule, "loader": self._loader, **scaler},
+            hook=self._hook,
+        )
+        training_state.seed_all(seed * 1000 + context.rank)
+
+    def steps(self, first: int, last: int) -> list[Step]:
+        """The steps from `first` to `last`."""
+        done, step = [], first
+        while step <= last:
+            for inputs, targets in self._loader:
+                self._step(inputs, targets)
+                done.append(self._noted(step))
+                step += 1
+                if step > last:
+                    return done
+            self._loader.set_epoch(self._loader.epoch + 1)
+        return done
+
+    def _step(self, inputs: Tensor, targets: Tensor) -> None:
+        noise = np.random.standard_normal(inputs.shape)
+        noisy = inputs + random.random() * 0.1 * torch.from_numpy(noise).to(inputs)
+        self.model.train()
+        self.model.zero_grad()
+        outputs = self.model(noisy.to(self.model[0].weight.dtype))
+        loss = cross_entropy(outputs, targets)
+        if self._scaler is not None:
+            self._scaler.scale(loss).backward()
+            self._precision.gradients_to_master(self._comm, self.model, self._master)
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+        else:
+            loss.backward()
+            self._send()
+            self._optimizer.step()
+        self._schedule.step()
+        self._precision.master_to_model(self._master, self.model)
+
+    def _send(self) -> None:
+        """The mean gradient of what the ranks have sent becomes that of the master."""
+        assert self._hook is not None
+        found = [p for p in self.model.parameters() if p.grad is not None]
+        grads = [p.grad.float().flatten() for p in found if p.grad is not None]
+        bucket = _Bucket(list(found), torch.cat(grads))
+        self._hook(self._comm, bucket).wait()
+        mean = bucket.flat / self._comm.world_size
+        sizes = [p.numel() for p in found]
+        for copy, part in zip(self._master, mean.split(sizes), strict=True):
+            copy.grad = part.view_as(copy)
+
+    def _noted(self, step: int) -> Step:
+        weights = torch.cat([copy.detach().flatten() for copy in self._master])
+        self.model.eval()
+        with torch.no_grad():
+            probe = torch.linspace(-1, 1, 3 * _SIZES[0]).view(3, -1)
+            outputs = self.model(probe.to(self.model[0].weight.dtype))
+        return Step(step=step, weights=digest(weights), held_out=digest(outputs))
+
+
+def stopped_and_resumed(
+    context: RankContext,
+    unit: ModuleType,
+    *,
+    seed: int = 0,
+    parts: dict[str, dict[str, Any]],
+    folder: str,
+    half: str,
+    stop: int,
+    last: int,
+    without: tuple[str, ...],
+) -> dict[str, list[tuple[int, str, str]]]:
+    """The steps after `stop`: unbroken (""), and resumed without each item.
+
+    A step is (number, digest of the weights, digest of the held-out outputs).
+    """
+    steps = _unbroken(context, unit, seed, parts, folder, half, stop, last)
+    found = {"": [*map(_plain, steps)]}
+    for item in without:
+        steps = _resumed(context, unit, seed + 1, parts, folder, half, last, item)
+        found[item] = [*map(_plain, steps)]
+    return found
+
+
+def unbroken(
+    context: RankContext, units: dict[str, dict[str, Any]], folder: str, *how: Any
+) -> list[tuple[int, str, str]]:
+    """Train to the end, and save on the way; how: half, stop, last."""
+    unit = _unit(units["fault_tolerance"])
+    return [*map(_plain, _unbroken(context, unit, 0, units, folder, *how))]
+
+
+def resumed(
+    context: RankContext, units: dict[str, dict[str, Any]], folder: str, *how: Any
+) -> list[tuple[int, str, str]]:
+    """Go on from what is in `folder`; how: half, last, and what is left out."""
+    unit = _unit(units["fault_tolerance"])
+    return [*map(_plain, _resumed(context, unit, 1, units, folder, *how))]
+
+
+def _unbroken(
+    context: RankContext,
+    unit: ModuleType,
+    seed: int,
+    parts: Parts,
+    folder: str,
+    half: str,
+    stop: int,
+    last: int,
+) -> list[Step]:
+    training, comm = Training(context, parts, half, seed), context.comm
+    training.steps(1, stop)
+    packed = training_state.pack(
+        *unit.full_state(training.run), comm.rank, comm.world_size
+    )
+    unit.save(comm, RealDisk(folder), stop, *packed)
+    return training.steps(stop + 1, last)
+
+
+def _resumed(
+    context: RankContext,
+    unit: ModuleType,
+    seed: int,
+    parts: Parts,
+    folder: str,
+    half: str,
+    last: int,
+    without: str,
+) -> list[Step]:
+    training, comm = Training(context, parts, half, seed), context.comm
+    found = unit.load(RealDisk(folder))
+    if found is None:
+        raise ValueError("there is no checkpoint")
+    shared, owns = training_state.unpack(found)
+    if without:
+        _leave_out(without, shared, owns, *unit.full_state(training.run))
+    unit.restore(training.run, shared, owns, comm.rank, comm.world_size)
+    return training.steps(found.step + 1, last)
+
+
+def _leave_out(
+    item: str, shared: State, owns: list[State], new: State, own: State
+) -> None:
+    """Put what a run has that was just made in the place of what was saved."""
+    if item == "master":  # who saves the model only makes them from its weights
+        shared[item] = [p.float() for p in shared["parameters"].values()]
+    elif item.startswith("random."):
+        kind = item.partition(".")[2]
+        for saved in owns:
+            saved["random"] = saved["random"] | {kind: own["random"][kind]}
+    elif item in shared:
+        shared[item] = new[item]
+    else:
+        for saved in owns:
+            saved[item] = own[item]
+
+
+def parts_at(
+    unbroken: list[tuple[int, str, str]], resumed: list[tuple[int, str, str]]
+) -> tuple[int | None, int | None]:
+    """The first step with other weights, and with other held-out outputs."""
+    steps: list[int | None] = []
+    for column in (1, 2):
+        pairs = zip(unbroken, resumed, strict=True)
+        apart = (one[0] for one, other in pairs if one[column] != other[column])
+        steps.append(next(apart, None))
+    return steps[0], steps[1]
+
+
+def _falling(step: int) -> float:
+    return 1 / (1 + 0.05 * step)
+
+
+def _plain(step: Step) -> tuple[int, str, str]:
+    return step.step, step.weights, step.held_out
+
+
+def _make_loader(context: RankContext, data_loader: Any) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(_SAMPLES, _SIZES[0], generator=generator)
+    targets = inputs[:, : _SIZES[2]].argmax(1)
+    return data_loader.DistributedDataLoader(
+        TensorDataset(inputs, targets),
+        _BATCH,
+        context.rank,
+        context.world_size,
+        shuffle=True,
+        seed=0,
+    )
+
+
+def _unit(parts: Mapping[str, Any]) -> Any:
+    source, reference = arrived(parts["source"]), arrived(parts["reference"])
+    return load_graft(source, reference, parts["grafts"])

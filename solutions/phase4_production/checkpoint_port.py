@@ -1,0 +1,135 @@
+"""Checkpoints with torch's own functions: torch.distributed.checkpoint (DCP).
+
+Guide: phase4_production/guide/checkpoint_port.md.
+Source: torch.distributed.checkpoint of torch 2.13.
+Symbols: n = dist.get_world_size().
+Cost: a save stops training for one copy of the state in memory.
+
+There is no comm in this file: everything goes through torch's process groups.
+
+    4.3    shards, then a manifest          dcp.save: shards, then .metadata
+    4.4    the newest one that is complete  your choice of folder, then dcp.load
+    4.5    the state of every rank          one name for each rank
+    4.13   a copy, written in background    dcp.async_save, process_group=…
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.optim import Optimizer
+
+dcp: Any = checkpoint
+
+# ── 4.17 a checkpoint that is written while training goes on ────────────────────────
+
+
+def own_name() -> str:
+    """Return the name under which this rank stores a tensor that only it has.
+
+    Given: DCP stores one tensor per name. A plain tensor with the same name on several
+    ranks counts as a copy, and one rank writes it.
+
+    C2 as below
+    Example: rank 3 has another name than rank 0, on any number of ranks
+    """
+    ### BEGIN SOLUTION checkpoint_port.saver
+    #| what is different on each rank?
+    return f"own of rank {dist.get_rank()}"
+    ### END SOLUTION
+
+
+class Saver:
+    """Writes checkpoints into `folder`, which all ranks see; training goes on.
+
+    Collective: every rank makes one, and calls save() and wait() in the same order.
+
+    C1 a model on fewer or more ranks loads weights and optimizer and continues
+    C2 each rank gets its own tensor back; a rank that was not there keeps what it has
+    C3 save() copies the state and returns; what is sent later has its own process group
+    C4 the next save() waits for the last one, and raises its error
+    C5 load() takes the newest checkpoint that is complete, and returns its step
+    In torch.distributed: dcp.async_save(…, process_group=…)
+    Example: save(10, …) returns; step 11 trains; save(20, …) waits until 10 is written
+    Cost: one copy of this rank's shards. Check: distlab check 4.17
+    """
+
+    def __init__(self, folder: str) -> None:
+        """Given: torch's default process group, with a CPU backend (gloo)."""
+        self.folder = folder
+        ### BEGIN SOLUTION checkpoint_port.saver
+        #| what does a thread send while training sends, too? It needs its own group.
+        self.group = dist.new_group(backend="gloo")
+        self.last: Any = None
+        ### END SOLUTION
+
+    def save(
+        self, step: int, model: nn.Module, optimizer: Optimizer, own: Tensor
+    ) -> None:
+        """Begin to write the state after `step`.
+
+        Given: `step` is larger each time. `model` was sharded with fully_shard. `own`
+        is another tensor on each rank, with the same shape: the state of its random
+        generator.
+
+        Raises the error of the last save, if it failed.
+        """
+        ### BEGIN SOLUTION checkpoint_port.saver
+        #| the last save first.
+        #| a new folder for each step: a save that fails then destroys nothing.
+        #| `own` goes into the same dict, under own_name().
+        self.wait()
+        weights, state = get_state_dict(model, optimizer)
+        everything = {"model": weights, "optimizer": state, own_name(): own}
+        self.last = dcp.async_save(
+            everything,
+            checkpoint_id=f"{self.folder}/{step}",
+            process_group=self.group,
+        )
+        ### END SOLUTION
+
+    def wait(self) -> None:
+        """Return when the last save is complete, or raise its error."""
+        ### BEGIN SOLUTION checkpoint_port.saver
+        #| async_save returned a future. An error is raised once.
+        last, self.last = self.last, None
+        if last is not None:
+            last.result()
+        ### END SOLUTION
+
+
+def load(
+    folder: str, model: nn.Module, optimizer: Optimizer, own: Tensor
+) -> int | None:
+    """Set model, optimizer and `own` in place; return the step; None if there is none.
+
+    Given: `model` is sharded over the ranks that there are now, perhaps not as many as
+    saved it. Nothing else is in `folder`; it may not be there. A save that failed or
+    was killed has left a part of its files, and no `.metadata`: DCP writes that last.
+
+    C1 to C5 as above
+    In torch.distributed: dcp.load, FileSystemReader(…).read_metadata()
+    Example: steps 10 and 20 are complete, 30 is not: 20
+    Cost: each rank reads its own shards. Check: distlab check 4.17
+    """
+    ### BEGIN SOLUTION checkpoint_port.saver
+    #| which folders have a .metadata? Compare the steps as numbers.
+    #| dcp.load fails if it is asked for a name that was not saved:
+    #| read_metadata().state_dict_metadata has the names
+    steps = [int(path.parent.name) for path in Path(folder).glob("*/.metadata")]
+    if not steps:
+        return None
+    newest = f"{folder}/{max(steps)}"
+    weights, state = get_state_dict(model, optimizer)
+    everything = {"model": weights, "optimizer": state}
+    if own_name() in dcp.FileSystemReader(newest).read_metadata().state_dict_metadata:
+        everything[own_name()] = own
+    dcp.load(everything, checkpoint_id=newest)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
+    return max(steps)
+    ### END SOLUTION
