@@ -76,10 +76,8 @@ def blocks_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, 
 
     block = freeze(make_block(seed, n), n).to(comm.device)
     operators = Operators(before=way_in, after=way_out)
-    replaced = [block.get_submodule(name) for name in ("attention.qkv", "mlp.up")]
     unit.parallel_attention(comm, block.attention, operators)
     unit.parallel_mlp(comm, block.mlp, operators)
-    del replaced  # until here: S2 sees what a call does to layers that somebody has
     marks: dict[str, list[int]] = {}
     found: dict[str, Any] = {"marks": marks, "uses": uses}
     for name in NAMES:
