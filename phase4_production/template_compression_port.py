@@ -10,7 +10,7 @@ There is no comm in this file: everything goes through torch's process group.
     here, with comm (4.10)             with torch
     hook(comm, bucket) -> Work         hook(state, bucket) -> Future[Tensor]
     bucket.flat, bucket.parameters     bucket.buffer(), bucket.parameters()
-    comm.all_gather(…, async_op=True)  dist.all_gather_into_tensor(…, async_op=True)
+    comm.all_gather(…, async_op=True)  dist.all_gather(list, …, async_op=True)
     self.residuals                     the state, any object
     after wait(): bucket.flat, a sum   the future's value, and DDP divides nothing
 

@@ -10,7 +10,7 @@ There is no comm in this file: everything goes through torch's process group.
     here, with comm (4.10)             with torch
     hook(comm, bucket) -> Work         hook(state, bucket) -> Future[Tensor]
     bucket.flat, bucket.parameters     bucket.buffer(), bucket.parameters()
-    comm.all_gather(…, async_op=True)  dist.all_gather_into_tensor(…, async_op=True)
+    comm.all_gather(…, async_op=True)  dist.all_gather(list, …, async_op=True)
     self.residuals                     the state, any object
     after wait(): bucket.flat, a sum   the future's value, and DDP divides nothing
 
@@ -66,14 +66,16 @@ def top_k_hook(
     rest = corrected.split([p.numel() for p in parameters])
     state.residuals.update(zip(parameters, rest, strict=True))
     n = dist.get_world_size()
-    all_indices, all_values = indices.new_empty(n * k), values.new_empty(n * k)
+    all_indices = [torch.empty_like(indices) for _ in range(n)]
+    all_values = [torch.empty_like(values) for _ in range(n)]
     futures = [
-        dist.all_gather_into_tensor(output, own, async_op=True).get_future()
-        for output, own in ((all_indices, indices), (all_values, values))
+        dist.all_gather(outputs, own, async_op=True).get_future()
+        for outputs, own in ((all_indices, indices), (all_values, values))
     ]
 
     def add_up(done: Any) -> Tensor:
-        return gradients.zero_().index_add_(0, all_indices, all_values / n)
+        total, at = torch.cat(all_values), torch.cat(all_indices)
+        return gradients.zero_().index_add_(0, at, total / n)
 
     return torch.futures.collect_all(futures).then(add_up)
     ### END SOLUTION
