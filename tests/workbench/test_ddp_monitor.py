@@ -7,18 +7,21 @@ import os
 import re
 import signal
 import socket
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from distlab.cli.ddp_monitor import MonitorOrder
 from distlab.grading.kit.values import digest
 from distlab.monitor.jsonl import read_folder
-from distlab.runner import Cluster, Limits, NotFinishedError, RankContext
+from distlab.runner import Cluster, Limits, NotFinishedError
 from distlab.runner.autopsy import evidence
+from tests.workbench import idle
 from tests.workbench.course import Course
 
+NEW = MonitorOrder(folder=Path("new"))
 SOON = Limits(seconds=60.0, idle_s=1.0)
 
 
@@ -27,42 +30,13 @@ def course(tmp_path: Path) -> Course:
     return Course(tmp_path)
 
 
-def sleeps_on_rank_1(context: RankContext) -> None:
-    if context.comm.rank == 1:
-        time.sleep(60.0)
-    context.comm.barrier()
-
-
-def sleeps_while_others_wait(context: RankContext) -> None:
-    context.comm.barrier()
-    context.comm.all_reduce(torch.ones(1))
-    if context.comm.rank == 1:
-        time.sleep(60.0)
-    context.comm.isend(torch.ones(1), 1).wait() if context.comm.rank else None
-    context.comm.all_reduce(torch.ones(1))
-
-
-def goes_on(context: RankContext) -> None:
-    for step in range(10**6):
-        context.report(os.getpid())
-        context.comm.all_reduce(torch.ones(1))
-        time.sleep(0.01 if step else 0.0)
-
-
-def speaks_for_a_while(context: RankContext) -> str:
-    for _ in range(6):
-        time.sleep(0.3)
-        context.report("still here")
-    return "done"
-
-
 def test_a_run_in_which_no_rank_does_anything_is_ended(cluster: Cluster) -> None:
-    run = cluster.run(sleeps_on_rank_1, 3, limits=SOON)
+    run = cluster.run(idle.sleeps_on_rank_1, 3, limits=SOON)
     assert run.outcome == "timeout"
     assert run.idle_s >= 1.0
     assert re.match(
         r"no rank did anything for \d\.\d s: rank 1 had not finished; rank 1 was at "
-        r"\S*test_ddp_monitor\.py:\d+",
+        r"\S*idle\.py:\d+",
         run.explanation,
     )
     with pytest.raises(NotFinishedError) as refused:
@@ -75,7 +49,7 @@ def test_a_stopped_rank_is_named_though_it_waits_in_a_call(cluster: Cluster) -> 
         if rank == 2:
             os.kill(pid, signal.SIGSTOP)
 
-    run = cluster.run(goes_on, 3, limits=SOON, on_report=stop)
+    run = cluster.run(idle.goes_on, 3, limits=SOON, on_report=stop)
     assert run.outcome == "timeout"
     assert "rank 2 was stopped by a signal and never went on" in run.explanation
     assert [row.state for row in evidence(run)][2] == "stopped"
@@ -85,7 +59,7 @@ def test_the_call_that_a_rank_waits_in_is_known_without_a_journal(
     cluster: Cluster,
 ) -> None:
     run = cluster.run(
-        sleeps_while_others_wait,
+        idle.sleeps_while_others_wait,
         3,
         journal=False,
         last_call=True,
@@ -98,29 +72,37 @@ def test_the_call_that_a_rank_waits_in_is_known_without_a_journal(
     assert [row.state for row in rows] == ["waiting", "busy", "waiting"]
     assert rows[0].text.split() == ["call", "#3", "all_reduce"]
     assert rows[2].text.split()[:3] == ["call", "#3", "isend"]
-    assert all("test_ddp_monitor.py:" in row.where for row in rows)
+    assert all("idle.py:" in row.where for row in rows)
 
 
 def test_reports_are_signs_of_life(cluster: Cluster) -> None:
-    run = cluster.run(speaks_for_a_while, 2, limits=SOON)
+    run = cluster.run(idle.speaks_for_a_while, 2, limits=SOON)
     assert run.require_finished().values == ["done", "done"]
+
+
+@pytest.mark.parametrize(
+    ("order", "sentence"),
+    [
+        (MonitorOrder(profile=True), "--profile needs --monitor FOLDER"),
+        (MonitorOrder(also=("tensorboard",)), "--also needs --monitor FOLDER"),
+        (replace(NEW, also=("wandb",)), "--also wandb: there are tensorboard"),
+        (replace(NEW, also=("prometheus:x",)), "--also prometheus:x: there"),
+        (replace(NEW, also=("prometheus:70000",)), "at most 65535"),
+        (replace(NEW, log_every_n_steps=0), "choose at least 1"),
+        (MonitorOrder(hang_after_s=0.0), "--hang-after 0: choose a number of seconds"),
+    ],
+)
+def test_an_order_that_cannot_be_is_refused(order: MonitorOrder, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        order.check()
 
 
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--profile"], "--profile needs --monitor FOLDER"),
-        (["--also", "tensorboard"], "--also needs --monitor FOLDER"),
-        (
-            ["--monitor", "new", "--also", "wandb"],
-            "--also wandb: there are tensorboard",
-        ),
-        (["--monitor", "new", "--also", "prometheus:x"], "--also prometheus:x: there"),
-        (["--monitor", "new", "--also", "prometheus:70000"], "at most 65535"),
-        (["--monitor", "new", "--log-every-n-steps", "0"], "choose at least 1"),
-        (["--hang-after", "0"], "--hang-after 0: choose a number of seconds"),
+        (["--monitor", "new", "--also", "wandb"], "--also wandb: there are"),
         (["--save", "no/such/model.pt"], "there is no folder"),
-        (["--save", "."], "is a folder: name a file"),
+        pytest.param(["--save", "."], "is a folder: name", marks=pytest.mark.slow),
     ],
 )
 def test_what_cannot_be_is_one_sentence(
