@@ -13,7 +13,7 @@ ifneq ($(shell test -x $(PY) && cat .venv/.ready 2>/dev/null),$(CURDIR))
 .PHONY: .venv/.ready
 endif
 
-.PHONY: help demo test test-slow test-all test-tracking check templates figures mutants notebooks bench soak
+.PHONY: help demo test test-slow test-all test-tracking check templates figures mutants notebooks bench nodes soak
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -69,6 +69,10 @@ bench: .venv/.ready  ## every figure with a bar, measured; best on a quiet machi
 	@$(PY) -m distlab bench zero
 	@$(PY) -m distlab bench ps
 	@$(PY) -m distlab bench checkpoint
+	@$(PY) -m distlab bench monitor
+
+nodes: .venv/.ready  ## two nodes in network namespaces: a step at 100 Mbit, six ways
+	@$(PY) benchmarks/nodes.py
 
 soak: .venv/.ready  ## the reference passes 20 times in a row under CPU load
 	@$(PY) benchmarks/soak.py --times 20

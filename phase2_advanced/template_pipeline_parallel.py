@@ -81,8 +81,8 @@ def backward_step(
 ) -> Work | None:
     """Run the same microbatch backward: receive its gradient, backward, send it on.
 
-    Given: `x` and `output` of forward_step. Without a source, `output` is the loss:
-    execute puts it there, in 2.12.
+    Given: `x` and `output` of forward_step; `output` may be non-contiguous. Without a
+    source, `output` is the loss: execute puts it there, in 2.12.
     Returns the Work of the send, if any. The clauses are those of forward_step.
     """
     # TODO(pipeline_parallel.forward_backward)

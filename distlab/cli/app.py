@@ -311,11 +311,16 @@ def calibrate(
 
 
 @verb(panel=MORE)
-def doctor(as_json: Json = False) -> int:
+def doctor(
+    ranks: Annotated[
+        int | None, typer.Option(help="Only: do so many ranks talk to each other?")
+    ] = None,
+    as_json: Json = False,
+) -> int:
     """Whether this machine can run the course, and if not, why."""
     from distlab.cli.doctor import doctor
 
-    return doctor(as_json=as_json)
+    return doctor(as_json=as_json, num_ranks=ranks)
 
 
 @verb(panel=MORE)

@@ -281,7 +281,10 @@ class _Training:
         from distlab.training.ddp_code import is_reference
 
         if isinstance(error, NotFinishedError):
-            _say_autopsy(error)
+            lines = _autopsy(error)
+            _say("", *lines)
+            if self._monitoring:
+                self._monitoring.autopsy(str(error), lines)
             if error.run.idle_s:
                 warn(str(error))
                 return 1
@@ -350,12 +353,12 @@ def _say(*lines: str) -> None:
     show([("plain", line) for line in lines])
 
 
-def _say_autopsy(error: NotFinishedError) -> None:
+def _autopsy(error: NotFinishedError) -> list[str]:
     """Where each rank was, a line each."""
     from distlab.grading.report import evidence_lines
     from distlab.runner.autopsy import evidence
 
-    _say("", *evidence_lines(evidence(error.run)))
+    return evidence_lines(evidence(error.run))
 
 
 def _quiet(*lines: str) -> None:

@@ -99,6 +99,15 @@ class Monitoring:
             log_every_n_steps=self._order.log_every_n_steps, profile=profile
         )
 
+    def autopsy(self, reason: str, lines: Sequence[str]) -> None:
+        """Write down why the run did not finish; a warning where that fails."""
+        from distlab.monitor.jsonl import write_autopsy
+
+        try:
+            write_autopsy(self._folder, reason, lines)
+        except OSError as error:
+            warn(f"the autopsy could not be written into the monitor folder: {error}")
+
     def after(self) -> list[str]:
         """What to look at now."""
         lines = [f"  records   {command(f'top {self._order.folder}')}"]

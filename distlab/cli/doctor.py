@@ -29,6 +29,7 @@ FEWEST_FILES = 256  # macOS's default, and enough for the course's eight ranks
 LEAST_MEMORY_GIB = 1.0  # four spawned ranks with torch, where fork is not to be had
 HOST_NAME_BOUND_S = 2.0
 LOOPBACK_BOUND_S = 5.0
+READY = "Ready. Nothing leaves this computer; nothing needs a GPU or an account."
 
 
 @dataclass(frozen=True)
@@ -225,10 +226,21 @@ def diagnose() -> list[Finding]:
     return list(_findings())
 
 
-def doctor(*, as_json: bool = False) -> int:
-    """Print what was found, line by line; 0 is fine, 1 is something broken."""
+def doctor(*, as_json: bool = False, num_ranks: int | None = None) -> int:
+    """Print what was found, line by line; 0 is fine, 1 is something broken.
+
+    With `num_ranks` only whether so many ranks can talk to each other.
+    """
+    if num_ranks is not None:
+        from distlab.cli.doctor_ranks import check_ranks
+
+        return _told(check_ranks(num_ranks), as_json, "")
+    return _told(_findings(), as_json)
+
+
+def _told(found: Iterator[Finding], as_json: bool, ready: str = READY) -> int:
     if as_json:
-        findings = diagnose()
+        findings = list(found)
         code = _exit_code(findings)
         rows = [asdict(finding) for finding in findings]
         print(json.dumps({"findings": rows, "exit": code}))
@@ -237,12 +249,13 @@ def doctor(*, as_json: bool = False) -> int:
 
     console = Console(highlight=False)
     findings = []
-    for finding in _findings():
+    for finding in found:
         for line in render(finding):
             console.print(line, no_wrap=True, overflow="ellipsis")
         findings.append(finding)
     broken = [finding.name for finding in findings if finding.state == "broken"]
-    console.print(_verdict(broken), markup=False)
+    if broken or ready:
+        console.print(_verdict(broken, ready), markup=False)
     return _exit_code(findings)
 
 
@@ -259,10 +272,8 @@ def render(finding: Finding) -> list[str]:
     return lines
 
 
-def _verdict(broken: Sequence[str]) -> str:
-    if broken:
-        return f"Not ready yet: {', '.join(broken)}."
-    return "Ready. Nothing leaves this computer; nothing needs a GPU or an account."
+def _verdict(broken: Sequence[str], ready: str) -> str:
+    return f"Not ready yet: {', '.join(broken)}." if broken else ready
 
 
 def _exit_code(findings: Sequence[Finding]) -> int:

@@ -9,18 +9,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+LOOPBACK = "127.0.0.1"
 
-def make_gloo_group(store: Any, rank: int, world_size: int, timeout_s: float) -> Any:
-    """Meet the other ranks through `store` (collective), over the loopback interface.
+
+def make_gloo_group(
+    store: Any, rank: int, world_size: int, timeout_s: float, host: str = LOOPBACK
+) -> Any:
+    """Meet the other ranks through `store` (collective).
+
+    `host` is the address of this machine by which the other ranks reach it.
 
     Returns:
         torch's ProcessGroupGloo.
     """
     gloo: Any = dist.ProcessGroupGloo  # its options are missing from torch's stubs
     options = gloo._Options()
-    # The loopback address by number: a laptop's host name may resolve to an interface
-    # that is down, and then gloo waits in silence.
-    device = gloo.create_device(hostname="127.0.0.1")
+    # An address by number: a laptop's host name may resolve to an interface that is
+    # down, and then gloo waits in silence.
+    device = gloo.create_device(hostname=host)
     options._devices = [device]
     options._timeout = timedelta(seconds=timeout_s)
     return gloo(store, rank, world_size, options)

@@ -18,7 +18,11 @@ ANY = -1
 
 
 class ReduceOp(Enum):
-    """How a reduction combines the ranks' tensors, element by element."""
+    """How a reduction combines the ranks' tensors, element by element.
+
+    Example:
+        assert ReduceOp.AVERAGE is ReduceOp.AVG
+    """
 
     SUM = "sum"
     AVG = "avg"

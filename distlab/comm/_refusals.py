@@ -64,9 +64,12 @@ class Refusals:
                 f"{op} takes a tensor, not {_kind(tensor)}: comm.{op}{_FORMS[op]}"
             )
         if not tensor.is_contiguous():
+            # What .contiguous() returns is a copy: nothing may be received into it.
+            into = op in ("recv", "irecv")
+            way = "receive into one that is" if into else "use .contiguous()"
             raise CommRefusedError(
                 f"{op} got a non-contiguous tensor (a column, a transpose): its "
-                "elements are not next to each other in memory; use .contiguous()"
+                f"elements are not next to each other in memory; {way}"
             )
 
     def gathered(self, output: Tensor, input: Tensor, op: str) -> None:

@@ -23,8 +23,8 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
+from distlab.comm import _process_groups as groups
 from distlab.comm._nccl import NcclMessages
-from distlab.comm._process_groups import connected, make_gloo_group, make_nccl_group
 from distlab.comm._protocol import ANY, SUM, Comm, CommRefusedError, PeerLost, ReduceOp
 from distlab.comm._refusals import Refusals
 from distlab.comm._started import later_or_now
@@ -62,16 +62,16 @@ class TorchComm:
         device: torch.device | None = None,
         local_rank: int | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        host: str = groups.LOOPBACK,
     ) -> None:
         self._group = group
-        self._store = store
+        self._store, self._host = store, host
         self._device = device or torch.device("cpu")
         self._rank = int(group.rank())
         self._world_size = int(group.size())
         self._local_rank = self._rank if local_rank is None else local_rank
         self._timeout_s = timeout_s
-        self._step = 0
-        self._num_groups = 0
+        self._step = self._num_groups = 0
         self._refuse = Refusals(self._rank, self._world_size)
         # A transfer whose Work is dropped would be lost, and a group that is dropped
         # closes its sockets while the slower members still read: both are kept here.
@@ -88,20 +88,20 @@ class TorchComm:
         *,
         backend: str = "gloo",
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        host: str = groups.LOOPBACK,
     ) -> TorchComm:
         """Meet the other ranks through `store` (collective) and form a group.
+
+        On gloo, `host` is this machine's address by which the other ranks reach it.
 
         Raises:
             ValueError: the backend is neither gloo nor nccl.
         """
         if backend == "gloo":
-            return cls(
-                make_gloo_group(store, rank, world_size, timeout_s),
-                store=store,
-                timeout_s=timeout_s,
-            )
+            group = groups.make_gloo_group(store, rank, world_size, timeout_s, host)
+            return cls(group, store=store, timeout_s=timeout_s, host=host)
         if backend == "nccl":
-            group = make_nccl_group(store, rank, world_size, timeout_s)
+            group = groups.make_nccl_group(store, rank, world_size, timeout_s)
             device = torch.device("cuda", torch.cuda.current_device())
             return cls(group, store=store, device=device, timeout_s=timeout_s)
         raise ValueError(f"backend is {backend!r}; TorchComm knows 'gloo' and 'nccl'")
@@ -116,7 +116,7 @@ class TorchComm:
         device = torch.device("cpu")
         if dist.get_backend() == "nccl":
             device = torch.device("cuda", local_rank)
-            group = connected(group, device)
+            group = groups.connected(group, device)
         return cls(
             group,
             store=c10d._get_default_store(),
@@ -333,6 +333,7 @@ class TorchComm:
             len(members),
             backend=backend,
             timeout_s=self._timeout_s,
+            host=self._host,
         )
         self._groups.append(group)
         return group

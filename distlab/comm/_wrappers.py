@@ -165,11 +165,18 @@ class _JournalledWork:
 
 @dataclass
 class Traffic:
-    """What one rank has sent so far, its subgroups included."""
+    """What one rank has sent so far, its subgroups included.
+
+    `before_call`, if there is one, is called before each call begins. `note` gets the
+    name of a call that blocks, or of a posted one that is waited for, and when it
+    began; at its end an empty name.
+    """
 
     messages: int = 0
     sent_bytes: float = 0.0
     in_calls_s: float = 0.0
+    before_call: Callable[[], None] | None = None
+    note: Callable[[str, float], None] | None = None
 
     def add(self, copies: float, num_bytes: int) -> None:
         """Count a call that sends `num_bytes` so many times."""
@@ -177,13 +184,17 @@ class Traffic:
         self.sent_bytes += copies * num_bytes
 
     @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Add the seconds spent inside the block to `in_calls_s`."""
+    def timed(self, op: str = "") -> Iterator[None]:
+        """Add the seconds spent inside the block to `in_calls_s`; note `op`, if any."""
         started = time.monotonic()
+        if op and self.note:
+            self.note(op, started)
         try:
             yield
         finally:
             self.in_calls_s += time.monotonic() - started
+        if op and self.note:
+            self.note("", started)
 
 
 class ByteMeter(Wrapper):
@@ -201,13 +212,15 @@ class ByteMeter(Wrapper):
         self.traffic = traffic or Traffic()
 
     def _around(self, call: Call, proceed: Callable[[], T]) -> T:
-        with self.traffic.timed():
+        if self.traffic.before_call:
+            self.traffic.before_call()
+        with self.traffic.timed(call.op if call.blocking else ""):
             result = proceed()
         copies = self._copies_sent(call)
         self.traffic.add(copies, _bytes(call.sent))
         if call.blocking:
             return result
-        return _TimedWork(result, self.traffic)  # type: ignore[return-value,arg-type]
+        return _TimedWork(result, self.traffic, call.op)  # type: ignore[return-value,arg-type]
 
     def _wrap_group(self, group: Comm, ranks: Sequence[int]) -> Comm:
         return ByteMeter(group, self.traffic)
@@ -230,12 +243,12 @@ class ByteMeter(Wrapper):
 
 
 class _TimedWork:
-    def __init__(self, work: Work, traffic: Traffic) -> None:
-        self._work, self._traffic = work, traffic
+    def __init__(self, work: Work, traffic: Traffic, op: str) -> None:
+        self._work, self._traffic, self._op = work, traffic, op
 
     def wait(self, timeout_s: float | None = None) -> None:
         """See `Work.wait`."""
-        with self._traffic.timed():
+        with self._traffic.timed(self._op):
             self._work.wait(timeout_s)
 
     def is_completed(self) -> bool:

@@ -73,7 +73,8 @@ class UnitSource:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # "\d" in a docstring is no error
-                return compile(self.text, str(self.path), "exec")
+                # Without this file's own `from __future__`, as Python compiles it.
+                return compile(self.text, str(self.path), "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
             raise self._not_python(error) from error
         except (RecursionError, MemoryError) as error:
@@ -240,7 +241,7 @@ def load_graft(
     for node, name in [(h, h.name) for h in helpers] + list(
         zip(grafts, sorted(names), strict=True)
     ):
-        _implant(module, node, name, reference.path)
+        _implant(module, node, name, reference)
     return module
 
 
@@ -259,9 +260,11 @@ def _implant(
     module: ModuleType,
     node: ast.FunctionDef | ast.ClassDef,
     qualified: str,
-    path: Path,
+    donor: UnitSource,
 ) -> None:
-    code = compile(ast.Module([node], []), str(path), "exec")
+    flags = donor.code.co_flags & annotations.compiler_flag  # as in the donor's file
+    tree, path = ast.Module([node], []), str(donor.path)
+    code = compile(tree, path, "exec", flags=flags, dont_inherit=True)
     *holders, name = qualified.split(".")
     owner: object = module
     for holder in holders:

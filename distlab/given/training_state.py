@@ -24,7 +24,7 @@ class Stateful(Protocol):
     def state_dict(self) -> State:
         """What it must know to continue."""
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state: Any, /) -> None:
         """Continue from there."""
 
 

@@ -82,9 +82,16 @@ def _plan(runs: Plan | Sequence[RunSpec]) -> Plan:
 
 @cache
 def _load(unit: str) -> None:
+    for module in modules_of(unit):
+        importlib.import_module(module)
+
+
+@cache
+def modules_of(unit: str) -> tuple[str, ...]:
+    """Where the checks of a unit are: the names of its modules."""
     package = importlib.import_module(f"distlab.grading.checks.{unit}")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
+    modules = pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
+    return tuple(module.name for module in modules)
 
 
 def checks_of(task: str) -> list[Check]:

@@ -15,10 +15,11 @@ from distlab.grading.clause import (
     Check,
     checks_of,
     declared_runs,
+    modules_of,
     planned_runs,
     sizes_of,
 )
-from distlab.grading.differential.standing import best_size, first_fault
+from distlab.grading.differential.standing import first_fault, sizes_beside
 from distlab.grading.harness import Implementation, PlayedRuns
 from distlab.grading.liveness import in_order, suspects
 from distlab.grading.parts import parts_beside
@@ -34,7 +35,11 @@ from distlab.grading.verdict import (
 )
 from distlab.runner import Cluster, Limits, RunCancelledError, RunnerError
 
-OBSERVE = "distlab.grading.differential.observe"
+_IN_RANKS = (
+    "distlab.grading.liveness",
+    "distlab.grading.virtual",
+    "distlab.grading.differential.observe",
+)
 
 
 class Grader:
@@ -95,9 +100,11 @@ class Grader:
     ) -> TaskVerdict:
         played: dict[int, PlayedRuns] = {}
         try:
-            checks = f"distlab.grading.checks.{task.unit}"
-            judges = (checks, "distlab.grading.liveness", OBSERVE)
-            self._cluster.warm(*judges, *self._curriculum.units[task.unit].preload)
+            self._cluster.warm(
+                *self._curriculum.units[task.unit].preload,
+                *modules_of(task.unit),
+                *_IN_RANKS,
+            )
             suspected = {}
             if not self._worlds:  # sizes that were asked for are all tried for real
                 limits = self._limits(task, 1)
@@ -159,17 +166,18 @@ class Grader:
         """The first of the standing clauses that is not fulfilled, if one is."""
         if self._worlds:  # a look at sizes of one's own choosing
             return
-        world_size = best_size(task.id)
-        self._on_step(f"beside the reference, n = {world_size}")
-        runs = played.get(world_size) or self._planned(task, impl, world_size)
-        runs.latest = None
-        if fault := first_fault(task, runs):
-            clause, failure = fault
-            text = STANDING[clause]
-            passed = ClauseVerdict(id=clause, text=text, status="pass")
-            is_played = sizes_of(task.id, [world_size]) != (world_size,)
-            size = failure.played if is_played else world_size
-            yield _failed(passed, failure, runs, size)
+        for world_size in sizes_beside(task.id):
+            self._on_step(f"beside the reference, n = {world_size}")
+            runs = played.get(world_size) or self._planned(task, impl, world_size)
+            runs.latest = None
+            if fault := first_fault(task, runs):
+                clause, failure = fault
+                text = STANDING[clause]
+                passed = ClauseVerdict(id=clause, text=text, status="pass")
+                is_played = sizes_of(task.id, [world_size]) != (world_size,)
+                size = failure.played if is_played else world_size
+                yield _failed(passed, failure, runs, size)
+                return
 
     def _clause(
         self,

@@ -3,6 +3,7 @@
     run.json        what the run is: world size, steps, when it began, its settings
     rank_0.jsonl    a StepRecord of rank 0 in each line
     figures.jsonl   {"step": …, "loss": …}: all ranks together, and validations
+    autopsy.txt     only where the run did not finish: why, and where each rank was
 
 Every line is written at once. A run that is killed leaves at most one torn line, the
 last of a file, which reading leaves out. JSON has no numbers for nan and infinity:
@@ -13,14 +14,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TextIO
 
 from distlab.monitor.records import StepRecord
 
-RUN, FIGURES = "run.json", "figures.jsonl"
+RUN, FIGURES, AUTOPSY = "run.json", "figures.jsonl", "autopsy.txt"
 
 
 class JsonLines:
@@ -43,7 +44,7 @@ class JsonLines:
 
     def record(self, record: StepRecord) -> None:
         """A line in the file of its rank."""
-        self._write(f"rank_{record.rank}.jsonl", asdict(record))
+        self._write(f"rank_{record.rank}.jsonl", vars(record))
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
         """A line for the whole run."""
@@ -65,6 +66,16 @@ class JsonLines:
         file.flush()
 
 
+def write_autopsy(folder: Path, reason: str, lines: Sequence[str]) -> None:
+    """Say in the folder why the run did not finish, in a line, and where ranks were.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    text = "\n".join([" ".join(reason.split()), "", *lines])
+    (folder / AUTOPSY).write_text(text + "\n", encoding="utf-8")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
     """A folder as it is now."""
@@ -72,6 +83,7 @@ class Recorded:
     run: dict[str, Any]
     records: dict[int, list[StepRecord]]  # by rank, oldest first
     figures: list[dict[str, float]]  # each with its "step"
+    autopsy: str = ""  # why it did not finish
 
 
 def read_folder(folder: Path) -> Recorded:
@@ -97,7 +109,9 @@ def read_folder(folder: Path) -> Recorded:
         {key: _number(value) for key, value in values.items()}
         for values in _lines(folder / FIGURES)
     ]
-    return Recorded(run=run, records=records, figures=figures)
+    path = folder / AUTOPSY
+    reason = path.read_text(encoding="utf-8").split("\n")[0] if path.exists() else ""
+    return Recorded(run=run, records=records, figures=figures, autopsy=reason)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Times the steps of one rank: how long it waited for data, computed, communicated.
 
-Nothing here waits for the device between two records: the loss is summed where it is,
-and read once for every n steps. A `.item()` in each step would stop the GPU each time.
+Nothing here waits for the device between two records: losses and sums of gradients stay
+where they are, and are read once for every n steps. A `.item()` in each step would stop
+the GPU each time.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -19,6 +20,7 @@ from torch.optim import Optimizer
 from distlab.monitor.records import StepRecord
 
 LOG_EVERY_N_STEPS = 10
+_MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: each bit changes the upper half
 
 
 class StepMeter:
@@ -26,7 +28,9 @@ class StepMeter:
 
     `in_communication_s` says how many seconds this rank has spent in calls of its
     communicator so far. The gradient's norm is taken where the optimizer begins the
-    last of these steps, so after the gradients were averaged.
+    last of these steps, so after the gradients were averaged. An inf or nan is looked
+    for in every step and before that: afterwards all ranks have it. So `before_call`
+    must be called before each call of the communicator.
 
         meter.begin_epoch()
         while True:
@@ -55,8 +59,16 @@ class StepMeter:
         self._optimizer = optimizer
         self._device = device or torch.device("cpu")
         self._grad_norm: Tensor | None
+        self._unseen: list[Tensor]  # parameters whose .grad has been written
+        self._sums: list[Tensor]  # of one gradient each
+        self._sums_of: list[int]  # the step of each
+        self._parameters = _parameters(optimizer)
         if optimizer is not None:
             optimizer.register_step_pre_hook(self._before_step)
+        for parameter in self._parameters:
+            parameter.register_post_accumulate_grad_hook(
+                lambda written: self._unseen.append(written)
+            )
         self._reset()
 
     def begin_epoch(self) -> None:
@@ -82,19 +94,18 @@ class StepMeter:
 
         A rank that had none of the batch says 0 samples; its loss is not read.
         """
+        self.before_call()  # where nothing was communicated
         self.step += 1
         self._num_steps += 1
         if samples:
             self._samples += samples
-            self._loss_sum += (
-                loss.detach() if isinstance(loss, Tensor) else loss
-            ) * samples
+            self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
+            self._counts.append(samples)
         if self.step % self._every == 0:
             self._flush()
 
     def _flush(self) -> None:
         if self._num_steps:
-            loss = float(self._loss_sum) / self._samples if self._samples else None
             norm = self._grad_norm
             groups = self._optimizer.param_groups if self._optimizer else []
             self._on_record(
@@ -106,34 +117,84 @@ class StepMeter:
                     num_steps=self._num_steps,
                     seconds=time.perf_counter() - self._started,
                     samples=self._samples,
-                    loss=loss,
+                    loss=self._mean_loss(),
                     data_wait_s=self._data_wait_s,
                     communication_s=self._in_communication_s() - self._communicated_s,
                     learning_rate=float(groups[0]["lr"]) if groups else None,
                     grad_norm=None if norm is None else float(norm),
                     memory_bytes=peak_memory_bytes(self._device),
                     gpu_utilization=gpu_utilization(self._device),
+                    nonfinite_step=self._first_nonfinite(),
+                    checksum=checksum(self._parameters),
                 )
             )
         self._reset()
 
-    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
+    def _mean_loss(self) -> float | None:
+        """Over the samples; in float64, as a sum of Python's floats would be."""
+        if not self._samples:
+            return None
+        losses = torch.stack([torch.as_tensor(loss) for loss in self._losses]).tolist()
+        counted = zip(losses, self._counts, strict=True)
+        return float(sum(loss * count for loss, count in counted)) / self._samples
+
+    def before_call(self) -> None:
+        """A call of the communicator may change the gradients: look at them now."""
+        if self._unseen:
+            # What holds an inf or nan has a sum that is one: one pass, and no memory.
+            sums = [_sum(p.grad) for p in self._unseen if p.grad is not None]
+            self._unseen.clear()
+            self._sums += sums
+            self._sums_of += [self.step + 1] * len(sums)
+
+    def _first_nonfinite(self) -> int | None:
+        if not self._sums:
+            return None
+        finite = torch.isfinite(torch.stack(self._sums)).tolist()
+        steps = zip(self._sums_of, finite, strict=True)
+        return next((step for step, is_finite in steps if not is_finite), None)
+
+    def _before_step(self, *_: object) -> None:
         if (self.step + 1) % self._every == 0:
-            gradients = [
-                parameter.grad
-                for group in optimizer.param_groups
-                for parameter in group["params"]
-                if parameter.grad is not None
-            ]
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
             self._grad_norm = torch.nn.utils.get_total_norm(gradients)
 
     def _reset(self) -> None:
         self._num_steps = self._samples = 0
         self._grad_norm = None
+        self._unseen, self._sums, self._sums_of = [], [], []
         self._data_wait_s = 0.0
-        self._loss_sum: Tensor | float = 0.0
+        self._losses: list[Tensor | float] = []
+        self._counts: list[int] = []  # of samples, for each loss
         self._started = time.perf_counter()
         self._communicated_s = self._in_communication_s()
+
+
+def checksum(tensors: Iterable[Tensor]) -> int:
+    """A number below 2^32 that differs, in all likelihood, if any bit differs.
+
+    The bits are added up as integers where they are: only the sum leaves the device.
+    """
+    sums = [_as_integers(one.detach()).sum(dtype=torch.int64) for one in tensors]
+    values = torch.stack(sums).tolist() if sums else []
+    weighted = sum((2 * place + 1) * value for place, value in enumerate(values))
+    return (int(weighted) * _MIX % (1 << 64)) >> 32
+
+
+def _sum(gradient: Tensor) -> Tensor:
+    dtype = torch.promote_types(gradient.dtype, torch.float32)
+    return gradient.sum(dtype=dtype)
+
+
+def _as_integers(tensor: Tensor) -> Tensor:
+    size = tensor.element_size()
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.contiguous().view(kinds.get(size, torch.int64))
+
+
+def _parameters(optimizer: Optimizer | None) -> list[Tensor]:
+    groups = optimizer.param_groups if optimizer else []
+    return [parameter for group in groups for parameter in group["params"]]
 
 
 def peak_memory_bytes(device: torch.device) -> int:

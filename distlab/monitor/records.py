@@ -37,6 +37,8 @@ class StepRecord:
     grad_norm: float | None  # where the optimizer began the last of these steps
     memory_bytes: int  # peak on the device so far; on a CPU of the whole process
     gpu_utilization: float | None  # share of time in which a kernel ran
+    nonfinite_step: int | None = None  # first in which its own gradients had inf or nan
+    checksum: int = 0  # of the weights after `step`, below 2^32; no buffers
 
     @property
     def step_s(self) -> float:

@@ -3,46 +3,94 @@
     digits · 3 ranks · epoch 4 of 10 · step 92 · 11 s
     last record 0.2 s ago
     loss 1.0052   accuracy 0.8806   4,420 samples/s   lr 0.2   norm 0.41   MFU 0.3%
+    straggler: rank 2; the other ranks wait for it   (your 4.2)
 
     rank   step      loss  step ms  ▒ data █ compute ░ communication
        0     92    1.0049     11.6  ▒████░░░░░░░░░░░░░░░   2%  18%  80%
        2     82    1.0311     12.1  ▒███████████████░░░░   2%  77%  21%  10 behind
 
-Where not all ranks have room, those that are behind stand first.
+Where not all ranks have room, those that are suspected or behind stand first.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from distlab.monitor.jsonl import Recorded
 from distlab.monitor.records import StepRecord
+from distlab.monitor.suspected import Suspected
 
 SILENT_S = 5.0  # without a record, then a rank is said to be silent
 _BAR = 20
+_NAMED = 8  # ranks in a line
+_REASON = 4  # lines of why a run did not finish
 _DATA, _COMPUTE, _COMMUNICATION = "▒", "█", "░"
 
 Line = tuple[str, str]
 """A style of the screen, and the text."""
 
 
-def view(recorded: Recorded, now_s: float, *, width: int, height: int) -> list[Line]:
+def view(
+    recorded: Recorded,
+    now_s: float,
+    *,
+    width: int,
+    height: int,
+    suspected: Suspected | None = None,
+) -> list[Line]:
     """The newest state as at most `height` lines of `width` columns.
 
     `now_s` is Unix time, as in the records. Ranks that have no room are counted in the
-    last line; those that are behind, or slowest to reach a communication, come first.
+    last line; those that are suspected, behind, or slowest to reach a communication,
+    come first. Without `suspected` nothing is said of suspects.
     """
     newest = {rank: rows[-1] for rank, rows in recorded.records.items() if rows}
+    ended = _ended(recorded, width)
     if not newest:
-        return [("plain", "no rank has written a record yet")]
-    head = [*_head(recorded, newest, now_s), ("plain", ""), ("dim", _TITLES)]
+        return [*ended, ("plain", "no rank has written a record yet")]
+    named = suspected.ranks if suspected else frozenset()
+    head = [*_head(recorded, newest, now_s), *ended, *_suspects(suspected)]
+    head += [("plain", ""), ("dim", _TITLES)]
     room = max(1, height - len(head) - 2)
-    ordered = sorted(newest.values(), key=lambda r: (r.step, r.communication_share))
+    ordered = sorted(
+        newest.values(),
+        key=lambda r: (r.rank not in named, r.step, r.communication_share),
+    )
     ranks = ordered if len(ordered) > room else sorted(ordered, key=lambda r: r.rank)
     most = max(record.step for record in newest.values())
-    rows = [_row(record, most, now_s) for record in ranks[:room]]
+    rows = [_row(one, most, is_named=one.rank in named) for one in ranks[:room]]
     lines = [*head, *rows, *_foot(recorded, newest, len(ranks) - room)]
     return [(style, text[:width]) for style, text in lines[:height]]
+
+
+def _ended(recorded: Recorded, width: int) -> list[Line]:
+    """Why the run did not finish, if it has ended so."""
+    return [("fail", text) for text in textwrap.wrap(recorded.autopsy, width)[:_REASON]]
+
+
+def _suspects(suspected: Suspected | None) -> list[Line]:
+    if suspected is None:
+        return []
+    by, step = f"   ({suspected.whose})", suspected.nan_step
+    first = f"in step {step:,}" if step else "first"
+    told = (
+        ("straggler", suspected.stragglers, "which the others wait for"),
+        ("desynchronized", suspected.desynchronized, "whose weights differ"),
+        ("inf or nan", suspected.nan_origin, f"whose own gradients had it {first}"),
+    )
+    lines = [
+        ("fail", f"{what}: {_ranks(ranks)}, {why}{by}")
+        for what, ranks, why in told
+        if ranks
+    ]
+    lines += [("fail", f"{text}{by}") for text in suspected.sentences]
+    return lines or [("dim", f"no rank is suspected{by}")]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    names = ", ".join(map(str, ranks[:_NAMED])) + (" …" if len(ranks) > _NAMED else "")
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
 
 
 _TITLES = (
@@ -90,7 +138,7 @@ def _figures(figures: dict[str, float]) -> list[str]:
     return [text.format(figures[name]) for name, text in shown if name in figures]
 
 
-def _row(record: StepRecord, most: int, now_s: float) -> Line:
+def _row(record: StepRecord, most: int, *, is_named: bool) -> Line:
     shares = (
         record.data_wait_share,
         record.compute_share,
@@ -102,7 +150,7 @@ def _row(record: StepRecord, most: int, now_s: float) -> Line:
     behind = most - record.step
     if behind:
         return "fail", f"{text}  {behind:,} behind"
-    return "plain", text
+    return "fail" if is_named else "plain", text
 
 
 def bar(shares: Sequence[float], width: int = _BAR) -> str:
@@ -122,8 +170,7 @@ def _foot(
         lines.append(("dim", f"… and {left_out} ranks more"))
     silent = sorted(set(range(recorded.run["world_size"])) - set(newest))
     if silent:
-        names = ", ".join(map(str, silent[:8])) + (" …" if len(silent) > 8 else "")
-        lines.append(("fail", f"no record yet from rank {names}"))
+        lines.append(("fail", f"no record yet from {_ranks(silent)}"))
     return lines
 
 

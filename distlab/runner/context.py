@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from distlab.comm import Clock, Comm, Disk, Endpoint, RealClock, Store, Traffic
+from distlab.runner.gpus import are_hidden
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,4 +45,7 @@ class RankContext:
 def seed_everything(seed: int) -> None:
     """Seed Python's and torch's generators of this process."""
     random.seed(seed)
-    torch.manual_seed(seed)
+    if are_hidden():
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)  # notes each kind of device for later, with a traceback

@@ -29,3 +29,8 @@ def show_gpus(environment: MutableMapping[str, str] = os.environ) -> None:
     environment.pop(_VISIBLE, None)
     if _KEPT in environment:
         environment[_VISIBLE] = environment.pop(_KEPT)
+
+
+def are_hidden(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process was told that there are none."""
+    return environment.get(_VISIBLE) == ""

@@ -8,6 +8,7 @@ from distlab.runner.wire import decode
 
 _NUMBER = (int, float)
 _MAYBE_RANK = (int, type(None))
+_NUMBERS = ("members", "shape", "into_shape")  # lists of them
 _LIST, _TEXT = (list, type(None)), (str, type(None))
 _MAYBE_NUMBER = (int, float, type(None))
 _CALL: dict[str, Any] = {
@@ -77,21 +78,23 @@ def record_in(line: bytes) -> dict[str, Any] | None:
     fields = _FIELDS.get(message["k"])
     if fields is None or not _has(message, fields):
         return None
-    if not all(_is_frame(frame) for frame in message.get("frames", ())):
-        return None
+    for frame in message.get("frames", ()):
+        if not _is_frame(frame):
+            return None
     if message.get("via") is not None and not _is_frame(message["via"]):
         return None
-    lists = (message.get(key) or () for key in ("members", "shape", "into_shape"))
-    if not all(isinstance(item, int) for items in lists for item in items):
-        return None
+    for key in _NUMBERS:
+        for item in message.get(key) or ():
+            if not isinstance(item, int):
+                return None
     return message
 
 
 def _has(message: dict[str, Any], fields: dict[str, Any]) -> bool:
-    return all(
-        name in message and isinstance(message[name], kind)
-        for name, kind in fields.items()
-    )
+    for name, kind in fields.items():  # a loop: this is done for every event
+        if name not in message or not isinstance(message[name], kind):
+            return False
+    return True
 
 
 def _is_frame(frame: object) -> bool:

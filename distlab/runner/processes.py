@@ -19,6 +19,11 @@ def become_subreaper() -> bool:
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def stop_being_subreaper() -> bool:
+    """Let orphaned descendants go to the system again."""
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
 def die_with_parent() -> bool:
     """Have the kernel kill this process when its parent ends (Linux)."""
     return _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -37,6 +37,7 @@ from distlab.runner import stacks
 from distlab.runner.asking import told_by
 from distlab.runner.context import RankContext, seed_everything
 from distlab.runner.gpus import show_gpus
+from distlab.runner.last_call import LastCall, path_of
 from distlab.runner.limits import cap_files, cap_memory
 from distlab.runner.newcomer import NewcomersComm
 from distlab.runner.processes import die_with_parent
@@ -127,6 +128,8 @@ def _work(
     transport = _connected(job, rank, folder, store)
     _KEPT_OPEN.extend((transport, endpoint))
     meter = ByteMeter(transport)
+    if job["last_call"]:
+        meter.traffic.note = LastCall(path_of(folder, rank))
 
     def tell(event: Event) -> None:
         say(control, encode(event))

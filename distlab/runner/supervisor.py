@@ -17,10 +17,11 @@ from typing import Any
 from distlab.comm.tcp.server import Server
 from distlab.runner import stacks
 from distlab.runner.asking import ANSWERED, ASKS
-from distlab.runner.autopsy import explain
+from distlab.runner.autopsy import explain, own_frame
 from distlab.runner.board import Board, find_cycle
 from distlab.runner.doors import Door
 from distlab.runner.incoming import FLOOD, record_in
+from distlab.runner.last_call import path_of, read_call
 from distlab.runner.limits import Limits
 from distlab.runner.orders import Hands, Orders
 from distlab.runner.posts import Post
@@ -354,6 +355,14 @@ class Supervisor:
         time.sleep(STACKS_S)
         for rank in alive:
             self._read_stack(rank)
+            self._read_call(self._records[rank])
+
+    def _read_call(self, record: RankRecord) -> None:
+        """What it is in where no journal says it."""
+        at = own_frame(record.stack)
+        call = read_call(path_of(self._folder, record.rank), at)
+        if call and record.status == "running":
+            record.status, record.waiting = "waiting", call
 
     def _read_stack(self, rank: int) -> None:
         self._everyone[rank].stack = stacks.read_from(self._folder / f"stack{rank}")

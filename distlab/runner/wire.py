@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 _SCALARS = frozenset({type(None), bool, int, float, str})
 
 
@@ -28,7 +29,7 @@ def encode(value: Any) -> bytes:
     Raises:
         TypeError: a value that is neither plain data nor a tensor.
     """
-    return json.dumps(_plain(value), separators=(",", ":")).encode() + b"\n"
+    return _ENCODER.encode(_plain(value)).encode() + b"\n"
 
 
 def decode(line: bytes) -> Any:
@@ -38,6 +39,8 @@ def decode(line: bytes) -> Any:
         ValueError: the line was not written by `encode`.
     """
     try:
+        if b'"~' not in line:  # no mark: most lines have none
+            return json.loads(line)
         return json.loads(line, object_hook=_rich)
     except (TypeError, RuntimeError, RecursionError) as error:
         raise ValueError(f"not a line of ours: {error}") from error
@@ -52,7 +55,10 @@ def _plain(value: Any) -> Any:
         return _plain_items(value)
     if isinstance(value, dict):
         if all(isinstance(key, str) and key[:1] != "~" for key in value):
-            return {key: _plain(item) for key, item in value.items()}
+            return {
+                key: item if type(item) in _SCALARS else _plain(item)
+                for key, item in value.items()
+            }
         return {"~dict": [[_plain(key), _plain(item)] for key, item in value.items()]}
     if _is_tensor(value):
         return {"~tensor": _tensor_parts(value)}

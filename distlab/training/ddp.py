@@ -171,7 +171,7 @@ def train(
     `on_shards` gets everybody's first samples and the steps of an epoch; `on_epoch` the
     number of an epoch that has ended, and its mean loss; `on_log` what `fit` logs.
     `monitor` hears the records of the ranks' steps, made as `monitored` says, and each
-    validation; the calls of communication are then journaled, so that a hang is named.
+    validation; the ranks then note the call that they are in, so that a hang is named.
 
     With `checkpointing`, `units` has "fault_tolerance", too, and `on_word` hears of
     "checkpoint" (where it goes on) and "warning". The losses of epochs before that are
@@ -200,8 +200,8 @@ def train(
         seed=config.seed,
         backend=config.backend,
         # The reference does not deadlock. Others may, and their journals show it.
-        journal=monitored is not None
-        or any(unit.source.side != "reference" for unit in units.values()),
+        journal=any(unit.source.side != "reference" for unit in units.values()),
+        last_call=monitored is not None,
     )
     if ear.refused:
         raise RefusedError(ear.refused)

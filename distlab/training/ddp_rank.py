@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -163,12 +163,13 @@ class _Watch:
         context, traffic = self.context, self.context.traffic
         self._meter = StepMeter(
             context.comm.rank,
-            lambda record: context.report({"record": asdict(record)}),
+            lambda record: context.report({"record": vars(record)}),
             log_every_n_steps=monitored.log_every_n_steps,
             in_communication_s=lambda: traffic.in_calls_s,
             optimizer=optimizer,
             device=context.comm.device,
         )
+        traffic.before_call = self._meter.before_call
         if monitored.profile:
             self._profiler = StepProfiler(
                 Path(monitored.profile), context.comm.rank, context.comm.device

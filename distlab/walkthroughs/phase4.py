@@ -25,8 +25,9 @@ from distlab.runner.rank import name_of
 from distlab.sim import AlphaBeta, Faults, run_apart
 from distlab.training import resumed
 from distlab.training.ddp_code import as_parts
+from distlab.walkthroughs import phase4_compression_rank
 from distlab.walkthroughs import phase4_rank as rank
-from distlab.walkthroughs.base import Ranks
+from distlab.walkthroughs.phase4_compression import Compression
 from distlab.walkthroughs.tables import Cells
 
 Rows = Mapping[str, Mapping[str, float]]
@@ -91,11 +92,11 @@ def search(
     )
 
 
-class Walkthrough(Ranks):
+class Walkthrough(Compression):
     """Ranks, and what they do in phase 4."""
 
     def __init__(self) -> None:
-        super().__init__(4, (rank.__name__,))
+        super().__init__(4, (rank.__name__, phase4_compression_rank.__name__))
 
     # ── monitoring ──────────────────────────────────────────────────────────────────
 

@@ -6,18 +6,27 @@ marker or a hatch beside each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 
 from distlab.given.monitoring import Spans
-from distlab.trace.palette import BACKWARD, CALL, FORWARD, INK, SURFACE
+from distlab.trace.palette import BACKWARD, CALL, FORWARD, INK, METHODS, SURFACE
 from distlab.walkthroughs.phase4 import Rows, Search
 from distlab.walkthroughs.tables import print_table
 
-__all__ = ["draw_shares", "draw_traces", "draw_waits", "print_table"]
+__all__ = [
+    "draw_accuracies",
+    "draw_residuals",
+    "draw_shares",
+    "draw_traces",
+    "draw_waits",
+    "print_table",
+]
 
 _FILLS = {"data": SURFACE, "compute": FORWARD, "communication": CALL}
+_LINES = ("-", "--", ":", "-.")
+_MARKERS = ("o", "s", "^", "x")
 _HATCHES = {"data": "", "compute": "", "communication": "///"}
 
 
@@ -69,4 +78,37 @@ def draw_traces(traces: Mapping[str, Spans]) -> None:
         axis.set_yticks([0, -1], ["compute", "comm."])
         axis.set_title(f"{name}, ms", loc="left", fontsize=9)
     plt.tight_layout()
+    plt.show()
+
+
+def draw_residuals(kept: Sequence[Sequence[float]], gradients: Sequence[float]) -> None:
+    """A line for each element: what the rank keeps of it, after each step."""
+    _, axis = plt.subplots(figsize=(6.5, 2.6))
+    steps = range(1, len(kept) + 1)
+    for number, gradient in enumerate(gradients):
+        axis.plot(
+            steps,
+            [residuals[number] for residuals in kept],
+            _LINES[number % len(_LINES)],
+            color=METHODS[number % len(METHODS)],
+            label=f"gradient {gradient:g}",
+        )
+    axis.set(xlabel="step", ylabel="residual")
+    axis.legend(frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
+    plt.show()
+
+
+def draw_accuracies(rows: Mapping[str, Mapping[str, float]]) -> None:
+    """A line for each way to train, over the epochs."""
+    _, axis = plt.subplots(figsize=(6.5, 2.6))
+    for number, name in enumerate(next(iter(rows.values()))):
+        axis.plot(
+            [int(epoch) for epoch in rows],
+            [row[name] for row in rows.values()],
+            marker=_MARKERS[number % len(_MARKERS)],
+            color=METHODS[number % len(METHODS)],
+            label=name,
+        )
+    axis.set(xlabel="epoch", ylabel="held-out digits, %")
+    axis.legend(frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
     plt.show()

@@ -231,7 +231,7 @@ SENTENCES = {
     "group of none": "at least 1",
     "group with twins": "[0, 0]: each once",
     "send column": "{itself_or_column}",
-    "recv column": "recv got a non-contiguous tensor",
+    "recv column": "in memory; receive into one that is",
     "sendrecv column": "use .contiguous()",
     "broadcast column": "broadcast got a non-contiguous tensor",
     "all_reduce column": "all_reduce got a non-contiguous tensor",

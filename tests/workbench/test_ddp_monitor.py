@@ -33,6 +33,15 @@ def sleeps_on_rank_1(context: RankContext) -> None:
     context.comm.barrier()
 
 
+def sleeps_while_others_wait(context: RankContext) -> None:
+    context.comm.barrier()
+    context.comm.all_reduce(torch.ones(1))
+    if context.comm.rank == 1:
+        time.sleep(60.0)
+    context.comm.isend(torch.ones(1), 1).wait() if context.comm.rank else None
+    context.comm.all_reduce(torch.ones(1))
+
+
 def goes_on(context: RankContext) -> None:
     for step in range(10**6):
         context.report(os.getpid())
@@ -70,6 +79,26 @@ def test_a_stopped_rank_is_named_though_it_waits_in_a_call(cluster: Cluster) -> 
     assert run.outcome == "timeout"
     assert "rank 2 was stopped by a signal and never went on" in run.explanation
     assert [row.state for row in evidence(run)][2] == "stopped"
+
+
+def test_the_call_that_a_rank_waits_in_is_known_without_a_journal(
+    cluster: Cluster,
+) -> None:
+    run = cluster.run(
+        sleeps_while_others_wait,
+        3,
+        journal=False,
+        last_call=True,
+        limits=SOON,
+    )
+    assert run.outcome == "timeout"
+    assert "rank 1 had not finished; rank 1 was at" in run.explanation
+    assert run.ranks[0].journal == []
+    rows = evidence(run)
+    assert [row.state for row in rows] == ["waiting", "busy", "waiting"]
+    assert rows[0].text.split() == ["call", "#3", "all_reduce"]
+    assert rows[2].text.split()[:3] == ["call", "#3", "isend"]
+    assert all("test_ddp_monitor.py:" in row.where for row in rows)
 
 
 def test_reports_are_signs_of_life(cluster: Cluster) -> None:

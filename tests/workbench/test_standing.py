@@ -269,11 +269,13 @@ def test_the_reference_is_played_once_and_a_broken_file_is_no_harm(
     impl = Implementation(ready.source, ready.reference)
     runs = PlayedRuns(cluster, impl, 2, 7, Limits(seconds=30))
     specs = specs_of(checks_of(task.id), 2)
-    first = reference_bills(task.id, runs, specs)
+    first, played = reference_bills(task.id, runs, specs)
+    assert played
+    assert played.bills == first
     (kept,) = (tmp_path / "reference").iterdir()
     monkeypatch.setattr("distlab.grading.differential.bills.played_twice", _never)
-    assert reference_bills(task.id, runs, specs) == first
+    assert reference_bills(task.id, runs, specs) == (first, None)
     monkeypatch.undo()
     monkeypatch.setenv("DISTLAB_STATE", str(tmp_path))
     kept.write_text("[{]")
-    assert reference_bills(task.id, runs, specs) == first
+    assert reference_bills(task.id, runs, specs)[0] == first

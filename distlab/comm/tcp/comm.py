@@ -81,6 +81,7 @@ class TcpComm:
         host: str = "127.0.0.1",
         port: int = 0,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        local_rank: int | None = None,
     ) -> TcpComm:
         """Meet the other ranks through `store` (collective) and connect to each.
 
@@ -110,6 +111,7 @@ class TcpComm:
         comm = cls(
             Engine(exchange),
             world,
+            local_rank=local_rank,
             timeout_s=timeout_s,
             turned_away=meeting.turned_away,
         )

@@ -60,7 +60,7 @@ class Twice:
 
 
 def played_twice(runs: PlayedRuns, specs: tuple[RunSpec, ...]) -> Twice:
-    """Play each scenario twice in one process, all in one run.
+    """Play all scenarios in one process, from last to first, and then all again.
 
     Raises:
         NotYetError: the ranks did not come to their end.
@@ -69,7 +69,7 @@ def played_twice(runs: PlayedRuns, specs: tuple[RunSpec, ...]) -> Twice:
     run = runs.on_ranks(play_twice, specs, told, times=2)
     if run.outcome != "finished":
         raise diagnose(run)
-    parts = taken_apart(run, told, 2 * len(specs))[1::2]
+    parts = taken_apart(run, told, 2 * len(specs))[len(specs) :]
     seconds = dict(zip(specs, parts, strict=True))
     seen = zip(*run.values, strict=True)
     return Twice(
@@ -97,8 +97,8 @@ def _bill(run: Run, seen: tuple[dict[str, Any], ...]) -> Bill:
 
 def reference_bills(
     task: str, runs: PlayedRuns, specs: tuple[RunSpec, ...]
-) -> dict[RunSpec, Bill]:
-    """The reference's part, from the state folder or played now.
+) -> tuple[dict[RunSpec, Bill], Twice | None]:
+    """The reference's part, from the state folder or played now; then that as well.
 
     Raises:
         RunnerError: the reference itself does not come to its end.
@@ -110,7 +110,7 @@ def reference_bills(
     path = _folder(reference.path) / f"{task}-{digest}.json"
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         bills = [Bill.from_json(told) for told in json.loads(path.read_text())]
-        return dict(zip(specs, bills, strict=True))
+        return dict(zip(specs, bills, strict=True)), None
     try:
         twice = played_twice(runs.of(runs.impl.reference_alone), specs)
     except NotYetError as error:
@@ -119,7 +119,7 @@ def reference_bills(
     with contextlib.suppress(OSError):  # without it the next check plays it again
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(told))
-    return twice.bills
+    return twice.bills, twice
 
 
 @cache

@@ -5,6 +5,8 @@ Two looks at the same objects tell in words what has changed between them.
 
 from __future__ import annotations
 
+import _random
+import ctypes
 import random
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -40,7 +42,7 @@ def of_process() -> Prints:
     """What every call in this process shares."""
     return {
         "torch's random numbers": _hash(torch.get_rng_state()),
-        "Python's random numbers": hash(random.getstate()),
+        "Python's random numbers": _pythons_numbers(),
         "torch's grad mode": torch.is_grad_enabled(),
         "torch's default dtype": torch.get_default_dtype(),
         "torch's number of threads": torch.get_num_threads(),
@@ -69,7 +71,7 @@ def values_of(tensor: Tensor) -> object:
     plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
     if not plain or tensor.is_meta or not has_memory(tensor):
         return None
-    return _hash(tensor.detach())
+    return _hash(tensor)
 
 
 def _of(name: str, value: object, seen: set[int], depth: int) -> Iterator[Any]:
@@ -139,8 +141,22 @@ def _of_optimizer(name: str, optimizer: torch.optim.Optimizer) -> Iterator[Any]:
     yield f"{name}: its parameters", tuple(id(p) for g in groups for p in g["params"])
 
 
+def _pythons_numbers() -> int:
+    """Of the generator's own memory: to ask it makes 625 objects, before every call."""
+    generator: Any = random.random.__self__  # type: ignore[attr-defined]
+    head = object.__basicsize__  # what every object has: the references to it, its type
+    size = _random.Random.__basicsize__ - head
+    return hash(ctypes.string_at(id(generator) + head, size))
+
+
 def _hash(tensor: Tensor) -> int:
-    with unseen():  # nobody who counts memory or operations shall count these
-        # A copy: what numpy has looked at can never be resized again.
-        flat = tensor.cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
-        return hash(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else 0
+    """Of the elements, which must be in memory."""
+    if not tensor.numel():
+        return 0
+    is_plain = tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg()
+    if not is_plain or not tensor.is_contiguous():
+        with unseen():  # nobody who counts memory or operations shall count these
+            copy = tensor.detach().cpu().resolve_conj().resolve_neg()
+            return _hash(copy.clone(memory_format=torch.contiguous_format))
+    # The bytes where they lie, and no operation of torch: a model is looked at often.
+    return hash(ctypes.string_at(tensor.data_ptr(), tensor.nbytes))

@@ -1,8 +1,10 @@
 """In each rank: a task's scenarios, each twice in one process, with its calls watched.
 
 The first time has other numbers, so that what a call leaves behind shows in the second.
-That one is looked at: what each call of the unit's functions changed, which results
-changed after they were returned, and how many floating-point operations torch did.
+All scenarios are played once, from the last to the first, before any is played again,
+so the second time also follows calls with other sizes and settings. It is looked at:
+what each call of the unit's functions changed, which results changed after they were
+returned, and how many floating-point operations torch did.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,18 +26,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from distlab.curriculum import load_graft
 from distlab.grading.differential.fingerprints import (
+    Prints,
     changed,
     fingerprints,
     of_process,
     tensors_in,
     values_of,
 )
+from distlab.grading.differential.modes import in_other_mode
 from distlab.grading.harness import prepared
+from distlab.grading.kit.again import OTHER_SEED
 from distlab.grading.together import play_reported
 from distlab.runner import RankContext
 from distlab.runner.rank import resolve
 
-OTHER_SEED = 1_000_003  # added to the seed for the time before
+_ENTRIES = ("handle", "on")  # of a service: given, and they call what a learner wrote
+_EARLIER = 64  # tensors of earlier calls that are looked at again
 
 
 @dataclass
@@ -48,7 +54,20 @@ class Observed:
     changes: dict[tuple[str, str], None] = field(default_factory=dict)
     results: list[tuple[str, weakref.ref[Tensor], object]] = field(default_factory=list)
     given: dict[int, dict[str, Any]] = field(default_factory=dict)
+    earlier: dict[int, list[tuple[str, weakref.ref[Tensor]]]] = field(
+        default_factory=dict
+    )
     depth: int = 0
+
+    def begin(self) -> None:
+        """Forget what was seen."""
+        for kept in (self.changes, self.results, self.given, self.earlier):
+            kept.clear()
+
+    def made(self, new: object) -> None:
+        """An object is being made; another one may have had its id."""
+        self.given.pop(id(new), None)
+        self.earlier.pop(id(new), None)
 
     def aliased(self) -> list[tuple[str, str]]:
         """Results that are not what they were when they were returned."""
@@ -70,6 +89,32 @@ class Observed:
             own = {n: v for n, v in before.items() if v is not None} | own
         return {n: v for n, v in own.items() if n not in ("comm", "ctx")}
 
+    def handed_before(
+        self, names: list[str], args: tuple[Any, ...], now: Mapping[str, object]
+    ) -> list[tuple[str, Tensor]]:
+        """Tensors that methods of this object were called with before this call."""
+        if names[:1] != ["self"] or not args:
+            return []
+        handed = self.earlier.setdefault(id(args[0]), [])
+        own = {id(tensor) for tensor in tensors_in(list(now.values()))}
+        before = [(name, there) for name, ref in handed if (there := ref()) is not None]
+        handed += [
+            (name, weakref.ref(value))
+            for name, value in now.items()
+            if type(value) is Tensor
+        ]
+        del handed[:-_EARLIER]
+        return [(name, tensor) for name, tensor in before if id(tensor) not in own]
+
+
+def _prints_before(handed: list[tuple[str, Tensor]]) -> Prints:
+    values: dict[str, list[object]] = {}
+    for name, tensor in handed:
+        values.setdefault(f"the {name} of an earlier call: its values", []).append(
+            values_of(tensor)
+        )
+    return dict(values)
+
 
 def _weak(objects: dict[str, Any]) -> dict[str, Any]:
     kinds = (nn.Module, torch.optim.Optimizer)
@@ -79,8 +124,9 @@ def _weak(objects: dict[str, Any]) -> dict[str, Any]:
 def watch(module: ModuleType, seen: Observed) -> None:
     """Look before and after each call of a function or method of the unit.
 
-    Only calls from outside the unit count, and what an object was made with is looked
-    at in calls of its methods too.
+    Only calls from outside the unit count, or from the entry of a service. What an
+    object was made with, and the tensors that earlier calls of its methods were handed,
+    are looked at in calls of its methods too.
     """
     for name, value in list(vars(module).items()):
         if getattr(value, "__module__", None) != module.__name__:
@@ -99,20 +145,34 @@ def _watched(function: FunctionType, name: str, seen: Observed) -> Callable[...,
     if inspect.isgeneratorfunction(function):
         return function
     names = list(inspect.signature(function).parameters)
+    is_entry = name.rpartition(".")[2] in _ENTRIES
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if seen.depth:
             return function(*args, **kwargs)
+        if name.endswith(".__init__"):
+            seen.made(args[0])
         objects = seen.objects_of(names, args, kwargs)
-        before = {**of_process(), **fingerprints(objects)}
-        seen.depth += 1
-        try:
-            result = function(*args, **kwargs)
-        finally:
-            seen.depth -= 1
-        after = {**of_process(), **fingerprints(objects)}
-        seen.changes.update(((name, aspect), None) for aspect in changed(before, after))
+        handed = seen.handed_before(names, args, objects)
+
+        def look() -> Prints:
+            return {**of_process(), **fingerprints(objects), **_prints_before(handed)}
+
+        with in_other_mode(objects.values()):
+            before = look()
+            seen.depth += not is_entry
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                seen.depth -= not is_entry
+            after = look()
+        inside = {aspect for _, aspect in seen.changes} if is_entry else ()
+        seen.changes.update(
+            ((name, aspect), None)
+            for aspect in changed(before, after)
+            if aspect not in inside
+        )
         own = {id(tensor) for tensor in tensors_in(list(objects.values()))}
         seen.results += [
             (name, weakref.ref(tensor), values_of(tensor))
@@ -130,6 +190,12 @@ class Operations(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would call `__torch_dispatch__` through its compiler's switch, which
+        # takes longer than what we do there; nothing is compiled here.
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -158,15 +224,16 @@ def play_twice(
     context, texts = prepared(context, source, reference, off_limits)
     # Reports that a scenario makes of its own would be taken for ours.
     silent = replace(context, report=lambda _: None)
-    told = []
-    for name, values in plays:
-        module, scenario = load_graft(*texts, grafts), resolve(name)
+    module, told = load_graft(*texts, grafts), []
+    for name, values in reversed(plays):
         other = {**values, "seed": values["seed"] + OTHER_SEED}
-        play_reported(
-            context, other["seed"], partial(scenario, silent, module, **other)
-        )
-        seen, operations = Observed(), Operations()
-        watch(module, seen)
+        play = partial(resolve(name), silent, module, **other)
+        play_reported(context, other["seed"], play)
+    seen = Observed()
+    watch(module, seen)
+    for name, values in plays:
+        seen.begin()
+        operations, scenario = Operations(), resolve(name)
         # To enter a mode, torch imports its compiler. That takes each rank seconds,
         # unless the unit is one that trains: then it was preloaded.
         is_counted = "torch._dynamo" in sys.modules

@@ -24,7 +24,8 @@ from distlab.grading.differential.bills import (
 )
 from distlab.grading.differential.fingerprints import GRADIENT
 from distlab.grading.harness import PlayedRuns
-from distlab.grading.runs import Records, Runs, RunSpec
+from distlab.grading.kit.again import is_played_once
+from distlab.grading.runs import Records, Runs, RunSpec, Scenario
 from distlab.grading.verdict import STANDING, NotJudgedError, NotYetError
 from distlab.runner import Run
 from distlab.runner.autopsy import Evidence
@@ -44,10 +45,28 @@ def best_size(task: str) -> int:
     return max(few, key=lambda n: (len(specs_of(checks, n)), -n))
 
 
+def sizes_beside(task: str) -> tuple[int, ...]:
+    """The world sizes that have all scenarios between them, the best size first."""
+    checks, best = checks_of(task), best_size(task)
+    others = {n for check in checks for n in check.worlds} - {best}
+    found: list[int] = []
+    there: set[Scenario] = set()
+    for size in (best, *sorted(others)):
+        new = {spec.scenario for spec in specs_of(checks, size)} - there
+        if new:
+            found.append(size)
+            there |= new
+    return tuple(found)
+
+
 def specs_of(checks: Sequence[Check], world_size: int) -> tuple[RunSpec, ...]:
-    """What these checks play at this world size, each run once."""
+    """What these checks play on ranks at this world size, and can play again."""
     own = [check for check in checks if world_size in check.worlds]
-    return tuple(s for s in planned_runs(own, world_size) if s.network is None)
+    return tuple(
+        spec
+        for spec in planned_runs(own, world_size)
+        if spec.network is None and not is_played_once(spec.scenario)
+    )
 
 
 def first_fault(task: Task, runs: PlayedRuns) -> tuple[str, NotYetError] | None:
@@ -61,17 +80,18 @@ def first_fault(task: Task, runs: PlayedRuns) -> tuple[str, NotYetError] | None:
     asked = [clause for clause in STANDING if clause not in task.excused]
     if not asked or not specs:
         return None
-    right = reference_bills(task.id, runs, specs)
+    right, played = reference_bills(task.id, runs, specs)
+    is_reference = runs.source.digest == runs.impl.reference.digest
     try:
-        twice = played_twice(runs, specs)
+        twice = played if played and is_reference else played_twice(runs, specs)
     except NotYetError as failure:
         # Ranks may be in different scenarios: it counts if one by itself fails too.
         # That time ran out says nothing: all scenarios together have one's limit.
         is_told = "S3" in asked and failure.kind != "TIME"
-        confirmed = _alone(checks, runs, specs) if is_told else None
+        confirmed = _confirmed(checks, runs, specs) if is_told else None
         return ("S3", confirmed) if confirmed else None
     wrong = "S3" in asked and _again(checks, runs, twice.records)
-    if wrong and (confirmed := _alone(checks, runs, specs)):
+    if wrong and (confirmed := _confirmed(checks, runs, specs)):
         return "S3", confirmed
     cost = partial(no_more_cost, excused=task.excused)
     for clause, judge in (("S1", cost), ("S2", no_other_change)):
@@ -91,14 +111,27 @@ def _first(
     return None
 
 
-def _alone(
-    checks: Sequence[Check], runs: PlayedRuns, specs: Sequence[RunSpec]
+def _confirmed(
+    checks: Sequence[Check], runs: PlayedRuns, specs: tuple[RunSpec, ...]
 ) -> NotYetError | None:
-    """The fault in a second time, where each scenario has a run of its own."""
+    """The fault in a second time: where each scenario has a run of its own.
+
+    If none of these fails, what one scenario left behind may be wrong in another one:
+    then the fault is one that shows again when all are played together.
+    """
+    alone = _played_again(checks, runs, [(spec,) for spec in specs])
+    return alone or (_played_again(checks, runs, [specs]) if len(specs) > 1 else None)
+
+
+def _played_again(
+    checks: Sequence[Check],
+    runs: PlayedRuns,
+    batches: Sequence[tuple[RunSpec, ...]],
+) -> NotYetError | None:
     records: Records = {}
-    for spec in specs:
+    for specs in batches:
         try:
-            records |= played_twice(runs, (spec,)).records
+            records |= played_twice(runs, specs).records
         except NotYetError as failure:
             # A busy machine runs out of time, too: that is no fault.
             return None if failure.kind == "TIME" else _second_time(failure)

@@ -41,6 +41,12 @@ class LiveBytes(TorchDispatchMode):
         self._storages: dict[int, StorageWeakRef] = {}
         self._waited_in_vain = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would call `__torch_dispatch__` through its compiler's switch, which
+        # takes longer than what we do there; nothing is compiled here.
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
@@ -100,6 +106,8 @@ def has_memory(tensor: Tensor) -> bool:
     """Whether all of its elements lie in memory that is there."""
     there = tensor.untyped_storage().nbytes() // tensor.element_size()
     place = tensor.storage_offset()
+    if tensor.is_contiguous():
+        return place + tensor.numel() <= there or not tensor.numel()
     for size, step in zip(tensor.shape, tensor.stride(), strict=True):
         if size == 0:
             return True

@@ -36,6 +36,7 @@ def hold_back(context: RankContext, unit: ModuleType, seed: int) -> dict[str, An
     with steps.ddp.no_sync():
         with steps.ddp.no_sync():
             steps.backward(0)
+        inner = len(steps.events)
         for step in range(1, HELD_BACK):
             steps.backward(step)
     events = list(steps.events)
@@ -47,6 +48,7 @@ def hold_back(context: RankContext, unit: ModuleType, seed: int) -> dict[str, An
     steps.backward(0)
     return {
         "events": events,
+        "inner": inner,
         "after": after,
         "anew": steps.gradients(),
     }
@@ -60,7 +62,14 @@ def no_sync_keeps_quiet(runs: Runs) -> str | None:
     with judged_after(mean_in_each_step, runs, "C1"):
         run = runs.finished(hold_back)
     for record in run.ranks:
-        sent = [e for e in record.value["events"] if e[0] == "call"]
+        events, inner = record.value["events"], record.value["inner"]
+        sent = [e for e in events if e[0] == "call"]
+        if sent and not any(e[0] == "call" for e in events[:inner]):
+            raise NotYetError(
+                f"a no_sync() block inside another one has ended: in the outer block "
+                f"rank {record.rank} calls comm.{sent[0][1]}",
+                rule="at its end, a block sets self.syncs to what it was before",
+            )
         if sent:
             raise NotYetError(
                 f"under no_sync() rank {record.rank} calls comm.{sent[0][1]}, and "

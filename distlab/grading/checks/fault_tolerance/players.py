@@ -22,6 +22,7 @@ from distlab.given.compression import Factors, Residuals, split
 from distlab.given.training_state import (
     Run,
     State,
+    Stateful,
     pack,
     random_state,
     set_random_state,
@@ -135,7 +136,7 @@ def new_run(seed: int, width: int = 6) -> Run:
     model = new_model(width)
     master = [p.detach().double().requires_grad_() for p in model.parameters()]
     optimizer = torch.optim.AdamW(master, lr=0.02)
-    parts = {
+    parts: dict[str, Stateful] = {
         "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5),
         "scaler": Part(),
         "loader": Part(),

@@ -181,9 +181,49 @@ def _order_in(files: dict[str, bytes]) -> list[str]:
 
 
 PLAYED = [on_ranks(save_steps, size=size) for size in SIZES]
+MEMBERS = (2, 0)
 
 
-@clause(TASK, "C2", worlds=(1,), plays=SIZES, runs=PLAYED)
+def save_in_group(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """Two of three ranks save, in another order: rank 2 is rank 0 of their group."""
+    disk, step = SimDisk(), STEPS[-1]
+
+    def program(context: RankContext) -> None:
+        group = context.comm.new_group(list(MEMBERS))
+        if group is not None:
+            own = RankDisk(disk, context, [])
+            tensors = tensors_of(context.rank, step, seed)
+            unit.save(group, own, step, tensors, meta_of(context.rank, step))
+
+    _, end = play(program, 3)
+    flaw, metas = flaw_of(disk.files, step), []
+    if not flaw:
+        metas = [
+            given.decode_shard(disk.files[name]).meta for name in _order_in(disk.files)
+        ]
+    return {"end": end, "flaw": flaw, "metas": metas}
+
+
+GROUP = on_ranks(save_in_group)
+
+
+def _expect_group(runs: Runs) -> None:
+    record = worked_out(runs, GROUP).values[0]
+    setting = "ranks 2 and 0 of three, as ranks 0 and 1 of a group"
+    expect_end(record["end"], setting)
+    if record["flaw"]:
+        raise NotYetError(
+            f"{setting}: step {STEPS[-1]} is not complete: {record['flaw']}", played=3
+        )
+    if record["metas"] != [meta_of(rank, STEPS[-1]) for rank in MEMBERS]:
+        raise NotYetError(
+            f"{setting}: the manifest's shards are not those of the group's ranks, in "
+            "order",
+            played=3,
+        )
+
+
+@clause(TASK, "C2", worlds=(1,), plays=SIZES, runs=[*PLAYED, GROUP])
 def the_manifest_comes_last(runs: Runs) -> str | None:
     """V, O: the files at the end; and when each shard and the manifest were written."""
     for size in SIZES:
@@ -193,6 +233,7 @@ def the_manifest_comes_last(runs: Runs) -> str | None:
             _expect_last(record["rows"], size, setting)
             _expect_returns(record, size, setting)
             _expect_files(record, size, setting)
+    _expect_group(runs)
     return "a rank without a tensor, tied, empty and bfloat16 tensors, a step twice"
 
 

@@ -20,6 +20,7 @@ from distlab.grading.checks.gradient_accumulation.microbatches import (
     wrong_weights,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit.again import turned
 from distlab.grading.kit.outputs import Outputs
 from distlab.grading.kit.values import (
     Suspect,
@@ -44,7 +45,7 @@ def accumulate_once(
     """One step's microbatches, unequally many and of uneven sizes."""
     device = context.comm.device
     model = Zoo(seed).to(device)
-    sizes = RAGGED[context.rank % len(RAGGED)]
+    sizes = turned(RAGGED, seed)[context.rank % len(RAGGED)]
     microbatches = [
         (inputs.to(device), targets.to(device))
         for inputs, targets in make_microbatches(seed, 0, context.rank, sizes)
@@ -76,7 +77,7 @@ def every_sample_counts_alike(runs: Runs) -> str | None:
     """V: each rank's contribution, against every microbatch by itself."""
     n = runs.world_size
     run = runs.finished(accumulate_once)
-    means = first_means(runs.seed, RAGGED[:n])
+    means = first_means(runs.seed, turned(RAGGED, runs.seed)[:n])
     expect_values(
         [value["added"] for value in run.values],
         means.parts(),

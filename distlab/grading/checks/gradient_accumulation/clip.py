@@ -27,6 +27,7 @@ from distlab.grading.checks.gradient_accumulation.microbatches import (
 )
 from distlab.grading.checks.trainer.train_step import expect_float, number_of
 from distlab.grading.clause import clause
+from distlab.grading.kit.again import turned
 from distlab.grading.kit.messages import expect_messages
 from distlab.grading.kit.values import (
     Suspect,
@@ -78,7 +79,7 @@ def clip_steps(
     optimizer = Counted(groups[:1] if part else groups, lr=LEARNING_RATE)
     norms, stepped = [], []
     for step, max_norm in enumerate(MAX_NORMS):
-        sizes = LEVEL[context.rank % len(LEVEL)]
+        sizes = turned(LEVEL, seed)[context.rank % len(LEVEL)]
         microbatches = [
             (inputs.to(device), targets.to(device))
             for inputs, targets in make_microbatches(seed, step, context.rank, sizes)

@@ -15,6 +15,7 @@ from distlab.grading.checks.gradient_accumulation.microbatches import (
     means_of,
     weights_of,
 )
+from distlab.grading.kit.again import turned
 from distlab.grading.kit.values import Suspect, same_everywhere
 from distlab.grading.kit.zoo import where
 
@@ -39,7 +40,8 @@ def train(seed: int, n: int, rule: Rule) -> tuple[list[Tensor], list[Means]]:
     models = [Zoo(seed) for _ in range(n)]
     met = []
     for step, max_norm in enumerate(MAX_NORMS):
-        met.append(means_of(models[0], seed, step, LEVEL[:n]))
+        sizes = turned(LEVEL, seed)[:n]
+        met.append(means_of(models[0], seed, step, sizes))
         for model, change in zip(models, rule(met[-1], max_norm), strict=True):
             flat = weights_of(model) - LEARNING_RATE * change
             torch.nn.utils.vector_to_parameters(flat, model.parameters())

@@ -40,6 +40,7 @@ from distlab.grading.checks.gradient_accumulation.microbatches import (
 )
 from distlab.grading.checks.trainer.train_step import number_of
 from distlab.grading.clause import clause
+from distlab.grading.kit.again import turned
 from distlab.grading.kit.torch_group import PATIENCE_S, finished
 from distlab.grading.kit.torchrun_env import keep_wrappers, like_torchrun
 from distlab.grading.kit.values import Suspect, same_everywhere
@@ -74,8 +75,9 @@ def ported_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     model.register_comm_hook(None, hook)
     optimizer = Counted(model.parameters(), lr=LEARNING_RATE)
     norms, stepped = [], []
+    sizes = turned(LEVEL, seed)[context.rank]
     for step, max_norm in enumerate(MAX_NORMS):
-        batches = make_microbatches(seed, step, context.rank, LEVEL[context.rank])
+        batches = make_microbatches(seed, step, context.rank, sizes)
         before = weights_of(model.module)
         norm = unit.with_torch(model, optimizer, loss_of, batches, max_norm)
         norms.append(number_of(norm))

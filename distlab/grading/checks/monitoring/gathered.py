@@ -22,6 +22,7 @@ from distlab.runner.autopsy import Evidence
 
 WORLDS = (3, 2, 4, 1)
 READING = ("item", "__float__", "__int__", "__index__")
+STEPS = 2
 READS = 2  # .item() and the like; reading every number so takes 8 for each rank
 
 
@@ -47,20 +48,22 @@ def counted_reads() -> Iterator[list[str]]:
             setattr(Tensor, name, method)
 
 
-def row_of(seed: int, rank: int) -> Row:
+def row_of(seed: int, rank: int, step: int = 0) -> Row:
     """What this rank recorded: its number is another one; rank 1 has no samples."""
-    draw = random.Random(seed * 7919 + rank)
+    draw = random.Random(seed * 7919 + step * 101 + rank)
     row = drawn_row(draw, 20 - 3 * rank, 0 if rank == 1 else 3 + rank)
     return row._replace(num_nonfinite=rank * 1_000_003, checksum=2**32 - 5 - rank)
 
 
 def gather(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
-    """What gather_records returns on this rank, and how its numbers were read."""
-    with counted_reads() as reads:
-        told = unit.gather_records(
-            context.comm, unit.Record(*row_of(seed, context.rank))
-        )
-    return {"rows": read_records(told), "reads": len(reads)}
+    """What gather_records returns in each step, and how the first was read."""
+    told, reads = [], 0
+    for step in range(STEPS):
+        record = unit.Record(*row_of(seed, context.rank, step))
+        with counted_reads() as read:
+            told.append(unit.gather_records(context.comm, record))
+        reads = reads or len(read)
+    return {"rows": [read_records(each) for each in told], "reads": reads}
 
 
 def read_records(told: Any) -> list[list[float]] | str:
@@ -87,10 +90,16 @@ def all_records_everywhere(runs: Runs) -> str | None:
         return left_early(run, without, "has no samples")
 
     run = run_or_name(runs, gather, name)
-    expected = [row_of(runs.seed, rank) for rank in range(runs.world_size)]
+    n = runs.world_size
+    expected = [
+        [row_of(runs.seed, rank, step) for rank in range(n)] for step in range(STEPS)
+    ]
     for rank, value in enumerate(run.values):
-        _expect_rows(rank, value["rows"], expected)
+        _expect_rows(rank, value["rows"][0], expected[0])
     _expect_one_call(run)
+    for rank, value in enumerate(run.values):
+        _expect_no_totals(rank, value["rows"][1], *expected)
+        _expect_rows(rank, value["rows"][1], expected[1])
     for rank, value in enumerate(run.values):
         if value["reads"] > READS:
             raise NotYetError(
@@ -131,6 +140,26 @@ def _expect_rows(rank: int, rows: list[list[float]] | str, right: list[Row]) -> 
     )
 
 
+def _expect_no_totals(
+    rank: int, rows: list[list[float]] | str, before: list[Row], right: list[Row]
+) -> None:
+    """In the second step nothing of the first is left, once or from every rank."""
+    if isinstance(rows, str) or len(rows) != len(right):
+        return
+    samples = Row._fields.index("num_samples")
+    own, old, new = ([r[samples] for r in each] for each in (rows, before, right))
+    for times in {len(right), 1}:
+        if any(old) and own == [x + times * y for x, y in zip(new, old, strict=True)]:
+            reduced = f"{times} times: as often as there are ranks" if times > 1 else ""
+            raise NotYetError(
+                "in the second step the records of the first step are in the result"
+                + f", {reduced}" * bool(reduced),
+                slug="totals-reduced-again",
+                evidence=_beside(rows, right),
+                rule="send what belongs to this step; add up the results, locally",
+            )
+
+
 def _beside(rows: list[list[float]], right: list[Row]) -> tuple[Evidence, ...]:
     return tuple(
         Evidence(
@@ -146,13 +175,13 @@ def _beside(rows: list[list[float]], right: list[Row]) -> tuple[Evidence, ...]:
 def _expect_one_call(run: Run) -> None:
     for record in run.ranks:
         calls = [call["op"] for call in record.calls()]
-        if len(calls) == 1 and calls[0] in COLLECTIVES:
+        if len(calls) == STEPS and {*calls} <= COLLECTIVES:
             continue
         if not calls and run.world_size == 1:
             continue
-        more = len(calls) > 1
+        more = len(calls) > STEPS
         raise NotYetError(
-            f"rank {record.rank} made {len(calls)} calls for one step: "
+            f"rank {record.rank} made {len(calls)} calls for {STEPS} steps: "
             f"{', '.join(calls[:4])}{' …' * (len(calls) > 4)}",
             slug="call-per-number" if more and set(calls) <= COLLECTIVES else "",
             rule="put all numbers of the record into one tensor" if more else "",

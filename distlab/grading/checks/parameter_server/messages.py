@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -75,7 +76,11 @@ def gradient_of(rank: int, number: int, size: int = 2) -> list[float]:
 
 def ask(move: Move) -> Ask:
     """The message of a move."""
-    rank, kind, number = move
+    return _ask(*move)
+
+
+@lru_cache(maxsize=1024)
+def _ask(rank: int, kind: int, number: int) -> Ask:
     values = gradient_of(rank, number) if kind == PUSH else ()
     return Ask(rank, message(kind, number, values))
 

@@ -29,6 +29,7 @@ from distlab.grading.checks.parameter_server.stale_faults import (
     faults,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit.again import played_once
 from distlab.grading.kit.histories import (
     History,
     Row,
@@ -109,6 +110,7 @@ def worker(context: RankContext) -> list[Any]:
     return []
 
 
+@played_once
 def under_scripts(
     context: RankContext, unit: ModuleType, seed: int, deadly: bool
 ) -> list[Any]:

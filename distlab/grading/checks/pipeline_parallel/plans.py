@@ -33,7 +33,7 @@ PLAIN = tuple(
     for n, m in ((4, 8), (3, 4), (2, 5), (4, 2), (5, 7), (1, 3), (3, 1), (8, 32))
 )
 CHUNKED = ((2, 4, 2), (3, 6, 2), (4, 8, 3), (2, 2, 2), (4, 4, 2), (1, 2, 2), (8, 32, 2))
-ODD = ((2, 3, 2), (4, 6, 2), (3, 1, 2))  # no multiple
+ODD = ((2, 3, 2), (4, 6, 2), (3, 1, 2), (2, 3, 1))  # no multiple
 
 
 @dataclass(frozen=True)
@@ -218,11 +218,11 @@ def interleaved_is_complete(runs: Runs) -> str | None:
     """V: the same through every chunk; m that n does not divide is refused."""
     _judge_complete(runs, "interleaved")
     told = _worked_out(runs, "interleaved")["refused"]
-    for (n, m, _), what in zip(ODD, told, strict=True):
+    for (n, m, v), what in zip(ODD, told, strict=True):
         if what != "raises ValueError":
             raise NotYetError(
-                f"{m} microbatches on {n} ranks: interleaved {what}; they do not "
-                f"form groups of {n}: that must be a ValueError",
+                f"{m} microbatches on {n} ranks, v = {v}: interleaved {what}; they do "
+                f"not form groups of {n}: that must be a ValueError",
                 rule="look at num_microbatches % world_size first",
             )
     return None

@@ -45,7 +45,9 @@ def _execute(unit: ModuleType) -> Any:
                 x, output, work = _three(
                     unit.forward_step(comm, chunk, inputs, source, destination)
                 )
-                if not destination:
+                if destination:
+                    output = _transposed(output)
+                else:
                     output = loss_fn(output, targets) * (len(inputs) / total)
                 kept[key] = x, output
             else:
@@ -62,6 +64,12 @@ def _execute(unit: ModuleType) -> Any:
                 work.wait()
 
     return execute
+
+
+def _transposed(output: Tensor) -> Tensor:
+    """The same values and graph, in another order in memory: non-contiguous."""
+    dims = range(output.dim())
+    return output.permute(*reversed(dims)).contiguous().permute(*reversed(dims))
 
 
 def _three(value: Any) -> tuple[Tensor, Tensor, Any]:

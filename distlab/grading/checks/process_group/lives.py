@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from signal import SIGINT, SIGKILL, SIGTERM
 from typing import Any
 
@@ -84,10 +85,11 @@ BY_HAND = (
 )  # fmt: skip
 
 
-def scripts(seed: int) -> list[Script]:
+@lru_cache(maxsize=4)
+def scripts(seed: int) -> tuple[Script, ...]:
     """Those above, and some that depend on the seed."""
     draw = random.Random(seed)
-    return [*BY_HAND, *(_random_script(draw) for _ in range(NUM_RANDOM))]
+    return (*BY_HAND, *(_random_script(draw) for _ in range(NUM_RANDOM)))
 
 
 def _random_script(draw: random.Random) -> Script:

@@ -15,6 +15,7 @@ from distlab.grading.checks.sharded_optimizer.half import forward_in_half
 from distlab.grading.checks.sharded_optimizer.moments import Told, watched, watching
 from distlab.grading.checks.sharded_optimizer.scenarios import weights_of
 from distlab.grading.kit.live_bytes import LiveBytes, has_memory, unseen
+from distlab.grading.kit.plain_sgd import PlainSGD
 from distlab.runner import RankContext
 
 WIDTHS = (13, 26, 17, 31, 22, 11)
@@ -23,8 +24,10 @@ ROOM = 8 * 8 * ROWS * max(WIDTHS)  # bytes of activations, and their kin
 LEFT = ROOM // 4  # after forward there is an output: less than the smallest layer
 PARTS = {False: ([0], [1, 2]), True: ([0], [1])}
 """The batches of each step, without and with prefetch."""
+VIEW, GONE, OTHER = "view", "gone", "other"  # how a shard is lost
 PAUSE_S = 1.0  # of virtual time: how long a layer computes in one direction
-make_optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+LR, MOMENTUM = 0.05, 0.9
+make_optimizer = partial(torch.optim.SGD, lr=LR, momentum=MOMENTUM)
 
 
 class Paused(torch.autograd.Function):
@@ -136,13 +139,18 @@ class Whole:
         return sum(b.flat.untyped_storage().nbytes() for b in self.buckets)
 
 
-def lost_shards(zero: Any) -> list[tuple[str, bool]]:
-    """Shards without memory: whose they are, and whether they are views of `flat`."""
-    return [
-        (bucket.names[0], _share_memory(bucket.shard.data, bucket.flat))
-        for bucket in zero.buckets
-        if not has_memory(bucket.shard.data)
-    ]
+def lost_shards(zero: Any) -> list[tuple[str, str]]:
+    """Shards without memory, or that the optimizer does not have: whose, and why."""
+    groups = zero.optimizer.param_groups
+    updated = {id(parameter) for group in groups for parameter in group["params"]}
+    lost = []
+    for bucket in zero.buckets:
+        if not has_memory(bucket.shard.data):
+            is_view = _share_memory(bucket.shard.data, bucket.flat)
+            lost.append((bucket.names[0], VIEW if is_view else GONE))
+        elif id(bucket.shard) not in updated:
+            lost.append((bucket.names[0], OTHER))
+    return lost
 
 
 def _share_memory(one: Tensor, other: Tensor) -> bool:
@@ -271,7 +279,7 @@ def one_process(
     And then each rank's outputs of the first batch.
     """
     model = make_layers(seed)
-    optimizer = make_optimizer(make_groups(model))
+    optimizer = PlainSGD(make_groups(model), lr=LR, momentum=MOMENTUM)
     found = []
     for parts in PARTS[prefetch]:
         for part in parts:

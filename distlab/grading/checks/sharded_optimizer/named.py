@@ -12,6 +12,7 @@ from distlab.runner import Run
 from distlab.runner.autopsy import Evidence, own_frame, place
 
 FREED = "freed-under-a-view"
+NOT_UPDATED = "shard-not-in-optimizer"
 IN_BETWEEN = (
     "flat has memory from allocate() to free(); use it and its views, the parameters "
     "too, in between only"
@@ -34,7 +35,16 @@ def play(runs: Runs, scenario: Scenario, **values: Any) -> Run:
     return run
 
 
-def _lost(rank: int, name: str, is_view: bool) -> NotYetError:
+def _lost(rank: int, name: str, how: str) -> NotYetError:
+    if how == layers.OTHER:
+        return NotYetError(
+            f"after shard_bucket the shard of {name} on rank {rank} is another "
+            "parameter than the optimizer has: a step would not change it",
+            slug=NOT_UPDATED,
+            rule="give the same parameter its own memory: bucket.shard.data = …",
+            fatal=True,
+        )
+    is_view = how == layers.VIEW
     why = "it is a view of bucket.flat, which was freed" if is_view else "it was freed"
     return NotYetError(
         f"after shard_bucket the shard of {name} on rank {rank} has no memory: {why}",

@@ -75,14 +75,19 @@ def _after_steps(seed: int) -> One:
 
 
 def _after_adam(seed: int) -> tuple[Any, dict[str, nn.Parameter]]:
-    """One process after the step of `keep_adams`: the state, and the parameters."""
+    """One process after the step of `keep_adams`: the state, and the parameters.
+
+    By the formulas of Adam's first step: see kit/plain_sgd.py on torch's optimizers.
+    """
     model = _layer(seed)
-    optimizer = make_adam(model.parameters())
     gradient = shards.drawn_gradient(seed, scenarios.weights_of(model))
-    for name, p in model.named_parameters():
-        p.grad = gradient[name]
-    optimizer.step()
-    return optimizer.state, dict(model.named_parameters())
+    named = dict(model.named_parameters())
+    state = {}
+    for name, p in named.items():
+        mean, squares = 0.1 * gradient[name], 0.001 * gradient[name].square()
+        entries = (mean, squares, squares, gradient[name].float())
+        state[p] = dict(zip(MOMENTS, entries, strict=True))
+    return state, named
 
 
 # ── C1 ──────────────────────────────────────────────────────────────────────────────

@@ -18,6 +18,7 @@ from distlab.grading.checks.sharded_optimizer.half import SLACK as SLACK
 from distlab.grading.checks.sharded_optimizer.half import step_in_half
 from distlab.grading.checks.sharded_optimizer.moments import Told, watched, watching
 from distlab.grading.kit.live_bytes import LiveBytes, unseen
+from distlab.grading.kit.plain_sgd import PlainSGD
 from distlab.runner import RankContext
 
 SIZES = (9, 23, 14, 3)
@@ -247,7 +248,7 @@ class One:
 
     def __init__(self, seed: int, groups: Any = make_groups) -> None:
         self.seed, self.model = seed, make_model(seed)
-        self.optimizer = make_optimizer(groups(self.model))
+        self.optimizer = PlainSGD(groups(self.model), lr=1.0, momentum=MOMENTUM)
 
     def step(self, gradient: dict[str, Tensor]) -> None:
         """A step with this gradient."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.grading.checks.tensor_parallel.shared import drawn
+from distlab.grading.kit.again import turned
 from distlab.grading.verdict import NotYetError
 from distlab.models.transformer import Block, TransformerConfig
 from distlab.runner import Run
@@ -26,8 +27,14 @@ FROZEN = (
 )
 
 
-def make_block(seed: int, n: int, heads: int = 2) -> Block:
+def heads_of(seed: int) -> int:
+    """How many heads a rank has: more in the time before."""
+    return turned((2, 3), seed)[0]
+
+
+def make_block(seed: int, n: int, heads: int | None = None) -> Block:
     """A block with `heads` heads per rank; all weights drawn, the norms' too."""
+    heads = heads or heads_of(seed)
     config = TransformerConfig(dim=heads * n * HEAD_DIM, num_heads=heads * n)
     block = Block(config).double()
     for place, parameter in enumerate(block.parameters()):
@@ -73,19 +80,19 @@ def expect_frozen(run: Run, n: int) -> None:
         )
 
 
-def channels(n: int) -> int:
+def channels(seed: int, n: int) -> int:
     """C of that block."""
-    return 2 * n * HEAD_DIM
+    return heads_of(seed) * n * HEAD_DIM
 
 
 def inputs_of(seed: int, n: int, step: int) -> Tensor:
     """What goes in at a step, the same on every rank."""
-    return drawn(seed + 100 * step, -9, SEQUENCES, TOKENS, channels(n))
+    return drawn(seed + 100 * step, -9, SEQUENCES, TOKENS, channels(seed, n))
 
 
 def upstream_of(seed: int, n: int, step: int) -> Tensor:
     """The gradient of what comes out."""
-    return drawn(seed + 100 * step, -10, SEQUENCES, TOKENS, channels(n))
+    return drawn(seed + 100 * step, -10, SEQUENCES, TOKENS, channels(seed, n))
 
 
 class Whole:
@@ -113,7 +120,7 @@ class Whole:
     @cached_property
     def rows(self) -> list[Tensor]:
         """The rows of the first layer that each rank has, if it has whole heads."""
-        size = channels(self.n)
+        size = channels(self.seed, self.n)
         if self.name == "mlp":
             return list(torch.arange(4 * size).chunk(self.n))
         table = torch.arange(3 * size).view(3, self.n, -1)
@@ -124,14 +131,14 @@ class Whole:
 
         For these inputs; without any, for those of the first step.
         """
-        pieces = torch.arange(3 * channels(self.n)).chunk(self.n)
+        pieces = torch.arange(3 * channels(self.seed, self.n)).chunk(self.n)
         x = inputs_of(self.seed, self.n, 0) if x is None else x
         parts = [self._share(rank, rows)(x) for rank, rows in enumerate(pieces)]
         return (torch.stack(parts).sum(0) + self.constant).detach()
 
     def bias_as_it_was(self) -> Tensor:
         """The sum if the rows of qkv are cut head by head, and its bias in a piece."""
-        pieces = torch.arange(3 * channels(self.n)).chunk(self.n)
+        pieces = torch.arange(3 * channels(self.seed, self.n)).chunk(self.n)
         x = inputs_of(self.seed, self.n, 0)
         ranks = zip(range(self.n), self.rows, pieces, strict=True)
         parts = [self._share(*one)(x) for one in ranks]

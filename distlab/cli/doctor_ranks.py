@@ -1,0 +1,68 @@
+"""`distlab doctor --ranks N`: do N ranks of this machine talk to each other?
+
+They are started by distlab.launch, as one starts a training, and not by the runner that
+checks tasks. Five lines: met, point to point, a small and a large sum, and the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from distlab.cli.doctor import Finding
+from distlab.launch import LaunchConfig, launch_distributed_training, selftest_script
+from distlab.runner.processes import descendants
+
+Launch = Callable[..., int]
+_START_ADVICE = "What the ranks printed stands above; then: distlab doctor"
+
+
+def check_ranks(
+    num_ranks: int, launch: Launch = launch_distributed_training
+) -> Iterator[Finding]:
+    """Start `num_ranks` ranks and give five findings, or one if they do not start.
+
+    Raises:
+        LaunchError: there cannot be so many.
+    """
+    LaunchConfig(nproc_per_node=num_ranks)
+    before = set(descendants(os.getpid()))
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="distlab-") as folder:
+        result = Path(folder) / "result.json"
+        code = launch(
+            selftest_script(), result, nproc_per_node=num_ranks, log_dir=folder
+        )
+        seconds = time.perf_counter() - began
+        found = json.loads(result.read_text()) if result.exists() else {}
+    name = f"{num_ranks} ranks" if num_ranks > 1 else "1 rank"
+    if code or not found:
+        figure = f"exit code {code}" if code else "they wrote no result"
+        yield Finding(name, "broken", figure, advice=_START_ADVICE)
+        return
+    agent = "the agent kept their store"
+    met = f"met in {found['met_s']:.2f} s"
+    yield Finding(name, "ok", met, agent)
+    ring = f"{found['ring_s'] * 1e3:.2f} ms a message, once around"
+    yield Finding("send, recv", "ok", ring if num_ranks > 1 else "one rank sends none")
+    yield Finding("all_reduce", "ok", f"{found['small_s'] * 1e3:.2f} ms for 8 bytes")
+    yield _large(found["large_s"], num_ranks)
+    yield _end(set(descendants(os.getpid())) - before, seconds)
+
+
+def _large(seconds: float, num_ranks: int) -> Finding:
+    sent_mib = 2 * (num_ranks - 1) / num_ranks * 4  # a rank's share of a ring
+    rate = f"{sent_mib / 1024 / seconds:.2f} GiB/s sent by each rank"
+    return Finding("all_reduce", "ok", f"{seconds * 1e3:.1f} ms for 4 MiB", rate)
+
+
+def _end(left: set[int], seconds: float) -> Finding:
+    if left:
+        pids = ", ".join(map(str, sorted(left)))
+        advice = f"End them: kill {pids.replace(', ', ' ')}"
+        return Finding("the end", "broken", f"still running: {pids}", advice=advice)
+    return Finding("the end", "ok", "exit code 0, nothing is left", f"{seconds:.1f} s")

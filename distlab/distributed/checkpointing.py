@@ -1,0 +1,97 @@
+"""Activation checkpointing of phase 2 as a scope around forward()."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from distlab.distributed import registry
+from distlab.distributed.parts import running, unit
+
+
+@contextmanager
+def checkpoint_scope(*blocks: nn.Module) -> Iterator[list[nn.Module]]:
+    """In this scope forward() of each block keeps its input only, for backward().
+
+    backward() runs the block again; it may be called in the scope or after it. A block
+    takes one tensor that requires a gradient, its first argument, and returns a tensor.
+    Without `blocks`, they are those in an nn.Sequential or nn.ModuleList of any
+    wrapper of this process that have layers inside them, the outermost ones. The scope
+    has the list of all blocks. A block may draw random numbers, but it may not be part
+    of a DistributedDataParallel with find_unused_parameters: see 2.5.
+
+    Raises:
+        ValueError: there is no block; in forward(), a second tensor of a block
+            requires a gradient.
+
+    Example:
+        layers = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())] * 4
+        model = torch.nn.Sequential(*layers)
+        with checkpoint_scope(*model):
+            loss = model(torch.ones(5, 8)).sum()
+        loss.backward()
+        assert model[0][0].weight.grad is not None
+    """
+    chosen = list(dict.fromkeys(blocks)) or _blocks_of_wrappers()
+    if not chosen:
+        raise ValueError(
+            "no wrapper has blocks to checkpoint: name them, such as "
+            "checkpoint_scope(*model.blocks)"
+        )
+    with ExitStack() as stack:
+        for block in chosen:
+            stack.enter_context(_checkpointed(block))
+        yield chosen
+
+
+@contextmanager
+def _checkpointed(block: nn.Module) -> Iterator[None]:
+    before, forward = block.__dict__.get("forward"), block.forward
+    block.__dict__["forward"] = _recomputing(forward)
+    try:
+        yield
+    finally:
+        if before is None:
+            del block.__dict__["forward"]
+        else:
+            block.__dict__["forward"] = before
+
+
+def _recomputing(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(first: Any, *others: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled() or not isinstance(first, Tensor):
+            return forward(first, *others, **named)
+        for leaf in tree_leaves((others, named)):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                raise ValueError(
+                    "a checkpointed block has a second tensor that requires a "
+                    "gradient: 2.5 gives a gradient to the first one only"
+                )
+        with running():
+            return unit("activation_checkpointing").checkpoint(
+                lambda tensor: forward(tensor, *others, **named), first
+            )
+
+    return run
+
+
+def _blocks_of_wrappers() -> list[nn.Module]:
+    blocks: dict[nn.Module, None] = {}
+    for wrapper in registry.alive():
+        inside: set[nn.Module] = set()
+        for module in wrapper.modules():  # outer modules come first
+            if module in inside or not isinstance(module, _CONTAINERS):
+                continue
+            for child in module.children():
+                if child not in inside and any(child.children()):
+                    blocks[child] = None
+                    inside.update(child.modules())
+    return list(blocks)
+
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList)

@@ -1,0 +1,318 @@
+"""DistributedDataParallel of phase 3 behind torch's names, and all of this process.
+
+    forward()     the unit's; from now on this rank has a batch in this step
+    backward()    the unit's hooks send the buckets; .grad is the mean when it returns
+    no_sync()     .grad is this rank's own sum, until sync_gradients() or a backward()
+                  outside
+
+A rank whose batches have run out takes part through join(), or through zero_loss() in
+each remaining step: both count only the ranks that have a batch, which needs
+find_unused_parameters=True.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from distlab.comm import Comm, Work
+from distlab.distributed import registry
+from distlab.distributed.group import default_comm
+from distlab.distributed.parts import running, unit
+
+
+class DistributedDataParallel(nn.Module):
+    """The module; when backward() returns, every .grad is the mean over the ranks.
+
+    Collective: every rank constructs it, from a module of the same architecture.
+    Parameters and buffers become rank 0's. `bucket_size_mb` is another name of
+    `bucket_size_mib`. `comm_hook(comm, bucket) -> Work` replaces the all_reduce of a
+    bucket. With `find_unused_parameters`, parameters may be without a gradient, and
+    ranks without a batch.
+
+    Raises:
+        ValueError: both names of the bucket size, or what the unit refuses.
+
+    Example:
+        init_process_group()
+        model = DistributedDataParallel(torch.nn.Linear(2, 1))
+        model(torch.ones(3, 2) * get_rank()).sum().backward()
+        mean = 3 * (get_world_size() - 1) / 2
+        assert model.module.weight.grad.tolist() == [[mean, mean]]
+    """
+
+    module: nn.Module
+
+    def __init__(
+        self,
+        module: nn.Module,
+        comm: Comm | None = None,
+        bucket_size_mib: float | None = None,
+        find_unused_parameters: bool = False,
+        *,
+        bucket_size_mb: float | None = None,
+        broadcast_buffers: bool = True,
+        comm_hook: Any = None,
+    ) -> None:
+        if bucket_size_mib is not None and bucket_size_mb is not None:
+            raise ValueError("bucket_size_mb is bucket_size_mib: give one of them")
+        sizes = [s for s in (bucket_size_mib, bucket_size_mb) if s is not None]
+        super().__init__()
+        self.module = module
+        # Not a submodule: its parameters are those of `module`, under other names.
+        self.__dict__["engine"] = _engine_class()(
+            module,
+            comm or default_comm(),
+            bucket_size_mib=sizes[0] if sizes else 25.0,
+            find_unused_parameters=find_unused_parameters,
+            broadcast_buffers=broadcast_buffers,
+            comm_hook=comm_hook,
+        )
+        registry.add(self)
+
+    @property
+    def num_buckets(self) -> int:
+        """The number of messages that a synchronized backward() sends."""
+        return len(self.__dict__["engine"].buckets)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The outputs of the module."""
+        engine = self.__dict__["engine"]
+        if torch.is_grad_enabled():
+            engine.has_batch = True
+        return engine(*inputs, **named)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Send nothing: backward() in this block only adds to .grad.
+
+        Example:
+            init_process_group()
+            model = DistributedDataParallel(torch.nn.Linear(1, 1))
+            with model.no_sync():
+                model(torch.full((1, 1), float(get_rank()))).sum().backward()
+            assert model.module.weight.grad.item() == get_rank()
+        """
+        with running(), self.__dict__["engine"].no_sync():
+            yield
+
+    def join(self) -> Iterator[None]:
+        """After this rank's last batch: the remaining steps of the other ranks.
+
+        Every rank ends its loop with it. Gradients are then the mean over the ranks
+        that have a batch.
+
+        Raises:
+            ValueError: find_unused_parameters is False.
+
+        Example:
+            init_process_group()
+            model = DistributedDataParallel(
+                torch.nn.Linear(1, 1), find_unused_parameters=True
+            )
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(get_rank() + 1):  # unequal numbers of batches
+                optimizer.zero_grad()
+                model(torch.ones(4, 1)).sum().backward()
+                assert model.module.weight.grad.item() == 4
+                optimizer.step()
+            for _ in model.join():
+                assert model.module.weight.grad.item() == 4
+                optimizer.step()
+        """
+        with running(ValueError):
+            yield from self.__dict__["engine"].join()
+
+    def zero_loss(self) -> Tensor:
+        """A loss of zero for a step in which this rank has no batch; call backward().
+
+        Gradients are then the mean over the ranks that have one. A loss written as
+        0 * sum of all parameters does the same; a loss that is zero because of its
+        values counts as a batch.
+
+        Raises:
+            ValueError: find_unused_parameters is False.
+
+        Example:
+            init_process_group()
+            model = DistributedDataParallel(
+                torch.nn.Linear(1, 1), find_unused_parameters=True
+            )
+            has_batch = get_rank() == 0
+            loss = model(torch.ones(4, 1)).sum() if has_batch else model.zero_loss()
+            loss.backward()
+            assert model.module.weight.grad.item() == 4
+        """
+        engine = self.__dict__["engine"]
+        if not engine.find_unused_parameters:
+            raise ValueError("zero_loss() needs find_unused_parameters=True")
+        zeros = [parameter.flatten()[:1].sum() * 0.0 for parameter in engine.trainable]
+        return torch.stack([zero.double() for zero in zeros]).sum()
+
+    def sync_gradients(self) -> None:
+        """Make .grad the mean over the ranks now, if it is not already; collective.
+
+        For what backward() has added under no_sync(). After a backward() that has
+        synchronized, it does nothing.
+
+        Example:
+            init_process_group()
+            model = DistributedDataParallel(torch.nn.Linear(1, 1))
+            with model.no_sync():
+                model(torch.full((1, 1), float(get_rank()))).sum().backward()
+            model.sync_gradients()
+            model.sync_gradients()  # nothing is left to do
+            assert model.module.weight.grad.item() == (get_world_size() - 1) / 2
+        """
+        with running():
+            self.__dict__["engine"].sync_gradients()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
+        """The same with a copy of the module, on this rank's comm; sends nothing."""
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        registry.add(twin)
+        return twin
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled: save module.state_dict()"
+        )
+
+
+@contextlib.contextmanager
+def no_sync() -> Iterator[None]:
+    """`no_sync()` of every DistributedDataParallel of this process.
+
+    Example:
+        init_process_group()
+        models = [DistributedDataParallel(torch.nn.Linear(1, 1)) for _ in range(2)]
+        mine = torch.full((1, 1), float(get_rank()))
+        with no_sync():
+            sum(model(mine).sum() for model in models).backward()
+        assert all(m.module.weight.grad.item() == get_rank() for m in models)
+    """
+    with contextlib.ExitStack() as stack:
+        for wrapper in wrappers():
+            stack.enter_context(wrapper.no_sync())
+        yield
+
+
+def sync_gradients() -> None:
+    """`sync_gradients()` of every DistributedDataParallel of this process; collective.
+
+    Example:
+        init_process_group()
+        models = [DistributedDataParallel(torch.nn.Linear(1, 1)) for _ in range(2)]
+        mine = torch.full((1, 1), float(get_rank()))
+        with no_sync():
+            sum(model(mine).sum() for model in models).backward()
+        sync_gradients()
+        mean = (get_world_size() - 1) / 2
+        assert all(m.module.weight.grad.item() == mean for m in models)
+    """
+    for wrapper in wrappers():
+        wrapper.sync_gradients()
+
+
+def wrappers() -> list[DistributedDataParallel]:
+    """Those of this process, in the order of their construction."""
+    return [w for w in registry.alive() if isinstance(w, DistributedDataParallel)]
+
+
+# ── the unit's class, and what the library adds to it ───────────────────────────────
+
+
+def _engine_class() -> Any:
+    """A subclass of the unit's DistributedDataParallel."""
+    base = unit("distributed_data_parallel").DistributedDataParallel
+    names = ("__init__", "on_gradient", "end_of_backward", "all_reduce_usage")
+    members = {name: _ADDED[name](base) for name in names}
+    members["sync_gradients"] = _sync_gradients
+    return type("Engine", (base,), members)
+
+
+def _init(base: Any) -> Any:
+    def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807
+        self.__dict__["has_batch"] = False  # forward() has run in this step
+        self.__dict__["is_stale"] = False  # .grad is this rank's own, not yet the mean
+        with running(ValueError):
+            base.__init__(self, *arguments, **named)
+
+    return __init__
+
+
+def _on_gradient(base: Any) -> Any:
+    def on_gradient(self: Any, parameter: Tensor) -> None:
+        self.is_stale = not self.syncs
+        if self.syncs and not self.has_batch and self.find_unused_parameters:
+            _require_zero(self, parameter)
+            if not self.arrived:
+                self.unused = []  # of the last forward(), which was another step's
+        with running():
+            base.on_gradient(self, parameter)
+
+    return on_gradient
+
+
+def _require_zero(engine: Any, parameter: Tensor) -> None:
+    if parameter.grad is not None and parameter.grad.any():
+        raise RuntimeError(
+            f"{engine.name_of(parameter)} has a gradient that is not zero, but no "
+            "forward() of the DistributedDataParallel has run in this step: call the "
+            "wrapper instead of its module, and zero_grad() before each step"
+        )
+
+
+def _end_of_backward(base: Any) -> Any:
+    def end_of_backward(self: Any) -> None:
+        had_gradients = bool(self.arrived)
+        with running():
+            base.end_of_backward(self)
+        if had_gradients:
+            self.has_batch = False
+
+    return end_of_backward
+
+
+def _all_reduce_usage(base: Any) -> Any:
+    def all_reduce_usage(self: Any, has_batch: bool) -> tuple[Tensor, Work]:
+        usage: tuple[Tensor, Work] = base.all_reduce_usage(
+            self, has_batch and self.has_batch
+        )
+        return usage
+
+    return all_reduce_usage
+
+
+_ADDED = {
+    "__init__": _init,
+    "on_gradient": _on_gradient,
+    "end_of_backward": _end_of_backward,
+    "all_reduce_usage": _all_reduce_usage,
+}
+
+
+def _sync_gradients(self: Any) -> None:
+    """One synchronization outside backward(), in the steps of the unit's join()."""
+    is_stale = self.is_stale and any(p.grad is not None for p in self.trainable)
+    if self.find_unused_parameters:
+        self.unused = []
+        usage, work = self.usage_work = self.all_reduce_usage(has_batch=is_stale)
+        work.wait()
+        if not usage[: self.comm.world_size].any():
+            self.usage_work = None
+            return
+    elif not is_stale:
+        return
+    for parameter in reversed(self.trainable):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        self.mark_ready(parameter)
+    self.finalize_backward()
+    self.is_stale = self.has_batch = False

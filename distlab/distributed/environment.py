@@ -1,0 +1,112 @@
+"""Which rank this process is, and where the ranks meet: arguments, then environment.
+
+rank         RANK         SLURM_PROCID       set by torchrun or by srun
+world_size   WORLD_SIZE   SLURM_NTASKS
+local_rank   LOCAL_RANK   SLURM_LOCALID
+address      MASTER_ADDR, MASTER_PORT        or init_method="tcp://host:port"
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+LOOPBACK = "127.0.0.1"
+_NAMES = {
+    "rank": ("RANK", "SLURM_PROCID"),
+    "world_size": ("WORLD_SIZE", "SLURM_NTASKS"),
+    "local_rank": ("LOCAL_RANK", "SLURM_LOCALID"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A process's place in its job; `address` is None where one rank is alone."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    address: tuple[str, int] | None = None
+    generation: int = 1  # one more with every restart of the job
+    has_agent: bool = False  # the launcher keeps the store at `address`, not rank 0
+
+
+def read_place(
+    init_method: str = "env://",
+    world_size: int | None = None,
+    rank: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Place:
+    """The place that the arguments and the environment name.
+
+    Raises:
+        ValueError: something is missing, or is no integer, or the rank does not exist.
+    """
+    env = os.environ if environment is None else environment
+    rank = _number("rank", rank, env)
+    world_size = _number("world_size", world_size, env)
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} of {world_size}: ranks count from 0")
+    address = _address(init_method, env, needs_one=world_size > 1)
+    local_rank = next((int(env[n]) for n in _NAMES["local_rank"] if env.get(n)), rank)
+    return Place(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        address=address if world_size > 1 else None,
+        generation=1 + int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        has_agent=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def own_host(address: tuple[str, int] | None) -> str:
+    """The address of this machine by which the other ranks reach it.
+
+    It is the one that the system would use to reach `address`; nothing is sent.
+    """
+    if address is None:
+        return LOOPBACK
+    family, kind, protocol, _, where = socket.getaddrinfo(
+        *address, type=socket.SOCK_DGRAM
+    )[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(where)
+        return str(probe.getsockname()[0])
+
+
+def _number(what: str, given: int | None, env: Mapping[str, str]) -> int:
+    if given is not None:
+        return given
+    for name in _NAMES[what]:
+        if env.get(name):
+            try:
+                return int(env[name])
+            except ValueError:
+                raise ValueError(f"{name}={env[name]} is no integer") from None
+    names = " nor ".join(_NAMES[what])
+    raise ValueError(
+        f"no {what}: neither {names} is set; start the script with a launcher such as "
+        "torchrun, or pass world_size=1, rank=0 for a single process"
+    )
+
+
+def _address(
+    init_method: str, env: Mapping[str, str], needs_one: bool
+) -> tuple[str, int] | None:
+    if init_method == "env://":
+        host, port = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
+        what = "MASTER_ADDR and MASTER_PORT"
+    elif init_method.startswith("tcp://"):
+        host, _, port = init_method.removeprefix("tcp://").rpartition(":")
+        what = f"init_method={init_method!r}"
+    else:
+        raise ValueError(
+            f"init_method is {init_method!r}: choose env:// or tcp://host:port"
+        )
+    if host and port.isdecimal():
+        return host.strip("[]"), int(port)
+    if needs_one:
+        raise ValueError(f"{what} must name the host and the port where ranks meet")
+    return None

@@ -1,0 +1,88 @@
+"""The digits on N ranks with this library: an ordinary training script.
+
+torchrun --nproc-per-node 2 -m distlab.distributed.example --backend tcp
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import distlab.distributed as dist
+from distlab.data.digits import load_digits_split
+from distlab.models.mlp import make_mlp
+
+LEARNING_RATE, GLOBAL_BATCH = 0.2, 64
+
+
+class Trained(NamedTuple):
+    """What a training gave: the mean loss of each epoch, and the held-out accuracy."""
+
+    losses: list[float]
+    accuracy: float
+    weights: Tensor  # all parameters in a row
+
+    @property
+    def digest(self) -> str:
+        """The weights in eight hex digits: equal exactly if all bits are."""
+        return hashlib.sha256(self.weights.numpy().tobytes()).hexdigest()[:8]
+
+
+def train(num_epochs: int = 3) -> Trained:
+    """Train on the default group; the same on every rank."""
+    digits, device = load_digits_split(), dist.default_comm().device
+    data = TensorDataset(digits.train_inputs, digits.train_targets)
+    sampler = dist.DistributedSampler(data, drop_last=True)
+    size = max(1, GLOBAL_BATCH // dist.get_world_size())
+    loader = DataLoader(data, size, sampler=sampler, drop_last=True)
+
+    model = dist.DistributedDataParallel(make_mlp(seed=dist.get_rank()).to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    losses = []
+    for epoch in range(num_epochs):
+        sampler.set_epoch(epoch)
+        total = torch.zeros(1, dtype=torch.float64, device=device)
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            outputs = model(inputs.to(device))
+            loss = nn.functional.cross_entropy(outputs, targets.to(device))
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
+        mean = dist.all_reduce(total / len(loader), dist.ReduceOp.AVG)
+        losses.append(float(mean))
+    with torch.no_grad():
+        answers = model(digits.held_out_inputs.to(device)).argmax(1).cpu()
+    accuracy = float((answers == digits.held_out_targets).double().mean())
+    weights = [parameter.detach().cpu().flatten() for parameter in model.parameters()]
+    return Trained(losses, accuracy, torch.cat(weights))
+
+
+def main() -> None:
+    """Join the job that a launcher started, train, and let rank 0 say how it went."""
+    parser = argparse.ArgumentParser(description="train on the digits")
+    parser.add_argument("--backend", default="gloo")
+    parser.add_argument("--epochs", type=int, default=3)
+    arguments = parser.parse_args()
+    dist.init_process_group(arguments.backend, timeout_s=120)
+    trained = train(arguments.epochs)
+    device = dist.default_comm().device
+    digests = dist.gather(torch.tensor(int(trained.digest, 16), device=device))
+    if digests is not None:
+        for epoch, loss in enumerate(trained.losses):
+            print(f"epoch {epoch + 1}  training loss {loss:.4f}")
+        same = "the same" if len({int(d) for d in digests}) == 1 else "different"
+        print(
+            f"accuracy {trained.accuracy:.4f}; {same} weights on "
+            f"{dist.get_world_size()} ranks: {trained.digest}"
+        )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""The default group of this process: made, asked about, and destroyed."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from distlab.comm import Comm
+from distlab.distributed.environment import Place, read_place
+from distlab.distributed.opening import TRANSPORTS, check_backend, open_comm
+from distlab.distributed.parts import tasks
+
+DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
+
+
+@dataclass(frozen=True)
+class Group:
+    """A communicator, how it came about, and what ends it."""
+
+    comm: Comm
+    backend: str
+    place: Place
+    close: Callable[[], None]
+
+
+@dataclass
+class _State:
+    group: Group | None = None
+    num_opened: int = 0
+
+
+_STATE = _State()
+
+
+def init_process_group(
+    backend: str = "gloo",
+    init_method: str = "env://",
+    world_size: int | None = None,
+    rank: int | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Meet the other ranks and make the default group; collective.
+
+    Without arguments the place comes from RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR
+    and MASTER_PORT, which a launcher sets, or from SLURM_PROCID, SLURM_NTASKS and
+    SLURM_LOCALID. One process alone needs nothing of that. `timeout_s` limits every
+    wait for another rank. Over "tcp" the ranks meet through the store of 3.17.
+
+    Raises:
+        ValueError: no such backend, or something of the place is missing.
+        RuntimeError: there is a default group already.
+        PeerLost, MeetingError: a rank did not come within `timeout_s`.
+
+    Example:
+        init_process_group("gloo", timeout_s=60)
+        assert is_initialized()
+        destroy_process_group()
+    """
+    if _STATE.group is not None:
+        raise RuntimeError(
+            "there is a default group already: call destroy_process_group() first"
+        )
+    if not timeout_s > 0:
+        raise ValueError(f"timeout_s is {timeout_s}, must be positive")
+    check_backend(backend)
+    place = read_place(init_method, world_size, rank)
+    comm, close = open_comm(backend, place, timeout_s, _STATE.num_opened)
+    _STATE.num_opened += 1
+    _STATE.group = Group(comm, backend, place, close)
+
+
+def destroy_process_group() -> None:
+    """End the default group of this process; without one, do nothing.
+
+    Example:
+        init_process_group("tcp")
+        destroy_process_group()
+        assert not is_initialized()
+    """
+    group, _STATE.group = _STATE.group, None
+    if group is not None:
+        group.close()
+
+
+def is_initialized() -> bool:
+    """Whether this process has a default group.
+
+    Example:
+        assert not is_initialized()
+        init_process_group()
+        assert is_initialized()
+    """
+    return _STATE.group is not None
+
+
+def default_comm() -> Comm:
+    """The default group's communicator: what every task of the course is given.
+
+    Raises:
+        RuntimeError: there is no default group.
+
+    Example:
+        init_process_group()
+        comm = default_comm()
+        comm.barrier(timeout_s=30)
+        assert comm.rank == get_rank()
+    """
+    return require_group().comm
+
+
+def require_group() -> Group:
+    """The default group.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    if _STATE.group is None:
+        raise RuntimeError("there is no default group: call init_process_group() first")
+    return _STATE.group
+
+
+def get_rank() -> int:
+    """This process's rank in the default group.
+
+    Example:
+        init_process_group()
+        assert 0 <= get_rank() < get_world_size()
+    """
+    return require_group().comm.rank
+
+
+def get_world_size() -> int:
+    """The number of ranks of the default group.
+
+    Example:
+        init_process_group()
+        assert get_world_size() == len(all_gather(torch.zeros(1)))
+    """
+    return require_group().comm.world_size
+
+
+def get_distributed_info() -> dict[str, Any]:
+    """What runs here, and whose code it is; also before init_process_group.
+
+    `units` has a row for each task that a public name stands on: its number, its id,
+    whose code is used (mine or reference) and the digest of that code.
+
+    Example:
+        assert not get_distributed_info()["initialized"]
+        init_process_group("tcp")
+        info = get_distributed_info()
+        assert (info["backend"], info["rank"]) == ("tcp", get_rank())
+        assert {row["whose"] for row in info["units"]} <= {"mine", "reference"}
+    """
+    group = _STATE.group
+    return {
+        "available": bool(dist.is_available()),
+        "initialized": group is not None,
+        "world_size": group.comm.world_size if group else 1,
+        "rank": group.comm.rank if group else 0,
+        "local_rank": group.comm.local_rank if group else 0,
+        "backend": group.backend if group else None,
+        "transport": TRANSPORTS[group.backend] if group else None,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "units": [
+            {
+                "number": part.number,
+                "task": part.task,
+                "whose": part.whose,
+                "digest": part.digest,
+            }
+            for part in tasks()
+        ],
+    }

@@ -1,0 +1,239 @@
+"""Tensor and pipeline parallelism of phase 2 as wrappers of an ordinary module.
+
+TensorParallel      every rank has 1/n of the large layers; the same samples
+PipelineParallel    every rank has 1/n of the layers; microbatches go through them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from distlab.comm import Comm
+from distlab.distributed import registry
+from distlab.distributed.group import default_comm
+from distlab.distributed.parts import running, unit
+from distlab.given.pipeline import Action, ModelChunk
+
+LossFn = Callable[[Tensor, Tensor], Tensor]
+Schedule = Literal["1f1b", "gpipe", "interleaved"]
+
+
+class TensorParallel(nn.Module):
+    """The module with its large linear layers sharded over the ranks, in place.
+
+    Collective. Weights become rank 0's first. Every rank calls it with the same inputs
+    and gets the same outputs. Sharded are: each MLP, a module with the linear layers
+    `up` and `down`; each attention, with `qkv`, `proj` and `num_heads`; and the linear
+    layers that `plan` names, as "column" (its outputs stay sharded) or "row" (it takes
+    such outputs). All other layers stay in full on every rank.
+
+    Raises:
+        ValueError: nothing to shard, or n does not divide a layer. Nothing is changed.
+
+    Example:
+        init_process_group()
+        layers = torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)
+        model = TensorParallel(
+            torch.nn.Sequential(*layers), plan={"0": "column", "2": "row"}
+        )
+        assert model(torch.ones(3, 8)).shape == (3, 2)
+        assert model.module[0].weight.shape == (16 / get_world_size(), 8)
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        comm: Comm | None = None,
+        *,
+        plan: Mapping[str, Literal["column", "row"]] | None = None,
+    ) -> None:
+        super().__init__()
+        comm = comm or default_comm()
+        attentions = [part for part in module.modules() if _is_attention(part)]
+        mlps = [part for part in module.modules() if _is_mlp(part)]
+        named = {name: module.get_submodule(name) for name in plan or {}}
+        _check(comm.world_size, attentions, mlps, named, plan or {})
+        tensor_parallel = unit("tensor_parallel")
+        before, after = tensor_parallel.FULL
+        with running():
+            unit("trainer").broadcast_model(comm, module)
+            for part in attentions:
+                tensor_parallel.parallel_attention(comm, part)
+            for part in mlps:
+                tensor_parallel.parallel_mlp(comm, part)
+            for name, kind in (plan or {}).items():
+                make, operator = tensor_parallel.ColumnParallelLinear, before
+                if kind == "row":
+                    make, operator = tensor_parallel.RowParallelLinear, after
+                module.set_submodule(name, make(comm, named[name], operator))
+        self.module = module
+        registry.add(self)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The outputs of the module, the same on every rank."""
+        with running():
+            return self.module(*inputs, **named)
+
+
+class PipelineParallel(nn.Module):
+    """The layers in stages, one stage on each rank; a batch goes through in parts.
+
+    Collective: every rank constructs it with the same layers, which become rank 0's.
+    Afterwards this module has the layers of this rank's stages only, and an optimizer
+    of its parameters() takes this rank's part of a step. `example` is one sample that
+    enters the first layer; its values mean nothing. `loss_fn` is a mean over samples.
+    `costs` are those of the layers, by default their numbers of parameters: the most
+    expensive stage is made as cheap as possible. With num_chunks > 1 the schedule is
+    "interleaved". Does not run on NCCL, whose messages have no tags.
+
+    Raises:
+        ValueError: fewer layers than stages, or schedule and num_chunks do not fit.
+
+    Example:
+        init_process_group()
+        layers = [torch.nn.Linear(4, 4) for _ in range(4)]
+        mse = torch.nn.functional.mse_loss
+        model = PipelineParallel(layers, torch.zeros(4), mse, num_microbatches=4)
+        loss = model.train_batch(torch.ones(8, 4), torch.zeros(8, 4))
+        assert loss > 0
+        assert all(p.grad is not None for p in model.parameters())
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module] | nn.Sequential,
+        example: Tensor,
+        loss_fn: LossFn,
+        *,
+        num_microbatches: int,
+        schedule: Schedule | None = None,
+        num_chunks: int = 1,
+        costs: Sequence[float] | None = None,
+        comm: Comm | None = None,
+    ) -> None:
+        super().__init__()
+        self.comm = comm or default_comm()
+        self.loss_fn, self.num_microbatches = loss_fn, num_microbatches
+        name = schedule or ("1f1b" if num_chunks == 1 else "interleaved")
+        n, rank = self.comm.world_size, self.comm.rank
+        self.actions = _actions(name, rank, n, num_microbatches, num_chunks)
+        model = nn.Sequential(*layers)
+        if costs is None:
+            costs = [
+                float(sum(p.numel() for p in layer.parameters())) for layer in model
+            ]
+        with running(ValueError):
+            stages = unit("model_parallel").partition(costs, n * num_chunks)
+            unit("trainer").broadcast_model(self.comm, model)
+        samples = _samples(model, example)
+        own = stages[rank::n]  # chunk c of rank r is stage c · n + r
+        parts = [nn.Sequential(*(model[k] for k in stage)) for stage in own]
+        self.stages = nn.ModuleList(parts)
+        self.chunks = [
+            ModelChunk(part, samples[stage[0]])
+            for part, stage in zip(parts, own, strict=True)
+        ]
+        registry.add(self)
+
+    def train_batch(self, inputs: Tensor, targets: Tensor) -> float:
+        """Add the batch's gradient to every .grad; return its mean loss, on every rank.
+
+        The batch is the same on every rank, but only the first stage reads `inputs`,
+        and only the last one `targets`; elsewhere they tell the number of samples.
+
+        Raises:
+            ValueError: fewer samples than microbatches.
+        """
+        m = self.num_microbatches
+        if len(inputs) < m:
+            raise ValueError(f"{len(inputs)} samples do not make {m} microbatches")
+        pairs = zip(inputs.tensor_split(m), targets.tensor_split(m), strict=True)
+        with running():
+            return float(
+                unit("pipeline_parallel").execute(
+                    self.comm, self.chunks, self.actions, self.loss_fn, list(pairs)
+                )
+            )
+
+    def forward(self, *_: Any) -> Any:
+        """Not available: no rank has all layers.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("no rank has the full model: call train_batch()")
+
+
+def _actions(name: str, rank: int, n: int, m: int, num_chunks: int) -> list[Action]:
+    plans = unit("pipeline_parallel")
+    if name not in ("1f1b", "gpipe", "interleaved"):
+        raise ValueError(f"no schedule {name!r}: choose 1f1b, gpipe or interleaved")
+    if name != "interleaved" and num_chunks > 1:
+        raise ValueError(f"{name} has one model chunk on each rank, not {num_chunks}")
+    with running(ValueError):
+        if name == "interleaved":
+            actions = plans.interleaved(rank, n, m, num_chunks)
+        else:
+            plan = plans.one_f_one_b if name == "1f1b" else plans.gpipe
+            actions = plan(rank, n, m)
+    return list(actions)
+
+
+def _samples(model: nn.Sequential, example: Tensor) -> list[Tensor]:
+    """One sample that enters each layer."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()  # so that nothing is drawn, and no running statistics change
+    samples, x = [], example[None]
+    with torch.no_grad():
+        for layer in model:
+            samples.append(x[0])
+            x = layer(x)
+    for module, mode in modes.items():
+        module.training = mode
+    return samples
+
+
+def _are_linear(part: nn.Module, *names: str) -> bool:
+    return all(isinstance(getattr(part, name, None), nn.Linear) for name in names)
+
+
+def _is_attention(part: nn.Module) -> bool:
+    return _are_linear(part, "qkv", "proj") and hasattr(part, "num_heads")
+
+
+def _is_mlp(part: nn.Module) -> bool:
+    return _are_linear(part, "up", "down")
+
+
+def _check(
+    n: int,
+    attentions: Sequence[Any],
+    mlps: Sequence[Any],
+    named: Mapping[str, Any],
+    plan: Mapping[str, str],
+) -> None:
+    """Refuse before anything is sent or replaced."""
+    if not (attentions or mlps or plan):
+        raise ValueError(
+            "no MLP (up, down) and no attention (qkv, proj, num_heads) to shard: name "
+            "linear layers with plan={'name': 'column' or 'row'}"
+        )
+    sizes = [(f"{part.num_heads} heads", part.num_heads) for part in attentions]
+    sizes += [
+        (f"{part.up.out_features} outputs", part.up.out_features) for part in mlps
+    ]
+    for name, kind in plan.items():
+        layer = named[name]
+        if not isinstance(layer, nn.Linear) or kind not in ("column", "row"):
+            raise ValueError(
+                f"plan: {name} is no linear layer, or {kind!r} no sharding"
+            )
+        size = layer.out_features if kind == "column" else layer.in_features
+        sizes.append((f"{name}: {size} features", size))
+    for what, size in sizes:
+        if size % n:
+            raise ValueError(f"{what} do not fit on {n} ranks")

@@ -1,0 +1,127 @@
+"""How the ranks of a job meet and get their communicator: gloo, NCCL or plain sockets.
+
+    every rank ─▶ torch's store at MASTER_ADDR:MASTER_PORT ─▶ gloo, NCCL: TorchComm
+    every rank ─▶ the same, for one address ─▶ Rendezvous of 3.17 ─▶ tcp: TcpComm
+
+torchrun and `distlab.launch` keep torch's store in their own process; without them it
+is rank 0's. Over TCP it only says where the store of 3.17 listens: the ranks find each
+other through that one, and everything else they send is TcpComm's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+from torch.distributed import (  # type: ignore[attr-defined]
+    HashStore,
+    PrefixStore,
+    TCPStore,
+)
+
+from distlab.comm import Comm, TcpComm, TorchComm
+from distlab.comm._process_groups import make_gloo_group, make_nccl_group
+from distlab.distributed.environment import Place, own_host
+from distlab.distributed.meeting import meet
+
+BACKENDS = ("gloo", "nccl", "tcp")
+TRANSPORTS = {
+    "gloo": "torch.distributed's gloo, over TCP",
+    "nccl": "torch.distributed's NCCL, between GPUs",
+    "tcp": "distlab.comm.tcp, over plain sockets",
+}
+
+
+def check_backend(backend: str) -> None:
+    """Refuse what cannot be, in one line.
+
+    Raises:
+        ValueError: the backend is not one of ours, or this machine does not have it.
+    """
+    if backend == "mpi":
+        raise ValueError(
+            "backend 'mpi' needs a torch built with MPI: choose gloo, nccl or tcp"
+        )
+    if backend not in BACKENDS:
+        raise ValueError(f"no backend {backend!r}: choose {', '.join(BACKENDS)}")
+    if backend == "nccl" and not torch.cuda.is_available():
+        raise ValueError("backend 'nccl' needs a GPU, and torch finds none: use gloo")
+
+
+def open_comm(
+    backend: str, place: Place, timeout_s: float, number: int
+) -> tuple[Comm, Callable[[], None]]:
+    """Meet the other ranks (collective); the communicator, and what ends it.
+
+    `number` counts the groups that this process has opened before: equal on all ranks.
+    """
+    store = PrefixStore(
+        f"distlab/{place.generation}/{number}", _base_store(place, timeout_s)
+    )
+    host = os.environ.get("DISTLAB_HOST") or own_host(place.address)
+    if backend == "tcp":
+        return _open_tcp(store, place, host, timeout_s)
+    own = store, place.rank, place.world_size, timeout_s
+    device = torch.device("cpu")
+    if backend == "gloo":
+        group = make_gloo_group(*own, host)
+    else:
+        group = make_nccl_group(*own)
+        device = torch.device("cuda", torch.cuda.current_device())
+    comm = TorchComm(
+        group,
+        store=store,
+        device=device,
+        local_rank=place.local_rank,
+        timeout_s=timeout_s,
+        host=host,
+    )
+    # Cast: mypy reads TorchComm's narrower returns as another protocol.
+    return cast(Comm, comm), lambda: None
+
+
+def _open_tcp(
+    store: Any, place: Place, host: str, timeout_s: float
+) -> tuple[Comm, Callable[[], None]]:
+    keeper = meet(store, place, host, timeout_s)
+    comm = TcpComm.from_store(
+        keeper.store,
+        place.rank,
+        place.world_size,
+        secret=keeper.secret,
+        host=host,
+        timeout_s=timeout_s,
+        local_rank=place.local_rank,
+    )
+
+    def close() -> None:
+        comm.close()
+        keeper.close()
+
+    return comm, close
+
+
+_STORES: dict[tuple[str, int], Any] = {}
+"""Torch's stores by their address: a later group of this process uses the same."""
+
+
+def _base_store(place: Place, timeout_s: float) -> Any:
+    if place.address is None:
+        return HashStore()
+    if place.address not in _STORES:
+        host, port = place.address
+        _STORES[place.address] = TCPStore(
+            host_name=host,
+            port=port,
+            world_size=place.world_size,
+            is_master=place.rank == 0 and not place.has_agent,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    found = _STORES[place.address]
+    found.set_timeout(timedelta(seconds=timeout_s))
+    return found

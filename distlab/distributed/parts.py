@@ -1,0 +1,241 @@
+"""Which task each public name stands on, whose code that is, and what its errors say.
+
+    name of the library ─▶ TABLE ─▶ tasks ─▶ `distlab use` ─▶ the learner's functions,
+                                                             or the reference's
+
+A task that the learner has not passed is the reference's, as everywhere else. What is
+set with `distlab use`, or by DISTLAB_IMPL, counts from the next process on.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from distlab.comm import PeerLost
+from distlab.curriculum import load_curriculum
+from distlab.curriculum.choose import Choice, Part, chosen_unit
+from distlab.curriculum.regions import functions_of
+from distlab.paths import shown
+
+_RING = (
+    "ring_allreduce.chunk_bounds",
+    "ring_allreduce.reduce_scatter",
+    "ring_allreduce.all_reduce",
+)
+_GATHER = ("collectives.broadcast", "collectives.gather_scatter")
+_BUCKETS = (
+    "distributed_data_parallel.buckets",
+    "distributed_data_parallel.hooks",
+    "distributed_data_parallel.finish",
+    "distributed_data_parallel.unused",
+)
+
+TABLE: dict[str, tuple[str, ...]] = {
+    # the group; over TCP, the ranks meet through the store of 3.17
+    "init_process_group": ("process_group.rendezvous",),
+    "destroy_process_group": (),
+    "is_initialized": (),
+    "get_rank": (),
+    "get_world_size": (),
+    "get_distributed_info": (),
+    "default_comm": (),
+    "ReduceOp": (),
+    "UnitError": (),
+    # messages: of the transport, as in every task
+    "send": (),
+    "recv": (),
+    # collectives
+    "all_reduce": (*_RING, *_GATHER),  # MIN, MAX and PRODUCT by all_gather
+    "broadcast": ("collectives.broadcast",),
+    "reduce": (*_RING, *_GATHER),
+    "all_gather": _GATHER,
+    "gather": _GATHER,
+    "reduce_scatter": ("collectives.gather_scatter", "collectives.all_to_all"),
+    "scatter": ("collectives.all_to_all",),
+    "all_to_all": ("collectives.all_to_all",),
+    "barrier": ("collectives.all_reduce", "collectives.broadcast"),
+    # training
+    "DistributedDataParallel": _BUCKETS,
+    "no_sync": ("distributed_data_parallel.finish",),
+    "sync_gradients": ("distributed_data_parallel.hooks", *_BUCKETS[2:]),
+    "DistributedSampler": ("data_loader.shard_indices", "data_loader.sampler"),
+    "TensorParallel": (
+        "trainer.broadcast_model",
+        "tensor_parallel.copy_reduce",
+        "tensor_parallel.linears",
+        "tensor_parallel.block",
+    ),
+    "PipelineParallel": (
+        "trainer.broadcast_model",
+        "model_parallel.partition",
+        "pipeline_parallel.forward_backward",
+        "pipeline_parallel.execute",
+        "pipeline_parallel.free",
+        "pipeline_parallel.gpipe",
+        "pipeline_parallel.one_f_one_b",
+        "pipeline_parallel.interleaved",
+    ),
+    "checkpoint_scope": ("activation_checkpointing.checkpoint",),
+    "memory_pool_scope": (),
+}
+"""The tasks behind each public name; none where a name is no lesson of the course."""
+
+
+class UnitError(RuntimeError):
+    """Code of a task raised an error: one line, which says what gets past it.
+
+    The line has the task, whose code it is, its file and line, and the command that
+    sets the task to the reference.
+
+    Example:
+        init_process_group()
+        try:
+            all_reduce(torch.ones(3))
+        except UnitError as error:  # raised in the learner's 3.3, say
+            print(error)
+    """
+
+
+def unit(name: str) -> Any:
+    """The module of a unit, each task the learner's or the reference's."""
+    if name not in _MODULES:
+        _MODULES[name] = _choice(name).load()
+    return _MODULES[name]
+
+
+_MODULES: dict[str, ModuleType] = {}
+
+
+@functools.cache
+def _choice(name: str) -> Choice:
+    return chosen_unit(load_curriculum(), name)
+
+
+def forget() -> None:
+    """Read the units anew when they are needed next."""
+    _choice.cache_clear()
+    _MODULES.clear()
+
+
+def tasks() -> list[Part]:
+    """Whose code each task in TABLE is, in the order of the course's path."""
+    wanted = {task for names in TABLE.values() for task in names}
+    units = dict.fromkeys(task.partition(".")[0] for task in sorted(wanted))
+    parts = {part.task: part for name in units for part in _choice(name).parts}
+    order = [task.id for task in load_curriculum().tasks if task.id in wanted]
+    return [parts[task] for task in order]
+
+
+# ── what is said when a task's code raises an error ─────────────────────────────────
+
+
+@contextmanager
+def running(*refusals: type[Exception]) -> Iterator[None]:
+    """Name the task whose code raises an error in this block.
+
+    `refusals` are errors that the tasks raise by contract, about the caller's
+    arguments: they pass, and so does a lost peer, which is no task's fault.
+
+    Raises:
+        UnitError: code of a task raised an error.
+    """
+    passing = (PeerLost, UnitError, *refusals)
+    try:
+        yield
+    except passing:
+        raise
+    except Exception as error:
+        named = _named(error)
+        if named is None:
+            raise
+        raise named from error
+
+
+class _Line(NamedTuple):
+    """A line of a unit's file, in a traceback."""
+
+    choice: Choice
+    path: Path
+    number: int
+
+
+def _named(error: Exception) -> UnitError | None:
+    line = _line_of(error)
+    if line is None:
+        return None
+    what = str(error).strip().partition("\n")[0]
+    kind = type(error).__name__
+    said = f"{kind}: {what}" if what else kind
+    where = f"{shown(line.path)}:{line.number}"
+    part = _part_of(line)
+    if part is None:
+        name = line.choice.reference.unit
+        return UnitError(f"unit {name} ({where}) raised {said}")
+    if part.whose == "reference":
+        return UnitError(
+            f"{part.number} {part.task} (the reference's, {where}) raised {said}; "
+            "check the arguments"
+        )
+    return UnitError(
+        f"{part.number} {part.task} (yours, {where}) raised {said}; "
+        f"`distlab use reference {part.task}` gets past it"
+    )
+
+
+def _line_of(error: Exception) -> _Line | None:
+    """The innermost line of a unit, unless code of the caller runs inside it."""
+    choices = [_choice(name) for name in _MODULES]
+    loaded = {str(choice.reference.path): choice for choice in choices}
+    loaded |= {str(choice.source.path): choice for choice in choices}
+    for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
+        path = frame.f_code.co_filename
+        if path in loaded:
+            return _Line(loaded[path], Path(path), number)
+        if not path.startswith(_OURS):
+            return None
+    return None
+
+
+_OURS = (
+    str(Path(__file__).parents[1]),
+    str(Path(torch.__file__).parent),
+    str(Path(functools.__file__).parent),  # contextlib and others
+    "<",
+)
+
+
+def _part_of(line: _Line) -> Part | None:
+    """The task in whose function the line is."""
+    choice = line.choice
+    is_source = line.path == choice.source.path
+    tree = (choice.source if is_source else choice.reference).tree
+    names = {
+        name: task
+        for task, functions in functions_of(choice.reference.text).items()
+        for name in functions
+    }
+    parts = {part.task: part for part in choice.parts}
+    for name, node in _functions(tree):
+        last = node.end_lineno or node.lineno
+        if name in names and node.lineno <= line.number <= last:
+            return parts.get(names[name])
+    return None
+
+
+def _functions(
+    body: ast.Module | ast.ClassDef, prefix: str = ""
+) -> Iterator[tuple[str, ast.FunctionDef]]:
+    for node in body.body:
+        if isinstance(node, ast.ClassDef):
+            yield from _functions(node, f"{prefix}{node.name}.")
+        elif isinstance(node, ast.FunctionDef):
+            yield f"{prefix}{node.name}", node

@@ -1,0 +1,292 @@
+"""Messages and collectives on the default group; each returns what it produces.
+
+Every collective is a task's function, of the learner or of the reference: see
+`parts.TABLE`. All take contiguous and other tensors, on the group's device. `comm`
+replaces the default group. Source: torch.distributed and MPI, for the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from distlab.comm import ANY, Comm, ReduceOp
+from distlab.distributed.group import default_comm
+from distlab.distributed.parts import running, unit
+from distlab.distributed.pool import staging
+
+_COMBINE: dict[ReduceOp, Callable[[Tensor], Tensor]] = {  # (n, elements) → (elements)
+    ReduceOp.SUM: lambda rows: rows.sum(0),
+    ReduceOp.AVG: lambda rows: rows.sum(0) / len(rows),
+    ReduceOp.MIN: lambda rows: rows.amin(0),
+    ReduceOp.MAX: lambda rows: rows.amax(0),
+    ReduceOp.PRODUCT: lambda rows: rows.prod(0),
+}
+
+
+def send(tensor: Tensor, dst: int, tag: int = 0, comm: Comm | None = None) -> Tensor:
+    """Send `tensor` to rank `dst`, and return it once `dst` receives.
+
+    Example:
+        init_process_group()
+        if get_world_size() > 1 and get_rank() == 0:
+            send(torch.tensor([5.0]), dst=1)
+        if get_rank() == 1:
+            assert recv(torch.zeros(1), src=0).item() == 5
+    """
+    (comm or default_comm()).send(tensor.detach().contiguous(), dst, tag)
+    return tensor
+
+
+def recv(
+    tensor: Tensor, src: int = ANY, tag: int = 0, comm: Comm | None = None
+) -> Tensor:
+    """Receive into `tensor`, in place, from rank `src` or from any; return it.
+
+    Example:
+        init_process_group()
+        if get_rank() == 0:
+            for _ in range(get_world_size() - 1):
+                assert recv(torch.zeros(2)).sum() > 0  # from any rank
+        else:
+            send(torch.full((2,), float(get_rank())), dst=0)
+    """
+    values = tensor.detach().contiguous()
+    (comm or default_comm()).recv(values, src, tag)
+    return _written(tensor, values)
+
+
+def all_reduce(
+    tensor: Tensor, op: ReduceOp = ReduceOp.SUM, comm: Comm | None = None
+) -> Tensor:
+    """Reduce `tensor` over all ranks, in place on every rank; return it.
+
+    SUM and AVG go round the ring of 3.3. MIN, MAX and PRODUCT gather all ranks'
+    tensors and combine them in rank order: n times the bytes.
+
+    Raises:
+        ValueError: AVG of integers.
+
+    Example:
+        init_process_group()
+        total = all_reduce(torch.tensor([1, 2]))
+        assert total.tolist() == [get_world_size(), 2 * get_world_size()]
+    """
+    comm = comm or default_comm()
+    _refuse_mean(tensor, op)
+    if op in (ReduceOp.SUM, ReduceOp.AVG):
+        with running():
+            unit("ring_allreduce").all_reduce(comm, tensor, average=op is ReduceOp.AVG)
+        return tensor
+    values = tensor.detach().contiguous().view(-1)
+    with staging(comm.world_size * values.numel(), values) as gathered:
+        _gather_into(gathered, values, comm)
+        rows = gathered.view(comm.world_size, -1)
+        return _written(tensor, _COMBINE[op](rows).to(tensor.dtype))
+
+
+def broadcast(tensor: Tensor, src: int = 0, comm: Comm | None = None) -> Tensor:
+    """Make `tensor` that of rank `src`, in place on every rank; return it.
+
+    Example:
+        init_process_group()
+        mine = torch.tensor([10.0 + get_rank()])
+        assert broadcast(mine, src=get_world_size() - 1) == 9 + get_world_size()
+    """
+    comm = comm or default_comm()
+    values = tensor.detach().contiguous()
+    _require_rank(src, comm)
+    with running():
+        unit("collectives").broadcast(comm, values, src)
+    return _written(tensor, values)
+
+
+def reduce(
+    tensor: Tensor, dst: int = 0, op: ReduceOp = ReduceOp.SUM, comm: Comm | None = None
+) -> Tensor:
+    """Reduce `tensor` over all ranks, in place on rank `dst` only; return it.
+
+    Example:
+        init_process_group()
+        total = reduce(torch.ones(3), dst=0)
+        assert total.sum() == 3 * (get_world_size() if get_rank() == 0 else 1)
+    """
+    comm = comm or default_comm()
+    _require_rank(dst, comm)
+    if comm.rank == dst:
+        return all_reduce(tensor, op, comm)
+    with staging(tensor.numel(), tensor) as values:
+        values.copy_(tensor.detach().reshape(-1))
+        all_reduce(values, op, comm)
+    return tensor
+
+
+def all_gather(tensor: Tensor, comm: Comm | None = None) -> list[Tensor]:
+    """Every rank's `tensor`, on every rank, in rank order; all have one shape.
+
+    Example:
+        init_process_group()
+        ranks = all_gather(torch.tensor(get_rank()))
+        assert [int(rank) for rank in ranks] == list(range(get_world_size()))
+    """
+    comm = comm or default_comm()
+    values = tensor.detach().contiguous().view(-1)
+    output = values.new_empty(comm.world_size * values.numel())
+    _gather_into(output, values, comm)
+    return list(output.view(comm.world_size, *tensor.shape).unbind())
+
+
+def gather(
+    tensor: Tensor, dst: int = 0, comm: Comm | None = None
+) -> list[Tensor] | None:
+    """Every rank's `tensor` in rank order on rank `dst`; None on the other ranks.
+
+    Cost: that of all_gather, whose task it stands on.
+
+    Example:
+        init_process_group()
+        rows = gather(torch.full((2,), get_rank()), dst=0)
+        assert (rows is None) == (get_rank() != 0)
+    """
+    comm = comm or default_comm()
+    _require_rank(dst, comm)
+    tensors = all_gather(tensor, comm)
+    return tensors if comm.rank == dst else None
+
+
+def reduce_scatter(
+    tensor: Tensor, op: ReduceOp = ReduceOp.SUM, comm: Comm | None = None
+) -> Tensor:
+    """This rank's chunk, along the first dimension, of the reduction over all ranks.
+
+    Raises:
+        ValueError: n does not divide the first dimension, or AVG of integers.
+
+    Example:
+        init_process_group()
+        n = get_world_size()
+        mine = reduce_scatter(torch.arange(2 * n))  # two elements for each rank
+        assert mine.tolist() == [2 * get_rank() * n, (2 * get_rank() + 1) * n]
+    """
+    comm = comm or default_comm()
+    _refuse_mean(tensor, op)
+    values, shape = _chunked(tensor, comm)
+    output = values.new_empty(values.numel() // comm.world_size)
+    if op in (ReduceOp.SUM, ReduceOp.AVG):
+        with running():
+            unit("collectives").reduce_scatter(comm, output, values)
+        if op is ReduceOp.AVG:
+            output /= comm.world_size
+    else:
+        with staging(values.numel(), values) as received:
+            with running():
+                unit("collectives").all_to_all(comm, received, values)
+            rows = received.view(comm.world_size, -1)
+            output.copy_(_COMBINE[op](rows))
+    return output.view(shape)
+
+
+def scatter(
+    tensor: Tensor,
+    tensors: Sequence[Tensor] | None = None,
+    src: int = 0,
+    comm: Comm | None = None,
+) -> Tensor:
+    """Fill `tensor` with element `rank` of rank `src`'s list; return it.
+
+    `tensors` matters on rank `src` only: a tensor for each rank, all of the shape and
+    dtype of `tensor`. Cost: that of all_to_all, whose task it stands on.
+
+    Raises:
+        ValueError: rank `src` has no list of n tensors.
+
+    Example:
+        init_process_group()
+        rows = [torch.tensor([r, 10 * r]) for r in range(get_world_size())]
+        mine = scatter(torch.zeros(2, dtype=torch.int64), rows, src=0)
+        assert mine.tolist() == [get_rank(), 10 * get_rank()]
+    """
+    comm = comm or default_comm()
+    n, size = comm.world_size, tensor.numel()
+    _require_rank(src, comm)
+    with staging(2 * n * size, tensor) as buffer:
+        outgoing, incoming = buffer.tensor_split(2)
+        if comm.rank == src:
+            if tensors is None or [t.shape for t in tensors] != [tensor.shape] * n:
+                raise ValueError(f"rank {src} scatters {n} tensors of {tensor.shape}")
+            torch.cat([t.detach().reshape(-1) for t in tensors], out=outgoing)
+        else:
+            outgoing.zero_()
+        with running():
+            unit("collectives").all_to_all(comm, incoming, outgoing)
+        return _written(tensor, incoming.view(n, size)[src])
+
+
+def all_to_all(tensor: Tensor, comm: Comm | None = None) -> Tensor:
+    """Send chunk p of `tensor` to rank p; chunk p of the result came from rank p.
+
+    Chunks are along the first dimension.
+
+    Raises:
+        ValueError: n does not divide the first dimension.
+
+    Example:
+        init_process_group()
+        n = get_world_size()
+        received = all_to_all(torch.arange(n) + 10 * get_rank())
+        assert received.tolist() == [10 * p + get_rank() for p in range(n)]
+    """
+    comm = comm or default_comm()
+    values, _ = _chunked(tensor, comm)
+    output = torch.empty_like(values)
+    with running():
+        unit("collectives").all_to_all(comm, output, values)
+    return output.view(tensor.shape)
+
+
+def barrier(comm: Comm | None = None) -> None:
+    """Return when every rank has called it.
+
+    Example:
+        init_process_group()
+        barrier()
+    """
+    comm = comm or default_comm()
+    with running():
+        unit("collectives").all_reduce(comm, torch.ones(1, device=comm.device))
+
+
+def _gather_into(output: Tensor, values: Tensor, comm: Comm) -> None:
+    with running():
+        unit("collectives").all_gather(comm, output, values)
+
+
+def _chunked(tensor: Tensor, comm: Comm) -> tuple[Tensor, tuple[int, ...]]:
+    """The tensor's elements in a row, and the shape of one of its n chunks."""
+    n, shape = comm.world_size, tensor.shape
+    if not shape or shape[0] % n:
+        raise ValueError(
+            f"a tensor of shape {tuple(shape)} has no {n} equal chunks along its "
+            "first dimension"
+        )
+    return tensor.detach().contiguous().view(-1), (shape[0] // n, *shape[1:])
+
+
+def _written(tensor: Tensor, values: Tensor) -> Tensor:
+    """`tensor`, which holds `values` now."""
+    if values.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(values.view(tensor.shape))
+    return tensor
+
+
+def _refuse_mean(tensor: Tensor, op: ReduceOp) -> None:
+    if op is ReduceOp.AVG and not tensor.is_floating_point():
+        raise ValueError(f"{tensor.dtype} has no mean: use SUM and divide")
+
+
+def _require_rank(rank: int, comm: Comm) -> None:
+    if not 0 <= rank < comm.world_size:
+        last = comm.world_size - 1
+        raise ValueError(f"there is no rank {rank}: ranks are 0 … {last}")

@@ -1,0 +1,73 @@
+"""Hooks of unit gradient_compression as hooks of torch's DistributedDataParallel."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.comm import Comm, TorchComm, Work
+
+Hook = Callable[[Comm, Any], Work]
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    parameters: Sequence[Tensor]
+    flat: Tensor
+
+
+class _TwoGroups:
+    """A communicator that is one thing on the thread of backward(), another elsewhere.
+
+    torch numbers the collectives of a group as they are started. Those of the first
+    halves follow the order of the buckets, and so do those of the second halves; how
+    the two mix differs by rank. So each has a group of its own.
+    """
+
+    def __init__(self, first: Comm, second: Comm) -> None:
+        self._first, self._second = first, second
+        self.worker: int | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        is_second = threading.get_ident() == self.worker
+        return getattr(self._second if is_second else self._first, name)
+
+
+def torch_hook(hook: Hook, comm: Comm | None = None) -> Callable[..., Any]:
+    """Make of `hook` what `model.register_comm_hook(None, …)` takes.
+
+    Collective: it makes a new group. `hook` is called inside backward() with each
+    bucket; the wait() of its Work runs on another thread, one bucket after another. So
+    backward() goes on, whatever wait() waits for. `comm` is that of torch's default
+    process group if it is None. Tested with gloo.
+    """
+    comm = comm or TorchComm.from_default()
+    n = comm.world_size
+    both: Any = _TwoGroups(comm, comm.new_group(list(range(n))))
+    # One thread: the second halves follow the order of the buckets on every rank.
+    pool = ThreadPoolExecutor(1, "second-half")
+    both.worker = pool.submit(threading.get_ident).result()
+
+    # torch compares annotations with its classes; here they are strings. So none.
+    def registered(state, bucket):  # type: ignore[no-untyped-def]
+        given = _Bucket(bucket.parameters(), bucket.buffer())
+        work = hook(both, given)
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        pool.submit(_finish, work, given.flat, n, future)
+        return future
+
+    return registered
+
+
+def _finish(work: Work, flat: Tensor, n: int, future: Any) -> None:
+    try:
+        work.wait()
+        future.set_result(flat.div_(n))
+    except BaseException as error:
+        future.set_exception(error)

@@ -1,0 +1,37 @@
+"""Sizes of the time before: what a call remembers of them is wrong the second time.
+
+Each scenario is played once with another seed before its second time, see `observe`.
+Where a contract leaves sizes open, they differ between the two, as the values do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+OTHER_SEED = 1_000_003  # added to the seed for the time before
+
+
+def turned(sizes: Sequence[T], seed: int) -> tuple[T, ...]:
+    """`sizes` by rank; in the time before each rank has those of another one.
+
+    A seed is below a million, unless somebody asks for another one.
+    """
+    first = seed // 1_000_000 % len(sizes)
+    return (*sizes[first:], *sizes[:first])
+
+
+def played_once(scenario: F) -> F:
+    """Mark a scenario that takes too long to be played beside the reference, twice.
+
+    Another scenario of its task makes the same calls.
+    """
+    scenario.__dict__["is_played_once"] = True
+    return scenario
+
+
+def is_played_once(scenario: Callable[..., Any]) -> bool:
+    """Whether it was marked."""
+    return bool(getattr(scenario, "is_played_once", False))

@@ -1,0 +1,29 @@
+"""The first thing that a rank runs: it ends when its agent does, then it is the script.
+
+    python -I -S boot.py AGENT_PID COMMAND …
+
+An agent that is killed can end nobody. So each rank asks the kernel (Linux) to do it,
+and then replaces this program by the command. It is a program, not code between fork
+and exec: the agent has threads by then, and forked Python code could wait for a lock
+that one of them held.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(agent: int, command: list[str]) -> None:
+    """Become `command`, as long as the process `agent` lives."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != agent:  # it has ended in the meantime
+            sys.exit(1)
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,241 @@
+"""The agent of every other node: it starts, signals and watches what node 0 says."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from distlab.comm.tcp.caller import GoneError
+from distlab.comm.tcp.frames import FrameError
+from distlab.comm.tcp.handshake import StrangerError
+from distlab.given.launching import Ended, Interrupted
+from distlab.launch.config import LaunchConfig
+from distlab.launch.hub import Say
+from distlab.launch.inbox import Inbox
+from distlab.launch.logs import Log, Terminal
+from distlab.launch.nodes import ALIVE_S, LOST_S, Client, StaleError
+from distlab.launch.ranks import Meeting, Ranks
+from distlab.launch.report import NUM_LINES, PREFIX, interrupted
+
+UNREACHABLE = 1
+"""The exit code of an agent that has lost node 0."""
+_LOST = (GoneError, TimeoutError, OSError, FrameError, StrangerError, RuntimeError)
+
+
+@dataclass(frozen=True)
+class Told:
+    """Node 0 says so, in this generation."""
+
+    generation: int
+    words: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stale:
+    """There is a newer generation than this one."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Unreachable:
+    """Node 0 has ended, or cannot be reached."""
+
+    reason: str
+
+
+class Follower:
+    """Does what node 0 decides, with the ranks of this node."""
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        *,
+        ranks: Ranks,
+        logs: dict[int, Log],
+        terminal: Terminal,
+        inbox: Inbox,
+        say: Say,
+    ) -> None:
+        self._config, self._say = config, say
+        self._ranks, self._logs, self._terminal = ranks, logs, terminal
+        self._inbox = inbox
+        self._client = Client(config)
+        self._generation = 0
+        self._num_said = 0
+        self._stopped_by = 0
+        self._is_over = threading.Event()
+
+    def run(self) -> int:
+        """Return the exit code that node 0 tells.
+
+        Raises:
+            LaunchError: node 0 is not there, or the agents do not agree.
+        """
+        until = time.monotonic() + self._config.start_timeout
+        if not self._client.reach(until, lambda: self._inbox.num_interrupts > 0):
+            return self._interrupted_early()
+        try:
+            self._enter(1)
+            while True:
+                for event in self._inbox.take():
+                    code = self._look_at(event)
+                    if code is not None:
+                        return code
+                self._inbox.wait(self._config.monitor_interval)
+        finally:
+            self._is_over.set()
+            self._client.close()
+
+    def _enter(self, generation: int) -> None:
+        """Join a generation, and have its words come into the inbox."""
+        self._generation, self._num_said = generation, 0
+        threading.Thread(target=self._listen, args=(generation,), daemon=True).start()
+
+    def _look_at(self, event: object) -> int | None:
+        match event:
+            case Ended(rank, code):
+                self._tell_end(rank, code)
+            case Interrupted(number):
+                return self._interrupt(number)
+            case Told(generation, words) if generation == self._generation:
+                return self._obey(words)
+            case Stale(generation) if generation == self._generation:
+                self._ranks.kill()
+                self._enter(generation + 1)
+            case Unreachable(reason):
+                return self._give_up(reason)
+            case Exception():
+                raise event
+        return None
+
+    # ── node 0 says ─────────────────────────────────────────────────────────────────
+
+    def _obey(self, words: dict[str, Any]) -> int | None:
+        if "start" in words:
+            meeting = Meeting(
+                address=self._config.master_addr,
+                port=words["port"],
+                generation=self._generation,
+            )
+            for rank in words["start"]:
+                self._ranks.start(rank, meeting)
+        elif "signal" in words:
+            self._ranks.signal(*words["signal"])
+        elif "finish" in words:
+            self._ranks.kill()
+            self._terminal.catch_up(list(self._logs))
+            self._say(words["text"])
+            self._try_to_say(f"bye/{self._config.node}", "")
+            return int(words["finish"])
+        return None
+
+    def _listen(self, generation: int) -> None:
+        inbox, ask = self._inbox.queue, self._client.ask
+        until = time.monotonic() + self._config.start_timeout
+        try:
+            self._client.claim(generation, until)
+            alive = threading.Thread(
+                target=self._keep_alive, args=(generation,), daemon=True
+            )
+            alive.start()
+            number = 0
+            while True:
+                key = f"do/{self._config.node}/{number}"
+                words = json.loads(str(ask("get", generation, key=key)))
+                inbox.put(Told(generation, words))
+                number += 1
+        except StaleError:
+            inbox.put(Stale(generation))
+        except _LOST as error:
+            inbox.put(Unreachable(str(error)))
+        except Exception as error:  # what the user has said wrongly
+            inbox.put(error)
+
+    def _keep_alive(self, generation: int) -> None:
+        """Join, and from then on give signs of life."""
+        key = f"alive/{self._config.node}"
+        try:
+            until = time.monotonic() + self._config.start_timeout
+            self._client.join(generation, until)
+            while not self._is_over.wait(ALIVE_S):
+                until = time.monotonic() + LOST_S
+                self._client.ask("add", generation, key=key, amount=1, until=until)
+        except StaleError:
+            pass  # the other thread says so
+        except _LOST as error:
+            self._inbox.queue.put(Unreachable(str(error)))
+
+    # ── this node says ──────────────────────────────────────────────────────────────
+
+    def _tell_end(self, rank: int, code: int) -> None:
+        self._ranks.buried(rank)
+        self._terminal.catch_up([rank])
+        words = {
+            "rank": rank,
+            "code": code,
+            "generation": self._generation,
+            "lines": self._logs[rank].last_lines(NUM_LINES) if code else [],
+            "log": str(self._logs[rank].path.resolve()),
+            "node": f"node {self._config.node} ({socket.gethostname()})",
+        }
+        self._tell(words)
+
+    def _interrupt(self, number: int) -> int | None:
+        self._stopped_by = self._stopped_by or number
+        if self._inbox.num_interrupts > 1:
+            self._ranks.kill()
+        self._tell({"interrupted": number})
+        return None
+
+    def _tell(self, words: dict[str, Any]) -> None:
+        key = f"said/{self._config.node}/{self._num_said}"
+        self._num_said += 1
+        self._try_to_say(key, json.dumps(words))
+
+    def _try_to_say(self, key: str, text: str) -> None:
+        until = time.monotonic() + LOST_S
+        try:
+            self._client.ask("set", self._generation, key=key, value=text, until=until)
+        except StaleError:
+            pass  # nobody wants to know any more
+        except _LOST as error:
+            self._inbox.queue.put(Unreachable(str(error)))
+
+    # ── without node 0 ──────────────────────────────────────────────────────────────
+
+    def _give_up(self, reason: str) -> int:
+        """Stop the ranks of this node without being told to."""
+        for rank in self._ranks.running:
+            self._ranks.signal(rank, signal.SIGTERM)
+        until = time.monotonic() + self._config.grace_period
+        while self._ranks.running and time.monotonic() < until:
+            for event in self._inbox.take():
+                if isinstance(event, Ended):
+                    self._ranks.buried(event.rank)
+            self._inbox.wait(min(self._config.monitor_interval, 0.1))
+        self._ranks.kill()
+        self._terminal.catch_up(list(self._logs))
+        if self._stopped_by:
+            code = 128 + self._stopped_by
+            self._say(interrupted(self._stopped_by, code))
+            return code
+        where = f"{self._config.master_addr}:{self._config.meeting_port}"
+        self._say(
+            f"{PREFIX} node 0 at {where} is gone ({reason}); the ranks of node "
+            f"{self._config.node} were stopped; exit code {UNREACHABLE}\n"
+        )
+        return UNREACHABLE
+
+    def _interrupted_early(self) -> int:
+        number = next(
+            (e.signal for e in self._inbox.take() if isinstance(e, Interrupted)),
+            signal.SIGTERM,
+        )
+        self._say(interrupted(number, 128 + number))
+        return 128 + number

@@ -1,0 +1,250 @@
+"""The agent of node 0: it asks task 3.18 what to do, and has it done on all nodes."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from distlab.comm.services import Tick, WakeAt
+from distlab.given.launching import (
+    Action,
+    Begin,
+    Ended,
+    Event,
+    Finish,
+    Interrupted,
+    Signal,
+    Start,
+)
+from distlab.launch.config import LaunchConfig
+from distlab.launch.decisions import LAUNCH, Decisions
+from distlab.launch.inbox import Inbox
+from distlab.launch.logs import Log, Terminal
+from distlab.launch.nodes import NodeLost, Said
+from distlab.launch.ranks import Meeting, Ranks
+from distlab.launch.report import (
+    NUM_LINES,
+    Failure,
+    gave_up,
+    interrupted,
+    restarting,
+)
+from distlab.launch.stage import Stage
+from distlab.launch.stores import Store
+
+Say = Callable[[str], None]
+
+
+class Hub:
+    """Drives a launcher of task 3.18 with the ranks of all nodes."""
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        decisions: Decisions,
+        *,
+        ranks: Ranks,
+        logs: dict[int, Log],
+        terminal: Terminal,
+        inbox: Inbox,
+        store: Store,
+        stage: Stage | None,
+        say: Say,
+    ) -> None:
+        self._config, self._decisions = config, decisions
+        self._on = decisions.launcher(config)
+        self._ranks, self._logs, self._terminal = ranks, logs, terminal
+        self._inbox, self._store, self._stage, self._say = inbox, store, stage, say
+        self._alive: set[int] = set()  # of all nodes
+        self._generation = 0
+        self._failure: Failure | None = None
+        self._stopped_by = 0
+        self._wake_at_s = math.inf
+
+    def run(self) -> int:
+        """Return the exit code, once all ranks have ended for good.
+
+        Raises:
+            LaunchError: the ranks cannot be started.
+            DecisionError: the launcher of task 3.18 has a mistake.
+        """
+        events: list[object] = [Begin()]
+        while True:
+            for event in events:
+                code = self._look_at(event)
+                if code is not None:
+                    return self._finish(code)
+            self._expect_progress()
+            self._inbox.wait(self._patience_s())
+            events = self._inbox.take()
+            if self._stage:
+                events += self._stage.silent()
+            if time.monotonic() >= self._wake_at_s:
+                self._wake_at_s = math.inf
+                events.append(Tick())
+
+    # ── what has happened ───────────────────────────────────────────────────────────
+
+    def _look_at(self, event: object) -> int | None:
+        """Have the launcher decide; the exit code, if it is over."""
+        if isinstance(event, Exception):
+            raise event
+        words: dict[str, Any] = {}
+        if isinstance(event, Said):
+            words = event.words
+            event = self._heard(words)
+        if isinstance(event, NodeLost):
+            return self._lost(event.node)
+        if isinstance(event, Ended):
+            if event.rank not in self._alive:  # of a node that was given up
+                return None
+            self._note_end(event, words)
+        if isinstance(event, Interrupted):
+            self._note_interrupt(event.signal)
+        return self._decide(event)  # type: ignore[arg-type]
+
+    def _heard(self, words: dict[str, Any]) -> Event | None:
+        if "interrupted" in words:
+            return Interrupted(words["interrupted"])
+        if words["generation"] != self._generation:
+            return None
+        return Ended(words["rank"], words["code"])
+
+    def _lost(self, node: int) -> int | None:
+        first = node * self._config.nproc_per_node
+        theirs = range(first, first + self._config.nproc_per_node)
+        if not self._alive.intersection(theirs):
+            return None
+        self._say(f"[distlab] node {node} is gone, and its ranks with it\n")
+        for rank in theirs:
+            if rank in self._alive:
+                code = self._look_at(Ended(rank, -signal.SIGKILL))
+                if code is not None:
+                    return code
+        return None
+
+    def _note_end(self, event: Ended, words: dict[str, Any]) -> None:
+        self._alive.discard(event.rank)
+        lines, log, node = words.get("lines", []), words.get("log", ""), ""
+        if event.rank in self._logs:
+            self._ranks.buried(event.rank)
+            self._terminal.catch_up([event.rank])
+            lines = self._logs[event.rank].last_lines(NUM_LINES)
+            log = str(self._logs[event.rank].path)
+        else:
+            node = words.get("node", f"node {self._node_of(event.rank)}")
+        is_first = self._failure is None and not self._stopped_by
+        if event.code and is_first:
+            self._failure = Failure(
+                rank=event.rank,
+                code=event.code,
+                generation=self._generation,
+                lines=lines,
+                log=log,
+                node=node,
+            )
+
+    def _note_interrupt(self, number: int) -> None:
+        self._stopped_by = self._stopped_by or number
+        if self._inbox.num_interrupts > 1:  # impatient: no grace
+            for rank in sorted(self._alive):
+                self._signal(rank, signal.SIGKILL)
+
+    # ── what is done about it ───────────────────────────────────────────────────────
+
+    def _decide(self, event: Event | None) -> int | None:
+        if event is None:
+            return None
+        actions = self._on(event, time.monotonic())
+        starts = [action for action in actions if isinstance(action, Start)]
+        if starts:
+            self._start(starts)
+        for action in actions:
+            code = self._do(action)
+            if code is not None:
+                return code
+        return None
+
+    def _do(self, action: Action) -> int | None:
+        match action:
+            case Signal(rank, number):
+                self._signal(rank, number)
+            case WakeAt(at_s):
+                self._wake_at_s = at_s
+            case Finish(exit_code):
+                return exit_code
+        return None
+
+    def _start(self, starts: Sequence[Start]) -> None:
+        generation = max(start.generation for start in starts)
+        for start in starts:
+            if start.rank in self._alive:
+                raise self._decisions.wrong(LAUNCH, f"{start}: rank {start.rank} runs")
+        if generation > self._generation:
+            if generation > 1:
+                text = restarting(self._failure, self._config.max_restarts, generation)
+                self._say(text)
+            self._begin(generation)
+        self._alive |= {start.rank for start in starts}
+        meeting = Meeting(
+            address=self._config.master_addr,
+            port=self._store.port,
+            generation=self._generation,
+        )
+        if self._stage and not self._stage.meet(generation):
+            for start in starts:  # interrupted before anything was started
+                self._inbox.queue.put(Ended(start.rank, -signal.SIGTERM))
+            return
+        self._store.begin()
+        local = [s.rank for s in starts if s.rank in self._logs]
+        for rank in local:
+            self._ranks.start(rank, meeting)
+        if self._stage:
+            others = [s.rank for s in starts if s.rank not in self._logs]
+            self._stage.start(others, meeting)
+
+    def _begin(self, generation: int) -> None:
+        self._generation = generation
+        self._failure, self._wake_at_s = None, math.inf
+
+    def _signal(self, rank: int, number: int) -> None:
+        if rank in self._logs:
+            self._ranks.signal(rank, number)
+        elif self._stage and rank in self._alive:
+            self._stage.signal(rank, number)
+
+    def _finish(self, code: int) -> int:
+        text = ""
+        if self._stopped_by:
+            text = interrupted(self._stopped_by, code)
+        elif code:
+            text = gave_up(self._failure, code, self._generation)
+        self._ranks.kill()
+        self._terminal.catch_up(list(self._logs))
+        if text:
+            self._say(text)
+        if self._stage:
+            self._stage.finish(code, text)
+        return code
+
+    def _node_of(self, rank: int) -> int:
+        return rank // self._config.nproc_per_node
+
+    # ── when to look again ──────────────────────────────────────────────────────────
+
+    def _patience_s(self) -> float:
+        left_s = max(0.0, self._wake_at_s - time.monotonic())
+        return min(self._config.monitor_interval, left_s)
+
+    def _expect_progress(self) -> None:
+        if (
+            not self._alive
+            and self._inbox.queue.empty()
+            and math.isinf(self._wake_at_s)
+        ):
+            raise self._decisions.wrong(
+                LAUNCH, "all processes have ended, and on() returned no Start or Finish"
+            )

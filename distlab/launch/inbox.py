@@ -1,0 +1,79 @@
+"""What has happened and was not looked at yet: ends, signals, words of other nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from queue import Empty, SimpleQueue
+from types import FrameType
+
+from distlab.given.launching import Interrupted
+
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Inbox:
+    """A queue that is looked into now and then, or at once when a signal came."""
+
+    def __init__(self) -> None:
+        self.queue: SimpleQueue[object] = SimpleQueue()  # a signal handler may put
+        self.num_interrupts = 0
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._wake, False)
+
+    def take(self) -> list[object]:
+        """All that is there, in the order in which it happened."""
+        found = []
+        with contextlib.suppress(Empty):
+            while True:
+                found.append(self.queue.get_nowait())
+        return found
+
+    def wait(self, seconds: float) -> None:
+        """Let so much time pass; a signal ends it."""
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            if select.select([self._woken], [], [], left_s)[0]:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._woken, 4096)
+                return
+
+    def wake(self) -> None:
+        """End a wait, from any thread."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake, b"x")
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """SIGINT, SIGTERM and SIGHUP come as Interrupted meanwhile.
+
+        Not in a thread: Python handles signals in the main one only.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {}
+        for number in _NUMBERS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, say
+                before[number] = signal.signal(number, self._interrupted)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def close(self) -> None:
+        """Give the pipe back."""
+        os.close(self._woken)
+        os.close(self._wake)
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        self.num_interrupts += 1
+        self.queue.put(Interrupted(number))
+        self.wake()

@@ -1,0 +1,227 @@
+"""Agents of several nodes: they meet through task 3.17's rendezvous, and talk by it.
+
+The agent of node 0 serves a Rendezvous at master_addr:master_port, and every agent, its
+own included, is a client. A generation of the launcher is one of the rendezvous: an
+agent that is refused as stale knows that all ranks start again.
+
+    config          node 0 sets it: what all agents must agree on
+    claim/<k>       compare_set by node k: two agents cannot be the same node
+    join            answered once all agents are there
+    do/<k>/<i>      node 0 tells node k: start, signal, finish
+    said/<k>/<i>    node k tells node 0: a rank has ended, or the agent got a signal
+    alive/<k>       add, again and again: a node that is cut off says nothing more
+
+Limits: a secret keeps others out only if DISTLAB_SECRET is set, the same on all
+nodes. torch's own store, which the ranks use, has none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from distlab.comm.services import Handle, PeerGone
+from distlab.comm.tcp.caller import Caller, GoneError
+from distlab.comm.tcp.frames import FrameError
+from distlab.comm.tcp.handshake import NO_RANK, Identity, StrangerError
+from distlab.comm.tcp.server import Server
+from distlab.launch.config import LaunchConfig, LaunchError
+
+ALIVE_S = 1.0  # between two signs of life
+LOST_S = 15.0  # without any: torchrun's keep-alive, 5 s, three times
+_NAME = "agents"
+_PAUSE_S = 0.05
+
+
+class StaleError(Exception):
+    """The rendezvous refused a request: there is a newer generation, or no room."""
+
+
+@dataclass(frozen=True)
+class NodeLost:
+    """The agent of this node has ended, or cannot be heard any more."""
+
+    node: int
+
+
+@dataclass(frozen=True)
+class Said:
+    """What node `node` told node 0."""
+
+    node: int
+    words: dict[str, Any]
+
+
+def identity(config: LaunchConfig) -> Identity:
+    """What an agent proves: DISTLAB_SECRET, or else only where it meets."""
+    own = os.environ.get("DISTLAB_SECRET", "")
+    text = own or f"distlab.launch {config.meeting_port} {config.nnodes}"
+    return Identity(hashlib.sha256(text.encode()).digest(), NO_RANK, config.nnodes)
+
+
+class Client:
+    """One agent's line to the rendezvous; any thread may ask."""
+
+    def __init__(self, config: LaunchConfig) -> None:
+        self._config = config
+        self._name = secrets.token_hex(8)
+        self._caller = self._new_caller()
+        self._num_claims = 0
+
+    def reach(self, until: float, give_up: Callable[[], bool]) -> bool:
+        """Try until somebody answers there; False if `give_up` said so.
+
+        Raises:
+            LaunchError: nobody did, or who answers is not an agent of this launch.
+        """
+        where = f"{self._config.master_addr}:{self._config.meeting_port}"
+        while not give_up():
+            try:
+                # A key that has a value from the start, in no generation that counts.
+                self.ask("add", 0, key="reached", amount=1, until=until)
+            except StaleError:
+                return True
+            except (StrangerError, FrameError, RuntimeError) as error:
+                raise LaunchError(
+                    f"who listens at {where} refuses us: {error}"
+                ) from error
+            except (GoneError, TimeoutError, OSError):
+                if time.monotonic() >= until:
+                    raise LaunchError(
+                        f"no agent of node 0 at {where} within "
+                        f"{self._config.start_timeout:g} s"
+                    ) from None
+                time.sleep(_PAUSE_S)
+                self._caller.close()
+                self._caller = self._new_caller()
+            else:
+                return True
+        return False
+
+    def claim(self, generation: int, until: float) -> None:
+        """Be this node in this generation.
+
+        Raises:
+            LaunchError: another agent is, or the agents do not agree.
+        """
+        config = json.loads(str(self.ask("get", generation, key="config", until=until)))
+        for name, theirs in config.items():
+            if getattr(self._config, name) != theirs:
+                raise LaunchError(
+                    f"{name} is {getattr(self._config, name)} on node "
+                    f"{self._config.node}, but {theirs} on node 0"
+                )
+        key = f"claim/{self._config.node}"
+        has = self.ask(
+            "compare_set", generation, key=key, value=self._name, until=until
+        )
+        if has != self._name:
+            raise LaunchError(
+                f"node_rank is {self._config.node} here and on another node: each "
+                "node needs its own"
+            )
+
+    def join(self, generation: int, until: float) -> None:
+        """Wait until the agents of all nodes have joined this generation."""
+        self.ask("join", generation, key=self._name, until=until)
+
+    def ask(
+        self,
+        op: str,
+        generation: int,
+        *,
+        until: float = float("inf"),
+        **fields: object,
+    ) -> str | int:
+        """One request to the rendezvous; its reply.
+
+        Raises:
+            StaleError: it refuses.
+            GoneError, TimeoutError, OSError: node 0 has ended, or cannot be reached.
+            RuntimeError: the code of task 3.17 raised an error.
+        """
+        message = json.dumps({"op": op, "generation": generation, **fields})
+        answer = json.loads(self._caller.call(message.encode(), until))
+        if "refused" in answer:
+            raise StaleError(answer["refused"])
+        reply: str | int = answer["reply"]
+        return reply
+
+    def close(self) -> None:
+        """End the connections that are not in use."""
+        self._caller.close()
+
+    def _new_caller(self) -> Caller:
+        address = (self._config.master_addr, self._config.meeting_port)
+        return Caller(address, identity(self._config), _NAME)
+
+
+class Hall:
+    """The rendezvous, served by the agent of node 0 in a thread of its own."""
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        listener: socket.socket,
+        rendezvous: Handle,
+        inbox: SimpleQueue[object],
+    ) -> None:
+        self._rendezvous, self._inbox = rendezvous, inbox
+        self._nodes: dict[int, int] = {}  # by the number of the caller
+        self.heard_s: dict[int, float] = {}  # the last word of each node
+        self._server = Server(listener, identity(config), _NAME, self)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+
+    def handle(self, peer: int, message: bytes) -> bytes | None:
+        """A `Handle`: that of task 3.17, and a note of who it was."""
+        try:
+            reply = self._rendezvous(peer, message)
+        except Exception as error:
+            self._inbox.put(error)
+            raise
+        request = json.loads(message)
+        kind, _, node = str(request.get("key", "")).partition("/")
+        if kind == "claim" and request["op"] == "compare_set" and reply is not None:
+            if json.loads(reply).get("reply") == request["value"]:  # it has it now
+                self._nodes[peer] = int(node)
+        if peer in self._nodes:
+            self.heard_s[self._nodes[peer]] = time.monotonic()
+        return reply
+
+    def on(self, event: object, now_s: float) -> Sequence[object]:
+        """An agent whose connections are closed has ended."""
+        if isinstance(event, PeerGone) and event.peer in self._nodes:
+            self._inbox.put(NodeLost(self._nodes.pop(event.peer)))
+        return []
+
+    def silent(self) -> list[int]:
+        """The nodes from which nothing has come for LOST_S."""
+        now = time.monotonic()
+        known = set(self._nodes.values())
+        return [
+            node
+            for node, at in self.heard_s.items()
+            if node in known and node and now - at > LOST_S
+        ]
+
+    def close(self) -> None:
+        """Serve no more."""
+        self._server.stop()
+        self._thread.join()
+        self._server.close()
+
+
+def agreed(config: LaunchConfig) -> str:
+    """What all agents must have the same, as the value of `config`."""
+    names = ("nnodes", "nproc_per_node", "backend")
+    return json.dumps({name: asdict(config)[name] for name in names})

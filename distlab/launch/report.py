@@ -1,0 +1,72 @@
+"""What the agent says: why all ranks restart, and why it gave up."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from distlab.paths import shown
+from distlab.runner.signals import meaning_of_signal, name_of_signal
+
+NUM_LINES = 12  # the last ones of a log
+PREFIX = "[distlab]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The first rank of a generation that ended with another code than 0."""
+
+    rank: int
+    code: int  # -s after signal s
+    generation: int
+    lines: Sequence[str]  # the last ones of its log
+    log: str
+    node: str = ""  # where the log is, if elsewhere
+
+    @property
+    def what(self) -> str:
+        """`rank 2 was ended by SIGKILL`."""
+        if self.code >= 0:
+            return f"rank {self.rank} ended with exit code {self.code}"
+        meaning = meaning_of_signal(-self.code)
+        if self.code == -signal.SIGKILL:
+            meaning = "which the system sends too, when memory runs out"
+        told = f", {meaning}" if meaning else ""
+        return f"rank {self.rank} was ended by {name_of_signal(-self.code)}{told}"
+
+    def as_words(self) -> dict[str, object]:
+        """For another node's agent."""
+        return {"lines": list(self.lines), "log": self.log, "node": self.node}
+
+
+def restarting(failure: Failure | None, max_restarts: int, generation: int) -> str:
+    """One line: all ranks are about to start again."""
+    what = failure.what if failure else "a rank failed"
+    return f"{PREFIX} {what}; restart {generation - 1}, at most {max_restarts}\n"
+
+
+def gave_up(failure: Failure | None, code: int, generation: int) -> str:
+    """Which rank failed, by which signal or code, and its last lines."""
+    if failure is None:
+        return f"{PREFIX} exit code {code}\n"
+    after = ""
+    if generation > 1:
+        restarts = f"{generation - 1} restart{'s' * (generation > 2)}"
+        after = f", after {restarts}"
+    lines = [f"{PREFIX} gave up{after}: {failure.what}"]
+    where = shown(Path(failure.log)) if not failure.node else failure.log
+    where += f" on {failure.node}" * bool(failure.node)
+    if failure.lines:
+        lines.append(f"{PREFIX} its last lines; all of them are in {where}:")
+        lines += [f"    {line}" for line in failure.lines]
+    else:
+        lines.append(f"{PREFIX} it printed nothing; its log would be {where}")
+    lines.append(f"{PREFIX} exit code {code}")
+    return "\n".join(lines) + "\n"
+
+
+def interrupted(number: int, code: int) -> str:
+    """One line: somebody stopped it."""
+    return f"{PREFIX} stopped by {name_of_signal(number)}; exit code {code}\n"

@@ -1,0 +1,150 @@
+"""Node 0's side of several nodes: it meets their agents and tells them what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Sequence
+
+from distlab.comm.services import Handle
+from distlab.comm.tcp.caller import GoneError
+from distlab.comm.tcp.frames import FrameError
+from distlab.launch.config import LaunchConfig, LaunchError
+from distlab.launch.inbox import Inbox
+from distlab.launch.nodes import Client, Hall, NodeLost, Said, StaleError, agreed
+from distlab.launch.ranks import Meeting
+from distlab.launch.stores import listen
+
+FAREWELL_S = 10.0  # that the other agents may take to have heard the end
+_LOOK_S = 0.02
+
+
+class Stage:
+    """All other nodes, as node 0's agent sees them."""
+
+    def __init__(self, config: LaunchConfig, rendezvous: Handle, inbox: Inbox) -> None:
+        """Open the port where agents meet.
+
+        Raises:
+            LaunchError: it is in use, or master_addr is not this node's.
+        """
+        self._config, self._inbox = config, inbox
+        is_number = config.master_addr.replace(".", "").isdigit()
+        # On its own node a name often stands for 127.0.1.1: others cannot reach that.
+        listener = listen(config.master_addr if is_number else "", config.meeting_port)
+        self._hall = Hall(config, listener, rendezvous, inbox.queue)
+        self._client = Client(config)
+        self._generation = 0
+        self._num_told: dict[int, int] = {}
+        self._others = range(1, config.nnodes)
+
+    def meet(self, generation: int) -> bool:
+        """Wait for the agents of all nodes; False: a signal came first.
+
+        Raises:
+            LaunchError: they did not all come within start_timeout.
+        """
+        self._generation = generation
+        self._num_told = dict.fromkeys(self._others, 0)
+        until = time.monotonic() + self._config.start_timeout
+        self._ask("set", key="config", value=agreed(self._config), until=until)
+        self._client.claim(generation, until)
+        joined = threading.Thread(target=self._join, args=(until,), daemon=True)
+        joined.start()
+        interrupts = self._inbox.num_interrupts
+        while joined.is_alive():
+            if self._inbox.num_interrupts > interrupts:
+                return False
+            joined.join(_LOOK_S)
+        if not self._has_met:
+            raise LaunchError(self._missing())
+        for node in self._others:
+            self._hall.heard_s[node] = time.monotonic()
+            threading.Thread(
+                target=self._listen, args=(node, generation), daemon=True
+            ).start()
+        return True
+
+    def start(self, ranks: Sequence[int], meeting: Meeting) -> None:
+        """Have ranks started on their nodes."""
+        for node in self._others:
+            theirs = [rank for rank in ranks if self._node_of(rank) == node]
+            self._tell(node, {"start": theirs, "port": meeting.port})
+
+    def signal(self, rank: int, number: int) -> None:
+        """Have a signal sent to a rank on its node."""
+        self._tell(self._node_of(rank), {"signal": [rank, number]})
+
+    def finish(self, code: int, text: str) -> None:
+        """Tell all agents that it is over, and wait for them, but not for long."""
+        until = time.monotonic() + FAREWELL_S
+        for node in self._others:
+            self._tell(node, {"finish": code, "text": text})
+        with contextlib.suppress(GoneError, TimeoutError, OSError, StaleError):
+            keys = [f"bye/{node}" for node in self._others if self._is_here(node)]
+            self._ask("wait", keys=keys, until=until)
+
+    def silent(self) -> list[object]:
+        """The nodes from which nothing has come for too long."""
+        found = self._hall.silent()
+        for node in found:
+            del self._hall.heard_s[node]
+        return [NodeLost(node) for node in found]
+
+    def close(self) -> None:
+        """Give the port back."""
+        self._client.close()
+        self._hall.close()
+
+    _has_met = False
+
+    def _join(self, until: float) -> None:
+        self._has_met = False
+        with contextlib.suppress(GoneError, TimeoutError, OSError, StaleError):
+            self._client.join(self._generation, until)
+            self._has_met = True
+
+    def _listen(self, node: int, generation: int) -> None:
+        """Take in what a node says, until there is a newer generation."""
+        number = 0
+        with contextlib.suppress(
+            StaleError, GoneError, OSError, FrameError, RuntimeError
+        ):
+            while True:
+                key = f"said/{node}/{number}"
+                words = json.loads(str(self._client.ask("get", generation, key=key)))
+                self._inbox.queue.put(Said(node, words))
+                number += 1
+
+    def _tell(self, node: int, words: dict[str, object]) -> None:
+        key = f"do/{node}/{self._num_told[node]}"
+        self._num_told[node] += 1
+        with contextlib.suppress(StaleError):
+            self._ask("set", key=key, value=json.dumps(words))
+
+    def _ask(
+        self, op: str, *, until: float = float("inf"), **fields: object
+    ) -> str | int:
+        return self._client.ask(op, self._generation, until=until, **fields)
+
+    def _node_of(self, rank: int) -> int:
+        return rank // self._config.nproc_per_node
+
+    def _is_here(self, node: int) -> bool:
+        return node in self._hall.heard_s
+
+    def _missing(self) -> str:
+        missing = []
+        for node in self._others:
+            try:
+                until = time.monotonic() + 0.2
+                self._ask("get", key=f"claim/{node}", until=until)
+            except (TimeoutError, GoneError, OSError):
+                missing.append(str(node))
+        nodes = f"node{'s' * (len(missing) != 1)} {', '.join(missing)}"
+        within = f"within {self._config.start_timeout:g} s"
+        return (
+            f"no agent of {nodes} came {within}" if missing else f"no meeting {within}"
+        )

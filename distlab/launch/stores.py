@@ -1,0 +1,97 @@
+"""The store that torch.distributed's ranks meet in, kept by an agent at MASTER_PORT.
+
+With TORCHELASTIC_USE_AGENT_STORE=True in a rank's environment init_process_group makes
+every rank a client, rank 0 too. So the store outlives each rank. Each generation has a
+new one: what a process of the generation before has set is gone with the old one.
+
+Source: torch/distributed/rendezvous.py, _create_c10d_store.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from datetime import timedelta
+from typing import Any
+
+from distlab.launch.config import LaunchError
+
+_BACKLOG = 1024
+_TIMEOUT = timedelta(seconds=60)
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A listener on `address` and no other one; port 0 is a free one.
+
+    Raises:
+        LaunchError: the port is in use, or the address is not this node's.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        # A port whose last connections are ending is free again.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise LaunchError(_why_not(address, port, error)) from error
+    return listener
+
+
+class Store:
+    """A torch.distributed store for the ranks, one for each generation."""
+
+    def __init__(self, address: str, port: int) -> None:
+        """Take the port.
+
+        Raises:
+            LaunchError: see `listen`.
+        """
+        self.address = address
+        self._listener: socket.socket | None = listen(address, port)
+        self.port: int = self._listener.getsockname()[1]
+        self._daemon: Any = None
+
+    def begin(self) -> None:
+        """Have an empty store: for a generation whose ranks are about to start.
+
+        Raises:
+            LaunchError: the port was taken between two generations.
+        """
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        self._daemon = None  # its destructor closes the port
+        listener = self._listener or listen(self.address, self.port)
+        self._listener = None
+        self._daemon = TCPStore(
+            self.address,
+            self.port,
+            None,
+            True,
+            _TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+
+    def close(self) -> None:
+        """Give the port back."""
+        self._daemon = None
+        if self._listener is not None:
+            self._listener.close()
+
+
+def _why_not(address: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} of {address} is in use: name another one with "
+            "--master-port, or end the program that has it"
+        )
+    if error.errno in (errno.EADDRNOTAVAIL, errno.EINVAL):
+        return (
+            f"master_addr {address} is no address of this node, and node 0 keeps the "
+            "store there: is --node-rank right?"
+        )
+    if isinstance(error, socket.gaierror):
+        return f"master_addr {address!r} cannot be looked up: {error.strerror}"
+    reason = error.strerror or type(error).__name__
+    return f"port {port} of {address} cannot be opened: {reason}"

@@ -1,0 +1,296 @@
+"""`distlab.distributed`: its group, its primitives, its table, and all examples."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import distlab.distributed as dist
+from distlab.comm import PeerLost
+from distlab.distributed.environment import read_place
+from distlab.distributed.parts import TABLE, tasks
+from distlab.grading.kit.torchrun_env import like_torchrun
+from distlab.runner import Cluster, Limits, RankContext
+
+PATIENCE_S = 60.0
+PATIENT = Limits(seconds=300)
+AVG = dist.ReduceOp.AVG
+METHODS = {
+    "DistributedDataParallel": ("no_sync", "join", "zero_loss", "sync_gradients"),
+}
+
+
+def documented() -> dict[str, str]:
+    """The text of each public name, and of methods with their own example."""
+    found = {name: inspect.getdoc(getattr(dist, name)) or "" for name in dist.__all__}
+    for name, methods in METHODS.items():
+        for method in methods:
+            text = inspect.getdoc(getattr(getattr(dist, name), method)) or ""
+            found[f"{name}.{method}"] = text
+    return found
+
+
+def examples() -> dict[str, str]:
+    return {
+        name: textwrap.dedent(text.split("Example:\n")[1])
+        for name, text in documented().items()
+        if "Example:\n" in text
+    }
+
+
+def test_every_public_name_has_an_example_and_a_row() -> None:
+    assert set(examples()) == set(documented())
+    assert set(TABLE) == set(dist.__all__)
+    assert all(code.strip() for code in examples().values())
+
+
+def run_examples(context: RankContext, backend: str) -> list[str]:
+    like_torchrun(context, PATIENCE_S)
+    failed = []
+
+    def init(given: str = backend, **named: Any) -> None:
+        dist.init_process_group(given, **named)
+
+    for name, code in examples().items():
+        names = {public: getattr(dist, public) for public in dist.__all__}
+        names |= {"torch": torch, "init_process_group": init}
+        try:
+            exec(compile(code, name, "exec"), names)
+        except Exception as error:
+            failed.append(f"{name}: {type(error).__name__}: {error}")
+        finally:
+            dist.destroy_process_group()
+    return failed
+
+
+@pytest.mark.parametrize(("n", "backend"), [(1, "gloo"), (4, "gloo"), (4, "tcp")])
+def test_examples_run(cluster: Cluster, n: int, backend: str) -> None:
+    run = cluster.run(run_examples, n, backend, limits=PATIENT)
+    assert run.require_finished().values == [[]] * n
+
+
+# ── the place of a process, and its group ───────────────────────────────────────────
+
+MEETING = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+
+def test_slurms_variables_stand_in_for_torchruns() -> None:
+    slurm = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", **MEETING}
+    place = read_place(environment=slurm)
+    assert (place.rank, place.world_size, place.local_rank) == (5, 8, 1)
+    assert place.address == ("10.0.0.1", 29500)
+    torchrun = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}
+    place = read_place(environment={**slurm, **torchrun})
+    assert (place.rank, place.world_size, place.local_rank) == (2, 3, 0)
+    place = read_place("tcp://[::1]:4000", 2, 1, environment={})
+    assert (place.rank, place.address) == (1, ("::1", 4000))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "said"),
+    [
+        ({}, {}, "no rank: neither RANK nor SLURM_PROCID is set"),
+        ({"rank": 0}, {}, "no world_size: neither WORLD_SIZE nor SLURM_NTASKS"),
+        ({"rank": 0, "world_size": 2}, {}, "MASTER_ADDR and MASTER_PORT must name"),
+        ({"rank": 2, "world_size": 2}, {}, "rank 2 of 2: ranks count from 0"),
+        ({"world_size": 1}, {"RANK": "x"}, "RANK=x is no integer"),
+        ({"rank": 0, "world_size": 1, "init_method": "file:///f"}, {}, "choose env://"),
+    ],
+)
+def test_a_place_that_cannot_be(
+    arguments: dict[str, Any], environment: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        read_place(**arguments, environment=environment)
+
+
+@pytest.mark.parametrize("backend", ["mpi", "MPI?", "nccl"])
+def test_a_backend_is_refused_in_one_line(backend: str) -> None:
+    if backend == "nccl" and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(ValueError, match=f"backend '{re.escape(backend)}'") as refusal:
+        dist.init_process_group(backend, world_size=1, rank=0)
+    assert "\n" not in str(refusal.value)
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "tcp"])
+def test_one_process_needs_no_environment(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(RuntimeError, match="call init_process_group"):
+        dist.all_reduce(torch.ones(1))
+    dist.init_process_group(backend, world_size=1, rank=0)
+    try:
+        assert dist.all_reduce(torch.tensor([3.0])).item() == 3
+        assert dist.get_distributed_info()["backend"] == backend
+        with pytest.raises(RuntimeError, match="a default group already"):
+            dist.init_process_group(backend, world_size=1, rank=0)
+    finally:
+        dist.destroy_process_group()
+
+
+def waits_in_vain(context: RankContext, backend: str) -> str:
+    like_torchrun(context, PATIENCE_S)
+    dist.init_process_group(backend, timeout_s=1.0)
+    if context.rank == 1:
+        context.comm.recv(torch.zeros(1), src=0)  # until rank 0 has given up
+        return ""
+    try:
+        dist.all_reduce(torch.ones(5))
+    except PeerLost as error:
+        context.comm.send(torch.zeros(1), dst=1)
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("backend", ["gloo", "tcp"])
+def test_timeout_s_limits_a_wait(cluster: Cluster, backend: str) -> None:
+    run = cluster.run(waits_in_vain, 2, backend, limits=Limits(seconds=60))
+    assert "rank 0 lost rank 1" in run.require_finished().values[0]
+
+
+# ── collectives ─────────────────────────────────────────────────────────────────────
+
+
+def all_primitives(context: RankContext, backend: str) -> list[str]:
+    """The names of those that do not give what torch's definition says."""
+    like_torchrun(context, PATIENCE_S)
+    dist.init_process_group(backend, timeout_s=PATIENCE_S)
+    wrong = [*reductions(context.world_size, context.rank)]
+    wrong += movements(context.world_size, context.rank)
+    dist.barrier()
+    dist.destroy_process_group()
+    return wrong
+
+
+def values_of(rank: int, n: int) -> Tensor:
+    """Rank's own values, non-contiguous."""
+    generator = torch.Generator().manual_seed(rank)
+    values = torch.randint(-4, 5, (2 * n, 3), generator=generator)
+    return values.double().T.contiguous().T
+
+
+def differs(name: str, actual: Tensor, expected: Tensor) -> list[str]:
+    return [] if torch.equal(actual, expected) else [name]
+
+
+def reductions(n: int, rank: int) -> list[str]:
+    wrong = []
+    every = torch.stack([values_of(r, n) for r in range(n)])
+    combined = {
+        dist.ReduceOp.SUM: every.sum(0),
+        dist.ReduceOp.AVG: every.sum(0) / n,
+        dist.ReduceOp.MIN: every.amin(0),
+        dist.ReduceOp.MAX: every.amax(0),
+        dist.ReduceOp.PRODUCT: every.prod(0),
+    }
+    for op, total in combined.items():
+        mine = values_of(rank, n)
+        if dist.all_reduce(mine, op) is not mine:
+            wrong.append("all_reduce returns its tensor")
+        wrong += differs(f"all_reduce {op}", mine, total)
+        reduced = dist.reduce(values_of(rank, n), dst=n - 1, op=op)
+        expected = total if rank == n - 1 else values_of(rank, n)
+        wrong += differs(f"reduce {op}", reduced, expected)
+        chunk = dist.reduce_scatter(values_of(rank, n), op)
+        wrong += differs(f"reduce_scatter {op}", chunk, total[2 * rank : 2 * rank + 2])
+    if not refuses(dist.all_reduce, torch.ones(2, dtype=torch.int64), AVG):
+        wrong.append("the mean of integers")
+    return wrong
+
+
+def movements(n: int, rank: int) -> list[str]:
+    every = torch.stack([values_of(r, n) for r in range(n)])
+    rows = every[:, 2 * rank : 2 * rank + 2]
+    mine, last = every[rank].clone(), n - 1
+    wrong = differs("all_gather", torch.stack(dist.all_gather(mine)), every)
+    gathered = dist.gather(mine, dst=last)
+    if gathered is not None or rank == last:
+        wrong += differs("gather", torch.stack(gathered or []), every)
+    tensors = list(every) if rank == last else None
+    wrong += differs("scatter", dist.scatter(mine * 0, tensors, src=last), every[rank])
+    wrong += differs("all_to_all", dist.all_to_all(mine), rows.flatten(0, 1))
+    wrong += differs("broadcast", dist.broadcast(mine, src=last), every[last])
+    if not refuses(dist.broadcast, torch.ones(1), n):
+        wrong.append("broadcast from a rank that does not exist")
+    for call in (dist.reduce_scatter, dist.all_to_all):
+        if n > 1 and not refuses(call, torch.ones(n + 1)):
+            wrong.append(f"{call.__name__} of {n + 1} rows")
+    return wrong
+
+
+def refuses(call: Callable[..., object], *arguments: Any) -> bool:
+    try:
+        call(*arguments)
+    except ValueError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("n", "backend"), [(1, "gloo"), (3, "gloo"), (3, "tcp"), (4, "tcp")]
+)
+def test_primitives_produce_what_they_should(
+    cluster: Cluster, n: int, backend: str
+) -> None:
+    run = cluster.run(all_primitives, n, backend, limits=PATIENT)
+    assert run.require_finished().values == [[]] * n
+
+
+class Allocated(TorchDispatchMode):
+    """Counts the bytes of new, empty tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in (torch.ops.aten.empty, torch.ops.aten.new_empty):
+            self.num_bytes += result.nbytes
+        return result
+
+
+def allocates(_: RankContext) -> dict[str, int]:
+    dist.init_process_group(world_size=1, rank=0)
+    found = {}
+    for name, scope in {"pool": dist.memory_pool_scope, "none": nullcontext}.items():
+        with scope(), Allocated() as allocated:
+            for _ in range(10):
+                dist.all_reduce(torch.ones(1000), dist.ReduceOp.MAX)
+        found[name] = allocated.num_bytes
+    dist.destroy_process_group()
+    return found
+
+
+def test_memory_pool_scope_allocates_once(cluster: Cluster) -> None:
+    (found,) = cluster.run(allocates, 1, limits=PATIENT).require_finished().values
+    assert found == {"pool": 4000, "none": 40_000}
+
+
+# ── whose code runs ─────────────────────────────────────────────────────────────────
+
+
+def test_the_table_names_tasks_of_the_course() -> None:
+    info = dist.get_distributed_info()
+    assert not info["initialized"]
+    assert info["units"] == [
+        {"number": p.number, "task": p.task, "whose": p.whose, "digest": p.digest}
+        for p in tasks()
+    ]
+    listed = {row["task"] for row in info["units"]}
+    assert listed == {task for names in TABLE.values() for task in names}

@@ -1,0 +1,408 @@
+"""`distlab.distributed`: what it trains is what a single process would train."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+import distlab.distributed as dist
+from distlab.comm import SUM, Comm, ReduceOp, Work
+from distlab.distributed.data_parallel import wrappers
+from distlab.grading.kit.torchrun_env import like_torchrun
+from distlab.models.transformer import (
+    TransformerConfig,
+    make_transformer,
+    next_token_loss,
+)
+from distlab.runner import Cluster, Limits, RankContext
+from distlab.saved_tensors import SavedTensors
+
+PATIENCE_S = 60.0
+PATIENT = Limits(seconds=300)
+
+
+def begin(context: RankContext, backend: str = "gloo") -> tuple[int, int]:
+    like_torchrun(context, PATIENCE_S)
+    dist.init_process_group(backend, timeout_s=PATIENCE_S)
+    return context.rank, context.world_size
+
+
+def ranks(cluster: Cluster, program: Any, n: int, *arguments: Any) -> list[Any]:
+    run = cluster.run(program, n, *arguments, limits=PATIENT).require_finished()
+    return list(run.values)
+
+
+# ── data parallelism ────────────────────────────────────────────────────────────────
+
+
+class Counting:
+    """A communicator that counts the all_reduces of floating-point tensors."""
+
+    def __init__(self, comm: Comm) -> None:
+        self._comm, self.sizes = comm, list[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    def all_reduce(
+        self, tensor: Tensor, op: ReduceOp = SUM, async_op: bool = False
+    ) -> Work | None:
+        if tensor.is_floating_point():
+            self.sizes.append(tensor.nbytes)
+        return self._comm.all_reduce(tensor, op, async_op)
+
+
+def sends_buckets(context: RankContext) -> dict[str, list[int]]:
+    begin(context)
+    found = {}
+    for name, size in (
+        ("bucket_size_mb", 0.5),
+        ("bucket_size_mib", 0.5),
+        ("bucket_size_mb", 8),
+    ):
+        comm: Any = Counting(dist.default_comm())
+        layers = [nn.Linear(256, 256, bias=False) for _ in range(4)]  # 256 KiB each
+        model = dist.DistributedDataParallel(
+            nn.Sequential(*layers), comm, **{name: size}
+        )
+        model(torch.ones(1, 256)).sum().backward()
+        assert model.num_buckets == len(comm.sizes)
+        found[f"{name}={size}"] = [size // 1024 for size in comm.sizes]
+    return found
+
+
+def test_bucket_size_mb_sets_the_messages(cluster: Cluster) -> None:
+    for found in ranks(cluster, sends_buckets, 2):
+        assert found == {
+            "bucket_size_mb=0.5": [512, 512],
+            "bucket_size_mib=0.5": [512, 512],
+            "bucket_size_mb=8": [1024],
+        }
+
+
+class Branches(nn.Module):
+    """Uses one of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.even, self.odd = nn.Linear(2, 1), nn.Linear(2, 1)
+
+    def forward(self, x: Tensor, which: int) -> Tensor:
+        return (self.odd if which % 2 else self.even)(x)
+
+
+def leaves_parameters_out(context: RankContext) -> dict[bool, str]:
+    rank, _ = begin(context)
+    found = {}
+    for find in (False, True):
+        model = dist.DistributedDataParallel(Branches(), find_unused_parameters=find)
+        try:
+            model(torch.ones(1, 2), rank).sum().backward()
+        except RuntimeError as error:
+            found[find] = str(error)
+        else:
+            gradients = [p.grad.tolist() for p in model.parameters()]
+            found[find] = str(gradients)
+        dist.barrier()
+    return found
+
+
+def test_find_unused_parameters(cluster: Cluster) -> None:
+    for found in ranks(cluster, leaves_parameters_out, 2):
+        assert "set find_unused_parameters=True" in found[False]
+        assert found[True] == str([[[0.5, 0.5]], [0.5], [[0.5, 0.5]], [0.5]])
+
+
+def data(rank: int, step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    inputs = torch.randn(4, 3, dtype=torch.float64, generator=generator)
+    return inputs, inputs.sum(1, keepdim=True)
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+
+
+STEPS = (3, 1, 2)  # batches of each rank
+
+
+def runs_out(context: RankContext, how: str) -> list[Tensor]:
+    rank, _ = begin(context)
+    model = dist.DistributedDataParallel(network(rank), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def dummy() -> Tensor:
+        if how == "zero_loss":
+            return model.zero_loss()
+        zeros = [parameter.sum() * 0 for parameter in model.parameters()]
+        return torch.stack(zeros).sum()
+
+    for step in range(STEPS[rank] if how == "join" else max(STEPS)):
+        optimizer.zero_grad()
+        if step < STEPS[rank]:
+            inputs, targets = data(rank, step)
+            mse_loss(model(inputs), targets).backward()
+        else:
+            dummy().backward()
+        optimizer.step()
+    if how == "join":
+        for _ in model.join():
+            optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("how", ["join", "zero_loss", "zero times the parameters"])
+def test_a_rank_without_batches_does_not_skew_the_mean(
+    cluster: Cluster, how: str
+) -> None:
+    alone = network()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for step in range(max(STEPS)):
+        optimizer.zero_grad()
+        batches = [data(rank, step) for rank in range(3) if step < STEPS[rank]]
+        for inputs, targets in batches:
+            (mse_loss(alone(inputs), targets) / len(batches)).backward()
+        optimizer.step()
+    for weights in ranks(cluster, runs_out, 3, how):
+        for actual, expected in zip(weights, alone.parameters(), strict=True):
+            assert torch.allclose(actual, expected, rtol=1e-12, atol=1e-14)
+
+
+def bypasses_the_wrapper(context: RankContext) -> list[str]:
+    begin(context)
+    model = dist.DistributedDataParallel(network(), find_unused_parameters=True)
+    said = []
+    try:
+        model.module(data(0, 0)[0]).sum().backward()
+    except RuntimeError as error:
+        said.append(str(error))
+    plain = dist.DistributedDataParallel(network())
+    for call in (plain.zero_loss, lambda: next(plain.join())):
+        try:
+            call()
+        except ValueError as error:
+            said.append(str(error))
+    try:
+        dist.DistributedDataParallel(network(), bucket_size_mb=1, bucket_size_mib=1)
+    except ValueError as error:
+        said.append(str(error))
+    return said
+
+
+def test_what_the_wrapper_refuses(cluster: Cluster) -> None:
+    (said,) = ranks(cluster, bypasses_the_wrapper, 1)
+    assert "call the wrapper instead of its module" in said[0]
+    assert said[1] == "zero_loss() needs find_unused_parameters=True"
+    assert said[2] == "join() needs find_unused_parameters=True"
+    assert said[3] == "bucket_size_mb is bucket_size_mib: give one of them"
+
+
+def syncs_late(context: RankContext, find: bool) -> dict[str, Any]:
+    rank, n = begin(context)
+    comm: Any = Counting(dist.default_comm())
+    models = [
+        dist.DistributedDataParallel(network(k), comm, find_unused_parameters=find)
+        for k in range(2)
+    ]
+    assert wrappers() == models
+    with dist.no_sync():
+        for step in range(2):
+            for model in models:
+                model(data(rank, step)[0]).sum().backward()
+    sent_inside = len(comm.sizes)
+    dist.sync_gradients()
+    sent, first = len(comm.sizes), [p.grad.clone() for p in models[0].parameters()]
+    dist.sync_gradients()
+    sent_again = len(comm.sizes)
+    models[0].zero_grad()
+    models[0](data(rank, 0)[0]).sum().backward()
+    after_step = len(comm.sizes)
+    dist.sync_gradients()
+    alone = network(0)
+    for r in range(n):
+        for step in range(2):
+            (alone(data(r, step)[0]).sum() / n).backward()
+    pairs = zip(first, alone.parameters(), strict=True)
+    return {
+        "counts": (sent_inside, sent, sent_again, after_step, len(comm.sizes)),
+        "is_mean": all(torch.allclose(own, p.grad) for own, p in pairs),
+    }
+
+
+@pytest.mark.parametrize("find", [False, True])
+def test_sync_gradients_after_no_sync_and_only_once(
+    cluster: Cluster, find: bool
+) -> None:
+    for found in ranks(cluster, syncs_late, 3, find):
+        assert found == {"counts": (0, 2, 2, 3, 3), "is_mean": True}
+
+
+def copies(context: RankContext) -> bool:
+    rank, _ = begin(context)
+    model = dist.DistributedDataParallel(network(rank))
+    twin = copy.deepcopy(model)
+    twin(data(rank, 0)[0]).sum().backward()
+    assert list(twin.state_dict()) == [
+        f"module.{key}" for key in network().state_dict()
+    ]
+    assert all(p.grad is None for p in model.parameters())
+    total = sum(p.grad.abs().sum() for p in twin.parameters())
+    return len({float(t) for t in dist.all_gather(total)}) == 1
+
+
+def test_a_copy_synchronizes_too(cluster: Cluster) -> None:
+    assert ranks(cluster, copies, 2) == [True, True]
+
+
+# ── the sampler ─────────────────────────────────────────────────────────────────────
+
+
+def test_the_sampler_continues_in_mid_epoch() -> None:
+    numbers = TensorDataset(torch.arange(23))
+
+    def make() -> dist.DistributedSampler:
+        return dist.DistributedSampler(numbers, num_replicas=2, rank=1, seed=5)
+
+    def batches(sampler: dist.DistributedSampler) -> Iterator[list[int]]:
+        for (batch,) in DataLoader(numbers, batch_size=3, sampler=sampler):
+            yield batch.tolist()
+
+    sampler = make()
+    sampler.set_epoch(4)
+    every = list(batches(sampler))
+    assert sum(map(len, every)) == len(sampler) == 12
+    assert list(batches(sampler)) == every  # another pass over the same epoch
+    half = batches(sampler)
+    first = [next(half), next(half)]
+    other = make()
+    other.load_state_dict(sampler.state_dict())
+    assert first + list(batches(other)) == every
+    other.set_epoch(5)
+    assert list(batches(other)) != every
+    wrong = dist.DistributedSampler(dataset_size=24, num_replicas=2, rank=1, seed=5)
+    with pytest.raises(ValueError, match="num_samples is 24 here, but 23 in the state"):
+        wrong.load_state_dict(sampler.state_dict())
+    with pytest.raises(ValueError, match="one of them"):
+        dist.DistributedSampler(num_replicas=1, rank=0)
+
+
+# ── model parallelism, checkpointing ────────────────────────────────────────────────
+
+CONFIG = TransformerConfig(num_layers=3)
+
+
+def tokens() -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(CONFIG.vocab_size, (8, 16), generator=generator)
+
+
+def losses_alone() -> list[float]:
+    model = make_transformer(CONFIG)
+    return trained(
+        model.parameters(), lambda: next_token_loss(model(tokens()), tokens())
+    )
+
+
+def trained(parameters: Any, loss_of: Callable[[], Tensor | float]) -> list[float]:
+    """The losses of three steps; a loss that is a number has been backward already."""
+    optimizer = torch.optim.SGD(parameters, lr=0.5)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = loss_of()
+        if isinstance(loss, Tensor):
+            loss.backward()
+            loss = float(loss.detach())
+        losses.append(loss)
+        optimizer.step()
+    return losses
+
+
+def in_tensors(context: RankContext) -> dict[str, Any]:
+    rank, _ = begin(context)
+    model = dist.TensorParallel(make_transformer(CONFIG, seed=rank))
+    shape = tuple(model.module[1].mlp.up.weight.shape)
+    losses = trained(
+        model.parameters(), lambda: next_token_loss(model(tokens()), tokens())
+    )
+    refused = ""
+    try:
+        dist.TensorParallel(nn.Sequential(nn.Linear(2, 3)), plan={"0": "column"})
+    except ValueError as error:
+        refused = str(error)
+    return {"losses": losses, "shape": shape, "refused": refused}
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_tensor_parallel_trains_as_one_process(cluster: Cluster, n: int) -> None:
+    expected = losses_alone()
+    for found in ranks(cluster, in_tensors, n):
+        assert found["losses"] == pytest.approx(expected, rel=1e-10)
+        assert found["shape"] == (4 * CONFIG.dim // n, CONFIG.dim)
+        assert found["refused"] == f"0: 3 features do not fit on {n} ranks"
+
+
+def in_stages(context: RankContext, schedule: str, num_chunks: int) -> list[float]:
+    rank, _ = begin(context)
+    model = dist.PipelineParallel(
+        make_transformer(CONFIG, seed=rank),
+        tokens()[0],
+        next_token_loss,
+        num_microbatches=4,
+        schedule=schedule,  # type: ignore[arg-type]
+        num_chunks=num_chunks,
+    )
+    return trained(model.parameters(), lambda: model.train_batch(tokens(), tokens()))
+
+
+@pytest.mark.parametrize(
+    ("n", "schedule", "num_chunks"),
+    [(3, "1f1b", 1), (2, "gpipe", 1), (2, "interleaved", 2), (1, "1f1b", 1)],
+)
+def test_pipeline_parallel_trains_as_one_process(
+    cluster: Cluster, n: int, schedule: str, num_chunks: int
+) -> None:
+    expected = losses_alone()
+    for losses in ranks(cluster, in_stages, n, schedule, num_chunks):
+        assert losses == pytest.approx(expected, rel=1e-10)
+
+
+def checkpoints(context: RankContext) -> dict[str, Any]:
+    rank, _ = begin(context)
+    found: dict[str, Any] = {}
+    for name in ("plain", "scope"):
+        model = dist.DistributedDataParallel(make_transformer(CONFIG, seed=rank))
+        with SavedTensors(model.parameters()) as saved:
+            if name == "scope":
+                with dist.checkpoint_scope() as blocks:
+                    loss = next_token_loss(model(tokens()), tokens())
+                found["blocks"] = [type(block).__name__ for block in blocks]
+            else:
+                loss = next_token_loss(model(tokens()), tokens())
+            found[f"{name} bytes"] = saved.live
+        loss.backward()
+        found[name] = [p.grad for p in model.parameters()]
+        assert "forward" not in model.module[1].__dict__
+        del model, loss
+    return found
+
+
+def test_checkpoint_scope_keeps_less_and_gives_the_same(cluster: Cluster) -> None:
+    for found in ranks(cluster, checkpoints, 2):
+        assert found["blocks"] == ["Embedding", *["Block"] * 3, "Head"]
+        assert found["scope bytes"] * 4 < found["plain bytes"]
+        pairs = zip(found["scope"], found["plain"], strict=True)
+        assert all(torch.equal(own, plain) for own, plain in pairs)
+
+
+def test_checkpoint_scope_needs_blocks() -> None:
+    with pytest.raises(ValueError, match="name them"), dist.checkpoint_scope():
+        pass

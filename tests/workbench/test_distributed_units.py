@@ -1,0 +1,167 @@
+"""Whose code `distlab.distributed` runs, and what is said when it raises an error."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import distlab.distributed as dist
+from distlab.curriculum import load_curriculum
+from distlab.distributed import example, parts
+from distlab.grading.kit.torchrun_env import like_torchrun
+from distlab.runner import Cluster, Limits, RankContext
+from tests.workbench.course import ROOT, Course
+
+PATIENCE_S = 60.0
+PATIENT = Limits(seconds=300)
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Course:
+    """A learner who has written every solution."""
+    found = Course(tmp_path)
+    for unit in load_curriculum(ROOT).units.values():
+        shutil.copy(unit.solution(ROOT), unit.template(found.root))
+    return found
+
+
+def stand_in(course_root: str, state: str, code: str) -> None:
+    """Use the units of this course in this rank."""
+    os.chdir(course_root)
+    os.environ["DISTLAB_STATE"] = state
+    os.environ["DISTLAB_IMPL"] = code
+    parts.forget()
+
+
+def trains(
+    context: RankContext, root: str, state: str, code: str, backend: str
+) -> dict[str, Any]:
+    stand_in(root, state, code)
+    like_torchrun(context, PATIENCE_S)
+    dist.init_process_group(backend, timeout_s=PATIENCE_S)
+    trained = example.train(num_epochs=3)
+    units = dist.get_distributed_info()["units"]
+    dist.destroy_process_group()
+    return {
+        "weights": trained.weights,
+        "losses": trained.losses,
+        "whose": {row["whose"] for row in units},
+    }
+
+
+@pytest.mark.parametrize("backend", ["gloo", "tcp"])
+def test_solutions_as_mine_give_the_same_bits(
+    course: Course, cluster: Cluster, backend: str
+) -> None:
+    place = str(course.root), str(course.state)
+    found = {}
+    for code in ("mine", "reference"):
+        run = cluster.run(trains, 2, *place, code, backend, limits=PATIENT)
+        found[code] = run.require_finished().values
+        assert all(value["whose"] == {code} for value in found[code])
+    weights = [value["weights"] for code in found for value in found[code]]
+    assert all(torch.equal(weights[0], other) for other in weights[1:])
+    losses = found["mine"][0]["losses"]
+    assert len(losses) == 3
+    assert losses[2] < losses[0] / 1.5
+
+
+def break_(course: Course, unit: str, old: str, new: str) -> int:
+    """Change the learner's file; the number of the line that is new."""
+    path = load_curriculum(course.root).units[unit].template(course.root)
+    text = path.read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    return text[: text.index(old)].count("\n") + 1
+
+
+def raises(context: RankContext, root: str, state: str, call: str) -> str:
+    stand_in(root, state, "mine")
+    like_torchrun(context, PATIENCE_S)
+    try:
+        dist.init_process_group("tcp", timeout_s=PATIENCE_S)
+        if call == "broadcast":
+            dist.broadcast(torch.ones(2))
+        if call == "backward":
+            model = dist.DistributedDataParallel(torch.nn.Linear(2, 1))
+            model(torch.ones(1, 2)).sum().backward()
+    except dist.UnitError as error:
+        return str(error)
+    return "no error"
+
+
+BROKEN = {
+    "broadcast": (
+        "collectives",
+        "    for dst in range(comm.world_size):\n        if dst != src:\n",
+        "    for dst in comm.world_size:\n        if dst != src:\n",
+        "1.3 collectives.broadcast",
+        "TypeError: 'int' object is not iterable",
+    ),
+    "backward": (
+        "distributed_data_parallel",
+        "            pack(bucket.gradients(), bucket.flat)\n",
+        "            pack(bucket.gradient(), bucket.flat)\n",
+        "3.10 distributed_data_parallel.hooks",
+        "AttributeError: 'Bucket' object has no attribute 'gradient'",
+    ),
+    "init": (
+        "process_group",
+        "                return values.get(key)\n",
+        "                return values[key] + 1\n",
+        "3.17 process_group.rendezvous",
+        "TypeError",
+    ),
+}
+
+
+@pytest.mark.parametrize("call", BROKEN)
+def test_a_unit_that_raises_is_named_in_one_line(
+    course: Course, cluster: Cluster, call: str
+) -> None:
+    unit, old, new, task, error = BROKEN[call]
+    line = break_(course, unit, old, new)
+    n = 2 if call == "init" else 1  # a single rank meets no other rank
+    run = cluster.run(
+        raises, n, str(course.root), str(course.state), call, limits=PATIENT
+    )
+    said = [value for value in run.require_finished().values if value != "no error"]
+    assert said
+    path = rf"\S*template_{unit}\.py:{line}"
+    task_id = task.partition(" ")[2]
+    for sentence in said:
+        assert "\n" not in sentence
+        assert re.fullmatch(
+            rf"{re.escape(task)} \(yours, {path}\) raised {error}.*; "
+            rf"`distlab use reference {task_id}` gets past it",
+            sentence,
+        )
+
+
+def test_an_error_of_the_callers_module_is_no_units() -> None:
+    dist.init_process_group(world_size=1, rank=0)
+    try:
+        model = dist.DistributedDataParallel(torch.nn.Linear(2, 1))
+        with pytest.raises(RuntimeError, match="shapes cannot be") as raised:
+            model(torch.ones(1, 3))
+        assert not isinstance(raised.value, dist.UnitError)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["gloo", "tcp"])
+def test_the_example_under_torchrun(here: Course, backend: str) -> None:
+    done = here.python(
+        *("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"),
+        *("-m", "distlab.distributed.example", "--backend", backend),
+        OMP_NUM_THREADS="1",
+    )
+    assert done.code == 0, done.err
+    assert "the same weights on 2 ranks" in done.out

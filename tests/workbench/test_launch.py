@@ -1,0 +1,548 @@
+"""`distlab.launch` on one node: ranks, logs, restarts, signals, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distlab.curriculum.choose import chosen_unit
+from distlab.launch import (
+    DistributedLauncher,
+    LaunchConfig,
+    LaunchError,
+    decisions,
+    launch_distributed_training,
+    rank_environment,
+)
+from distlab.launch.arguments import HelpAsked, parse
+from distlab.launch.decisions import DecisionError
+from distlab.launch.inbox import Inbox
+from distlab.launch.interfaces import interface_to
+from distlab.launch.logs import Log
+from distlab.launch.slurm import agent_settings, first_host
+from tests.workbench.course import ROOT
+
+HEAD = """
+import os, pathlib, signal, subprocess, sys, time
+rank = int(os.environ["RANK"])
+generation = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1
+here = pathlib.Path(__file__).parent
+def say_pid():
+    (here / f"{rank}.part").write_text(str(os.getpid()))
+    (here / f"{rank}.part").rename(here / f"{rank}.pid")
+def wait_for(name):
+    while not (here / name).exists():
+        time.sleep(0.01)
+"""
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends them")
+Launched = Callable[..., int]
+
+
+def script(folder: Path, program: str) -> Path:
+    path = folder / "program.py"
+    path.write_text(HEAD + textwrap.dedent(program))
+    return path
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Launched:
+    """Launches a program with this process as the agent; returns the exit code."""
+
+    def launch(program: str, *arguments: object, **config: Any) -> int:
+        path = script(tmp_path, program)
+        given = {"nproc_per_node": 2, "log_dir": tmp_path, **config}
+        return DistributedLauncher(LaunchConfig(**given)).launch(path, *arguments)
+
+    return launch
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat[stat.rindex(")") + 2] != "Z"
+
+
+def ended(pid: int) -> bool:
+    """Whether it ends; who was killed may take a moment."""
+    until = time.monotonic() + 30
+    while is_alive(pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not is_alive(pid)
+
+
+# ── ranks, logs, lines ──────────────────────────────────────────────────────────────
+
+
+def test_each_rank_has_its_environment_its_log_and_its_lines(
+    launched: Launched, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = """
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+    print(*(os.environ[name] for name in names), sys.argv[1:])
+    print(os.environ["TORCHELASTIC_USE_AGENT_STORE"], os.environ["DISTLAB_BACKEND"])
+    print("to stderr", file=sys.stderr)
+    """
+    assert launched(program, "--epochs", 3, backend="tcp") == 0
+    for rank in (0, 1):
+        lines = (tmp_path / f"rank_{rank}.log").read_text().splitlines()
+        assert lines == [
+            f"{rank} {rank} 2 2 127.0.0.1 ['--epochs', '3']",
+            "True tcp",
+            "to stderr",
+        ]
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    for rank in (0, 1):
+        tagged = (line for line in shown.out.splitlines() if f"[rank {rank}]" in line)
+        log = (tmp_path / f"rank_{rank}.log").read_text().splitlines()
+        assert [line.removeprefix(f"[rank {rank}] ") for line in tagged] == log
+
+
+def test_a_function_call_launches_too(tmp_path: Path) -> None:
+    path = script(tmp_path, "sys.exit(int(sys.argv[1]) if rank == 1 else 0)")
+    config = {"nproc_per_node": 3, "log_dir": tmp_path}
+    assert launch_distributed_training(path, 5, **config) == 5
+    with pytest.raises(LaunchError, match="no 'num_ranks'"):
+        launch_distributed_training(path, num_ranks=2)
+
+
+def test_what_has_no_end_of_line_is_shown_and_progress_bars_by_their_last_state(
+    launched: Launched, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = "print('10 %\\r20 %\\r', end=''); print('done', end='')"
+    assert launched(program, nproc_per_node=1) == 0
+    assert capsys.readouterr().out == "[rank 0] done\n"
+
+
+def test_last_lines_are_those_of_the_last_start(tmp_path: Path) -> None:
+    log = Log(0, tmp_path)
+    log.begin(1)
+    os.write(log.descriptor, b"first\n\nhalf")
+    assert log.last_lines(5) == ["first", "half"]
+    log.begin(2)
+    os.write(log.descriptor, b"a\nb\nc\n")
+    assert log.last_lines(2) == ["b", "c"]
+    assert log.path.read_text().splitlines() == [
+        *("first", "", "half", "--- start 2 of this rank ---"),
+        *("a", "b", "c"),
+    ]
+    log.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says so")
+def test_gloo_is_told_the_interface(
+    launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert interface_to("127.0.0.1") == "lo"
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    program = "print(os.environ['GLOO_SOCKET_IFNAME'], os.environ['OMP_NUM_THREADS'])"
+    assert launched(program) == 0
+    assert (tmp_path / "rank_1.log").read_text() == "lo 1\n"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert launched(program) == 0
+    assert (tmp_path / "rank_1.log").read_text() == "eth7 5\n"
+
+
+# ── failures and restarts ───────────────────────────────────────────────────────────
+
+DIES = """
+print(f"start {generation}")
+say_pid()
+if rank == 2 and generation <= int(sys.argv[1]):
+    for other in (0, 1, 3):
+        wait_for(f"{other}.pid")
+    print("about to die")
+    os.kill(os.getpid(), signal.SIGKILL)
+if generation <= int(sys.argv[1]):
+    time.sleep(600)
+"""
+
+
+def test_a_killed_rank_is_restarted_with_all_others(
+    launched: Launched, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launched(DIES, 1, nproc_per_node=4, max_restarts=1) == 0
+    for rank in range(4):
+        lines = (tmp_path / f"rank_{rank}.log").read_text().splitlines()
+        assert lines[0] == "start 1"
+        assert lines[-2:] == ["--- start 2 of this rank ---", "start 2"]
+    said = capsys.readouterr().err
+    assert said.startswith("[distlab] rank 2 was ended by SIGKILL")
+    assert "restart 1, at most 1" in said
+    assert said.count("\n") == 1
+
+
+def test_past_the_budget_it_says_which_rank_by_which_signal_and_its_last_lines(
+    launched: Launched, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launched(DIES, 9, nproc_per_node=4, max_restarts=1) == 128 + signal.SIGKILL
+    *_, what, where, first, last, code = capsys.readouterr().err.splitlines()
+    assert what.startswith("[distlab] gave up, after 1 restart: rank 2 was ended by ")
+    assert "SIGKILL" in what
+    assert where.endswith("rank_2.log:")
+    assert [first, last] == ["    start 2", "    about to die"]
+    assert code == "[distlab] exit code 137"
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_max_restarts(launched: Launched, tmp_path: Path, most: int) -> None:
+    program = "print('up'); sys.exit(7 if rank == 1 else 0)"
+    assert launched(program, max_restarts=most) == 7
+    assert (tmp_path / "rank_1.log").read_text().count("up") == 1 + most
+
+
+@pytest.mark.parametrize("interval_s", [0.03, 0.2])
+def test_monitor_interval(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch, interval_s: float
+) -> None:
+    waits: list[float] = []
+    wait = Inbox.wait
+
+    def noting(inbox: Inbox, seconds: float) -> None:
+        waits.append(seconds)
+        wait(inbox, seconds)
+
+    monkeypatch.setattr(Inbox, "wait", noting)
+    assert launched("time.sleep(0.3)", monitor_interval=interval_s) == 0
+    assert set(waits) == {interval_s}
+
+
+def test_grace_period(launched: Launched, tmp_path: Path) -> None:
+    program = """
+    signal.signal(signal.SIGTERM, lambda *_: print("told", flush=True))
+    say_pid()
+    if rank == 1:
+        wait_for("0.pid")
+        sys.exit(3)
+    while True:
+        time.sleep(600)
+    """
+    assert launched(program, grace_period=0.2) == 3
+    assert (tmp_path / "rank_0.log").read_text() == "told\n"
+    assert not is_alive(int((tmp_path / "0.pid").read_text()))
+
+
+def test_a_rank_that_is_stopped_is_continued_to_hear_of_the_end(
+    launched: Launched, tmp_path: Path
+) -> None:
+    program = """
+    if rank == 0:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("told"))
+        say_pid()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(600)
+    wait_for("0.pid")
+    pid = (here / "0.pid").read_text()
+    while " T " not in pathlib.Path(f"/proc/{pid}/stat").read_text():
+        time.sleep(0.01)
+    sys.exit(3)
+    """
+    assert launched(program, grace_period=60) == 3
+    assert (tmp_path / "rank_0.log").read_text() == "told\n"
+
+
+# ── nothing left ────────────────────────────────────────────────────────────────────
+
+
+@linux
+def test_what_a_rank_leaves_behind_is_ended(launched: Launched, tmp_path: Path) -> None:
+    program = """
+    child = subprocess.Popen(["sleep", "600"])
+    (here / f"{rank}.child").write_text(str(child.pid))
+    """
+    assert launched(program) == 0
+    for rank in (0, 1):
+        assert ended(int((tmp_path / f"{rank}.child").read_text()))
+
+
+SLEEPS = "say_pid()\ntime.sleep(600)\n"
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a command-line agent of two ranks and waits until both are up."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(program: str = SLEEPS, *flags: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "distlab.launch", "--nproc-per-node", "2"]
+        command += ["--log-dir", str(tmp_path), *flags]
+        command.append(str(script(tmp_path, program)))
+        process = subprocess.Popen(
+            command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        started.append(process)
+        until = time.monotonic() + 120
+        while not all((tmp_path / f"{rank}.pid").exists() for rank in (0, 1)):
+            assert time.monotonic() < until
+            assert process.poll() is None
+            time.sleep(0.02)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_passed_on_and_is_the_exit_code(
+    agent: Callable[..., subprocess.Popen[str]], tmp_path: Path, number: int
+) -> None:
+    process = agent()
+    process.send_signal(number)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 128 + number
+    name = signal.Signals(number).name
+    assert said == f"[distlab] stopped by {name}; exit code {128 + number}\n"
+    for rank in (0, 1):
+        assert ended(int((tmp_path / f"{rank}.pid").read_text()))
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_does_not_wait_for_the_grace_period(
+    agent: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    program = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEPS
+    process = agent(program, "--grace-period", "3600")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=300)
+    assert process.returncode == 130
+
+
+@linux
+@pytest.mark.slow
+def test_ranks_end_with_a_killed_agent(
+    agent: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = agent()
+    process.kill()
+    process.communicate()
+    for rank in (0, 1):
+        assert ended(int((tmp_path / f"{rank}.pid").read_text()))
+
+
+# ── what it refuses, in one sentence ────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"nproc_per_node": 0}, "nproc_per_node is 0, must be at least 1"),
+        ({"nproc_per_node": "4"}, "must be a whole number"),
+        ({"nnodes": 2}, "say which node this is, with --node-rank 0 to 1"),
+        ({"nnodes": 2, "node_rank": 2}, "with 2 nodes it is 0 to 1"),
+        ({"node_rank": 1}, "node_rank is 1, but with 1 node it is 0"),
+        ({"max_restarts": -1}, "max_restarts is -1"),
+        ({"monitor_interval": 0}, "must be more than 0"),
+        ({"grace_period": -1.0}, "must be at least 0"),
+        ({"start_timeout": float("inf")}, "must be a number of seconds"),
+        ({"master_port": 70000}, "no port: 0 to 65535"),
+        ({"backend": "mpi"}, "there are gloo, nccl, tcp"),
+    ],
+)
+def test_a_configuration_that_cannot_be(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        LaunchConfig(**config)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_script_that_is_not_there(tmp_path: Path) -> None:
+    launcher = DistributedLauncher(LaunchConfig(log_dir=tmp_path))
+    with pytest.raises(LaunchError, match=r"the script .*none\.py is not there"):
+        launcher.launch(tmp_path / "none.py")
+    with pytest.raises(LaunchError, match="is no file"):
+        launcher.launch(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_in_use(launched: Launched) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(LaunchError, match=f"port {port} of 127.0.0.1 is in use"):
+            launched("", master_port=port)
+    assert launched("", master_port=port) == 0
+
+
+def test_an_address_of_another_node(launched: Launched) -> None:
+    with pytest.raises(LaunchError, match="is no address of this node"):
+        launched("", master_addr="192.0.2.1")  # reserved for documentation
+
+
+def test_logs_that_cannot_be_written(launched: Launched, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LaunchError, match="name another folder with --log-dir"):
+        launched("", log_dir=tmp_path / "file")
+
+
+def test_more_gpus_than_there_are(launched: Launched) -> None:
+    with pytest.raises(LaunchError, match="backend nccl needs a GPU for each of 99"):
+        launched("", backend="nccl", nproc_per_node=99)
+
+
+# ── the code that decides ───────────────────────────────────────────────────────────
+
+
+def mine(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
+    """Have the launcher decide by a changed reference, as the learner's own."""
+
+    def choose(*given: Any) -> Any:
+        choice = chosen_unit(*given)
+        source = choice.reference
+        assert old in source.text
+        text = source.text.replace(old, new)
+        parts = tuple(dataclasses.replace(p, whose="mine") for p in choice.parts)
+        changed = dataclasses.replace(source, side="mine", text=text)
+        return dataclasses.replace(choice, source=changed, grafts=(), parts=parts)
+
+    monkeypatch.setattr(decisions, "chosen_unit", choose)
+
+
+BEGIN = "return self.start_all()\n            case Ended"
+
+
+def test_the_learners_launcher_decides(
+    launched: Launched,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    old, new = "return [Finish(self.exit_code)]", "return [Finish(77)]"
+    mine(monkeypatch, old, new)
+    assert launched("") == 77
+    said = capsys.readouterr().err
+    assert said.startswith("[distlab] with your process_group.launch\n")
+
+
+@pytest.mark.parametrize(
+    ("new", "words"),
+    [
+        ("raise NotImplementedError('x')", "NotImplementedError: x"),
+        ("return None", "on() returned None, must be a list"),
+        ("return [Start(5, 1)]", "there is no rank 5"),
+        ("return []", "all processes have ended, and on() returned no Start or Finish"),
+    ],
+)
+def test_a_mistake_in_it_is_one_line_with_the_way_past_it(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch, new: str, words: str
+) -> None:
+    mine(monkeypatch, BEGIN, f"{new}\n            case Ended")
+    with pytest.raises(DecisionError) as caught:
+        launched("")
+    said = str(caught.value)
+    assert said.startswith("process_group.launch (yours): ")
+    assert words in said
+    assert said.endswith("; past it: distlab use reference process_group.launch")
+    assert "\n" not in said
+    assert (".py:" in said) == new.startswith("raise")
+
+
+# ── the command line ────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("said", "settings", "arguments"),
+    [
+        ("--nproc-per-node 4 s.py --max-restarts 1", {"nproc_per_node": 4}, 2),
+        ("--nproc_per_node=4 s.py", {"nproc_per_node": 4}, 0),
+        ("s.py --epochs 3 --max_restarts 2 x", {"max_restarts": 2}, 3),
+        ("s.py --lr 1 -- --max-restarts 2", {}, 4),
+        ("--monitor-interval 0.5 -- s.py --lr", {"monitor_interval": 0.5}, 1),
+    ],
+)
+def test_flags(said: str, settings: dict[str, Any], arguments: int) -> None:
+    line = parse(said.split())
+    assert (line.settings, line.script) == (settings, "s.py")
+    assert len(line.arguments) == arguments
+    assert "--" not in line.arguments
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("", "no script is named"),
+        ("--nproc-per-node", "has no value"),
+        ("--nproc-per-nod 4 s.py", "did you mean --nproc-per-node?"),
+        ("--nnodes two s.py", "--nnodes is 'two', must be a whole number"),
+    ],
+)
+def test_flags_that_cannot_be(said: str, words: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        parse(said.split())
+    assert words in str(caught.value)
+    with pytest.raises(HelpAsked):
+        parse(["--help"])
+
+
+# ── srun ────────────────────────────────────────────────────────────────────────────
+
+STEP = {
+    "SLURM_JOB_ID": "1234567",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "gpu[007-008]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_NTASKS": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+}
+
+
+def test_an_agent_under_srun_needs_no_flags() -> None:
+    settings = agent_settings(STEP)
+    config = LaunchConfig(nproc_per_node=4, **settings)
+    assert (config.nnodes, config.node_rank, config.world_size) == (2, 1, 8)
+    assert (config.master_addr, config.master_port) == ("gpu007", 24567)
+    one_node = {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}
+    assert agent_settings({**STEP, **one_node}) == {}
+    batch = {name: text for name, text in STEP.items() if "STEP" not in name}
+    assert agent_settings(batch) == {}
+    with pytest.raises(LaunchError, match="--ntasks-per-node=1"):
+        agent_settings({**STEP, "SLURM_STEP_NUM_TASKS": "8"})
+
+
+def test_a_rank_that_srun_started() -> None:
+    assert rank_environment(STEP) == {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "gpu007",
+        "MASTER_PORT": "24567",
+    }
+    given = {**STEP, "MASTER_PORT": "1"}
+    assert "MASTER_PORT" not in rank_environment(given)
+    assert rank_environment({**STEP, "RANK": "0"}) == {}
+    assert rank_environment({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("gpu[007-012,20],login", "gpu007"),
+        ("a-1,a-2", "a-1"),
+        ("rack[3]n", "rack3n"),
+        ("one", "one"),
+    ],
+)
+def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
