@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,7 @@ from distlab.distributed.opening import TRANSPORTS, check_backend, open_comm
 from distlab.distributed.parts import tasks
 
 DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
+PARTING_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,9 @@ def init_process_group(
 def destroy_process_group() -> None:
     """End the default group of this process; without one, do nothing.
 
+    Call it on every rank: it waits up to 5 s for the others, so that none loses this
+    rank in its last collective. While an exception is under way it does not wait.
+
     Example:
         init_process_group("tcp")
         destroy_process_group()
@@ -84,6 +90,9 @@ def destroy_process_group() -> None:
     """
     group, _STATE.group = _STATE.group, None
     if group is not None:
+        if sys.exc_info()[0] is None:
+            with contextlib.suppress(RuntimeError, ValueError):  # PeerLost and others
+                group.comm.barrier(timeout_s=PARTING_S)
         group.close()
 
 
