@@ -35,7 +35,8 @@ class TopKState:
 
 
 def top_k_hook(
-    state: TopKState, bucket: dist.GradBucket
+    state: TopKState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # mypy cannot see it
 ) -> torch.futures.Future[Tensor]:
     """A hook: every rank sends only its k largest gradients, with their indices.
 

@@ -49,7 +49,9 @@ def torch_hook(hook: Hook, comm: Comm | None = None) -> Callable[..., Any]:
     """
     comm = comm or TorchComm.from_default()
     n = comm.world_size
-    both: Any = _TwoGroups(comm, comm.new_group(list(range(n))))
+    second = comm.new_group(list(range(n)))
+    assert second is not None  # all ranks are members
+    both: Any = _TwoGroups(comm, second)
     # One thread: the second halves follow the order of the buckets on every rank.
     pool = ThreadPoolExecutor(1, "second-half")
     both.worker = pool.submit(threading.get_ident).result()

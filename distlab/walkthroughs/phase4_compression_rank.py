@@ -172,8 +172,8 @@ def _gradient(seed: int, rank: int) -> Tensor:
     values = 1 / torch.arange(1, SIDE + 1, dtype=torch.float64)
     noise = torch.Generator().manual_seed(1000 * seed + 2 + rank)
     own = torch.randn(shape, generator=noise, dtype=torch.float64) / (10 * SIDE)
-    gradient: Tensor = left * values @ right.T + own
-    return gradient.flatten()
+    found: Tensor = left * values @ right.T + own
+    return found.flatten()
 
 
 def _percent(error: Tensor, exact: Tensor) -> float:

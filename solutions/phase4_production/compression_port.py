@@ -35,7 +35,8 @@ class TopKState:
 
 
 def top_k_hook(
-    state: TopKState, bucket: dist.GradBucket
+    state: TopKState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # mypy cannot see it
 ) -> torch.futures.Future[Tensor]:
     """A hook: every rank sends only its k largest gradients, with their indices.
 
@@ -73,7 +74,7 @@ def top_k_hook(
         for outputs, own in ((all_indices, indices), (all_values, values))
     ]
 
-    def add_up(done: Any) -> Tensor:
+    def add_up(done: Any) -> Any:
         total, at = torch.cat(all_values), torch.cat(all_indices)
         return gradients.zero_().index_add_(0, at, total / n)
 

@@ -42,11 +42,10 @@ class Detour(nn.Module):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)
-        )
+        layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
+        self.layers = nn.ModuleList(layers).double()
         generator = torch.Generator().manual_seed(seed)
-        for layer in self.double().layers:
+        for layer in layers:
             drawn = torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64)
             layer.weight.data.copy_(0.6 * drawn)
 
@@ -131,7 +130,7 @@ def _recorded_hooks(
     @wraps(register)
     def registered(self: Any, state: object, hook: Any) -> None:
         @wraps(hook)
-        def recorded(state: Any, bucket: dist.GradBucket) -> Any:
+        def recorded(state: Any, bucket: Any) -> Any:
             call = {
                 "index": bucket.index(),
                 "parameters": [numbers[id(p)] for p in bucket.parameters()],
