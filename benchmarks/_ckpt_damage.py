@@ -160,10 +160,15 @@ def killed(
     num_bytes: int,
     seed: int = 0,
 ) -> Kills:
-    """Kill ranks at random moments of a save, and start again from what is there."""
+    """Kill ranks at random moments, and start again from what is there.
+
+    It goes on until `count` of the kills have left the files of an unfinished save.
+    """
     draw, tally, disk = random.Random(seed), Kills(), RealDisk(folder)
     reached, save_s = 0, 0.05
-    while tally.done < count:
+    while tally.saving < count:
+        if tally.done == 8 * count:
+            raise RuntimeError(f"{tally.done} kills, {tally.saving} within a save")
         n = draw.choice((1, 2))
         dies = draw.choice([[0], [*range(n)], [n - 1]])
         killer = _Killer(cluster, dies, draw.uniform(0.0, 1.2) * save_s)

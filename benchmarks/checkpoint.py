@@ -7,8 +7,9 @@ stall_ratio_vs_dcp         the same by torch.distributed.checkpoint.async_save
 corruptions, …_missed      truncations and flipped bits over every file of two
                            checkpoints; missed: the damaged one was loaded, or the
                            one before it was not
-kills_while_saving,        SIGKILL of one rank or all ranks at a random moment of a
-unloadable                 save; unloadable: what save() had returned for is gone
+kills_while_saving,        SIGKILL of one rank or all ranks, which left the files of
+unloadable                 an unfinished save, and some others; unloadable: what
+                           save() had returned for is gone, after any of them
 disk_full_…                the disk of one rank is full for two steps: steps that
                            were trained, warnings, the step that is loaded then
 planted_…                  a save that waits for the disk, and a load that reads no
@@ -149,7 +150,7 @@ def of_kills(cluster: Cluster, parts: dict[str, Any], count: int) -> list[Line]:
         place = Path(folder)
         tally = damage.killed(cluster, unit.load, parts, place, count, KILLED_BYTES)
     return [
-        _line("kills_while_saving", tally.done, f"{tally.saving} left files behind"),
+        _line("kills_while_saving", tally.saving, f"of {tally.done} kills"),
         _line("unloadable", len(tally.unloadable), "", damage.shown(tally.unloadable)),
     ]
 

@@ -85,10 +85,9 @@ def test_what_was_saved_outlives_ranks_that_are_killed_while_they_save(
     cluster: Cluster, parts: dict[str, Any], tmp_path: Path
 ) -> None:
     tally = damage.killed(
-        cluster, UNIT.load, parts, tmp_path, MISTAKES, bench.KILLED_BYTES
+        cluster, UNIT.load, parts, tmp_path, MISTAKES // 2, bench.KILLED_BYTES
     )
-    assert tally.done == MISTAKES
-    assert tally.saving > MISTAKES // 10  # most kills come in the middle of a save
+    assert tally.saving == MISTAKES // 2
     assert tally.unloadable == []
 
 
