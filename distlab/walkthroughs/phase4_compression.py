@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from distlab.walkthroughs import phase4_compression_rank as rank
 from distlab.walkthroughs.base import Ranks
@@ -32,7 +33,11 @@ class Compression(Ranks):
         self, gradients: Sequence[float], ratio: float, num_steps: int
     ) -> list[list[float]]:
         """By step, what rank 0 keeps of each element, by the learner's TopK."""
-        values = {"gradients": tuple(gradients), "ratio": ratio, "num_steps": num_steps}
+        values: dict[str, Any] = {
+            "gradients": tuple(gradients),
+            "ratio": ratio,
+            "num_steps": num_steps,
+        }
         run = self.simulate(UNIT, 2, rank.residuals, **values)
         run.require_finished()
         kept: list[list[float]] = run.values[0]
@@ -48,7 +53,7 @@ class Compression(Ranks):
             ("top-k", "with"),
             ("no error feedback", "without"),
         ):
-            values = {"ratio": ratio, "epochs": epochs, "mode": mode}
+            values: dict[str, Any] = {"ratio": ratio, "epochs": epochs, "mode": mode}
             run = self.simulate(UNIT, 2, rank.train_digits, **values)
             run.require_finished()
             found[name] = run.values[0]
@@ -61,7 +66,7 @@ class Compression(Ranks):
         self, ranks: Sequence[int], num_steps: int
     ) -> Mapping[str, Mapping[str, float]]:
         """By PowerSGD's r: bytes and errors in percent."""
-        values = {"ranks": tuple(ranks), "num_steps": num_steps}
+        values: dict[str, Any] = {"ranks": tuple(ranks), "num_steps": num_steps}
         run = self.simulate(UNIT, 4, rank.approximate, **values)
         run.require_finished()
         return {f"r = {r}": row for r, row in run.values[0].items()}
