@@ -77,7 +77,8 @@ def _value(node: ast.expr, names: Mapping[str, float]) -> float:
 
 
 def _apply(kind: type[ast.operator], left: float, right: float) -> float:
-    if kind is ast.Pow and (abs(left) > 1e6 or abs(right) > 64):
+    is_large = abs(right) > 64 or (abs(left) > 1e6 and abs(right) > 1)
+    if kind is ast.Pow and is_large:
         raise FormulaError("that power is too large")
     return _bounded(_BINARY[kind](left, right))
 
