@@ -104,6 +104,7 @@ def test_a_slip_of_each_kind_is_made(body: str, expected: str) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_no_slip_is_the_solution_and_no_two_are_the_same() -> None:
     for task in CURRICULUM.tasks:
         path = CURRICULUM.units[task.unit].solution(ROOT)

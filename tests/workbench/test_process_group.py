@@ -112,6 +112,7 @@ def test_ctrl_c_ends_it_and_its_processes(tmp_path: Path) -> None:
     assert launcher.returncode == 128 + signal.SIGINT
 
 
+@pytest.mark.slow
 def test_torch_meets_again_after_a_restart(tmp_path: Path) -> None:
     done = launched(
         tmp_path,
