@@ -22,8 +22,6 @@ python benchmarks/checkpoint.py [--rounds 6] [--damage 2000] [--kills 200]
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -33,10 +31,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the ranks import the programs by name
 
-import torch  # noqa: E402
-
 from benchmarks import _ckpt_damage as damage  # noqa: E402
 from benchmarks import _ckpt_ranks as ranks  # noqa: E402
+from benchmarks._bars import Bars, Line, report_of, rows, show  # noqa: E402
 from benchmarks._ratios import Pair, ratio_of, upper_bound  # noqa: E402
 from distlab.comm import RealDisk  # noqa: E402
 from distlab.curriculum import load, load_curriculum  # noqa: E402
@@ -58,11 +55,11 @@ AT_MOST = {
     "unloadable": 0,
     "disk_full_warnings": 2,
 }
+BARS = Bars(AT_LEAST, AT_MOST)
 STATE_BYTES, WORLD = 208 << 20, 2
 ROUNDS, LAUNCHES, DAMAGES, KILLS = 6, 2, 2000, 200
 KILLED_BYTES = 4 << 20
 PRELOAD = ("torch._dynamo", "benchmarks._ckpt_damage")
-Line = dict[str, Any]
 Launches = list[list[Pair]]
 
 
@@ -106,15 +103,15 @@ def of_stalls(cluster: Cluster, parts: dict[str, Any], rounds: int) -> list[Line
     lines = []
     for name, found in (("vs_sync", by_sync), ("vs_dcp", by_dcp)):
         pairs = [pair for own in found for pair in own]
-        line = _line(f"stall_ratio_{name}", round(ratio_of(found), 4), "ours/peer")
-        upper = round(upper_bound(found), 4)
-        line |= {
-            "upper": upper,
-            "met": upper <= line["bar"],
-            "ours_s": round(sorted(ours for ours, _ in pairs)[len(pairs) // 2], 4),
-            "peer_s": round(sorted(peer for _, peer in pairs)[len(pairs) // 2], 4),
-            "n": len(pairs),
-        }
+        line = _line(
+            f"stall_ratio_{name}",
+            round(ratio_of(found), 4),
+            "ours/peer",
+            upper=round(upper_bound(found), 4),
+            ours_s=round(sorted(ours for ours, _ in pairs)[len(pairs) // 2], 4),
+            peer_s=round(sorted(peer for _, peer in pairs)[len(pairs) // 2], 4),
+            n=len(pairs),
+        )
         lines.append(line)
     return [*lines, _line("state_mb", round(STATE_BYTES / 1e6), "MB")]
 
@@ -188,13 +185,12 @@ def of_planted(cluster: Cluster, parts: dict[str, Any], count: int) -> list[Line
     ]
 
 
-def _line(name: str, value: float, unit: str, what: Sequence[str] = ()) -> Line:
-    line: Line = {"name": name, "value": value, "unit": unit}
-    if name in AT_LEAST:
-        line |= {"bar": AT_LEAST[name], "met": value >= AT_LEAST[name]}
-    elif name in AT_MOST:
-        line |= {"bar": AT_MOST[name], "met": value <= AT_MOST[name]}
-    return line | ({"what": list(what)} if what else {})
+def _line(
+    name: str, value: float, unit: str, what: Sequence[str] = (), **more: Any
+) -> Line:
+    return BARS.line(
+        name, value, unit, **more, **({"what": list(what)} if what else {})
+    )
 
 
 def measure(rounds: int, num_damages: int, num_kills: int) -> dict[str, Any]:
@@ -209,33 +205,18 @@ def measure(rounds: int, num_damages: int, num_kills: int) -> dict[str, Any]:
             *of_full_disk(cluster, parts),
             *of_planted(cluster, parts, max(20, num_damages // 10)),
         ]
-    return {
-        "bench": "checkpoint",
-        "machine": {
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-            "load": round(os.getloadavg()[1], 2),  # of the last five minutes
-        },
-        "results": results,
-    }
-
-
-def missed(results: Sequence[Line]) -> list[str]:
-    """The names of the results that miss their bar."""
-    return [line["name"] for line in results if not line.get("met", True)]
+    return report_of("checkpoint", results)
 
 
 def text(results: Sequence[Line]) -> list[str]:
     """What is printed without --json."""
-    told = []
-    for line in results:
-        sign = "≥" if line["name"] in AT_LEAST else "≤"
-        bar = f"  bar {sign} {line['bar']:g}" if "bar" in line else ""
-        bar += "" if line.get("met", True) else "  MISSED"
-        sure = f"  upper {line['upper']:g}" if "upper" in line else ""
-        told.append(f"{line['name']:<28} {line['value']:>8g} {line['unit']}{bar}{sure}")
-        told += [f"    {what}" for what in line.get("what", ())]
-    return told
+    return rows(results, _row)
+
+
+def _row(line: Line) -> str:
+    sure = f"  upper {line['upper']:g}" if "upper" in line else ""
+    bar = BARS.told(line)
+    return f"{line['name']:<28} {line['value']:>8g} {line['unit']}{bar}{sure}"
 
 
 def main() -> int:
@@ -247,11 +228,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=KILLS)
     options = parser.parse_args()
     report = measure(options.rounds, options.damage, options.kills)
-    if options.json:
-        print(json.dumps(report, indent=1))
-    else:
-        print("\n".join(text(report["results"])))
-    return int(bool(missed(report["results"])))
+    return show(report, text, as_json=options.json)
 
 
 if __name__ == "__main__":

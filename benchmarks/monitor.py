@@ -29,7 +29,6 @@ random images on each in a step. `monitor_us` hardly grows with their number.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -42,10 +41,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the ranks import the programs by name
 
-import torch  # noqa: E402
-
 from benchmarks import _monitor_cpu as cpu  # noqa: E402
 from benchmarks import _monitor_faults as faults  # noqa: E402
+from benchmarks._bars import Bars, Line, report_of, rows, show  # noqa: E402
 from benchmarks._ratios import Pair, lower_bound, ratio_of, upper_bound  # noqa: E402
 from distlab.curriculum import load_curriculum, read_source  # noqa: E402
 from distlab.curriculum.choose import Choice  # noqa: E402
@@ -60,23 +58,13 @@ from distlab.training.ddp_config import Wishes, make_config  # noqa: E402
 
 AT_MOST = {"overhead_share": 0.01, "false_alarms": 0, "leftover_processes": 0}
 AT_LEAST = {f"named_{fault.name}": 1 for fault in faults.FAULTS}
+BARS = Bars(AT_LEAST, AT_MOST)
+result = BARS.line
 WITHIN_STEPS, WITHIN_S = 3, 5.0
 PAIRS, EPOCHS, STEPS = 5, 3, 20
 _PRELOAD = (*PRELOADS, "benchmarks._monitor_cpu")
-Line = dict[str, Any]
 Costs = tuple[cpu.Cost, cpu.Cost]
 """Of a monitored training, and of the plain one beside it."""
-
-
-def result(name: str, value: float, unit: str = "", **more: Any) -> Line:
-    """One figure with its bar, if it has one; a share meets it with its upper bound."""
-    line: Line = {"name": name, "value": value, "unit": unit, **more}
-    if name in AT_LEAST:
-        line |= {"bar": AT_LEAST[name], "met": value >= AT_LEAST[name]}
-    if name in AT_MOST:
-        sure = more.get("upper", value)
-        line |= {"bar": AT_MOST[name], "met": sure <= AT_MOST[name]}
-    return line
 
 
 def of_fault(fault: faults.Fault, named: faults.Named) -> Line:
@@ -181,39 +169,22 @@ def measure(num_pairs: int) -> dict[str, Any]:
         pairs, alarms = costs(folder, num_pairs, unit)
     left = len(set(descendants(os.getpid())) - before)
     results += [*of_costs(pairs), alarms, result("leftover_processes", left)]
-    return {
-        "bench": "monitor",
-        "machine": {
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-            "load": round(os.getloadavg()[1], 2),  # of the last five minutes
-        },
-        "results": results,
-    }
-
-
-def missed(results: Sequence[Line]) -> list[str]:
-    """The names of the results that miss their bar."""
-    return [line["name"] for line in results if not line.get("met", True)]
+    return report_of("monitor", results)
 
 
 def text(results: Sequence[Line]) -> list[str]:
     """What is printed without --json."""
-    told = []
-    for line in results:
-        sign = "≥" if line["name"] in AT_LEAST else "≤"
-        bar = f"  bar {sign} {line['bar']:g}" if "bar" in line else ""
-        bar += "" if line.get("met", True) else "  MISSED"
-        sure = f"  upper {line['upper']:g}" if "upper" in line else ""
-        when = ""
-        if "seconds" in line:
-            when = f"  rank {line['rank']}: {line['named']} after {line['seconds']} s"
-            when += f", {line['steps']} steps"
-        told.append(
-            f"{line['name']:<20} {line['value']:>9g} {line['unit']}{sure}{when}{bar}"
-        )
-        told += [f"    {what}" for what in line.get("what", ())]
-    return told
+    return rows(results, _row)
+
+
+def _row(line: Line) -> str:
+    sure = f"  upper {line['upper']:g}" if "upper" in line else ""
+    when = ""
+    if "seconds" in line:
+        when = f"  rank {line['rank']}: {line['named']} after {line['seconds']} s"
+        when += f", {line['steps']} steps"
+    told = f"{line['name']:<20} {line['value']:>9g} {line['unit']}{sure}{when}"
+    return told + BARS.told(line)
 
 
 def main() -> int:
@@ -223,11 +194,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=PAIRS)
     options = parser.parse_args()
     report = measure(options.pairs)
-    if options.json:
-        print(json.dumps(report, indent=1))
-    else:
-        print("\n".join(text(report["results"])))
-    return int(bool(missed(report["results"])))
+    return show(report, text, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ are those of 3.20 and 3.25, put together in `_ps_servers`.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import statistics
@@ -40,12 +39,11 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the ranks import the programs by name
 
-import torch  # noqa: E402
-
 from benchmarks import _ps_observer as observer  # noqa: E402
 from benchmarks import _ps_real as real  # noqa: E402
 from benchmarks import _ps_sim as sim  # noqa: E402
 from benchmarks._bad_frames import Attack  # noqa: E402
+from benchmarks._bars import Bars, Line, report_of, rows, show  # noqa: E402
 from benchmarks._ps_servers import bounded, durable  # noqa: E402
 from benchmarks._ratios import Pair, lower_bound, ratio_of  # noqa: E402
 from distlab.runner import Cluster  # noqa: E402
@@ -66,11 +64,12 @@ AT_MOST = {
     "planted_shrunk_faults": 3,
     "bad_frames_accepted": 0,
 }
+BARS = Bars(AT_LEAST, AT_MOST)
+result = BARS.line
 PAIRS, SCRIPTS, FRAMES = 5, 2000, 100_000
 ASYNC_PUSHES, SSP_PUSHES, HELD_PUSHES, HELD_S = 30, 16, 16, 3.0
 PRELOAD = ("benchmarks._ps_work", "benchmarks._ps_servers")
 _SHOWN = 5  # of the things that are wrong
-Line = dict[str, Any]
 
 
 @dataclass
@@ -146,17 +145,6 @@ def shares(tally: Tally) -> list[Line]:
     return sorted(lines, key=lambda line: line["lower"])
 
 
-def result(name: str, value: float, unit: str = "", **more: Any) -> Line:
-    """One figure with its bar, if it has one; a share meets it with its lower bound."""
-    line: Line = {"name": name, "value": value, "unit": unit, **more}
-    sure = more.get("lower", value)
-    if name in AT_LEAST:
-        line |= {"bar": AT_LEAST[name], "met": sure >= AT_LEAST[name]}
-    if name in AT_MOST:
-        line |= {"bar": AT_MOST[name], "met": value <= AT_MOST[name]}
-    return line
-
-
 def of_processes(tally: Tally) -> list[Line]:
     """The results of the runs on processes."""
     worst, *others = shares(tally)
@@ -218,33 +206,18 @@ def measure(pairs: int, num_scripts: int, num_frames: int) -> dict[str, Any]:
     left = len(set(descendants(os.getpid())) - before)
     results.append(result("leftover_processes", left))
     results += of_simulation(num_scripts) + of_frames(num_frames)
-    return {
-        "bench": "ps",
-        "machine": {
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-            "load": round(os.getloadavg()[1], 2),  # of the last five minutes
-        },
-        "results": results,
-    }
-
-
-def missed(results: Sequence[Line]) -> list[str]:
-    """The names of the results that miss their bar."""
-    return [line["name"] for line in results if not line.get("met", True)]
+    return report_of("ps", results)
 
 
 def text(results: Sequence[Line]) -> list[str]:
     """What is printed without --json."""
-    told = []
-    for line in results:
-        sign = "≥" if line["name"] in AT_LEAST else "≤"
-        bar = f"  bar {sign} {line['bar']:g}" if "bar" in line else ""
-        bar += "" if line.get("met", True) else "  MISSED"
-        sure = f"  {line['way']}, lower {line['lower']:g}" if "way" in line else ""
-        told.append(f"{line['name']:<26} {line['value']:>8g} {line['unit']}{bar}{sure}")
-        told += [f"    {what}" for what in line.get("what", ())]
-    return told
+    return rows(results, _row)
+
+
+def _row(line: Line) -> str:
+    sure = f"  {line['way']}, lower {line['lower']:g}" if "way" in line else ""
+    bar = BARS.told(line)
+    return f"{line['name']:<26} {line['value']:>8g} {line['unit']}{bar}{sure}"
 
 
 def main() -> int:
@@ -256,11 +229,7 @@ def main() -> int:
     parser.add_argument("--frames", type=int, default=FRAMES)
     options = parser.parse_args()
     report = measure(options.pairs, options.scripts, options.frames)
-    if options.json:
-        print(json.dumps(report, indent=1))
-    else:
-        print("\n".join(text(report["results"])))
-    return int(bool(missed(report["results"])))
+    return show(report, text, as_json=options.json)
 
 
 if __name__ == "__main__":

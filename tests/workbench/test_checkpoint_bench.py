@@ -11,6 +11,7 @@ import pytest
 from benchmarks import _ckpt_damage as damage
 from benchmarks import _ckpt_ranks as ranks
 from benchmarks import checkpoint as bench
+from benchmarks._bars import missed
 from distlab.comm import RealDisk
 from distlab.curriculum import load, load_curriculum
 from distlab.curriculum.choose import chosen_unit
@@ -108,7 +109,7 @@ def test_a_bar_that_is_missed_is_said() -> None:
         bench._line("corruptions", 2000, ""),
         bench._line("unloadable", 0, ""),
     ]
-    assert bench.missed(lines) == ["stall_ratio_vs_sync", "corruptions_missed"]
+    assert missed(lines) == ["stall_ratio_vs_sync", "corruptions_missed"]
     told = "\n".join(bench.text(lines))
     assert told.count("MISSED") == 2
     assert "step-2.json: step 2 was loaded" in told

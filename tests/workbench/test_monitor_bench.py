@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import _monitor_faults as faults
 from benchmarks import monitor
+from benchmarks._bars import missed
 from benchmarks._monitor_cpu import Cost
 
 STRAGGLER, _, _, HANG = faults.FAULTS
@@ -34,24 +35,24 @@ def test_only_the_right_rank_in_time_is_named(
     named: faults.Named, is_missed: bool
 ) -> None:
     line = monitor.of_fault(STRAGGLER, named)
-    assert monitor.missed([line]) == ["named_straggler"] * is_missed
+    assert missed([line]) == ["named_straggler"] * is_missed
     assert monitor.text([line])[0].endswith("MISSED") == is_missed
 
 
 def test_the_share_is_barred_with_its_upper_bound() -> None:
     watched = Cost(ranks_s=0.1005, monitor_s=0.0005, parent_s=0.0012)
     lines = monitor.of_costs([(watched, PLAIN)] * 5)
-    assert (lines[0]["value"], monitor.missed(lines)) == (0.007, [])
+    assert (lines[0]["value"], missed(lines)) == (0.007, [])
     dear = replace(watched, parent_s=0.002)  # 1.5 %
     lines = monitor.of_costs([(watched, PLAIN)] * 3 + [(dear, PLAIN)] * 2)
     assert lines[0]["value"] == 0.007
-    assert monitor.missed(lines) == ["overhead_share"]
+    assert missed(lines) == ["overhead_share"]
 
 
 @pytest.mark.parametrize("name", ["false_alarms", "leftover_processes"])
 def test_one_is_too_many(name: str) -> None:
-    assert monitor.missed([monitor.result(name, 1)]) == [name]
-    assert monitor.missed([monitor.result(name, 0)]) == []
+    assert missed([monitor.result(name, 1)]) == [name]
+    assert missed([monitor.result(name, 0)]) == []
 
 
 def test_every_fault_has_its_bar_and_its_place_in_the_trainer(tmp_path: Path) -> None:

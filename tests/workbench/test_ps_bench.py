@@ -19,6 +19,7 @@ from benchmarks import _ps_real as real
 from benchmarks import _ps_servers as servers
 from benchmarks import _ps_sim as sim
 from benchmarks import ps
+from benchmarks._bars import missed
 from benchmarks._ps_work import ACKED, FINAL, PULLED, STARTED, Plan, Row, gradient
 from distlab.comm import ServiceContext
 from distlab.runner import Cluster
@@ -212,13 +213,13 @@ def test_a_bar_that_is_missed_is_named(
     name: str, value: float, is_missed: bool
 ) -> None:
     line = ps.result(name, value)
-    assert ps.missed([line]) == [name] * is_missed
+    assert missed([line]) == [name] * is_missed
     assert ps.text([line])[0].endswith("MISSED") == is_missed
 
 
 def test_a_share_meets_its_bar_with_its_lower_bound() -> None:
     tally = ps.Tally(pairs={"ssp": [[(8.0, 8.0)]] * 5, "asynchronous": []})
-    assert ps.missed(ps.of_processes(tally)) == ["healthy_throughput_share"]
+    assert missed(ps.of_processes(tally)) == ["healthy_throughput_share"]
     tally.pairs["asynchronous"] = [[(share, 1.0)] for share in (0.8, 0.8, 1, 1, 1)]
     worst = ps.of_processes(tally)[0]
     assert (worst["way"], worst["value"], worst["met"]) == ("asynchronous", 1.0, False)
