@@ -25,6 +25,7 @@ from typing import Any
 
 from distlab.comm import Disk, DiskError
 from distlab.sim.disk import Files, SimDisk
+from distlab.sim.observed_disk import ObservedDisk
 
 Tell = Callable[[Any], None]
 Program = Callable[[Disk, Tell], object]
@@ -106,55 +107,18 @@ class _Crash(BaseException):
     """Ends the program; not to be caught."""
 
 
-class _Crashing:
+class _Crashing(ObservedDisk):
     """A disk that crashes when `num_done` operations are done and one more begins."""
 
     def __init__(self, disk: SimDisk, num_done: int) -> None:
-        self._disk, self._num_done = disk, num_done
+        super().__init__(disk)
+        self._num_done = num_done
         self.done: list[str] = []
         self.next = ""  # the operation that was not done
         self.is_down = False
 
-    def write(self, path: str, data: bytes) -> None:
-        """See `Disk.write`."""
-        self._begin("write", path, data)
-        self._disk.write(path, data)
-
-    def append(self, path: str, data: bytes) -> None:
-        """See `Disk.append`."""
-        self._begin("append", path, data)
-        self._disk.append(path, data)
-
-    def sync(self, path: str) -> None:
-        """See `Disk.sync`."""
-        self._begin("sync", path)
-        self._disk.sync(path)
-
-    def rename(self, source: str, target: str) -> None:
-        """See `Disk.rename`."""
-        self._begin("rename", source, target)
-        self._disk.rename(source, target)
-
-    def sync_folder(self) -> None:
-        """See `Disk.sync_folder`."""
-        self._begin("sync_folder")
-        self._disk.sync_folder()
-
-    def read(self, path: str) -> bytes:
-        """See `Disk.read`."""
-        return self._disk.read(path)
-
-    def names(self) -> list[str]:
-        """See `Disk.names`."""
-        return self._disk.names()
-
-    def remove(self, path: str) -> None:
-        """See `Disk.remove`."""
-        self._begin("remove", path)
-        self._disk.remove(path)
-
-    def _begin(self, name: str, *args: object) -> None:
-        operation = f"{name}({', '.join(map(_short, args))})"
+    def _begin(self, name: str, *arguments: str | bytes) -> None:
+        operation = f"{name}({', '.join(map(_short, arguments))})"
         if self.is_down or len(self.done) == self._num_done:
             self.next, self.is_down = self.next or operation, True
             raise _Crash

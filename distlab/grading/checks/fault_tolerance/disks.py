@@ -17,6 +17,7 @@ from distlab.given import checkpoint as given
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 from distlab.sim import AlphaBeta, CrashPoint, run
+from distlab.sim.observed_disk import ObservedDisk, Put
 
 NET = AlphaBeta(alpha_s=1e-3, bytes_per_s=1e9)
 _WALL_LIMIT_S = 5.0
@@ -25,7 +26,12 @@ Row = list[Any]
 """An operation: its rank, its name, its paths."""
 
 
-class RankDisk:
+def row_of(rank: int, name: str, arguments: Sequence[str | bytes]) -> Row:
+    """An operation without its data."""
+    return [rank, name, *(path for path in arguments if isinstance(path, str))]
+
+
+class RankDisk(ObservedDisk):
     """One rank's view of the disk: each operation takes time, more of it on late ranks.
 
     `rows` notes the operations of all ranks. A write to a file with `full` in its name
@@ -35,51 +41,14 @@ class RankDisk:
     def __init__(
         self, disk: Disk, context: RankContext, rows: list[Row], full: str = ""
     ) -> None:
-        self._disk, self._context, self._rows, self._full = disk, context, rows, full
+        super().__init__(disk)
+        self._context, self._rows, self._full = context, rows, full
 
-    def write(self, path: str, data: bytes) -> None:
-        """See `Disk.write`."""
-        self._begin("write", path)
-        self._put(self._disk.write, path, data)
-
-    def append(self, path: str, data: bytes) -> None:
-        """See `Disk.append`."""
-        self._begin("append", path)
-        self._put(self._disk.append, path, data)
-
-    def sync(self, path: str) -> None:
-        """See `Disk.sync`."""
-        self._begin("sync", path)
-        self._disk.sync(path)
-
-    def rename(self, source: str, target: str) -> None:
-        """See `Disk.rename`."""
-        self._begin("rename", source, target)
-        self._disk.rename(source, target)
-
-    def sync_folder(self) -> None:
-        """See `Disk.sync_folder`."""
-        self._begin("sync_folder")
-        self._disk.sync_folder()
-
-    def read(self, path: str) -> bytes:
-        """See `Disk.read`."""
-        return self._disk.read(path)
-
-    def names(self) -> list[str]:
-        """See `Disk.names`."""
-        return self._disk.names()
-
-    def remove(self, path: str) -> None:
-        """See `Disk.remove`."""
-        self._begin("remove", path)
-        self._disk.remove(path)
-
-    def _begin(self, name: str, *paths: str) -> None:
+    def _begin(self, name: str, *arguments: str | bytes) -> None:
         self._context.clock.sleep(0.1 * (self._context.rank + 1))
-        self._rows.append([self._context.rank, name, *paths])
+        self._rows.append(row_of(self._context.rank, name, arguments))
 
-    def _put(self, put: Callable[[str, bytes], None], path: str, data: bytes) -> None:
+    def _put(self, put: Put, path: str, data: bytes) -> None:
         if self._full and self._full in path:
             put(path, data[: len(data) // 2])
             raise DiskError(f'the disk is full: no room for all of "{path}"')

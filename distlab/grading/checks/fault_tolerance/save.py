@@ -18,6 +18,7 @@ from distlab.grading.checks.fault_tolerance.disks import (
     listed,
     meta_of,
     play,
+    row_of,
     tensors_of,
     when,
 )
@@ -28,6 +29,7 @@ from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
 from distlab.sim import SimDisk, crash_points
+from distlab.sim.observed_disk import ObservedDisk
 
 TASK = "fault_tolerance.save"
 SIZES = (3, 2, 1)
@@ -67,14 +69,15 @@ def write_one(context: RankContext, unit: ModuleType, seed: int) -> Any:
     return None
 
 
-class NotedDisk(RankDisk):
+class NotedDisk(ObservedDisk):
     """Notes the operations of one process."""
 
     def __init__(self, disk: Disk, rows: list[Row]) -> None:
-        self._disk, self._rows, self._full = disk, rows, ""
+        super().__init__(disk)
+        self._rows = rows
 
-    def _begin(self, name: str, *paths: str) -> None:
-        self._rows.append([0, name, *paths])
+    def _begin(self, name: str, *arguments: str | bytes) -> None:
+        self._rows.append(row_of(0, name, arguments))
 
 
 @clause(TASK, "C1", worlds=(1,), plays=(), runs=[on_ranks(write_one)])
