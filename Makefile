@@ -13,7 +13,7 @@ ifneq ($(shell test -x $(PY) && cat .venv/.ready 2>/dev/null),$(CURDIR))
 .PHONY: .venv/.ready
 endif
 
-.PHONY: help demo test test-slow test-all test-tracking check templates figures mutants notebooks bench nodes soak
+.PHONY: help demo test test-slow test-all test-tracking test-manifests test-slurm test-docker test-trainer test-ray test-horovod test-deepspeed check templates figures mutants notebooks bench chaos nodes soak
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -25,7 +25,7 @@ test: .venv/.ready  ## the tests of the workbench and of the solutions
 	@$(PYTEST) -m "not slow" --durations 5
 
 test-slow: .venv/.ready  ## what `make test` leaves out, and the catalogue of what changed
-	@$(PYTEST) -m slow --durations 5
+	@$(PYTEST) -m "slow and not own" --durations 5
 	@$(PY) -m distlab mutants --touched
 
 test-all: test test-slow  ## both
@@ -33,6 +33,27 @@ test-all: test test-slow  ## both
 test-tracking: .venv/.ready-tracking  ## real MLflow, TensorBoard and Prometheus client
 	@DISTLAB_TEST_TRACKING=1 $(PY) -m pytest tests/workbench/test_ddp_tracking.py \
 	  tests/workbench/test_monitor.py tests/workbench/test_ddp_monitor.py
+
+test-manifests: .venv/.ready-manifests  ## Kubernetes and compose files, against their schemas
+	@$(PY) -m pytest tests/deployment/test_manifests.py
+
+test-slurm: .venv/.ready  ## the batch scripts on two virtual nodes (root; slurm-wlm, munge)
+	@$(PY) -m pytest tests/deployment/test_slurm.py
+
+test-docker: .venv/.ready  ## the compose file's two containers (root; docker.io, docker-compose)
+	@$(PY) -m pytest -rs tests/deployment/test_docker.py
+
+test-trainer: .venv/.ready  ## the capstone: engines, each switch alone, kill and resume
+	@$(PY) -m pytest tests/workbench/test_imagenet_trainer_runs.py
+
+test-ray: .venv-ray/.ready  ## Ray Train with two real workers, beside torch's DDP
+	@.venv-ray/bin/python -m pytest tests/engines/test_ray.py
+
+test-horovod: .venv-horovod/.ready  ## Horovod, which is built first, beside torch's DDP
+	@.venv-horovod/bin/python -m pytest tests/engines/test_horovod.py
+
+test-deepspeed: .venv-deepspeed/.ready  ## DeepSpeed's ZeRO stages 0 to 3, beside torch's DDP
+	@.venv-deepspeed/bin/python -m pytest tests/engines/test_deepspeed.py
 
 check: .venv/.ready-dev  ## style, types, and whether generated files are up to date
 	$(PY) -m ruff check
@@ -71,6 +92,11 @@ bench: .venv/.ready  ## every figure with a bar, measured; best on a quiet machi
 	@$(PY) -m distlab bench monitor
 	@$(PY) -m distlab bench compression
 	@$(PY) -m distlab bench checkpoint
+	@$(PY) -m distlab bench engines
+	@$(PY) -m distlab bench scaling
+
+chaos: .venv/.ready  ## every fault at every moment of a real training; many minutes
+	@$(PY) -m distlab chaos --html chaos.html
 
 nodes: .venv/.ready  ## two nodes in network namespaces: a step at 100 Mbit, six ways
 	@$(PY) benchmarks/nodes.py
@@ -107,6 +133,25 @@ soak: .venv/.ready  ## the reference passes 20 times in a row under CPU load
 
 .venv/.ready-tracking: .venv/.ready
 	@$(PY) distlab/install.py --extras tracking
+	@touch $@
+
+.venv/.ready-manifests: .venv/.ready
+	@$(PY) distlab/install.py --extras manifests
+	@touch $@
+
+# An engine has an environment to itself: what it needs would change the course's.
+.venv-ray/.ready: pyproject.toml distlab/install.py
+	@$(PYTHON) -m venv .venv-ray
+	@.venv-ray/bin/python distlab/install.py --extras ray
+	@touch $@
+
+.venv-deepspeed/.ready: pyproject.toml distlab/install.py
+	@$(PYTHON) -m venv .venv-deepspeed
+	@.venv-deepspeed/bin/python distlab/install.py --extras deepspeed
+	@touch $@
+
+.venv-horovod/.ready: pyproject.toml tests/engines/build_horovod.sh
+	@PYTHON=$(PYTHON) bash tests/engines/build_horovod.sh .venv-horovod
 	@touch $@
 
 define FIGURES_CHECK

@@ -123,7 +123,7 @@ def largest(cluster: Cluster, name: str, num_ranks: int) -> float:
     assert run.outcome == "finished", run.explanation
     for _, why in run.values:
         assert not why, why
-    return max(value for value, _ in run.values)
+    return max(float(value) for value, _ in run.values)
 
 
 def cases() -> list[Case]:

@@ -216,7 +216,7 @@ def beside_torchs(context: RankContext, side: str, folder: str) -> list[float]:
     return gaps[DENSE_STEPS:]
 
 
-def _set_first_factors(state: Any, bucket: dist.GradBucket) -> None:
+def _set_first_factors(state: Any, bucket: Any) -> None:
     matrices = [g.view(len(g), -1) for g in bucket.gradients() if g.dim() > 1]
     factors = [given.first_factor(m, FACTORS) for m in matrices]
     rows = sum(len(m) * q.shape[1] for m, q in zip(matrices, factors, strict=True))

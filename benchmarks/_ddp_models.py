@@ -90,7 +90,7 @@ class Convolved(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(2, 4, 2), nn.Conv2d(4, 3, 2)
-        self.register_buffer("mask", torch.rand(2, 4, 3, 3))
+        self.mask = nn.Buffer(torch.rand(2, 4, 3, 3))
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, x: Tensor, rank: int, step: int) -> Any:

@@ -164,8 +164,9 @@ def trained(
 
     sinks = [JsonLines(folder, {"world_size": config.world_size})] if folder else []
     monitor = Monitor(config.world_size, sinks) if folder else None
-    kept = ddp.train_as_rank
-    ddp.train_as_rank = train_timed
+    training: Any = ddp  # its ranks are to time themselves
+    kept = training.train_as_rank
+    training.train_as_rank = train_timed
     try:
         ddp.train(
             cluster,
@@ -179,7 +180,7 @@ def trained(
             idle_s=600.0,
         )
     finally:
-        ddp.train_as_rank = kept
+        training.train_as_rank = kept
         if monitor:
             monitor.close()
     steps = tallies[0].steps

@@ -27,7 +27,7 @@ WORKERS, HEALTHY = 8, (0, 1, 2, 3, 4)
 FROZEN, KILLED, SLOW = 5, 6, 7
 SLOWER, PATIENCE_S = 5, 1.0
 ASYNC_S, SSP_S = 0.4, 0.15  # for a gradient: messages must take little beside it
-BOUND, LEASE_S = 3, 5.0
+BOUND, LEASE_S = 3, 30.0  # a lease outlasts any stall of a busy machine
 LIMITS = Limits(seconds=240)
 Order = tuple[int, str, int | str]
 """After so many pushes of worker 0: what is done, and to whom."""

@@ -73,7 +73,7 @@ def play_each(
     scenario: str,
     values: dict[str, Any],
     settings: dict[str, int],
-    protected: dict[str, list[str]],
+    protected: dict[str, Any],
 ) -> None:
     """In a process of its own: each text in the kernel; what its ranks recorded."""
     install(**protected)

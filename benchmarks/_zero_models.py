@@ -76,7 +76,8 @@ class Direct(Plain):
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows, WIDTH) to (rows, 3)."""
-        return super().forward(x * self.scale) * 2 + self.shifts[0]
+        found: Tensor = super().forward(x * self.scale) * 2 + self.shifts[0]
+        return found
 
 
 class Listed(Plain):

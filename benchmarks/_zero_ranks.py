@@ -71,7 +71,7 @@ class Ours:
     def backward(self, tokens: Tensor) -> Tensor:
         """Forward and backward; the loss."""
         loss = next_token_loss(self.model(tokens), tokens)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss.detach()
 
     def finish(self) -> None:
@@ -110,7 +110,7 @@ class Unsharded:
         """A whole step."""
         self.optimizer.zero_grad()
         loss = next_token_loss(self.model(tokens), tokens)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         return float(loss.detach())
 
@@ -146,9 +146,10 @@ class Fsdp2(Unsharded):
     """Torch's fully_shard, of each layer and then of the rest."""
 
     def __init__(self, model: nn.Module, *, is_stage_2: bool = False) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for part in (*model.children(), model):
             fully_shard(part, mesh=mesh, reshard_after_forward=not is_stage_2)
         super().__init__(model)
@@ -298,7 +299,7 @@ def step_pairs(
         "fsdp2": Fsdp2,
         "fsdp2 stage 2": partial(Fsdp2, is_stage_2=True),
     }
-    both = [
+    both: list[Ours | Unsharded] = [
         Ours(comm, make_transformer(CONFIG).float(), side, stage),
         makers[peer](make_transformer(CONFIG).float()),
     ]

@@ -40,8 +40,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # `python benchmarks/allreduce.py` starts in benchmarks/
@@ -67,7 +67,7 @@ def rank_main(rank: int, n: int, folder: str, is_bound: bool) -> None:
     torch.set_num_threads(1)
     if is_bound:  # before gloo starts its threads, which are bound with it
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
-    store = dist.FileStore(f"{folder}/store", n)
+    store = FileStore(f"{folder}/store", n)
     comm = TorchComm.from_store(store, rank, n)
     ours: Way = load("ring_allreduce", "reference").pipelined_all_reduce
     peer: Way = TorchComm.all_reduce  # type: ignore[assignment]
@@ -146,7 +146,8 @@ def other_way(n: int, num_bytes: int, is_bound: bool) -> str:
 def launch(n: int, is_bound: bool) -> dict[str, Any]:
     """Start n ranks, and what they measured."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(rank_main, (n, folder, is_bound), n)  # type: ignore[no-untyped-call]
+        spawn: Any = mp.spawn  # type: ignore[attr-defined]
+        spawn(rank_main, (n, folder, is_bound), n)
         told: dict[str, Any] = json.loads(Path(folder, "told.json").read_text())
     return told
 
@@ -205,17 +206,9 @@ def missed(results: list[dict[str, Any]]) -> list[str]:
 def table(results: list[dict[str, Any]]) -> str:
     """As nccl-tests prints it, with gloo and the limit beside."""
     limits = {r["name"]: r for r in results if r["name"].startswith("copy_limit")}
-    head = ("ranks", "bound", "size(B)", "count", "type", "redop", "time(us)")
-    head += (
-        "algbw",
-        "busbw",
-        "gloo(us)",
-        "busbw",
-        "limit(us)",
-        "ratio",
-        "upper",
-        "bar",
-    )
+    head = ["ranks", "bound", "size(B)", "count", "type", "redop", "time(us)"]
+    head += ["algbw", "busbw", "gloo(us)", "busbw", "limit(us)"]
+    head += ["ratio", "upper", "bar"]
     lines = [" ".join(f"{word:>9}" for word in head)]
     for r in results:
         if not r["name"].startswith("ratio"):

@@ -93,14 +93,14 @@ class Watcher:
 
 def spawned_rank(rank: int, world_size: int, store: str) -> None:
     """One rank of the peer: the usual way, a process from scratch."""
-    import torch.distributed as dist
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     from distlab.comm import TorchComm, Traffic
     from distlab.curriculum import load
     from distlab.grading.checks.collectives.all_reduce import reduce_once
     from distlab.runner import RankContext
 
-    file_store = dist.FileStore(store, world_size)
+    file_store = FileStore(store, world_size)
     comm = TorchComm.from_store(file_store, rank, world_size)
     context = RankContext(comm=comm, traffic=Traffic(), report=lambda value: None)
     reduce_once(context, load("collectives", "reference"), 1)
@@ -113,7 +113,8 @@ def spawn_all_worlds() -> float:
     started = time.perf_counter()
     for world_size in WORLDS:
         with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(spawned_rank, (world_size, f"{folder}/store"), world_size)
+            spawn: Any = mp.spawn  # type: ignore[attr-defined]
+            spawn(spawned_rank, (world_size, f"{folder}/store"), world_size)
     return time.perf_counter() - started
 
 

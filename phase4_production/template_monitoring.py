@@ -11,7 +11,7 @@ Cost: one all_gather of 8 numbers per rank and step.
     rank 2   data █ compute ██████ communication ░░░░░░░   waits for rank 1
 
 What a rank recorded of a step is a Record: rank, data_s, compute_s, communication_s,
-loss, num_samples, num_nonfinite, checksum. No rank can say alone which one is slow.
+loss, num_samples, num_nonfinite, checksum.
 """
 
 from __future__ import annotations
@@ -68,8 +68,7 @@ class StepTimer:
         """Add the seconds that the block takes to those of `part`.
 
         C1 a part may be measured several times in a step: its seconds add up
-        Example: data 0.5 s, compute 2 s, data 0.25 s → data 0.75, compute 2
-        Check: distlab check 4.1
+        Example: data 0.5 s, data 0.25 s → data 0.75 s. Check: distlab check 4.1
         """
         # TODO(monitoring.step_report)
         # what runs before the block, and what after it? `yield` is the block
@@ -108,12 +107,12 @@ def gather_records(comm: Comm, record: Record) -> list[Record]:
     Given: pack, unpack. `record.rank` need not be comm.rank.
 
     C4 every rank has every record, exactly; one collective call, and its result is read
-    at once: on a GPU each .item() waits for the device
+    in one go: on a GPU each .item() waits for the device
     In torch.distributed: dist.all_gather_into_tensor(output, input)
     Cost: one all_gather of 8 float64. Check: distlab check 4.1
     """
     # TODO(monitoring.step_report)
-    # one tensor, one call. a checksum has up to 32 bits: which dtype holds it exactly?
+    # one tensor, one call. which dtype holds a checksum of 32 bits exactly?
     raise NotImplementedError("monitoring.step_report")
 
 
@@ -182,7 +181,7 @@ def reduce_gradients(comm: Comm, timer: StepTimer, gradients: Sequence[Tensor]) 
     """Collective: average the gradients over the ranks, in place.
 
     C4 returns count_nonfinite of this rank's own gradients; the seconds of the
-    collectives are measured as "communication". Check: distlab check 4.2
+    collectives, until they end, count as "communication". Check: distlab check 4.2
     """
     # TODO(monitoring.suspects)
     # what does one rank's nan do to the other ranks, and when?
@@ -195,7 +194,7 @@ def reduce_gradients(comm: Comm, timer: StepTimer, gradients: Sequence[Tensor]) 
 def merge(spans: Iterable[Span]) -> list[Span]:
     """The same time as spans that do not overlap, in ascending order.
 
-    Given: (start, end) in µs, start <= end, in any order; they may be nested.
+    Given, here and below: (start, end) in µs, start <= end, in any order, maybe nested.
 
     C1 each moment that lies in a span lies in one span of the result, and no other does
     Example: (0, 4) (6, 9) (3, 5) (7, 8) → (0, 5) (6, 9)
@@ -223,8 +222,9 @@ def explain_exposed(communication: Sequence[Span], compute: Sequence[Span]) -> s
 
     C3 returns "hidden": at most 20 % of the merged communication is exposed; "partial":
     compute covers at least 20 % of the shorter of both, merged. Otherwise there is no
-    overlap: "late", if at most 20 % of the compute comes after the first communication
-    has started; else "blocking": compute waits for it. Check: distlab check 4.19
+    overlap: "late", if at most 20 % of the merged compute lies after the earliest start
+    of a communication (of a span that straddles it, the part after it); else "blocking"
+    Check: distlab check 4.19
     """
     # TODO(monitoring.profile)
     # how much of it is exposed, how much is covered, and how much compute comes later?

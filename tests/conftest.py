@@ -1,10 +1,16 @@
 """Say at the top which files are graded, when one of the phase tests is run."""
 
+import signal
+
 import pytest
 
 from distlab.search_order import put_last
 
 put_last()  # pytest looks for modules in the working folder first
+
+# A shell that starts a job in the background has it ignore Ctrl-C; some tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

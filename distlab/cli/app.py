@@ -16,11 +16,14 @@ from typing import Annotated, ParamSpec
 
 import typer
 
+from distlab.cli.chaos import chaos
+from distlab.cli.data_verb import data
 from distlab.cli.ddp_verb import ddp
 from distlab.cli.maintainer_verbs import bench, mutants, templates
 from distlab.cli.screen import stopped, warn
 from distlab.cli.sim_verbs import scale, sim
 from distlab.cli.top import top
+from distlab.cli.train_verb import train
 from distlab.grading.verdict import HARNESS, USAGE
 
 P = ParamSpec("P")
@@ -189,11 +192,12 @@ def status(
     all_phases: Annotated[
         bool, typer.Option("--all", help="Every phase, not only the current one.")
     ] = False,
+    route: Annotated[str, typer.Option(help="ddp, llm or survive: one aim.")] = "",
 ) -> int:
     """Where you are on the path."""
     from distlab.cli.status import status
 
-    return status(all_phases=all_phases)
+    return status(all_phases=all_phases, route=route)
 
 
 @verb(panel=MORE)
@@ -205,7 +209,7 @@ def demo(
     phase: Annotated[
         int,
         typer.Option(
-            help="1; 2: one model on 2 × 2; 3: your library; 4: a slow rank of 64."
+            help="1; 2: a model on 2 × 2; 3: your library; 4: a slow rank, a SIGKILL."
         ),
     ] = 1,
 ) -> int:
@@ -216,7 +220,10 @@ def demo(
 
 
 verb(panel=MORE)(ddp)
+verb(panel=MORE)(data)
 verb(panel=MORE)(top)
+verb(panel=MORE)(train)
+verb(panel=MORE)(chaos)
 verb(panel=MORE)(sim)
 verb(panel=MORE)(scale)
 
@@ -224,14 +231,22 @@ verb(panel=MORE)(scale)
 @verb(panel=MORE)
 def explain(
     asked: Annotated[
-        str, typer.Argument(help="A name in brackets, a word, or a pasted error.")
+        str, typer.Argument(help="A name, a question, or a pasted error.")
     ] = "",
     every: Annotated[bool, typer.Option("--all", help="List every name.")] = False,
 ) -> int:
-    """What the last verdict, a verdict's name, or a pasted error means."""
+    """A concept, a question, the last verdict, or a pasted error of torch."""
     from distlab.cli.explain import explain, piped
 
     return explain(asked or piped(), every=every)
+
+
+@verb(panel=MORE)
+def mcp() -> int:
+    """The tutor as a server for an assistant (MCP over standard input and output)."""
+    from distlab.cli.mcp import mcp
+
+    return mcp()
 
 
 @verb(panel=MORE)
@@ -263,6 +278,18 @@ def hunt(
     from distlab.cli.hunt import hunt
 
     return hunt(milestone, line=line, anyway=anyway, new=new)
+
+
+@verb("score-test", panel=MORE)
+def score_test(
+    name: Annotated[str, typer.Argument(help="A unit, or one of its tasks.")] = "",
+    file: Annotated[str, typer.Option(help="Another file of tests.")] = "",
+    as_json: Json = False,
+) -> int:
+    """Write tests, and see which wrong solutions they catch."""
+    from distlab.cli.score_test import score_test
+
+    return score_test(name, file=file, as_json=as_json)
 
 
 @verb(panel=MORE)

@@ -17,12 +17,21 @@ _PATIENCE_S = 10.0  # for a benchmark that was told to stop
 
 def names(root: Path = Path(__file__).parents[2]) -> list[str]:
     """The benchmarks of a checkout."""
-    # What begins with _ belongs to a benchmark beside it.
+    # What begins with _ belongs to a benchmark beside it; record_* measures nothing, it
+    # makes the recorded runs of a task.
     found = {path.stem for path in (root / "benchmarks").glob("[!_]*.py")}
-    return sorted(found - _NO_FIGURES)
+    return sorted(
+        name for name in found - _NO_FIGURES if not name.startswith("record_")
+    )
 
 
-def bench(name: str, *, as_json: bool = False, corpus: bool = False) -> int:
+def bench(
+    name: str,
+    *,
+    as_json: bool = False,
+    corpus: bool = False,
+    min_efficiency: float | None = None,
+) -> int:
     """Run `benchmarks/NAME.py` of the checkout and return its exit code.
 
     Raises:
@@ -38,9 +47,13 @@ def bench(name: str, *, as_json: bool = False, corpus: bool = False) -> int:
         )
     if corpus and name != "sim":
         raise ValueError(f"{name} has no corpus, only sim has")
+    if min_efficiency is not None and name != "scaling":
+        raise ValueError(f"{name} has no efficiency, only scaling has")
     path = root / "benchmarks" / f"{name}.py"
     command = [sys.executable, "-m", "distlab.cli.benched", str(path)]
     command += ["--json"] * as_json + ["--corpus"] * corpus
+    if min_efficiency is not None:
+        command += ["--min-efficiency", str(min_efficiency)]
     sign = "" if as_json else f"measuring {name}; minutes, best on a quiet machine"
     if sign:
         show([("dim", sign)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from distlab.cli.optional import offer
@@ -18,6 +18,7 @@ from distlab.curriculum import (
 )
 from distlab.curriculum.path import current_task, passed_tasks
 from distlab.grading import Report, TaskVerdict
+from distlab.grading.judging import judge
 from distlab.grading.preflight import graded_files, look_at
 from distlab.grading.remember import record
 from distlab.grading.report import lines_of
@@ -71,58 +72,6 @@ def check(
     elif code == "mine":
         show(_what_next(curriculum, progress, report, worlds))
     return report.exit_code
-
-
-def judge(
-    curriculum: Curriculum,
-    tasks: Sequence[Task],
-    *,
-    code: str,
-    worlds: Sequence[int] = (),
-    seed: int | None = None,
-    tell: object = None,
-    sign: Callable[[str], None] = lambda _: None,
-) -> Report:
-    """Judge `tasks`; torch and ranks are started only if something can be run.
-
-    `sign` hears what is being judged, and an empty text once a task is.
-    """
-    on_verdict = tell if callable(tell) else None
-    looked = [look_at(curriculum, task, code) for task in tasks]
-    if all(ready is None for _, ready in looked):
-        verdicts = [verdict for verdict, _ in looked]
-        for verdict in verdicts:
-            if on_verdict:
-                on_verdict(verdict)
-        return Report(code=code, seed=0, tasks=verdicts)
-    sign(f"checking {tasks[0].number}")  # torch alone takes a second
-    from distlab.runner import Cluster
-
-    units = {task.unit for task in tasks}
-    preload = [n for unit in sorted(units) for n in curriculum.units[unit].preload]
-    with Cluster() as cluster:
-        cluster.warm(*preload)
-        cluster.start(wait=False)  # it imports all that while we import torch
-        from distlab.grading.grade import Grader
-
-        left = [task.number for task in tasks]
-
-        def told(verdict: TaskVerdict) -> None:
-            sign("")
-            left.remove(verdict.number)
-            if on_verdict:
-                on_verdict(verdict)
-            sign(f"checking {left[0]}" if left else "")
-
-        grader = Grader(
-            curriculum,
-            cluster,
-            code=code,
-            seed=seed,
-            worlds=worlds,
-            on_step=lambda step: sign(f"checking {left[0]}: {step}"),
-        )
-        return grader.grade(tasks, told)
 
 
 def check_worlds(worlds: Sequence[int]) -> Sequence[int]:

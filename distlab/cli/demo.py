@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from distlab.cli.demo_library import demo_library
 from distlab.cli.demo_mesh import demo_mesh
-from distlab.cli.demo_monitor import demo_monitor
+from distlab.cli.demo_monitor import search
+from distlab.cli.demo_recovery import demo_recovery
 from distlab.cli.screen import command, processes, show, show_json, warn
 
 if TYPE_CHECKING:  # both import torch, and the first line should not wait for it
@@ -85,13 +86,25 @@ def _later_phase(
     if phase not in (2, 4):
         raise ValueError(f"phase {phase} has no demo: choose 1, 2, 3 or 4")
     if world_size != _MESH_RANKS or epochs is not None:
-        what = {2: "2 × 2 ranks", 4: "64 simulated ranks"}[phase]
+        what = {2: "2 × 2 ranks", 4: "64 simulated ranks, 3 real ones"}[phase]
         raise ValueError(
             f"the demo of phase {phase} has {what} and no epochs to choose"
         )
     if phase == 2:
         return demo_mesh(code=code, as_json=as_json)
-    return demo_monitor(code=code, as_json=as_json)
+    return _demo_phase4(code, as_json)
+
+
+def _demo_phase4(code: str, as_json: bool) -> int:
+    """Three faults are found, and a process is killed; a file's code only searches."""
+    searched, found = search(code=code, quiet=as_json)
+    recovered, recovery = 0, dict[str, Any]()
+    if code in ("mine", "reference"):
+        show([("", "")] * (not as_json))
+        recovered, recovery = demo_recovery(code=code, quiet=as_json)
+    if as_json:
+        show_json({"search": found, "recovery": recovery})
+    return max(searched, recovered)
 
 
 def _who_knows(code: str) -> str:

@@ -1,14 +1,14 @@
-"""`distlab demo --phase 4`: three faults among 64 simulated ranks, found by records.
+"""The first half of `distlab demo --phase 4`: three faults, found by records.
 
-A rank is slow, a replica differs in one weight, and a rank's gradient gets a nan. The
-ranks are drawn anew each time. Times are virtual.
+64 ranks are simulated. One is slow, a replica differs in one weight, and a rank's
+gradient gets a nan. The ranks are drawn anew each time. Times are virtual.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distlab.cli.screen import command, show, show_json, warn
 
@@ -34,7 +34,17 @@ def demo_monitor(
     Raises:
         ValueError: `code` is a file that cannot be read.
     """
-    if not as_json:
+    exit_code, data = search(code=code, quiet=as_json, seed=seed)
+    if as_json and data:
+        show_json(data)
+    return exit_code
+
+
+def search(
+    *, code: str, quiet: bool, seed: int | None = None
+) -> tuple[int, dict[str, Any]]:
+    """As `demo_monitor`; the exit code, and what was found."""
+    if not quiet:
         lines = (
             f"{NUM_RANKS} simulated ranks train together. One of them takes twice as",
             "long as the others. Which one? No rank knows; each records a few numbers.",
@@ -48,7 +58,7 @@ def demo_monitor(
         choice = _chosen(code)
     except _UnfinishedError as error:
         warn(f"{error}; `{command('check --phase 4')}` says what is missing")
-        return 1
+        return 1, {}
     seed = random.randrange(1 << 30) if seed is None else seed
     with Cluster(preload=(phase4_rank.__name__,)) as cluster:
         try:
@@ -62,13 +72,11 @@ def demo_monitor(
             )
         except RunnerError as error:
             warn(f"the ranks did not finish: {error}")
-            return 11 if code == "reference" else 1
+            return (11 if code == "reference" else 1), {}
     found = done.named == done.faults
-    if as_json:
-        show_json({"code": code, "faults": done.faults, "named": done.named})
-    else:
+    if not quiet:
         _tell(done, is_own=code == "mine")
-    return int(not found)
+    return int(not found), {"code": code, "faults": done.faults, "named": done.named}
 
 
 class _UnfinishedError(Exception):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from distlab.cli.check import chosen
 from distlab.cli.screen import command, show, warn
 from distlab.curriculum import (
@@ -13,9 +11,8 @@ from distlab.curriculum import (
     Task,
     load_curriculum,
 )
+from distlab.curriculum.hints import LEVELS, read_hints
 from distlab.curriculum.misconceptions import fitting_hint
-
-LEVELS = ("question", "principle", "steps", "near-code")
 
 
 def hint(name: str = "", *, level: int | None = None) -> int:
@@ -55,22 +52,6 @@ def lines_of_hint(
     if level < len(LEVELS):
         lines.append(("dim", f"  deeper: {command(f'hint {task.number}')}"))
     return lines
-
-
-def read_hints(curriculum: Curriculum, task: Task) -> dict[int, str]:
-    """All hints of a task, by level."""
-    path = curriculum.units[task.unit].hints(curriculum.root)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError:
-        return {}
-    sections = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
-    for name, body in zip(sections[1::2], sections[2::2], strict=True):
-        if name.strip() == task.name:
-            levels = re.split(r"^### (\d).*$", body, flags=re.MULTILINE)
-            numbered = zip(levels[1::2], levels[2::2], strict=True)
-            return {int(number): text.strip("\n") for number, text in numbered}
-    return {}
 
 
 def _next_level(progress: Progress, task: Task) -> tuple[int, str]:

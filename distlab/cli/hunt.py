@@ -27,6 +27,7 @@ from distlab.grading import FAILED, TaskVerdict
 from distlab.grading.catalogue import Entry, read_catalogue
 from distlab.grading.verdict import ClauseVerdict
 from distlab.paths import shown
+from distlab.tutor.last_run import keep_timeline
 
 _TRIES = 3  # on a terminal, before the answer may be asked for
 
@@ -65,7 +66,7 @@ def hunt(
     task = _milestone(curriculum, progress, entries, milestone, anyway=anyway)
     entry = _entry_to_hunt(curriculum, progress, task, entries, new=new, seed=seed)
     target = _prepare(curriculum, progress, task, entry, entries)
-    _tell(curriculum, target)
+    _tell(curriculum, progress, target)
     return _ask(progress, target)
 
 
@@ -232,14 +233,14 @@ def right_text(solution: str, entry: Entry, entries: list[Entry]) -> str:
 # ── asking and answering ────────────────────────────────────────────────────────────
 
 
-def _tell(curriculum: Curriculum, target: Target) -> None:
+def _tell(curriculum: Curriculum, progress: Progress, target: Target) -> None:
     lines = [
         ("plain", f"A hunt at {target.milestone.number}: one mistake is hidden in"),
         ("plain", f"  {shown(target.path)}"),
         ("plain", f"This is what the grader saw{_part_of(curriculum, target)}:"),
         ("plain", ""),
     ]
-    show([*lines, *_symptoms(curriculum, target), ("plain", "")])
+    show([*lines, *_symptoms(curriculum, progress, target), ("plain", "")])
 
 
 def _part_of(curriculum: Curriculum, target: Target) -> str:
@@ -250,8 +251,13 @@ def _part_of(curriculum: Curriculum, target: Target) -> str:
     return f" at {task.number}, a task on the way to {target.milestone.number}"
 
 
-def _symptoms(curriculum: Curriculum, target: Target) -> list[tuple[str, str]]:
-    """The verdict on the broken unit, without the name of the mistake or the rule."""
+def _symptoms(
+    curriculum: Curriculum, progress: Progress, target: Target
+) -> list[tuple[str, str]]:
+    """The verdict on the broken unit, without the name of the mistake or the rule.
+
+    Its last line says where the timeline of the run is, if ranks have run.
+    """
     from distlab.grading.grade import Grader
     from distlab.grading.report import lines_of
     from distlab.runner import Cluster
@@ -261,7 +267,10 @@ def _symptoms(curriculum: Curriculum, target: Target) -> list[tuple[str, str]]:
     with sign, Cluster() as cluster:
         grader = Grader(curriculum, cluster, code=str(target.path), seed=1)
         verdict = grader.grade([task]).tasks[0]
-    return lines_of(bare(verdict))
+        told = bare(verdict)
+        page = target.path.with_name("trace.html")
+        drawn = keep_timeline(progress, told, warn, at=page)
+    return [*lines_of(told), *drawn]
 
 
 def bare(verdict: TaskVerdict) -> TaskVerdict:

@@ -44,7 +44,7 @@ def mutants(
         bool, typer.Option("--stamp", help="Note the units that are right throughout.")
     ] = False,
     readme: Annotated[
-        bool, typer.Option("--readme", help="Only write README.md's table of counts.")
+        bool, typer.Option("--readme", help="Only write the table of counts.")
     ] = False,
     as_json: Json = False,
 ) -> int:
@@ -72,8 +72,12 @@ def bench(
     corpus: Annotated[
         bool, typer.Option("--corpus", help="Of sim: also list all its programs.")
     ] = False,
+    min_efficiency: Annotated[
+        float | None,
+        typer.Option(help="Of scaling: fail where ranks with a core each have less."),
+    ] = None,
 ) -> int:
     """Measure a figure that the README quotes."""
     from distlab.cli.bench import bench
 
-    return bench(name, as_json=as_json, corpus=corpus)
+    return bench(name, as_json=as_json, corpus=corpus, min_efficiency=min_efficiency)

@@ -195,15 +195,16 @@ def _as_json(
     return report
 
 
-# ── the table of the readme ─────────────────────────────────────────────────────────
+# ── the table of the catalogue's readme ─────────────────────────────────────────────
 
+COUNTS = "tests/mutants/README.md"
 BEGIN, END = "<!-- distlab mutants --readme -->\n", "<!-- end -->\n"
 
 
 def write_readme() -> int:
-    """Put the counts of today's catalogue between the marks of README.md."""
+    """Put the counts of today's catalogue between the marks of its readme."""
     curriculum = load_curriculum()
-    path = curriculum.root / "README.md"
+    path = curriculum.root / COUNTS
     head, rest = path.read_text(encoding="utf-8").split(BEGIN)
     table = readme_table(curriculum)
     tail = rest.split(END)[1]

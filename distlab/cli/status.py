@@ -8,12 +8,14 @@ from typing import Any
 from distlab.cli.optional import offer
 from distlab.cli.screen import command, show
 from distlab.curriculum import Curriculum, Progress, Task, load_curriculum
+from distlab.curriculum.manifest import Route
 from distlab.curriculum.path import (
     current_task,
     is_open_again,
     passed_tasks,
     remaining,
 )
+from distlab.grading.catalogue import read_catalogue
 from distlab.grading.preflight import look_at
 from distlab.terminal import screen_width
 
@@ -21,10 +23,19 @@ _BAR = 28
 _PAUSE_DAYS = 14  # after so long one has forgotten where one was
 
 
-def status(*, all_phases: bool = False, now: datetime | None = None) -> int:
-    """Print what has passed of the current phase, or of all; always exit code 0."""
+def status(
+    *, all_phases: bool = False, route: str = "", now: datetime | None = None
+) -> int:
+    """Print what has passed of the current phase, of all, or of a route; always 0.
+
+    Raises:
+        CurriculumError: no route is called that.
+    """
     curriculum = load_curriculum()
     progress = Progress(curriculum.root)
+    if route:
+        show(_route(curriculum, progress, curriculum.route(route)))
+        return 0
     kept = progress.read()
     state = kept.get("tasks", {})
     passed = passed_tasks(curriculum, progress)
@@ -48,8 +59,47 @@ def status(*, all_phases: bool = False, now: datetime | None = None) -> int:
         lines += [_row(curriculum, task, state, passed) for task in own]
         stretch = [task for task in tasks if task.stretch]
         lines += [_row(curriculum, task, state, passed) for task in stretch]
+    lines += _scores(curriculum, kept)
     show([*lines, *_next(curriculum, progress, passed)])
     return 0
+
+
+def _route(
+    curriculum: Curriculum, progress: Progress, route: Route
+) -> list[tuple[str, str]]:
+    """The tasks of a route, how many minutes are left, and which one is next."""
+    state = progress.read().get("tasks", {})
+    passed = passed_tasks(curriculum, progress)
+    tasks = [task for task in curriculum.tasks if task.id in route.tasks]
+    left = [task for task in tasks if task.id not in passed]
+    done = len(tasks) - len(left)
+    filled = _BAR * done // len(tasks) if tasks else 0
+    bar = f"{'█' * filled}{'░' * (_BAR - filled)}  {done} of {len(tasks)}"
+    lines = [("plain", f"{bar}  route {route.name} · {route.title}")]
+    lines += [_row(curriculum, task, state, passed) for task in tasks]
+    if not left:
+        return [*lines, ("pass", "all tasks of this route have passed")]
+    verdict, _ = look_at(curriculum, left[0], "mine")
+    minutes = sum(task.minutes for task in left)
+    how = command(f"watch {left[0].number}")
+    lines.append(("plain", f"next on this route: {left[0].number} at {verdict.place}"))
+    return [*lines, ("dim", f"      {how}  {minutes} min to go")]
+
+
+def _scores(curriculum: Curriculum, kept: dict[str, Any]) -> list[tuple[str, str]]:
+    """How many mistakes were found in hunts, and caught by tests of one's own."""
+    hunts = kept.get("hunts", {}).values()
+    lists = [hunt.get("found") for hunt in hunts if isinstance(hunt, dict)]
+    found = {id_ for ids in lists if isinstance(ids, list) for id_ in ids}
+    parts = []
+    if hunts:
+        entries = read_catalogue(curriculum, hunts_only=True)
+        known = {entry.id for entry in entries if entry.hunt}
+        parts.append(f"hunts: {len(found & known)} of {len(known)} found")
+    for unit, score in kept.get("tests", {}).items():
+        if isinstance(score, dict) and {"caught", "of"} <= set(score):
+            parts.append(f"tests of {unit}: {score['caught']} of {score['of']} caught")
+    return [("plain", part) for part in parts]
 
 
 def _next(

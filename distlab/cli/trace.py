@@ -13,6 +13,8 @@ from distlab.cli.screen import command, show, warn, wrapped
 from distlab.curriculum import Progress, load_curriculum
 from distlab.grading import FAILED, TaskVerdict
 from distlab.paths import shown
+from distlab.tutor import last_run
+from distlab.tutor.last_run import timeline_path
 
 _TITLE = re.compile(r"<title>(.*?)</title>")
 
@@ -43,45 +45,9 @@ def _as_text(path: Path) -> list[str]:
         return []
 
 
-def timeline_path(progress: Progress) -> Path:
-    """Where the timeline of the last failing run is kept."""
-    return progress.folder / "last" / "trace.html"
-
-
 def keep_timeline(progress: Progress, verdict: TaskVerdict) -> list[tuple[str, str]]:
-    """Draw the run that failed, if one did, and say in a dim line where it is.
-
-    Once the task has passed, the reference's run stands below where it is quick:
-    before that it would give the solution away.
-    A timeline that cannot be drawn or written changes no verdict.
-    """
-    failure = verdict.first_failure()
-    if failure is None or failure.run is None or verdict.is_plan:
-        return []  # in a plan no rank sends anything: there is nothing to draw
-    if failure.is_played:
-        return []  # one process played all ranks
-    from distlab.trace import draw_text, to_html
-
-    title = f"{verdict.number} {verdict.id} {failure.id}: {failure.world_size} ranks"
-    path = timeline_path(progress)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        entry = progress.read().get("tasks", {}).get(verdict.id, {})
-        has_passed = bool(entry.get("passed"))
-        play = failure.reference_run if has_passed else None
-        right = play() if play else None
-        said = failure.message
-        to_html(failure.run, path, beside=right, title=title, verdict=said)
-        rows = "\n".join(draw_text(failure.run))
-        path.with_suffix(".txt").write_text(rows, encoding="utf-8", errors="replace")
-    except OSError:
-        return []  # that nothing can be kept is said elsewhere, once
-    except Exception as error:
-        if os.environ.get("DISTLAB_TRACEBACK"):
-            raise
-        warn(f"the timeline could not be drawn: {type(error).__name__}: {error}")
-        return []
-    return [("dim", f"  timeline: {shown(path)}")]
+    """See `last_run.keep_timeline`; what went wrong is told beside the verdict."""
+    return last_run.keep_timeline(progress, verdict, warn)
 
 
 def open_page(path: Path) -> None:

@@ -21,16 +21,18 @@ from distlab.cli.check import (
     remember,
     what_helps,
 )
-from distlab.cli.hint import LEVELS, hint
+from distlab.cli.hint import hint
 from distlab.cli.screen import command, show, waiting
-from distlab.cli.trace import keep_timeline, open_page, timeline_path
+from distlab.cli.trace import keep_timeline, open_page
 from distlab.curriculum import Progress, Task, load_curriculum
+from distlab.curriculum.hints import LEVELS
 from distlab.curriculum.path import following, passed_tasks
 from distlab.grading import FAILED, ClauseVerdict, Report, TaskVerdict
 from distlab.grading.preflight import look_at
 from distlab.grading.report import lines_of
 from distlab.paths import shown
 from distlab.runner import Cluster, RunCancelledError
+from distlab.tutor.last_run import timeline_path
 
 KEYS = "c check again   n next   h hint   t timeline   q quit"
 _POLL_MS = 100

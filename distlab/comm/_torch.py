@@ -65,7 +65,7 @@ class TorchComm:
         host: str = groups.LOOPBACK,
     ) -> None:
         self._group = group
-        self._store, self._host = store, host
+        self.store, self._host = store, host
         self._device = device or torch.device("cpu")
         self._rank = int(group.rank())
         self._world_size = int(group.size())
@@ -325,7 +325,7 @@ class TorchComm:
         self.barrier()  # like torch's: every rank calls it, members or not
         if self._rank not in members:
             return None
-        store = c10d.PrefixStore(name, self._store)
+        store = c10d.PrefixStore(name, self.store)
         backend = "nccl" if self._device.type == "cuda" else "gloo"
         group = TorchComm.from_store(
             store,

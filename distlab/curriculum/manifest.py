@@ -88,11 +88,21 @@ class Phase:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Route:
+    """A part of the path for one aim; `tasks` are ids, in the order of the path."""
+
+    name: str
+    title: str
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Curriculum:
     """The whole path, and the folder it was read from."""
 
     root: Path
     phases: tuple[Phase, ...]
+    routes: tuple[Route, ...] = ()
 
     @cached_property
     def units(self) -> dict[str, Unit]:
@@ -137,6 +147,18 @@ class Curriculum:
         """
         units = {unit.name for unit in self.phase(phase).units}
         return [task for task in self.tasks if task.unit in units]
+
+    def route(self, name: str) -> Route:
+        """The route with this name.
+
+        Raises:
+            CurriculumError: there is none.
+        """
+        for route in self.routes:
+            if route.name == name:
+                return route
+        known = ", ".join(route.name for route in self.routes)
+        raise CurriculumError(f"no route is called {name!r}; there is {known}")
 
     def phase(self, number: int) -> Phase:
         """The phase with this number.
@@ -183,7 +205,8 @@ def load_curriculum(root: Path | None = None) -> Curriculum:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         phases = tuple(map(_phase, _tables(data, "phase")))
-        curriculum = Curriculum(root=root, phases=phases)
+        routes = tuple(map(_route, _tables(data, "route")))
+        curriculum = Curriculum(root=root, phases=phases, routes=routes)
         _validate(curriculum)
     except OSError as error:
         raise CurriculumError(f"cannot read {path}: {error.strerror}") from error
@@ -201,6 +224,14 @@ def _phase(data: dict[str, Any]) -> Phase:
         title=_value(data, "title", str),
         folder=folder,
         units=tuple(_unit(unit, folder) for unit in _tables(data, "unit")),
+    )
+
+
+def _route(data: dict[str, Any]) -> Route:
+    return Route(
+        name=_value(data, "name", str),
+        title=_value(data, "title", str),
+        tasks=tuple(_value(data, "tasks", list)),
     )
 
 
@@ -295,6 +326,15 @@ def _validate_path(curriculum: Curriculum) -> None:
                 raise CurriculumError(f"{task.id} needs {need}, which is not before it")
         if not task.clauses:
             raise CurriculumError(f"{task.id} has no clauses")
+    _validate_routes(curriculum)
+
+
+def _validate_routes(curriculum: Curriculum) -> None:
+    known = {task.id for task in curriculum.tasks}
+    for route in curriculum.routes:
+        for name in route.tasks:
+            if name not in known:
+                raise CurriculumError(f"route {route.name} has no task {name}")
 
 
 def _place(number: str) -> tuple[int, ...]:

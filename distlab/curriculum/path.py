@@ -52,7 +52,7 @@ def next_task(
             return task
     if not done:
         return next(iter(remaining(curriculum, passed)), None)
-    # Of those that passed in the same second, the last one of the path.
+    # Of those that passed at the same moment, the last one of the path.
     latest = max(reversed(done), key=lambda task: _passed_at(entries, task))
     return following(curriculum, passed, latest)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 _DIGESTS = 20  # of code that has passed, per task
-_KEPT = ("predictions", "use", "quiz", "hunts")
+_KEPT = ("predictions", "use", "quiz", "hunts", "tests")
 """Tables of what the learner answered or chose; none of it is ever graded."""
 
 
@@ -71,7 +71,7 @@ class Progress:
             ProgressUnavailableError: the file cannot be written.
         """
         with self._change() as state:
-            now = datetime.now(UTC).isoformat(timespec="seconds")
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
             last = {"task": task_id, "passed": passed, "at": now, "slug": slug}
             state["last"] = last
             if not counts:

@@ -100,6 +100,17 @@ def find_files(folder: Path) -> Files:
     return files
 
 
+def usual_files(known: KnownSet) -> Files | None:
+    """The four files where they usually are: downloaded, or from a package."""
+    for place in (cache_folder(known.name), *known.places):
+        if place.is_dir():
+            try:
+                return find_files(place)
+            except IdxError:
+                continue  # an unfinished download, say
+    return None
+
+
 def read_images(files: Files, known: KnownSet | None = None) -> Images:
     """The four files as tensors; those of a known set must be it, to the bit.
 

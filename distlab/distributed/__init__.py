@@ -12,11 +12,13 @@ reference's: `get_distributed_info()["units"]` lists them, `distlab use` chooses
 
 from distlab.comm import ReduceOp
 from distlab.distributed.checkpointing import checkpoint_scope
+from distlab.distributed.checkpoints import load_checkpoint, save_checkpoint
 from distlab.distributed.data_parallel import (
     DistributedDataParallel,
     no_sync,
     sync_gradients,
 )
+from distlab.distributed.elastic_training import elastic
 from distlab.distributed.group import (
     default_comm,
     destroy_process_group,
@@ -59,17 +61,20 @@ __all__ = [
     "checkpoint_scope",
     "default_comm",
     "destroy_process_group",
+    "elastic",
     "gather",
     "get_distributed_info",
     "get_rank",
     "get_world_size",
     "init_process_group",
     "is_initialized",
+    "load_checkpoint",
     "memory_pool_scope",
     "no_sync",
     "recv",
     "reduce",
     "reduce_scatter",
+    "save_checkpoint",
     "scatter",
     "send",
     "sync_gradients",

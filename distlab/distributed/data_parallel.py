@@ -80,6 +80,11 @@ class DistributedDataParallel(nn.Module):
         """The number of messages that a synchronized backward() sends."""
         return len(self.__dict__["engine"].buckets)
 
+    @property
+    def comm_hook(self) -> Any:
+        """What sends a bucket; a compression hook has state that checkpoints save."""
+        return self.__dict__["engine"].comm_hook
+
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The outputs of the module."""
         engine = self.__dict__["engine"]
@@ -171,6 +176,18 @@ class DistributedDataParallel(nn.Module):
         """
         with running():
             self.__dict__["engine"].sync_gradients()
+
+    def reset(self) -> None:
+        """The group is another one: forget the backward() that lost a peer."""
+        engine = self.__dict__["engine"]
+        engine.__dict__ |= {"arrived": set(), "unused": [], "usage_work": None}
+        engine.active = list(range(engine.comm.world_size))
+        engine.has_batch = engine.is_stale = engine.expects_end = False
+        engine.num_launched = 0
+        for bucket in engine.buckets:
+            # A transfer of the old group may still write into its buffer.
+            bucket.flat = torch.empty_like(bucket.flat)
+            bucket.num_ready, bucket.work = 0, None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
         """The same with a copy of the module, on this rank's comm; sends nothing."""

@@ -3,7 +3,9 @@
 rank         RANK         SLURM_PROCID       set by torchrun or by srun
 world_size   WORLD_SIZE   SLURM_NTASKS
 local_rank   LOCAL_RANK   SLURM_LOCALID
-address      MASTER_ADDR, MASTER_PORT        or init_method="tcp://host:port"
+address      MASTER_ADDR  SLURM_STEP_NODELIST   or init_method="tcp://host:port"
+             MASTER_PORT  SLURM_JOB_ID
+backend      DISTLAB_BACKEND                 set by distlab.launch
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from distlab.launch.slurm import rank_environment
 
 LOOPBACK = "127.0.0.1"
 _NAMES = {
@@ -44,7 +48,8 @@ def read_place(
     Raises:
         ValueError: something is missing, or is no integer, or the rank does not exist.
     """
-    env = os.environ if environment is None else environment
+    env = dict(os.environ if environment is None else environment)
+    env |= rank_environment(env)
     rank = _number("rank", rank, env)
     world_size = _number("world_size", world_size, env)
     if not 0 <= rank < world_size:
@@ -59,6 +64,12 @@ def read_place(
         generation=1 + int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
         has_agent=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
+
+
+def default_backend(environment: Mapping[str, str] | None = None) -> str:
+    """The backend that our launcher was told, or gloo."""
+    env = os.environ if environment is None else environment
+    return env.get("DISTLAB_BACKEND") or "gloo"
 
 
 def own_host(address: tuple[str, int] | None) -> str:

@@ -1,6 +1,8 @@
 """The digits on N ranks with this library: an ordinary training script.
 
 torchrun --nproc-per-node 2 -m distlab.distributed.example --backend tcp
+
+With --checkpoint DIR it saves after each epoch, and goes on from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -22,11 +24,15 @@ LEARNING_RATE, GLOBAL_BATCH = 0.2, 64
 
 
 class Trained(NamedTuple):
-    """What a training gave: the mean loss of each epoch, and the held-out accuracy."""
+    """What a training gave: the mean loss of each epoch, and the held-out accuracy.
+
+    `num_before`: epochs that were trained before the checkpoint it went on from.
+    """
 
     losses: list[float]
     accuracy: float
     weights: Tensor  # all parameters in a row
+    num_before: int = 0
 
     @property
     def digest(self) -> str:
@@ -44,19 +50,24 @@ def make_loader() -> tuple[dist.DistributedSampler, DataLoader[Any]]:
 
 
 def train(
-    num_epochs: int = 3, on_epoch: Callable[[int, float], None] | None = None
+    num_epochs: int = 3,
+    on_epoch: Callable[[int, float], None] | None = None,
+    checkpoint: str | None = None,
 ) -> Trained:
     """Train on the default group; `on_epoch` gets each epoch's number and mean loss.
 
-    The losses and the weights are the same on every rank.
+    The losses and the weights are the same on every rank. With a folder `checkpoint`,
+    only the epochs that are left are trained.
     """
     digits, device = load_digits_split(), dist.default_comm().device
     sampler, loader = make_loader()
 
     model = dist.DistributedDataParallel(make_mlp(seed=dist.get_rank()).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    losses = []
-    for epoch in range(num_epochs):
+    losses, num_before = [], 0
+    if checkpoint:
+        num_before = dist.load_checkpoint(checkpoint, model, optimizer) or 0
+    for epoch in range(num_before, num_epochs):
         sampler.set_epoch(epoch)
         total = torch.zeros(1, dtype=torch.float64, device=device)
         for inputs, targets in loader:
@@ -68,28 +79,35 @@ def train(
             total += loss.detach()
         mean = dist.all_reduce(total / len(loader), dist.ReduceOp.AVG)
         losses.append(float(mean))
+        if checkpoint:
+            dist.save_checkpoint(checkpoint, epoch + 1, model, optimizer)
         if on_epoch:
             on_epoch(epoch, losses[-1])
     with torch.no_grad():
         answers = model(digits.held_out_inputs.to(device)).argmax(1).cpu()
     accuracy = float((answers == digits.held_out_targets).double().mean())
     weights = [parameter.detach().cpu().flatten() for parameter in model.parameters()]
-    return Trained(losses, accuracy, torch.cat(weights))
+    return Trained(losses, accuracy, torch.cat(weights), num_before)
+
+
+def say_epoch(epoch: int, loss: float) -> None:
+    """Rank 0 prints a line."""
+    if dist.get_rank() == 0:
+        print(f"epoch {epoch + 1}  training loss {loss:.4f}", flush=True)
 
 
 def main() -> None:
     """Join the job that a launcher started, train, and let rank 0 say how it went."""
     parser = argparse.ArgumentParser(description="train on the digits")
-    parser.add_argument("--backend", default="gloo")
+    parser.add_argument("--backend", help="gloo, nccl or tcp")
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--checkpoint", help="a folder that all ranks share")
     arguments = parser.parse_args()
     dist.init_process_group(arguments.backend, timeout_s=120)
-    trained = train(arguments.epochs)
+    trained = train(arguments.epochs, say_epoch, arguments.checkpoint)
     device = dist.default_comm().device
     digests = dist.gather(torch.tensor(int(trained.digest, 16), device=device))
     if digests is not None:
-        for epoch, loss in enumerate(trained.losses):
-            print(f"epoch {epoch + 1}  training loss {loss:.4f}")
         same = "the same" if len({int(d) for d in digests}) == 1 else "different"
         print(
             f"accuracy {trained.accuracy:.4f}; {same} weights on "

@@ -13,9 +13,10 @@ from typing import Any
 import torch.distributed as dist
 
 from distlab.comm import Comm
-from distlab.distributed.environment import Place, read_place
+from distlab.distributed.environment import Place, default_backend, read_place
 from distlab.distributed.opening import TRANSPORTS, check_backend, open_comm
 from distlab.distributed.parts import tasks
+from distlab.distributed.regrouping import RegroupingComm, open_regrouping
 
 DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
 PARTING_S = 5.0
@@ -41,7 +42,7 @@ _STATE = _State()
 
 
 def init_process_group(
-    backend: str = "gloo",
+    backend: str | None = None,
     init_method: str = "env://",
     world_size: int | None = None,
     rank: int | None = None,
@@ -50,9 +51,10 @@ def init_process_group(
     """Meet the other ranks and make the default group; collective.
 
     Without arguments the place comes from RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR
-    and MASTER_PORT, which a launcher sets, or from SLURM_PROCID, SLURM_NTASKS and
-    SLURM_LOCALID. One process alone needs nothing of that. `timeout_s` limits every
-    wait for another rank. Over "tcp" the ranks meet through the store of 3.17.
+    and MASTER_PORT, which a launcher sets, or from the variables that srun sets. One
+    process alone needs nothing of that. `backend` is "gloo", "nccl" or "tcp"; without
+    it, what `distlab.launch --backend` said, or gloo. `timeout_s` limits every wait for
+    another rank. Over "tcp" the ranks meet through the store of 3.17.
 
     Raises:
         ValueError: no such backend, or something of the place is missing.
@@ -70,7 +72,12 @@ def init_process_group(
         )
     if not timeout_s > 0:
         raise ValueError(f"timeout_s is {timeout_s}, must be positive")
+    backend = backend or default_backend()
     check_backend(backend)
+    if (regrouping := open_regrouping(backend, timeout_s)) is not None:
+        place = Place(rank=0, world_size=1, local_rank=0)
+        _STATE.group = Group(regrouping, backend, place, regrouping.leave)
+        return
     place = read_place(init_method, world_size, rank)
     comm, close = open_comm(backend, place, timeout_s, _STATE.num_opened)
     _STATE.num_opened += 1
@@ -131,6 +138,12 @@ def require_group() -> Group:
     if _STATE.group is None:
         raise RuntimeError("there is no default group: call init_process_group() first")
     return _STATE.group
+
+
+def has_rank() -> bool:
+    """Whether this process knows its rank; under --standby only from the first step."""
+    comm = require_group().comm
+    return not isinstance(comm, RegroupingComm) or comm.is_set_up
 
 
 def get_rank() -> int:

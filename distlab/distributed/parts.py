@@ -87,6 +87,13 @@ TABLE: dict[str, tuple[str, ...]] = {
     ),
     "checkpoint_scope": ("activation_checkpointing.checkpoint",),
     "memory_pool_scope": (),
+    "elastic": (
+        "fault_tolerance.save",
+        "fault_tolerance.load",
+        "fault_tolerance.full_state",
+    ),
+    "save_checkpoint": ("fault_tolerance.save", "fault_tolerance.full_state"),
+    "load_checkpoint": ("fault_tolerance.load", "fault_tolerance.full_state"),
 }
 """The tasks behind each public name; none where a name is no lesson of the course."""
 

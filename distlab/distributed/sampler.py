@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, Sampler
 
-from distlab.distributed.group import get_rank, get_world_size
+from distlab.distributed.group import get_rank, get_world_size, has_rank
 from distlab.distributed.parts import running, unit
 
 _SETTINGS = ("num_samples", "num_replicas", "shuffle", "seed", "drop_last")
@@ -51,6 +51,11 @@ class DistributedSampler(Sampler[int]):
             raise ValueError("give dataset or dataset_size, one of them")
         size = dataset_size if dataset is None else len(dataset)  # type: ignore[arg-type]
         assert size is not None
+        if None in (num_replicas, rank) and not has_rank():
+            raise ValueError(
+                "this process has no rank yet: under --standby and --elastic, draw the "
+                "samples in the loop, from step.index, get_rank() and get_world_size()"
+            )
         self.num_replicas = get_world_size() if num_replicas is None else num_replicas
         self.rank = get_rank() if rank is None else rank
         if not 0 <= self.rank < self.num_replicas:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _INDENT = "  "
 _EVIDENCE_ROWS = 8
+_RANKS_LISTED = 6
 _PATH = re.compile(r"(?<!\S)/(?:[^\s/:]+/)+(?=[^\s/:]+\.py:)")
 _TRANSPORT = re.compile(r"throwing an instance of 'gloo::|what\(\):  \[enforce fail")
 
@@ -167,9 +168,10 @@ def evidence_lines(evidence: tuple[Evidence, ...]) -> list[str]:
             lines += _wrap(row.text, head, len(head))
             if where:
                 lines.append(" " * len(head) + where)
-    left = sum(count for _, count, _ in groups[_EVIDENCE_ROWS:])
-    if left:
-        lines.append(f"{_INDENT}… and {left} ranks more")
+    left = groups[_EVIDENCE_ROWS:]
+    if num := sum(count for _, count, _ in left):
+        kind = "rank" if all(row.rank >= 0 for _, _, row in left) else "row"
+        lines.append(f"{_INDENT}… and {num} {kind}{'s' * (num > 1)} more")
     return lines
 
 
@@ -181,11 +183,19 @@ def _alike(evidence: Iterable[Evidence]) -> list[tuple[str, int, Evidence]]:
         if same[0].rank < 0:
             groups += [("", 1, row) for row in same]
         elif len(same) > 2:
-            name = f"ranks {same[0].rank}–{same[-1].rank}"
-            groups.append((name, len(same), same[0]))
+            groups.append((_ranks([row.rank for row in same]), len(same), same[0]))
         else:
             groups += [(f"rank {row.rank}", 1, row) for row in same]
     return groups
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Their numbers: as a range only if none between them is left out."""
+    if list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]}–{ranks[-1]}"
+    if len(ranks) <= _RANKS_LISTED:
+        return f"ranks {', '.join(map(str, ranks))}"
+    return f"{len(ranks)} ranks, {ranks[0]} … {ranks[-1]}"
 
 
 def _printed(failure: ClauseVerdict, is_plan: bool) -> list[tuple[str, str]]:

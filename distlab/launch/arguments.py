@@ -28,6 +28,19 @@ Starts the ranks of script.py, with the environment that torchrun gives them.
   --log-dir DIR          where to write rank_<r>.log (.)
   --backend NAME         gloo, nccl or tcp (gloo)
 
+  --standby K            K more processes, of which one replaces a rank that dies: the
+                         others stay, and no step is lost; the script trains with
+                         distlab.distributed.elastic. Each process that is started
+                         later counts as a restart
+  --elastic MIN:MAX      instead of it: MAX ranks, and fewer when some die; a new one
+                         joins for each that ends, if --max-restarts allows it. A
+                         number written to LOG_DIR/ranks sets another size
+  --global-batch-size N  with --elastic: from these two the ranks are told their steps
+  --microbatch-size N    of accumulation
+  --join-grace S         with --elastic: how long a smaller group waits for more (0.5)
+  --freeze-timeout S     with both: a rank that completes no step for S seconds,
+                         and ten usual steps, is killed and replaced (10)
+
 Several nodes, with one agent on each; under srun they need none of these:
 
   --nnodes N             nodes (1)
@@ -66,6 +79,12 @@ _KINDS: dict[str, Callable[[str], Any]] = {
     "start_timeout": float,
     "grace_period": float,
     "log_dir": str,
+    "standby": int,
+    "elastic": str,
+    "global_batch_size": int,
+    "microbatch_size": int,
+    "join_grace": float,
+    "freeze_timeout": float,
 }
 assert set(_KINDS) == set(LaunchConfig.__dataclass_fields__)
 

@@ -49,6 +49,18 @@ class LaunchConfig:
     """Seconds from SIGTERM to SIGKILL."""
     log_dir: str | Path = "."
     """The folder of rank_<r>.log; made if it is not there."""
+    standby: int | None = None
+    """Processes that wait to replace a rank that dies, while the other ranks stay."""
+    elastic: str | None = None
+    """MIN:MAX: the ranks that there may be; the others go on when some die or come."""
+    global_batch_size: int | None = None
+    """With elastic: the samples of a step of all ranks, for grad_accum_steps (MAX)."""
+    microbatch_size: int | None = None
+    """With elastic: the most samples that fit a rank at once (global_batch_size)."""
+    join_grace: float = 0.5
+    """With elastic: seconds that a smaller group waits for more ranks to join."""
+    freeze_timeout: float = 10.0
+    """With these: a rank is frozen after so many seconds, and ten usual steps."""
 
     def __post_init__(self) -> None:
         self._expect_whole_numbers()
@@ -59,11 +71,29 @@ class LaunchConfig:
         if not 0 <= self.master_port < 2**16:
             raise LaunchError(f"master_port is {self.master_port}, no port: 0 to 65535")
         self._expect_node_rank()
+        self._expect_one_node()
 
     @property
     def world_size(self) -> int:
-        """The ranks of all nodes."""
-        return self.nnodes * self.nproc_per_node
+        """The ranks of all nodes; of an elastic job, the most."""
+        return self.sizes[1] if self.elastic else self.nnodes * self.nproc_per_node
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The least and the most ranks of an elastic job.
+
+        Raises:
+            LaunchError: elastic is not MIN:MAX.
+        """
+        least, _, most = (self.elastic or "").partition(":")
+        if least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most):
+            return int(least), int(most)
+        raise LaunchError(f"elastic is {self.elastic!r}, must be MIN:MAX, such as 2:4")
+
+    @property
+    def stays(self) -> bool:
+        """Whether the ranks that are left stay when one dies."""
+        return self.standby is not None or self.elastic is not None
 
     @property
     def node(self) -> int:
@@ -86,6 +116,9 @@ class LaunchConfig:
 
     def _expect_whole_numbers(self) -> None:
         least = {"nproc_per_node": 1, "nnodes": 1, "max_restarts": 0, "master_port": 0}
+        for name in ("standby", "global_batch_size", "microbatch_size"):
+            if getattr(self, name) is not None:
+                least[name] = int(name != "standby")
         for name, smallest in least.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):
@@ -94,7 +127,13 @@ class LaunchConfig:
                 raise LaunchError(f"{name} is {value}, must be at least {smallest}")
 
     def _expect_seconds(self) -> None:
-        for name in ("monitor_interval", "start_timeout", "grace_period"):
+        seconds = (
+            "monitor_interval",
+            "start_timeout",
+            "grace_period",
+            "freeze_timeout",
+        )
+        for name in seconds:
             value = getattr(self, name)
             is_zero_fine = name == "grace_period"
             if not isinstance(value, int | float) or not math.isfinite(value):
@@ -102,6 +141,23 @@ class LaunchConfig:
             if value < 0 or (value == 0 and not is_zero_fine):
                 least = "at least 0" if is_zero_fine else "more than 0"
                 raise LaunchError(f"{name} is {value:g} s, must be {least}")
+
+    def _expect_one_node(self) -> None:
+        if not self.stays:
+            return
+        name = "standby" if self.elastic is None else "elastic"
+        if self.elastic is not None:
+            _, most = self.sizes
+            if self.standby is not None:
+                raise LaunchError("standby and elastic exclude each other: choose one")
+            if self.nproc_per_node not in (1, most):
+                raise LaunchError("elastic says how many ranks: leave --nproc-per-node")
+            if (self.global_batch_size or most) < most:
+                raise LaunchError(f"global_batch_size must be at least {most}, as MAX")
+        if self.nnodes > 1:
+            raise LaunchError(f"{name} knows one node only; leave --nnodes out")
+        if self.backend != "gloo":
+            raise LaunchError(f"{name} knows backend gloo only, not {self.backend}")
 
     def _expect_node_rank(self) -> None:
         if self.nnodes > 1 and self.node_rank is None:

@@ -27,18 +27,51 @@ class DecisionError(Exception):
     """The code that decides has a mistake; the message is one line for its author."""
 
 
-class Decisions:
-    """The unit process_group as `distlab use` has chosen it."""
+class UnitDecisions:
+    """A unit as `distlab use` has chosen it."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit: str, task: str) -> None:
         """Load the unit.
 
         Raises:
             SourceError: the learner's file is demanded, and is no Python.
-            DecisionError: it cannot be executed.
+            DecisionError: it cannot be executed: `task` is named.
         """
-        self.choice: Choice = chosen_unit(load_curriculum(), UNIT)
-        self.module: ModuleType = self._guarded(LAUNCH, self.choice.load)
+        self.choice: Choice = chosen_unit(load_curriculum(), unit)
+        self.module: ModuleType = self._guarded(task, self.choice.load)
+
+    def whose(self, task: str) -> str:
+        """`yours` or `the reference's`."""
+        part = next(part for part in self.choice.parts if part.task == task)
+        return "yours" if part.whose == "mine" else "the reference's"
+
+    def wrong(self, task: str, what: str) -> DecisionError:
+        """An error about `task`, and what gets past it."""
+        past = f"; past it: distlab use reference {task}"
+        is_ours = self.whose(task) != "yours"
+        return DecisionError(
+            f"{task} ({self.whose(task)}): {what}" + past * (not is_ours)
+        )
+
+    def _guarded(self, task: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except DecisionError:
+            raise
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            file = str(self.choice.source.path)
+            lines = [f.lineno for f in frames if f.filename == file]
+            place = f"{shown(Path(file))}:{lines[-1]}: " if lines else ""
+            said = f"{type(error).__name__}: {error}"
+            raise self.wrong(task, f"{place}{said}") from error
+
+
+class Decisions(UnitDecisions):
+    """The unit process_group."""
+
+    def __init__(self) -> None:
+        super().__init__(UNIT, LAUNCH)
 
     def launcher(self, config: LaunchConfig) -> Callable[[Event, float], list[Action]]:
         """A launcher's `on`, whose mistakes are DecisionErrors."""
@@ -68,32 +101,6 @@ class Decisions:
             return reply
 
         return handle
-
-    def whose(self, task: str) -> str:
-        """`yours` or `the reference's`."""
-        part = next(part for part in self.choice.parts if part.task == task)
-        return "yours" if part.whose == "mine" else "the reference's"
-
-    def wrong(self, task: str, what: str) -> DecisionError:
-        """An error about `task`, and what gets past it."""
-        past = f"; past it: distlab use reference {task}"
-        is_ours = self.whose(task) != "yours"
-        return DecisionError(
-            f"{task} ({self.whose(task)}): {what}" + past * (not is_ours)
-        )
-
-    def _guarded(self, task: str, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except DecisionError:
-            raise
-        except Exception as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            file = str(self.choice.source.path)
-            lines = [f.lineno for f in frames if f.filename == file]
-            place = f"{shown(Path(file))}:{lines[-1]}: " if lines else ""
-            said = f"{type(error).__name__}: {error}"
-            raise self.wrong(task, f"{place}{said}") from error
 
     def _expect_actions(self, actions: object, world_size: int) -> list[Action]:
         if not isinstance(actions, Sequence) or isinstance(actions, str):

@@ -59,6 +59,7 @@ class Hub:
         self._ranks, self._logs, self._terminal = ranks, logs, terminal
         self._inbox, self._store, self._stage, self._say = inbox, store, stage, say
         self._alive: set[int] = set()  # of all nodes
+        self._lost_ranks: set[int] = set()  # those of a node that is gone
         self._generation = 0
         self._failure: Failure | None = None
         self._stopped_by = 0
@@ -121,6 +122,7 @@ class Hub:
         self._say(f"[distlab] node {node} is gone, and its ranks with it\n")
         for rank in theirs:
             if rank in self._alive:
+                self._lost_ranks.add(rank)
                 code = self._look_at(Ended(rank, -signal.SIGKILL))
                 if code is not None:
                     return code
@@ -145,6 +147,7 @@ class Hub:
                 lines=lines,
                 log=log,
                 node=node,
+                is_lost=event.rank in self._lost_ranks,
             )
 
     def _note_interrupt(self, number: int) -> None:
@@ -211,6 +214,7 @@ class Hub:
     def _begin(self, generation: int) -> None:
         self._generation = generation
         self._failure, self._wake_at_s = None, math.inf
+        self._lost_ranks.clear()
 
     def _signal(self, rank: int, number: int) -> None:
         if rank in self._logs:

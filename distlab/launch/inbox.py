@@ -6,11 +6,13 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
 from types import FrameType
+from typing import Any
 
 from distlab.given.launching import Interrupted
 
@@ -43,6 +45,17 @@ class Inbox:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._woken, 4096)
                 return
+
+    def wait_beside(
+        self, sockets: Sequence[socket.socket], seconds: float
+    ) -> list[socket.socket]:
+        """Let so much time pass; a signal or a socket ends it: those with something."""
+        waiting: list[Any] = [self._woken, *sockets]
+        readable = select.select(waiting, [], [], max(0.0, seconds))[0]
+        if self._woken in readable:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._woken, 4096)
+        return [one for one in sockets if one in readable]
 
     def wake(self) -> None:
         """End a wait, from any thread."""

@@ -9,17 +9,22 @@ Example: `launch_distributed_training("train.py", "--epochs", "3", nproc_per_nod
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from distlab.launch.agent import Agent
 from distlab.launch.config import LaunchConfig, LaunchError, config_from
 from distlab.launch.decisions import LAUNCH, RENDEZVOUS, DecisionError, Decisions
+from distlab.launch.elastic_decisions import ElasticDecisions
 from distlab.launch.follower import Follower
+from distlab.launch.forked import Forked
 from distlab.launch.hub import Hub, Say
 from distlab.launch.inbox import Inbox
 from distlab.launch.logs import Log, Terminal, open_logs
-from distlab.launch.ranks import Ranks, command_for
+from distlab.launch.ranks import Meeting, Ranks, command_for, rank_variables
+from distlab.launch.recovery_decisions import RecoveryDecisions
 from distlab.launch.report import PREFIX
 from distlab.launch.stage import Stage
 from distlab.launch.stores import Store
@@ -60,16 +65,19 @@ class DistributedLauncher:
 
     def _run(self, command: Sequence[str], decisions: Decisions, inbox: Inbox) -> int:
         config = self.config
+        num_here = config.world_size if config.stays else config.nproc_per_node
         first = config.node * config.nproc_per_node
         with contextlib.ExitStack() as stack:
             store, stage = None, None
             if config.node == 0:
                 store, stage = self._open(decisions, inbox, stack)
-            logs = self._logs(range(first, first + config.nproc_per_node), stack)
+            logs = self._logs(range(first, first + num_here), stack)
             terminal = Terminal(logs, _show)
             stack.callback(terminal.close)
             ranks = Ranks(config, command, logs, inbox.queue)
             stack.callback(ranks.kill)
+            if store is not None and config.stays:
+                return self._run_agent(command, store, logs, terminal, inbox, stack)
             if store is None:
                 return Follower(
                     config,
@@ -91,6 +99,41 @@ class DistributedLauncher:
                 say=_say,
             )
             return _with_farewell(hub, stage, ranks, inbox)
+
+    def _run_agent(
+        self,
+        command: Sequence[str],
+        store: Store,
+        logs: dict[int, Log],
+        terminal: Terminal,
+        inbox: Inbox,
+        stack: contextlib.ExitStack,
+    ) -> int:
+        """Ranks and standbys, which stay when one of them dies."""
+        config = self.config
+        meeting = Meeting(address=config.master_addr, port=store.port, generation=1)
+        environment = rank_variables(config, 0, meeting, os.environ)
+        for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"):
+            environment.pop(name)
+        processes = Forked(command[1], command[2:], environment)
+        stack.callback(processes.close)
+        recovery = RecoveryDecisions(config)
+        decisions = ElasticDecisions(config) if config.elastic else recovery
+        own = [*decisions.own, *recovery.own]
+        if own := list(dict.fromkeys(own)):
+            _say(f"{PREFIX} with your {' and '.join(own)}\n")
+        return Agent(
+            on=decisions.on,
+            detect=recovery.detect,
+            resize=getattr(decisions, "resize", list),
+            processes=processes,
+            logs=logs,
+            folder=Path(config.log_dir),
+            terminal=terminal,
+            inbox=inbox,
+            store=store,
+            say=_say,
+        ).run()
 
     def _open(
         self, decisions: Decisions, inbox: Inbox, stack: contextlib.ExitStack

@@ -21,8 +21,8 @@ _LONGEST = 1 << 16  # of a line without an end
 class Log:
     """The file of one rank; a restart appends to it."""
 
-    def __init__(self, rank: int, folder: Path) -> None:
-        self.rank, self.path = rank, folder / f"rank_{rank}.log"
+    def __init__(self, rank: int, folder: Path, name: str = "") -> None:
+        self.rank, self.path = rank, folder / (name or f"rank_{rank}.log")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         self.descriptor = os.open(self.path, flags, 0o644)
         self._read = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)

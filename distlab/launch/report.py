@@ -24,17 +24,22 @@ class Failure:
     lines: Sequence[str]  # the last ones of its log
     log: str
     node: str = ""  # where the log is, if elsewhere
+    is_lost: bool = False  # nothing is heard of its node
+    ended_s: float = 0.0  # when the agent heard of it
 
     @property
     def what(self) -> str:
         """`rank 2 was ended by SIGKILL`."""
+        who = f"rank {self.rank}" if self.rank >= 0 else "a process without a rank"
+        if self.is_lost:
+            return f"{who} is lost with its node"
         if self.code >= 0:
-            return f"rank {self.rank} ended with exit code {self.code}"
+            return f"{who} ended with exit code {self.code}"
         meaning = meaning_of_signal(-self.code)
         if self.code == -signal.SIGKILL:
             meaning = "which the system sends too, when memory runs out"
         told = f", {meaning}" if meaning else ""
-        return f"rank {self.rank} was ended by {name_of_signal(-self.code)}{told}"
+        return f"{who} was ended by {name_of_signal(-self.code)}{told}"
 
     def as_words(self) -> dict[str, object]:
         """For another node's agent."""
@@ -45,6 +50,14 @@ def restarting(failure: Failure | None, max_restarts: int, generation: int) -> s
     """One line: all ranks are about to start again."""
     what = failure.what if failure else "a rank failed"
     return f"{PREFIX} {what}; restart {generation - 1}, at most {max_restarts}\n"
+
+
+def recovered(failure: Failure, size: int, step: int, seconds: float) -> str:
+    """One line: the other ranks have stayed, and all go on."""
+    return (
+        f"{PREFIX} {failure.what}; {size} ranks go on: step {step} is complete "
+        f"{seconds:.2f} s later\n"
+    )
 
 
 def gave_up(failure: Failure | None, code: int, generation: int) -> str:

@@ -116,6 +116,11 @@ def script_text(script: Faults) -> str:
     return ",".join([*parts, f"seed={script.seed}"])
 
 
+def without(script: Faults, fault: Fault) -> Faults:
+    """The script that has all faults but this one."""
+    return _script([one for one in faults_of(script) if one != fault], script.seed)
+
+
 def shrink(
     script: Faults, fails: Callable[[Faults], bool], *, most_runs: int = _MOST_RUNS
 ) -> Faults:

@@ -20,6 +20,7 @@ from distlab.data.idx_sets import (
     find_files,
     known_sets,
     read_images,
+    usual_files,
 )
 from distlab.models.convnet import make_convnet
 from distlab.models.mlp import make_mlp
@@ -81,13 +82,10 @@ def _own_files(folder: Path | None, may_download: bool) -> Origin:
 
 
 def _where_usual(known: KnownSet) -> Files:
+    files = usual_files(known)
+    if files is not None:
+        return files
     places = [cache_folder(known.name), *known.places]
-    for place in places:
-        if place.is_dir():
-            try:
-                return find_files(place)
-            except IdxError:
-                continue  # an unfinished download, say: the sentence below is for it
     raise IdxError(
         f"{known.title} is not in {' or '.join(map(str, places))}: get it with "
         "--download, or name the folder of its four files with --data-dir"

@@ -25,9 +25,17 @@ from distlab.runner.rank import name_of
 from distlab.sim import AlphaBeta, Faults, run_apart
 from distlab.training import resumed
 from distlab.training.ddp_code import as_parts
-from distlab.walkthroughs import phase4_compression_rank
+from distlab.walkthroughs import (
+    phase4_compression_rank,
+    phase4_elastic_rank,
+    phase4_recovery_rank,
+    phase4_trainer_rank,
+)
 from distlab.walkthroughs import phase4_rank as rank
 from distlab.walkthroughs.phase4_compression import Compression
+from distlab.walkthroughs.phase4_elastic import Elastic
+from distlab.walkthroughs.phase4_recovery import Recovery
+from distlab.walkthroughs.phase4_trainer import Trainer
 from distlab.walkthroughs.tables import Cells
 
 Rows = Mapping[str, Mapping[str, float]]
@@ -92,11 +100,18 @@ def search(
     )
 
 
-class Walkthrough(Compression):
+class Walkthrough(Compression, Recovery, Elastic, Trainer):
     """Ranks, and what they do in phase 4."""
 
     def __init__(self) -> None:
-        super().__init__(4, (rank.__name__, phase4_compression_rank.__name__))
+        modules = (
+            rank,
+            phase4_compression_rank,
+            phase4_recovery_rank,
+            phase4_elastic_rank,
+            phase4_trainer_rank,
+        )
+        super().__init__(4, tuple(module.__name__ for module in modules))
 
     # ── monitoring ──────────────────────────────────────────────────────────────────
 

@@ -94,8 +94,9 @@ def save(
     C2 the manifest has the record of each rank's shard, in the order of ranks. Rank 0
     writes it when the shards of all ranks are durable
     C3 when `save` returns on any rank, the checkpoint is complete
-    C4 an error on one rank (its disk is full) becomes a CheckpointError on every rank,
-    which names the rank and the error; no rank waits forever
+    C4 an error on one rank (its disk is full, a dtype fits no shard) becomes a
+    CheckpointError on every rank, which names the rank and the error; no rank waits
+    forever
     C5 rank 0 then calls remove_old, also after an error: it makes room
     In torch.distributed: torch.distributed.checkpoint.save, see 4.17
     Cost: two exchanges. Check: distlab check 4.3
@@ -134,10 +135,11 @@ def load(disk: Disk) -> Checkpoint | None:
     Given: given.decode_manifest and decode_shard raise ValueError.
 
     C1 the highest step of which every shard is there, with the size and the SHA-256 of
-    its record; the shards in the order of ranks. The disk is only read
+    its record, and the manifest's step is that of its name; the shards in the order of
+    ranks. The disk is only read
     C2 refused: a line for each higher step, which names the file and says why
-    C3 CheckpointError if there are manifests, but no checkpoint is complete: training
-    must not start again from step 0 without a word
+    C3 CheckpointError with the lines of refused, if there are manifests, but no
+    checkpoint is complete: training must not start from step 0 without a word
     In torch.distributed: torch.distributed.checkpoint.load, which has no fallback
     Example: a shard of step 30 is torn → step 20. Check: distlab check 4.4
     """
@@ -203,9 +205,12 @@ def restore(run: Run, shared: State, owns: list[State], rank: int, size: int) ->
     refused, and not changed: training_state.require_same_model raises ValueError.
 
     C3 as many ranks as before: all later steps are bit-equal to those without a stop
-    C4 another number: a sharded optimizer loads the states of all ranks; each rank has
-    rank 0's buffers, the mean of all residuals, and random numbers unlike other ranks
-    Given: training_state.set_random_state, seed_all. Check: distlab check 4.5
+    C4 another number: a sharded optimizer loads a list of the states of all ranks; each
+    rank has rank 0's buffers, the mean of all residuals, and random numbers unlike
+    other ranks
+    Given: training_state.set_random_state, seed_all; load_state_dict(state), of
+    hook.residuals and hook.factors load_state_dict(run.model, state). A part may draw
+    random numbers when it is loaded. Check: distlab check 4.5
     """
     ### BEGIN SOLUTION fault_tolerance.full_state
     #| item by item; copy_ under no_grad keeps each parameter the same object. random

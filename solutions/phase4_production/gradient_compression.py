@@ -16,7 +16,8 @@ sends 2(n-1)/n · N bytes.
 
 A hook is called in backward() with a bucket whose gradients are ready: see 3.10. It
 starts messages and returns a Work at once. When its wait() returns, the sum over the
-ranks is in bucket.flat. Given are fp16, bf16 and Sign, and:
+ranks is in bucket.flat, which may be float32, float64 or another floating-point dtype.
+Given are fp16, bf16 and Sign, and:
 
     Later([work, …], finish)      a Work: its wait() waits for them and calls finish()
     Residuals().of(bucket)        what was kept, like bucket.flat; zeros at first
@@ -82,7 +83,7 @@ class TopK:
         """
         ### BEGIN SOLUTION gradient_compression.top_k
         #| corrected = gradient + residual. what is sent, what is kept? all_gather has
-        #| async_op; every rank has as many indices
+        #| async_op; every rank sends the same number of indices
         corrected = bucket.flat + self.residuals.of(bucket)
         indices = largest(corrected, self.ratio)
         values = corrected[indices]
@@ -117,11 +118,13 @@ class Int8:
         Collective, as TopK. Given: at most 127 ranks. torch.int8 holds -128 … 127, and
         a sum beyond that wraps around without an error.
 
-        C1 each element is within n scales of the ranks' sum, with the scale
-        (largest magnitude on any rank) / (127 // n); zeros stay zeros
+        C1 each element is within n scales of the ranks' sum, with the scale (largest
+        magnitude of gradient + residual on any rank) / (127 // n). A bucket of zeros
+        stays zeros: its scale is 0, and nothing is divided by it
         C2 no sum of int8 overflows, whatever the ranks have
         C3 what rounding has changed is added to the gradient in the next step
-        C4 an element takes one byte in an all_reduce, and a bucket one number more
+        C4 an element takes one byte in an all_reduce, plus one number per bucket, for
+        the scale
         C5 the call returns at once: the rank waits in wait() only
         Example: two ranks, 10 and 3.2, levels 63, scale 10/63: 63 + 20 = 83 → 13.17
         Cost: 2(n-1)/n · N bytes, two collectives. Check: distlab check 4.14

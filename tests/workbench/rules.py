@@ -17,16 +17,19 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FLOORS = {
     "comm": 1, "data": 1, "models": 1, "paths": 1, "terminal": 1, "install": 1,
-    "search_order": 1, "given": 1, "saved_tensors": 1,
+    "search_order": 1, "given": 1, "saved_tensors": 1, "recipe": 1,
     "sim": 2, "runner": 2, "launch": 2, "curriculum": 2, "monitor": 2,
     "grading": 3, "trace": 3, "distributed": 3, "engines": 3,
     "simulated": 3, "training": 3, "walkthroughs": 4,
-    "tutor": 4,
+    "tutor": 4, "chaos": 4,
     "cli": 5,
     "__main__": 6,
 }  # fmt: skip
 CAPSTONE = "solutions/phase4_production/imagenet_trainer.py"
-CAPSTONE_MAY = {"distlab.comm", "distlab.distributed", "distlab.data", "distlab.models"}
+CAPSTONE_MAY = {
+    "distlab.comm", "distlab.given", "distlab.distributed", "distlab.data",
+    "distlab.models", "distlab.recipe", "distlab.monitor",
+}  # fmt: skip
 MAX_LINES = 400
 UNIT_LINES = 300
 FRONT_LINES = 40

@@ -62,6 +62,7 @@ def test_an_assertion_without_which_a_verdict_changes_is_needed(
     assert (findings[other].state, findings[other].entry) == ("needed", "CO04")
 
 
+@pytest.mark.slow
 def test_an_assertion_that_no_wrong_solution_makes_speak_is_silent(
     findings: dict[str, Finding],
 ) -> None:

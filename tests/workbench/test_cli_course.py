@@ -16,6 +16,7 @@ from distlab.cli.status import status
 from distlab.curriculum import CurriculumError, Progress, load_curriculum
 from distlab.curriculum.misconceptions import read_misconceptions
 from distlab.curriculum.path import current_task, following
+from distlab.tutor.concepts import read_concepts
 from tests.workbench.course import FIRST, ROOT, SECOND, Course
 
 Capture = pytest.CaptureFixture[str]
@@ -40,7 +41,12 @@ GOOD = "[[phase]]".join(WHOLE.split("[[phase]]")[:2])  # the first phase is enou
         ('number = "1.2"', 'number = "one"', "'one' of .*pass_around is not like 1.4"),
         ('number = "1.2"', "number = 1.2", "'number' of .*pass_around cannot be 1.2"),
         ('id = "collectives.pass_around"', 'id = "round"', "'round' is not like unit"),
-        ('"collectives.pass_around"', '"trainer.round"', "stands under another unit"),
+        (
+            'id = "collectives.pass_around"',
+            'id = "trainer.round"',
+            "stands under another unit",
+        ),
+        ('  "collectives.exchange",', '  "no.task",', "route ddp has no task no.task"),
         ('id = "collectives.broadcast"', f'id = "{SECOND}"', "is used by two tasks"),
         ("needs = []", f'needs = ["{SECOND}"]', "exchange needs .*is not before it"),
         ("needs = []", "needs = 3", "'needs' of .* cannot be 3"),
@@ -136,7 +142,8 @@ def test_explain(here: Course, capsys: Capture) -> None:
     assert known["ring-of-sends"]["title"] in capsys.readouterr().out
     explain(every=True)
     listed = capsys.readouterr().out
-    assert set(re.findall(r"^  ([a-z0-9-]+) ", listed, re.MULTILINE)) == set(known)
+    names = set(re.findall(r"^  ([a-z0-9-]+) ", listed, re.MULTILINE))
+    assert names == set(known) | set(read_concepts())
     for near, meant in (
         ("ring-of-send", "ring-of-sends"),
         ("sum", "sum-not-mean"),

@@ -152,7 +152,13 @@ def test_the_line_numbers_stay_while_a_hunt_is_open(
 ) -> None:
     keep_warm(cluster, monkeypatch)
     assert hunt("1.7", anyway=True) == 1
-    (path,) = (here.state / "hunt").iterdir()
+    (path,) = (here.state / "hunt").glob("*.py")
+    kept = Progress(here.root).read()["hunts"]["1.7"]["open"]
+    (entry,) = [e for e in HUNTS if e.id == kept]
+    page = path.with_name("trace.html").read_text(encoding="utf-8")
+    assert entry.title not in page
+    assert read_misconceptions()[entry.slug]["title"] not in page
+    assert not (here.state / "last").exists()  # that is for the learner's own runs
     before = path.read_text()
     for task in load_curriculum(here.root).tasks:
         Progress(here.root).record_verdict(task.id, passed=True, digest="")

@@ -20,14 +20,20 @@ from typer.main import get_command
 from distlab.cli.app import app
 from distlab.curriculum import load_curriculum
 from distlab.curriculum.misconceptions import read_misconceptions
+from distlab.curriculum.torch_errors import read_torch_errors
+from distlab.grading.written_tests import units_with_tests
 from distlab.sim.net.quantities import num_bytes
 from distlab.sim.net.spec import parse_faults, parse_net
 from distlab.simulated.target import find_target
+from distlab.tutor.concepts import find_concept
+from distlab.tutor.ranking import nearest
 
 ROOT = Path(__file__).resolve().parents[2]
 CURRICULUM = load_curriculum(ROOT)
 TEXTS = [
     ROOT / "README.md",
+    ROOT / "AGENTS.md",
+    ROOT / "TUTOR.md",
     *ROOT.glob("phase*/guidelines.md"),
     *ROOT.glob("phase*/guide/*.md"),
     *ROOT.glob("phase*/hints/*.md"),
@@ -95,7 +101,16 @@ def _expect_names(verb: str, given: dict[str, object]) -> None:
         if not known:
             CURRICULUM.task(str(task))
     if verb == "explain" and given["asked"]:
-        assert given["asked"] in read_misconceptions()
+        asked = str(given["asked"])
+        errors = {error.name for error in read_torch_errors()}
+        names = {*read_misconceptions(), *errors}
+        assert (
+            asked in names or find_concept(asked) or (" " in asked and nearest(asked))
+        ), asked
+    if verb == "status" and given["route"]:
+        CURRICULUM.route(str(given["route"]))
+    if verb == "score-test" and given["name"]:
+        assert given["name"] in {u.name for u in units_with_tests(CURRICULUM)}
     if verb in ("sim", "scale"):
         target = str(given["name"])
         if target.partition(":")[0] not in FILLED_IN:

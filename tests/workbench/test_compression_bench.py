@@ -112,6 +112,7 @@ def test_a_missed_bar_is_an_exit_code(
     ]
 
 
+@pytest.mark.slow
 def test_real_ranks_meet_the_bars_of_bytes_and_of_torchs_powersgd(
     cluster: Cluster,
 ) -> None:

@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ def test_every_public_name_has_an_example_and_a_row() -> None:
     assert all(code.strip() for code in examples().values())
 
 
-def run_examples(context: RankContext, backend: str) -> list[str]:
+def run_examples(context: RankContext, backend: str, folder: str) -> list[str]:
     like_torchrun(context, PATIENCE_S)
     failed = []
 
@@ -63,6 +64,7 @@ def run_examples(context: RankContext, backend: str) -> list[str]:
     for name, code in examples().items():
         names = {public: getattr(dist, public) for public in dist.__all__}
         names |= {"torch": torch, "init_process_group": init}
+        names["folder"] = f"{folder}/{name}"
         try:
             exec(compile(code, name, "exec"), names)
         except Exception as error:
@@ -73,8 +75,8 @@ def run_examples(context: RankContext, backend: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("n", "backend"), [(1, "gloo"), (4, "gloo"), (4, "tcp")])
-def test_examples_run(cluster: Cluster, n: int, backend: str) -> None:
-    run = cluster.run(run_examples, n, backend, limits=PATIENT)
+def test_examples_run(cluster: Cluster, tmp_path: Path, n: int, backend: str) -> None:
+    run = cluster.run(run_examples, n, backend, str(tmp_path), limits=PATIENT)
     assert run.require_finished().values == [[]] * n
 
 
@@ -91,6 +93,9 @@ def test_slurms_variables_stand_in_for_torchruns() -> None:
     torchrun = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}
     place = read_place(environment={**slurm, **torchrun})
     assert (place.rank, place.world_size, place.local_rank) == (2, 3, 0)
+    step = {"SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_ID": "41", **slurm}
+    del step["MASTER_ADDR"], step["MASTER_PORT"]
+    assert read_place(environment=step).address == ("gpu07", 20041)
     place = read_place("tcp://[::1]:4000", 2, 1, environment={})
     assert (place.rank, place.address) == (1, ("::1", 4000))
 
@@ -111,6 +116,15 @@ def test_a_place_that_cannot_be(
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         read_place(**arguments, environment=environment)
+
+
+def test_the_launchers_backend_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTLAB_BACKEND", "tcp")
+    dist.init_process_group(world_size=1, rank=0)
+    try:
+        assert dist.get_distributed_info()["backend"] == "tcp"
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("backend", ["mpi", "MPI?", "nccl"])

@@ -201,6 +201,7 @@ def graded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return use
 
 
+@pytest.mark.slow
 def test_command_fails_for_a_survivor_without_a_reason(
     graded: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,8 +240,9 @@ def test_command_adds_the_slips_to_its_json(
 # ── the readme ──────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_readme_has_the_counts_of_the_catalogue() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / command.COUNTS).read_text(encoding="utf-8")
     table = readme.split(command.BEGIN)[1].split(command.END)[0]
     counts = command.readme_table(CURRICULUM)
     assert table == counts, "run distlab mutants --readme"
@@ -250,7 +252,8 @@ def test_readme_has_the_counts_of_the_catalogue() -> None:
 def test_readme_is_written_between_its_marks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "README.md"
+    path = tmp_path / command.COUNTS
+    path.parent.mkdir(parents=True)
     path.write_text(f"above\n{command.BEGIN}old\n{command.END}below\n")
     there: Curriculum = replace(CURRICULUM, root=tmp_path)
     monkeypatch.setattr(command, "load_curriculum", lambda: there)

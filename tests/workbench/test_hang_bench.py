@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 CASES = {case.id: case for case in read_cases(ROOT / FOLDER)}
 
 
+@pytest.mark.slow
 def test_right_expectations_have_no_wrong_verdict_and_wrong_ones_have() -> None:
     good, bad = HANGS[0], replace(HANGS[0], call="send → 3")
     off = replace(CASES["HH06"], rank=2)  # rank 2 sends to 0, not to 1

@@ -13,7 +13,7 @@ from benchmarks.record_traces import trimmed
 from distlab.cli.demo import demo
 from distlab.cli.demo_monitor import demo_monitor
 from distlab.given.monitoring import Record, checksum, pack, read_spans, unpack
-from distlab.grading.checks.monitoring.profile import RECORDED, TRACES
+from distlab.grading.checks.monitoring.explained import RECORDED, TRACES
 from tests.workbench.judging import solution_of
 
 

@@ -72,6 +72,7 @@ def test_torchs_two_hold_as_much_as_the_stages_they_are(
         assert total / 2 == pytest.approx(unit.bytes_per_rank(size, 2, stage), rel=0.02)
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_unsharded_adamw_and_of_torchs_two(
     cluster: Cluster, tmp_path: Path
 ) -> None:

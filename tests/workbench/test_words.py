@@ -27,6 +27,8 @@ def _files(*patterns: str) -> list[Path]:
 READ = {
     text_of: _files(
         "README.md",
+        "AGENTS.md",
+        "TUTOR.md",
         "curriculum.toml",
         "phase*/guidelines.md",
         "phase*/guide/*.md",
@@ -38,12 +40,14 @@ READ = {
         "solutions/*/*.py",
         "distlab/curriculum/*.toml",
         "distlab/curriculum/misconceptions/*.toml",
+        "distlab/tutor/concepts/*.toml",
     ),
     messages_of: _files(
         "distlab/cli/*.py",
         "distlab/grading/**/*.py",
         "distlab/runner/*.py",
         "distlab/trace/*.py",
+        "distlab/tutor/*.py",
         "distlab/sim/**/*.py",
     ),
     titles_of: _files("tests/mutants/*/*.toml"),

@@ -17,7 +17,7 @@ from distlab.runner.autopsy import NOBODY, Evidence
 
 GONE, RESTARTED, CRASHED = "gone", "restarted", "crashed"
 """What stands in a row for `PeerGone`, a start after a crash, and no reply at all."""
-_LAST = 8  # rows that are shown
+_LAST = 8  # rows that a verdict shows
 S = TypeVar("S")
 
 
@@ -94,6 +94,8 @@ def first_by_clause(
     """In the rank: for each clause the first script that breaks it, with its history.
 
     `shorter` gives the scripts with one step less: the shortest that breaks it is kept.
+    One of them may be impossible, with an event that refers to what never was. So
+    `faults` says nothing about a history from its first impossible event on.
     """
     found, known = [], set[str]()
     for script in scripts:
@@ -137,12 +139,17 @@ def under(record: dict[str, Any]) -> str:
 
 
 def last_rows(
-    history: History, words: Callable[[Row], str], upto: int | None = None
+    history: History,
+    words: Callable[[Row], str],
+    upto: int | None = None,
+    *,
+    beside: int = 1,
 ) -> tuple[Evidence, ...]:
     """The rows up to one place, the last few of them, one line each.
 
-    A message that was offered again and got no reply again has one line. Where no time
-    passes, by hand, a line has the number of its row.
+    The last one, which decides, is always shown: `beside` rows have room before these,
+    and a line says how many are left out. A message that was offered again and got no
+    reply again has one line. Where no time passes, a line has the number of its row.
     """
     rows = rows_of(history)[: None if upto is None else upto + 1]
     has_times = any(row.time_s for row in rows)
@@ -153,11 +160,17 @@ def last_rows(
         or row.reply is not None
         or row[1:4] not in [other[1:4] for other in rows[: number - 1]]
     ]
-    return tuple(
+    room = _LAST - beside
+    left_out: tuple[Evidence, ...] = ()
+    if len(shown) > room:
+        num, shown = len(shown) - room + 1, shown[1 - room :]
+        text = f"{num} event{'s' * (num > 1)} before"
+        left_out = (Evidence(rank=NOBODY, state="…", text=text),)
+    return left_out + tuple(
         Evidence(
             rank=max(row.peer, NOBODY),
             state=f"{row.time_s:.4g} s" if has_times else f"#{number}",
             text=row.request if row.request in (GONE, RESTARTED) else words(row),
         )
-        for number, row in shown[-_LAST:]
+        for number, row in shown
     )

@@ -107,7 +107,7 @@ def _right_to_some_digits(
     shown = NotYetError(
         f"{what} right to about {_digits(actual, expected)} digits only",
         evidence=tuple(
-            replace(line, text=f"got {brief(a, digits)}   expected {brief(e, digits)}")
+            replace(line, text=largest_error(a, e, digits))
             for line, a, e in zip(evidence, actual, expected, strict=True)
         ),
     )
@@ -135,7 +135,7 @@ def _digits(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> int:
 
 
 def _beside(actual: object, expected: Tensor, tolerance: float) -> str:
-    """Both in short; if they begin alike, the first element that is wrong."""
+    """Both in short; if they begin alike, the element with the largest error."""
     got, wanted = brief(actual), brief(expected)
     if got != wanted or close(actual, expected, tolerance):
         return f"got {got}   expected {wanted}"
@@ -143,12 +143,20 @@ def _beside(actual: object, expected: Tensor, tolerance: float) -> str:
     if actual.shape != expected.shape:
         shapes = list(actual.shape), list(expected.shape)
         return f"got {got} of shape {shapes[0]}   expected shape {shapes[1]}"
+    return largest_error(actual, expected)
+
+
+def largest_error(actual: Tensor, expected: Tensor, digits: int = 6) -> str:
+    """The element that is farthest from its expected value, or nan, and that value."""
     a, e = (
         tensor.detach().flatten().to(torch.float64) for tensor in (actual, expected)
     )
-    wrong = ~((a - e).abs() <= tolerance * max(1.0, float(e.abs().max())))
-    index = int(wrong.nonzero()[0])
-    return f"element {index} of {len(e)}: got {a[index]:.6g}   expected {e[index]:.6g}"
+    if not len(e):
+        return "no elements"
+    index = int((a - e).abs().nan_to_num(nan=torch.inf, posinf=torch.inf).argmax())
+    got, wanted = f"{a[index]:.{digits}g}", f"{e[index]:.{digits}g}"
+    where = f"element {index} of {len(e)}: " if len(e) > 1 else ""
+    return f"{where}got {got}   expected {wanted}"
 
 
 def expect_equal_bits(

@@ -503,6 +503,7 @@ def group_outlives_its_name(ctx: RankContext) -> float:
 def nobody_sends(ctx: RankContext, how: str) -> dict[str, Any] | None:
     comm = ctx.comm
     box = zeros(comm, 2)
+    comm.barrier()  # all are connected: without it rank 0 may leave before that
     waits: dict[str, Callable[[], object]] = {
         "recv": lambda: comm.recv(box, 1, timeout_s=0.15),
         "any": lambda: comm.recv(box, ANY, timeout_s=0.15),

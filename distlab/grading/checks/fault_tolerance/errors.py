@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from distlab.given import checkpoint as given
+from distlab.grading.checks.fault_tolerance.crashes import complete_when_it_returns
 from distlab.grading.checks.fault_tolerance.disks import (
     RankDisk,
     Row,
@@ -19,8 +20,10 @@ from distlab.grading.checks.fault_tolerance.disks import (
     tensors_of,
 )
 from distlab.grading.checks.fault_tolerance.save import (
+    PLAYED,
     TASK,
-    complete_when_it_returns,
+    removed_by_others,
+    save_steps,
 )
 from distlab.grading.clause import clause
 from distlab.grading.kit.clause_order import judged_after
@@ -31,7 +34,8 @@ from distlab.runner import RankContext
 from distlab.sim import SimDisk
 
 SIZES = (3, 2, 1)
-OLD_STEP, STEP, NEXT_STEP = 20, 30, 40
+OLD_STEPS, STEP, NEXT_STEP = (20, 10), 30, 40
+KEEPS = (2, 1)
 FULL, DTYPE = "the disk is full", "complex128"
 
 
@@ -46,12 +50,21 @@ def causes(size: int) -> list[tuple[int, str]]:
 
 def fail_once(context: RankContext, unit: ModuleType, seed: int, size: int) -> Any:
     """For each cause: what the ranks raise, what is left, and the save after it."""
-    return [one_failure(unit, seed, size, *cause) for cause in causes(size)]
+    return [
+        one_failure(unit, seed, size, keep, *cause)
+        for keep in KEEPS
+        for cause in causes(size)
+    ]
 
 
-def one_failure(unit: ModuleType, seed: int, size: int, bad: int, full: str) -> Any:
+def one_failure(
+    unit: ModuleType, seed: int, size: int, keep: int, bad: int, full: str
+) -> Any:
     """A save that fails on rank `bad`, and then one that nothing disturbs."""
-    disk, rows = SimDisk(files_of_step(OLD_STEP, size, seed)), list[Row]()
+    files: dict[str, bytes] = {}
+    for step in OLD_STEPS:
+        files |= files_of_step(step, size, seed)
+    disk, rows = SimDisk(files), list[Row]()
     after: dict[str, list[str]] = {}
 
     def program(context: RankContext) -> str:
@@ -62,7 +75,7 @@ def one_failure(unit: ModuleType, seed: int, size: int, bad: int, full: str) -> 
         if is_bad and not full:
             tensors = {"odd": torch.zeros(2, dtype=torch.complex128)}
         try:
-            unit.save(context.comm, own, STEP, tensors, meta_of(rank, STEP), keep=2)
+            unit.save(context.comm, own, STEP, tensors, meta_of(rank, STEP), keep)
         except given.CheckpointError as error:
             said = f"CheckpointError: {error}"
         except Exception as error:
@@ -72,13 +85,13 @@ def one_failure(unit: ModuleType, seed: int, size: int, bad: int, full: str) -> 
         after.setdefault("complete", list(map(str, complete_steps(disk.files))))
         own = RankDisk(disk, context, rows)
         tensors = tensors_of(rank, NEXT_STEP, seed)
-        unit.save(
-            context.comm, own, NEXT_STEP, tensors, meta_of(rank, NEXT_STEP), keep=2
-        )
+        meta = meta_of(rank, NEXT_STEP)
+        unit.save(context.comm, own, NEXT_STEP, tensors, meta, keep)
         return said
 
     said, end = play(program, size)
     return {
+        "keep": keep,
         "bad": bad,
         "full": full,
         "said": [one if isinstance(one, str) else "" for one in said],
@@ -106,7 +119,8 @@ def _setting(record: dict[str, Any], size: int) -> str:
     if record["full"]:
         which = "the manifest" if record["full"] == ".json" else "its shard"
         what = f"finds its disk full in the middle of {which}"
-    return f"{size} rank{'s' * (size > 1)}, rank {record['bad']} {what}"
+    ranks = f"{size} rank{'s' * (size > 1)}"
+    return f"keep={record['keep']}, {ranks}, rank {record['bad']} {what}"
 
 
 def _expect_error(record: dict[str, Any], size: int) -> None:
@@ -140,10 +154,12 @@ def _expect_error(record: dict[str, Any], size: int) -> None:
                 f'{record["bad"]} and the error "{words} …"',
                 played=size,
             )
-    if OLD_STEP not in record["complete"]:
+    if OLD_STEPS[0] not in record["complete"]:
         raise NotYetError(
-            f"{setting}: the checkpoint of step {OLD_STEP} is not complete any more",
+            f"{setting}: after the error the checkpoint of step {OLD_STEPS[0]} is not "
+            "complete any more",
             slug="last-good-removed",
+            rule="remove older checkpoints when the manifest of the new one is durable",
             played=size,
         )
     if STEP in record["complete"]:
@@ -162,6 +178,7 @@ def _expect_error(record: dict[str, Any], size: int) -> None:
 # ── C5 ──────────────────────────────────────────────────────────────────────────────
 
 _SAVED = (9, 10, 30, 100)
+_TORN = 25  # its manifest cannot be decoded
 _FOREIGN = ("notes.txt", "step-9.txt", "step-10.json.bak", "model.safetensors")
 _CASES = ((100, 2), (100, 1), (30, 1), (30, 2), (100, 9), (9, 1))
 
@@ -171,8 +188,9 @@ def files_to_sort(seed: int) -> dict[str, bytes]:
     files = dict.fromkeys(_FOREIGN, b"not of a checkpoint")
     for step in _SAVED:
         files |= files_of_step(step, 2, seed)
-    torn = files_of_step(25, 2, seed)
-    torn[given.manifest_name(25)] = torn[given.manifest_name(25)][:-70]
+    torn = files_of_step(_TORN, 2, seed)
+    name = given.manifest_name(_TORN)
+    torn[name] = torn[name][:-70]
     other = files_of_step(30, 2, seed + 1)
     del other[given.manifest_name(30)]
     alone = files_of_step(20, 2, seed)
@@ -186,7 +204,7 @@ def kept(files: dict[str, bytes], step: int, keep: int, as_text: bool = False) -
     saved = [
         one
         for one in given.manifest_steps(list(files))
-        if one <= step and given.manifest_name(one) in files and one != 25
+        if one <= step and given.manifest_name(one) in files and one != _TORN
     ]
     newest = sorted(saved, key=str if as_text else int)[-keep:]
     stay = set()
@@ -232,7 +250,7 @@ def remove_in_saves(context: RankContext, unit: ModuleType, seed: int) -> Any:
     "C5",
     worlds=(1,),
     plays=(2,),
-    runs=[on_ranks(remove_some), on_ranks(remove_in_saves), *FAILED],
+    runs=[on_ranks(remove_some), on_ranks(remove_in_saves), *FAILED, *PLAYED],
 )
 def what_is_removed(runs: Runs) -> str | None:
     """V: the names that remove_old leaves; what saves leave, also after an error."""
@@ -241,21 +259,41 @@ def what_is_removed(runs: Runs) -> str | None:
     for (step, keep), names in zip(_CASES, left, strict=True):
         _expect_kept(files, step, keep, names)
     with judged_after(complete_when_it_returns, runs, "C3"):
+        for size in SIZES:
+            rows = worked_out(runs, save_steps, size=size).values[0]["rows"]
+            for rank, _, name in removed_by_others(rows)[:1]:
+                raise NotYetError(
+                    f'{size} ranks: rank {rank} removes "{name}", in the folder that '
+                    "all share: rank 0 calls remove_old",
+                    played=size,
+                )
         for keep, complete, num_files, end in worked_out(runs, remove_in_saves).values[
             0
         ]:
             _expect_steps(keep, complete, num_files, end)
     with judged_after(an_error_on_every_rank, runs, "C4"):
         for record in worked_out(runs, fail_once, size=2).values[0]:
-            rest = [n for n in record["names"] if f"step-{STEP}" in n]
-            if rest:
-                raise NotYetError(
-                    f"{_setting(record, 2)}: {listed(rest[:2])} is still there after "
-                    "the error, and takes the room",
-                    slug="no-room-made",
-                    rule="call remove_old after an error, too",
-                )
+            _expect_room(record)
     return None
+
+
+def _expect_room(record: dict[str, Any]) -> None:
+    """After an error the newest old checkpoints are there, and nothing else."""
+    setting, steps = _setting(record, 2), OLD_STEPS[: record["keep"]]
+    gone = [step for step in steps if step not in record["complete"]]
+    if gone:
+        raise NotYetError(
+            f"{setting}: after the error the checkpoint of step {gone[0]} is not "
+            f"complete any more; the newest {record['keep']} stay"
+        )
+    rest = [n for n in record["names"] if given.step_of(n) not in (*steps, None)]
+    if rest:
+        raise NotYetError(
+            f"{setting}: {listed(rest[:2])} is still there after the error, and takes "
+            "the room",
+            slug="no-room-made",
+            rule="call remove_old after an error, too",
+        )
 
 
 def _expect_kept(
@@ -279,7 +317,15 @@ def _expect_kept(
         why = "it is of a later step" if (its_step or 0) > step else "it must stay"
         if its_step is None:
             why, slug = "it is no file of a checkpoint", "foreign-removed"
-        raise NotYetError(f'{call} removes "{name}": {why}', slug=slug)
+        counted = [one for one in (*_SAVED, _TORN) if one <= step]
+        is_out = its_step not in sorted(counted)[-keep:]
+        raise NotYetError(
+            f'{call} removes "{name}": {why}',
+            slug=slug,
+            rule=f"the manifest of step {_TORN} cannot be decoded: it is not counted"
+            if is_out and its_step in _SAVED and step >= _TORN
+            else "",
+        )
     extra = next(name for name in names if name not in wanted)
     raise NotYetError(f'{call} leaves "{extra}", which no kept manifest names')
 

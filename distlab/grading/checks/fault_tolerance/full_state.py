@@ -15,6 +15,7 @@ from distlab.grading.checks.fault_tolerance.players import (
     Player,
     Sharded,
     digest,
+    drawn_since,
     new_model,
     new_run,
     take_step,
@@ -165,6 +166,7 @@ def resume(context: RankContext, unit: ModuleType, seed: int, size: int) -> Any:
     for player in again:
         restore(unit, player, shared, owns, size)
     restored = [player.items() for player in again]
+    states = [player.random for player in again]
     parted = None
     for step in range(AFTER):
         take_step(players)
@@ -185,6 +187,10 @@ def resume(context: RankContext, unit: ModuleType, seed: int, size: int) -> Any:
         ],
         "of_rank_0": [
             [name for name in ITEMS if one[name] == before[0][name]] for one in restored
+        ],
+        "drawn": [
+            drawn_since(own["random"], state)
+            for own, state in zip(owns, states, strict=True)
         ],
         "final": final,
         "other": _other_model(unit, shared, owns, seed, size),
@@ -249,6 +255,13 @@ def _expect_restored(record: dict[str, Any], size: int) -> None:
     slug, rule = SLUGS.get(name, ""), ""
     if rank and name in record["of_rank_0"][rank]:
         slug, rule = "state-of-rank-0", "owns[rank] is this rank's own state"
+    elif name in record["drawn"][rank]:
+        raise NotYetError(
+            f"{size} rank{'s' * (size > 1)}: {ITEMS[name]} on rank {rank} were set, "
+            "and then a part that was loaded drew some",
+            rule="set_random_state last: a part may draw when it is loaded",
+            played=size,
+        )
     when = (
         f"in step {record['parted']} the runs part"
         if record["parted"]

@@ -47,6 +47,9 @@ ITEMS = {
 """What a run consists of, in words."""
 
 
+_DRAWS = 12  # more than there are parts
+
+
 @dataclass
 class Bucket:
     """All parameters."""
@@ -55,11 +58,36 @@ class Bucket:
     flat: Tensor
 
 
+def draw() -> None:
+    """What loading a part may do: an order of samples, a first value."""
+    random.random()
+    np.random.rand()
+    torch.rand(())
+
+
+class DrawingResiduals(Residuals):
+    """Residuals that draw random numbers when they are loaded."""
+
+    def load_state_dict(self, model: nn.Module, state: dict[str, Tensor]) -> None:
+        """See Residuals."""
+        super().load_state_dict(model, state)
+        draw()
+
+
+class DrawingFactors(Factors):
+    """Factors that draw random numbers when they are loaded."""
+
+    def load_state_dict(self, model: nn.Module, state: dict[str, Tensor]) -> None:
+        """See Factors."""
+        super().load_state_dict(model, state)
+        draw()
+
+
 class Hook:
     """Top-k of a rank's own gradient, and a factor for each matrix."""
 
     def __init__(self) -> None:
-        self.residuals, self.factors = Residuals(), Factors(1)
+        self.residuals, self.factors = DrawingResiduals(), DrawingFactors(1)
 
     def compress(self, bucket: Bucket) -> Tensor:
         """What this rank sends: its largest gradients."""
@@ -97,8 +125,9 @@ class Part:
         return dict(self.state)
 
     def load_state_dict(self, state: State) -> None:
-        """See Stateful."""
+        """See Stateful. It draws random numbers, as a loader that shuffles may."""
         self.state = dict(state)
+        draw()
 
 
 class Sharded:
@@ -208,6 +237,17 @@ class Player:
             **{name: self.random[name] for name in ("python", "numpy", "torch")},
         }
         return {name: digest(value) for name, value in found.items()}
+
+
+def drawn_since(saved: State, now: State) -> list[str]:
+    """The generators that are where they were saved, and a few draws further."""
+    names, found = ("python", "numpy", "torch"), []
+    set_random_state(saved)
+    for _ in range(_DRAWS):
+        draw()
+        state = random_state()
+        found += [name for name in names if digest(state[name]) == digest(now[name])]
+    return found
 
 
 def digest(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Checks of 4.3, `fault_tolerance.save`: C1, one file; C2 and C3, what ranks save."""
+"""Checks of 4.3, `fault_tolerance.save`: C1, one file; C2, what ranks save."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from distlab.given import checkpoint as given
 from distlab.grading.checks.fault_tolerance.disks import (
     RankDisk,
     Row,
-    complete_steps,
     expect_end,
     files_of_step,
     flaw_of,
@@ -101,7 +100,8 @@ def a_file_in_full(runs: Runs) -> str | None:
 
 
 def _facts(wrong: dict[str, Any]) -> str:
-    return "it had returned" if wrong["told"] else "it had not returned"
+    ended = "had returned" if wrong["told"] else "had not returned"
+    return f"write_file {ended}"
 
 
 def _held(wrong: dict[str, Any]) -> str:
@@ -132,11 +132,17 @@ def _cause(rows: list[Row]) -> tuple[str, str]:
     return "", ""
 
 
-# ── C2 and C3 ───────────────────────────────────────────────────────────────────────
+# ── C2 ───────────────────────────────────────────────────────────────────────
 
 
 def saves(
-    unit: ModuleType, seed: int, num_ranks: int, rows: list[Row], disk: Any, tell: Any
+    unit: ModuleType,
+    seed: int,
+    num_ranks: int,
+    rows: list[Row],
+    disk: Any,
+    tell: Any,
+    keep: int = KEEP,
 ) -> tuple[list[Any], str]:
     """All ranks save the steps of STEPS on one disk."""
 
@@ -147,7 +153,7 @@ def saves(
             tensors = tensors_of(context.rank, step, kind)
             meta = meta_of(context.rank, step)
             try:
-                unit.save(context.comm, own, step, tensors, meta, keep=KEEP)
+                unit.save(context.comm, own, step, tensors, meta, keep=keep)
             except (DiskError, given.CheckpointError) as error:
                 rows.append([context.rank, "raised", step, str(error)])
                 return
@@ -278,12 +284,19 @@ def _expect_returns(record: dict[str, Any], size: int, setting: str) -> None:
         raise NotJudgedError("see C3")
     if raised:
         rank, _, step, error = raised[0]
+        others = removed_by_others(record["rows"])
         raise NotYetError(
             f"{setting}: save(step {step}) raises on rank {rank}, and the disk has "
             f"room: {error}",
+            rule="only rank 0 removes older files" if others else "",
             played=size,
         )
     expect_end(record["end"], setting)
+
+
+def removed_by_others(rows: list[Row]) -> list[Row]:
+    """What ranks other than 0 removed."""
+    return [row for row in rows if row[1] == "remove" and row[0] != 0]
 
 
 def early_return(rows: list[Row]) -> Row | None:
@@ -324,67 +337,3 @@ def _expect_files(record: dict[str, Any], size: int, setting: str) -> None:
             f"disk has {listed(record['names'])}",
             played=size,
         )
-
-
-def crash_saves(context: RankContext, unit: ModuleType, seed: int) -> Any:
-    """The first crash after which the newest complete checkpoint is too old."""
-    size = 2
-    before = files_of_step(FIRST, size, seed)
-
-    def program(disk: Disk, tell: Callable[[Any], None]) -> None:
-        saves(unit, seed, size, [], disk, tell)
-
-    for point in crash_points(program, files=before, limit=40):
-        told = max((step for _, step in point.told), default=FIRST)
-        complete = complete_steps(point.files)
-        if not complete or complete[0] < told:
-            return {
-                "when": when(point),
-                "told": [list(one) for one in point.told],
-                "newest": complete[0] if complete else None,
-                "flaw": flaw_of(point.files, told),
-                "names": sorted(point.files),
-            }
-    return None
-
-
-@clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=[*PLAYED, on_ranks(crash_saves)])
-def complete_when_it_returns(runs: Runs) -> str | None:
-    """O, F: when ranks return; at every crash, the newest complete checkpoint."""
-    for size in SIZES:
-        record = worked_out(runs, save_steps, size=size).values[0]
-        if (row := early_return(record["rows"])) is not None:
-            raise NotYetError(
-                f"{size} ranks: save(step {row[2]}) returns on rank {row[0]} before "
-                "rank 0 has written the manifest: after a crash now, the newest "
-                "complete checkpoint is an older one",
-                slug="returned-before-commit",
-                rule="no rank may return before it has heard that the manifest is "
-                "durable",
-                played=size,
-            )
-    with judged_after(the_manifest_comes_last, runs, "C2"):
-        wrong = worked_out(runs, crash_saves).values[0]
-        if wrong is None:
-            return "at every crash of the disk while two ranks save three times"
-        _raise_loss(wrong)
-    return None
-
-
-def _raise_loss(wrong: dict[str, Any]) -> None:
-    """Nothing can be loaded, or something older than what was promised."""
-    returned = "no rank had returned from a save"
-    if wrong["told"]:
-        rank, step = max(wrong["told"], key=lambda one: one[1])
-        returned = f"rank {rank} had returned from save(step {step})"
-    if wrong["newest"] is None:
-        raise NotYetError(
-            f"the machine crashed {wrong['when']}, and no checkpoint is complete any "
-            f"more: {returned}; {wrong['flaw']}",
-            slug="last-good-removed",
-            rule="remove older checkpoints when the manifest of the new one is durable",
-        )
-    raise NotYetError(
-        f"the machine crashed {wrong['when']}: {returned}, but the newest complete "
-        f"checkpoint is that of step {wrong['newest']}; {wrong['flaw']}",
-    )

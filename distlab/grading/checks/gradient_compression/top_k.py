@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from itertools import product
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,44 +59,70 @@ def compress(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any
     return take_steps(context, hook, gradients(seed, context.world_size))
 
 
-Keeps = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From corrected, sent (zeros elsewhere) and all ranks' sum: the residual."""
+class Moment(NamedTuple):
+    """What a rank has when it keeps its residual; `sent` has zeros elsewhere."""
+
+    gradient: Tensor
+    corrected: Tensor
+    sent: Tensor
+    total: Tensor  # of what all ranks have sent
+    num_ranks: int
 
 
-def right(corrected: Tensor, sent: Tensor, total: Tensor) -> Tensor:
+Keeps = Callable[[Moment], Tensor]
+Sends = Callable[[Tensor, Tensor], Tensor]
+"""From the gradient and the corrected one: what is sent, with zeros elsewhere."""
+
+
+def right(now: Moment) -> Tensor:
     """What was not sent."""
-    return corrected - sent
+    return now.corrected - now.sent
+
+
+def _largest(gradient: Tensor, corrected: Tensor) -> Tensor:
+    return _only(corrected, corrected)
 
 
 def expected(
-    seed: int, n: int, keeps: Keeps = right, add: bool = True, share: bool = False
+    seed: int,
+    n: int,
+    keeps: Keeps = right,
+    add: bool = True,
+    share: bool = False,
+    sends: Sends = _largest,
 ) -> list[list[Tensor]]:
     """By step and bucket the sum; `share`: one residual for both buckets."""
     held = [[torch.zeros(SIZE, dtype=torch.float64)] * n for _ in range(NUM_BUCKETS)]
-    k, sums = max(1, int(RATIO * SIZE)), list[list[Tensor]]()
+    sums = list[list[Tensor]]()
     for of_buckets in gradients(seed, n):
         sums.append([])
         for number, ranks in enumerate(of_buckets):
             place = 0 if share else number
             parts = [g + h for g, h in zip(ranks, held[place], strict=True)]
-            sent = [_only(part, k) for part in parts]
+            sent = [sends(g, part) for g, part in zip(ranks, parts, strict=True)]
             total = torch.stack(sent).sum(0)
             if not add:  # the last rank's value where several sent one
                 for one in sent:
                     total = torch.where(one != 0, one, total)
+            every = torch.stack(sent).sum(0)
             held[place] = [
-                keeps(p, s, torch.stack(sent).sum(0) / n)
-                for p, s in zip(parts, sent, strict=True)
+                keeps(Moment(g, p, s, every, n))
+                for g, p, s in zip(ranks, parts, sent, strict=True)
             ]
             sums[-1].append(total)
     return sums
 
 
-def _only(values: Tensor, k: int) -> Tensor:
+def _only(values: Tensor, by: Tensor) -> Tensor:
+    """The values where `by` is largest, zeros elsewhere."""
     kept = torch.zeros_like(values)
-    at = values.abs().topk(k).indices
+    at = by.abs().topk(max(1, int(RATIO * SIZE))).indices
     kept[at] = values[at]
     return kept
+
+
+def _in_single(gradient: Tensor, corrected: Tensor) -> Tensor:
+    return _only(corrected, corrected).float().double()
 
 
 @clause(TASK, "C2", worlds=WORLDS, runs=[on_ranks(compress)])
@@ -125,14 +151,27 @@ def _expect_sum(runs: Runs, step: int, bucket: int, suspects: Any) -> None:
 
 def _first_suspects(seed: int, n: int) -> list[Suspect]:
     own, sums = gradients(seed, n)[0][0], expected(seed, n)[0][0]
-    k = max(1, int(RATIO * SIZE))
+    overwritten = "where several ranks sent the same index, only the last rank's value "
+    adds = "flat[indices] = values writes once, += too: index_add_ adds"
+    wide = "take the dtype from what you send: values.new_empty(…)"
     return [
         Suspect(
             slug="same-index-overwritten",
             values=[expected(seed, n, add=False)[0][0]] * n,
-            sentence="where several ranks sent the same index, only the last rank's "
-            "value is there",
-            rule="flat[indices] = values writes once: index_add_ adds",
+            sentence=f"{overwritten}is there",
+            rule=adds,
+        ),
+        Suspect(
+            slug="wrong-dtype",
+            values=[expected(seed, n, sends=_in_single)[0][0]] * n,
+            sentence="the gathered values are float32, the bucket is float64",
+            rule=wide,
+        ),
+        Suspect(
+            slug="same-index-overwritten",
+            values=[expected(seed, n, add=False, sends=_in_single)[0][0]] * n,
+            sentence=f"{overwritten}is there, as float32; the bucket is float64",
+            rule=f"{adds}; {wide}",
         ),
         Suspect(
             slug="added-to-own-gradient",
@@ -149,7 +188,7 @@ def _first_suspects(seed: int, n: int) -> list[Suspect]:
         ),
         Suspect(
             slug="own-gradient-only",
-            values=[_only(g, k) for g in own],
+            values=[_only(g, g) for g in own],
             sentence="every rank has only what it sent itself",
         ),
     ]
@@ -164,44 +203,80 @@ def nothing_is_lost(runs: Runs) -> str | None:
     return f"n = {runs.world_size}: {STEPS} steps of {NUM_BUCKETS} buckets"
 
 
+class _Guess(NamedTuple):
+    """A known mistake with the residual."""
+
+    slug: str
+    sentence: str
+    keeps: Keeps = right
+    rule: str = ""
+    share: bool = False
+    sends: Sends = _largest
+
+
+_OWN = "each rank keeps what it did not send itself"
+GUESSES = (
+    _Guess(
+        "no-error-feedback",
+        "what the steps before did not send is lost",
+        lambda now: torch.zeros_like(now.corrected),
+    ),
+    _Guess(
+        "residual-of-the-mean",
+        "the residual is the corrected gradient minus the ranks' mean, not minus "
+        "what this rank sent",
+        lambda now: now.corrected - now.total / now.num_ranks,
+        _OWN,
+    ),
+    _Guess(
+        "residual-of-the-sum",
+        "the residual is the corrected gradient minus the ranks' sum, not minus what "
+        "this rank sent",
+        lambda now: now.corrected - now.total,
+        _OWN,
+    ),
+    _Guess(
+        "sent-and-kept",
+        "what was sent is kept as well, and is sent again",
+        lambda now: now.corrected,
+    ),
+    _Guess("residual-shared", "one residual is used for all buckets", share=True),
+    _Guess(
+        "old-residual-lost",
+        "the residual is what is left of the gradient, without the residual before it",
+        lambda now: now.gradient.where(now.sent == 0, 0.0),
+        "keep what is left of gradient + residual",
+    ),
+    _Guess(
+        "old-residual-lost",
+        "the residual is the gradient minus what was sent, without the residual before",
+        lambda now: now.gradient - now.sent,
+        "keep what is left of gradient + residual",
+    ),
+    _Guess(
+        "chosen-without-residual",
+        "the largest of the gradient alone were sent, not of gradient + residual",
+        rule="choose from gradient + residual",
+        sends=lambda gradient, corrected: _only(corrected, gradient),
+    ),
+)
+
+
 def _later(runs: Runs, step: int, bucket: int) -> list[Suspect]:
     n, seed = runs.world_size, runs.seed
-    guesses: list[tuple[str, str, Keeps, bool]] = [
-        (
-            "no-error-feedback",
-            "what the steps before did not send is lost",
-            lambda corrected, sent, total: torch.zeros_like(corrected),
-            False,
-        ),
-        (
-            "residual-of-the-mean",
-            "the residual is the corrected gradient minus the ranks' mean, not minus "
-            "what this rank sent",
-            lambda corrected, sent, total: corrected - total,
-            False,
-        ),
-        (
-            "sent-and-kept",
-            "what was sent is kept as well, and is sent again",
-            lambda corrected, sent, total: corrected,
-            False,
-        ),
-        (
-            "residual-shared",
-            "one residual is used for all buckets",
-            right,
-            True,
-        ),
-    ]
-    rules = {"residual-of-the-mean": "each rank keeps what it did not send itself"}
     return [
         Suspect(
-            slug=slug,
-            values=[expected(seed, n, keeps, share=share)[step][bucket]] * n,
-            sentence=f"step {step + 1}: {sentence}",
-            rule=rules.get(slug, ""),
+            slug=guess.slug,
+            values=[
+                expected(seed, n, guess.keeps, share=guess.share, sends=guess.sends)[
+                    step
+                ][bucket]
+            ]
+            * n,
+            sentence=f"step {step + 1}: {guess.sentence}",
+            rule=guess.rule,
         )
-        for slug, sentence, keeps, share in guesses
+        for guess in GUESSES
     ]
 
 

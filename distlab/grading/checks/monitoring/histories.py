@@ -74,11 +74,18 @@ def slow_ones(seed: int) -> list[History]:
         steps = [_step(draw, ranks, factors, **how) for _ in range(num)]  # type: ignore[arg-type]
         return History(what, steps, sorted(factors))
 
-    def at_times(what: str, n: int, times: Sequence[int], num: int) -> History:
-        """The rank at place 1 is slow in these steps only."""
+    def at_times(
+        what: str, n: int, times: Sequence[int], num: int, long: Sequence[int] = ()
+    ) -> History:
+        """The rank at place 1 is slow in these steps only; some are long for all."""
         ranks = drawn_ranks(draw, n)
         steps = [
-            _step(draw, ranks, {ranks[1]: 3.0} if k in times else {})
+            _step(
+                draw,
+                ranks,
+                {ranks[1]: 3.0} if k in times else {},
+                scale=4.0 if k in long else 1.0,
+            )
             for k in range(num)
         ]
         return History(what, steps, [ranks[1]] if 2 * len(times) > num else [])
@@ -109,7 +116,20 @@ def slow_ones(seed: int) -> list[History]:
         steady("two ranks of 7 without samples, one slow", 7, {2: 3.0}, empty=(0, 5)),
         steady("one rank of 4 without samples, none slow", 4, {}, empty=(1,)),
         steady("a slow rank of 64", 64, {37: 2.5}, num=5),
+        at_times("slow in 3 of 6 steps", 4, (1, 2, 5), 6),
+        at_times(
+            "slow in 4 of 7 steps, some long for all", 4, (0, 1, 2, 3), 7, (1, 2, 4, 6)
+        ),
+        _at_the_limit(draw),
     ]
+
+
+def _at_the_limit(draw: random.Random) -> History:
+    """A rank whose own time is 1.5 times the others', exactly, in each step."""
+    ranks = drawn_ranks(draw, 4)
+    rows = [Row(rank, 0.25, 0.75, 0.625, 1.0, 4, 0, 77) for rank in ranks]
+    rows[2] = rows[2]._replace(compute_s=1.25, communication_s=0.125)
+    return History("own time 1.5 times the others', not more", [rows] * 3, [])
 
 
 def replicas(seed: int) -> list[History]:

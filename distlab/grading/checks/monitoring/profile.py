@@ -1,17 +1,15 @@
-"""Checks of 4.19, `monitoring.profile`: spans, what is exposed of them, and why."""
+"""C1, C2 of 4.19, `monitoring.profile`: merged spans, and what is exposed of them."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from distlab.given.monitoring import Span, Spans, read_spans
-from distlab.grading.checks.monitoring.recorded import same
-from distlab.grading.checks.monitoring.step_report import number
+from distlab.given.monitoring import Span, Spans
+from distlab.grading.checks.monitoring.recorded import number, same
 from distlab.grading.clause import clause
 from distlab.grading.kit.plans import in_call, worked_out
 from distlab.grading.runs import Runs, on_ranks
@@ -20,9 +18,6 @@ from distlab.runner import RankContext
 from distlab.runner.autopsy import NOBODY, Evidence
 
 TASK = "monitoring.profile"
-TRACES = Path(__file__).parents[4] / "phase4_production" / "traces"
-RECORDED = {"run_1": "partial", "run_2": "late", "run_3": "hidden"}
-WORDS = ("hidden", "partial", "late", "blocking")
 _SHOWN = 8
 
 # ── the right answers ───────────────────────────────────────────────────────────────
@@ -201,6 +196,12 @@ MISTAKES = (
         ),
     ),
     _Mistake(
+        "counted-twice",
+        "nested compute was subtracted twice",
+        "merge the compute first",
+        lambda s: total(merged([*s.communication, *s.compute])) - total(s.compute),
+    ),
+    _Mistake(
         "hidden-not-exposed",
         "that is the part that compute covers",
         "exposed is the communication that no compute covers",
@@ -223,6 +224,12 @@ MISTAKES = (
         "that is the total of the communication minus the total of the compute",
         "what matters is when they run, not how long each of them takes",
         lambda s: max(0.0, total(merged(s.communication)) - total(merged(s.compute))),
+    ),
+    _Mistake(
+        "totals-subtracted",
+        "that is the total of the communication minus the total of the compute",
+        "what matters is when they run, not how long each of them takes",
+        lambda s: total(merged(s.communication)) - total(merged(s.compute)),
     ),
 )
 
@@ -250,90 +257,15 @@ def communication_alone(runs: Runs) -> str | None:
             f"exposed_us is {told:g}, expected {exposed(spans):g}"
             + (f"; {mistake.sentence}" if mistake else ""),
             slug=mistake.slug if mistake else "",
-            evidence=_lines(spans),
+            evidence=lines(spans),
             rule=mistake.rule if mistake else "",
         )
     return None
 
 
-def _lines(spans: Spans) -> tuple[Evidence, ...]:
+def lines(spans: Spans) -> tuple[Evidence, ...]:
+    """Both lanes, as far as they fit."""
     return tuple(
         Evidence(rank=NOBODY, state=lane, text=_spans(sorted(getattr(spans, lane))))
         for lane in Spans._fields
-    )
-
-
-# ── C3 ──────────────────────────────────────────────────────────────────────────────
-
-
-def backwards(seed: int) -> list[tuple[str, Spans]]:
-    """A backward() of some layers for each cause, and variants of it."""
-    draw = random.Random(seed + 9)
-    n, layer = draw.randint(6, 10), float(draw.randint(80, 120))
-    end = n * layer
-    compute = [(k * layer, (k + 1) * layer) for k in range(n)]
-    compute += [(k * layer + 5, (k + 1) * layer - 5) for k in range(n)]  # nested
-    short = [((k + 1) * layer, (k + 1.4) * layer) for k in range(n)]
-    long = [(layer + 2 * k * layer, layer + 2 * (k + 1) * layer) for k in range(n)]
-    one = [(end + 10, end + 4 * layer)]
-    gaps = [(2.0 * k * layer, (2 * k + 1) * layer) for k in range(n)]
-    between = [((2 * k + 1) * layer, (2 * k + 2) * layer) for k in range(n)]
-    both = [(end + 10, end + 4 * layer), (end + 12, end + 4 * layer - 3)]
-    copies = [*compute, (end + 4 * layer, end + 4.3 * layer)]
-    return [
-        ("hidden", Spans(short, compute)),
-        ("partial", Spans(long, compute)),
-        ("late", Spans(one, compute)),
-        ("blocking", Spans(between, gaps)),
-        ("late", Spans(both, compute)),
-        ("late", Spans(one, copies)),
-        ("hidden", Spans([(0.0, end)], compute)),
-        ("partial", Spans([(end / 2, end), (end / 2, 1.5 * end)], compute)),
-        ("blocking", Spans([*between, *between], [*gaps, *gaps])),
-        ("late", Spans([(0.95 * end, 4 * end)], compute)),
-        ("partial", Spans([(0.1 * end, 9 * end)], compute)),
-        ("partial", Spans([(0.7 * end, end), (end + 20, 2 * end)], compute)),
-    ]
-
-
-def explain_all(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
-    """What explain_exposed returns for those, and for the recorded traces."""
-    cases = [spans for _, spans in backwards(seed)]
-    cases += [read_spans(TRACES / f"{name}.json") for name in RECORDED]
-    found = []
-    for place, spans in enumerate(cases, 1):
-        with in_call(f"explain_exposed, case {place}"):
-            told = unit.explain_exposed(list(spans.communication), list(spans.compute))
-            found.append(told if isinstance(told, str) else f"{told!r:.40}")
-    return found
-
-
-@clause(TASK, "C3", worlds=(1,), runs=[on_ranks(explain_all)])
-def the_cause(runs: Runs) -> str | None:
-    """V: the word for each cause; then for the traces of real runs."""
-    found = worked_out(runs, explain_all).values[0]
-    cases = backwards(runs.seed)
-    for (word, spans), told in zip(cases, found, strict=False):
-        if told != word:
-            raise _wrong_word("a backward()", word, told, spans)
-    for name, told in zip(RECORDED, found[len(cases) :], strict=True):
-        if told != RECORDED[name]:
-            spans = read_spans(TRACES / f"{name}.json")
-            raise _wrong_word(f"traces/{name}.json", RECORDED[name], told, spans)
-    return "and the three recorded traces"
-
-
-def _wrong_word(what: str, word: str, told: str, spans: Spans) -> NotYetError:
-    parts, whole = merged(spans.compute), total(merged(spans.communication))
-    share = exposed(spans) / whole
-    covered = (whole - exposed(spans)) / min(whole, total(parts))
-    first = min(start for start, _ in spans.communication)
-    left = total((max(start, first), max(end, first)) for start, end in parts)
-    said = f'"{told}"' if told in WORDS else told
-    return NotYetError(
-        f'{what}: explain_exposed returns {said}, expected "{word}"; '
-        f"{100 * share:.0f} % of the communication is exposed, "
-        f"{100 * covered:.0f} % of the shorter one is covered, "
-        f"{100 * left / total(parts):.0f} % of the compute comes after its start",
-        evidence=_lines(spans),
     )

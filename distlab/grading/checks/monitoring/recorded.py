@@ -70,6 +70,16 @@ def shown(step: Sequence[Row]) -> tuple[Evidence, ...]:
     )
 
 
+def number(value: Any, kind: type[float] = float) -> float | str:
+    """A number as float or as int, or what it is instead."""
+    if value is None:
+        return "None: is a return missing?"
+    try:
+        return kind(value)
+    except (TypeError, ValueError, RuntimeError):
+        return f"{value!r:.50}, not a number"
+
+
 def same(actual: float, expected: float, tolerance: float = 1e-9) -> bool:
     """Equal up to rounding; nan equals nan."""
     if math.isnan(expected) or math.isnan(actual):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from distlab.grading.checks.monitoring.recorded import INF, NAN
+from distlab.comm import Call, Comm, Work, Wrapper
+from distlab.grading.checks.monitoring.recorded import INF, NAN, number
 from distlab.grading.clause import clause
 from distlab.grading.kit.plans import in_call
 from distlab.grading.kit.values import brief, close
@@ -18,6 +20,7 @@ from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
 
+T = TypeVar("T")
 WORLDS = (3, 2, 1, 4)
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 2), (), (5,), (0, 4), (2,))
 BAD: tuple[tuple[float, ...], ...] = ((), (NAN,), (INF,), (-INF, NAN), (NAN, NAN, INF))
@@ -44,19 +47,10 @@ def count(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
     for bad in BAD:
         gradients: list[Tensor | None] = [*gradients_of(seed, 0, bad)]
         with in_call(f"count_nonfinite, with {words(bad)}"):
-            found.append(_integer(unit.count_nonfinite([None, *gradients, None])))
+            found.append(number(unit.count_nonfinite([None, *gradients, None]), int))
     with in_call("count_nonfinite([None])"):
-        found.append(_integer(unit.count_nonfinite([None])))
+        found.append(number(unit.count_nonfinite([None]), int))
     return found
-
-
-def _integer(value: Any) -> int | str:
-    if value is None:
-        return "None: is a return missing?"
-    try:
-        return int(value)
-    except (TypeError, ValueError, RuntimeError):
-        return f"{value!r:.50}, not a number"
 
 
 def words(bad: tuple[float, ...]) -> str:
@@ -69,19 +63,58 @@ def origin(world_size: int) -> int:
     return world_size // 2
 
 
+class Clocked(Wrapper):
+    """A clock that advances by a second in each call that waits, and in each wait().
+
+    A call with async_op=True takes no time: it returns at once.
+    """
+
+    def __init__(self, inner: Comm, took: dict[str, float]) -> None:
+        super().__init__(inner)
+        self.took = took
+
+    def now_s(self) -> float:
+        """The seconds so far."""
+        return sum(self.took.values())
+
+    def _around(self, call: Call, proceed: Callable[[], T]) -> T:
+        if call.blocking:
+            self.took["calls"] += 1
+            return proceed()
+        return _Waited(proceed(), self.took)  # type: ignore[return-value,arg-type]
+
+    def _wrap_group(self, group: Comm, ranks: Sequence[int]) -> Comm:
+        return Clocked(group, self.took)
+
+
+class _Waited:
+    def __init__(self, work: Work, took: dict[str, float]) -> None:
+        self._work, self._took, self._is_first = work, took, True
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """See `Work.wait`."""
+        self._took["waits"] += self._is_first
+        self._is_first = False
+        self._work.wait(timeout_s)
+
+    def is_completed(self) -> bool:
+        """See `Work.is_completed`."""
+        return self._work.is_completed()
+
+
 def reduce(context: RankContext, unit: ModuleType, seed: int, poisoned: bool) -> Any:
     """One call of reduce_gradients, with a clock that advances in collectives."""
-    comm, ticks = context.comm, [0]
-
-    def clock() -> float:
-        ticks[0] += 1
-        return 0.5 * ticks[0]
-
-    timer = unit.StepTimer(clock)
+    comm = Clocked(context.comm, {"calls": 0.0, "waits": 0.0})
+    timer = unit.StepTimer(comm.now_s)
     bad = BAD[-1] if poisoned and context.rank == origin(context.world_size) else ()
     gradients = [t.to(comm.device) for t in gradients_of(seed, context.rank, bad)]
-    told = _integer(unit.reduce_gradients(comm, timer, gradients))
-    return {"count": told, "gradients": gradients, "seconds": dict(timer.seconds)}
+    told = number(unit.reduce_gradients(comm, timer, gradients), int)
+    return {
+        "count": told,
+        "gradients": gradients,
+        "seconds": dict(timer.seconds),
+        "took": comm.took,
+    }
 
 
 @clause(
@@ -117,7 +150,8 @@ def _expect_counts(found: list[Any]) -> None:
         elif found == only_nan:
             slug, rule = "inf-not-counted", "inf is not finite either: torch.isfinite"
         raise NotYetError(
-            f"count_nonfinite returns {told}; there are {len(bad)}: {words(bad)}",
+            f"count_nonfinite returns {told}; there {'is' if len(bad) == 1 else 'are'} "
+            f"{len(bad)}: {words(bad)}",
             slug=slug,
             rule=rule,
         )
@@ -152,7 +186,7 @@ def _expect_reduced(runs: Runs, poisoned: bool) -> None:
     for place in range(len(SHAPES)):
         _expect_means(run.values, [tensors[place] for tensors in own], place, poisoned)
     for rank, value in enumerate(run.values):
-        _expect_measured(rank, value["seconds"])
+        _expect_measured(rank, value["seconds"], value["took"])
 
 
 def _told(counts: list[Any]) -> str:
@@ -173,16 +207,36 @@ def _expect_means(values: Any, own: list[Tensor], place: int, poisoned: bool) ->
             continue
         is_sum = close(found[finite], total[finite])
         raise NotYetError(
-            f"rank {rank}: gradient {place} is {brief(found)}, expected {brief(right)}"
-            + (", the sum over the ranks" * is_sum),
+            f"rank {rank}: gradient {place} is the sum over the ranks, {brief(found)}; "
+            f"expected their mean, {brief(right)}"
+            if is_sum
+            else f"rank {rank}: gradient {place} is {brief(found)}, expected "
+            f"{brief(right)}",
             slug="sum-not-mean" if is_sum and not poisoned else "",
         )
 
 
-def _expect_measured(rank: int, seconds: dict[str, Any]) -> None:
+def _expect_measured(
+    rank: int, seconds: dict[str, Any], took: dict[str, float]
+) -> None:
     others = {part: s for part, s in seconds.items() if part != "communication" and s}
-    if float(seconds["communication"]) > 0 and not others:
+    measured, total = float(seconds["communication"]), sum(took.values())
+    if measured == total and not others:
         return
+    if took["waits"] and measured == took["calls"] and not others:
+        raise NotYetError(
+            f"rank {rank}: the seconds in which it waits for a Work are not measured: "
+            f"{measured:g} of {total:g} s are there",
+            slug="start-only-measured",
+            rule="an async collective returns at once: its wait() belongs inside "
+            'with timer.measure("communication")',
+        )
+    if measured and not others:
+        raise NotYetError(
+            f"rank {rank}: the timer has {measured:g} s of communication, the "
+            f"collectives took {total:g} s",
+            rule='with timer.measure("communication"): around the collectives',
+        )
     what = "no communication" if not others else f"{next(iter(others))}"
     raise NotYetError(
         f"rank {rank}: the timer has {what} seconds after reduce_gradients"

@@ -1,21 +1,20 @@
-"""Checks of 4.1, `monitoring.step_report`: clocks, shares, and means over all ranks."""
+"""C2, C3 of 4.1, `monitoring.step_report`: shares, and means over all ranks."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from distlab.grading.checks.monitoring.clocks import FORWARD, WALL, WORKING, Clocks
 from distlab.grading.checks.monitoring.recorded import (
     NAN,
     Row,
     Step,
     drawn_ranks,
     drawn_row,
+    number,
     records,
     same,
     shown,
@@ -25,161 +24,12 @@ from distlab.grading.kit.plans import in_call, worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
-from distlab.runner.autopsy import NOBODY, Evidence
 
 TASK = "monitoring.step_report"
-PARTS = ("data", "compute", "communication")
-
-# ── C1: the clock and the timer ─────────────────────────────────────────────────────
-
-NEAR_S = 1e-5  # the time of day as a float has 7 digits after the point
-
-
-def script(seed: int) -> list[tuple[str, float]]:
-    """What happens between calls of the clock: the last but one sets it back."""
-    draw = random.Random(seed)
-    seconds = [draw.uniform(0.5, 3) for _ in range(3)]
-    return [
-        ("compute", seconds[0]),
-        ("wait", seconds[1]),
-        ("correct", -3600.0),
-        ("wait", seconds[2]),
-    ]
-
-
-def tell_time(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
-    """The seconds between calls of now_s, and those of the clocks beside it."""
-    clocks = Clocks()
-    with clocks.seen_by(unit):
-        told, beside = [unit.now_s()], [dict(clocks.now)]
-        for event, seconds in script(seed):
-            getattr(clocks, event)(seconds)
-            told.append(unit.now_s())
-            beside.append(dict(clocks.now))
-    return {
-        "told": [number(value) for value in told],
-        "beside": {k: [now[k] for now in beside] for k in (WALL, FORWARD, WORKING)},
-    }
-
-
-def number(value: Any) -> float | str:
-    """A number as float, or what it is instead."""
-    if value is None:
-        return "None: is a return missing?"
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        return f"{value!r:.50}, not a number"
-
-
-def laps(seed: int) -> list[tuple[str, float]]:
-    """Parts of a step and their seconds; data and communication come twice."""
-    draw = random.Random(seed + 1)
-    order = ("data", "compute", "communication", "data", "communication")
-    return [(part, draw.uniform(0.1, 2)) for part in order]
-
-
-def time_parts(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
-    """The seconds of a StepTimer after two steps, on a clock of the check's."""
-    now_s = [7.25]
-    timer = unit.StepTimer(lambda: now_s[0])
-    seconds, inside = [], 0
-    for step in range(2):
-        timer.reset()
-        for part, lasts_s in laps(seed + step):
-            now_s[0] += 10.0  # between the parts
-            with in_call(f'measure("{part}")'), timer.measure(part):
-                now_s[0] += lasts_s
-                inside += 1
-        seconds.append({part: number(timer.seconds[part]) for part in PARTS})
-    return {"seconds": seconds, "inside": inside}
-
-
-def _differences(values: Sequence[float]) -> list[float]:
-    return [later - earlier for earlier, later in pairwise(values)]
-
-
-def _near(actual: Sequence[float], expected: Sequence[float]) -> bool:
-    pairs = zip(actual, expected, strict=True)
-    return all(abs(a - e) <= NEAR_S for a, e in pairs)
-
-
-@clause(TASK, "C1", worlds=(1,), runs=[on_ranks(tell_time), on_ranks(time_parts)])
-def seconds_add_up(runs: Runs) -> str | None:
-    """V: the clock under a script of events; then laps of the parts."""
-    _expect_clock(worked_out(runs, tell_time).values[0], runs.seed)
-    timed = worked_out(runs, time_parts).values[0]
-    for step, found in enumerate(timed["seconds"]):
-        _expect_parts(found, laps(runs.seed + step))
-    return None
-
-
-def _expect_clock(run: dict[str, Any], seed: int) -> None:
-    wrong = next((value for value in run["told"] if isinstance(value, str)), None)
-    if wrong is not None:
-        raise NotYetError(f"now_s() returns {wrong}")
-    told = _differences(run["told"])
-    clocks = {kind: _differences(values) for kind, values in run["beside"].items()}
-    if _near(told, clocks[FORWARD]):
-        return
-    what = {
-        "compute": "the process computes for {:.2f} s",
-        "wait": "the process waits for {:.2f} s",
-        "correct": "the time of day is set back by 3600 s",
-    }
-    lines = tuple(
-        Evidence(
-            rank=NOBODY,
-            state=f"{difference:+.2f} s",
-            text="while " + what[event].format(seconds),
-        )
-        for (event, seconds), difference in zip(script(seed), told, strict=True)
-    )
-    if _near(told, clocks[WALL]):
-        raise NotYetError(
-            "now_s() went back by 3600 s when the time of day was corrected",
-            slug="wall-clock",
-            evidence=lines,
-            rule="use a clock that is never set: time.perf_counter()",
-        )
-    if _near(told, clocks[WORKING]):
-        raise NotYetError(
-            "now_s() stood still while the process waited",
-            slug="processor-time",
-            evidence=lines,
-            rule="a rank that waits for others uses no processor: time.perf_counter()",
-        )
-    passed = sum(clocks[FORWARD])
-    raise NotYetError(
-        f"now_s() advanced by {sum(told):.6g} while {passed:.2f} s passed",
-        evidence=lines,
-    )
-
-
-def _expect_parts(found: dict[str, Any], measured: list[tuple[str, float]]) -> None:
-    for part in PARTS:
-        of_part = [seconds for name, seconds in measured if name == part]
-        value = found[part]
-        if isinstance(value, str):
-            raise NotYetError(f'timer.seconds["{part}"] is {value}')
-        if same(value, sum(of_part)):
-            continue
-        took = " and ".join(f"{seconds:.2f} s" for seconds in of_part)
-        slug = rule = ""
-        if len(of_part) > 1 and same(value, of_part[-1]):
-            slug, rule = "last-lap-only", "add the seconds to those that are there"
-        raise NotYetError(
-            f'"{part}" took {took}, and timer.seconds["{part}"] is {value:.4g}',
-            slug=slug,
-            rule=rule,
-        )
-
-
-# ── C2, C3: the report ──────────────────────────────────────────────────────────────
 
 
 def cases(seed: int) -> list[Step]:
-    """Steps of 1 to 9 ranks: uneven samples, none, nan where it does not count."""
+    """Steps of 1 to 9 ranks: uneven samples, nan where it does not count."""
     draw = random.Random(seed)
     counts = [(3, 1, 0), (0, 2, 5, 4), (6,), (1, 7), (0, 0, 9), (8, 8, 8)]
     counts.append((3, *(draw.choice((0, 1, 2, 13)) for _ in range(8))))
@@ -190,7 +40,7 @@ def cases(seed: int) -> list[Step]:
         ]
         for nums in counts
     ]
-    return [*steps, _with_nan(steps[3]), [drawn_row(draw, r, 0) for r in (4, 2)]]
+    return [*steps, _with_nan(steps[3])]
 
 
 def _with_nan(step: Step) -> Step:
@@ -198,13 +48,26 @@ def _with_nan(step: Step) -> Step:
     return [step[0], step[1]._replace(loss=NAN)]
 
 
+def idle(seed: int) -> Step:
+    """A step in which no rank has samples."""
+    draw = random.Random(seed + 11)
+    return [drawn_row(draw, rank, 0) for rank in (4, 2)]
+
+
 def report(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
     """What step_report returns for each case, as plain numbers."""
     found = []
-    for number_of_case, step in enumerate(cases(seed), 1):
-        with in_call(f"step_report, step {number_of_case}"):
+    for step in cases(seed):
+        samples = ", ".join(str(row.num_samples) for row in step)
+        with in_call(f"step_report of ranks with {samples} samples"):
             found.append(read_report(unit.step_report(records(unit, step))))
     return found
+
+
+def report_idle(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
+    """What step_report returns for the step without samples."""
+    with in_call("step_report of a step in which no rank has samples"):
+        return [read_report(unit.step_report(records(unit, idle(seed))))]
 
 
 def read_report(told: Any) -> dict[str, Any] | str:
@@ -222,18 +85,31 @@ def read_report(told: Any) -> dict[str, Any] | str:
     return {"shares": shares, "loss": loss, "samples_per_s": speed}
 
 
-def _reports(runs: Runs) -> Iterator[tuple[Step, dict[str, Any]]]:
-    found = worked_out(runs, report).values[0]
-    for step, told in zip(cases(runs.seed), found, strict=True):
+def _reports(runs: Runs, *, of_idle: bool) -> Iterator[tuple[Step, dict[str, Any]]]:
+    steps, found = cases(runs.seed), worked_out(runs, report).values[0]
+    if of_idle:
+        steps = [*steps, idle(runs.seed)]
+        found = [*found, *_of_idle(runs)]
+    for step, told in zip(steps, found, strict=True):
         if isinstance(told, str):
             raise NotYetError(f"step_report {told}", evidence=shown(step))
         yield step, told
 
 
-@clause(TASK, "C2", worlds=(1,), runs=[on_ranks(report)])
+def _of_idle(runs: Runs) -> list[Any]:
+    try:
+        told: list[Any] = worked_out(runs, report_idle).values[0]
+    except NotYetError as failure:
+        raise failure.but(evidence=shown(idle(runs.seed))) from failure
+    return told
+
+
+@clause(TASK, "C2", worlds=(1,), runs=[on_ranks(report), on_ranks(report_idle)])
 def shares_of_each_rank(runs: Runs) -> str | None:
     """V: three fractions for each rank, by its number."""
-    for step, told in _reports(runs):
+    # If it raises where no rank has samples, that is said of the loss: C3.
+    of_idle = runs.ended(report_idle).outcome == "finished"
+    for step, told in _reports(runs, of_idle=of_idle):
         ranks = [row.rank for row in step]
         if set(told["shares"]) != set(ranks):
             _wrong_ranks(step, list(told["shares"]))
@@ -281,10 +157,11 @@ def _is_quotient(found: Sequence[float], row: Row, seconds: float) -> bool:
     return len(found) == len(right) and all(map(same, found, right))
 
 
-@clause(TASK, "C3", worlds=(1,), runs=[on_ranks(report)])
+@clause(TASK, "C3", worlds=(1,), runs=[on_ranks(report), on_ranks(report_idle)])
 def over_all_samples(runs: Runs) -> str | None:
     """V: sums over samples, and the slowest rank's seconds."""
-    told_apart = [(step, told, right_loss(step)) for step, told in _reports(runs)]
+    found = _reports(runs, of_idle=True)
+    told_apart = [(step, told, right_loss(step)) for step, told in found]
     wrong = [c for c in told_apart if not same(c[1]["loss"], c[2])]
     if wrong:
         raise _wrong_loss(*wrong[0], told_apart)
@@ -385,14 +262,17 @@ def _expect_speed(step: Step, found: float) -> None:
     right = samples / max(seconds)
     if same(found, right):
         return
-    slug = rule = ""
+    slug = rule = more = ""
+    together = "ranks work at the same time: the slowest one ends the step"
     for wrong_s in (sum(seconds), _mean(seconds)):
         if same(found, samples / wrong_s):
-            slug = "seconds-added-up"
-            rule = "ranks work at the same time: the slowest one ends the step"
+            slug, rule = "seconds-added-up", together
+    if same(found, sum(row.num_samples / row.step_s for row in step)):
+        more = "; each rank's samples over its own seconds were added up"
+        rule = together
     raise NotYetError(
         f"samples_per_s is {found:.4g}; {samples} samples in {max(seconds):.2f} s are "
-        f"{right:.4g}",
+        f"{right:.4g}{more}",
         slug=slug,
         evidence=shown(step),
         rule=rule,

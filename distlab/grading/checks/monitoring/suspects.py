@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from distlab.grading.checks.monitoring.histories import (
     History,
@@ -15,7 +14,13 @@ from distlab.grading.checks.monitoring.histories import (
     replicas,
     slow_ones,
 )
-from distlab.grading.checks.monitoring.recorded import Step, records
+from distlab.grading.checks.monitoring.misnamed import (
+    POISONED,
+    SLOW,
+    UNLIKE,
+    Mistake,
+)
+from distlab.grading.checks.monitoring.recorded import records
 from distlab.grading.clause import clause
 from distlab.grading.kit.plans import in_call, worked_out
 from distlab.grading.runs import Runs, on_ranks
@@ -65,212 +70,6 @@ def find_origin(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
         with in_call(f"nan_origin, {history.what}"):
             found.append(read_ranks(unit.nan_origin(steps)))
     return found
-
-
-# ── mistakes ────────────────────────────────────────────────────────────────────────
-
-
-class Mistake(NamedTuple):
-    """A known misconception: what it finds in steps, and what is said of it."""
-
-    slug: str
-    sentence: str
-    rule: str
-    finds: Callable[[list[Step]], list[int]]
-
-
-def _own(step: Step) -> dict[int, float]:
-    return {row.rank: row.own_s for row in step}
-
-
-def _late(own: dict[int, float], limit: Callable[[list[float]], float]) -> list[int]:
-    """Ranks above 1.5 times what `limit` makes of the other ranks' seconds."""
-    return [
-        rank
-        for rank, own_s in own.items()
-        if len(own) > 1 and own_s > 1.5 * limit([own[o] for o in own if o != rank])
-    ]
-
-
-def _often(steps: list[Step], late: Callable[[Step], Sequence[int]]) -> list[int]:
-    named = [rank for step in steps for rank in late(step)]
-    return sorted({rank for rank in named if 2 * named.count(rank) > len(steps)})
-
-
-def _averaged(steps: list[Step]) -> list[int]:
-    """By the mean over the steps, not by how many of them were slow."""
-    ranks = [row.rank for row in steps[0]]
-    by_step = [_own(step) for step in steps]
-    return sorted(
-        _late({r: statistics.mean(own[r] for own in by_step) for r in ranks}, _middle)
-    )
-
-
-_middle = statistics.median
-
-
-def _waiting(step: Step) -> list[int]:
-    waits = {row.rank: row.communication_s for row in step}
-    return _late(waits, _middle)
-
-
-def _late_of_all(step: Step) -> list[int]:
-    own = _own(step)
-    limit = 1.5 * _middle(own.values())
-    return [rank for rank, own_s in own.items() if own_s > limit]
-
-
-def _of_positions(steps: list[Step]) -> list[int]:
-    own = [[row.own_s for row in step] for step in steps]
-    renamed = [
-        [row._replace(rank=place) for place, row in enumerate(step)] for step in steps
-    ]
-    return _often(renamed, lambda step: _late(_own(step), _middle)) if own else []
-
-
-SLOW = (
-    Mistake(
-        "waits-not-late",
-        "communication_s was compared, which is long for the ranks that wait",
-        "a late rank has a long data_s or compute_s, and a short communication_s",
-        lambda steps: _often(steps, _waiting),
-    ),
-    Mistake(
-        "one-slow-step",
-        "a rank that was slow in few steps was named",
-        "count the steps in which a rank is late: more than half of them",
-        lambda steps: sorted({r for s in steps for r in _late(_own(s), _middle)}),
-    ),
-    Mistake(
-        "one-slow-step",
-        "the seconds were averaged over the steps: one long step decides",
-        "count the steps in which a rank is late: more than half of them",
-        _averaged,
-    ),
-    Mistake(
-        "one-slow-step",
-        "only the last step was looked at",
-        "count the steps in which a rank is late: more than half of them",
-        lambda steps: sorted(_late(_own(steps[-1]), _middle)),
-    ),
-    Mistake(
-        "position-not-rank",
-        "positions in the list were named, not ranks",
-        "the rank is in the record: record.rank",
-        _of_positions,
-    ),
-    Mistake(
-        "",
-        "data_s was not counted",
-        "a rank's own time is data_s + compute_s",
-        lambda steps: _often(
-            steps, lambda s: _late({r.rank: r.compute_s for r in s}, _middle)
-        ),
-    ),
-    Mistake(
-        "",
-        "each rank was compared with the fastest rank",
-        "compare with the median of the other ranks",
-        lambda steps: _often(steps, lambda s: _late(_own(s), min)),
-    ),
-    Mistake(
-        "",
-        "the median was that of all ranks, and one of two is half of it",
-        "compare with the median of the other ranks, without the rank's own time",
-        lambda steps: _often(steps, _late_of_all),
-    ),
-)
-
-
-def _unlike(step: Step, right: int) -> list[int]:
-    return sorted(row.rank for row in step if row.checksum != right)
-
-
-def _commonest(step: Step) -> int:
-    sums = [row.checksum for row in step]
-    return max(sums, key=sums.count)
-
-
-UNLIKE = (
-    Mistake(
-        "one-rank-is-right",
-        "each rank was compared with the first record's",
-        "compare with the checksum that more than half of the ranks have",
-        lambda steps: _unlike(steps[0], steps[0][0].checksum),
-    ),
-    Mistake(
-        "one-rank-is-right",
-        "each rank was compared with the lowest rank's",
-        "compare with the checksum that more than half of the ranks have",
-        lambda steps: _unlike(steps[0], min(steps[0]).checksum),
-    ),
-    Mistake(
-        "no-majority",
-        "a checksum that at most half of the ranks have was taken for the right one",
-        "without a majority nothing tells which replica is right: name all ranks",
-        lambda steps: _unlike(steps[0], _commonest(steps[0])),
-    ),
-    Mistake(
-        "position-not-rank",
-        "positions in the list were named, not ranks",
-        "the rank is in the record: record.rank",
-        lambda steps: [
-            place
-            for place, row in enumerate(steps[0])
-            if 2 * sum(row.checksum == other.checksum for other in steps[0])
-            <= len(steps[0])
-        ],
-    ),
-)
-
-
-def _bad(step: Step) -> list[int]:
-    return sorted(row.rank for row in step if row.num_nonfinite)
-
-
-def _first_bad(steps: list[Step]) -> Step:
-    return next((step for step in steps if _bad(step)), [])
-
-
-POISONED = (
-    Mistake(
-        "nan-after-reduce",
-        "ranks were named that had it later: after the all_reduce every rank has it",
-        "look at the first step in which num_nonfinite is above 0 on some rank",
-        lambda steps: _bad(steps[-1]),
-    ),
-    Mistake(
-        "nan-after-reduce",
-        "every rank that ever had one was named",
-        "look at the first step in which num_nonfinite is above 0 on some rank",
-        lambda steps: sorted({rank for step in steps for rank in _bad(step)}),
-    ),
-    Mistake(
-        "",
-        "the first losses that are nan were looked at, not the gradients",
-        "a rank without samples has the loss nan, and nothing is wrong there",
-        lambda steps: next(
-            (
-                sorted(row.rank for row in step if math.isnan(row.loss))
-                for step in steps
-                if any(math.isnan(row.loss) for row in step)
-            ),
-            [],
-        ),
-    ),
-    Mistake(
-        "",
-        "only one of the ranks of that step was named",
-        "",
-        lambda steps: _bad(_first_bad(steps))[:1],
-    ),
-    Mistake(
-        "position-not-rank",
-        "positions in the list were named, not ranks",
-        "the rank is in the record: record.rank",
-        lambda steps: [k for k, r in enumerate(_first_bad(steps)) if r.num_nonfinite],
-    ),
-)
 
 
 # ── verdicts ────────────────────────────────────────────────────────────────────────
@@ -328,8 +127,8 @@ def _of_time(history: History) -> Iterator[Evidence]:
         :_LINES
     ]:
         rows = [row for step in history.steps for row in step if row.rank == rank]
-        own = " ".join(f"{row.own_s:.1f}" for row in rows[:_STEPS])
-        wait = " ".join(f"{row.communication_s:.1f}" for row in rows[:_STEPS])
+        own = " ".join(f"{row.own_s:.3g}" for row in rows[:_STEPS])
+        wait = " ".join(f"{row.communication_s:.3g}" for row in rows[:_STEPS])
         more = " …" * (len(rows) > _STEPS)
         words = f"own {own}{more}  communication {wait}{more}"
         yield Evidence(rank=rank, state="s", text=words)
@@ -344,7 +143,9 @@ def _of_counts(history: History) -> Iterator[Evidence]:
     for rank in sorted(row.rank for row in history.steps[0])[:_LINES]:
         rows = [row for step in history.steps for row in step if row.rank == rank]
         counts = " ".join(str(row.num_nonfinite) for row in rows)
-        yield Evidence(rank=rank, state="num_nonfinite", text=f"{counts}, by step")
+        no_loss = [str(k) for k, row in enumerate(rows, 1) if math.isnan(row.loss)]
+        more = f"  loss nan in step {', '.join(no_loss)}" if no_loss else ""
+        yield Evidence(rank=rank, state="num_nonfinite", text=f"{counts}{more}")
 
 
 @clause(TASK, "C1", worlds=(1,), runs=[on_ranks(find_stragglers)])

@@ -1,0 +1,53 @@
+"""Epochs of torch's DDP with and without messages, on the ranks of a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import torch
+from torch import nn
+
+from benchmarks._both_ways import leave, meet
+from distlab.engines.config import DistributedConfig
+from distlab.engines.samples import epoch_plan
+from distlab.engines.torch_engine import Torch
+from distlab.models.convnet import make_convnet
+from distlab.runner import RankContext
+
+NUM_SAMPLES, BATCH = 1024, 32
+
+
+def epochs(context: RankContext, folder: str, num_epochs: int) -> list[list[float]]:
+    """Seconds of epochs with messages, and of those without, on this rank."""
+    meet(context, folder)
+    config = DistributedConfig(num_gpus=context.world_size)
+    parallel = Torch(config, make_convnet(), lambda p: torch.optim.SGD(p, lr=0.01))
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(NUM_SAMPLES, 1, 28, 28, generator=generator)
+    targets = torch.arange(NUM_SAMPLES) % 10
+    plan = epoch_plan(
+        range(NUM_SAMPLES),
+        rank=context.rank,
+        world_size=context.world_size,
+        batch_size=BATCH,
+    )
+    found: list[list[float]] = [[], []]
+    for number in range(2 * (num_epochs + 1)):
+        is_silent = number % 2
+        context.comm.barrier()
+        began = time.perf_counter()
+        for micro in plan:
+            own = list(micro.indices)
+            with parallel.no_sync() if is_silent else contextlib.nullcontext():
+                outputs = parallel.forward(images[own].to(parallel.device))
+                loss = nn.functional.cross_entropy(
+                    outputs, targets[own].to(parallel.device)
+                )
+                parallel.backward(loss)
+            parallel.optimizer.step()
+            parallel.optimizer.zero_grad()
+        found[is_silent].append(time.perf_counter() - began)
+    parallel.close()
+    leave()
+    return [times[1:] for times in found]

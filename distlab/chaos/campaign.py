@@ -1,0 +1,91 @@
+"""Many cells, one after another: which are played, and why others are not."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from distlab.chaos import partition
+from distlab.chaos.judge import Result, judge
+from distlab.chaos.matrix import Cell
+from distlab.chaos.plan import Setting
+from distlab.chaos.play import Run, play
+from distlab.curriculum import find_root
+
+
+@dataclass(frozen=True, kw_only=True)
+class Campaign:
+    """What is to be played, and what is not: reasons by cell."""
+
+    played: tuple[Cell, ...]
+    senseless: dict[str, list[Cell]] = field(default_factory=dict)
+    not_played: dict[str, list[Cell]] = field(default_factory=dict)
+
+
+def campaign_of(cells: Sequence[Cell]) -> Campaign:
+    """Sort the cells by whether they can be played here."""
+    played: list[Cell] = []
+    senseless: dict[str, list[Cell]] = {}
+    missing: dict[str, list[Cell]] = {}
+    for cell in cells:
+        why_not = partition.why_not() if cell.fault.num_nodes > 1 else ""
+        if cell.why_not:
+            senseless.setdefault(cell.why_not, []).append(cell)
+        elif why_not:
+            missing.setdefault(why_not, []).append(cell)
+        else:
+            played.append(cell)
+    return Campaign(played=tuple(played), senseless=senseless, not_played=missing)
+
+
+class Player:
+    """Plays cells; an unbroken run is played once for each setting."""
+
+    def __init__(self, setting: Setting, script: Path | None = None) -> None:
+        self._setting, self._script = setting, script
+        self._unbroken: dict[Setting, Run] = {}
+
+    def play(self, cell: Cell) -> Result:
+        """Play a cell.
+
+        Raises:
+            RuntimeError: not even a run without a fault comes to its end here.
+        """
+        setting = self._setting.for_cell(cell)
+        unbroken = self.unbroken(setting)
+        run = self._in_folder(cell, setting)
+        return judge(cell, setting, run, unbroken)
+
+    def unbroken(self, setting: Setting) -> Run:
+        """A run without a fault; neither nodes nor data workers change its end.
+
+        Raises:
+            RuntimeError: see `play`.
+        """
+        plain = replace(setting, num_workers=0, num_nodes=1)
+        if plain not in self._unbroken:
+            run = self._in_folder(None, plain)
+            if run.codes != [0] or run.left:
+                said = [text for _, text in run.said] + run.logs + run.left
+                raise RuntimeError(
+                    "the training does not even run without a fault: "
+                    f"{'; '.join(said[-5:]) or run.codes}"
+                )
+            self._unbroken[plain] = run
+        return self._unbroken[plain]
+
+    def _in_folder(self, cell: Cell | None, setting: Setting) -> Run:
+        with tempfile.TemporaryDirectory(dir=_real_folder(), prefix="chaos-") as folder:
+            return play(cell, setting, Path(folder), self._script)
+
+
+def _real_folder() -> Path:
+    """A folder on a disk; /tmp may be memory."""
+    folder = Path(tempfile.gettempdir())
+    with suppress(Exception):  # outside of a checkout
+        folder = find_root() / ".distlab"
+        folder.mkdir(exist_ok=True)
+    return folder

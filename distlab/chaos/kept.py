@@ -1,0 +1,72 @@
+"""Results that are written to a file, cell by cell: a long campaign can be stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+from distlab.chaos.campaign import Campaign
+from distlab.chaos.judge import Result
+from distlab.chaos.matrix import Cell
+from distlab.chaos.plan import Setting
+from distlab.chaos.report import as_data, by_id, from_data
+
+
+class Plays(Protocol):
+    """What can play a cell: a Player, or one that keeps its results."""
+
+    def play(self, cell: Cell) -> Result:
+        """Play a cell."""
+
+
+class Kept:
+    """Plays what the file does not have yet, and writes it there."""
+
+    def __init__(
+        self, player: Plays, path: Path, campaign: Campaign, setting: Setting
+    ) -> None:
+        """Read the file, if it is there.
+
+        Raises:
+            ValueError: it is no report, or of another seed, size or code.
+        """
+        self._player, self._path = player, path
+        self._campaign, self._setting = campaign, setting
+        self._results = by_id(_read(path, setting)) if path.exists() else {}
+
+    def play(self, cell: Cell) -> Result:
+        """What the file has, or else what comes of playing the cell now."""
+        if cell.id not in self._results:
+            self._results[cell.id] = self._player.play(cell)
+            results = list(self._results.values())
+            data = as_data(results, self._campaign, self._setting)
+            text = json.dumps(data, indent=1)
+            self._path.write_text(f"{text}\n", encoding="utf-8")
+        return self._results[cell.id]
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """What `--json` or `--out` has written.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    return data
+
+
+def _read(path: Path, setting: Setting) -> list[Result]:
+    data = read_report(path)
+    results, _ = from_data(data)
+    own = {"seed": setting.seed, "ranks": setting.num_ranks, "code": setting.code}
+    for name, value in own.items():
+        if data.get(name) != value:
+            raise ValueError(
+                f"{path} is a report with {name} {data.get(name)}, not {value}: name "
+                "another file, or remove this one"
+            )
+    return results

@@ -1,0 +1,140 @@
+"""The fault matrix: every fault at every moment in every mode, or why not."""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass
+
+MODES = ("restart", "standby", "elastic")
+"""All ranks start again; a standby takes the rank's place; the others go on alone."""
+
+MOMENTS = {
+    "forward": "forward",
+    "all-reduce": "mid-all-reduce",
+    "optimizer": "optimizer step",
+    "save": "during save",
+    "epoch": "epoch edge",
+}
+"""By the name in a cell's id: the head of its column."""
+
+ANYWHERE = tuple(MOMENTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What happens, and what the job must make of it: it restarts, or it goes on.
+
+    `moments` are those at which it can happen; `why_not` says why not at others.
+    """
+
+    name: str
+    title: str
+    who: str = "worker"  # worker, rank 0, any; launcher and links have no rank
+    moments: tuple[str, ...] = ANYWHERE
+    why_not: str = ""
+    refuses: bool = False  # there is nothing to go on with: it stops, in one line
+    goes_on_at: tuple[str, ...] = ()  # there it is no reason to stop anything
+    requeued: bool = False  # the job ends, and a scheduler starts it again
+    num_workers: int = 0  # data workers of each rank
+    num_nodes: int = 1
+    cut_s: float = 0.0
+    modes: tuple[str, ...] = MODES  # where the training has data workers, or two nodes
+
+
+FAULTS = (
+    # What raises while it saves costs a checkpoint, and nothing else.
+    Fault(name="exception", title="exception", who="any", goes_on_at=("save",)),
+    Fault(name="kill-worker", title="SIGKILL worker"),
+    Fault(name="kill-rank-0", title="SIGKILL rank 0", who="rank 0"),
+    Fault(name="freeze", title="SIGSTOP", who="any"),
+    Fault(name="notice", title="SIGTERM with notice", who="any", requeued=True),
+    Fault(name="kill-launcher", title="launcher killed", who="any", requeued=True),
+    Fault(name="truncate", title="newest checkpoint truncated", who="any"),
+    Fault(name="flip-bit", title="bit flipped in it", who="any"),
+    Fault(
+        name="disk-full",
+        title="disk full while saving",
+        who="any",
+        moments=("save",),
+        why_not="only who saves notices that the disk is full",
+        goes_on_at=ANYWHERE,
+    ),
+    Fault(name="nan", title="NaN gradient", who="any"),
+    Fault(name="slow", title="rank 5× slow", who="any", goes_on_at=ANYWHERE),
+    Fault(
+        name="kill-data-worker",
+        title="data worker killed",
+        who="any",
+        num_workers=1,
+        moments=("forward", "all-reduce", "optimizer", "save"),
+        why_not="between two epochs there is no data worker",
+        modes=("restart",),
+    ),
+    Fault(
+        name="cut-short",
+        title="network partition, 2 s",
+        who="any",
+        num_nodes=2,
+        cut_s=2.0,
+        goes_on_at=ANYWHERE,
+        modes=("restart",),
+    ),
+    Fault(
+        name="cut-for-good",
+        title="network partition, for good",
+        who="any",
+        num_nodes=2,
+        cut_s=1e6,
+        refuses=True,
+        modes=("restart",),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One field of the matrix."""
+
+    fault: Fault
+    moment: str
+    mode: str
+
+    @property
+    def id(self) -> str:
+        """Fault, moment and mode; `--only` takes it."""
+        return f"{self.fault.name}@{self.moment}/{self.mode}"
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether nothing must restart."""
+        return self.moment in self.fault.goes_on_at
+
+    @property
+    def why_not(self) -> str:
+        """Why this cell makes no sense; "" if it does."""
+        return "" if self.moment in self.fault.moments else self.fault.why_not
+
+
+def cells(only: str = "") -> list[Cell]:
+    """All fields, or those whose id matches or contains `only`; row by row.
+
+    Raises:
+        ValueError: there is none.
+    """
+    every = [
+        Cell(fault, moment, mode)
+        for mode in MODES
+        for fault in FAULTS
+        for moment in MOMENTS
+        if mode in fault.modes
+    ]
+    chosen = [
+        cell for cell in every if only in cell.id or fnmatch.fnmatch(cell.id, only)
+    ]
+    if not chosen:
+        raise ValueError(
+            f"no cell is called {only!r}: a cell is FAULT@MOMENT/MODE; faults are "
+            f"{', '.join(fault.name for fault in FAULTS)}; moments "
+            f"{', '.join(MOMENTS)}; modes {', '.join(MODES)}"
+        )
+    return chosen

@@ -1,0 +1,144 @@
+"""Two nodes in network namespaces, and a link between them that is cut.
+
+    node 0  10.78.0.1 ──veth──┐
+                              bridge    cut: node 1's end at the bridge is down
+    node 1  10.78.0.2 ──veth──┘
+
+It is a cable that is pulled: messages are lost, connections stay open. All of it is
+inside a user and network namespace that ends with this program; nothing of the
+machine's network is changed.
+
+    python -m distlab.chaos.partition SECONDS FOLDER COMMAND …      inside of it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from distlab.chaos.faults import CUT, FIRED
+from distlab.runner.processes import die_with_parent
+
+ADDRESSES = ("10.78.0.1", "10.78.0.2")
+START_TIMEOUT_S = 20  # that the agents wait for one another, also in a restart
+_NEW = ("unshare", "--user", "--map-root-user", "--net")
+_LOOK_S = 0.01
+
+
+@functools.cache
+def why_not() -> str:
+    """Why a link cannot be cut on this machine; "" if it can."""
+    if not sys.platform.startswith("linux"):
+        return f"network namespaces are Linux's, and this is {sys.platform}"
+    for tool in ("unshare", "nsenter", "ip"):
+        if shutil.which(tool) is None:
+            return f"there is no program {tool}"
+    port = "ip link add b0 type bridge && ip link add p0 type veth peer name v0"
+    tried = subprocess.run(
+        [*_NEW, "sh", "-c", port], capture_output=True, text=True, check=False
+    )
+    said = " ".join(tried.stderr.split())
+    return f"no network namespaces: {said}" if tried.returncode else ""
+
+
+def inside(seconds: float, folder: Path, command: Sequence[str]) -> list[str]:
+    """The command that runs this program in namespaces of its own."""
+    own = [sys.executable, "-m", "distlab.chaos.partition", str(seconds), str(folder)]
+    return [*_NEW, "--fork", "--kill-child", *own, *command]
+
+
+def main(seconds: float, folder: Path, command: Sequence[str]) -> int:
+    """Start an agent on each node, cut the link when a rank asks for it."""
+    die_with_parent()
+    with _two_nodes() as pids:
+        agents = [_agent(node, pids[node], command) for node in (0, 1)]
+        try:
+            while not (folder / FIRED).exists():
+                if all(agent.poll() is not None for agent in agents):
+                    break
+                time.sleep(_LOOK_S)
+            else:
+                _cut(seconds, folder, agents)
+            codes = [agent.wait() for agent in agents]
+        finally:
+            for agent in agents:
+                agent.kill()
+    return max(codes, key=abs)
+
+
+def _cut(
+    seconds: float, folder: Path, agents: Sequence[subprocess.Popen[bytes]]
+) -> None:
+    _must("ip", "link", "set", "port1", "down")
+    (folder / CUT).touch()
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if all(agent.poll() is not None for agent in agents):
+            return
+        time.sleep(_LOOK_S)
+    _must("ip", "link", "set", "port1", "up")
+
+
+@contextlib.contextmanager
+def _two_nodes() -> Iterator[list[int]]:
+    """Two namespaces on one bridge; gives the pid of a process in each."""
+    _must("ip", "link", "add", "bridge0", "type", "bridge")
+    _must("ip", "link", "set", "bridge0", "up")
+    holders = [
+        subprocess.Popen(["unshare", "--net", "sleep", "3600"]) for _ in ADDRESSES
+    ]
+    try:
+        for node, holder in enumerate(holders):
+            _wait_until_apart(holder.pid)
+            _connect(node, holder.pid)
+        yield [holder.pid for holder in holders]
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.wait()
+
+
+def _connect(node: int, pid: int) -> None:
+    near, far = f"port{node}", f"veth{node}"
+    within = ("nsenter", "--net", "--target", str(pid), "ip")
+    _must("ip", "link", "add", near, "type", "veth", "peer", "name", far)
+    _must("ip", "link", "set", near, "master", "bridge0", "up")
+    _must("ip", "link", "set", far, "netns", str(pid))
+    _must(*within, "link", "set", "lo", "up")
+    _must(*within, "addr", "add", f"{ADDRESSES[node]}/24", "dev", far)
+    _must(*within, "link", "set", far, "up")
+
+
+def _wait_until_apart(pid: int) -> None:
+    ours = os.readlink("/proc/self/ns/net")
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{pid}/ns/net") != ours:
+                return
+        time.sleep(0.01)
+    raise RuntimeError("unshare --net gave no namespace within 10 s")
+
+
+def _agent(node: int, pid: int, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """`command` is that of the launcher of one node, without its flags for several."""
+    launcher, rest = command[:3], command[3:]
+    flags = ["--nnodes", "2", "--node-rank", str(node), "--master-addr", ADDRESSES[0]]
+    flags += ["--start-timeout", str(START_TIMEOUT_S)]
+    entered = ["nsenter", "--net", "--target", str(pid), *launcher, *flags, *rest]
+    return subprocess.Popen(entered)
+
+
+def _must(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))

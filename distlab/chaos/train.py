@@ -1,0 +1,296 @@
+"""Train on the digits, and go on after any fault: the script that is launched.
+
+    python -m distlab.launch --nproc-per-node 3 --max-restarts 3 train.py FOLDER
+
+The network has dropout, the optimizer momentum, the learning rate falls in each step,
+samples are shuffled: a run that goes on with any of it wrong ends with other weights. A
+checkpoint is saved every few steps while training goes on (4.13), and loaded after a
+restart (4.4, 4.5). Each rank writes down which samples it has trained with.
+
+    SIGTERM        all ranks finish the step, save a checkpoint, and end
+    NaN            all ranks stop; no checkpoint ever has one
+    a lost rank    the others stop, in one line each; the launcher starts all again
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch._dynamo  # the first optimizer imports it: better before the ranks meet
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import TensorDataset
+
+import distlab.distributed as dist
+from distlab.chaos.faults import Faults
+from distlab.chaos.ledger import Ledger
+from distlab.chaos.plan import Setting, plan_here
+from distlab.comm import Comm, DiskError, PeerLost, RealDisk, ReduceOp, Work
+from distlab.comm.tcp.mesh import MeetingError
+from distlab.data.digits import load_digits_split
+from distlab.distributed.parts import unit
+from distlab.given import training_state
+from distlab.given.checkpoint import CheckpointError
+from distlab.given.training_state import Run
+
+BUCKET_MIB = 0.05  # several buckets in each step
+_HIDDEN, _NUM_SHADOWS = 96, 8
+_LR, _MOMENTUM = 0.1, 0.9
+TERMINATED = 128 + signal.SIGTERM
+
+
+class StopError(RuntimeError):
+    """This run cannot go on; one line says why."""
+
+
+class Notice:
+    """Whether SIGTERM has come."""
+
+    def __init__(self) -> None:
+        self.has_come = False
+        signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.has_come = True
+
+
+class Training:
+    """One rank's part of the run; all ranks make it, and step together."""
+
+    def __init__(
+        self, setting: Setting, folder: Path, faults: Faults, ledger: Ledger
+    ) -> None:
+        comm = dist.default_comm()
+        self.comm, self.setting, self.faults, self.ledger = (
+            comm,
+            setting,
+            faults,
+            ledger,
+        )
+        torch.manual_seed(setting.seed)
+        self.module = make_network(setting.dropout)
+        self.model = dist.DistributedDataParallel(
+            self.module, bucket_size_mib=BUCKET_MIB, comm_hook=self._send
+        )
+        self.optimizer, self.schedule = make_optimizer(self.module)
+        data = load_digits_split()
+        count = setting.num_samples
+        self.loader = unit("data_loader").DistributedDataLoader(
+            TensorDataset(
+                data.train_inputs[:count],
+                data.train_targets[:count],
+                torch.arange(count),
+            ),
+            setting.global_batch_size,
+            comm.rank,
+            comm.world_size,
+            seed=setting.seed,
+            num_workers=setting.num_workers,
+        )
+        self.run = Run(
+            model=self.module,
+            optimizer=self.optimizer,
+            parts={"schedule": self.schedule, "loader": self.loader},
+        )
+        training_state.seed_all(setting.seed * 1000 + comm.rank)
+        self.unit = unit("fault_tolerance")
+        self.real_disk = RealDisk(folder)
+        self.saver = self.unit.AsyncSaver(comm, faults.disk(self.real_disk))
+        self.notice = Notice()
+        self.step = 0
+        self._saving = 0  # the step of the checkpoint that is under way
+        self._is_first = True
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint, if there is one."""
+        found = self.unit.load(self.real_disk)
+        if found is not None:
+            shared, owns = training_state.unpack(found)
+            rank, size = self.comm.rank, self.comm.world_size
+            self.unit.restore(self.run, shared, owns, rank, size)
+            self.step = found.step
+            for line in found.refused:
+                self._say(f"a newer checkpoint was not taken: {line}")
+        refused = list(found.refused) if found else []
+        self.ledger.write("resumed", step=self.step, refused=refused)
+
+    def train(self) -> None:
+        """All epochs that are left."""
+        while self.loader.epoch < self.setting.num_epochs:
+            for inputs, targets, samples in self.loader:
+                self.step += 1
+                self._step(inputs, targets, samples.tolist())
+            self.faults.at("epoch", self.step)
+            self.faults.poison("epoch", self.step, next(self.module.parameters()))
+            self.loader.set_epoch(self.loader.epoch + 1)
+        self._settle()
+
+    def _step(self, inputs: Tensor, targets: Tensor, samples: list[int]) -> None:
+        outputs = self.model(inputs)
+        self.faults.at("forward", self.step)
+        self.faults.poison("forward", self.step, outputs)
+        self.optimizer.zero_grad()
+        cross_entropy(outputs, targets).backward()
+        must_end = self._agree()
+        self.faults.at("optimizer", self.step)
+        self.optimizer.step()
+        self.schedule.step()
+        self.faults.poison("optimizer", self.step, next(self.module.parameters()))
+        self.ledger.write("step", step=self.step, samples=samples)
+        if self._is_first:
+            self._is_first = False
+            self._say(f"step {self.step} is done")
+        if self.step % self.setting.save_every == 0 or must_end:
+            self._save()
+        if must_end:
+            self._settle()
+            self._say(f"SIGTERM: saved step {self.step}")
+            sys.exit(TERMINATED)
+
+    def _send(self, comm: Comm, bucket: Any) -> Work:
+        """Send a bucket's gradients; between two buckets a fault may come."""
+        self.faults.poison("all-reduce", self.step, bucket.flat)
+        work = comm.all_reduce(bucket.flat, async_op=True)
+        self.faults.at("all-reduce", self.step)
+        assert work is not None
+        return work
+
+    def _agree(self) -> bool:
+        """Whether any rank has to end; all ranks stop if a gradient is not finite."""
+        grads = [p.grad for p in self.module.parameters() if p.grad is not None]
+        is_finite = all(bool(grad.isfinite().all()) for grad in grads)
+        flags = torch.tensor([float(not is_finite), float(self.notice.has_come)])
+        self.comm.all_reduce(flags, ReduceOp.MAX)
+        if flags[0]:
+            raise StopError("the gradient is not finite")
+        return bool(flags[1])
+
+    def _save(self) -> None:
+        """Begin to save; training goes on when a save fails."""
+        self.faults.poison("save", self.step, next(self.module.parameters()))
+        shared, own = self.unit.full_state(self.run)
+        tensors, meta = training_state.pack(
+            shared, own, self.comm.rank, self.comm.world_size
+        )
+        self._require_finite(shared)
+        if self._attempt(lambda: self.saver.save(self.step, tensors, meta)):
+            self._saving = self.step
+        else:  # this step was not tried: the error was that of the one before
+            self.saver.save(self.step, tensors, meta)
+            self._saving = self.step
+
+    def _require_finite(self, shared: dict[str, Any]) -> None:
+        """No checkpoint is saved that a run could not go on from."""
+        if not is_finite_everywhere(self.comm, shared["parameters"].values()):
+            raise StopError("a parameter is not finite: it is not saved")
+
+    def _attempt(self, call: Any) -> bool:
+        """Do it; the save before has ended then, well or not."""
+        before, self._saving = self._saving, 0
+        try:
+            call()
+        except CheckpointError as error:
+            self._say(f"training goes on without a checkpoint: {_line(error)}")
+            return False
+        if before:
+            self.ledger.write("saved", step=before)
+        return True
+
+    def _settle(self) -> None:
+        """Wait for the last checkpoint."""
+        self._attempt(self.saver.wait)
+
+    def _say(self, text: str) -> None:
+        print(f"rank {self.comm.rank}, step {self.step}: {text}", flush=True)
+
+
+def make_network(dropout: float) -> nn.Module:
+    """64 pixels to 10 digits, in float64; torch's generator says how it begins."""
+    return nn.Sequential(
+        nn.Linear(64, _HIDDEN),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(_HIDDEN, _HIDDEN),
+        nn.ReLU(),
+        nn.Linear(_HIDDEN, 10),
+    ).double()
+
+
+def make_optimizer(module: nn.Module) -> tuple[torch.optim.SGD, LambdaLR]:
+    """SGD with momentum, and a learning rate that falls in each step."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=_LR, momentum=_MOMENTUM)
+    return optimizer, LambdaLR(optimizer, _falling)
+
+
+def is_finite_everywhere(comm: Comm, tensors: Iterable[Tensor]) -> bool:
+    """Whether no rank has a NaN or an infinity; collective."""
+    is_finite = all(bool(tensor.isfinite().all()) for tensor in tensors)
+    flag = torch.tensor([float(not is_finite)])
+    comm.all_reduce(flag, ReduceOp.MAX)
+    return not flag.item()
+
+
+def weights_of(module: nn.Module) -> dict[str, Any]:
+    """What the ledger says of all weights: a digest, and projections on random axes.
+
+    The digest is equal if all bits are; the projections are close if all weights are.
+    """
+    row = torch.cat([p.detach().flatten() for p in module.parameters()])
+    generator = torch.Generator().manual_seed(0)
+    axes = torch.randn(_NUM_SHADOWS, len(row), generator=generator, dtype=row.dtype)
+    found = hashlib.sha256(row.numpy().tobytes()).hexdigest()[:16]
+    return {"weights": found, "projections": (axes @ row).tolist()}
+
+
+def _falling(step: int) -> float:
+    return 1 / (1 + 0.02 * step)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def main() -> int:
+    """Train as one rank; the exit code."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path, help="ledgers and checkpoints")
+    parser.add_argument("--setting", default="{}", help="fields of Setting, as JSON")
+    options = parser.parse_args()
+    setting = Setting.from_json(options.setting)
+    rank = int(os.environ.get("RANK", "0"))
+    generation = 1 + int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    ledger = Ledger(options.folder, rank, generation)
+    ledger.write("started", pid=os.getpid())
+    training = None
+    try:
+        dist.init_process_group(
+            os.environ.get("DISTLAB_BACKEND", "gloo"), timeout_s=setting.timeout_s
+        )
+        ledger.write("met")
+        checkpoints = options.folder / "checkpoints"
+        faults = Faults(plan_here(), lambda: rank, checkpoints)
+        training = Training(setting, checkpoints, faults, ledger)
+        training.resume()
+        training.train()
+        ledger.write("ended", step=training.step, **weights_of(training.module))
+        dist.destroy_process_group()
+    except (PeerLost, MeetingError, CheckpointError, DiskError, StopError) as error:
+        at = f", step {training.step}" if training else ""
+        print(f"rank {rank}{at}: {_line(error)}", flush=True)
+        ledger.write("gave up", why=_line(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

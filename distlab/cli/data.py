@@ -1,0 +1,87 @@
+"""`distlab data make DIR` and `distlab data check DIR`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from distlab.cli.screen import show, show_json, waiting
+from distlab.data.check import SplitReport, printable
+from distlab.data.check import check as check_folder
+from distlab.data.decode import KINDS
+from distlab.data.make import make as make_folder
+from distlab.data.problems import counted
+
+Row = tuple[str, str]
+"""A style and a line."""
+
+_NAMED = 10  # of each kind, without --all
+_WIDE = 16
+_OTHER_KINDS = {
+    "empty class": "a class without an image: it is never learned",
+    "missing class": "train has this class, this split does not",
+    "unknown class": "train has no such class: its images have no number",
+    "unknown suffix": "a file whose name is not an image's: not used",
+    "damaged shard": "what follows the damage is lost",
+    "no class": "a sample whose .cls is missing or is no number: not used",
+    "no image": "a sample without an image: not used",
+    "no images": "the split cannot be used",
+}
+
+
+def make(folder: Path, kind: str, *, num_images: int, as_json: bool) -> int:
+    """Write a folder and shards from images that are here, and say from which.
+
+    Raises:
+        ValueError: the folder is not empty, or there are no such images.
+    """
+    with waiting(f"writing {folder}", quiet=as_json):
+        said = make_folder(folder, kind, num_images=num_images)
+    if as_json:
+        show_json({"folder": str(folder), "from": kind, "said": said})
+    else:
+        show([("", said), ("dim", f"  distlab data check {folder}")])
+    return 0
+
+
+def check(
+    folder: Path, *, strict: bool, every: bool, num_workers: int, as_json: bool
+) -> int:
+    """Decode every image; what cannot be used is counted and named.
+
+    Returns 1 with `strict` if there is a problem, else 0.
+
+    Raises:
+        ValueError: there is nothing to check.
+    """
+    if num_workers < 1:
+        raise ValueError(f"--workers is {num_workers}; at least one process decodes")
+    with waiting(f"decoding {folder}", quiet=as_json):
+        reports = check_folder(folder, num_workers=num_workers)
+    num_problems = sum(len(report.problems) for report in reports.values())
+    code = int(strict and num_problems > 0)
+    if as_json:
+        splits = {split: report.as_json() for split, report in reports.items()}
+        show_json({"folder": str(folder), "splits": splits, "exit": code})
+        return code
+    for split, report in reports.items():
+        show(_lines(split, report, every=every))
+    if num_problems == 0:
+        show([("pass", "no problem")])
+    return code
+
+
+def _lines(split: str, report: SplitReport, *, every: bool) -> Iterator[Row]:
+    usable = f"{report.num_usable:,} of {report.num_images:,} images can be used"
+    yield "", f"{split:<6} {report.num_classes:,} classes, {usable}"
+    for kind, count in report.converted.most_common():
+        yield "dim", f"  {kind:<{_WIDE}} {count:>6,}  converted to RGB"
+    for kind, count in counted(report.problems).items():
+        meaning = KINDS.get(kind) or _OTHER_KINDS.get(kind, "")
+        yield "fail", f"  {kind:<{_WIDE}} {count:>6,}  {meaning}"
+        named = [problem for problem in report.problems if problem.kind == kind]
+        for problem in named if every else named[:_NAMED]:
+            why = f": {problem.why}" if problem.why else ""
+            yield "", printable(f"      {problem.name}{why}")
+        if not every and count > _NAMED:
+            yield "dim", f"      and {count - _NAMED:,} more: --all names them"

@@ -1,0 +1,160 @@
+"""`distlab score-test UNIT`: write tests for a unit, and see which mistakes they catch.
+
+The wrong and right solutions are those of the catalogue that the grader is tested with.
+Of a wrong one that no test catches the title is told, never its code.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distlab.cli.screen import command, show, show_json, waiting, warn, wrapped
+from distlab.curriculum import (
+    Curriculum,
+    CurriculumError,
+    Progress,
+    ProgressUnavailableError,
+    Unit,
+    load_curriculum,
+)
+from distlab.curriculum.regions import functions_of
+from distlab.grading import FAILED, NOT_STARTED
+from distlab.paths import shown
+
+if TYPE_CHECKING:
+    from distlab.grading.written_tests import Score
+
+_SKELETON = '''\
+"""Your tests of `{unit}`. To score them: distlab score-test {unit}
+
+A test passes with each right solution and fails with wrong ones. It is played with the
+solutions of each task whose function it names. It may have two parameters:
+
+run    results = run(program, n) plays program(comm, unit) on n simulated ranks, and
+       returns a list of what each rank returned. It fails where a rank raises, where
+       all ranks wait, and where a message does not fit. results.messages and
+       results.num_bytes: what each rank sent. run(program, n, message_bytes=8).rounds:
+       the longest chain of messages of 8 bytes.
+unit   the solution, for what needs no ranks
+
+Functions: {functions}
+"""
+
+import torch
+
+
+def test_{first}(run):
+    def program(comm, unit):
+        tensor = torch.tensor([float(comm.rank)])
+        # call unit.{first} here, as its docstring says
+        return tensor
+
+    results = run(program, 3)
+    assert len(results) == 3
+'''
+
+
+def score_test(name: str = "", *, file: str = "", as_json: bool = False) -> int:
+    """Score the tests of a unit or a task: 0 if all wrong solutions are caught.
+
+    Without a test file a first one is written, and nothing is scored: exit code 10.
+
+    Raises:
+        CurriculumError: no tests can be written for this, or the file has none.
+        SourceError: the file is not valid Python.
+    """
+    curriculum = load_curriculum()
+    unit, task = _target(curriculum, name)
+    path = Path(file) if file else path_of_tests(curriculum, unit)
+    if not file and not path.exists():
+        path.write_text(_skeleton(curriculum, unit), encoding="utf-8")
+        again = command(f"score-test {unit.name}")
+        show([("plain", f"write your tests in {shown(path)}"), ("dim", f"  {again}")])
+        return NOT_STARTED
+    from distlab.grading.written_tests import read_tests, score
+    from distlab.runner import Cluster
+
+    tests = read_tests(unit, path)
+    with waiting(f"playing {shown(path)}", quiet=as_json) as sign, Cluster() as cluster:
+        scored = score(
+            curriculum,
+            cluster,
+            unit,
+            tests,
+            task=task,
+            on_step=lambda step: sign(f"playing with {step}"),
+        )
+    caught, total = len(scored.caught), len(scored.wrong)
+    if not task and not file:
+        _keep(Progress(curriculum.root), unit, caught, total)
+    if as_json:
+        show_json(
+            {
+                "unit": unit.name,
+                "caught": scored.caught,
+                "escaped": [entry.id for entry in scored.escaped],
+                "do_not_count": {n: list(why) for n, why in scored.refused.items()},
+                "score": caught,
+                "of": total,
+            }
+        )
+    else:
+        show(_told(curriculum, unit, scored))
+    return 0 if caught == total else FAILED
+
+
+def path_of_tests(curriculum: Curriculum, unit: Unit) -> Path:
+    """Where the learner's tests of a unit stand."""
+    return curriculum.root / unit.folder / f"test_{unit.name}.py"
+
+
+def _target(curriculum: Curriculum, name: str) -> tuple[Unit, str]:
+    """The unit, and the task if one was named."""
+    from distlab.grading.written_tests import units_with_tests
+
+    units = {unit.name: unit for unit in units_with_tests(curriculum)}
+    if name in units or not name:
+        return units[name or next(iter(units))], ""
+    task = curriculum.task(name) if name not in curriculum.units else None
+    if task is None or task.unit not in units:
+        raise CurriculumError(
+            f"tests are scored for {' and '.join(units)} so far, not for {name}"
+        )
+    return units[task.unit], task.id
+
+
+def _skeleton(curriculum: Curriculum, unit: Unit) -> str:
+    text = unit.solution(curriculum.root).read_text(encoding="utf-8")
+    names = [name for own in functions_of(text).values() for name in own]
+    lines = wrapped(", ".join(names))
+    return _SKELETON.format(unit=unit.name, functions="\n".join(lines), first=names[0])
+
+
+def _keep(progress: Progress, unit: Unit, caught: int, total: int) -> None:
+    try:
+        progress.keep("tests", {unit.name: {"caught": caught, "of": total}})
+    except ProgressUnavailableError as error:
+        warn(str(error))
+
+
+def _told(curriculum: Curriculum, unit: Unit, scored: Score) -> list[tuple[str, str]]:
+    """The score by task, what does not count, and one that escaped of each task."""
+    lines: list[tuple[str, str]] = []
+    for name, (id_, said) in scored.refused.items():
+        which = "the reference" if id_ == "reference" else "a right solution"
+        lines.append(("fail", f"{name} does not count: it fails with {which}"))
+        lines += [("plain", row) for row in wrapped(said, "  ")]
+    for task in unit.tasks:
+        own = [entry for entry in scored.wrong if entry.task == task.id]
+        if not own:
+            continue
+        escaped = [entry for entry in scored.escaped if entry.task == task.id]
+        style = "fail" if escaped else "pass"
+        count = f"{len(own) - len(escaped):3} of {len(own):3}"
+        lines.append((style, f"{task.number:5}{task.name:20}{count}"))
+        if escaped:
+            title = f"not caught, for example: {escaped[0].title}"
+            lines += [("plain", row) for row in wrapped(title, "     ")]
+    total = f"{len(scored.caught)} of {len(scored.wrong)} wrong solutions are caught"
+    return [*lines, ("plain", total)]

@@ -1,0 +1,80 @@
+"""The flags of `distlab train`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Script = Annotated[Path, typer.Option("--script", help="Your training script.")]
+Backend = Annotated[
+    str, typer.Option(help="pytorch-ddp, fsdp2, scratch, ray, horovod, deepspeed.")
+]
+NumGpus = Annotated[int | None, typer.Option(help="Ranks in total.")]
+NumNodes = Annotated[int, typer.Option(help="Nodes; run this command on each.")]
+GpusPerNode = Annotated[int | None, typer.Option(help="Ranks of each node.")]
+Address = Annotated[
+    str | None, typer.Option(help="Of a Ray cluster, such as ray://head:10001.")
+]
+NodeRank = Annotated[int | None, typer.Option(help="Which node this is, from 0.")]
+MasterAddr = Annotated[str, typer.Option(help="An address of node 0.")]
+MasterPort = Annotated[int, typer.Option(help="Where the nodes meet.")]
+Wire = Annotated[
+    str | None, typer.Option("--communication-backend", help="nccl or gloo.")
+]
+LogDir = Annotated[
+    Path | None, typer.Option(help="The folder of rank_<r>.log; else this one.")
+]
+Rate = Annotated[float, typer.Option("--cost-per-gpu-hour", help="Of one rank.")]
+MaxCost = Annotated[
+    float | None, typer.Option(help="The ranks end once they have cost this much.")
+]
+Arguments = Annotated[list[str] | None, typer.Argument(help="Of the script, after --.")]
+
+
+def train(
+    script: Script,
+    arguments: Arguments = None,
+    backend: Backend = "pytorch-ddp",
+    num_gpus: NumGpus = None,
+    num_nodes: NumNodes = 1,
+    gpus_per_node: GpusPerNode = None,
+    address: Address = None,
+    node_rank: NodeRank = None,
+    master_addr: MasterAddr = "127.0.0.1",
+    master_port: MasterPort = 0,
+    communication_backend: Wire = None,
+    log_dir: LogDir = None,
+    cost_per_gpu_hour: Rate = 0.0,
+    max_cost: MaxCost = None,
+) -> int:
+    """Your own script on several ranks; under torchrun or srun it joins that job."""
+    from distlab.engines.config import DistributedConfig
+    from distlab.engines.script import Meeting, run_script
+    from distlab.launch.slurm import agent_settings
+
+    config = DistributedConfig(
+        backend=backend,
+        num_gpus=num_gpus,
+        num_nodes=num_nodes,
+        gpus_per_node=gpus_per_node,
+        communication_backend=communication_backend,
+        cost_per_gpu_hour=cost_per_gpu_hour,
+        max_cost=max_cost,
+    )
+    said = agent_settings(os.environ)
+    meeting = Meeting(
+        node_rank=said.get("node_rank", node_rank),
+        master_addr=said.get("master_addr", master_addr),
+        master_port=said.get("master_port", master_port),
+    )
+    return run_script(
+        script,
+        arguments or [],
+        config,
+        meeting=meeting,
+        log_dir=log_dir,
+        address=address,
+    )

@@ -1,0 +1,42 @@
+"""What is wrong with files of a data set: named and counted, not raised."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A file or folder that is not used as it stands: which, of what kind, and why."""
+
+    name: str
+    kind: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        # A name's bytes may be no text: then no terminal and no log takes them as such.
+        name = os.fsencode(self.name).decode("utf-8", "backslashreplace")
+        return f"{name}: {self.kind}" + (f", {self.why}" if self.why else "")
+
+
+class DataError(ValueError):
+    """A data set cannot be used at all, or has problems where none were allowed."""
+
+
+def counted(problems: Iterable[Problem]) -> dict[str, int]:
+    """How many there are of each kind, the most frequent first."""
+    return dict(Counter(problem.kind for problem in problems).most_common())
+
+
+def refuse(problems: Sequence[Problem], where: object) -> None:
+    """For who asked for no problem at all.
+
+    Raises:
+        DataError: there is one; the sentence has their kinds, and the first by name.
+    """
+    if problems:
+        kinds = ", ".join(f"{n} × {kind}" for kind, n in counted(problems).items())
+        raise DataError(f"{where} has problems: {kinds}; the first is {problems[0]}")

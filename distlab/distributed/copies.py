@@ -1,0 +1,174 @@
+"""Copies of a run's state in memory: of its own rank, and of a part of the one before.
+
+After each step every rank copies its state, and sends what only it has to the next
+rank. So after a death each part of the newest step is still in memory somewhere.
+
+    rank 0   own ── 0 ──▶ rank 1   own ── 1 ──▶ rank 2   own ── 2 ──▶ rank 0
+
+Two steps are kept: a rank may have copied a step that another one has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from distlab.given.checkpoint import (
+    JSON,
+    Checkpoint,
+    Copies,
+    Shard,
+    decode_shard,
+    encode_shard,
+)
+from distlab.given.training_state import State, pack, unpack
+
+NUM_KEPT = 2
+
+
+class Label(NamedTuple):
+    """Which state: after this step, in this generation; a newer one is larger."""
+
+    step: int
+    generation: int
+
+
+NONE = Label(-1, -1)
+
+
+@dataclass
+class Slot:
+    """The state of one step, and the own part of the rank before this one."""
+
+    memory: Copies = field(default_factory=Copies)
+    label: Label = NONE
+    rank: int = 0
+    size: int = 0
+    shared: dict[str, Tensor] = field(default_factory=dict)
+    shared_meta: dict[str, JSON] = field(default_factory=dict)
+    own: bytes = b""
+    theirs: bytes = b""  # empty: not received yet
+
+
+class Holdings:
+    """What a process holds in memory of the newest steps."""
+
+    def __init__(self) -> None:
+        self._slots = [Slot() for _ in range(NUM_KEPT)]
+
+    def copy(
+        self, label: Label, rank: int, size: int, shared: State, own: State
+    ) -> Slot:
+        """Copy the state of a step, instead of the oldest one that is held."""
+        slot = min(self._slots, key=lambda slot: slot.label)
+        slot.label = NONE  # if an error comes between, it is not held
+        tensors, meta = pack(shared, {}, 0, 1)
+        slot.shared, slot.shared_meta = slot.memory.of(tensors), meta
+        slot.own, slot.theirs = encode_own(own), b""
+        slot.rank, slot.size, slot.label = rank, size, label
+        return slot
+
+    def forget_after(self, step: int) -> None:
+        """The group goes on from this step: newer ones are no longer the truth."""
+        for slot in self._slots:
+            if slot.label.step > step:
+                slot.label = NONE
+
+    def find(self, label: Label) -> Slot | None:
+        """The slot of this label."""
+        return next((slot for slot in self._slots if slot.label == label), None)
+
+    def report(self) -> list[list[int]]:
+        """For the other members: [step, generation, rank, size, has theirs] each."""
+        return [
+            [*slot.label, slot.rank, slot.size, int(bool(slot.theirs))]
+            for slot in self._slots
+            if slot.label.step >= 0
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which state all members take, and who has it, by ranks of the new group."""
+
+    label: Label
+    size: int  # of the group that had the state
+    source: int  # has the shared part
+    owns: Mapping[int, int]  # rank in the old group → a rank that has its own part
+    complete: tuple[int, ...]  # the ranks that have the shared part
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """The ranks of the old group whose own part is in no memory."""
+        return tuple(rank for rank in range(self.size) if rank not in self.owns)
+
+
+def plan_of(
+    reports: Sequence[Sequence[Sequence[int]]], source: int | None = None
+) -> Plan | None:
+    """The newest state of which every part is held; the reports are in rank order.
+
+    With `source`, it is one that this rank holds. Where no state is full, the newest of
+    which any process has the shared part. None: no process holds any state yet.
+    """
+    plans: dict[Label, Plan] = {}
+    for rank, report in enumerate(reports):
+        for step, generation, old_rank, size, has_theirs in report:
+            label = Label(step, generation)
+            plan = plans.get(label) or Plan(
+                label=label, size=size, source=rank, owns={}, complete=()
+            )
+            owns = {**plan.owns, old_rank: rank}  # its own goes before a copy
+            if has_theirs:
+                owns.setdefault((old_rank - 1) % size, rank)
+            plans[label] = Plan(
+                label=label,
+                size=size,
+                source=plan.source,
+                owns=owns,
+                complete=(*plan.complete, rank),
+            )
+    if source is not None:
+        own = {Label(*row[:2]) for row in reports[source]}
+        plans = {label: plan for label, plan in plans.items() if label in own}
+    full = [plan for plan in plans.values() if not plan.lost]
+    return max(full or plans.values(), key=lambda plan: plan.label, default=None)
+
+
+# ── the parts as bytes ──────────────────────────────────────────────────────────────
+
+
+def encode_own(own: State) -> bytes:
+    """A rank's own part."""
+    tensors, meta = pack({}, own, 0, 1)
+    return encode_shard(tensors, meta)
+
+
+def decode_own(data: bytes) -> State:
+    """The reverse of `encode_own`."""
+    return _unpack(decode_shard(data))[1]
+
+
+def encode_shared(slot: Slot) -> bytes:
+    """The shared part of a slot."""
+    return encode_shard(slot.shared, slot.shared_meta)
+
+
+def decode_shared(data: bytes) -> State:
+    """The reverse of `encode_shared`."""
+    return _unpack(decode_shard(data))[0]
+
+
+def shared_of(slot: Slot) -> State:
+    """The shared part of a slot, as full_state returned it; its tensors are copies."""
+    # An optimizer may keep the tensors that it loads, and the slot's are used again.
+    tensors = {name: tensor.clone() for name, tensor in slot.shared.items()}
+    return _unpack(Shard(tensors, slot.shared_meta))[0]
+
+
+def _unpack(shard: Shard) -> tuple[State, State]:
+    shared, (own,) = unpack(Checkpoint(step=0, shards=(shard,)))
+    return shared, own

@@ -1,0 +1,342 @@
+"""Training that goes on when ranks die, join or leave: `elastic(state).steps(n)`.
+
+    for step in dist.elastic({"model": model, "optimizer": optimizer}).steps(1000):
+        with step:
+            …                      a batch, backward(), optimizer.step()
+
+Under `distlab.launch --standby K` a lost peer ends the `with` block early: the group
+is made anew, all ranks take the newest step that is complete, and the loop goes on
+from there. Under any other launcher a lost peer is an error, as everywhere.
+
+Cost, under --standby: in each step a copy of the state in memory, and three messages,
+of which one has the state that only this rank has.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from distlab.comm import PeerLost, RealDisk, ReduceOp
+from distlab.distributed import registry
+from distlab.distributed.copies import (
+    Holdings,
+    Label,
+    decode_own,
+    encode_own,
+    plan_of,
+)
+from distlab.distributed.group import default_comm
+from distlab.distributed.parts import running, unit
+from distlab.distributed.regrouping import (
+    FormError,
+    RegroupingComm,
+    pass_on,
+)
+from distlab.distributed.state_transfer import gather_state
+from distlab.given.checkpoint import CheckpointError
+from distlab.given.data_parallel import contiguous
+from distlab.given.recovering import SAVE
+from distlab.given.training_state import Run, State, pack, unpack
+from distlab.launch.control import Go
+
+SAVED = 128 + signal.SIGTERM
+
+
+def elastic(
+    state: Run | Mapping[str, Any],
+    *,
+    folder: str | Path | None = None,
+    save_every: int | None = None,
+) -> Elastic:
+    """Train `state`, so that a lost rank costs no step; collective.
+
+    `state` has "model" and "optimizer", and whatever else changes from step to step and
+    has state_dict(): "scheduler", "scaler", … Or it is a `Run` of the unit
+    fault_tolerance. With `folder` checkpoints are saved there, every `save_every` steps
+    and when SIGTERM arrives: then the processes end with exit code 143. The newest one
+    that is complete is where training begins. One that cannot be saved is a line on
+    stderr, and no reason to stop.
+
+    Raises:
+        ValueError: `state` lacks a model or an optimizer.
+
+    Example:
+        init_process_group()
+        model = DistributedDataParallel(torch.nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        training = elastic({"model": model, "optimizer": optimizer})
+        for step in training.steps(3):
+            with step:
+                optimizer.zero_grad()
+                model(torch.ones(4, 2)).sum().backward()
+                optimizer.step()
+        assert training.completed == 3
+    """
+    return Elastic(_as_run(state), folder, save_every)
+
+
+class Step:
+    """One attempt at a step; `with` it everything that belongs to the step."""
+
+    def __init__(self, training: Elastic, index: int) -> None:
+        self.index = index
+        """How many steps were completed before this one."""
+        self.is_entered = False
+        self._training = training
+
+    def __enter__(self) -> Step:
+        self.is_entered = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if error is None:
+            return self._training._complete()
+        return self._training._is_recovered(error)
+
+
+class Elastic:
+    """A training whose group may change between two steps, and within one."""
+
+    def __init__(
+        self, run: Run, folder: str | Path | None, save_every: int | None
+    ) -> None:
+        if save_every is not None and (folder is None or save_every < 1):
+            raise ValueError("save_every must be at least 1, and needs a folder")
+        self.run = run
+        self.completed = 0
+        """The newest step that all ranks have completed."""
+        self.grad_accum_steps = 1
+        self._disk = None if folder is None else RealDisk(folder)
+        self._save_every = save_every
+        self._comm = default_comm()
+        self._group = self._comm if isinstance(self._comm, RegroupingComm) else None
+        self._holds = Holdings()
+        self._must_stop = False
+        self._times: dict[str, float] = {}
+
+    def steps(self, num_steps: int) -> Iterator[Step]:
+        """Each step until `num_steps` are completed; one that was lost comes again.
+
+        Raises:
+            RuntimeError: a step's block was not run with `with step:`.
+        """
+        self._begin()
+        while self.completed < num_steps or not self._is_over():
+            if self.completed >= num_steps:
+                continue
+            step = Step(self, self.completed)
+            yield step
+            if not step.is_entered:
+                raise RuntimeError("the body of the loop must be in `with step:`")
+
+    # ── the beginning ───────────────────────────────────────────────────────────────
+
+    def _begin(self) -> None:
+        if self._disk and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+        if self._group is None:
+            self._first_state()
+        elif not self._group.is_set_up:
+            self._warm_up()
+            self._group.member.say(ready=True)
+            self._regroup()
+
+    def _warm_up(self) -> None:
+        """Load now what would cost time while all ranks wait for this process."""
+        _, own = self._state()
+        decode_own(encode_own(own))
+        assert unit("fault_tolerance").restore
+
+    def _first_state(self) -> None:
+        """The newest checkpoint, or what rank 0 has made."""
+        checkpoint = None
+        if self._disk is not None:
+            with running():
+                checkpoint = unit("fault_tolerance").load(self._disk)
+        if checkpoint is not None:
+            self._restore(*unpack(checkpoint))
+            self.completed = checkpoint.step
+            return
+        model = self.run.model
+        tensors = (*model.parameters(), *model.buffers(), *self.run.master)
+        for tensor in contiguous(tensors):
+            self._comm.broadcast(tensor, 0)
+
+    def _on_sigterm(self, number: int, frame: object) -> None:
+        if self._group and not self._group.is_set_up:  # it has no rank, and no state
+            sys.exit(128 + number)
+        self._must_stop = True
+
+    def _is_over(self) -> bool:
+        """Whether all ranks have completed the last step; if not, regroup."""
+        if self._group is None or self._group.member.wait_until_over():
+            return True
+        self._regroup()
+        return False
+
+    # ── a step is complete ──────────────────────────────────────────────────────────
+
+    def _complete(self) -> bool:
+        """Return once all ranks have completed the step; True: they have not."""
+        try:
+            self._commit(self.completed + 1)
+        except (PeerLost, RuntimeError) as error:
+            if not self._is_recovered(error):
+                raise
+        return True
+
+    def _commit(self, step: int) -> None:
+        flags = torch.zeros(2, dtype=torch.int32, device=self._comm.device)
+        if self._group is not None:
+            self._copy(step)
+            flags[1] = self._group.member.must_regroup
+        flags[0] = self._must_stop
+        if self._group is not None or self._disk is not None:
+            self._comm.all_reduce(flags, ReduceOp.MAX)
+        # Here every rank has a copy of this step, and of the rank before.
+        self.completed = step
+        if self._group is not None:
+            self._group.page.completed(step)
+            self._report_times()
+        is_due = self._save_every and step % self._save_every == 0
+        must_stop, must_regroup = flags.tolist()
+        if self._disk is not None and (is_due or must_stop):
+            self._save()
+        if must_stop:
+            sys.exit(SAVED)
+        if must_regroup:
+            self._regroup()
+
+    def _copy(self, step: int) -> None:
+        assert self._group is not None
+        comm = self._comm
+        label = Label(step, self._group.generation)
+        slot = self._holds.copy(label, comm.rank, comm.world_size, *self._state())
+        slot.theirs = pass_on(comm, slot.own) if comm.world_size > 1 else b"alone"
+
+    def _save(self) -> None:
+        shared, own = self._state()
+        comm = self._comm
+        tensors, meta = pack(shared, own, comm.rank, comm.world_size)
+        if self._group is not None:
+            self._group.page.does(SAVE)
+        try:
+            with running(CheckpointError):
+                unit("fault_tolerance").save(
+                    comm, self._disk, self.completed, tensors, meta
+                )
+        except CheckpointError as error:  # on all ranks: none of them has to stop
+            if comm.rank == 0:
+                text = f"training goes on without a checkpoint: {error}"
+                print(text, file=sys.stderr, flush=True)
+
+    # ── a peer is lost ──────────────────────────────────────────────────────────────
+
+    def _is_recovered(self, error: BaseException) -> bool:
+        """If the error is about a lost peer: form the next group, take its state."""
+        group = self._group
+        if group is None or not isinstance(error, PeerLost | RuntimeError):
+            return False
+        if not isinstance(error, PeerLost) and not group.member.must_regroup:
+            return False
+        self._times = {"lost_s": time.monotonic()}
+        self._regroup()
+        return True
+
+    def _regroup(self) -> None:
+        assert self._group is not None
+        group = self._group
+        while True:
+            group.leave()
+            with group.page.waiting():
+                go = group.member.join(self._report)
+                self._times["joined_s"] = time.monotonic()
+                try:
+                    group.form(go)
+                    self._times["formed_s"] = time.monotonic()
+                    self._take(go)
+                    break
+                except (FormError, PeerLost) as error:
+                    group.member.say(failed=str(error))
+        self._times |= {"restored_s": time.monotonic(), "generation": go.generation}
+        group.member.say(formed=go.number, step=self.completed)
+
+    def _report(self) -> dict[str, Any]:
+        return {"step": self.completed, "holds": self._holds.report()}
+
+    def _report_times(self) -> None:
+        """After the first step of a generation: when what was done."""
+        if self._times and self._group is not None:
+            times, self._times = self._times, {}
+            self._group.member.say(
+                times=times | {"completed_s": time.monotonic()}, step=self.completed
+            )
+
+    def _take(self, go: Go) -> None:
+        """Have the same step as all ranks of the new group; collective."""
+        assert self._group is not None
+        _write_into(go.log)
+        self.grad_accum_steps = go.grad_accum_steps
+        for wrapper in registry.alive():
+            getattr(wrapper, "reset", lambda: None)()
+        plan = plan_of([report["holds"] for report in go.reports], go.source)
+        if plan is None:
+            self._first_state()
+        else:
+            is_sharded = self.run.is_sharded
+            self._restore(
+                *gather_state(self._comm, self._holds, plan, is_sharded=is_sharded)
+            )
+            self.completed = plan.label.step
+            self._holds.forget_after(self.completed)
+        self._group.page.completed(self.completed)
+        self._copy(self.completed)
+        self._comm.barrier()
+
+    def _restore(self, shared: State, owns: list[State]) -> None:
+        comm = self._comm
+        with running():
+            unit("fault_tolerance").restore(
+                self.run, shared, owns, comm.rank, comm.world_size
+            )
+
+    def _state(self) -> tuple[State, State]:
+        with running():
+            state: tuple[State, State] = unit("fault_tolerance").full_state(self.run)
+        return state
+
+
+def _as_run(state: Run | Mapping[str, Any]) -> Run:
+    if isinstance(state, Run):
+        return state
+    parts = dict(state)
+    model, optimizer = parts.pop("model", None), parts.pop("optimizer", None)
+    if not isinstance(model, nn.Module) or not hasattr(optimizer, "state_dict"):
+        raise ValueError('state must have a "model" and an "optimizer"')
+    return Run(model=model, optimizer=optimizer, parts=parts)
+
+
+def _write_into(log: str) -> None:
+    """What this process prints goes into the log of its rank from now on."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)

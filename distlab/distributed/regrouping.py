@@ -1,0 +1,169 @@
+"""A communicator whose group is made anew under it, and how a process gets its state.
+
+set-up     the process is alone: rank 0 of 1, and sends nothing
+form       the agent says who is in the group; gloo connects them
+take       all of them have the state of one step: see `copies`
+lost       a peer is gone: the group is left, and the next one awaited
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+from torch.distributed import (  # type: ignore[attr-defined]
+    HashStore,
+    PrefixStore,
+    TCPStore,
+)
+
+from distlab.comm import Call, Comm, CommRefusedError, TorchComm, Work, Wrapper
+from distlab.comm._process_groups import make_gloo_group
+from distlab.distributed.environment import LOOPBACK
+from distlab.launch.control import Go, Member
+from distlab.launch.pages import Page
+
+T = TypeVar("T")
+FORM_S = 10.0  # to connect processes that have all just said that they are here
+
+
+class FormError(RuntimeError):
+    """The group could not be connected: one of its processes has ended meanwhile."""
+
+
+class RegroupingComm(Wrapper):
+    """The default communicator under an agent that can regroup.
+
+    Whatever holds it goes on with the new group: it stays the same object.
+    """
+
+    def __init__(self, member: Member, page: Page, timeout_s: float) -> None:
+        super().__init__(_alone())
+        self.member, self.page = member, page
+        self.generation = 0
+        self._timeout_s = timeout_s
+        self._store: Any = None
+        member.on_regroup(self.abort)
+
+    @property
+    def is_set_up(self) -> bool:
+        """Whether this process has been given its rank."""
+        return self.generation > 0
+
+    def form(self, go: Go) -> None:
+        """Connect the group of `go`; collective over its members.
+
+        Raises:
+            FormError: one of them has ended.
+        """
+        if self._store is None:
+            host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            limit = timedelta(seconds=FORM_S)
+            self._store = TCPStore(
+                host, port, None, False, limit, wait_for_workers=False
+            )
+        store = PrefixStore(f"generation/{go.generation}", self._store)
+        try:
+            group = make_gloo_group(store, go.rank, go.size, FORM_S)
+        except RuntimeError as error:
+            raise FormError(str(error)) from error
+        # From now on a call may wait for a rank that computes for long.
+        group._set_default_timeout(timedelta(seconds=self._timeout_s))
+        comm = TorchComm(
+            group, store=store, local_rank=go.rank, timeout_s=self._timeout_s
+        )
+        self._inner, self.generation = cast(Comm, comm), go.generation
+        os.environ |= {
+            "RANK": str(go.rank),
+            "LOCAL_RANK": str(go.rank),
+            "WORLD_SIZE": str(go.size),
+        }
+
+    def leave(self) -> None:
+        """Close this group's connections, so that no other member waits for us."""
+        with contextlib.suppress(RuntimeError):
+            self._inner.abort()
+
+    def _around(self, call: Call, proceed: Callable[[], T]) -> T:
+        if call.op == "new_group":
+            raise CommRefusedError(
+                "new_group is not available here: the group of all ranks may be made "
+                "anew at any step, and a part of the old one would be lost"
+            )
+        with self.page.waiting():
+            result = proceed()
+        if call.blocking:
+            return result
+        return _WatchedWork(cast(Work, result), self.page)  # type: ignore[return-value]
+
+    def _wrap_group(self, group: Comm, ranks: Sequence[int]) -> Comm:
+        raise AssertionError("new_group is refused")
+
+
+class _WatchedWork:
+    """A Work whose `wait` is seen by the agent."""
+
+    def __init__(self, work: Work, page: Page) -> None:
+        self._work, self._page = work, page
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """See `Work.wait`."""
+        with self._page.waiting():
+            self._work.wait(timeout_s)
+
+    def is_completed(self) -> bool:
+        """See `Work.is_completed`."""
+        return self._work.is_completed()
+
+
+def send_bytes(comm: Comm, data: bytes, dst: int) -> None:
+    """Send bytes of any length; the other side calls `recv_bytes`."""
+    comm.send(torch.tensor([len(data)]), dst)
+    if data:
+        comm.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), dst)
+
+
+def recv_bytes(comm: Comm, src: int) -> bytes:
+    """What `send_bytes` sent."""
+    length = torch.zeros(1, dtype=torch.int64)
+    comm.recv(length, src)
+    data = torch.empty(int(length), dtype=torch.uint8)
+    if len(data):
+        comm.recv(data, src)
+    return data.numpy().tobytes()
+
+
+def pass_on(comm: Comm, data: bytes) -> bytes:
+    """Send bytes to the next rank, and return those of the rank before."""
+    rank, n = comm.rank, comm.world_size
+    after, before = (rank + 1) % n, (rank - 1) % n
+    lengths = torch.tensor([len(data), 0])
+    comm.sendrecv(lengths[:1], after, lengths[1:], before)
+    received = torch.empty(int(lengths[1]), dtype=torch.uint8)
+    sent = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    comm.sendrecv(sent, after, received, before)
+    return received.numpy().tobytes()
+
+
+def open_regrouping(backend: str, timeout_s: float) -> RegroupingComm | None:
+    """This process's communicator; None without an agent that can regroup.
+
+    Raises:
+        ValueError: such an agent knows gloo only.
+    """
+    member, page = Member.from_environment(), Page.from_environment()
+    if member is None or page is None:
+        return None
+    if backend != "gloo":
+        raise ValueError(f"backend {backend!r}: --standby and --elastic know gloo only")
+    page.beat()
+    return RegroupingComm(member, page, timeout_s)
+
+
+def _alone() -> Comm:
+    group = make_gloo_group(HashStore(), 0, 1, FORM_S, LOOPBACK)
+    return cast(Comm, TorchComm(group, store=HashStore(), local_rank=0))

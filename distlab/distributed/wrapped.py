@@ -1,0 +1,128 @@
+"""One model on three engines: the units' DistributedDataParallel, torch's, and FSDP2.
+
+Each is called like the model, and has no_sync() and whole(), the full model with the
+same buffers on every rank, for an evaluation.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch.distributed as torch_dist
+from torch import Tensor, nn
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from distlab.comm import Comm, TorchComm, Wrapper
+from distlab.distributed.data_parallel import DistributedDataParallel
+
+ENGINES = ("scratch", "ddp", "fsdp2")
+
+
+class Wrapped:
+    """A replicated model behind `engine`, which is called instead of it."""
+
+    def __init__(self, model: nn.Module, engine: Any, comm: Comm) -> None:
+        self.model, self.engine, self.comm = model, engine, comm
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The outputs of the model."""
+        outputs: Tensor = self.engine(inputs)
+        return outputs
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """In this block backward() sends nothing."""
+        block: AbstractContextManager[None] = self.engine.no_sync()
+        return block
+
+    def whole(self) -> nn.Module:
+        """Collective: the model, with rank 0's buffers on every rank.
+
+        torch's DDP copies them only at its next forward(): the running statistics of
+        batch norm differ until then.
+        """
+        for buffer in self.model.buffers():
+            self.comm.broadcast(buffer, 0)
+        return self.model
+
+
+class WrappedSharded(Wrapped):
+    """A model whose parameters are sharded over the ranks by FSDP2's fully_shard."""
+
+    def __init__(self, model: nn.Module, comm: Comm) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        self.copy = copy.deepcopy(model)
+        mesh = init_device_mesh(comm.device.type, (comm.world_size,))
+        for part in model.modules():
+            if isinstance(part, nn.Sequential):
+                for block in part:
+                    if any(True for _ in block.children()):
+                        fully_shard(block, mesh=mesh)
+        super().__init__(model, fully_shard(model, mesh=mesh), comm)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """In this block backward() keeps unsharded gradients and sends nothing."""
+        self.engine.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self.engine.set_requires_gradient_sync(True)
+
+    def whole(self) -> nn.Module:
+        """Collective: a model with all weights, and rank 0's buffers."""
+        weights = {
+            name: value.full_tensor() if hasattr(value, "full_tensor") else value
+            for name, value in self.model.state_dict().items()
+        }
+        self.copy.load_state_dict(weights)
+        for buffer in self.copy.buffers():
+            self.comm.broadcast(buffer, 0)
+        return self.copy
+
+
+def wrap(engine: str, model: nn.Module, comm: Comm, hook: Any = None) -> Wrapped:
+    """The model on an engine, with rank 0's weights; collective.
+
+    `hook(comm, bucket)` compresses gradients, for "scratch" only. FSDP2 replaces the
+    parameters of `model`: make the optimizer afterwards.
+
+    Raises:
+        ValueError: no such engine, or one that needs torch's process groups without
+            them, or with a hook.
+    """
+    if engine not in ENGINES:
+        raise ValueError(f"no engine is called {engine!r}: {', '.join(ENGINES)}")
+    if engine == "scratch":
+        ours = DistributedDataParallel(model, comm, comm_hook=hook)
+        return Wrapped(model, ours, comm)
+    if hook is not None:
+        raise ValueError(f"engine {engine} takes no compression hook: choose scratch")
+    _default_group(engine, comm)
+    for tensor in (*model.parameters(), *model.buffers()):
+        comm.broadcast(tensor.detach(), 0)
+    if engine == "fsdp2":
+        return WrappedSharded(model, comm)
+    theirs = nn.parallel.DistributedDataParallel(model)
+    return Wrapped(model, theirs, comm)
+
+
+def _default_group(engine: str, comm: Comm) -> None:
+    """Torch's own default group, over the store through which the ranks have met."""
+    if torch_dist.is_initialized():
+        return
+    inner = comm
+    while isinstance(inner, Wrapper):
+        inner = inner._inner
+    if not isinstance(inner, TorchComm):
+        raise ValueError(f"engine {engine} needs the backend gloo or nccl")
+    torch_dist.init_process_group(
+        "nccl" if comm.device.type == "cuda" else "gloo",
+        store=PrefixStore("torch", inner.store),
+        rank=comm.rank,
+        world_size=comm.world_size,
+    )

@@ -1,0 +1,36 @@
+"""The same training on existing engines: torch's DDP and FSDP2, DeepSpeed, Ray Train.
+
+config        DistributedConfig: what a training is told, checked before it starts
+expect        what a field of it must be
+trainer       PyTorchDDPTrainer: the training in an ordinary script
+worker        what one rank does, the same on every engine
+parallel      what an engine must do for it; torch_engine, scratch
+opening       opens the engine that a job names
+samples       which rank trains on which samples
+start, rank   starting the ranks, or joining a job that runs
+script        `distlab train`: the same for a user's own script
+tuner         DistributedTuner; search draws and decides, trial is its process
+
+ray_engine    RayTrainer; imports Ray when it is used
+horovod_engine, deepspeed_engine: the same for these; *_parallel: their ranks
+"""
+
+from distlab.engines.config import DistributedConfig
+from distlab.engines.expect import EngineError
+from distlab.engines.history import EpochRow, History
+from distlab.engines.search import Asha, choice, loguniform, uniform
+from distlab.engines.trainer import PyTorchDDPTrainer
+from distlab.engines.tuner import DistributedTuner
+
+__all__ = [
+    "Asha",
+    "DistributedConfig",
+    "DistributedTuner",
+    "EngineError",
+    "EpochRow",
+    "History",
+    "PyTorchDDPTrainer",
+    "choice",
+    "loguniform",
+    "uniform",
+]

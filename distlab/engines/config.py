@@ -1,0 +1,300 @@
+"""What a training on an engine is told: every field checked before anything starts.
+
+    values from a caller ─▶ config_from ─▶ DistributedConfig ─▶ the worker of each rank
+
+A field that the chosen backend could not honour is refused: nothing is ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from distlab.engines.expect import (
+    EngineError,
+    expect_among,
+    expect_int,
+    expect_number,
+)
+
+Backend = Literal["pytorch-ddp", "fsdp2", "scratch", "ray", "horovod", "deepspeed"]
+BACKENDS: tuple[str, ...] = get_args(Backend)
+CORE = ("pytorch-ddp", "fsdp2", "scratch")
+BACKEND_VARIABLE = "DISTLAB_ENGINE"  # `distlab train --backend` sets it for a script
+ABSENT = {
+    "mpi": "there is no MPI backend: choose gloo or nccl",
+    "tensorflow": "there is no TensorFlow engine here: choose pytorch-ddp",
+    "mxnet": "there is no MXNet engine: that project has ended",
+    "ray-serve": "there is no Ray Serve engine: distlab trains and does not serve",
+}
+MAX_RANKS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedConfig:
+    """A training on `num_gpus` ranks; where there are no GPUs, ranks are CPU processes.
+
+    Raises:
+        EngineError: fields contradict each other, or one has a value that cannot be.
+    """
+
+    num_gpus: int | None = None
+    """Ranks in total. None: num_nodes × gpus_per_node."""
+    num_nodes: int = 1
+    gpus_per_node: int | None = None
+    backend: str = "pytorch-ddp"
+    batch_size: int | None = None
+    """Samples of one rank in a microbatch. None: that of the loader."""
+    epochs: int = 1
+    learning_rate: float | None = None
+    """Before scaling. None: that of the optimizer, which is 1e-3 by default."""
+    mixed_precision: bool | str = False
+    """False, "bf16" or "fp16"; True is "fp16"."""
+    scaler_init_scale: float = 65536.0
+    scaler_growth_interval: int = 2000
+    gradient_accumulation_steps: int = 1
+    gradient_clipping: float | None = None
+    """The largest norm of all gradients together."""
+    communication_backend: str | None = None
+    """None: nccl where the ranks have GPUs, else gloo."""
+    find_unused_parameters: bool = False
+    zero_stage: int | None = None
+    """What is sharded: 1 optimizer state, 2 gradients too, 3 parameters too."""
+    offload_optimizer: bool = False
+    offload_params: bool = False
+    deepspeed_config: dict[str, Any] | str | Path | None = None
+    """For backend deepspeed: its further settings, or a JSON file of them."""
+    compression: str = "none"
+    """Of the gradients that are sent: none, fp16, bf16 or powersgd."""
+    lr_scaling: str = "none"
+    """The learning rate grows with the ranks: none, linear or sqrt."""
+    warmup_epochs: float = 0.0
+    checkpoint_frequency: int = 1
+    """Epochs from one checkpoint to the next."""
+    checkpoint_dir: str | Path | None = None
+    resume_from_checkpoint: bool | str | Path = False
+    """True: the newest of checkpoint_dir; or a file."""
+    mlflow_tracking: bool = False
+    mlflow_experiment: str | None = None
+    tensorboard: bool = False
+    tensorboard_dir: str | Path | None = None
+    log_every_n_steps: int = 10
+    early_stopping: int | None = None
+    """Epochs without a better validation loss after which the training ends."""
+    seed: int = 0
+    """Of the order of the samples."""
+    cost_per_gpu_hour: float = 0.0
+    max_cost: float | None = None
+    """The training ends at the next record of steps once it has cost this much."""
+
+    def __post_init__(self) -> None:
+        self._expect_resources()
+        self._expect_whole_numbers()
+        self._expect_numbers()
+        self._expect_choices()
+        self._expect_backend_fits()
+        self._expect_places()
+
+    @property
+    def world_size(self) -> int:
+        """The ranks of all nodes."""
+        if self.num_gpus is not None:
+            return self.num_gpus
+        return self.num_nodes * (self.gpus_per_node or 1)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """The ranks of each node."""
+        return self.world_size // self.num_nodes
+
+    @property
+    def precision(self) -> str | None:
+        """`bf16`, `fp16` or None."""
+        given = self.mixed_precision
+        return given if isinstance(given, str) else "fp16" if given else None
+
+    @property
+    def stage(self) -> int:
+        """`zero_stage` with the backend's own default."""
+        if self.zero_stage is not None:
+            return self.zero_stage
+        return 3 if self.backend == "fsdp2" else 0
+
+    @property
+    def scale_of_rate(self) -> float:
+        """By what lr_scaling multiplies the learning rate."""
+        world = self.world_size
+        return {"none": 1.0, "linear": float(world), "sqrt": math.sqrt(world)}[
+            self.lr_scaling
+        ]
+
+    def _expect_resources(self) -> None:
+        for name in ("num_gpus", "num_nodes", "gpus_per_node"):
+            value = getattr(self, name)
+            if value is not None:
+                expect_int(name, value, 1, MAX_RANKS)
+        nodes, each = self.num_nodes, self.gpus_per_node
+        if self.num_gpus is None:
+            return
+        if each is not None and self.num_gpus != nodes * each:
+            raise EngineError(
+                f"num_gpus is {self.num_gpus}, but num_nodes × gpus_per_node is "
+                f"{nodes} × {each} = {nodes * each}: leave one of them out"
+            )
+        if self.num_gpus % nodes:
+            raise EngineError(
+                f"num_gpus is {self.num_gpus}, which {nodes} nodes cannot divide evenly"
+            )
+
+    def _expect_whole_numbers(self) -> None:
+        least = {
+            "epochs": 1,
+            "scaler_growth_interval": 1,
+            "gradient_accumulation_steps": 1,
+            "checkpoint_frequency": 1,
+            "log_every_n_steps": 1,
+            "batch_size": 1,
+            "early_stopping": 1,
+            "seed": 0,
+        }
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is not None:
+                expect_int(name, value, smallest)
+
+    def _expect_numbers(self) -> None:
+        for name in ("scaler_init_scale", "learning_rate", "gradient_clipping"):
+            expect_number(name, getattr(self, name), is_zero_fine=False)
+        for name in ("warmup_epochs", "cost_per_gpu_hour", "max_cost"):
+            expect_number(name, getattr(self, name), is_zero_fine=True)
+        if self.max_cost is not None and not self.cost_per_gpu_hour:
+            raise EngineError("max_cost needs cost_per_gpu_hour, which is 0")
+
+    def _expect_choices(self) -> None:
+        if self.backend in ABSENT:
+            raise EngineError(ABSENT[self.backend])
+        expect_among("backend", self.backend, BACKENDS)
+        wire = self.communication_backend
+        if wire in ABSENT:
+            raise EngineError(ABSENT[wire])
+        expect_among("communication_backend", wire, (None, *WIRES))
+        expect_among(
+            "mixed_precision", self.mixed_precision, (False, True, "bf16", "fp16")
+        )
+        expect_among(
+            "compression", self.compression, ("none", "fp16", "bf16", "powersgd")
+        )
+        expect_among("lr_scaling", self.lr_scaling, ("none", "linear", "sqrt"))
+        expect_among("zero_stage", self.zero_stage, (None, 0, 1, 2, 3))
+
+    def _expect_backend_fits(self) -> None:
+        name = self.backend
+        _expect_stage(self)
+        if self.compression not in COMPRESSIONS.get(name, ("none",)):
+            known = ", ".join(COMPRESSIONS.get(name, ("none",)))
+            raise EngineError(
+                f"compression is {self.compression!r}; backend {name} has {known}"
+            )
+        if self.compression == "bf16" and self.communication_backend == "gloo":
+            raise EngineError("compression bf16 needs nccl: gloo cannot sum bfloat16")
+        if self.find_unused_parameters and name not in ("pytorch-ddp", "scratch"):
+            raise EngineError(
+                "find_unused_parameters is for pytorch-ddp and scratch; "
+                f"backend is {name}"
+            )
+        if name == "scratch" and self.communication_backend == "nccl":
+            raise EngineError("backend scratch runs on gloo, not on nccl")
+        if name == "deepspeed":
+            self._expect_deepspeed_fits()
+        elif self.deepspeed_config is not None:
+            raise EngineError(f"deepspeed_config is given, but backend is {name}")
+        if name == "horovod" and self.communication_backend == "nccl":
+            raise EngineError(
+                "backend horovod sends as it was built: leave communication_backend out"
+            )
+
+    def _expect_deepspeed_fits(self) -> None:
+        if self.precision == "fp16":
+            raise EngineError("backend deepspeed has mixed_precision bf16, not fp16")
+        if self.checkpoint_dir is not None or self.resume_from_checkpoint:
+            raise EngineError(
+                "backend deepspeed saves no checkpoints here: leave checkpoint_dir and "
+                "resume_from_checkpoint out, or choose fsdp2"
+            )
+
+    def _expect_places(self) -> None:
+        if self.resume_from_checkpoint is True and self.checkpoint_dir is None:
+            raise EngineError("resume_from_checkpoint is True, but no checkpoint_dir")
+        if self.mlflow_experiment is not None and not self.mlflow_tracking:
+            raise EngineError("mlflow_experiment is given, but mlflow_tracking is off")
+        if self.tensorboard_dir is not None and not self.tensorboard:
+            raise EngineError("tensorboard_dir is given, but tensorboard is off")
+
+
+WIRES = ("gloo", "nccl")
+COMPRESSIONS = {
+    "pytorch-ddp": ("none", "fp16", "bf16", "powersgd"),
+    "ray": ("none", "fp16", "bf16", "powersgd"),
+    "horovod": ("none", "fp16"),
+}
+STAGES: dict[str, tuple[int, ...]] = {
+    "pytorch-ddp": (0, 1),
+    "ray": (0, 1),
+    "fsdp2": (2, 3),
+    "deepspeed": (0, 1, 2, 3),
+}
+
+
+def config_from(values: Mapping[str, Any]) -> DistributedConfig:
+    """A configuration from names and values; `backend` may come from DISTLAB_ENGINE.
+
+    Raises:
+        EngineError: there is no such field, or a value cannot be.
+    """
+    known = [field.name for field in fields(DistributedConfig)]
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise EngineError(f"DistributedConfig has no field {name!r}{hint}")
+    given = dict(values)
+    if "backend" not in given and (named := os.environ.get(BACKEND_VARIABLE)):
+        given["backend"] = named
+    return DistributedConfig(**given)
+
+
+def with_world_size(config: DistributedConfig, world_size: int) -> DistributedConfig:
+    """The same for a job that runs already, which has its own number of ranks.
+
+    Raises:
+        EngineError: the configuration names another number.
+    """
+    named = config.num_gpus is not None or config.gpus_per_node is not None
+    if named and config.world_size != world_size:
+        raise EngineError(
+            f"the job has {world_size} ranks, but the configuration says "
+            f"{config.world_size}: leave num_gpus out under a launcher"
+        )
+    return replace(config, num_gpus=world_size, num_nodes=1, gpus_per_node=None)
+
+
+def _expect_stage(config: DistributedConfig) -> None:
+    name, stage = config.backend, config.zero_stage
+    known = STAGES.get(name, (0,))
+    if stage is not None and stage not in known:
+        other = next((b for b in CORE if stage in STAGES.get(b, ())), CORE[0])
+        raise EngineError(
+            f"zero_stage is {stage}, but backend is {name}: choose {other}"
+        )
+    offloads = config.offload_params or config.offload_optimizer
+    if offloads and name != "fsdp2":
+        raise EngineError(f"offloading needs backend fsdp2; backend is {name}")
+    if name == "fsdp2" and config.offload_optimizer and not config.offload_params:
+        raise EngineError(
+            "offload_optimizer without offload_params: fsdp2 offloads both or neither"
+        )

@@ -1,0 +1,16 @@
+"""DeepSpeed: ZeRO stages 0 to 3 in ranks that distlab.launch starts."""
+
+from __future__ import annotations
+
+from distlab.engines.trainer import Trainer
+
+
+class DeepSpeedTrainer(Trainer):
+    """Trains with DeepSpeed's engine.
+
+    `deepspeed_config`: a dictionary, or a JSON file, with DeepSpeed's further settings.
+
+    Example: `DeepSpeedTrainer(model, num_gpus=2, zero_stage=3).fit(train_loader)`
+    """
+
+    backends = ("deepspeed",)

@@ -1,0 +1,151 @@
+"""DeepSpeed: ZeRO stages 0 to 3 by its engine, in ranks that distlab.launch starts.
+
+zero_stage    what DeepSpeed shards
+0             nothing
+1             optimizer state
+2             and gradients
+3             and parameters
+
+It keeps parameters and optimizer state in float32. It compiles some of its code with
+gcc when it runs first, which takes about a minute.
+
+Source: DeepSpeed's documentation, "Configuration JSON" and "Training API".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from distlab.engines.config import DistributedConfig
+from distlab.engines.expect import EngineError, expect_float32
+from distlab.engines.outside import engine
+from distlab.engines.parallel import Make, make_optimizer
+from distlab.engines.torch_engine import InDefaultGroup
+
+FIELDS = {
+    "train_batch_size": "batch_size",
+    "train_micro_batch_size_per_gpu": "batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "gradient_clipping",
+    "optimizer": "the trainer's optimizer",
+    "scheduler": "lr_scaling and warmup_epochs",
+    "fp16": "mixed_precision",
+    "bf16": "mixed_precision",
+}
+"""What deepspeed_config may not say, because something else says it."""
+
+
+class DeepSpeed(InDefaultGroup):
+    """A rank of torch's default group with DeepSpeed's engine on it.
+
+    Raises:
+        EngineError: DeepSpeed is not installed, or the model is not of float32.
+    """
+
+    def __init__(
+        self,
+        config: DistributedConfig,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Make | None,
+    ) -> None:
+        if not torch.cuda.is_available():
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        self.deepspeed = engine("deepspeed", "deepspeed")
+        expect_float32("backend deepspeed", model)
+        super().__init__(config, model)
+        self.optimizer = make_optimizer(model, optimizer)
+        self.engine, *_ = self.deepspeed.initialize(
+            model=self.module, optimizer=self.optimizer, config=settings(config)
+        )
+        self.forward = self.engine
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """See Parallel: stages 2 and 3 send each microbatch's gradients."""
+        self.engine.set_gradient_accumulation_boundary(False)
+        try:
+            yield
+        finally:
+            self.engine.set_gradient_accumulation_boundary(True)
+
+    def backward(self, loss: Tensor) -> None:
+        """See Parallel."""
+        self.engine.backward(loss, scale_wrt_gas=False)
+
+    def step(self) -> float:
+        """See Parallel; with stage 0 the gradients are whole and clipped here."""
+        if self.config.stage:
+            self.engine.step()
+            return float(self.engine.get_global_grad_norm())
+        norm = self.clip(self.config.gradient_clipping)
+        self.engine.step()
+        return norm
+
+    def weights(self) -> dict[str, Tensor]:
+        """See Parallel."""
+        if self.config.stage < 3:
+            return super().weights()
+        with self.deepspeed.zero.GatheredParameters(list(self.module.parameters())):
+            return super().weights()
+
+    def close(self) -> None:
+        """See Parallel; all ranks have ended their collectives before."""
+        dist.barrier()
+        self.engine.destroy()
+        super().close()
+
+
+def settings(config: DistributedConfig) -> dict[str, Any]:
+    """DeepSpeed's configuration: the fields', and what deepspeed_config adds.
+
+    Raises:
+        EngineError: deepspeed_config cannot be read, or says what a field says.
+    """
+    more = read_more(config.deepspeed_config)
+    for name in more:
+        if name in FIELDS:
+            raise EngineError(f"deepspeed_config has {name}: {FIELDS[name]} says that")
+    zero = {"stage": config.stage, **more.pop("zero_optimization", {})}
+    if zero["stage"] != config.stage:
+        raise EngineError(
+            f"deepspeed_config has stage {zero['stage']}, zero_stage is {config.stage}"
+        )
+    clipping = config.gradient_clipping if config.stage else None  # see DeepSpeed.step
+    own: dict[str, Any] = {
+        "gradient_clipping": clipping or 0.0,  # unless told, DeepSpeed clips at 1.0
+        "train_micro_batch_size_per_gpu": config.batch_size or 1,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+    }
+    return {**own, **more}
+
+
+def read_more(given: dict[str, Any] | str | Path | None) -> dict[str, Any]:
+    """`deepspeed_config` as a dictionary.
+
+    Raises:
+        EngineError: the file is not there, or holds no JSON object.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, dict):
+        return dict(given)
+    try:
+        read = json.loads(Path(given).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EngineError(
+            f"deepspeed_config {given} cannot be read: {error}"
+        ) from error
+    if not isinstance(read, dict):
+        raise EngineError(f"deepspeed_config {given} holds no JSON object")
+    return read

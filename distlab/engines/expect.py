@@ -1,0 +1,71 @@
+"""What a field of a configuration must be, and the error when it is not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class EngineError(ValueError):
+    """A training cannot begin or has failed; the message is one line for the user."""
+
+
+def expect_int(name: str, value: Any, least: int, most: int | None = None) -> None:
+    """Refuse what is no whole number from `least` to `most`.
+
+    Raises:
+        EngineError: it is not one.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise EngineError(f"{name} is {value!r}, must be an integer")
+    if value < least:
+        raise EngineError(f"{name} is {value}, must be at least {least}")
+    if most is not None and value > most:
+        raise EngineError(f"{name} is {value}, must be at most {most}")
+
+
+def expect_number(name: str, value: Any, *, is_zero_fine: bool) -> None:
+    """Refuse what is no finite number above 0, or at least 0 where 0 is fine.
+
+    Raises:
+        EngineError: it is not one; None passes.
+    """
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise EngineError(f"{name} is {value!r}, must be a number")
+    if not math.isfinite(value) or value < 0 or (value == 0 and not is_zero_fine):
+        least = "at least 0" if is_zero_fine else "more than 0"
+        raise EngineError(f"{name} is {value:g}, must be {least}")
+
+
+def expect_among(name: str, value: Any, known: tuple[Any, ...]) -> None:
+    """Refuse what is not among `known`; True is not 1.
+
+    Raises:
+        EngineError: it is not.
+    """
+    if not any(_is_same(value, one) for one in known):
+        shown = ", ".join(str(one) for one in known if one is not None)
+        raise EngineError(f"{name} is {value!r}; there are {shown}")
+
+
+def expect_float32(what: str, model: nn.Module) -> None:
+    """Refuse parameters that `what` would round, or leave as they are.
+
+    Raises:
+        EngineError: a parameter with a floating point is not of float32.
+    """
+    others = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    others -= {torch.float32}
+    if others:
+        name = str(min(others, key=str)).removeprefix("torch.")
+        raise EngineError(f"{what} needs a float32 model; it has {name}")
+
+
+def _is_same(value: Any, one: Any) -> bool:
+    is_same_kind = isinstance(value, bool) == isinstance(one, bool)
+    return value is one or bool(is_same_kind and value == one)

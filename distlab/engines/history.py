@@ -1,0 +1,59 @@
+"""What a training gives back: a row for each epoch, and the whole of it in figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochRow:
+    """One epoch; losses are means over all samples of all ranks."""
+
+    epoch: int
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    seconds: float
+    throughput: float
+    """Samples per second, all ranks together, validation left out."""
+    val_loss: float | None = None
+    accuracy: float | None = None
+    """Of the validation; None without one, or where outputs are no class scores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """The same on every rank."""
+
+    backend: str
+    num_gpus: int
+    total_time: float
+    """Seconds in the ranks, from the first step to the last."""
+    epochs: tuple[EpochRow, ...]
+    losses: tuple[float, ...] = field(repr=False, default=())
+    """The mean loss of each step's global batch, before the step."""
+    stopped_by: str = ""
+    """"", or why it ended early: early_stopping, max_steps or max_cost."""
+    cost: float = 0.0
+    single_throughput: float | None = None
+    """Of one process, if the caller measured it."""
+
+    @property
+    def best_accuracy(self) -> float | None:
+        """The highest of the epochs."""
+        known = [row.accuracy for row in self.epochs if row.accuracy is not None]
+        return max(known, default=None)
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second over all epochs."""
+        seconds = sum(row.seconds for row in self.epochs)
+        samples = sum(row.throughput * row.seconds for row in self.epochs)
+        return samples / seconds if seconds else 0.0
+
+    @property
+    def speedup(self) -> float | None:
+        """Throughput by that of one process; None where that is not known."""
+        return (
+            self.throughput / self.single_throughput if self.single_throughput else None
+        )

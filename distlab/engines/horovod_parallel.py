@@ -1,0 +1,65 @@
+"""Horovod in the process of a rank.
+
+Its optimizer sends each gradient as soon as backward() has it, and step() waits for all
+of them.
+
+Source: Horovod's documentation, "Horovod with PyTorch".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlab.engines.config import DistributedConfig
+from distlab.engines.outside import engine
+from distlab.engines.parallel import Make, Parallel, make_optimizer, make_scaler
+from distlab.engines.torch_engine import device_of_rank
+
+HOW = "make test-horovod builds it in .venv-horovod"
+
+
+class Horovod(Parallel):
+    """A rank of Horovod's group; makes the group if there is none."""
+
+    def __init__(
+        self,
+        config: DistributedConfig,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Make | None,
+    ) -> None:
+        super().__init__(config)
+        self.hvd = hvd = engine("horovod.torch", "horovod", HOW)
+        self.owns_group = not hvd.is_initialized()
+        if self.owns_group:
+            hvd.init()
+        self.rank, self.world_size = hvd.rank(), hvd.size()
+        self.device = device_of_rank(config.communication_backend, hvd.local_rank())
+        self.module = self.forward = model.to(self.device)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        self.optimizer = hvd.DistributedOptimizer(
+            make_optimizer(model, optimizer),
+            named_parameters=model.named_parameters(),
+            compression=getattr(hvd.Compression, config.compression),
+            backward_passes_per_step=config.gradient_accumulation_steps,
+            op=hvd.Average,
+        )
+        self.scaler = make_scaler(config, self.device)
+
+    def step(self) -> float:
+        """See Parallel; all gradients have arrived before they are clipped."""
+        optimizer: Any = self.optimizer
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            return super().step()
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """See Parallel."""
+        return self.hvd.allreduce_(tensor, op=self.hvd.Sum)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """See Parallel."""
+        if self.owns_group:
+            self.hvd.shutdown()

@@ -1,0 +1,26 @@
+"""Opens the engine that a job names, in the process of a rank."""
+
+from __future__ import annotations
+
+from distlab.engines.job import Job
+from distlab.engines.parallel import Parallel
+
+
+def open_parallel(job: Job) -> Parallel:
+    """What the configured backend trains with in this process."""
+    own = job.config, job.model, job.optimizer
+    if job.config.backend == "scratch":
+        from distlab.engines.scratch import Scratch
+
+        return Scratch(*own)
+    if job.config.backend == "horovod":
+        from distlab.engines.horovod_parallel import Horovod
+
+        return Horovod(*own)
+    if job.config.backend == "deepspeed":
+        from distlab.engines.deepspeed_parallel import DeepSpeed
+
+        return DeepSpeed(*own)
+    from distlab.engines.torch_engine import Torch
+
+    return Torch(*own)

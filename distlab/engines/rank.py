@@ -1,0 +1,57 @@
+"""The script of one rank: reads the job, trains, writes the outcome.
+
+    python -m distlab.launch … distlab/engines/rank.py FOLDER
+
+What a rank has to do it finds in FOLDER.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from pathlib import Path
+
+JOB, OUTCOME = "job.pickle", "outcome.pickle"
+VARIABLES = ("RANK", "SLURM_PROCID", "HOROVOD_RANK")  # of launchers
+
+
+def number() -> int:
+    """This process's rank, by what its launcher has set; 0 without one."""
+    return int(next((os.environ[v] for v in VARIABLES if v in os.environ), "0"))
+
+
+def error_file(folder: Path, rank: int) -> Path:
+    """Where a rank says in one line why it failed."""
+    return folder / f"rank_{rank}.error"
+
+
+def main(folder: Path) -> int:
+    """Train the job in `folder` as the rank that the environment names."""
+    from distlab.engines import job
+    from distlab.engines.worker import train
+
+    # Where a rank hangs: kill -USR1 writes every thread's stack into its log.
+    faulthandler.register(signal.SIGUSR1)
+    rank = number()
+    try:
+        outcome = train(job.read(folder / JOB))
+    except Exception as error:
+        first = (str(error).splitlines() or [""])[0]
+        said = first if isinstance(error, ValueError) else _named(error, first)
+        error_file(folder, rank).write_text(said, encoding="utf-8")
+        raise
+    if rank == 0:
+        job.write(outcome, folder / OUTCOME)
+    return 0
+
+
+def _named(error: Exception, said: str) -> str:
+    return f"{type(error).__name__}: {said}"
+
+
+if __name__ == "__main__":
+    # This file's folder would come first, and its names hide those of libraries.
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+    sys.exit(main(Path(sys.argv[1])))

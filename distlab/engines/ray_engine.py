@@ -1,0 +1,208 @@
+"""Ray Train: the same worker in the processes of a Ray cluster.
+
+    fit() ─▶ TorchTrainer, a worker per rank ─▶ train(job) in each ─▶ an actor ─▶ fit()
+
+Ray starts the processes, on this machine or on a cluster, and opens torch's default
+group in them. Rank 0 sends what came of it to an actor, so no shared disk is needed.
+Inside a trial of Ray Tune it is the same; that trial's cluster is used.
+
+Source: Ray Train's documentation, "TorchTrainer" and "TorchConfig".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import cloudpickle  # type: ignore[import-untyped]
+import torch
+
+from distlab.engines.config import DistributedConfig
+from distlab.engines.expect import EngineError
+from distlab.engines.job import Job, Outcome
+from distlab.engines.outside import engine
+from distlab.engines.trainer import Trainer
+
+OBJECT_STORE_BYTES = 100 << 20  # Ray's own default takes a third of the memory
+ANSWER_S = 5.0
+
+
+class RayTrainer(Trainer):
+    """Trains on a Ray cluster; without `address` on one of this machine's own.
+
+    Example: `RayTrainer(model, {"num_gpus": 2, "epochs": 3}).fit(train_loader)`
+    """
+
+    backends = ("ray",)
+
+    def __init__(
+        self,
+        model: Any,
+        config: dict[str, Any] | None = None,
+        *,
+        address: str | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(model, **{**(config or {}), **more})
+        self.address = address
+
+    def _run(self, job: Job) -> Outcome:
+        sent = cloudpickle.dumps(job)
+
+        def as_rank() -> bytes:
+            from distlab.engines.worker import train
+
+            return cloudpickle.dumps(train(pickle.loads(sent)))  # type: ignore[no-any-return]
+
+        outcome: Outcome = pickle.loads(on_ray(as_rank, job.config, self.address))
+        return outcome
+
+
+def run_script_on_ray(
+    script: Path,
+    arguments: Sequence[str],
+    config: DistributedConfig,
+    address: str | None,
+) -> int:
+    """Run a user's script as every rank; 0, since a rank that fails raises."""
+    path, own = script.resolve(), list(arguments)
+
+    def as_rank() -> bytes:
+        from distlab.engines.start import run_here
+
+        return str(run_here(path, own)).encode()
+
+    return int(on_ray(as_rank, config, address, shows_output=True))
+
+
+def on_ray(
+    as_rank: Callable[[], bytes],
+    config: DistributedConfig,
+    address: str | None,
+    *,
+    shows_output: bool = False,
+) -> bytes:
+    """Call a function as every rank of a group that Ray opens; what rank 0 returns.
+
+    Raises:
+        EngineError: Ray is not installed or not reachable, or a rank failed.
+    """
+    ray = engine("ray", "ray")
+    train = engine("ray.train", "ray")
+    torch_train = engine("ray.train.torch", "ray")
+    uses_gpus = torch.cuda.is_available() and config.communication_backend != "gloo"
+    wire = config.communication_backend or ("nccl" if uses_gpus else "gloo")
+    with contextlib.ExitStack() as stack:
+        if not ray.is_initialized():
+            folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            try:
+                own = address, config.world_size, folder
+                open_ray(ray, *own, shows_output=shows_output)
+            except EngineError:
+                raise
+            except Exception as error:  # a bare Exception where a node is too slow
+                ray.shutdown()
+                raise EngineError(said(error)) from error
+            stack.callback(ray.shutdown)
+        place = stack.enter_context(tempfile.TemporaryDirectory(prefix="dl-"))
+        mailbox = ray.remote(Mailbox).options(num_cpus=0).remote()
+
+        def loop() -> None:
+            value = as_rank()
+            if int(os.environ["RANK"]) == 0:
+                ray.get(mailbox.put.remote(value))
+
+        trainer = torch_train.TorchTrainer(
+            loop,
+            torch_config=torch_train.TorchConfig(backend=wire),
+            scaling_config=train.ScalingConfig(
+                num_workers=config.world_size, use_gpu=uses_gpus
+            ),
+            run_config=train.RunConfig(storage_path=place),
+        )
+        try:
+            trainer.fit()
+        except Exception as error:  # Ray's own, which differ between versions
+            raise EngineError(said(error)) from error
+        value: bytes = ray.get(mailbox.take.remote())
+        return value
+
+
+class Mailbox:
+    """An actor that keeps one value."""
+
+    def __init__(self) -> None:
+        self.value = b""
+
+    def put(self, value: bytes) -> None:
+        """Keep it."""
+        self.value = value
+
+    def take(self) -> bytes:
+        """What was kept."""
+        return self.value
+
+
+def open_ray(
+    ray: Any, address: str | None, num_ranks: int, folder: str, *, shows_output: bool
+) -> None:
+    """Join the cluster at `address`, or start one here, with its files in `folder`.
+
+    Raises:
+        EngineError: nothing answers at the address.
+    """
+    quiet = {"log_to_driver": shows_output, "logging_level": "error"}
+    folders = os.pathsep.join(dict.fromkeys(map(os.path.abspath, sys.path)))
+    environment = {"env_vars": {"PYTHONPATH": folders}}
+    if address is not None:
+        expect_answer(address)
+        ray.init(address=address, **quiet)
+        return
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray.init(
+        num_cpus=max(os.cpu_count() or 1, num_ranks + 1),
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        # Ray's sockets stand in it, and a socket's path has at most 107 characters.
+        _temp_dir=folder,
+        runtime_env=environment,
+        **quiet,
+    )
+
+
+def expect_answer(address: str) -> None:
+    """See that something listens at `address`; Ray itself would wait for minutes.
+
+    Raises:
+        EngineError: nothing does, or it is no address.
+    """
+    place = urlsplit(address if "://" in address else f"ray://{address}")
+    try:
+        host, port = place.hostname, place.port
+        if host is None or port is None:
+            raise ValueError("it has no host and port")
+        socket.create_connection((host, port), timeout=ANSWER_S).close()
+    except (OSError, ValueError) as error:
+        raise EngineError(f"no Ray cluster answers at {address}: {error}") from error
+
+
+def said(error: Exception) -> str:
+    """What the first rank that failed said, or Ray, in one line."""
+    failures = getattr(error, "worker_failures", None) or {}
+    for rank, cause in sorted(failures.items()):
+        lines = [line for line in str(cause).splitlines() if line.strip()]
+        return f"rank {rank} failed: {lines[-1] if lines else type(cause).__name__}"
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"Ray failed: {lines[-1] if lines else type(error).__name__}"

@@ -1,0 +1,126 @@
+"""Where rank 0 writes figures: the terminal, MLflow, TensorBoard."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distlab.engines.config import DistributedConfig
+from distlab.engines.expect import EngineError
+from distlab.engines.history import EpochRow
+from distlab.engines.job import Job
+from distlab.monitor import Monitor, Sink
+from distlab.monitor.extras import needed
+
+
+class Records:
+    """The sinks of one training; without any on the ranks other than 0.
+
+    Raises:
+        ModuleNotFoundError: MLflow or TensorBoard is not installed.
+    """
+
+    def __init__(self, job: Job, rank: int) -> None:
+        sinks = make_sinks(job) if rank == 0 else []
+        self._monitor = Monitor(1, sinks)
+        self._says = rank == 0 and job.verbose
+        self._num_epochs = job.config.epochs
+
+    def steps(self, step: int, figures: dict[str, float]) -> None:
+        """Figures of the steps up to `step`."""
+        self._monitor.figures(step, {**figures, **gpu_figures()})
+
+    def epoch(self, step: int, row: EpochRow) -> None:
+        """The figures of an epoch, and a line on the terminal."""
+        named = {
+            "epoch_loss": row.loss,
+            "val_loss": row.val_loss,
+            "accuracy": row.accuracy,
+        }
+        self._monitor.figures(step, {k: v for k, v in named.items() if v is not None})
+        if self._says:
+            print(line_of(row, self._num_epochs), flush=True)
+
+    def close(self) -> None:
+        """End the sinks."""
+        self._monitor.close()
+
+
+def line_of(row: EpochRow, num_epochs: int) -> str:
+    """An epoch as a line."""
+    words = [f"epoch {row.epoch}/{num_epochs}", f"loss {row.loss:.4f}"]
+    if row.val_loss is not None:
+        words.append(f"validation {row.val_loss:.4f}")
+    if row.accuracy is not None:
+        words.append(f"accuracy {row.accuracy:.4f}")
+    return "  ".join([*words, f"{row.throughput:.0f} samples/s"])
+
+
+def make_sinks(job: Job) -> list[Sink]:
+    """What the configuration names."""
+    sinks: list[Sink] = []
+    if job.config.tensorboard:
+        from distlab.monitor.tensorboard import TensorBoard
+
+        sinks.append(TensorBoard(Path(job.config.tensorboard_dir or "runs")))
+    if job.mlflow_run:
+        from distlab.monitor.mlflow import MLflow
+
+        uri, run_id = job.mlflow_run
+        mlflow = needed("mlflow", "mlflow_tracking")
+        mlflow.set_tracking_uri(uri)
+        sinks.append(MLflow(mlflow, run_id))
+    return sinks
+
+
+def gpu_figures() -> dict[str, float]:
+    """The utilisation of this rank's GPU in percent, where the driver says it."""
+    if not torch.cuda.is_available():
+        return {}
+    try:
+        return {"gpu_utilisation": float(torch.cuda.utilization())}
+    except (ImportError, RuntimeError):  # without nvidia-ml-py, or without rights
+        return {}
+
+
+class TrackedRun:
+    """The MLflow run of a training: the active one, or else one that is begun here.
+
+    Without `mlflow_tracking` it does nothing.
+
+    Raises:
+        ModuleNotFoundError: MLflow is not installed.
+        EngineError: MLflow cannot begin a run.
+    """
+
+    def __init__(self, config: DistributedConfig, experiment: str | None) -> None:
+        self.place: tuple[str, str] | None = None
+        self._mlflow: Any = None
+        self._is_ours = False
+        if not config.mlflow_tracking:
+            return
+        mlflow = self._mlflow = needed("mlflow", "mlflow_tracking")
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        run = mlflow.active_run()
+        self._is_ours = run is None
+        try:
+            if run is None:
+                mlflow.set_experiment(experiment or config.mlflow_experiment)
+                run = mlflow.start_run(run_name=f"{config.backend}-{config.world_size}")
+            named = {k: v for k, v in vars(config).items() if v is not None}
+            mlflow.log_params(
+                {**named, "num_gpus": config.world_size}, run_id=run.info.run_id
+            )
+        except Exception as error:  # MLflow's, SQLAlchemy's or the network's
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise EngineError(f"MLflow cannot begin a run: {first}") from error
+        self.place = mlflow.get_tracking_uri(), run.info.run_id
+
+    def end(self, status: str) -> None:
+        """End the run, if it was begun here."""
+        if self._is_ours:
+            self._is_ours = False
+            self._mlflow.end_run(status)

@@ -1,0 +1,57 @@
+"""The engine that stands on the course's own units: distlab.distributed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+import distlab.distributed as ours
+from distlab.engines.config import DistributedConfig
+from distlab.engines.parallel import Make, Parallel, make_optimizer, make_scaler
+
+TIMEOUT_S = 600.0
+
+
+class Scratch(Parallel):
+    """A rank of distlab.distributed's default group; makes it if there is none."""
+
+    def __init__(
+        self,
+        config: DistributedConfig,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Make | None,
+    ) -> None:
+        super().__init__(config)
+        self.owns_group = not ours.is_initialized()
+        if self.owns_group and "RANK" in os.environ:
+            ours.init_process_group("gloo", timeout_s=TIMEOUT_S)
+        elif self.owns_group:
+            ours.init_process_group("gloo", world_size=1, rank=0, timeout_s=TIMEOUT_S)
+        self.rank, self.world_size = ours.get_rank(), ours.get_world_size()
+        self.device = ours.default_comm().device
+        self.module = model.to(self.device)
+        self.optimizer = make_optimizer(model, optimizer)
+        self.ddp = ours.DistributedDataParallel(
+            model, find_unused_parameters=config.find_unused_parameters
+        )
+        self.forward = self.ddp
+        self.scaler = make_scaler(config, self.device)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """See Parallel."""
+        with self.ddp.no_sync():
+            yield
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """See Parallel."""
+        return ours.all_reduce(tensor)
+
+    def close(self) -> None:
+        """See Parallel."""
+        if self.owns_group:
+            ours.destroy_process_group()

@@ -1,0 +1,150 @@
+"""A user's own script on all ranks: what `distlab train` runs.
+
+    started by torchrun or srun    this process is a rank: run the script
+    started by hand               start the ranks, which run the script
+
+The script meets its ranks as under torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR
+and MASTER_PORT are set. A trainer of this package in it takes part in the job, with the
+backend that the command line names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from distlab.engines.config import BACKEND_VARIABLE, DistributedConfig
+from distlab.engines.expect import EngineError
+from distlab.engines.start import expect_gpus, is_rank, run_here
+from distlab.launch import launch_distributed_training
+
+SECONDS_AN_HOUR = 3600.0
+OUTSIDE = ("ray", "horovod")  # they start the ranks themselves
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Where the agents of several nodes meet, and which node this is."""
+
+    node_rank: int | None = None
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+
+
+def run_script(
+    script: Path,
+    arguments: Sequence[str],
+    config: DistributedConfig,
+    *,
+    meeting: Meeting | None = None,
+    log_dir: Path | None = None,
+    address: str | None = None,
+) -> int:
+    """Run `script` on the ranks of `config`; the exit code.
+
+    Raises:
+        EngineError, LaunchError: it cannot begin: one line.
+    """
+    if not script.is_file():
+        raise EngineError(f"the script {script} is not there")
+    if address is not None and config.backend != "ray":
+        raise EngineError(f"an address is for backend ray; backend is {config.backend}")
+    with _named_backend(config.backend):
+        if is_rank():
+            return run_here(script, arguments)
+        if config.backend in OUTSIDE and config.max_cost is not None:
+            raise EngineError(
+                f"distlab train cannot end the ranks of {config.backend} at max_cost: "
+                "give it to the trainer in the script"
+            )
+        if config.backend == "ray":
+            from distlab.engines.ray_engine import run_script_on_ray
+
+            return run_script_on_ray(script, arguments, config, address)
+        if config.backend == "horovod":
+            from distlab.engines.horovod_engine import run_script_on_horovod
+
+            return run_script_on_horovod(script, arguments, config, log_dir or Path())
+        expect_gpus(config)
+        with capped(config) as cap:
+            code = _launch(script, arguments, config, meeting or Meeting(), log_dir)
+        return 1 if cap.is_reached else code
+
+
+def _launch(
+    script: Path,
+    arguments: Sequence[str],
+    config: DistributedConfig,
+    meeting: Meeting,
+    log_dir: Path | None,
+) -> int:
+    nodes: dict[str, object] = {}
+    if config.num_nodes > 1:
+        nodes = {"nnodes": config.num_nodes, **vars(meeting)}
+    wire = config.communication_backend
+    return launch_distributed_training(
+        script,
+        *arguments,
+        nproc_per_node=config.ranks_per_node,
+        backend=wire or ("nccl" if torch.cuda.is_available() else "gloo"),
+        log_dir=log_dir or ".",
+        **nodes,
+    )
+
+
+@contextlib.contextmanager
+def _named_backend(name: str) -> Iterator[None]:
+    before = os.environ.get(BACKEND_VARIABLE)
+    os.environ[BACKEND_VARIABLE] = name
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[BACKEND_VARIABLE]
+        else:
+            os.environ[BACKEND_VARIABLE] = before
+
+
+class Cap:
+    """Whether the cost cap has ended the ranks."""
+
+    is_reached = False
+
+
+@contextlib.contextmanager
+def capped(config: DistributedConfig) -> Iterator[Cap]:
+    """Send this process SIGTERM once the ranks have cost `max_cost`.
+
+    The launcher passes it on to the ranks, which have 30 s to save and end.
+    """
+    cap = Cap()
+    if config.max_cost is None:
+        yield cap
+        return
+    rate = config.cost_per_gpu_hour * config.world_size
+    limit_s = config.max_cost / rate * SECONDS_AN_HOUR
+
+    def end() -> None:
+        cap.is_reached = True
+        print(
+            f"distlab train: max_cost {config.max_cost:g} is reached after "
+            f"{limit_s:.0f} s: the ranks end",
+            file=sys.stderr,
+        )
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield cap
+    finally:
+        timer.cancel()

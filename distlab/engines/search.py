@@ -1,0 +1,110 @@
+"""What a search over parameters draws and which trials it ends; starts nothing.
+
+Source: Li et al., A System for Massively Parallel Hyperparameter Tuning (2020), section
+3.3, asynchronous successive halving (https://arxiv.org/abs/1810.05934); here a trial
+that is not promoted ends, and none is continued later.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distlab.engines.expect import EngineError
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several values, all equally likely."""
+
+    values: Sequence[Any]
+
+    def draw(self, source: random.Random) -> Any:
+        """A value."""
+        return source.choice(list(self.values))
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A number from an interval, or with `is_log` its logarithm is uniform."""
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    def draw(self, source: random.Random) -> float:
+        """A value."""
+        if self.is_log:
+            return math.exp(source.uniform(math.log(self.low), math.log(self.high)))
+        return source.uniform(self.low, self.high)
+
+
+def choice(values: Sequence[Any]) -> Choice:
+    """One of `values`."""
+    if not values:
+        raise EngineError("choice([]) has no value to draw")
+    return Choice(tuple(values))
+
+
+def uniform(low: float, high: float) -> Uniform:
+    """A number between `low` and `high`."""
+    return _interval(low, high, is_log=False)
+
+
+def loguniform(low: float, high: float) -> Uniform:
+    """A number between `low` and `high`, as often below as above √(low·high)."""
+    if low <= 0:
+        raise EngineError(f"loguniform({low:g}, {high:g}): low must be more than 0")
+    return _interval(low, high, is_log=True)
+
+
+def _interval(low: float, high: float, *, is_log: bool) -> Uniform:
+    if not low < high:
+        raise EngineError(f"the interval from {low:g} to {high:g} is empty")
+    return Uniform(low, high, is_log)
+
+
+def draw(space: Mapping[str, Any], seed: int, trial: int) -> dict[str, Any]:
+    """The parameters of a trial: the same for the same seed, in any order of trials.
+
+    A list is a choice; anything else that cannot be drawn from is a constant.
+    """
+    source = random.Random(f"{seed}/{trial}")
+    found = {}
+    for name, own in space.items():
+        one = choice(own) if isinstance(own, list) else own
+        found[name] = one.draw(source) if hasattr(one, "draw") else one
+    return found
+
+
+class Asha:
+    """Which trials go on: at each rung the best 1/`reduction_factor` so far.
+
+    Rungs stand at `grace` reports and at its multiples by powers of the factor.
+    """
+
+    def __init__(self, grace: int = 1, reduction_factor: int = 3) -> None:
+        if grace < 1 or reduction_factor < 2:
+            raise EngineError("ASHA needs grace ≥ 1 and reduction_factor ≥ 2")
+        self.grace, self.factor = grace, reduction_factor
+        self.rungs: dict[int, list[float]] = {}
+
+    def goes_on(self, num_reports: int, loss: float) -> bool:
+        """Whether a trial goes on that has reported so often, last this loss."""
+        if not self.is_rung(num_reports):
+            return True
+        values = self.rungs.setdefault(num_reports, [])
+        values.append(math.inf if math.isnan(loss) else loss)
+        values.sort()
+        num_best = max(1, len(values) // self.factor)
+        return loss <= values[num_best - 1]
+
+    def is_rung(self, num_reports: int) -> bool:
+        """Whether there is one after so many reports."""
+        rung = self.grace
+        while rung < num_reports:
+            rung *= self.factor
+        return rung == num_reports

@@ -1,0 +1,158 @@
+"""Start the ranks of a job on this machine, or take part in one that runs already.
+
+RANK, SLURM_PROCID … is set      this process is a rank: train here
+one rank                         train here
+more                             distlab.launch starts distlab/engines/rank.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import runpy
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from distlab.engines import job as jobs
+from distlab.engines import rank as ranks
+from distlab.engines.config import DistributedConfig
+from distlab.engines.expect import EngineError
+from distlab.engines.job import Job, Outcome
+from distlab.engines.worker import train
+from distlab.launch import LaunchError, launch_distributed_training, rank_environment
+
+Starter = Callable[[Path, DistributedConfig], int]
+"""Runs rank.py with a folder on all ranks; the exit code."""
+
+
+def run(job: Job, starter: Starter | None = None) -> Outcome:
+    """Train `job` on its ranks, wherever this process stands among them.
+
+    Raises:
+        EngineError: the training cannot begin, or a rank failed.
+    """
+    if is_rank():
+        return take_part(job)
+    if job.config.num_nodes > 1:
+        raise EngineError(
+            f"num_nodes is {job.config.num_nodes}: start the script on every node, "
+            "with distlab train, torchrun or srun"
+        )
+    if job.config.world_size == 1 and starter is None:
+        return train(job)
+    return start(job, starter or launch_ranks)
+
+
+def take_part(job: Job, starter: Starter | None = None) -> Outcome:
+    """Train as one rank of the job that this process belongs to; collective."""
+    with job_of_launcher():
+        return train(job)
+
+
+def run_here(script: Path, arguments: Sequence[str]) -> int:
+    """Run it in this process, which a launcher has started as one rank."""
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    with job_of_launcher():
+        runpy.run_path(str(script), run_name="__main__")
+    return 0
+
+
+def is_rank() -> bool:
+    """Whether a launcher has started this process as one rank of several."""
+    variables = os.environ
+    is_started = "RANK" in variables or "HOROVOD_RANK" in variables
+    # In a batch script without srun, SLURM_PROCID is 0 and there is no step's node.
+    is_srun = int(variables.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+    return is_started or is_srun
+
+
+@contextlib.contextmanager
+def job_of_launcher() -> Iterator[None]:
+    """Inside, srun's variables stand under torch's names too."""
+    added = rank_environment(os.environ)
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
+def start(job: Job, starter: Starter) -> Outcome:
+    """Start other processes for all ranks of `job`, and wait for them.
+
+    Raises:
+        EngineError: they cannot start, or one failed: what the first one said.
+    """
+    expect_gpus(job.config)
+    with tempfile.TemporaryDirectory(prefix="distlab-") as name:
+        folder = Path(name)
+        try:
+            jobs.write(job, folder / ranks.JOB)
+        except (TypeError, AttributeError, RuntimeError) as error:
+            raise EngineError(
+                f"the job cannot go to other processes: {error}"
+            ) from error
+        code = starter(folder, job.config)
+        if code == 0:
+            outcome: Outcome = jobs.read(folder / ranks.OUTCOME)
+            return outcome
+        raise EngineError(what_failed(folder, job.config.world_size, code))
+
+
+def launch_ranks(folder: Path, config: DistributedConfig) -> int:
+    """distlab.launch, whose lines about a failure are left out: `start` says why."""
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            code = launch_distributed_training(
+                ranks.__file__, folder, nproc_per_node=config.world_size, log_dir=folder
+            )
+        except LaunchError as error:
+            raise EngineError(str(error)) from error
+    if code and said.getvalue():
+        (folder / "launch.txt").write_text(said.getvalue(), encoding="utf-8")
+    if code == 130:
+        raise KeyboardInterrupt
+    return code
+
+
+def expect_gpus(config: DistributedConfig) -> None:
+    """See that there is a GPU for each rank, where the ranks use GPUs.
+
+    Raises:
+        EngineError: there are some, but too few; or none for nccl.
+    """
+    num_gpus = torch.cuda.device_count()
+    uses_gpus = num_gpus > 0 and config.communication_backend != "gloo"
+    if config.communication_backend == "nccl" and num_gpus == 0:
+        raise EngineError(
+            "communication_backend nccl needs a GPU for each rank, and torch finds "
+            "none: choose gloo"
+        )
+    if uses_gpus and num_gpus < config.world_size:
+        raise EngineError(
+            f"{config.world_size} ranks need as many GPUs, and torch finds {num_gpus}: "
+            "num_gpus must not be more, or communication_backend='gloo' uses the CPU"
+        )
+
+
+def what_failed(folder: Path, world_size: int, code: int) -> str:
+    """What the first rank that failed wrote down, or else the launcher."""
+    told = [
+        (path.stat().st_mtime_ns, rank, path.read_text(encoding="utf-8"))
+        for rank in range(world_size)
+        if (path := ranks.error_file(folder, rank)).exists()
+    ]
+    if told:
+        _, rank, said = min(told)
+        return f"rank {rank} failed: {said}"
+    report = folder / "launch.txt"
+    lines = report.read_text(encoding="utf-8").splitlines() if report.exists() else []
+    said = lines[0].removeprefix("distlab.launch: ") if lines else f"exit code {code}"
+    return f"the ranks did not finish: {said}"

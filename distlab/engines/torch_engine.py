@@ -1,0 +1,299 @@
+"""torch's own engines: DistributedDataParallel, its sharded optimizer, fully_shard.
+
+backend       zero_stage    what a rank holds of the others' state
+pytorch-ddp   0             everything is replicated
+pytorch-ddp   1             optimizer state is sharded
+fsdp2         2             and gradients; parameters stay after forward
+fsdp2         3             and parameters, gathered again in backward
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+
+from distlab.engines.config import DistributedConfig
+from distlab.engines.expect import EngineError
+from distlab.engines.parallel import (
+    DTYPES,
+    Make,
+    Parallel,
+    make_optimizer,
+    make_scaler,
+    named_state,
+)
+
+TIMEOUT = timedelta(minutes=10)
+
+
+class InDefaultGroup(Parallel):
+    """A rank of torch.distributed's default group; makes the group if there is none.
+
+    Raises:
+        EngineError: the group cannot be made.
+    """
+
+    def __init__(self, config: DistributedConfig, model: nn.Module) -> None:
+        super().__init__(config)
+        self.owns_group = not dist.is_initialized()
+        self.device = device_of_rank(config.communication_backend)
+        if self.owns_group:
+            open_group(config.communication_backend, self.device)
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.module = model.to(self.device)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """See Parallel."""
+        dist.all_reduce(tensor)
+        return tensor
+
+    def close(self) -> None:
+        """See Parallel."""
+        if self.owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class Torch(InDefaultGroup):
+    """DDP, with or without ZeroRedundancyOptimizer, or fully_shard.
+
+    Raises:
+        EngineError: the group cannot be made.
+    """
+
+    def __init__(
+        self,
+        config: DistributedConfig,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Make | None,
+    ) -> None:
+        super().__init__(config, model)
+        own = make_optimizer(model, optimizer)
+        if config.backend == "fsdp2":
+            self._shard(own)
+        else:
+            self._replicate(own)
+        self.scaler = make_scaler(config, self.device)
+
+    # ── wrapping ────────────────────────────────────────────────────────────────────
+
+    def _replicate(self, optimizer: torch.optim.Optimizer) -> None:
+        config = self.config
+        ddp = nn.parallel.DistributedDataParallel(
+            self.module,
+            device_ids=[self.device.index] if self.device.type == "cuda" else None,
+            find_unused_parameters=config.find_unused_parameters,
+        )
+        add_hook(ddp, config.compression)
+        self.forward, self.ddp = ddp, ddp
+        self.optimizer = optimizer
+        if config.stage == 1:
+            self.optimizer = sharded_optimizer(optimizer)
+
+    def _shard(self, optimizer: torch.optim.Optimizer) -> None:
+        before = dict(self.module.named_parameters())
+        for tensor in self.module.state_dict().values():
+            dist.broadcast(tensor, 0)
+        fully_sharded(self.module, self.config)
+        after = dict(self.module.named_parameters())
+        new = {id(before[name]): after[name] for name in before}
+        for group in optimizer.param_groups:
+            group["params"] = [new[id(p)] for p in group["params"]]
+        self.forward, self.optimizer = self.module, optimizer
+
+    # ── a step ──────────────────────────────────────────────────────────────────────
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """See Parallel."""
+        if not isinstance(self.module, FSDPModule):
+            with self.ddp.no_sync():
+                yield
+            return
+        self.module.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self.module.set_requires_gradient_sync(True)
+
+    @contextlib.contextmanager
+    def autocast(self) -> Iterator[None]:
+        """See Parallel; fully_shard casts by its own policy."""
+        if self.config.backend == "fsdp2":
+            yield
+            return
+        with super().autocast():
+            yield
+
+    def share_overflow(self) -> None:
+        """See Parallel: with shards each rank has seen its own gradients only."""
+        if self.config.backend == "fsdp2" and self.scaler:
+            for flag in self.scaler._found_inf_per_device(self.optimizer).values():
+                local = flag.to_local() if hasattr(flag, "to_local") else flag
+                dist.all_reduce(local, dist.ReduceOp.MAX)
+
+    # ── all ranks together ──────────────────────────────────────────────────────────
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """See Parallel."""
+        if self.config.stage != 1:
+            return super().optimizer_state()
+        zero: Any = self.optimizer
+        zero.consolidate_state_dict(to=0)
+        state = [zero.state_dict() if self.rank == 0 else None]
+        dist.broadcast_object_list(state, 0)
+        return named_state(state[0], self.names())  # type: ignore[arg-type]
+
+    def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """See Parallel."""
+        if self.config.backend == "fsdp2":
+            weights, state = self._cut(weights, state)
+        super().load(weights, state)
+
+    def _cut(
+        self, weights: dict[str, Tensor], state: dict[str, Any]
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """This rank's shards of full values."""
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        parts = self.module.state_dict()
+
+        def shard(name: str, value: Any) -> Any:
+            part = parts[name]
+            if not isinstance(part, DTensor) or getattr(value, "ndim", 0) == 0:
+                return value
+            placed = value.to(part.device_mesh.device_type)
+            cut = distribute_tensor(placed, part.device_mesh, part.placements)
+            return cut.to(part.to_local().device)
+
+        own = {
+            name: {key: shard(name, value) for key, value in values.items()}
+            for name, values in state["state"].items()
+        }
+        cut = {name: shard(name, value) for name, value in weights.items()}
+        return cut, {**state, "state": own}
+
+    def close(self) -> None:
+        """See Parallel.
+
+        DDP goes before the group. Otherwise ranks were seen that never ended: they
+        stood in the garbage collection at the interpreter's end, which then destroys
+        DDP's reducer, and with it the last reference to the gloo group.
+        """
+        self.__dict__.pop("ddp", None)
+        self.__dict__.pop("forward", None)
+        gc.collect()
+        super().close()
+
+
+def device_of_rank(wire: str | None, number: int | None = None) -> torch.device:
+    """The GPU with this rank's local number, by default LOCAL_RANK, or the CPU.
+
+    Raises:
+        EngineError: nccl was asked for and this rank has no GPU.
+    """
+    num_gpus = torch.cuda.device_count()
+    local_rank = int(os.environ.get("LOCAL_RANK", "0")) if number is None else number
+    if wire == "nccl" and local_rank >= num_gpus:
+        raise EngineError(
+            f"communication_backend nccl needs a GPU for each rank; local rank "
+            f"{local_rank} has none of {num_gpus}: choose gloo"
+        )
+    if num_gpus == 0 or wire == "gloo" or local_rank >= num_gpus:
+        return torch.device("cpu")
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def open_group(wire: str | None, device: torch.device) -> None:
+    """Meet the other ranks where RANK says so; else a group of this process alone."""
+    backend = wire or ("nccl" if device.type == "cuda" else "gloo")
+    if device.type == "cuda" and backend == "nccl":
+        backend = "cpu:gloo,cuda:nccl"
+    try:
+        if "RANK" in os.environ:
+            dist.init_process_group(backend, timeout=TIMEOUT)
+        else:
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group(
+                backend, store=store, rank=0, world_size=1, timeout=TIMEOUT
+            )
+    except (RuntimeError, ValueError) as error:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        first = str(error).splitlines()[0]
+        raise EngineError(f"the ranks cannot meet at {where}: {first}") from error
+
+
+def add_hook(ddp: nn.parallel.DistributedDataParallel, compression: str) -> None:
+    """Have `ddp` compress what it sends."""
+    if compression == "none":
+        return
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if compression == "powersgd":
+        # Buckets are built anew at iteration 1; the approximation starts after that.
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif compression == "bf16":
+        if next(ddp.parameters()).device.type == "cpu":
+            raise EngineError("compression bf16 needs nccl: gloo cannot sum bfloat16")
+        ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    else:
+        ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+
+
+def sharded_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """ZeRO stage 1 with the same class, groups and settings."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ZeroRedundancyOptimizer(
+        optimizer.param_groups, type(optimizer), **optimizer.defaults
+    )
+
+
+def fully_sharded(model: nn.Module, config: DistributedConfig) -> None:
+    """Shard `model` in place: each layer by itself, then what is left."""
+    dtype = DTYPES.get(config.precision or "")
+    policy = MixedPrecisionPolicy(
+        param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None
+    )
+    offload = (
+        CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
+        if config.offload_params
+        else OffloadPolicy()
+    )
+    for part in (*layers_of(model), model):
+        fully_shard(
+            part,
+            mp_policy=policy,
+            offload_policy=offload,
+            reshard_after_forward=config.stage == 3,
+        )
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The children that have parameters, those of lists of layers one by one.
+
+    None where two of them share a parameter: only their parent can then be sharded.
+    """
+    found: list[nn.Module] = []
+    for child in model.children():
+        is_list = isinstance(child, nn.ModuleList | nn.Sequential)
+        found += layers_of(child) if is_list else [child]
+    found = [layer for layer in found if any(True for _ in layer.parameters())]
+    owned = [id(p) for layer in found for p in layer.parameters()]
+    return found if len(owned) == len(set(owned)) else []

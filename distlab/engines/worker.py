@@ -1,0 +1,310 @@
+"""The training of one rank, the same on every engine of torch.
+
+    an engine starts the ranks ─▶ train(job) on each ─▶ Outcome, the same on all
+
+Losses of the steps are summed over the ranks once in `log_every_n_steps` steps, with
+this rank's seconds: every rank decides alike when to end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.engines import saving
+from distlab.engines.config import DistributedConfig, with_world_size
+from distlab.engines.expect import EngineError, expect_float32
+from distlab.engines.history import EpochRow, History
+from distlab.engines.job import Job, Outcome
+from distlab.engines.opening import open_parallel
+from distlab.engines.parallel import Parallel
+from distlab.engines.records import Records
+from distlab.engines.samples import (
+    Loading,
+    Microbatch,
+    epoch_order,
+    epoch_plan,
+    make_loader,
+)
+
+SECONDS_AN_HOUR = 3600.0
+
+
+def train(job: Job, parallel: Parallel | None = None) -> Outcome:
+    """Train `job` as this process's rank, which its environment names; collective.
+
+    Raises:
+        EngineError: the job does not fit the ranks, or a checkpoint cannot be used.
+    """
+    if job.config.precision:
+        expect_float32("mixed_precision", job.model)
+    job = job.with_copy()
+    parallel = parallel or open_parallel(job)
+    try:
+        fitting = with_world_size(job.config, parallel.world_size)
+        records = Records(job, parallel.rank)
+        with contextlib.closing(records):
+            return Training(replace(job, config=fitting), parallel, records).run()
+    finally:
+        parallel.close()
+
+
+class Training:
+    """The loop over epochs and steps of one rank."""
+
+    def __init__(self, job: Job, parallel: Parallel, records: Records) -> None:
+        self.job, self.parallel, self.records = job, parallel, records
+        self.config: DistributedConfig = job.config
+        groups = parallel.optimizer.param_groups
+        own = self.config.learning_rate
+        self.rates = [group["lr"] if own is None else own for group in groups]
+        self.rows: list[EpochRow] = []
+        self.losses: list[float] = []
+        self.num_steps = 0  # taken since the very beginning
+        self.spent_s = 0.0
+        self.stopped_by = ""
+        self.grad_norm = self.rate = 0.0
+
+    def run(self) -> Outcome:
+        """Train until the last epoch, or until something ends it before."""
+        began = time.perf_counter()
+        self._resume()
+        while not self.stopped_by and len(self.rows) < self.config.epochs:
+            self._epoch(len(self.rows) + 1)
+        config = self.config
+        history = History(
+            backend=config.backend,
+            num_gpus=config.world_size,
+            total_time=time.perf_counter() - began,
+            epochs=tuple(self.rows),
+            losses=tuple(self.losses),
+            stopped_by=self.stopped_by,
+            cost=self._cost(),
+        )
+        return Outcome(history=history, weights=self.parallel.weights())
+
+    # ── an epoch ────────────────────────────────────────────────────────────────────
+
+    def _epoch(self, number: int) -> None:
+        first, began = len(self.losses), time.perf_counter()
+        plan = self._plan(self.job.train, epoch=number, training=True)
+        num_samples = self._train(plan)
+        seconds = self._mean(time.perf_counter() - began)
+        values = self._validate()
+        losses = self.losses[first:]
+        row = EpochRow(
+            epoch=number,
+            loss=sum(losses) / max(1, len(losses)),
+            learning_rate=self.rate,
+            grad_norm=self.grad_norm,
+            seconds=seconds,
+            throughput=num_samples / seconds,
+            val_loss=values[0],
+            accuracy=values[1],
+        )
+        self.rows.append(row)
+        self.records.epoch(self.num_steps, row)
+        if self._has_stalled():
+            self.stopped_by = self.stopped_by or "early_stopping"
+        self._save()
+
+    def _train(self, plan: list[Microbatch]) -> float:
+        """The steps of an epoch; how many samples all ranks have trained on."""
+        parallel = self.parallel
+        parallel.module.train()
+        per_epoch = sum(one.ends_step for one in plan)
+        sums: list[Tensor] = []  # this rank's part of the losses since the last record
+        count, began = 0, time.perf_counter()
+        part = torch.zeros((), dtype=torch.double, device=parallel.device)
+        for micro, batch in zip(plan, make_loader(self.job.train, plan), strict=True):
+            with contextlib.nullcontext() if micro.ends_step else parallel.no_sync():
+                loss = self._loss(batch)[0] * micro.weight
+                parallel.backward(loss)
+            part += loss.detach()
+            count += micro.num_samples
+            if not micro.ends_step:
+                continue
+            self.rate = self._set_rate(per_epoch)
+            self.grad_norm = parallel.step()
+            self.num_steps += 1
+            sums.append(part)
+            part = torch.zeros_like(part)
+            is_last = self.num_steps == self.job.max_steps
+            if is_last or len(sums) == self.config.log_every_n_steps:
+                began = self._record(sums, began, count)
+                sums = []
+            if is_last:
+                self.stopped_by = "max_steps"
+            if self.stopped_by:
+                break
+        if sums:
+            self._record(sums, began, count)
+        return self._mean(float(count)) * parallel.world_size
+
+    def _loss(self, batch: Any) -> tuple[Tensor, Any, Tensor]:
+        """The mean loss of a batch, the outputs and the targets."""
+        if not isinstance(batch, list | tuple) or len(batch) < 2:
+            raise EngineError(
+                "a batch must be a tuple of inputs and targets; it is a "
+                f"{type(batch).__name__}"
+            )
+        device = self.parallel.device
+        *inputs, targets = (value.to(device, non_blocking=True) for value in batch)
+        with self.parallel.autocast():
+            outputs = self.parallel.forward(*inputs)
+            return self.job.loss(outputs, targets), outputs, targets
+
+    def _set_rate(self, per_epoch: int) -> float:
+        """Scaled by the ranks; in the warm-up it grows from step to step."""
+        scale = self.config.scale_of_rate
+        warmup = round(self.config.warmup_epochs * per_epoch)
+        if self.num_steps < warmup:
+            scale *= (self.num_steps + 1) / warmup
+        rates = [rate * scale for rate in self.rates]
+        self.parallel.set_rate(rates)
+        return rates[0]
+
+    def _record(self, sums: list[Tensor], began: float, count: int) -> float:
+        """Sum the losses of these steps over the ranks; returns the time of it."""
+        now = time.perf_counter()
+        parallel = self.parallel
+        own = torch.stack(sums)
+        seconds = torch.tensor([now - began], dtype=torch.double, device=own.device)
+        world = parallel.world_size
+        *losses, spent = (parallel.sum(torch.cat([own, seconds])) / world).tolist()
+        self.losses += losses
+        self.spent_s += spent
+        self.records.steps(
+            self.num_steps,
+            {
+                "loss": losses[-1],
+                "learning_rate": self.rate,
+                "grad_norm": self.grad_norm,
+                "step_s": spent / len(losses),
+                "num_gpus": float(world),
+            },
+        )
+        if self.config.max_cost is not None and self._cost() >= self.config.max_cost:
+            self.stopped_by = "max_cost"
+        return now
+
+    def _cost(self) -> float:
+        hours = self.spent_s / SECONDS_AN_HOUR * self.config.world_size
+        return hours * self.config.cost_per_gpu_hour
+
+    # ── validation ──────────────────────────────────────────────────────────────────
+
+    @torch.no_grad()
+    def _validate(self) -> tuple[float | None, float | None]:
+        """Mean loss and accuracy over every sample once; None where there is none."""
+        if self.job.val is None:
+            return None, None
+        self.parallel.module.eval()
+        plan = self._plan(self.job.val, epoch=0, training=False)
+        sums = torch.zeros(4, dtype=torch.double, device=self.parallel.device)
+        for micro, batch in zip(plan, make_loader(self.job.val, plan), strict=True):
+            loss, outputs, targets = self._loss(batch)
+            if not micro.num_samples:
+                continue
+            sums[0] += loss.double() * micro.num_samples
+            sums[1] += micro.num_samples
+            if _are_scores(outputs, targets):
+                sums[2] += (outputs.argmax(1) == targets).sum()
+                sums[3] += len(targets)
+        total, num, right, num_judged = self.parallel.sum(sums).tolist()
+        return total / num, right / num_judged if num_judged else None
+
+    def _has_stalled(self) -> bool:
+        patience = self.config.early_stopping
+        losses = [r.loss if r.val_loss is None else r.val_loss for r in self.rows]
+        if patience is None or len(losses) <= patience:
+            return False
+        return min(losses[-patience:]) >= min(losses[:-patience])
+
+    # ── checkpoints ─────────────────────────────────────────────────────────────────
+
+    def _save(self) -> None:
+        config, number = self.config, len(self.rows)
+        if config.checkpoint_dir is None:
+            return
+        if self.stopped_by in ("max_steps", "max_cost"):  # a part of an epoch
+            return
+        is_last = bool(self.stopped_by) or number == config.epochs
+        if number % config.checkpoint_frequency and not is_last:
+            return
+        parallel = self.parallel
+        state = {
+            "weights": parallel.weights(),
+            "optimizer": parallel.optimizer_state(),
+            "scaler": parallel.scaler.state_dict() if parallel.scaler else {},
+            "rows": [asdict(row) for row in self.rows],
+            "losses": self.losses,
+            "num_steps": self.num_steps,
+            "spent_s": self.spent_s,
+        }
+        if parallel.rank == 0:
+            saving.save(Path(config.checkpoint_dir), number, state)
+
+    def _resume(self) -> None:
+        config = self.config
+        state = saving.load(config.resume_from_checkpoint, config.checkpoint_dir)
+        if state is None:
+            return
+        try:
+            self.parallel.load(state["weights"], state["optimizer"])
+        except (RuntimeError, KeyError, ValueError) as error:
+            first = str(error).splitlines()[0]
+            raise EngineError(
+                f"the checkpoint does not fit this model and optimizer: {first}"
+            ) from error
+        if self.parallel.scaler and state["scaler"]:
+            self.parallel.scaler.load_state_dict(state["scaler"])
+        self.rows = [EpochRow(**row) for row in state["rows"]]
+        self.losses = list(state["losses"])
+        self.num_steps, self.spent_s = state["num_steps"], state["spent_s"]
+
+    # ── helpers ─────────────────────────────────────────────────────────────────────
+
+    def _plan(
+        self, loading: Loading, *, epoch: int, training: bool
+    ) -> list[Microbatch]:
+        shuffles = training and loading.shuffles
+        order = epoch_order(
+            loading.num_samples, shuffles=shuffles, seed=self.config.seed, epoch=epoch
+        )
+        plan = epoch_plan(
+            order,
+            rank=self.parallel.rank,
+            world_size=self.parallel.world_size,
+            batch_size=loading.batch_size,
+            num_microbatches=(
+                self.config.gradient_accumulation_steps if training else 1
+            ),
+            drop_last=training and loading.drop_last,
+        )
+        if not plan:
+            raise EngineError(
+                f"{loading.num_samples} samples give no full step of "
+                f"{self.parallel.world_size} × {loading.batch_size}: without drop_last "
+                "there is one"
+            )
+        return plan
+
+    def _mean(self, value: float) -> float:
+        device = self.parallel.device
+        tensor = torch.tensor([value], dtype=torch.double, device=device)
+        return float(self.parallel.sum(tensor)) / self.parallel.world_size
+
+
+def _are_scores(outputs: Any, targets: Tensor) -> bool:
+    return (
+        isinstance(outputs, Tensor)
+        and outputs.ndim == targets.ndim + 1
+        and not targets.is_floating_point()
+    )

@@ -1,0 +1,289 @@
+"""Checks of 4.12, `drill.incident`: what went wrong first, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from distlab.given import incidents as given
+from distlab.given.incidents import Incident
+from distlab.grading.checks.drill.histories import Drill, drills, lines_of
+from distlab.grading.clause import clause
+from distlab.grading.kit.plans import in_call, worked_out
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import Evidence
+
+TASK = "drill.incident"
+CLAUSES = ("C1", "C2", "C3", "C4", "C5")
+_NAMES = Incident._fields
+Told = Incident | str
+
+
+def analyze(context: RankContext, unit: ModuleType, seed: int, name: str) -> list[Told]:
+    """What incident returns for each drill of a clause."""
+    results = []
+    for drill in drills(seed)[name]:
+        with in_call(f"incident, {drill.what}"):
+            answer = unit.incident(list(drill.run.reports), list(drill.run.events))
+            results.append(_read(answer))
+    return results
+
+
+def _read(answer: Any) -> Told:
+    if answer is None:
+        return "returns None: is a return missing?"
+    try:
+        what, rank, step, action, lost = answer
+        return Incident(str(what), int(rank), int(step), str(action), int(lost))
+    except (TypeError, ValueError):
+        return f"returns {answer!r:.60}, not an Incident"
+
+
+# ── mistakes ────────────────────────────────────────────────────────────────────────
+
+
+class Mistake(NamedTuple):
+    """A known misconception: when an answer shows it, and what is said of it."""
+
+    slug: str
+    rule: str
+    shows: Callable[[Drill, Incident], bool]
+
+
+def _lost_by(drill: Drill) -> set[int]:
+    return {event.rank for event in drill.run.events if event.kind == given.LOST}
+
+
+def _blames_a_victim(drill: Drill, told: Incident) -> bool:
+    kinds = (given.KILLED, given.DATA_WORKER)
+    if drill.expected.what not in kinds or told.what not in (*kinds, given.FROZEN):
+        return False
+    return told.rank != drill.expected.rank and told.rank in _lost_by(drill)
+
+
+def _blames_a_waiting_rank(drill: Drill, told: Incident) -> bool:
+    kinds = (given.KILLED, given.DATA_WORKER, given.FROZEN)
+    is_other = told.rank != drill.expected.rank
+    return drill.expected.what == given.FROZEN and is_other and told.what in kinds
+
+
+_DAMAGE = (given.NAN, given.DESYNC)
+
+
+def _is_damaged(drill: Drill) -> bool:
+    return drill.expected.what in _DAMAGE
+
+
+def _is_later(drill: Drill, told: Incident) -> bool:
+    is_damage = _is_damaged(drill) and told.what in _DAMAGE
+    return is_damage and told.step > drill.expected.step
+
+
+def _calls_a_pause_slow(drill: Drill, told: Incident) -> bool:
+    return drill.expected.what == given.NOTHING and told.what == given.SLOW
+
+
+def _lost_from(drill: Drill, *, refused: bool, damaged: bool) -> int:
+    """The steps lost if refused or damaged checkpoints count as usable."""
+    events = drill.run.events
+    torn = set() if refused else {e.step for e in events if e.kind == given.REFUSED}
+    saved = {e.step for e in events if e.kind == given.SAVED} - torn
+    if _is_damaged(drill) and not damaged:
+        saved = {step for step in saved if step < drill.expected.step}
+    return min(_last_steps(drill)) - max(saved, default=0)
+
+
+def _last_steps(drill: Drill) -> list[int]:
+    """The newest step of each rank."""
+    last = {report.rank: report.step for report in drill.run.reports}
+    return list(last.values())
+
+
+def _loads_damage(drill: Drill, told: Incident) -> bool:
+    """From the newest checkpoint, or from that of the damaged step itself."""
+    is_damage = _is_damaged(drill) and told.what in _DAMAGE
+    if not is_damage or told.steps_lost == drill.expected.steps_lost:
+        return False
+    last, step = _lost_from(drill, refused=False, damaged=True), drill.expected.step
+    has_own = (given.SAVED, step) in [(e.kind, e.step) for e in drill.run.events]
+    own = min(_last_steps(drill)) - step if has_own else last
+    return told.steps_lost in (last, own)
+
+
+def _loads_refused(drill: Drill, told: Incident) -> bool:
+    lost = _lost_from(drill, refused=True, damaged=False)
+    is_restart = drill.expected.action == given.RESTART
+    return is_restart and lost != drill.expected.steps_lost and told.steps_lost == lost
+
+
+_ORDER = {given.NAN: 0, given.DESYNC: 0, given.TORN: 2, given.SLOW: 3, given.NOTHING: 4}
+
+
+def _takes_a_later_one(drill: Drill, told: Incident) -> bool:
+    """Something of this run, but not the first that `incident` asks for."""
+    later, first = (_ORDER.get(one.what, 1) for one in (told, drill.expected))
+    return told.what not in (given.NOTHING, drill.expected.what) and later > first
+
+
+def _has_most(drill: Drill, told: Incident) -> bool:
+    """The rank that was named has the checksum that most ranks have."""
+    own = {r.rank: r.checksum for r in drill.run.reports if r.step == told.step}
+    if told.what != given.DESYNC or told.rank not in own:
+        return False
+    return 2 * list(own.values()).count(own[told.rank]) > len(own)
+
+
+def _is_right_but(drill: Drill, told: Incident, *wrong: str) -> bool:
+    """Only these fields are wrong."""
+    names = [name for name in _NAMES if getattr(told, name) != _right(drill, name)]
+    return bool(names) and set(names) <= set(wrong)
+
+
+def _right(drill: Drill, name: str) -> Any:
+    return getattr(drill.expected, name)
+
+
+def _dates_a_stop_otherwise(drill: Drill, told: Incident) -> bool:
+    kinds = (given.KILLED, given.DATA_WORKER, given.FROZEN)
+    return drill.expected.what in kinds and _is_right_but(drill, told, "step")
+
+
+def _begins_late(drill: Drill, told: Incident) -> bool:
+    is_later = told.step > drill.expected.step
+    is_slow = drill.expected.what == given.SLOW
+    return is_slow and is_later and _is_right_but(drill, told, "step")
+
+
+def _counts_the_fastest(drill: Drill, told: Incident) -> bool:
+    ahead = max(_last_steps(drill)) - min(_last_steps(drill))
+    is_more = told.steps_lost == drill.expected.steps_lost + ahead
+    return ahead > 0 and is_more and _is_right_but(drill, told, "steps_lost")
+
+
+MISTAKES = (
+    Mistake(
+        "victim-blamed",
+        "a rank that has LOST its peers is never the cause: which process stopped "
+        "without that?",
+        _blames_a_victim,
+    ),
+    Mistake(
+        "waiting-rank-blamed",
+        "all ranks that have ENTERED the step wait for the one that has not",
+        _blames_a_waiting_rank,
+    ),
+    Mistake(
+        "damage-found-late",
+        "walk forward from the first step: the first one that shows it is the cause",
+        _is_later,
+    ),
+    Mistake(
+        "pause-called-slow",
+        "a rank is slow if it is late in each of the last PATIENCE steps",
+        _calls_a_pause_slow,
+    ),
+    Mistake(
+        "checkpoint-after-damage",
+        "a checkpoint of the step of the damage, or of a later one, has it, too",
+        _loads_damage,
+    ),
+    Mistake(
+        "refused-checkpoint-used",
+        "a checkpoint with a REFUSED shard cannot be loaded: take the one before it",
+        _loads_refused,
+    ),
+    Mistake(
+        "",
+        "the first of damage, stopped_process, TORN and straggler is the cause",
+        _takes_a_later_one,
+    ),
+    Mistake(
+        "",
+        "this rank has the checksum that most ranks have in that step",
+        _has_most,
+    ),
+    Mistake(
+        "",
+        "the step is the one after the last report of the rank that is the cause",
+        _dates_a_stop_otherwise,
+    ),
+    Mistake(
+        "",
+        "the step is the first one since which the rank is late without a break",
+        _begins_late,
+    ),
+    Mistake(
+        "",
+        "only steps that all ranks have completed count: one rank is ahead",
+        _counts_the_fastest,
+    ),
+)
+
+
+def _expect(runs: Runs, name: str) -> None:
+    """The incident of each drill of a clause.
+
+    Raises:
+        NotYetError: another one was returned.
+    """
+    results = worked_out(runs, on_ranks(analyze, name=name)).values[0]
+    for drill, answer in zip(drills(runs.seed)[name], results, strict=True):
+        if isinstance(answer, str):
+            raise NotYetError(f"{drill.what}: incident {answer}")
+        answer = Incident(*answer)  # a named tuple comes from a rank as a plain one
+        if answer == drill.expected:
+            continue
+        mistake = next((m for m in MISTAKES if m.shows(drill, answer)), None)
+        raise NotYetError(
+            f"{drill.what}: {'; '.join(_differences(drill.expected, answer))}",
+            slug=mistake.slug if mistake else "",
+            rule=mistake.rule if mistake else "",
+            evidence=tuple(
+                Evidence(rank=rank, state=kind, text=text)
+                for rank, kind, text in lines_of(drill)
+            ),
+        )
+
+
+def _differences(expected: Incident, answer: Incident) -> Iterator[str]:
+    for name, right, given_value in zip(_NAMES, expected, answer, strict=True):
+        if right != given_value:
+            yield f"{name} is {given_value!r}, expected {right!r}"
+
+
+@clause(TASK, "C1", worlds=(1,), runs=[on_ranks(analyze, name="C1")])
+def the_first_damaged_step(runs: Runs) -> str | None:
+    """V: the first step and rank; a restart from before it."""
+    _expect(runs, "C1")
+    return None
+
+
+@clause(TASK, "C2", worlds=(1,), runs=[on_ranks(analyze, name="C2")])
+def the_process_that_ended(runs: Runs) -> str | None:
+    """V: the cause, in whatever order the log has it."""
+    _expect(runs, "C2")
+    return None
+
+
+@clause(TASK, "C3", worlds=(1,), runs=[on_ranks(analyze, name="C3")])
+def the_rank_that_has_not_entered(runs: Runs) -> str | None:
+    """V: the rank that all others wait for."""
+    _expect(runs, "C3")
+    return None
+
+
+@clause(TASK, "C4", worlds=(1,), runs=[on_ranks(analyze, name="C4")])
+def late_without_a_break(runs: Runs) -> str | None:
+    """V: slow now and for a while; a pause is nothing."""
+    _expect(runs, "C4")
+    return None
+
+
+@clause(TASK, "C5", worlds=(1,), runs=[on_ranks(analyze, name="C5")])
+def usable_checkpoints(runs: Runs) -> str | None:
+    """V: the newest that was saved, not refused, and not damaged."""
+    _expect(runs, "C5")
+    return None

@@ -1,0 +1,312 @@
+"""Checks of 4.8, `elastic.resplit`: epochs that are played at several world sizes.
+
+A plan is the learner's; what is left after it is counted from that plan, so a shard of
+a step may have any samples of the step.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from types import ModuleType
+from typing import Any
+
+from distlab.grading.clause import clause
+from distlab.grading.kit.plans import in_call, listed, named, worked_out
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotJudgedError, NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import NOBODY, Evidence
+
+TASK = "elastic.resplit"
+SIZES = (1, 2, 3, 4, 5)
+NUM_RANDOM = 60
+PlanOf = list[list[list[int]]]
+Stage = tuple[int, ...]
+"""For each rank of a world size: how many steps of its plan it completes."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """An epoch: its samples, the global batch size, and the world sizes in turn."""
+
+    num_samples: int
+    global_batch_size: int
+    stages: tuple[Stage, ...]
+
+    def order(self) -> list[int]:
+        """A shuffle; its samples are not 0, 1, 2 …, as positions are."""
+        numbers = list(range(100, 100 + self.num_samples))
+        random.Random(self.num_samples).shuffle(numbers)
+        return numbers
+
+
+BY_HAND = (
+    Case(12, 4, ((1, 1), (0,))),
+    Case(10, 4, ((1, 1, 1, 1), (1, 1), (0, 0, 0))),
+    Case(24, 4, ((2, 2, 2, 2), (2, 2), (2, 2, 2))),
+    Case(26, 6, ((1, 1), (1, 1, 1, 1), (1, 1, 1), (0, 0))),
+    Case(7, 6, ((0, 0, 0, 0), (0,))),
+    Case(3, 5, ((0, 0, 0, 0), (1, 0, 1, 0), (0, 0))),
+    Case(20, 4, ((2, 1), (0, 0))),
+    Case(20, 4, ((3, 2, 1, 2), (1, 2), (0, 0, 0))),
+    Case(30, 6, ((2, 0, 1), (0, 2), (1, 1, 1, 1), (0, 0))),
+    Case(8, 4, ((2, 2), (0, 0, 0))),
+    Case(9, 2, ((1, 1, 1), (1, 0, 1), (0, 0))),
+)
+
+
+def cases(seed: int) -> list[Case]:
+    """Those above, and some that depend on the seed."""
+    draw = random.Random(seed)
+    return [*BY_HAND, *(_random_case(draw) for _ in range(NUM_RANDOM))]
+
+
+def _random_case(draw: random.Random) -> Case:
+    num_samples, size = draw.randint(5, 40), draw.randint(2, 8)
+    stages, is_even = [], draw.random() < 0.4
+    for _ in range(draw.randint(2, 4)):
+        n, most = draw.choice(SIZES), draw.randint(0, 3)
+        steps = (most if is_even else draw.randint(0, most) for _ in range(n))
+        stages.append(tuple(steps))
+    return Case(num_samples, size, tuple(stages))
+
+
+def play(context: RankContext, unit: ModuleType, seed: int) -> list[list[Any]]:
+    """The plans of each case, one for each world size, or what they are instead."""
+    found = []
+    for case in cases(seed):
+        plans: list[Any] = []
+        for place, stage in enumerate(case.stages):
+            history = [list(steps) for steps in case.stages[:place]]
+            with in_call(_call(case, place)):
+                given = unit.resplit(
+                    case.order(), case.global_batch_size, history, len(stage)
+                )
+            plans.append(_read(given))
+            if isinstance(plans[-1], str):
+                break
+        found.append(plans)
+    return found
+
+
+def _read(given: Any) -> PlanOf | str:
+    if given is None:
+        return "returns None: is a return missing?"
+    try:
+        return [[[operator.index(i) for i in b] for b in shard] for shard in given]
+    except TypeError:
+        return f"returns {given!r:.40}, not plan[rank][step] → a list of samples"
+
+
+def _num(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _call(case: Case, place: int) -> str:
+    history = [list(steps) for steps in case.stages[:place]]
+    n = len(case.stages[place])
+    return (
+        f"{case.num_samples} samples, global batches of {case.global_batch_size}, "
+        f"history {history}, {n} rank{'s' * (n > 1)}"
+    )
+
+
+PLAYED = on_ranks(play)
+
+
+@dataclass(frozen=True)
+class Split:
+    """One call: its plan, the samples that were left, and the plans before."""
+
+    call: str
+    case: Case
+    place: int
+    plan: PlanOf
+    left: list[int]
+
+    @property
+    def steps(self) -> list[list[int]]:
+        """The samples of all ranks, step by step."""
+        length = max(map(len, self.plan), default=0)
+        return [[i for s in self.plan for i in chain(*s[k : k + 1])]
+                for k in range(length)]  # fmt: skip
+
+    def batches(self, left: list[int]) -> list[set[int]]:
+        """Global batches."""
+        size = self.case.global_batch_size
+        return [set(left[s : s + size]) for s in range(0, len(left), size)]
+
+    def table(self) -> tuple[Evidence, ...]:
+        """What each rank has, step by step."""
+        rows = [
+            Evidence(rank=rank, state=_num(len(shard), "step"),
+                     text=" | ".join(map(listed, shard[:6])))
+            for rank, shard in enumerate(self.plan[:5])
+        ]  # fmt: skip
+        return (Evidence(rank=NOBODY, state="left", text=listed(self.left)), *rows)
+
+    def error(self, message: str, rule: str, slug: str = "") -> NotYetError:
+        """What is wrong with this call."""
+        text, n = f"{self.call}: {message}", len(self.case.stages[self.place])
+        evidence = self.table()
+        return NotYetError(text, slug=slug, evidence=evidence, rule=rule, played=n)
+
+
+def _splits(runs: Runs) -> Iterator[Split]:
+    """All calls; of a case those up to the first that is not as it must be."""
+    found = worked_out(runs, PLAYED).values[0]
+    for case, plans in zip(cases(runs.seed), found, strict=True):
+        left = case.order()
+        for place, (plan, stage) in enumerate(zip(plans, case.stages, strict=False)):
+            call = _call(case, place)
+            if isinstance(plan, str):
+                raise NotYetError(f"{call}: resplit {plan}", fatal=True)
+            split = Split(call, case, place, plan, left)
+            yield split
+            if _shape(split) or _samples(split) or _order(split):
+                break
+            shards = zip(plan, stage, strict=True)
+            done = {i for shard, k in shards for batch in shard[:k] for i in batch}
+            left = [index for index in left if index not in done]
+
+
+# ── C1 ──────────────────────────────────────────────────────────────────────────────
+
+
+@clause(TASK, "C1", worlds=(1,), plays=SIZES, runs=[PLAYED])
+def global_batches_stay(runs: Runs) -> str | None:
+    """V: each step has the next samples of those that are left, a global batch."""
+    is_open = False
+    for split in _splits(runs):
+        if _shape(split) or _samples(split):
+            is_open = True
+        elif fault := _order(split):
+            raise fault
+    if is_open:
+        raise NotJudgedError("samples are missing or repeated: see C2 and C3")
+    return f"{len(BY_HAND) + NUM_RANDOM} epochs at several world sizes"
+
+
+def _order(split: Split) -> NotYetError | None:
+    expected = split.batches(split.left)
+    for number, (actual, due) in enumerate(zip(split.steps, expected, strict=False)):
+        if set(actual) == due:
+            continue
+        size = split.case.global_batch_size
+        first = len(split.case.stages[0])
+        scaled = round(size / first * len(split.plan))
+        if len(actual) != len(due):
+            is_local = split.place and len(actual) == scaled
+            return split.error(
+                f"step {number} has {_num(len(actual), 'sample')}, not {len(due)}",
+                "the global batch size does not depend on the number of ranks",
+                "global-batch-scaled" if is_local else "",
+            )
+        return split.error(
+            f"step {number} has {named(sorted(set(actual) - due))}, whose turn has "
+            "not come",
+            "take the samples in the order of the shuffle, a global batch for each "
+            "step; then split each of these over the ranks",
+        )
+    if len(split.steps) > len(expected):
+        return split.error(
+            "the last step has no sample on any rank",
+            "make no step without samples: the mean of its gradients is 0 / 0",
+        )
+    return None
+
+
+# ── C2 ──────────────────────────────────────────────────────────────────────────────
+
+
+@clause(TASK, "C2", worlds=(1,), plays=SIZES, runs=[PLAYED])
+def what_is_left_comes_once(runs: Runs) -> str | None:
+    """V: all that no rank has completed, at any world size, and nothing else."""
+    for split in _splits(runs):
+        if fault := _samples(split):
+            raise fault
+    return None
+
+
+def _samples(split: Split) -> NotYetError | None:
+    given, left = set(chain(*split.steps)), set(split.left)
+    order = split.case.order()
+    if unknown := sorted(given - set(order)):
+        return split.error(
+            f"{named(unknown)} is not in the order",
+            "a plan has values of `order`, not positions in it",
+        )
+    again = [index for index in order if index in given - left]
+    lost = [index for index in order if index in left - given]
+    if not again and not lost:
+        return None
+    what = [f"{named(again)} completed before" if again else "",
+            f"{named(lost)} in no step" if lost else ""]  # fmt: skip
+    slug, rule = _cause(split, given)
+    return split.error("; ".join(filter(None, what)), rule, slug)
+
+
+def _cause(split: Split, given: set[int]) -> tuple[str, str]:
+    order, history = split.case.order(), split.case.stages[: split.place]
+    if any(len(set(steps)) > 1 for steps in history):
+        if given == set(order[len(order) - len(given) :]):
+            return (
+                "all-equally-far",
+                "ranks may have completed different numbers of steps: look at each",
+            )
+    elif history and given == set(order):
+        return "epoch-again", "take out what the history says is completed"
+    elif len(history) > 1 and not given <= set(split.left):
+        return (
+            "one-plan-for-all",
+            "the steps of a world size belong to the plan of that world size",
+        )
+    return "", ""
+
+
+# ── C3 ──────────────────────────────────────────────────────────────────────────────
+
+
+@clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=[PLAYED])
+def shards_are_even(runs: Runs) -> str | None:
+    """V: every rank has every step; shards differ by at most one; no repeats."""
+    for split in _splits(runs):
+        if fault := _shape(split):
+            raise fault
+    return None
+
+
+def _shape(split: Split) -> NotYetError | None:
+    n, plan = len(split.case.stages[split.place]), split.plan
+    if len(plan) != n:
+        have = "has a plan" if len(plan) == 1 else "have a plan"
+        return split.error(f"{_num(len(plan), 'rank')} {have}", "plan has n lists")
+    lengths = list(map(len, plan))
+    if len(set(lengths)) > 1:
+        rank = lengths.index(min(lengths))
+        return split.error(
+            f"rank {rank} has {_num(min(lengths), 'step')}, another rank "
+            f"{max(lengths)}",
+            "a rank without samples in a step has an empty shard: it takes part in the "
+            "all_reduce",
+        )
+    counts = Counter(chain(*split.steps))
+    often = [index for index in counts if counts[index] > 1]
+    if often:
+        return split.error(
+            f"sample {often[0]} occurs {counts[often[0]]} times",
+            "do not pad: shards may differ by one sample",
+        )
+    for step in range(lengths[0] if lengths else 0):
+        sizes = [len(shard[step]) for shard in plan]
+        if max(sizes) - min(sizes) > 1:
+            return split.error(
+                f"step {step} has shards of {', '.join(map(str, sizes))} samples",
+                "the shards of a step differ by at most one sample",
+            )
+    return None

@@ -1,0 +1,1 @@
+"""Checks of the unit `imagenet_trainer`: a step, an epoch, a checkpoint."""

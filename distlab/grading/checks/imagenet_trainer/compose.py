@@ -1,0 +1,270 @@
+"""Checks of 4.11, `imagenet_trainer.compose`: a step, an epoch, a checkpoint."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.checks.imagenet_trainer import parts
+from distlab.grading.checks.imagenet_trainer.parts import (
+    OVERFLOW,
+    SCALE,
+    STEPS,
+    baseline,
+    new_job,
+    row_of,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.kit.values import SINGLE, Suspect, close, expect_values
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+from distlab.runner import Run as Played
+
+TASK = "imagenet_trainer.compose"
+WORLDS = (3, 2, 1)
+PARTS, SMALL = 3, 0.125  # microbatches; a norm that every gradient exceeds
+
+
+def steps(context: RankContext, unit: ModuleType, seed: int, clip_norm: float) -> Any:
+    """STEPS steps of this rank: what there is after each of them."""
+    comm = context.comm
+    job = new_job(comm, seed, PARTS, clip_norm)
+    engine: Any = job.engine
+    scaler: Any = job.scaler
+    found = []
+    for row in parts.batches(seed, comm.world_size):
+        engine.sizes, engine.sent, engine.outside, engine.backward_inside = [], 0, 0, 0
+        engine.split = 0
+        loss = unit.train_step(job, *row[comm.rank])
+        found.append(
+            {
+                "weights": row_of(job.model),
+                "average": job.average.state_dict()["weights"],
+                "rate": job.optimizer.param_groups[0]["lr"],
+                "loss": loss if isinstance(loss, float) else type(loss).__name__,
+                "sizes": engine.sizes,
+                "sent": engine.sent,
+                "outside": engine.outside,
+                "inside": engine.backward_inside,
+                "split": engine.split,
+                "scale": scaler.loss_scale,
+                "updates": scaler.num_updates,
+            }
+        )
+    return found
+
+
+FREE = on_ranks(steps, clip_norm=1e9)
+CLIPPED = on_ranks(steps, clip_norm=SMALL)
+
+
+def _played(runs: Runs, clip_norm: float) -> Played:
+    return runs.finished(steps, clip_norm=clip_norm)
+
+
+def _expect(
+    runs: Runs, clip_norm: float, step: int, key: str, what: str, guesses: Any = ()
+) -> None:
+    """`key` of each rank after `step` is the baseline's; `guesses` name mistakes."""
+    run, n, seed = _played(runs, clip_norm), runs.world_size, runs.seed
+    where = {"weights": "weights", "average": "averages"}[key]
+
+    def values(wrong: str = "") -> list[Tensor]:
+        one = baseline(seed, n, PARTS, clip_norm, wrong)
+        row: Tensor = getattr(one, where)[step]
+        return [row] * n
+
+    def suspects() -> list[Suspect]:
+        return [
+            Suspect(slug=slug, values=values(wrong), sentence=sentence, rule=rule)
+            for wrong, slug, sentence, rule in guesses
+        ]
+
+    expect_values(
+        [value[step][key] for value in run.values],
+        values(),
+        what=f"step {step + 1}: {what}",
+        verb="are" if key == "weights" else "is",
+        suspects=suspects,
+        # clip_grad_norm_ adds 1e-6 to the norm; other ways of clipping do not.
+        tolerance=1e-10 if clip_norm > 1 else 1e-4,
+    )
+
+
+FIRST = (
+    (
+        "mean of microbatches",
+        "mean-of-microbatches",
+        "the gradient is the mean of the microbatches' means; they have unequal sizes",
+        "each sample has the same weight: len(part) over the global batch",
+    ),
+    (
+        "mean of ranks",
+        "mean-of-means",
+        "the gradient is the mean of the ranks' means; they have unequal numbers of "
+        "samples",
+        "each sample has the same weight: len(part) over the global batch",
+    ),
+    (
+        "divided by n",
+        "",
+        "the gradient is n times too small: the engine divides by n",
+        "loss * n, or a weight with n in it: then the engine's mean is the sum",
+    ),
+    (
+        "not zeroed",
+        "gradients-not-zeroed",
+        "the gradient of an earlier step was still in .grad",
+        "zero_grad() before the first backward() of a step",
+    ),
+)
+
+
+@clause(TASK, "C1", worlds=WORLDS, runs=[FREE])
+def as_one_process(runs: Runs) -> str | None:
+    """V: the weights and the loss of the first step, without clipping."""
+    run = _played(runs, 1e9)
+    with judged_after(sent_once, runs, "C2"):
+        _expect(runs, 1e9, 0, "weights", "the weights", FIRST)
+    expected = baseline(runs.seed, runs.world_size, PARTS, 1e9).losses[0]
+    for rank, value in enumerate(run.values):
+        loss = value[0]["loss"]
+        if not isinstance(loss, float):
+            raise NotYetError(f"rank {rank}: the loss is a {loss}, expected a float")
+        wide = torch.tensor([expected], dtype=torch.float64)
+        if close(torch.tensor([loss], dtype=torch.float64), wide, SINGLE):
+            _expect_loss(run, wide)
+        else:
+            raise NotYetError(
+                f"rank {rank}: the loss of step 1 is {loss:.6f}, expected "
+                f"{expected:.6f}, the mean over the samples of all ranks"
+            )
+    return f"n = {runs.world_size}, ranks with 5, 6, … samples in {PARTS} microbatches"
+
+
+def _expect_loss(run: Played, expected: Tensor) -> None:
+    """To the last digits: two numbers that print alike may differ."""
+    losses = [value[0]["loss"] for value in run.values]
+    expect_values(
+        [torch.tensor([loss], dtype=torch.float64) for loss in losses],
+        [expected] * len(losses),
+        what="the loss of step 1",
+    )
+
+
+@clause(TASK, "C2", worlds=WORLDS, runs=[FREE])
+def sent_once(runs: Runs) -> str | None:
+    """B: the sizes of what goes through the engine, and how often it sends."""
+    num = len(list(parts.new_model(0).parameters()))
+    for rank, value in enumerate(_played(runs, 1e9).values):
+        sizes = value[0]["sizes"]
+        if len(sizes) != PARTS or max(sizes) - min(sizes) > 1:
+            raise NotYetError(
+                f"rank {rank}: {sum(sizes)} samples went through the engine in batches "
+                f"of {sizes}, expected {PARTS} microbatches of about the same size"
+            )
+        if sum(sizes) != 5 + rank:
+            raise NotYetError(
+                f"rank {rank} has {5 + rank} samples, and {sum(sizes)} went through "
+                "the engine"
+            )
+        if (sent := value[0]["sent"]) != num:
+            each = sent == num * PARTS
+            raise NotYetError(
+                f"rank {rank}: the engine sent {sent} gradients in step 1, expected "
+                f"{num}, one for each parameter",
+                slug="synced-every-microbatch" if each else "",
+                rule="job.engine.no_sync() around all microbatches but the last one"
+                if each
+                else "",
+            )
+        if value[0]["split"]:
+            raise NotYetError(
+                f"rank {rank}: no_sync() is around backward() or around the forward, "
+                "not around both",
+                slug="forward-outside-no-sync",
+                rule="the forward and backward() of a microbatch in one block: torch's "
+                "DDP decides in the forward what backward() sends",
+            )
+        if value[0]["outside"]:
+            raise NotYetError(f"rank {rank}: a forward was not in job.autocast()")
+        if value[0]["inside"]:
+            raise NotYetError(
+                f"rank {rank}: backward() was called in job.autocast(); it uses the "
+                "dtypes of the forward by itself"
+            )
+    return f"n = {runs.world_size}: {num} gradients, {PARTS} microbatches"
+
+
+CLIPS = (
+    (
+        "clipped with the scale",
+        "clipped-with-scale",
+        f"the gradient was clipped while it was {SCALE:.0f} times too large: its norm "
+        "after unscale_ is too small",
+        "unscale_, then clip, then step",
+    ),
+)
+
+
+@clause(TASK, "C3", worlds=WORLDS, runs=[FREE, CLIPPED])
+def clipped_once(runs: Runs) -> str | None:
+    """V: the weights of the first step with a small clip_norm."""
+    with judged_after(as_one_process, runs, "C1"), judged_after(sent_once, runs, "C2"):
+        _expect(runs, SMALL, 0, "weights", "the clipped weights", CLIPS)
+    return f"n = {runs.world_size}: norm {SMALL}"
+
+
+@clause(TASK, "C4", worlds=WORLDS, runs=[FREE, CLIPPED])
+def skipped(runs: Runs) -> str | None:
+    """V: learning rate, average, scale and weights over all steps; one overflows."""
+    with (
+        judged_after(as_one_process, runs, "C1"),
+        judged_after(clipped_once, runs, "C3"),
+    ):
+        for clip_norm in (1e9, SMALL):
+            _expect_all_steps(runs, clip_norm)
+    return f"n = {runs.world_size}: {STEPS} steps, step {OVERFLOW + 1} is skipped"
+
+
+def _expect_all_steps(runs: Runs, clip_norm: float) -> None:
+    run = _played(runs, clip_norm)
+    right = baseline(runs.seed, runs.world_size, PARTS, clip_norm)
+    for step in range(STEPS):
+        for rank, value in enumerate(run.values):
+            record, where = value[step], f"step {step + 1}, rank {rank}"
+            if record["updates"] != step + 1:
+                raise NotYetError(
+                    f"{where}: scaler.update() was called {record['updates']} times so "
+                    f"far, expected {step + 1}: once in each step, skipped or not"
+                )
+            if abs(record["rate"] - right.rates[step]) > 1e-12:
+                stayed = close(record["weights"], right.weights[step], SINGLE)
+                is_skip = step == OVERFLOW and stayed
+                raise NotYetError(
+                    f"{where}: the next learning rate is {record['rate']:.4f}, "
+                    f"expected {right.rates[step]:.4f}"
+                    + ("; this step was skipped" if is_skip else ""),
+                    slug="moved-in-skipped-step" if is_skip else "",
+                )
+        _expect(runs, clip_norm, step, "weights", "the weights")
+        _expect(
+            runs,
+            clip_norm,
+            step,
+            "average",
+            "the average",
+            (
+                (
+                    "average moves",
+                    "moved-in-skipped-step",
+                    f"the average moved in step {OVERFLOW + 1}, which was skipped",
+                    "the average is one of the steps that were taken",
+                ),
+            ),
+        )

@@ -1,0 +1,306 @@
+"""Checks of 4.6, `recovery.detect`: reports of recorded runs, and drawn ones."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from distlab.given.recovering import COMPUTE, SAVE, WAIT
+from distlab.given.recovering import Report as Row
+from distlab.grading.checks.recovery.formulas import rule_of
+from distlab.grading.checks.recovery.reports import (
+    Case,
+    Ranks,
+    cases,
+    idle,
+    ranks_of,
+    right,
+    usual,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.kit.plans import in_call, worked_out
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import NOBODY, Evidence
+
+TASK = "recovery.detect"
+_LISTS = ("dead", "frozen", "slow")
+_CLOSE = 1e-6
+
+
+def find_usual(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
+    """What usual_step_s returns for each case."""
+    found = []
+    for case in cases(seed):
+        with in_call(f"usual_step_s, {case.what}"):
+            told = unit.usual_step_s(list(case.rows))
+        is_number = isinstance(told, int | float)
+        found.append(float(told) if is_number else f"{told!r:.50}")
+    return found
+
+
+def find_conditions(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
+    """What detect returns for each case."""
+    found = []
+    for case in cases(seed):
+        with in_call(f"detect, {case.what}"):
+            told = unit.detect(list(case.rows), case.now_s, patience=case.patience)
+            found.append(_read(told))
+    return found
+
+
+def _read(told: Any) -> Any:
+    if told is None:
+        return "returns None: is a return missing?"
+    try:
+        return [
+            [operator.index(rank) for rank in getattr(told, name)] for name in _LISTS
+        ]
+    except (AttributeError, TypeError):
+        return f"returns {told!r:.50}, not a Condition of three lists of ranks"
+
+
+# ── mistakes ────────────────────────────────────────────────────────────────────────
+
+
+def _silent(row: Row, case: Case) -> float:
+    return case.now_s - row.beat_s
+
+
+def _limit(case: Case) -> float:
+    return case.patience * usual(case.rows)
+
+
+class Mistake(NamedTuple):
+    """A known misconception: which ranks of a case it takes for frozen."""
+
+    slug: str
+    sentence: str
+    rule: str
+    freezes: Callable[[Row, Case], bool]
+
+    def explains(self, case: Case, frozen: list[int]) -> bool:
+        """Whether it names these ranks; a process in its first step may be spared."""
+        alive = [row for row in case.rows if not row.has_ended]
+        named = [row for row in alive if self.freezes(row, case)]
+        spared = [row for row in named if row.steps]
+        return frozen in (ranks_of(named), ranks_of(spared))
+
+
+MISTAKES = (
+    Mistake(
+        "heartbeat-not-progress",
+        "the heartbeat alone decided",
+        "decide from steps: the heartbeat goes on while the trainer hangs",
+        lambda row, case: _silent(row, case) > _limit(case),
+    ),
+    Mistake(
+        "heartbeat-not-progress",
+        "a rank that sends heartbeats was never frozen",
+        "decide from steps: the heartbeat goes on while the trainer hangs",
+        lambda row, case: min(_silent(row, case), idle(row, case.now_s)) > _limit(case),
+    ),
+    Mistake(
+        "waits-for-the-frozen",
+        "ranks that only wait for another rank were named",
+        "a rank in WAIT, with a heartbeat, waits for the rank that is at fault",
+        lambda row, case: (
+            idle(row, case.now_s) > _limit(case)
+            and (row.doing != SAVE or _silent(row, case) > _limit(case))
+        ),
+    ),
+    Mistake(
+        "waits-for-the-frozen",
+        "every rank that completed no step for long was named",
+        "a rank in WAIT, with a heartbeat, waits for the rank that is at fault",
+        lambda row, case: idle(row, case.now_s) > _limit(case),
+    ),
+    Mistake(
+        "",
+        "a rank that saves a checkpoint was named although its heartbeat comes",
+        "in SAVE a rank is frozen only if its heartbeat has stopped, too",
+        lambda row, case: (
+            idle(row, case.now_s) > _limit(case)
+            and (row.doing != WAIT or _silent(row, case) > _limit(case))
+        ),
+    ),
+    Mistake(
+        "",
+        "only ranks in COMPUTE were named",
+        "in WAIT or SAVE a rank is frozen if its heartbeat has stopped, too",
+        lambda row, case: row.doing == COMPUTE and idle(row, case.now_s) > _limit(case),
+    ),
+    Mistake(
+        "heartbeat-not-progress",
+        "a rank without heartbeats was named although it completes steps",
+        "decide from steps: a heartbeat may be late while a rank trains",
+        lambda row, case: (
+            _silent(row, case) > _limit(case)
+            or (row.doing == COMPUTE and idle(row, case.now_s) > _limit(case))
+        ),
+    ),
+    Mistake(
+        "",
+        "since_s was not looked at",
+        "a rank is idle since the later of since_s and its newest step",
+        lambda row, case: (
+            bool(row.steps)
+            and case.now_s - row.steps[-1].time_s > _limit(case)
+            and (row.doing == COMPUTE or _silent(row, case) > _limit(case))
+        ),
+    ),
+    Mistake(
+        "",
+        "the time of the newest step was not looked at",
+        "a rank is idle since the later of since_s and its newest step",
+        lambda row, case: (
+            case.now_s - row.since_s > _limit(case)
+            and (row.doing == COMPUTE or _silent(row, case) > _limit(case))
+        ),
+    ),
+    *(
+        Mistake(
+            "limit-in-seconds",
+            f"the limit was {seconds:g} s in every run",
+            "a limit is a multiple of the run's own usual step: usual_step_s",
+            lambda row, case, seconds=seconds: (  # type: ignore[misc]
+                idle(row, case.now_s) > seconds
+                and (row.doing == COMPUTE or _silent(row, case) > seconds)
+            ),
+        )
+        for seconds in (0.5, 1, 2, 3, 5, 10, 15, 20, 30, 60)
+    ),
+)
+
+
+# ── verdicts ────────────────────────────────────────────────────────────────────────
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return "no rank"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _words(case: Case) -> tuple[Evidence, ...]:
+    unit_s, lines = usual(case.rows), []
+    limit = f"{case.patience:g} usual steps of {unit_s:.4g} s, idle since the later "
+    limit += "of since_s and the newest step"
+    if unit_s < math.inf:
+        lines.append(Evidence(rank=NOBODY, state="limit", text=limit))
+    name = "usual steps" if unit_s < math.inf else "s"
+    unit_s = unit_s if unit_s < math.inf else 1.0
+    for row in sorted(case.rows):
+        idle_s, silent_s = idle(row, case.now_s), _silent(row, case)
+        text = f"idle for {idle_s / unit_s:.1f} {name}, heartbeat "
+        text += f"{silent_s / unit_s:.1f} ago" + ", no step yet" * (not row.steps)
+        state = "ended" if row.has_ended else row.doing.upper()
+        lines.append(Evidence(rank=row.rank, state=state, text=text))
+    return tuple(lines)
+
+
+def _faults(case: Case, told: Any) -> dict[str, tuple[str, list[int], list[int]]]:
+    """By clause: which list is not the expected one, and both lists."""
+    found: dict[str, tuple[str, list[int], list[int]]] = {}
+    new = {row.rank for row in case.rows if not row.steps and not row.has_ended}
+    for name, actual, expected in zip(_LISTS, told, right(case), strict=True):
+        actual = sorted(actual)
+        if actual == expected:
+            continue
+        ended = {row.rank for row in case.rows if row.has_ended}
+        is_new = new & (set(actual) ^ set(expected))
+        which = "C2" if name == "dead" or ended & set(actual) else "C3"
+        which = "C4" if (name == "slow" and which == "C3") or is_new else which
+        found.setdefault(which, (name, actual, expected))
+    return found
+
+
+def _expect(runs: Runs, clause_id: str) -> None:
+    known = cases(runs.seed)
+    told = worked_out(runs, find_conditions).values[0]
+    wrong = next((one for one in told if isinstance(one, str)), None)
+    if wrong:
+        raise NotYetError(f"detect {wrong}")
+    for case, ranks in zip(known, told, strict=True):
+        fault = _faults(case, ranks).get(clause_id)
+        if fault is None:
+            continue
+        name, actual, expected = fault
+        message = f"{case.what}: {name} is {_listed(actual)}, expected "
+        message += _listed(expected)
+        mistake = _mistake(known, told) if name == "frozen" else None
+        if clause_id == "C4" and name == "frozen":
+            rule = "a first step may take long: it compiles, or fills its caches"
+            raise NotYetError(
+                message, slug="first-step", rule=rule, evidence=_words(case)
+            )
+        doing = {row.rank: row.doing for row in case.rows}
+        waits = [r for r in actual if r not in expected and doing.get(r) != COMPUTE]
+        is_not_slow = name == "slow" and bool(waits)
+        rule = "only a rank in COMPUTE is slow: the others wait, or save" * is_not_slow
+        raise NotYetError(
+            message + (f"; {mistake.sentence}" if mistake else ""),
+            slug=mistake.slug if mistake else "",
+            rule=mistake.rule if mistake else rule,
+            evidence=_words(case),
+        )
+
+
+def _mistake(known: Sequence[Case], told: Sequence[Ranks]) -> Mistake | None:
+    """The one that explains what was named as frozen in every case, if one does."""
+    pairs = [(case, sorted(t[1])) for case, t in zip(known, told, strict=True)]
+    fits = (m for m in MISTAKES if all(m.explains(*pair) for pair in pairs))
+    return next(fits, None)
+
+
+@clause(TASK, "C1", worlds=(1,), runs=[on_ranks(find_usual)])
+def the_usual_step(runs: Runs) -> str | None:
+    """V: the median and the jitter of all durations; numbers may be missing."""
+    found = worked_out(runs, find_usual).values[0]
+    wrong: list[tuple[Case, float]] = []
+    for case, told in zip(cases(runs.seed), found, strict=True):
+        if isinstance(told, str):
+            raise NotYetError(f"usual_step_s returns {told}, not a number of seconds")
+        expected = usual(case.rows)
+        if told != expected and not math.isclose(told, expected, rel_tol=_CLOSE):
+            wrong.append((case, told))
+    if wrong:
+        case, told = wrong[0]
+        num = sum(max(len(row.steps) - 1, 0) for row in case.rows)
+        raise NotYetError(
+            f"{case.what}, {num} duration{'s' * (num != 1)}: usual_step_s is "
+            f"{told:.6g} s, expected {usual(case.rows):.6g} s",
+            rule=rule_of([(case.rows, told) for case, told in wrong]),
+        )
+    return f"{len(found)} sets of reports"
+
+
+@clause(TASK, "C2", worlds=(1,), runs=[on_ranks(find_conditions)])
+def those_that_ended(runs: Runs) -> str | None:
+    """V: has_ended decides; such a rank is in no other list."""
+    _expect(runs, "C2")
+    return None
+
+
+@clause(TASK, "C3", worlds=(1,), runs=[on_ranks(find_conditions), on_ranks(find_usual)])
+def who_is_at_fault(runs: Runs) -> str | None:
+    """V: not who waits, not who saves, not by heartbeat, not by seconds."""
+    with judged_after(the_usual_step, runs, "C1"):
+        _expect(runs, "C3")
+    return None
+
+
+@clause(TASK, "C4", worlds=(1,), runs=[on_ranks(find_conditions), on_ranks(find_usual)])
+def merely_late(runs: Runs) -> str | None:
+    """V: later than twice the usual step and within the limit; never a first step."""
+    with (
+        judged_after(the_usual_step, runs, "C1"),
+        judged_after(who_is_at_fault, runs, "C3", "first-step"),
+    ):
+        _expect(runs, "C4")
+    return None

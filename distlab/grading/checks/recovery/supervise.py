@@ -1,0 +1,378 @@
+"""Checks of 4.7, `recovery.supervise`: scripts of processes that fail."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from signal import SIGTERM
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from distlab.comm.services import Tick, WakeAt
+from distlab.given.launching import Begin, Finish, Interrupted
+from distlab.given.recovering import (
+    Completed,
+    Ended,
+    Form,
+    Frozen,
+    Ready,
+    Signal,
+    Start,
+)
+from distlab.grading.checks.recovery.contract import Contract, Due
+from distlab.grading.checks.recovery.faults import (
+    BY_HAND,
+    END,
+    NUM_RANDOM,
+    SIZES,
+    Fact,
+    Processes,
+    Script,
+    scripts,
+)
+from distlab.grading.checks.recovery.words import (
+    action_words,
+    event_words,
+    evidence,
+    expected_words,
+)
+from distlab.grading.clause import clause
+from distlab.grading.kit.histories import (
+    History,
+    Row,
+    expect,
+    first_by_clause,
+    rows_of,
+)
+from distlab.grading.kit.plans import in_call
+from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import NOBODY
+
+TASK = "recovery.supervise"
+_MOST_EVENTS = 400
+_EVENTS: dict[str, Any] = {
+    "begin": Begin,
+    "ready": Ready,
+    "ended": Ended,
+    "frozen": Frozen,
+    "completed": Completed,
+    "tick": Tick,
+    "interrupted": Interrupted,
+}
+
+
+def play_faults(
+    context: RankContext, unit: ModuleType, seed: int
+) -> list[tuple[int, History]]:
+    """The first script that breaks each clause: its number, and the actions."""
+    known = scripts(seed)
+    return first_by_clause(
+        range(len(known)),
+        lambda number: play(unit, known[number]),
+        lambda number, history: faults(known[number], history),
+    )
+
+
+def play(unit: ModuleType, script: Script) -> History:
+    """The events of a script with the supervisor's actions, until all is over."""
+    supervisor = unit.Supervisor(
+        script.world_size,
+        script.num_standbys,
+        max_restarts=script.max_restarts,
+        window_s=script.window_s,
+        max_failures=script.max_failures,
+        grace_s=script.grace_s,
+    )
+    processes = Processes(script)
+    rows = []
+    for event in processes.events():
+        kind, *values = event
+        happened = _EVENTS[kind](*values)
+        with in_call(f"on({happened}, {processes.now_s:.4g})"):
+            given = supervisor.on(happened, processes.now_s)
+        actions = _read(given)
+        rows.append(Row(processes.now_s, NOBODY, event, actions))
+        if len(rows) >= _MOST_EVENTS or not _can_act(actions, script.world_size):
+            return rows
+        for action in actions:
+            processes.act(action)
+    return [*rows, Row(processes.now_s + 1e6, NOBODY, END, [])]
+
+
+def _read(given: Any) -> list[Fact]:
+    if not isinstance(given, list | tuple):
+        return [("unknown", f"{given!r:.60}, which is no list of actions")]
+    return [_fact(action) for action in given]
+
+
+def _can_act(actions: list[Fact], world_size: int) -> bool:
+    """Whether the script can go on: no Form of other ranks than 0 … n - 1."""
+    forms = [action[2] for action in actions if action[0] == "form"]
+    is_known = "unknown" not in {action[0] for action in actions}
+    ranks = list(range(world_size))
+    return is_known and all([r for r, _ in members] == ranks for members in forms)
+
+
+def _fact(action: Any) -> Fact:
+    match action:
+        case Start(process):
+            return "start", int(process)
+        case Signal(process, number):
+            return "signal", int(process), int(number)
+        case Form(generation, members):
+            return "form", int(generation), sorted(dict(members).items())
+        case WakeAt(at_s):
+            return "wake", float(at_s)
+        case Finish(code):
+            return "finish", int(code)
+    return "unknown", f"{action!r:.60}, which is no action"
+
+
+# ── verdicts ────────────────────────────────────────────────────────────────────────
+
+
+def faults(script: Script, history: History) -> dict[str, NotYetError]:
+    """The first event with other actions than the contract's, and its clause."""
+    contract, rows = Contract(script), rows_of(history)
+    for place, row in enumerate(rows):
+        event, actions = tuple(row.request), [tuple(a) for a in row.reply]
+        is_late = contract.is_late(row.time_s)
+        restarts_s = list(contract.restarts_s)
+        due = contract.due(event, row.time_s)
+        unknown = [a[1] for a in actions if a[0] == "unknown"]
+        part = "late" if is_late else contract.fault(due, actions)
+        if not part and not unknown:
+            continue
+        before = rows[: place + (event != END and not is_late)]
+        seen = _Fault(contract, due, part, actions, before, restarts_s, row.time_s)
+        slug, rule = _diagnosis(seen)
+        n, k = script.world_size, script.num_standbys
+        happened = f"{event_words(event)} at {row.time_s:.4g} s"
+        if is_late:
+            happened = f"no Tick came at {contract.kill_at_s:.4g} s"
+        elif event == END:
+            happened = "no event comes any more"
+        fault = NotYetError(
+            f"{n} rank{'s' * (n > 1)}, {k} standby{'s' * (k != 1)}; {happened}"
+            f"{seen.counted}: expected {expected_words(contract, due, part)}, but got "
+            f"{action_words(actions) if not unknown else unknown[0]}",
+            slug=slug,
+            rule=rule,
+            played=n,
+            evidence=evidence(script, before, seen.cause),
+        )
+        return {_clause(seen): fault}
+    return {}
+
+
+class _Fault(NamedTuple):
+    """Actions that are not what is due, and what a right supervisor knew."""
+
+    contract: Contract  # after the event, without what was done about it
+    due: Due
+    part: str  # of the actions
+    actions: list[Fact]
+    rows: Sequence[Row]
+    restarts_s: list[float]  # before the event
+    now_s: float
+
+    @property
+    def kinds(self) -> set[str]:
+        """Of the actions."""
+        return {a[0] for a in self.actions} - {"wake"}
+
+    @property
+    def num_recent(self) -> int:
+        """Restarts that count."""
+        since_s = self.now_s - self.contract.script.window_s
+        return sum(at_s > since_s for at_s in self.restarts_s)
+
+    @property
+    def counted(self) -> str:
+        """The counts that decide, in words; or nothing."""
+        found, script = [], self.contract.script
+        if self.due.reason in ("failure", "limited", "limit") and self.restarts_s:
+            num, old = self.num_recent, len(self.restarts_s) - self.num_recent
+            text = f"{num} restart{'s' * (num != 1)} in the last {script.window_s:g} s"
+            found.append(text + f" and {old} before" * bool(old))
+        num = self.contract.num_failed
+        if num and self.due.reason in ("failure", "limited", "limit", "loop"):
+            found.append(f"{num} failure{'s' * (num > 1)} without a new step")
+        return f" ({', '.join(found)})" if found else ""
+
+    @property
+    def cause(self) -> Fact:
+        """An event that is shown, however old it is."""
+        return self.contract.late_step if self.due.reason == "loop" else ()
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether all were stopped although processes had to be replaced."""
+        to = {a[1] for a in self.actions if a[0] == "signal" and a[2] == SIGTERM}
+        is_all = bool(to) and to == self.contract.alive and "start" not in self.kinds
+        is_due = self.due.reason in ("failure", "limited")
+        return is_due and (is_all or "finish" in self.kinds)
+
+    @property
+    def counts_all_restarts(self) -> bool:
+        """Whether it started so few because it counts restarts before the window."""
+        is_due = self.due.reason in ("failure", "limited")
+        if not is_due or self.part not in ("starts", "signals", "finish"):
+            return False
+        script, num_alive = self.contract.script, len(self.contract.alive)
+        missing = script.world_size + script.num_standbys - num_alive
+        num = max(0, min(missing, script.max_restarts - len(self.restarts_s)))
+        if num_alive + num < script.world_size:
+            return self.is_given_up
+        num_started = sum(bool(a[0] == "start") for a in self.actions)
+        is_short = num_started < self.due.num_starts
+        return is_short and num_started == num
+
+    @property
+    def counts_all_ends(self) -> bool:
+        """Whether it gave up because it counts ends while the group is not whole."""
+        contract, most = self.contract, self.contract.script.max_failures
+        num = sum(map(bool, contract.failures))
+        is_sure = self.is_given_up and not self.counts_all_restarts
+        return is_sure and max(contract.num_failed, contract.num_ever) < most <= num
+
+
+def _clause(seen: _Fault) -> str:
+    contract, due, part = seen.contract, seen.due, seen.part
+    if not part or due.reason in ("begin", "done", "some done"):
+        return "C1"
+    if part == "late" or due.reason in ("loop", "interrupted", "kill", "tick"):
+        return "C5"
+    if due.reason in ("stopping", "stopped"):
+        return "C5" if contract.stop_code else "C1"
+    if due.reason in ("stale", "frozen", "step"):
+        return "C3"
+    if due.reason == "limit":
+        return "C5" if part == "finish" and due.finish is not None else "C4"
+    if _ended_survivors(seen):
+        return "C2"
+    if {"finish", "signal"} & seen.kinds:
+        is_loop = contract.num_ever >= contract.script.max_failures
+        return "C5" if is_loop or seen.counts_all_ends else "C4"
+    if part == "starts":
+        return "C4" if due.reason == "limited" or seen.restarts_s else "C2"
+    return "C2" if contract.generation or contract.failures else "C1"
+
+
+def _ended_survivors(seen: _Fault) -> bool:
+    """Whether members got a signal although the group goes on."""
+    to = {a[1] for a in seen.actions if a[0] == "signal"}
+    is_due = seen.due.reason in ("failure", "limited")
+    is_some = bool(to) and not seen.is_given_up
+    return is_due and is_some and to <= set(seen.contract.members.values())
+
+
+def _diagnosis(seen: _Fault) -> tuple[str, str]:
+    """The misconception and what to do, where both are sure."""
+    contract, due, part, kinds = seen.contract, seen.due, seen.part, seen.kinds
+    if due.reason == "stale" and kinds:
+        return "stale-event", "events come late and twice: look at what is alive now"
+    if part == "survivors":
+        rule = "a member that is alive keeps its rank, and its state"
+        return "survivor-renumbered", rule
+    if due.reason in ("ready", "frozen", "failure", "limited", "limit"):
+        slug, rule = _of_replacing(seen)
+        if rule:
+            return slug, rule
+    if due.reason == "loop" and (not kinds or kinds & {"start", "form"}):
+        return _of_loop(contract)
+    if part == "finish" and due.finish and "finish" in kinds:
+        code = next(a[1] for a in seen.actions if a[0] == "finish")
+        ends = [row.request[2] for row in seen.rows if row.request[0] == "ended"]
+        if code in {c if c >= 0 else 128 - c for c in ends[1:]} - {due.finish}:
+            return "code-of-the-last", "the first failure is the cause"
+    return "", ""
+
+
+def _of_replacing(seen: _Fault) -> tuple[str, str]:
+    """The same where processes are replaced, or may not be."""
+    due, kinds = seen.due, seen.kinds
+    if due.reason == "frozen":
+        is_early = {"start", "form"} & kinds
+        return "", "SIGKILL first: it is replaced at its Ended" * bool(is_early)
+    if _ended_survivors(seen):
+        return "", "survivors keep their processes: replace only those that have ended"
+    if seen.counts_all_restarts:
+        return "", "only restarts within the last window_s count"
+    if seen.counts_all_ends:
+        return "", "a group fails once: ends while it is not whole are not counted"
+    if due.reason != "failure" and seen.part == "starts" and "start" in kinds:
+        rule = "keep the times of all restarts; only those older than window_s go"
+        return "limit-reset", rule
+    forms = [dict(a[2]) for a in seen.actions if a[0] == "form"]
+    is_wrong = seen.part in ("members", "form") and bool(forms)
+    return "", _of_members(seen.contract, forms[0]) if is_wrong else ""
+
+
+def _of_loop(contract: Contract) -> tuple[str, str]:
+    """A crash loop that went on: a new step was seen that there was not."""
+    if contract.late_step and not contract.has_repeated:
+        _, step, generation = contract.late_step
+        late = f"step {step} of generation {generation} came late"
+        return "stale-event", f"{late}: only this generation's steps count"
+    rule = "count the failures since a step with a higher number than any before"
+    return "crash-loop", rule
+
+
+def _of_members(contract: Contract, members: dict[int, int]) -> str:
+    """What is wrong with the processes that a Form gives ranks."""
+    for process, count in Counter(members.values()).items():
+        ranks = sorted(r for r, p in members.items() if p == process)
+        if count > 1:
+            both = " and ".join(map(str, ranks))
+            return f"process {process} has ranks {both}: a member is no standby"
+        if process not in contract.alive:
+            return f"process {process} has ended: form with those that are alive now"
+        if process not in contract.idle and process not in contract.members.values():
+            return f"process {process} has not said Ready"
+    return ""
+
+
+PLAYED = on_ranks(play_faults)
+
+
+def _expect(runs: Runs, clause_id: str) -> None:
+    known = scripts(runs.seed)
+    expect(runs, PLAYED, clause_id, lambda number, rows: faults(known[number], rows))
+
+
+@clause(TASK, "C1", worlds=(1,), plays=SIZES, runs=[PLAYED])
+def they_start_and_are_done(runs: Runs) -> str | None:
+    """V: n + k processes, one group, and an end with 0."""
+    _expect(runs, "C1")
+    return f"{len(BY_HAND) + NUM_RANDOM} scripts of processes that fail"
+
+
+@clause(TASK, "C2", worlds=(1,), plays=SIZES, runs=[PLAYED])
+def a_standby_takes_the_rank(runs: Runs) -> str | None:
+    """V: survivors keep their ranks; deaths of several, of standbys, while forming."""
+    _expect(runs, "C2")
+    return None
+
+
+@clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=[PLAYED])
+def late_events_change_nothing(runs: Runs) -> str | None:
+    """V: SIGKILL to a frozen process; events of older generations, twice, too late."""
+    _expect(runs, "C3")
+    return None
+
+
+@clause(TASK, "C4", worlds=(1,), plays=SIZES, runs=[PLAYED])
+def restarts_have_a_limit(runs: Runs) -> str | None:
+    """V: the window counts, for members and standbys; enough processes, or an end."""
+    _expect(runs, "C4")
+    return None
+
+
+@clause(TASK, "C5", worlds=(1,), plays=SIZES, runs=[PLAYED])
+def it_gives_up_with_the_cause(runs: Runs) -> str | None:
+    """V: a step that fails again and again; SIGTERM, grace_s, SIGKILL, the code."""
+    _expect(runs, "C5")
+    return None

@@ -1,0 +1,372 @@
+"""The agent of --standby: ranks that die are replaced while the others stay.
+
+    processes ── ready, joined, formed ──▶ agent ──▶ 4.6 detect ──▶ 4.7 Supervisor
+    processes ◀── regroup, go, signals ─── agent ◀── Start, Signal, Form, Finish
+
+The agent keeps the store, the generation and the budget, and is no rank. A Form has two
+halves: its processes leave their group and join a round; when all have, they are told
+to go, with what each of them holds. So none waits for one that has ended meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distlab.comm.services import Tick, WakeAt
+from distlab.given.launching import Begin, Finish, Interrupted
+from distlab.given.recovering import (
+    NEWEST,
+    Completed,
+    Condition,
+    Ended,
+    Form,
+    Frozen,
+    Ready,
+    Report,
+    Signal,
+    Start,
+    Step,
+    exit_code_of,
+)
+from distlab.launch.elastic_decisions import Ask, ElasticForm, Say, Waits
+from distlab.launch.forked import Exited, Forked, Heard
+from distlab.launch.inbox import Inbox
+from distlab.launch.logs import Log, Terminal
+from distlab.launch.pages import Page
+from distlab.launch.report import (
+    NUM_LINES,
+    PREFIX,
+    Failure,
+    gave_up,
+    interrupted,
+    recovered,
+)
+from distlab.launch.stores import Store
+
+LOOK_S = 0.1  # between two looks at the pages
+FORMING_S = 30.0  # from go to the last formed: longer, and a process hangs
+TIMES = "recoveries.jsonl"
+
+On = Callable[[Any, float], Sequence[Any]]
+Detect = Callable[[list[Report], float], Condition]
+
+
+@dataclass
+class Process:
+    """What the agent knows of a process."""
+
+    page: Page
+    log: Log
+    steps: list[Step] = field(default_factory=list)
+    rank: int | None = None
+
+
+@dataclass
+class Round:
+    """A group that is being formed."""
+
+    number: int = 0
+    generation: int = 0
+    members: dict[int, int] = field(default_factory=dict)  # rank → process
+    joined: dict[int, dict[str, Any]] = field(default_factory=dict)  # by process
+    formed: set[int] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)
+    has_gone: bool = False
+    gone_s: float = math.inf
+    source: int | None = None  # the rank whose state all take, if it is decided
+    grad_accum_steps: int = 1
+
+    @property
+    def is_forming(self) -> bool:
+        """Not all members train yet."""
+        return len(self.formed) < len(self.members)
+
+    @property
+    def is_over(self) -> bool:
+        """All members have completed the last step."""
+        return bool(self.members) and len(self.done) == len(self.members)
+
+
+class Agent:
+    """Drives a Supervisor with the processes of this node."""
+
+    def __init__(
+        self,
+        *,
+        on: On,
+        detect: Detect,
+        resize: Callable[[], list[Any]],
+        processes: Forked,
+        logs: dict[int, Log],
+        folder: Path,
+        terminal: Terminal,
+        inbox: Inbox,
+        store: Store,
+        say: Callable[[str], None],
+    ) -> None:
+        self._on, self._detect, self._resize = on, detect, resize
+        self._forked, self._logs, self._folder = processes, logs, folder
+        self._terminal, self._inbox, self._store = terminal, inbox, store
+        self._say = say
+        self._processes: dict[int, Process] = {}
+        self._round = Round()
+        self._num_rounds = 0
+        self._completed = -1
+        self._failure: Failure | None = None  # the newest
+        self._told: Failure | None = None  # the newest after which all went on
+        self._stopped_by = self._code = 0
+        self._wake_at_s, self._look_at_s = math.inf, 0.0
+        self._times: list[dict[str, Any]] = []
+
+    def run(self) -> int:
+        """Return the exit code, once all processes have ended for good."""
+        self._store.begin()
+        self._forked.wait()
+        events: list[object] = [Begin()]
+        while True:
+            for action in self._resize():
+                self._do(action)
+            for event in events:
+                for action in self._on(event, time.monotonic()):
+                    if isinstance(action, Finish):
+                        return self._finish(action.exit_code or self._code)
+                    self._do(action)
+            events = self._wait()
+
+    # ── what happens ────────────────────────────────────────────────────────────────
+
+    def _wait(self) -> list[object]:
+        now_s = time.monotonic()
+        limit_s = min(self._wake_at_s, self._look_at_s) - now_s
+        readable = self._inbox.wait_beside(self._forked.sockets, limit_s)
+        events: list[object] = []
+        for event in self._inbox.take():
+            events += self._interrupted(event)
+        for heard in self._forked.take(readable):
+            if isinstance(heard, Exited):
+                events += self._ended(heard)
+            else:
+                events += self._heard(heard)
+        now_s = time.monotonic()
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + LOOK_S
+            events += self._look(now_s)
+        if now_s >= self._wake_at_s:
+            self._wake_at_s = math.inf
+            events.append(Tick())
+        return events
+
+    def _interrupted(self, event: object) -> list[object]:
+        if isinstance(event, Interrupted):
+            self._stopped_by = self._stopped_by or event.signal
+            if self._inbox.num_interrupts > 1:  # impatient: no grace
+                for number in self._processes:
+                    self._forked.signal(number, signal.SIGKILL)
+        return [event]
+
+    def _heard(self, heard: Heard) -> list[object]:
+        words, number, group = heard.words, heard.number, self._round
+        if "ready" in words:
+            return [Ready(number)]
+        if words.get("joined") == group.number and number in group.members.values():
+            group.joined[number] = words
+            self._go_if_all_joined()
+        elif words.get("joined") == self._num_rounds:
+            return [Waits(number, words["step"])]
+        if words.get("formed") == group.number:
+            group.formed.add(number)
+        if words.get("done") == group.number:
+            group.done.add(number)
+            if group.is_over:
+                for member in group.members.values():
+                    self._forked.tell(member, over=group.number)
+        if "times" in words:
+            self._note_times(words)
+        return []
+
+    def _ended(self, exited: Exited) -> list[object]:
+        process = self._processes.pop(exited.number)
+        events = self._note_steps()
+        self._terminal.catch_up([] if process.rank is None else [process.rank])
+        if exited.code and not self._stopped_by:
+            self._note_failure(process, exited)
+        if process.rank is None:
+            process.log.close()
+            with contextlib.suppress(OSError):
+                os.unlink(process.log.path)
+        process.page.close()
+        if self._round.is_over and exited.number in self._round.members.values():
+            # There is no step left: what went wrong is the code of the job.
+            self._code = self._code or exit_code_of(exited.code)
+            return [*events, Ended(exited.number, 0)]
+        return [*events, Ended(exited.number, exited.code)]
+
+    def _look(self, now_s: float) -> list[object]:
+        events = self._note_steps()
+        group = self._round
+        if group.has_gone and group.is_forming and now_s > group.gone_s + FORMING_S:
+            late = sorted(set(group.members.values()) - group.formed)
+            return [*events, *(Frozen(number, group.generation) for number in late)]
+        reports = []
+        for rank, number in group.members.items():
+            process = self._processes.get(number)
+            if process is not None and number not in group.done:
+                reports.append(_report(rank, process))
+        frozen = self._detect(reports, now_s).frozen
+        return [*events, *(Frozen(group.members[r], group.generation) for r in frozen)]
+
+    def _note_steps(self) -> list[object]:
+        """Read what the pages say; a Completed if all ranks have a new step."""
+        newest = []
+        for number in self._round.members.values():
+            process = self._processes.get(number)
+            if process is None:
+                return []
+            step, step_s = process.page.step, process.page.step_s
+            if step >= 0 and (not process.steps or step > process.steps[-1].number):
+                process.steps[:] = [*process.steps[1 - NEWEST :], Step(step, step_s)]
+            newest.append(step)
+        if not newest or min(newest) <= self._completed or self._round.is_forming:
+            return []
+        self._completed = min(newest)
+        return [Completed(self._completed, self._round.generation)]
+
+    # ── what is done ────────────────────────────────────────────────────────────────
+
+    def _do(self, action: object) -> None:
+        match action:
+            case Start(number):
+                self._start(number)
+            case Signal(number, which):
+                self._forked.signal(number, which)
+            case Form(generation, members):
+                self._form(Round(generation=generation, members=members))
+            case ElasticForm(generation, members, source, num_steps):
+                self._form(
+                    Round(
+                        generation=generation,
+                        members=members,
+                        source=source,
+                        grad_accum_steps=num_steps,
+                    )
+                )
+            case Ask(processes, now):
+                self._num_rounds += 1
+                for number in processes:
+                    self._forked.tell(number, regroup=self._num_rounds, now=now)
+            case Say(text):
+                self._say(f"{PREFIX} {text}\n")
+            case WakeAt(at_s):
+                self._wake_at_s = at_s
+            case _:
+                raise TypeError(f"{action!r} is no action of a Supervisor")
+
+    def _start(self, number: int) -> None:
+        log = Log(number, self._folder, name=f"process_{number}.log")
+        page = Page.new()
+        self._processes[number] = Process(page, log)
+        self._forked.start(number, log.descriptor, page.descriptor)
+
+    def _form(self, group: Round) -> None:
+        self._num_rounds += 1
+        group.number, self._round = self._num_rounds, group
+        for number in group.members.values():
+            self._forked.tell(number, regroup=group.number, now=True)
+
+    def _go_if_all_joined(self) -> None:
+        group = self._round
+        if group.has_gone or group.joined.keys() < set(group.members.values()):
+            return
+        group.has_gone, group.gone_s = True, time.monotonic()
+        ranks = sorted(group.members)
+        reports = [{"holds": group.joined[group.members[r]]["holds"]} for r in ranks]
+        for rank in ranks:
+            number = group.members[rank]
+            process = self._processes[number]
+            if process.rank is None:
+                process.log.close()
+            if process.rank != rank:
+                self._logs[rank].begin(group.generation)
+                process.rank = rank
+            self._forked.tell(
+                number,
+                go=group.number,
+                generation=group.generation,
+                rank=rank,
+                source=group.source,
+                reports=reports,
+                log=str(self._logs[rank].path.absolute()),
+                grad_accum_steps=group.grad_accum_steps,
+            )
+
+    # ── what is said ────────────────────────────────────────────────────────────────
+
+    def _note_failure(self, process: Process, exited: Exited) -> None:
+        log = process.log if process.rank is None else self._logs[process.rank]
+        self._failure = Failure(
+            rank=-1 if process.rank is None else process.rank,
+            code=exited.code,
+            generation=self._round.generation,
+            lines=log.last_lines(NUM_LINES),
+            log=str(log.path),
+            ended_s=time.monotonic(),
+        )
+
+    def _note_times(self, words: dict[str, Any]) -> None:
+        """Once all ranks have completed a step of a new group, say what it took."""
+        group, times = self._round, words["times"]
+        if times.get("generation") != group.generation or group.generation == 1:
+            return
+        self._times = [t for t in self._times if t["generation"] == group.generation]
+        self._times.append(times)
+        failure = self._failure
+        if len(self._times) < len(group.members) or failure is None:
+            return
+        if failure.generation >= group.generation or self._told == failure:
+            return  # the group has changed, and none has failed
+        self._told = failure
+        stages = ("lost_s", "joined_s", "formed_s", "restored_s", "completed_s")
+        last = {s: max(t.get(s, -1.0) for t in self._times) for s in stages}
+        row = {
+            "generation": group.generation,
+            "rank": failure.rank,
+            "code": failure.code,
+            "step": words["step"],
+            "ended_s": failure.ended_s,
+            **last,
+        }
+        with open(self._folder / TIMES, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        seconds = row["completed_s"] - row["ended_s"]
+        self._say(recovered(failure, len(group.members), words["step"], seconds))
+
+    def _finish(self, code: int) -> int:
+        self._terminal.catch_up(list(self._logs))
+        text = ""
+        if self._stopped_by:
+            text = interrupted(self._stopped_by, code)
+        elif code:
+            text = gave_up(self._failure, code, self._round.generation)
+        if text:
+            self._say(text)
+        return code
+
+
+def _report(rank: int, process: Process) -> Report:
+    page = process.page
+    return Report(
+        rank=rank,
+        steps=tuple(process.steps),
+        doing=page.doing,
+        since_s=page.since_s,
+        beat_s=page.beat_s,
+    )

@@ -1,0 +1,221 @@
+"""Who decides under --elastic MIN:MAX: task 4.9, the learner's or the reference's.
+
+Processes become members, and what the Membership says becomes the agent's actions. How
+many processes there are is decided here: MAX at first, and one for each that ends, as
+long as max_restarts allows it. A number in LOG_DIR/ranks, from MIN to MAX, sets another
+size while the job runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+from typing import Any
+
+from distlab.comm.services import Tick, WakeAt
+from distlab.given import elastic as given
+from distlab.given.launching import Begin, Finish, Interrupted
+from distlab.given.recovering import Ended, Frozen, Ready, Signal, Start, exit_code_of
+from distlab.launch.config import LaunchConfig
+from distlab.launch.decisions import UnitDecisions
+
+UNIT = "elastic"
+RESIZE = f"{UNIT}.resize"
+RANKS = "ranks"  # the file that sets another size
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Event: this process has left its group; its state is that of this step."""
+
+    process: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Action: these processes leave their group, at once or after their step."""
+
+    processes: tuple[int, ...]
+    now: bool
+
+
+@dataclass(frozen=True)
+class ElasticForm:
+    """Action: a group of any size, whose ranks all take the state of `source`."""
+
+    generation: int
+    members: dict[int, int]  # rank → process
+    source: int  # a rank
+    grad_accum_steps: int
+
+
+@dataclass(frozen=True)
+class Say:
+    """Action: tell the user."""
+
+    text: str
+
+
+class ElasticDecisions(UnitDecisions):
+    """The unit elastic, and the number of processes."""
+
+    def __init__(self, config: LaunchConfig) -> None:
+        super().__init__(UNIT, RESIZE)
+        self._config = config
+        self._least, self._most = config.sizes
+        batch = config.global_batch_size or self._most
+        self._membership = self._guarded(
+            RESIZE,
+            lambda: self.module.Membership(
+                self._least,
+                self._most,
+                global_batch_size=batch,
+                microbatch_size=config.microbatch_size or batch,
+                grace_s=config.join_grace,
+            ),
+        )
+        self._wanted = self._most
+        self._num_started = self._num_restarts = 0
+        self._alive: set[int] = set()
+        self._members: dict[int, int] = {}  # rank → process
+        self._generation = 0
+        self._first_code = 0
+        self._is_stopping, self._is_ended_by_us = False, set[int]()
+        self._kill_at_s: float | None = None
+
+    @property
+    def own(self) -> list[str]:
+        """The tasks that run the learner's code."""
+        return [RESIZE] if self.whose(RESIZE) == "yours" else []
+
+    def on(self, event: object, now_s: float) -> Sequence[Any]:
+        """What is to be done about an event.
+
+        Raises:
+            DecisionError: the learner's code has a mistake.
+        """
+        if isinstance(event, Ended):
+            return self._ended(event, now_s)
+        if isinstance(event, Interrupted):
+            return self._stop(128 + event.signal, now_s)
+        if isinstance(event, Tick) and self._is_due(now_s):
+            return [Signal(process, SIGKILL) for process in sorted(self._alive)]
+        if self._is_stopping:
+            return []
+        match event:
+            case Begin():
+                return self._start(self._wanted)
+            case Ready(process):
+                return self._tell(given.Join(str(process), 0), now_s)
+            case Waits(process, step):
+                return self._tell(self._join(process, step), now_s)
+            case Frozen(process, generation) if generation == self._generation:
+                return [Signal(process, SIGKILL)]
+            case Tick():
+                return self._tell(event, now_s)
+        return []
+
+    def resize(self) -> list[Any]:
+        """What the file of the wanted size asks for, if anything."""
+        try:
+            wanted = int((Path(self._config.log_dir) / RANKS).read_text())
+        except (OSError, ValueError):
+            return []
+        if not self._num_started or wanted == self._wanted:
+            return []
+        if not self._least <= wanted <= self._most:
+            return []
+        before, self._wanted = self._wanted, wanted
+        said = [Say(f"{wanted} ranks are wanted, before it were {before}")]
+        if wanted > len(self._alive):
+            return [*said, *self._start(wanted - len(self._alive))]
+        rank_of = {process: rank for rank, process in self._members.items()}
+        by_rank = sorted(self._alive, key=lambda p: rank_of.get(p, self._most + p))
+        leaving = by_rank[wanted:]
+        self._is_ended_by_us |= set(leaving)
+        # No step is lost by it: the others have copies of what only these ranks have.
+        return [*said, *(Signal(process, SIGKILL) for process in leaving)]
+
+    def _join(self, process: int, step: int) -> given.Join:
+        is_member = process in self._members.values()
+        return given.Join(str(process), step, self._generation if is_member else 0)
+
+    def _start(self, num: int) -> list[Any]:
+        new = range(self._num_started, self._num_started + num)
+        self._num_started += num
+        self._alive |= set(new)
+        return [Start(process) for process in new]
+
+    def _ended(self, event: Ended, now_s: float) -> list[Any]:
+        process, code = event.process, event.code
+        self._alive.discard(process)
+        is_ours = process in self._is_ended_by_us
+        if code and not is_ours and not self._is_stopping:
+            self._first_code = self._first_code or exit_code_of(code)
+        if self._is_stopping:
+            return [] if self._alive else [Finish(self._first_code)]
+        if not code and not is_ours:  # all ranks have completed the last step
+            is_over = self._alive.isdisjoint(self._members.values())
+            return self._stop(0, now_s) if is_over else []
+        actions = self._replace() + self._tell(given.Lost(str(process)), now_s)
+        if len(self._alive) < self._least:
+            actions += self._stop(self._first_code or 1, now_s)
+        return actions
+
+    def _replace(self) -> list[Any]:
+        left = self._config.max_restarts - self._num_restarts
+        num = max(0, min(self._wanted - len(self._alive), left))
+        self._num_restarts += num
+        return self._start(num)
+
+    def _stop(self, code: int, now_s: float) -> list[Any]:
+        if self._is_stopping:
+            return []
+        self._is_stopping, self._first_code = True, code
+        if not self._alive:
+            return [Finish(code)]
+        self._kill_at_s = now_s + self._config.grace_period
+        signals = [Signal(process, SIGTERM) for process in sorted(self._alive)]
+        return [*signals, WakeAt(self._kill_at_s)]
+
+    def _is_due(self, now_s: float) -> bool:
+        return self._kill_at_s is not None and now_s >= self._kill_at_s
+
+    # ── the Membership's actions as the agent's ─────────────────────────────────────
+
+    def _tell(self, event: given.Event, now_s: float) -> list[Any]:
+        actions = self._guarded(RESIZE, lambda: self._membership.on(event, now_s))
+        if not isinstance(actions, Sequence) or isinstance(actions, str):
+            raise self.wrong(RESIZE, f"on() returned {actions!r}, must be a list")
+        found: list[Any] = []
+        for action in actions:
+            found += self._as_ours(action, isinstance(event, given.Lost), now_s)
+        return found
+
+    def _as_ours(self, action: object, is_lost: bool, now_s: float) -> list[Any]:
+        match action:
+            case given.Regroup(members):
+                return [Ask(tuple(int(member) for member in members), now=is_lost)]
+            case given.Form(generation, members, source, num_steps):
+                self._generation = generation
+                self._members = {rank: int(member) for rank, member in members.items()}
+                ranks = {member: rank for rank, member in members.items()}
+                said = f"generation {generation}: {len(members)} ranks"
+                form = ElasticForm(
+                    generation, dict(self._members), ranks[source], num_steps
+                )
+                return [Say(said), form]
+            case given.Refuse(member, reason):
+                self._is_ended_by_us.add(int(member))
+                return [
+                    Say(f"process {member} is not taken: {reason}"),
+                    Signal(int(member), SIGKILL),
+                ]
+            case given.Stop(reason):
+                return [Say(reason), *self._stop(self._first_code or 1, now_s)]
+            case WakeAt():
+                return [] if self._kill_at_s is not None else [action]
+        raise self.wrong(RESIZE, f"on() returned the action {action!r}")

@@ -1,0 +1,141 @@
+"""The processes of one agent, forked by `forker`: started, signaled, and heard of."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from distlab.launch import control, forker
+from distlab.launch.config import LaunchError
+
+PRELOADED = ("torch", "distlab.distributed")
+_PROGRAM = f"import sys; from {forker.__name__} import main; main(sys.argv[1:])"
+_START_S = 120.0  # to import them
+
+
+@dataclass(frozen=True)
+class Exited:
+    """The process of this number has ended; the code is -s after signal s."""
+
+    number: int
+    code: int
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a process has said."""
+
+    number: int
+    words: control.Words
+
+
+class Forked:
+    """Processes that run one script; their numbers are never used again."""
+
+    def __init__(
+        self, script: str, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        """Start the forker; it imports torch meanwhile."""
+        self._script, self._arguments = script, list(arguments)
+        self._environment = dict(environment)
+        self._ends: dict[int, socket.socket] = {}
+        self._pids: dict[int, int] = {}
+        self._socket, theirs = control.pair()
+        with theirs:
+            descriptor = theirs.fileno()
+            self._forker = subprocess.Popen(
+                [sys.executable, "-P", "-c", _PROGRAM, str(descriptor), *PRELOADED],
+                pass_fds=[descriptor],
+                env={**environment, "PYTHONPATH": _python_path(environment)},
+                stdin=subprocess.DEVNULL,
+            )
+
+    def wait(self) -> None:
+        """Wait until processes can be forked.
+
+        Raises:
+            LaunchError: the forker does not come up.
+        """
+        self._socket.settimeout(_START_S)
+        if control.receive(self._socket) is None:
+            raise LaunchError("the process that forks the ranks did not come up")
+        self._socket.settimeout(None)
+
+    @property
+    def sockets(self) -> list[socket.socket]:
+        """What becomes readable when there is something to take."""
+        return [self._socket, *self._ends.values()]
+
+    def start(self, number: int, log: int, page: int) -> None:
+        """Start a process; what it prints goes into the descriptor `log`."""
+        ours, theirs = control.pair()
+        request = {
+            "number": number,
+            "script": self._script,
+            "arguments": self._arguments,
+            "environment": self._environment,
+        }
+        with theirs:
+            packet = json.dumps(request).encode()
+            socket.send_fds(self._socket, [packet], [theirs.fileno(), log, page])
+        self._ends[number] = ours
+
+    def pid(self, number: int) -> int | None:
+        """Its process id, once it runs."""
+        return self._pids.get(number)
+
+    def tell(self, number: int, **words: object) -> None:
+        """Say something to a process."""
+        if number in self._ends:
+            control.send(self._ends[number], words)
+
+    def signal(self, number: int, which: int) -> None:
+        """Send it a signal, if it runs."""
+        control.send(self._socket, {"number": number, "signal": which})
+
+    def take(self, readable: Sequence[socket.socket]) -> Iterator[Exited | Heard]:
+        """What these sockets have for us.
+
+        Raises:
+            LaunchError: the forker has ended.
+        """
+        for number, end in list(self._ends.items()):
+            if end in readable:
+                words = control.receive(end)
+                if words is None:  # its end is closed: Exited follows
+                    self._ends.pop(number).close()
+                else:
+                    yield Heard(number, words)
+        if self._socket in readable:
+            words = control.receive(self._socket)
+            if words is None:
+                raise LaunchError("the process that forks the ranks has ended")
+            if "pid" in words:
+                self._pids[words["started"]] = words["pid"]
+            if "ended" in words:
+                self._pids.pop(words["ended"], None)
+                yield Exited(words["ended"], words["code"])
+
+    def close(self) -> None:
+        """End the forker, and all that it has forked."""
+        self._socket.close()
+        for end in self._ends.values():
+            end.close()
+        try:
+            self._forker.wait(10.0)
+        except subprocess.TimeoutExpired:
+            self._forker.kill()
+            self._forker.wait()
+
+
+def _python_path(environment: Mapping[str, str]) -> str:
+    """Where distlab lies, before what the user has."""
+    root = str(Path(__file__).parents[2])
+    given = environment.get("PYTHONPATH", "")
+    return os.pathsep.join(filter(None, (root, given)))

@@ -1,0 +1,172 @@
+"""A process that has imported torch, and forks processes that run the script.
+
+    python -m distlab.launch.forker DESCRIPTOR MODULE …
+
+It starts no thread and makes no group, so that what it forks can. It ends when its
+agent does, and all that it has forked with it. Requests and replies are those of
+`forked`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distlab.launch.control import CONTROL
+from distlab.launch.pages import PAGE
+from distlab.runner.processes import (
+    become_subreaper,
+    die_with_parent,
+    end_descendants,
+    is_stopped,
+)
+
+PACKET = 1 << 18
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a forked process is to run."""
+
+    script: str
+    arguments: list[str]
+    environment: dict[str, str]
+
+
+class Forker:
+    """Serves one agent until its socket closes."""
+
+    def __init__(self, agent: socket.socket) -> None:
+        self._agent = agent
+        self._numbers: dict[int, int] = {}  # of the processes, by pid
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._wake, False)
+
+    def serve(self) -> Job:
+        """Fork as often as the agent asks; in each forked process, return its job."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides what it means
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        selector = selectors.DefaultSelector()
+        selector.register(self._agent, selectors.EVENT_READ)
+        selector.register(self._woken, selectors.EVENT_READ)
+        self._tell({"up": os.getpid()})
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is self._agent:
+                    job = self._handle()
+                    if job is not None:
+                        selector.close()
+                        return job
+                else:
+                    self._collect()
+
+    def _handle(self) -> Job | None:
+        packet, descriptors, _, _ = socket.recv_fds(self._agent, PACKET, 8)
+        if not packet:
+            self._leave()
+        request = json.loads(packet)
+        if "signal" in request:
+            self._signal(request["number"], request["signal"])
+            return None
+        pid = os.fork()
+        if pid == 0:
+            return self._become(request, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._numbers[pid] = request["number"]
+        self._tell({"started": request["number"], "pid": pid})
+        return None
+
+    def _signal(self, number: int, which: int) -> None:
+        # Until we collect it, its pid is no other process's.
+        for pid, own in self._numbers.items():
+            if own == number:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, which)
+                    if which != signal.SIGKILL and is_stopped(pid):
+                        os.kill(pid, signal.SIGCONT)
+
+    def _become(self, request: dict[str, Any], descriptors: list[int]) -> Job:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._agent.close()
+        os.close(self._woken)
+        os.close(self._wake)
+        os.setsid()  # Ctrl-C reaches the agent only
+        die_with_parent()
+        control, log, page = descriptors
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(null)
+        os.close(log)
+        environment = request["environment"] | {CONTROL: str(control), PAGE: str(page)}
+        return Job(
+            script=request["script"],
+            arguments=request["arguments"],
+            environment=environment,
+        )
+
+    def _collect(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                number = self._numbers.pop(pid, None)
+                if number is not None:
+                    code = os.waitstatus_to_exitcode(status)
+                    self._tell({"ended": number, "code": code})
+
+    def _leave(self) -> None:
+        end_descendants()
+        os._exit(0)
+
+    def _tell(self, words: dict[str, Any]) -> None:
+        try:
+            self._agent.send(json.dumps(words).encode())
+        except OSError:
+            self._leave()
+
+
+def run(job: Job) -> None:
+    """Run the script as its own program."""
+    os.environ.clear()
+    os.environ.update(job.environment)
+    sys.argv[:] = [job.script, *job.arguments]
+    sys.path.insert(0, str(Path(job.script).resolve().parent))
+    runpy.run_path(job.script, run_name="__main__")
+
+
+def main(arguments: list[str]) -> None:
+    """Import the modules, then fork; each forked process runs the script."""
+    become_subreaper()
+    die_with_parent()
+    descriptor, *modules = arguments
+    for module in modules:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # keep the collector from touching, and so copying, shared pages
+    run(Forker(socket.socket(fileno=int(descriptor))).serve())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

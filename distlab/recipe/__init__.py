@@ -1,0 +1,1 @@
+"""How the capstone trains: its options, samples, losses, optimizers and schedules."""

@@ -1,0 +1,63 @@
+"""An exponential moving average (EMA) of the weights, which is what is evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class WeightAverage:
+    """average = decay · average + (1 - decay) · weights, after each step.
+
+    Buffers, such as the running statistics of batch norm, are those of the model. In
+    step t the decay is at most t / (t + 9): the first weights are soon forgotten.
+
+    Source: Polyak and Juditsky, Acceleration of Stochastic Approximation by Averaging
+    (1992); Tarvainen and Valpola (arXiv 1703.01780), section 2, for the exponential
+    form; the limit of the first steps is that of TensorFlow's
+    ExponentialMovingAverage, with num_updates.
+    """
+
+    def __init__(self, model: nn.Module, decay: float = 0.9999) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"an average's decay is {decay}, must be in 0 … 1")
+        self.decay, self.num_updates = decay, 0
+        self.weights = {n: p.detach().clone() for n, p in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Take the weights of the model into the average; sends nothing."""
+        self.num_updates += 1
+        decay = min(self.decay, self.num_updates / (self.num_updates + 9))
+        for name, parameter in model.named_parameters():
+            self.weights[name].mul_(decay).add_(parameter, alpha=1 - decay)
+
+    @contextmanager
+    def in_place_of(self, model: nn.Module) -> Iterator[None]:
+        """In this block the model has the average's weights."""
+        own = {n: p.detach().clone() for n, p in model.named_parameters()}
+        _copy(self.weights, model)
+        try:
+            yield
+        finally:
+            _copy(own, model)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs."""
+        return {"num_updates": self.num_updates, "weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict()`."""
+        self.num_updates = state["num_updates"]
+        for name, weights in state["weights"].items():
+            self.weights[name].copy_(weights)
+
+
+@torch.no_grad()
+def _copy(weights: dict[str, Tensor], model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])

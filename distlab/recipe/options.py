@@ -1,0 +1,255 @@
+"""The options of the trainer: from flags, from a recipe file, and checked together."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from distlab.models.image_models import IMAGE_MODELS, SMALLEST
+from distlab.recipe.optimizers import OPTIMIZERS
+from distlab.recipe.schedules import SCHEDULES
+
+PRECISIONS = ("fp32", "fp64", "bf16", "fp16")
+COMPRESSIONS = ("none", "bf16", "fp16", "top_k", "int8", "powersgd")
+CODES = ("auto", "mine", "reference")
+FILES = Path(__file__).with_name("files")
+
+
+def option(default: Any, text: str, choices: Sequence[str] = ()) -> Any:
+    """A field with a line of help."""
+    return field(default=default, metadata={"help": text, "choices": choices})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is trained, and how. A flag for each: --global-batch-size and so on.
+
+    Raises:
+        ValueError: two of them contradict each other; one line.
+    """
+
+    recipe: str = option("", "a TOML file with values for the flags that are not given")
+    data: str = option("digits", "digits, mnist, fashion-mnist, or an image folder")
+    num_samples: int = option(0, "train on the first N samples only; 0: on all")
+    num_classes: int = option(0, "refuse data with another number of classes; 0: any")
+    image_size: int = option(0, "pixels of a side; 0: the data's own")
+    num_workers: int = option(0, "data processes of each rank")
+    model: str = option("narrow_resnet18", "the network", IMAGE_MODELS)
+    engine: str = option("scratch", "what averages", ("scratch", "ddp", "fsdp2"))
+    backend: str = option("", "gloo, nccl or tcp; nccl where there are GPUs")
+    code: str = option("auto", "whose units; auto: yours where it passes", CODES)
+    seed: int = option(0, "of weights, of the order of samples and of what is random")
+    epochs: int = option(1, "passes over the samples")
+    max_steps: int = option(0, "end after this step; 0: after the last epoch")
+    global_batch_size: int = option(64, "samples of one step, on all ranks together")
+    grad_accum_steps: int = option(1, "microbatches of a rank in one step")
+    optimizer: str = option("sgd", "the optimizer", OPTIMIZERS)
+    lr: float = option(0.1, "the highest learning rate")
+    momentum: float = option(0.9, "of sgd and lars")
+    weight_decay: float = option(0.0, "of all parameters")
+    norm_weight_decay: float | None = option(None, "of biases and norms, if another")
+    schedule: str = option("cosine", "of the learning rate", SCHEDULES)
+    warmup_epochs: float = option(0.0, "epochs in which the learning rate rises")
+    warmup_factor: float = option(0.01, "of the learning rate in the first step")
+    step_epochs: float = option(30.0, "schedule step: epochs between two steps")
+    clip_norm: float | None = option(None, "the largest norm of the gradient")
+    label_smoothing: float = option(0.0, "ε of smoothed targets")
+    mixup: float = option(0.0, "α of mixup; 0: none")
+    cutmix: float = option(0.0, "α of cutmix; 0: none. With mixup: each for one half")
+    ema: float = option(0.0, "decay of the average of the weights; 0: none")
+    smallest_image: int = option(0, "progressive resizing starts here; 0: none")
+    precision: str = option("fp32", "of the computation", PRECISIONS)
+    channels_last: bool = option(False, "memory format of images: NHWC")
+    compile: bool = option(False, "torch.compile the model")
+    compression: str = option("none", "of gradients, with scratch", COMPRESSIONS)
+    checkpoint: str = option("", "folder of checkpoints; continues from the newest one")
+    save_every: int = option(100, "steps between two checkpoints")
+    records: str = option("", "new folder for the records of all ranks, as JSON lines")
+    profile: str = option("", "folder for a profiler's trace of each rank")
+    log_every: int = option(10, "steps between two lines")
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            _check_value(one.name, getattr(self, one.name), one.metadata["choices"])
+        for is_wrong, why in self._contradictions():
+            if is_wrong:
+                raise ValueError(why)
+
+    def _contradictions(self) -> list[tuple[bool, str]]:
+        is_vit, sharded = "vit" in self.model, self.engine == "fsdp2"
+        return [
+            (
+                self.compression != "none" and self.engine != "scratch",
+                f"--compression {self.compression} with --engine {self.engine}: only "
+                "scratch has compression hooks",
+            ),
+            (
+                self.compression != "none" and self.precision == "fp64",
+                f"--compression {self.compression} with --precision fp64: compressed "
+                "gradients are float32",
+            ),
+            (
+                self.backend == "tcp" and self.engine != "scratch",
+                f"--backend tcp with --engine {self.engine}: torch's engines need gloo "
+                "or nccl",
+            ),
+            (
+                is_vit and self.channels_last,
+                f"--channels-last with --model {self.model}: only the ResNets compute "
+                "with convolutions",
+            ),
+            (
+                is_vit and self.smallest_image > 0,
+                f"--smallest-image with --model {self.model}: a ViT has one image size",
+            ),
+            (
+                0 < self.smallest_image < SMALLEST.get(self.model, 0),
+                f"--smallest-image {self.smallest_image} with --model {self.model}: "
+                f"it takes {SMALLEST.get(self.model)} pixels or more",
+            ),
+            (
+                sharded and self.precision == "fp16",
+                "--engine fsdp2 with --precision fp16: choose bf16, which needs no "
+                "loss scaler",
+            ),
+            (
+                sharded and self.optimizer in ("lars", "lamb"),
+                f"--engine fsdp2 with --optimizer {self.optimizer}: its trust ratios "
+                "need whole layers",
+            ),
+            (
+                sharded and bool(self.checkpoint),
+                "--engine fsdp2 with --checkpoint: shards are not saved yet; choose "
+                "scratch or ddp",
+            ),
+            (
+                self.warmup_epochs >= self.epochs,
+                f"--warmup-epochs {self.warmup_epochs} with --epochs {self.epochs}: "
+                "the warm-up leaves no step",
+            ),
+        ]
+
+    def check_ranks(self, world_size: int) -> None:
+        """Every rank has a sample in every microbatch.
+
+        Raises:
+            ValueError: it has not.
+        """
+        fewest = self.global_batch_size // world_size
+        if fewest < self.grad_accum_steps:
+            raise ValueError(
+                f"--global-batch-size {self.global_batch_size} gives a rank of "
+                f"{world_size} {fewest} samples, fewer than its "
+                f"{self.grad_accum_steps} microbatches"
+            )
+
+
+_AT_LEAST_1 = (
+    "epochs", "global_batch_size", "grad_accum_steps", "save_every", "log_every",
+)  # fmt: skip
+_AT_LEAST_0 = (
+    "num_samples", "num_classes", "image_size", "num_workers", "seed", "max_steps",
+    "lr", "momentum", "weight_decay", "warmup_epochs", "label_smoothing", "mixup",
+    "cutmix", "ema", "smallest_image",
+)  # fmt: skip
+
+
+def _check_value(name: str, value: Any, choices: Sequence[str]) -> None:
+    """One option by itself."""
+    flag = flag_of(name)
+    if choices and value not in choices:
+        raise ValueError(f"{flag} {value}: choose one of {', '.join(choices)}")
+    if name in _AT_LEAST_1 and value < 1:
+        raise ValueError(f"{flag} {value}: at least 1")
+    if name in _AT_LEAST_0 and not 0 <= value < math.inf:
+        raise ValueError(f"{flag} {value}: at least 0")
+    if name in ("label_smoothing", "ema") and value >= 1:
+        raise ValueError(f"{flag} {value}: less than 1")
+    if name == "clip_norm" and value is not None and not value > 0:
+        raise ValueError(f"{flag} {value}: must be positive")
+
+
+def flag_of(name: str) -> str:
+    """The flag of an option."""
+    return f"--{name.replace('_', '-')}"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def read_options(arguments: Sequence[str] | None = None) -> Options:
+    """Flags first, then the recipe file's values, then the defaults.
+
+    Raises:
+        ValueError: a flag or a value is unknown, or they contradict each other.
+    """
+    parser = _Parser(description="train an image classifier", allow_abbrev=False)
+    types_of = typing.get_type_hints(Options)
+    for one in fields(Options):
+        kind = _plain(types_of[one.name])
+        how: dict[str, Any] = {"type": kind}
+        if kind is bool:
+            how = {"action": argparse.BooleanOptionalAction}
+        default = one.default if one.default is not MISSING else None
+        text = f"{one.metadata['help']} ({default})".replace("%", "%%")
+        parser.add_argument(
+            flag_of(one.name), default=None, dest=one.name, help=text, **how
+        )
+    known = vars(parser.parse_args(arguments))
+    given = {name: value for name, value in known.items() if value is not None}
+    from_file = read_recipe(given["recipe"]) if given.get("recipe") else {}
+    return Options(**{**from_file, **given})
+
+
+def recipe_path(name: str) -> Path:
+    """The file of this path, or of this name among those that distlab has.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for path in (Path(name), FILES / name, FILES / f"{name}.toml"):
+        if path.is_file():
+            return path
+    shipped = ", ".join(sorted(path.stem for path in FILES.glob("*.toml")))
+    raise ValueError(f"--recipe {name}: no such file; distlab has {shipped}")
+
+
+def read_recipe(name: str) -> dict[str, Any]:
+    """The table [train] of a recipe file: values of options.
+
+    Raises:
+        ValueError: it cannot be read, or has an unknown option, or a wrong type.
+    """
+    path = recipe_path(name)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("train", {})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"--recipe {name}: {error}") from error
+    types_of = typing.get_type_hints(Options)
+    for key, value in table.items():
+        if key not in types_of or key == "recipe":
+            raise ValueError(f"--recipe {name}: [train] has an unknown option {key!r}")
+        kind = _plain(types_of[key])
+        is_right = isinstance(value, (int, float) if kind is float else kind)
+        if not is_right or (isinstance(value, bool) and kind is not bool):
+            raise ValueError(
+                f"--recipe {name}: {key} is {value!r}, expected a {kind.__name__}"
+            )
+    return dict(table)
+
+
+def _plain(kind: Any) -> type:
+    """`float` of `float | None`."""
+    if isinstance(kind, types.UnionType):
+        kind = next(one for one in typing.get_args(kind) if one is not type(None))
+    assert isinstance(kind, type)
+    return kind

@@ -1,0 +1,190 @@
+"""What a tutor does with a learner's own tasks: next, check, hint, why it hung."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distlab.curriculum import (
+    Curriculum,
+    Progress,
+    ProgressUnavailableError,
+    Task,
+    load_curriculum,
+    read_source,
+)
+from distlab.curriculum.functions import find_function, span_of, without_markers
+from distlab.curriculum.hints import LEVELS, read_hints
+from distlab.curriculum.misconceptions import fitting_hint, read_misconceptions
+from distlab.curriculum.path import current_task, passed_tasks, remaining
+from distlab.curriculum.regions import functions_of
+from distlab.curriculum.units import UnitSource
+from distlab.grading.preflight import look_at
+from distlab.tutor.answers import answer
+from distlab.tutor.pages import mistake_page, plain
+
+
+class NotSolvedYetError(ValueError):
+    """A solution was asked for before the learner's own code has passed."""
+
+
+def next_task() -> dict[str, Any]:
+    """The learner's current task: what to build, where, and how long it takes."""
+    curriculum = load_curriculum()
+    progress = Progress(curriculum.root)
+    task = current_task(curriculum, progress)
+    passed = passed_tasks(curriculum, progress)
+    core = [other for other in curriculum.tasks if not other.stretch]
+    return {
+        **_about(curriculum, task),
+        "passed": sum(other.id in passed for other in core),
+        "of": len(core),
+        "minutes_left": sum(t.minutes for t in remaining(curriculum, passed)),
+    }
+
+
+def check(task: str = "") -> dict[str, Any]:
+    """Judge the learner's code of a task, or of the current one.
+
+    Returns the status ("pass", "fail", "not_started" or "error"), the verdict as it is
+    shown in the terminal, and the name of the misconception if one is known.
+
+    Raises:
+        ValueError: no task is called that.
+    """
+    from distlab.grading.judging import judge
+    from distlab.grading.remember import record
+    from distlab.grading.report import lines_of
+    from distlab.tutor.last_run import keep_timeline
+
+    curriculum = load_curriculum()
+    progress = Progress(curriculum.root)
+    chosen = _chosen(curriculum, progress, task)
+    drawn: list[tuple[str, str]] = []
+    unkept: list[str] = []
+
+    def tell(verdict: Any) -> None:
+        try:
+            record(progress, verdict)
+        except ProgressUnavailableError as error:
+            unkept.append(str(error))
+        drawn.extend(keep_timeline(progress, verdict, unkept.append))
+
+    report = judge(curriculum, [chosen], code="mine", tell=tell)
+    (verdict,) = report.tasks
+    return {
+        **_about(curriculum, chosen),
+        "status": verdict.status,
+        "verdict": plain([*lines_of(verdict), *drawn]),
+        "misconception": verdict.slug,
+        "warnings": unkept,
+    }
+
+
+def hint(task: str = "") -> dict[str, Any]:
+    """One hint for a task, one level deeper each time: question, principle, steps.
+
+    Raises:
+        ValueError: no task is called that, or it has no hints.
+    """
+    curriculum = load_curriculum()
+    progress = Progress(curriculum.root)
+    chosen = _chosen(curriculum, progress, task)
+    levels = read_hints(curriculum, chosen)
+    if not levels:
+        raise ValueError(f"no hint for {chosen.id}")
+    try:
+        level, slug = progress.next_hint(chosen.id, len(LEVELS), fitting_hint)
+    except ProgressUnavailableError:
+        level, slug = 1, ""
+    return {
+        **_about(curriculum, chosen),
+        "level": level,
+        "of": len(LEVELS),
+        "kind": LEVELS[level - 1],
+        "because_of": slug,
+        "text": levels[level],
+    }
+
+
+def why_did_it_hang(error: str = "") -> dict[str, Any]:
+    """Explain a hang: that of the last check, or an error of torch that is pasted.
+
+    Raises:
+        ValueError: the pasted text holds no error that is explained here.
+    """
+    curriculum = load_curriculum()
+    if error.strip():
+        return {"found": True, "text": plain(answer(error, curriculum))}
+    from distlab.tutor.last_run import timeline_path, verdict_path
+
+    progress = Progress(curriculum.root)
+    last = progress.read().get("last", {})
+    if not last or last.get("passed"):
+        return {"found": False, "text": "the last check did not fail; run check first"}
+    slug = str(last.get("slug", ""))
+    verdict = _text_of(verdict_path(progress))
+    told = {
+        "found": bool(verdict),
+        "task": str(last.get("task", "")),
+        "verdict": verdict,
+        "picture": _text_of(timeline_path(progress).with_suffix(".txt")),
+        "misconception": slug,
+    }
+    known = read_misconceptions()
+    told["text"] = plain(mistake_page(slug, known[slug])) if slug in known else ""
+    return told
+
+
+def solution(task: str) -> dict[str, Any]:
+    """The reference's code of a task that the learner has solved, to compare with.
+
+    Raises:
+        NotSolvedYetError: it has not passed; its solution is not read at all then.
+    """
+    curriculum = load_curriculum()
+    progress = Progress(curriculum.root)
+    chosen = curriculum.task(task)
+    entry = progress.read().get("tasks", {}).get(chosen.id, {})
+    # What never passed is refused before any file of the solutions is opened.
+    if not entry.get("passed") or chosen.id not in passed_tasks(curriculum, progress):
+        raise NotSolvedYetError(
+            f"{chosen.number} has not passed, so its solution is not shown; ask for a "
+            "hint, a check, or an explanation"
+        )
+    unit = curriculum.units[chosen.unit]
+    reference = read_source(curriculum, unit, "reference")
+    names = functions_of(reference.text)[chosen.id]
+    clean = UnitSource(
+        unit.name, "reference", reference.path, without_markers(reference.text)
+    )
+    nodes = (find_function(clean.tree, name) for name in names)
+    lines = clean.text.splitlines()
+    parts = [lines[slice(span_of(n)[0] - 1, span_of(n)[1])] for n in nodes if n]
+    code = "\n\n".join("\n".join(part) for part in parts)
+    return {**_about(curriculum, chosen), "code": code}
+
+
+def _chosen(curriculum: Curriculum, progress: Progress, name: str) -> Task:
+    return curriculum.task(name) if name else current_task(curriculum, progress)
+
+
+def _about(curriculum: Curriculum, task: Task) -> dict[str, Any]:
+    unit = curriculum.units[task.unit]
+    verdict, _ = look_at(curriculum, task, "mine")
+    guide = unit.guide(curriculum.root).relative_to(curriculum.root)
+    return {
+        "number": task.number,
+        "id": task.id,
+        "title": task.title,
+        "minutes": task.minutes,
+        "place": verdict.place,
+        "guide": guide.as_posix(),
+        "clauses": task.clauses,
+    }
+
+
+def _text_of(path: Any) -> str:
+    try:
+        return str(path.read_text(encoding="utf-8"))
+    except OSError:
+        return ""

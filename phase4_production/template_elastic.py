@@ -1,0 +1,236 @@
+"""Elastic training: ranks come and go in the middle of an epoch.
+
+Guide: phase4_production/guide/elastic.md.
+Source: torch.distributed.elastic, its rendezvous; Elastic Horovod, its documentation.
+Symbols: N = the samples of an epoch; G = global_batch_size; n = world_size.
+Cost: no communication in this file; both parts decide, others act.
+
+    generation 1   a b c d     4 ranks, 2 steps      samples  0 … 2G - 1
+                     x   x     two processes end
+    generation 2   a c         2 ranks, 1 step       samples 2G … 3G - 1
+                   a c + e     one process joins
+    generation 3   a c e       3 ranks               samples 3G … N - 1
+
+What stays when n changes: the order of the samples, G, and the state of one survivor.
+What is computed again: the ranks, the shards, and the steps of accumulation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from distlab.comm.services import WakeAt
+from distlab.given.elastic import (
+    Action,
+    Event,
+    Form,
+    Join,
+    Lost,
+    Refuse,
+    Regroup,
+    Stop,
+    mosaic,
+)
+
+# ── the samples ─────────────────────────────────────────────────────────────────────
+
+
+def resplit(
+    order: Sequence[int],
+    global_batch_size: int,
+    history: Sequence[Sequence[int]],
+    world_size: int,
+) -> list[list[list[int]]]:
+    """Each rank's samples in each step of the rest of an epoch: plan[rank][step].
+
+    Given: `order` is the shuffle of the epoch, each sample once. `history` has a list
+    for each world size that this epoch has had: how many steps of its plan each rank
+    has completed. That plan is what `resplit` returned then.
+
+    C1 a step has the next global_batch_size samples of those that are left, in the
+    order of the shuffle; only the last step may have fewer
+    C2 left is what no rank has completed, at any earlier world size. Ranks may have
+    completed different numbers of steps
+    C3 shards of a step differ by at most one sample, and may be empty: every rank has
+    every step. No sample is repeated to make them equal
+    In torch.distributed: nothing; DistributedSampler cannot start in mid-epoch
+    Example: order 7 2 9 4 1, global batches of 2, history [[1, 1]]: 2 ranks had one
+    step. On 1 rank → [[[9, 4], [1]]]
+    Cost: none. Check: distlab check 4.8
+    """
+    # TODO(elastic.resplit)
+    # how was the rest split each time before, and what is left of it now? the first
+    # time all samples are left
+    raise NotImplementedError("elastic.resplit")
+
+
+# ── the members ─────────────────────────────────────────────────────────────────────
+
+
+class Membership:
+    """Decides who is a rank of the next generation, and whose state all of them take.
+
+    A plain object: it reads no clock and sends nothing. Events: Join, Lost, Tick.
+    Actions: Regroup, Form, Refuse, WakeAt, Stop; see distlab/given/elastic.py.
+
+    In a round members join, until a Form ends it and a generation trains. The first
+    round begins at once; before it there are no members.
+
+    In torch.distributed: the rendezvous of torchrun --nnodes=MIN:MAX
+    Check: distlab check 4.9
+    """
+
+    def __init__(
+        self,
+        min_members: int,
+        max_members: int,
+        *,
+        global_batch_size: int,
+        microbatch_size: int,
+        grace_s: float = 5.0,
+        timeout_s: float = 600.0,
+    ) -> None:
+        if not 1 <= min_members <= max_members <= global_batch_size:
+            raise ValueError(
+                f"min_members {min_members}, max_members {max_members} and "
+                f"global_batch_size {global_batch_size} must rise, from 1"
+            )
+        self.min_members, self.max_members = min_members, max_members
+        self.global_batch_size = global_batch_size
+        self.microbatch_size = microbatch_size  # the most samples that fit a rank
+        self.grace_s, self.timeout_s = grace_s, timeout_s
+        self.generation = 0  # the newest that was formed
+        self.members: list[str] = []  # of this generation, by rank
+        self.ended: set[str] = set()  # members whose process has ended
+        self.joined: dict[str, int] = {}  # in this round: member → step
+        self.is_round = True
+        self.could_form = False  # after the last event of this round
+        self.deadline_s = math.inf
+        self.is_stopped = False
+
+    def on(self, event: Event, now_s: float) -> list[Action]:
+        """Return what to do about an event; `now_s` never decreases.
+
+        After a Stop there are no more actions.
+        """
+        actions: list[Action] = []
+        if not self.is_stopped:
+            match event:
+                case Join():
+                    actions += self.join(event)
+                case Lost(member, ended):
+                    actions += self.lose(member, ended)
+            if self.is_round:
+                actions += self.end_round(now_s)
+        return actions
+
+    def join(self, event: Join) -> list[Action]:
+        """Note a member that waits, or refuse it.
+
+        Given: begin_round, which asks all that are unheard. A new member has the
+        generation 0. No generation is higher than the current one.
+
+        C1 the Join of a member of this generation begins a round, and that of a new
+        one if fewer than max_members train; a refused one or a copy does not
+        C4 Refuse, and nothing changes: a member that has ended; one of an older
+        generation, for its state is behind; a new one, if max_members train already.
+        In a round a new one is noted, however many have joined. And a member of this
+        generation gets no answer to a copy of an older message
+        Example: generation 2 trains as a, c; Join(b, 7, 1) is refused, Join(c, 7, 1) is
+        a copy
+        """
+        # TODO(elastic.resize)
+        # who is it: a member of this generation, of an older one, or a new one? is
+        # there a round?
+        raise NotImplementedError("elastic.resize")
+
+    def lose(self, member: str, ended: bool) -> list[Action]:
+        """Note that a member is lost; it may come back, unless its process has ended.
+
+        C1 a lost member of this generation begins a round; another lost one does not
+        Example: a, b, c train; Lost(b) → Regroup(a, c). Then Lost(c) → no action
+        """
+        # TODO(elastic.resize)
+        # is it a member of this generation? had it joined this round?
+        raise NotImplementedError("elastic.resize")
+
+    def begin_round(self, lost: str = "") -> list[Action]:
+        """Ask the others to stop and join, unless there is a round already."""
+        if self.is_round:
+            return []
+        self.is_round, self.could_form, self.deadline_s = True, False, math.inf
+        asked = tuple(member for member in self.unheard if member != lost)
+        return [Regroup(asked)] if asked else []
+
+    def end_round(self, now_s: float) -> list[Action]:
+        """Form, stop, or wait: called after each event of a round.
+
+        Given: form, stop, is_majority. could_form and deadline_s are False and inf when
+        a round begins.
+
+        C5 a Form is possible with min_members and a majority. It comes at once when
+        max_members have joined and no member is unheard; otherwise at the first event
+        at or after grace_s from when it became possible. After timeout_s in which it
+        was impossible: Stop. A WakeAt for each of these times. Look first at what is
+        possible now: an event that changes it begins a new time, even at the last one
+        Example: min 2, grace 5: Joins at 0, 1 and 3 s → WakeAt(6), Form of 3 at 6 s
+        """
+        # TODO(elastic.resize)
+        # a Tick says only that time has passed, and may come late: has what is
+        # possible changed? is the time over?
+        raise NotImplementedError("elastic.resize")
+
+    @property
+    def unheard(self) -> list[str]:
+        """The members of this generation that may be alive and have not joined."""
+        return [m for m in self.members if m not in {*self.joined, *self.ended}]
+
+    @property
+    def is_majority(self) -> bool:
+        """Whether no other part of a divided job can form a generation, too.
+
+        When the network is divided, two of these objects may live, one on each side.
+        Both know this generation, and each hears only the members on its side.
+
+        C6 more members of this generation have joined than are unheard; or as many, and
+        the lowest rank of both has joined. False if all have ended: the state is lost.
+        In the first round True: one object begins a job
+        Example: a b c d train; a, b joined, c and d are lost, not ended → True; on the
+        other side False. There it would be True, if a and b had ended
+        """
+        # TODO(elastic.resize)
+        # two sets of members; those that ended are in neither
+        raise NotImplementedError("elastic.resize")
+
+    def form(self) -> list[Action]:
+        """Begin the next generation, and end the round.
+
+        C2 members: the ranks 0 … n - 1; first those of the last generation, then new
+        ones in the order of their Joins. Above max_members each gets a Refuse.
+        grad_accum_steps: how many microbatches of at most microbatch_size samples the
+        largest shard of the global batch needs; the same number for every rank
+        C3 source: the newest step, of the members of the last generation that have
+        joined; in the first round, of all
+        Example: generation 1 was a b c, b has ended; joined are e with step 9, c with
+        6, a with 5 → Form(2, {0: a, 1: c, 2: e}, source c, …)
+        """
+        # TODO(elastic.resize)
+        # who is taken, in which order, and who of them knows most? which fields belong
+        # to one round only?
+        raise NotImplementedError("elastic.resize")
+
+    def stop(self) -> list[Action]:
+        """Give up; nothing is decided afterwards."""
+        self.is_stopped = True
+        few = f"{len(self.joined)} of at least {self.min_members} members joined"
+        is_few = len(self.joined) < self.min_members
+        why = few if is_few else "no majority of the last generation's members joined"
+        return [Stop(f"{why} in {self.timeout_s:g} s")]
+
+
+if __name__ == "__main__":
+    try:
+        print("\n".join(mosaic(resplit)))
+    except NotImplementedError as missing:
+        print(f"{missing} is not written yet")

@@ -1,0 +1,191 @@
+"""The capstone: one trainer of image classifiers, composed of the course's units.
+
+Guide: phase4_production/guide/imagenet_trainer.md.
+Source: P. Goyal et al., Accurate, Large Minibatch SGD (arXiv 1706.02677), section 3,
+for what must stay the same on any number of ranks; torchvision's reference trainer.
+Symbols: n = comm.world_size; K = job.grad_accum_steps, the microbatches of a step.
+Cost: a step costs the forward and backward of K microbatches, and one all_reduce of
+the gradients, most of it during the last backward().
+
+    microbatch 1 … K   forward, scaled loss, backward      no_sync on all but the last
+    gradients          unscale, clip                       of the global batch, once
+    step               optimizer, scheduler, average       skipped by all or by none
+    epoch              set_epoch, train mode, evaluation of the averaged weights
+    checkpoint         all that the next step depends on
+
+Run it alone, or under torchrun, srun or python -m distlab.launch:
+    torchrun --nproc-per-node 2 solutions/phase4_production/imagenet_trainer.py --help
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import distlab.distributed as dist
+from distlab.comm import DiskError, RealDisk
+from distlab.distributed.job import build, start, use_code
+from distlab.distributed.parts import unit
+from distlab.distributed.watch import Watch
+from distlab.given import training_state
+from distlab.given.checkpoint import CheckpointError
+from distlab.given.monitoring import checksum
+from distlab.given.trainer import Job, Metrics
+from distlab.given.training_state import Run
+from distlab.recipe.options import Options, read_options
+
+# ── 4.11 what a step, an epoch and a checkpoint consist of ──────────────────────────
+
+
+def train_step(job: Job, inputs: Tensor, targets: Tensor) -> float:
+    """Take one step with the mean gradient of the global batch; return the mean loss.
+
+    Given: this rank's samples of the global batch, at least K. The ranks may have
+    unequal numbers of them. job.loss_fn is a mean over samples. job.engine averages
+    over the ranks: it adds their gradients and divides by n.
+
+    C1 the weights become those of one process that has the global batch, and .grad of
+    an earlier step does not matter; the loss is a float, equal on every rank, exact in
+    the model's dtype
+    C2 the batch goes through the engine in K microbatches, whose sizes differ by at
+    most one, in job.autocast(); each gradient is sent once: all other forwards, with
+    their backward(), are under no_sync()
+    C3 the gradient that is clipped is that of the global batch, without the scale; its
+    norm is at most job.clip_norm
+    C4 if the scaler skips the step, neither the learning rate nor the average moves
+    In torch.distributed: the body of torchvision's train_one_epoch
+    Cost: two all_reduces of one element. Check: distlab check 4.11
+    """
+    # TODO(imagenet_trainer.compose)
+    # how many samples does the global batch have, and what does the engine divide by?
+    # tensor_split(K); job.autocast() around the forward and the loss, not around
+    # backward(); nn.utils.clip_grad_norm_; job.scaler.step says whether it stepped
+    raise NotImplementedError("imagenet_trainer.compose")
+
+
+def fit(
+    job: Job,
+    num_epochs: int,
+    on_step: Callable[[int, float], bool],
+    on_epoch: Callable[[int, Any], None],
+) -> None:
+    """Train up to epoch `num_epochs`; call on_step after each step.
+
+    Given: a job that is new, or was restored in the middle of an epoch. job.evaluate
+    may leave the model in evaluation mode. on_step(epoch, loss) returns False to stop:
+    then return at once. on_epoch(epoch, …) gets what job.evaluate(model) returned.
+
+    C5 epochs go on where the loader is. Before its first batch each epoch has its own
+    order, by set_epoch, and training mode. Each batch goes through job.prepare
+    C6 after each epoch the averaged weights are evaluated; then the model has its own,
+    also in on_epoch
+    In torch.distributed: the loop over epochs of torchvision's train.py
+    Example: restored in epoch 2 of 4 → epochs 2 and 3. Check: distlab check 4.11
+    """
+    # TODO(imagenet_trainer.compose)
+    # job.loader has epoch and set_epoch(); job.average.in_place_of(model) is a block
+    raise NotImplementedError("imagenet_trainer.compose")
+
+
+def run_of(job: Job) -> Run:
+    """What a checkpoint saves and restores: the input of full_state and restore, 4.5.
+
+    C7 the model, the optimizer and the hook, and as parts "scheduler", "scaler",
+    "loader" and "average": all later steps of a restored job are bit-equal
+    In torch.distributed: the dict that torchvision's train.py saves, and random numbers
+    Check: distlab check 4.11
+    """
+    # TODO(imagenet_trainer.compose)
+    # which objects of the job change from step to step?
+    raise NotImplementedError("imagenet_trainer.compose")
+
+
+# ── a run: its checkpoints, its records, its command ────────────────────────────────
+
+
+class Saved:
+    """The checkpoints of a job, 4.3 to 4.5; without a folder there are none."""
+
+    def __init__(self, options: Options, job: Job) -> None:
+        self.job, self.run, self.every = job, run_of(job), options.save_every
+        self.disk = RealDisk(options.checkpoint) if options.checkpoint else None
+        self.units = unit("fault_tolerance")
+
+    def restore(self) -> int:
+        """The newest complete checkpoint's step, restored; 0 if there is none."""
+        newest = self.units.load(self.disk) if self.disk else None
+        if newest is None:
+            return 0
+        shared, owns = training_state.unpack(newest)
+        comm = self.job.comm
+        self.units.restore(self.run, shared, owns, comm.rank, comm.world_size)
+        return int(newest.step)
+
+    def save(self, step: int, *, is_last: bool = False) -> None:
+        """Save, if it is time. Collective."""
+        if self.disk is None or (step % self.every and not is_last):
+            return
+        shared, own = self.units.full_state(self.run)
+        comm = self.job.comm
+        state = training_state.pack(shared, own, comm.rank, comm.world_size)
+        self.units.save(comm, self.disk, step, *state)
+
+
+def train(options: Options) -> Metrics:
+    """Train as the options say; return what the last evaluation gave.
+
+    Raises:
+        ValueError: the options contradict the data, the ranks or the checkpoint.
+    """
+    comm = start(options)
+    training_state.seed_all(options.seed + comm.rank)
+    job = build(options, comm)
+    watch = Watch(options, job)
+    saved = Saved(options, job)
+    step = saved.restore()
+    metrics: list[Metrics] = []
+
+    def on_step(epoch: int, loss: float) -> bool:
+        nonlocal step
+        step += 1
+        is_last = step == options.max_steps
+        watch.end_step(step, epoch, loss)
+        saved.save(step, is_last=is_last)
+        return not is_last
+
+    def on_epoch(epoch: int, last: Metrics) -> None:
+        metrics.append(last)
+        watch.say(
+            f"epoch {epoch + 1}  accuracy {last.accuracy:.4f}  loss {last.loss:.4f}"
+        )
+
+    if step and step == options.max_steps:
+        watch.say(f"step {step} is the last one, and the checkpoint has it")
+    else:
+        fit(job, options.epochs, on_step, on_epoch)
+    watch.close()
+    weights = checksum(parameter for parameter in job.engine.whole().parameters())
+    watch.say(f"step {step}  weights {weights:08x}")
+    dist.destroy_process_group()
+    return metrics[-1] if metrics else Metrics(float("nan"), float("nan"))
+
+
+def main() -> int:
+    """Read the flags, and train with the learner's code or the reference's."""
+    try:
+        options = read_options()
+        use_code(options.code)
+        unit("imagenet_trainer").train(options)
+    except (ValueError, CheckpointError, DiskError) as error:
+        print(f"imagenet_trainer: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,16 @@
+#!/bin/bash
+# All GPUs of one machine; without a GPU, two processes on the CPU.
+#
+#   ./train_single_node.sh --data /data/imagenet --checkpoint runs/one
+#
+# A rank that dies is started again, with all others, at most MAX_RESTARTS times.
+set -eu
+
+if [ -z "${RANKS:-}" ]; then
+  RANKS=$({ nvidia-smi --list-gpus 2>/dev/null || true; } | wc -l)
+  [ "$RANKS" -gt 0 ] || RANKS=2
+fi
+cd "$(dirname "$0")/../../.." # the root of the checkout
+exec "${PYTHON:-python}" -m distlab.launch --nproc-per-node "$RANKS" \
+  --max-restarts "${MAX_RESTARTS:-3}" \
+  "${TRAIN:-solutions/phase4_production/imagenet_trainer.py}" "$@"

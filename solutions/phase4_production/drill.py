@@ -1,0 +1,196 @@
+"""The drill: from what a run has left behind, say what went wrong and what to do.
+
+Guide: phase4_production/guide/drill.md.
+Source: Z. Jiang et al., MegaScale (NSDI 2024), section 4; A. Grattafiori et al., The
+Llama 3 Herd of Models (arXiv 2407.21783), section 3.3.4, for what fails, how often.
+Symbols: a step counts from 1; checkpoint k has the weights after step k.
+Cost: none; it runs once, after the fact.
+
+    rank 0   …  11 ✓  12 ✓  13 entered ──────── timed out   exit code 1
+    rank 1   …  11 ✓  12 ✓  13 entered ──────── timed out   exit code 1
+    rank 2   …  11 ✓  12 ✓  SIGKILL                         the cause
+    saved    …  10
+
+Most lines of a log are consequences. One of them is the cause: the first thing that
+went wrong. `Report`, `Event` and the words are given: distlab/given/incidents.py.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+
+from distlab.given.incidents import (
+    ACTIONS,
+    DATA_WORKER,
+    DESYNC,
+    ENDED,
+    ENTERED,
+    FROZEN,
+    KILLED,
+    LOST,
+    NAN,
+    NOTHING,
+    RAISED,
+    REFUSED,
+    RESTART,
+    SAVED,
+    SLOW,
+    TORN,
+    Cause,
+    Event,
+    Incident,
+    Report,
+    read_run,
+)
+
+LATE = 2.0  # times as long as the others: then a rank is late in a step
+PATIENCE = 5  # steps in which a rank must be late, one after the other
+
+
+def by_step(reports: Sequence[Report]) -> dict[int, list[Report]]:
+    """The reports of each step that all ranks have completed, in ascending order."""
+    num_ranks = len({report.rank for report in reports})
+    steps: dict[int, list[Report]] = {}
+    for report in sorted(reports, key=lambda report: report.step):
+        steps.setdefault(report.step, []).append(report)
+    return {step: own for step, own in steps.items() if len(own) == num_ranks}
+
+
+def damage(reports: Sequence[Report]) -> Cause | None:
+    """The first step whose weights are wrong on some rank, if there is one.
+
+    Given: by_step.
+
+    C1 NAN: a rank has num_nonfinite above 0. DESYNC: a rank's checksum is not the one
+    that most ranks have. Of both, what came up in the earlier step; NAN if both did
+    In torch.distributed: torch.distributed.checkpoint keeps such a step like any other
+    Example: step 7: checksums 5 5 9 5, step 8: 6 6 8 6 → DESYNC of rank 2 in step 7
+    Check: distlab check 4.12
+    """
+    ### BEGIN SOLUTION drill.incident
+    #| which step tells the ranks apart? what does one rank's nan do to the others?
+    for step, own in by_step(reports).items():
+        checksums = [report.checksum for report in own]
+        common = max(checksums, key=checksums.count)
+        for report in own:
+            if report.num_nonfinite:
+                return Cause(NAN, report.rank, step)
+        for report in own:
+            if report.checksum != common:
+                return Cause(DESYNC, report.rank, step)
+    return None
+    ### END SOLUTION
+
+
+def stopped_process(reports: Sequence[Report], events: Sequence[Event]) -> Cause | None:
+    """The rank whose process stopped first, if the ranks did not stop by themselves.
+
+    The agent looks at the processes now and then: what it saw first need not have
+    happened first. LOST says that another rank is gone: it is never the cause.
+
+    C2 KILLED: an ENDED whose text is the name of a signal. DATA_WORKER: a RAISED. The
+    step is the one after the rank's last report
+    C3 FROZEN: a rank has LOST, and neither of these happened; it is the rank whose
+    newest ENTERED is of an earlier step than that of the others; the step as in C2
+    In torch.distributed: Flight Recorder has the newest collective of each rank
+    Example: rank 0 LOST, rank 2 ENDED "SIGKILL", rank 0 ENDED "exit code 1" → rank 2
+    Check: distlab check 4.12
+    """
+    ### BEGIN SOLUTION drill.incident
+    #| which events can only be a cause? if there are none: which rank do all wait for?
+    last = {report.rank: report.step for report in reports}
+    for event in events:
+        if event.kind == ENDED and event.text.startswith("SIG"):
+            return Cause(KILLED, event.rank, last[event.rank] + 1)
+        if event.kind == RAISED:
+            return Cause(DATA_WORKER, event.rank, last[event.rank] + 1)
+    if any(event.kind == LOST for event in events):
+        entered = {e.rank: e.step for e in events if e.kind == ENTERED}
+        rank = min(entered, key=lambda rank: entered[rank])
+        return Cause(FROZEN, rank, last[rank] + 1)
+    return None
+    ### END SOLUTION
+
+
+def straggler(reports: Sequence[Report]) -> Cause | None:
+    """The rank that the others wait for now, if there is one. Given: by_step.
+
+    A rank is late in a step if its own_s is more than LATE times the median of the
+    other ranks' own_s.
+
+    C4 SLOW: the rank that is late in each of the last PATIENCE steps; the step is the
+    first one since which it is late without a break
+    Example: late in steps 3 and 9 to 14 of 14 → step 9; late in 11 to 14 → none
+    Check: distlab check 4.12
+    """
+    ### BEGIN SOLUTION drill.incident
+    #| walk back from the newest step: how far has each rank been late all the time?
+    steps = by_step(reports)
+    since: dict[int, int] = {}
+    for step, own in steps.items():
+        for report in own:
+            others = [other.own_s for other in own if other.rank != report.rank]
+            if report.own_s > LATE * statistics.median(others):
+                since.setdefault(report.rank, step)
+            else:
+                since.pop(report.rank, None)
+    newest = max(steps)
+    for rank, step in since.items():
+        if newest - step + 1 >= PATIENCE:
+            return Cause(SLOW, rank, step)
+    return None
+    ### END SOLUTION
+
+
+def steps_lost(reports: Sequence[Report], events: Sequence[Event], cause: Cause) -> int:
+    """How many steps that all ranks had completed a restart must do again.
+
+    Given: by_step. The restart is from the newest usable checkpoint, or from step 0.
+
+    C5 usable: SAVED, and not REFUSED; after NAN or DESYNC only one that was saved
+    before that step. What needs no restart loses no step
+    In torch.distributed: nothing; torchrun restarts the script, which must know
+    Example: SAVED 5 10 15, REFUSED 15, all ranks completed 17 → 17 - 10 = 7 steps
+    Check: distlab check 4.12
+    """
+    ### BEGIN SOLUTION drill.incident
+    #| a checkpoint may be complete, and its weights wrong
+    if ACTIONS[cause.what] != RESTART:
+        return 0
+    refused = {event.step for event in events if event.kind == REFUSED}
+    saved = {event.step for event in events if event.kind == SAVED} - refused
+    if cause.what in (NAN, DESYNC):
+        saved = {step for step in saved if step < cause.step}
+    return max(by_step(reports)) - max(saved, default=0)
+    ### END SOLUTION
+
+
+def incident(reports: Sequence[Report], events: Sequence[Event]) -> Incident:
+    """What went wrong in a run, and what to do.
+
+    Given: both are in the order of their times; every rank has a report, and there are
+    at least three ranks. Ranks may have any numbers; a run need not begin with step 1.
+
+    C1 … C5 the first of damage, stopped_process, TORN, straggler, NOTHING. TORN is the
+    REFUSED checkpoint of the highest step: its rank and step. The action is
+    ACTIONS[what]
+    Check: distlab check 4.12
+    """
+    ### BEGIN SOLUTION drill.incident
+    #| a refused checkpoint changes what is lost, also if something else is the cause
+    refused = [event for event in events if event.kind == REFUSED]
+    cause = damage(reports) or stopped_process(reports, events)
+    if cause is None and refused:
+        newest = max(refused, key=lambda event: event.step)
+        cause = Cause(TORN, newest.rank, newest.step)
+    cause = cause or straggler(reports) or Cause(NOTHING)
+    lost = steps_lost(reports, events, cause)
+    return Incident(*cause, ACTIONS[cause.what], lost)
+    ### END SOLUTION
+
+
+if __name__ == "__main__":
+    for file in sys.argv[1:]:
+        print(f"{file}: {incident(*read_run(file))}")

@@ -1,0 +1,300 @@
+"""Recovery: which rank has failed, and how the others go on without a restart.
+
+Guide: phase4_production/guide/recovery.md.
+Source: Z. Jiang et al., MegaScale (NSDI 2024), section 4, for an agent that watches
+the ranks; the agent of torch.distributed.elastic, for restarts within a limit.
+Symbols: n = world_size; a generation is one group of n processes, counted from 1.
+
+`Supervisor` starts no process and reads no clock: events in, actions out.
+
+    reports ──▶ detect ──▶ Frozen ─┐
+    processes ─ Ready, Ended ──────┼─▶ Supervisor.on ──▶ Start, Signal, Form,
+    ranks ───── Completed ─────────┘                     WakeAt, Finish
+
+A process has its own number, which is not its rank. It imports everything, says Ready
+and waits. A Form gives it a rank, or it stays a standby.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from signal import SIGKILL, SIGTERM
+
+from distlab.given.recovering import (
+    COMPUTE,
+    Action,
+    Begin,
+    Completed,
+    Condition,
+    Ended,
+    Event,
+    Finish,
+    Form,
+    Frozen,
+    Interrupted,
+    Ready,
+    Report,
+    Signal,
+    Start,
+    Tick,
+    WakeAt,
+    exit_code_of,
+    show,
+)
+
+LEAST = 5  # with fewer durations nothing is known about a run's steps
+SLOW = 2.0  # times the usual step: then a rank is late
+
+# ── dead, frozen or merely slow ─────────────────────────────────────────────────────
+
+
+def usual_step_s(reports: Sequence[Report]) -> float:
+    """How long a step of this run takes, with what is usual of jitter; inf: unknown.
+
+    A duration: two steps that follow each other in `steps`, the difference of their
+    times over the difference of their numbers. All ranks' durations count together.
+
+    C1 the median, plus the median of the durations' distances from it; inf if there
+    are fewer than LEAST durations
+    Example: times 0 1 2 4 5 6 of steps 3 4 5 6 7 8: durations 1 1 2 1 1 → 1 + 0
+    Check: distlab check 4.6
+    """
+    ### BEGIN SOLUTION recovery.detect
+    #| a report may lack a step: what do 3 s between steps 7 and 9 say?
+    durations = [
+        (later.time_s - earlier.time_s) / (later.number - earlier.number)
+        for report in reports
+        for earlier, later in zip(report.steps, report.steps[1:], strict=False)
+    ]
+    if len(durations) < LEAST:
+        return math.inf
+    median = statistics.median(durations)
+    return median + statistics.median(abs(seconds - median) for seconds in durations)
+    ### END SOLUTION
+
+
+def detect(
+    reports: Sequence[Report], now_s: float, *, patience: float = 10.0
+) -> Condition:
+    """Say which ranks are dead, frozen, or merely slow; all others are in no list.
+
+    A rank is idle since the later of since_s and the time of its newest step. The
+    limit is patience * usual_step_s(reports). A heartbeat comes from another thread: it
+    goes on while the trainer hangs.
+
+    C2 dead: its process has ended. Such a rank is not in another list
+    C3 frozen: idle for longer than the limit, and in COMPUTE; or idle for longer than
+    the limit in WAIT or SAVE, and without a heartbeat for longer than the limit, too
+    C4 slow: in COMPUTE, idle for longer than SLOW * usual_step_s, and not frozen. A
+    process that has completed no step yet is neither slow nor frozen
+    In torch.distributed: torchrun sees ends, a process group's timeout all the rest
+    Example: usual 1 s; ranks 0 and 2 WAIT since 5 s, rank 1 COMPUTE since 4 s: at
+    11 s → slow [1], at 15 s → frozen [1]. Check: distlab check 4.6
+    """
+    ### BEGIN SOLUTION recovery.detect
+    #| who waits, and for whom? what may take long although nothing is wrong?
+    usual_s = usual_step_s(reports)
+    limit_s = patience * usual_s
+    condition = Condition([], [], [])
+    for report in sorted(reports, key=lambda report: report.rank):
+        if report.has_ended:
+            condition.dead.append(report.rank)
+        elif report.steps:
+            idle_s = now_s - max(report.since_s, report.steps[-1].time_s)
+            silent_s = idle_s if report.doing == COMPUTE else now_s - report.beat_s
+            if min(idle_s, silent_s) > limit_s:
+                condition.frozen.append(report.rank)
+            elif report.doing == COMPUTE and idle_s > SLOW * usual_s:
+                condition.slow.append(report.rank)
+    return condition
+    ### END SOLUTION
+
+
+# ── what to do about it ─────────────────────────────────────────────────────────────
+
+
+class Supervisor:
+    """Keeps n processes training: replaces those that end, or gives up.
+
+    Events and actions: distlab/given/recovering.py; Interrupted(signal) and the last
+    one, Finish(exit_code), as in 3.18. WakeAt(at_s) asks for a Tick; the newest counts.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        num_standbys: int = 1,
+        *,
+        max_restarts: int = 10,
+        window_s: float = 3600.0,
+        max_failures: int = 5,
+        grace_s: float = 30.0,
+    ) -> None:
+        self.world_size, self.num_standbys = world_size, num_standbys
+        self.max_restarts, self.window_s = max_restarts, window_s
+        self.max_failures = max_failures  # in a row, without a new step between
+        self.grace_s = grace_s  # from SIGTERM to SIGKILL
+        self.generation = self.num_started = 0
+        self.members: dict[int, int] = {}  # rank → process, of the newest Form
+        self.is_whole = False  # no member has failed since the newest Form
+        self.alive: set[int] = set()  # processes that were started and have not ended
+        self.ready: set[int] = set()  # of those: they wait, and have no rank
+        self.restarts_s: list[float] = []
+        self.newest_step, self.has_new_step = -1, False  # of the run; since a failure
+        self.num_failures = 0  # since a new step was completed
+        self.exit_code = 0  # the first one other than 0, after the newest step
+        self.is_stopping, self.kill_at_s = False, math.inf
+
+    def on(self, event: Event, now_s: float) -> list[Action]:
+        """Return what to do about an event; `now_s` never decreases.
+
+        Events may come late and twice. A process that has ended, or was not started,
+        changes nothing; nor does a Frozen or Completed of an older generation, or the
+        Ready of a process that has a rank.
+
+        C3 Frozen: SIGKILL to the process; its Ended follows
+        C5 Interrupted stops with 128 + signal. While it stops, only Ended and Tick
+        count; at a Tick from kill_at_s on, those still alive get SIGKILL
+        Check: distlab check 4.7
+        """
+        ### BEGIN SOLUTION recovery.supervise
+        #| one case for each kind of event, and the condition under which it counts
+        match event:
+            case Ended(process, code) if process in self.alive:
+                return self.handle_end(process, code, now_s)
+            case Tick() if now_s >= self.kill_at_s:
+                self.kill_at_s = math.inf
+                return [Signal(process, SIGKILL) for process in sorted(self.alive)]
+            case _ if self.is_stopping:
+                return []
+            case Begin():
+                return self.start(self.world_size + self.num_standbys)
+            case Ready(process) if process in self.alive - {*self.members.values()}:
+                self.ready.add(process)
+                return self.form()
+            case Frozen(process, generation) if generation == self.generation:
+                return [Signal(process, SIGKILL)] if process in self.alive else []
+            case Completed(step, generation) if generation == self.generation:
+                self.has_new_step |= step > self.newest_step
+                self.newest_step = max(step, self.newest_step)
+            case Interrupted(number):
+                return self.stop(128 + number, now_s)
+        return []
+        ### END SOLUTION
+
+    def start(self, num: int) -> list[Action]:
+        """Start this many processes. Their numbers are new.
+
+        C1 at Begin: world_size + num_standbys
+        """
+        ### BEGIN SOLUTION recovery.supervise
+        #| which numbers has no process had?
+        new = range(self.num_started, self.num_started + num)
+        self.num_started += num
+        self.alive |= set(new)
+        return [Start(process) for process in new]
+        ### END SOLUTION
+
+    def form(self) -> list[Action]:
+        """Form a group as soon as each rank has a process; [] if it is not needed.
+
+        A group is needed before the first one, and once a member has failed.
+
+        C1 the first generation is 1, of any processes that are ready
+        C2 members that are alive keep their processes and ranks; processes that are
+        ready take the other ranks; the generation grows by 1
+        Example: n = 3, rank 1 ended, process 3 is ready → Form(2, {0: 0, 1: 3, 2: 2})
+        """
+        ### BEGIN SOLUTION recovery.supervise
+        #| which ranks have no process? are enough processes ready?
+        kept = {rank: p for rank, p in self.members.items() if p in self.alive}
+        empty = [rank for rank in range(self.world_size) if rank not in kept]
+        if self.is_whole or len(empty) > len(self.ready):
+            return []
+        taken = dict(zip(empty, sorted(self.ready), strict=False))
+        self.ready -= set(taken.values())
+        self.generation, self.members = self.generation + 1, kept | taken
+        self.is_whole = True
+        return [Form(self.generation, dict(self.members))]
+        ### END SOLUTION
+
+    def handle_end(self, process: int, code: int, now_s: float) -> list[Action]:
+        """Decide what the end of a process means: work done, a failure, or neither.
+
+        While the group is whole, a member that ends with 0 is done: its rank needs no
+        process. One that ends with another code is a failure: the group is not whole
+        any more, and until it is again, no end is a further failure.
+
+        C1 all members done: stop with 0. As long as some are done and none has failed,
+        no process is started
+        C2 otherwise processes are replaced, and a group is formed if it is needed
+        C5 the max_failures-th failure without a new step between stops with exit_code.
+        A step is new if its number is higher than any before. exit_code is the first
+        other than 0 after the newest step: of a failure, or of any process that ends
+        while the group is not whole. Check: distlab check 4.7
+        """
+        ### BEGIN SOLUTION recovery.supervise
+        #| four cases: it is stopping; a member is done; a member failed; a standby
+        self.alive.remove(process)
+        self.ready.discard(process)
+        if self.is_stopping:
+            return [] if self.alive else [Finish(self.exit_code)]
+        is_member = process in self.members.values()
+        if self.is_whole and is_member and code:
+            if self.has_new_step:
+                self.num_failures = self.exit_code = 0
+            self.is_whole = self.has_new_step = False
+            self.num_failures += 1
+        if self.is_whole and not self.alive >= {*self.members.values()}:
+            is_over = self.alive.isdisjoint(self.members.values())
+            return self.stop(0, now_s) if is_over else []
+        if not self.is_whole:
+            self.exit_code = self.exit_code or exit_code_of(code)
+        if self.num_failures >= self.max_failures:
+            return self.stop(self.exit_code, now_s)
+        return self.replace(now_s)
+        ### END SOLUTION
+
+    def replace(self, now_s: float) -> list[Action]:
+        """Start processes until n + num_standbys are alive, or the limit is reached.
+
+        C4 each process that is started here is a restart; at most max_restarts lie in
+        the last window_s. If fewer than n processes would be alive, none is started:
+        stop with exit_code, or with 1 if that is 0
+        In torch.distributed: torchrun --max-restarts, over its whole life
+        Check: distlab check 4.7
+        """
+        ### BEGIN SOLUTION recovery.supervise
+        #| how many are missing, how many may be started, and are they enough?
+        self.restarts_s = [t for t in self.restarts_s if t > now_s - self.window_s]
+        missing = self.world_size + self.num_standbys - len(self.alive)
+        num = min(missing, self.max_restarts - len(self.restarts_s))
+        if len(self.alive) + num < self.world_size:
+            return self.stop(self.exit_code or 1, now_s)
+        self.restarts_s += [now_s] * num
+        return [*self.start(num), *self.form()]
+        ### END SOLUTION
+
+    def stop(self, code: int, now_s: float) -> list[Action]:
+        """End all processes, then finish with this code; the first reason counts.
+
+        C5 SIGTERM to each that is alive, and a WakeAt grace_s later; Finish once all
+        have ended, at once if none is alive. Check: distlab check 4.7
+        """
+        ### BEGIN SOLUTION recovery.supervise
+        #| what must be remembered until the last process has ended?
+        self.is_stopping, self.exit_code = True, code
+        if not self.alive:
+            return [Finish(code)]
+        self.kill_at_s = now_s + self.grace_s
+        signals = [Signal(process, SIGTERM) for process in sorted(self.alive)]
+        return [*signals, WakeAt(self.kill_at_s)]
+        ### END SOLUTION
+
+
+if __name__ == "__main__":
+    for path in sys.argv[1:]:
+        show(path, detect)

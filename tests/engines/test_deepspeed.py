@@ -1,0 +1,98 @@
+"""DeepSpeed with two real processes, beside torch's DDP; `make test-deepspeed`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks import _engine_ranks as ranks
+from distlab.data.digits import load_digits_split
+from distlab.engines import EngineError, PyTorchDDPTrainer
+from distlab.engines.config import config_from
+from distlab.engines.deepspeed_engine import DeepSpeedTrainer
+from distlab.engines.deepspeed_parallel import settings
+from distlab.models.mlp import make_mlp
+
+pytest.importorskip("deepspeed", reason="`make test-deepspeed` installs it")
+pytestmark = pytest.mark.filterwarnings("ignore")
+STEPS, BAR = 20, 1e-5
+CASES: dict[str, dict[str, Any]] = {
+    "stage 0": {"zero_stage": 0},
+    "stage 1": {"zero_stage": 1},
+    "stage 2": {"zero_stage": 2},
+    "stage 3": {"zero_stage": 3},
+    "stage 0, microbatches, clipped": {
+        "zero_stage": 0,
+        "gradient_accumulation_steps": 2,
+        "batch_size": 4,
+        "gradient_clipping": 0.5,
+    },
+    "stage 2, microbatches, clipped": {
+        "zero_stage": 2,
+        "gradient_accumulation_steps": 2,
+        "batch_size": 4,
+        "gradient_clipping": 0.5,
+    },
+}
+
+
+def digits() -> DataLoader[Any]:
+    split = load_digits_split()
+    inputs, targets = split.train_inputs[:160].float(), split.train_targets[:160]
+    return DataLoader(TensorDataset(inputs, targets), 16, shuffle=True)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_twenty_steps_are_those_of_torch_ddp(case: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"epochs": 2, "batch_size": 8, "num_gpus": 2, **case}
+    stage = given.pop("zero_stage")
+    make: dict[str, Any] = {"optimizer": ranks.momentum, "verbose": False}
+    own, other = make_mlp().float(), make_mlp().float()
+    expected = PyTorchDDPTrainer(own, **make, **given).fit(digits(), max_steps=STEPS)
+    trainer = DeepSpeedTrainer(other, **make, **given, zero_stage=stage)
+    found = trainer.fit(digits(), max_steps=STEPS)
+    assert (found.backend, found.num_gpus) == ("deepspeed", 2)
+    worst = max(abs(a - b) for a, b in zip(found.losses, expected.losses, strict=True))
+    pairs = zip(own.parameters(), other.parameters(), strict=True)
+    weights = max(float((a - b).detach().abs().max()) for a, b in pairs)
+    norms = zip(found.epochs, expected.epochs, strict=True)
+    norm = max(abs(a.grad_norm - b.grad_norm) for a, b in norms)
+    print(f"largest difference to DDP: loss {worst:.1e}, weights {weights:.1e}")
+    assert max(worst, weights, norm) <= BAR
+
+
+def test_its_own_settings_are_added_and_contradictions_refused(tmp_path: Path) -> None:
+    def read(more: Any, **fields: Any) -> dict[str, Any]:
+        named = {"backend": "deepspeed", "deepspeed_config": more, **fields}
+        return settings(config_from(named))
+
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"wall_clock_breakdown": True}))
+    assert read(path)["wall_clock_breakdown"] is True
+    own = read({"zero_optimization": {"overlap_comm": True}}, zero_stage=2)
+    assert own["zero_optimization"] == {"stage": 2, "overlap_comm": True}
+    with pytest.raises(EngineError, match="has bf16: mixed_precision says that"):
+        read({"bf16": {"enabled": True}})
+    with pytest.raises(EngineError, match="has stage 1, zero_stage is 3"):
+        read({"zero_optimization": {"stage": 1}}, zero_stage=3)
+    path.write_text("[")
+    with pytest.raises(EngineError, match="cannot be read"):
+        read(path)
+    double = DeepSpeedTrainer(make_mlp().double(), verbose=False)
+    with pytest.raises(EngineError, match="needs a float32 model"):
+        double.fit(digits())
+
+
+def failing(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("the loss is wrong")
+
+
+def test_a_failure_is_one_line() -> None:
+    trainer = DeepSpeedTrainer(make_mlp().float(), loss=failing, num_gpus=2)
+    with pytest.raises(EngineError, match=r"rank . failed: RuntimeError: the loss"):
+        trainer.fit(digits())

@@ -1,0 +1,97 @@
+"""The scripts of 4.9: each can happen, and the shortest that is shown can, too."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from distlab import curriculum
+from distlab.grading.checks.elastic.resize import _faults_of, faults
+from distlab.grading.checks.elastic.scripts import (
+    BY_HAND,
+    ByHand,
+    Contract,
+    Script,
+    play,
+    scripts,
+    settings,
+    shorter,
+)
+from distlab.grading.kit.histories import (
+    History,
+    Row,
+    first_by_clause,
+    last_rows,
+    rows_of,
+)
+
+UNIT = curriculum.load("elastic", "reference")
+
+
+def impossible(script: Script, history: History = ()) -> list[Row]:
+    """The events that refer to what never was."""
+    history, found = rows_of(history or play(script, UNIT)), []
+    for agent in {row.peer for row in history}:
+        contract = Contract(settings(script))
+        for row in (row for row in history if row.peer == agent):
+            if not contract.could_happen(tuple(row.request)):
+                found.append(row)
+            contract.offer(row)
+    return found
+
+
+def test_all_scripts_can_happen_and_the_reference_passes_them() -> None:
+    for script in scripts(5)[: len(BY_HAND) + 60]:
+        history = play(script, UNIT)
+        assert not impossible(script, history)
+        assert not _faults_of(script, history)
+
+
+def test_a_script_without_the_form_that_it_refers_to_cannot_happen() -> None:
+    told = ("0 join a", "0.1 join b", "9 join a 7 1", "20 join a 7 1")
+    assert not impossible(ByHand(told))
+    assert impossible(ByHand(told[1:]))
+    assert not impossible(ByHand((*told, "30 join a 7 1")))
+    assert impossible(ByHand((*told[:3], "9.1 join b 7 1", "30 join a 8 1")))
+
+
+class RefusesCopies(UNIT.Membership):  # type: ignore[name-defined, misc]
+    """A natural first mistake: every older generation is refused."""
+
+    def join(self, event: Any) -> list[object]:
+        if event.generation < self.generation and event.member in self.members:
+            return [UNIT.Refuse(event.member, "old")]
+        return list(super().join(event))
+
+
+def test_the_shortest_script_of_a_mistake_can_happen() -> None:
+    broken = SimpleNamespace(Membership=RefusesCopies)
+    known: tuple[Script, ...] = BY_HAND
+    found = first_by_clause(
+        known, lambda script: play(script, broken), _faults_of, shorter
+    )
+    assert found
+    for script, history in found:
+        assert not impossible(script)
+        (fault,) = _faults_of(script, history).values()
+        assert "got Refuse" in fault.message
+        assert fault.rule.endswith("no answer to a copy, and no round")
+        # The last row is the event of the headline.
+        assert "Refuse" in fault.evidence[-1].text
+        assert len(fault.evidence) <= 8
+
+
+def test_a_join_of_a_generation_that_never_was_is_no_fault() -> None:
+    broken = SimpleNamespace(Membership=RefusesCopies)
+    script = ByHand(("0.1 join b", "21 join a 7 1"))
+    what = "", vars(script.settings)
+    assert faults(what, play(script, broken)) == {}
+
+
+def test_the_rows_that_are_shown_end_with_the_one_that_decides() -> None:
+    rows = [Row(float(k), -1, ("tick",), [("wake", k)]) for k in range(1, 30)]
+    shown = last_rows(rows, lambda row: f"at {row.time_s:g}", 19, beside=2)
+    assert [row.text for row in shown] == ["15 events before", *(
+        f"at {k}" for k in (16, 17, 18, 19, 20)
+    )]  # fmt: skip
+    assert len(last_rows(rows[:6], lambda row: "", beside=2)) == 6

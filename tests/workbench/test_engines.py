@@ -1,0 +1,327 @@
+"""distlab.engines: what is refused, which samples a rank has, fields in one process."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+from benchmarks import scaling
+from distlab.engines import DistributedConfig, EngineError, History, PyTorchDDPTrainer
+from distlab.engines import records as recording
+from distlab.engines.config import BACKEND_VARIABLE, config_from, with_world_size
+from distlab.engines.samples import epoch_order, epoch_plan
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"num_gpu": 4}, "no field 'num_gpu'; did you mean 'num_gpus'"),
+    (
+        {"num_gpus": 6, "num_nodes": 2, "gpus_per_node": 4},
+        "num_gpus is 6, but num_nodes × gpus_per_node is 2 × 4 = 8",
+    ),
+    ({"num_gpus": 3, "num_nodes": 2}, "2 nodes cannot divide evenly"),
+    ({"num_gpus": 0}, "num_gpus is 0, must be at least 1"),
+    ({"num_gpus": True}, "num_gpus is True, must be an integer"),
+    ({"epochs": 1.5}, "epochs is 1.5, must be an integer"),
+    ({"learning_rate": math.nan}, "learning_rate is nan, must be more than 0"),
+    ({"gradient_clipping": "1"}, "gradient_clipping is '1', must be a number"),
+    ({"backend": "mpi"}, "there is no MPI backend: choose gloo or nccl"),
+    ({"communication_backend": "mpi"}, "there is no MPI backend"),
+    ({"backend": "mxnet"}, "there is no MXNet engine"),
+    ({"backend": "ray-serve"}, "there is no Ray Serve engine"),
+    ({"backend": "ddp"}, "backend is 'ddp'; there are pytorch-ddp, fsdp2"),
+    ({"mixed_precision": "fp8"}, "mixed_precision is 'fp8'; there are False, True"),
+    ({"mixed_precision": 1}, "mixed_precision is 1"),
+    ({"zero_stage": 3}, "zero_stage is 3, but backend is pytorch-ddp: choose fsdp2"),
+    ({"backend": "fsdp2", "zero_stage": 1}, "backend is fsdp2: choose pytorch-ddp"),
+    ({"offload_params": True}, "offloading needs backend fsdp2"),
+    ({"backend": "fsdp2", "offload_optimizer": True}, "fsdp2 offloads both or neither"),
+    ({"backend": "scratch", "compression": "fp16"}, "backend scratch has none"),
+    ({"compression": "bf16", "communication_backend": "gloo"}, "bf16 needs nccl"),
+    ({"backend": "fsdp2", "find_unused_parameters": True}, "backend is fsdp2"),
+    ({"backend": "horovod", "compression": "bf16"}, "backend horovod has none, fp16"),
+    ({"backend": "horovod", "communication_backend": "nccl"}, "as it was built"),
+    ({"backend": "horovod", "zero_stage": 1}, "backend is horovod: choose pytorch"),
+    ({"backend": "tensorflow"}, "there is no TensorFlow engine here"),
+    ({"backend": "deepspeed", "mixed_precision": "fp16"}, "deepspeed has mixed_precis"),
+    ({"backend": "deepspeed", "checkpoint_dir": "a"}, "deepspeed saves no checkpoints"),
+    ({"deepspeed_config": {}}, "given, but backend is pytorch-ddp"),
+    ({"backend": "scratch", "communication_backend": "nccl"}, "scratch runs on gloo"),
+    ({"lr_scaling": "log"}, "lr_scaling is 'log'; there are none, linear, sqrt"),
+    ({"resume_from_checkpoint": True}, "but no checkpoint_dir"),
+    ({"mlflow_experiment": "a"}, "mlflow_tracking is off"),
+    ({"tensorboard_dir": "a"}, "tensorboard is off"),
+    ({"max_cost": 3.0}, "max_cost needs cost_per_gpu_hour"),
+]
+
+
+@pytest.mark.parametrize(("values", "said"), REFUSED, ids=lambda v: str(v)[:40])
+def test_a_contradiction_is_one_line(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(EngineError) as caught:
+        config_from(values)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_backend_may_come_from_the_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(BACKEND_VARIABLE, "fsdp2")
+    assert config_from({}).backend == "fsdp2"
+    assert config_from({"backend": "scratch"}).backend == "scratch"
+
+
+def test_a_job_that_runs_has_its_own_number_of_ranks() -> None:
+    assert with_world_size(DistributedConfig(), 8).world_size == 8
+    with pytest.raises(EngineError, match="the configuration says 4"):
+        with_world_size(DistributedConfig(num_gpus=4), 8)
+    nodes = DistributedConfig(num_nodes=2, gpus_per_node=4)
+    assert (nodes.world_size, nodes.ranks_per_node) == (8, 4)
+
+
+# ── samples ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("num_samples", [1, 13, 48, 53])
+def test_every_sample_counts_once_with_equal_weight(
+    world_size: int, num_samples: int
+) -> None:
+    order = epoch_order(num_samples, shuffles=True, seed=3, epoch=1)
+    assert sorted(order) == [*range(num_samples)]
+    plans = [
+        epoch_plan(
+            order, rank=r, world_size=world_size, batch_size=3, num_microbatches=2
+        )
+        for r in range(world_size)
+    ]
+    seen = [i for plan in plans for m in plan for i in m.indices if m.weight]
+    assert sorted(seen) == [*range(num_samples)]
+    assert len({tuple(m.ends_step for m in plan) for plan in plans}) == 1
+    size = world_size * 6
+    first = order[:size]
+    for start, one in ((0, plans[0][0]), (0, plans[-1][0])):
+        assert start == 0
+        if one.weight:  # of each sample: weight / len / world_size is 1 / len(first)
+            each = one.weight / len(one.indices) / world_size
+            assert each == pytest.approx(1 / len(first))
+
+
+def test_another_epoch_has_another_order_and_drop_last_leaves_the_rest() -> None:
+    orders = [epoch_order(40, shuffles=True, seed=0, epoch=e) for e in (1, 2)]
+    assert orders[0] != orders[1]
+    assert epoch_order(4, shuffles=False, seed=0, epoch=1) == [0, 1, 2, 3]
+    plan = epoch_plan([*range(10)], rank=0, world_size=2, batch_size=2, drop_last=True)
+    assert [one.indices for one in plan] == [(0, 1), (4, 5)]
+
+
+# ── in one process ──────────────────────────────────────────────────────────────────
+
+
+def loader(num_samples: int = 24, **more: Any) -> DataLoader[Any]:
+    torch.manual_seed(5)
+    inputs = torch.randn(num_samples, 4)
+    return DataLoader(TensorDataset(inputs, (inputs[:, 0] > 0).long()), 8, **more)
+
+
+def net() -> torch.nn.Module:
+    torch.manual_seed(1)
+    return torch.nn.Linear(4, 2)
+
+
+def fit(val: Any = None, max_steps: int | None = None, **config: Any) -> History:
+    given = {"verbose": False, "optimizer": sgd, **config}
+    return PyTorchDDPTrainer(net(), **given).fit(loader(), val, max_steps=max_steps)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.5)
+
+
+def test_the_model_is_trained_and_the_history_says_how() -> None:
+    model = net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trainer = PyTorchDDPTrainer(model, epochs=3, verbose=False, learning_rate=0.05)
+    history = trainer.fit(loader(), loader(), single_throughput=1.0)
+    assert any(not v.equal(before[n]) for n, v in model.state_dict().items())
+    assert len(history.losses) == 9
+    assert [row.epoch for row in history.epochs] == [1, 2, 3]
+    assert history.losses[-1] < history.losses[0]
+    assert history.best_accuracy == trainer.best_accuracy
+    assert history.best_accuracy == max(row.accuracy or 0 for row in history.epochs)
+    assert history.speedup == history.throughput > 0
+    assert history.total_time > 0
+
+
+def test_an_optimizer_that_is_handed_in_is_used_on_a_copy() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    PyTorchDDPTrainer(model, optimizer=optimizer, verbose=False).fit(loader())
+    other = net()
+    PyTorchDDPTrainer(other, optimizer=sgd, verbose=False).fit(loader())
+    assert all(
+        a.equal(b) for a, b in zip(model.parameters(), other.parameters(), strict=True)
+    )
+
+
+EFFECTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("epochs", {"epochs": 2}, {}),
+    ("batch_size", {"batch_size": 4}, {}),
+    ("learning_rate", {"learning_rate": 0.1}, {}),
+    ("seed", {"seed": 1}, {}),
+    ("warmup_epochs", {"warmup_epochs": 1.0}, {}),
+    ("gradient_clipping", {"gradient_clipping": 0.01}, {}),
+    ("mixed_precision", {"mixed_precision": "bf16"}, {}),
+    (
+        "scaler_init_scale",
+        {"mixed_precision": True, "scaler_init_scale": 1e30},
+        {"mixed_precision": True},
+    ),
+    (
+        "gradient_accumulation_steps",
+        {"batch_size": 4, "gradient_accumulation_steps": 2},
+        {"batch_size": 4},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "one", "other"), EFFECTS, ids=lambda v: str(v)[:30])
+def test_a_field_changes_the_losses(
+    name: str, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    train = loader(shuffle=True)
+
+    def losses(config: dict[str, Any]) -> tuple[float, ...]:
+        trainer = PyTorchDDPTrainer(net(), optimizer=sgd, verbose=False, **config)
+        return trainer.fit(train).losses
+
+    assert losses(one) != losses(other)
+
+
+def test_accumulated_microbatches_are_one_batch() -> None:
+    whole = fit()
+    parts = fit(batch_size=3, gradient_accumulation_steps=3, max_steps=2)
+    other = fit(batch_size=9, max_steps=2)
+    assert parts.losses == pytest.approx(other.losses, abs=1e-6)
+    assert whole.losses != other.losses
+
+
+def test_the_warm_up_grows_and_the_scaling_multiplies() -> None:
+    rates = [fit(warmup_epochs=2.0, epochs=e).epochs[-1].learning_rate for e in (1, 2)]
+    assert rates == pytest.approx([0.25, 0.5])
+    for kind, factor in (("none", 1), ("linear", 4), ("sqrt", 2)):
+        config = DistributedConfig(num_gpus=4, lr_scaling=kind)
+        assert config.scale_of_rate == factor
+
+
+def test_what_ends_a_training_early() -> None:
+    assert fit(max_steps=2).stopped_by == "max_steps"
+    capped = fit(cost_per_gpu_hour=1e9, max_cost=0.01, log_every_n_steps=1, epochs=9)
+    assert (capped.stopped_by, len(capped.losses)) == ("max_cost", 1)
+    assert capped.cost >= 0.01
+    # A rate this small changes no float32 weight: no epoch is better than the first.
+    stuck = fit(loader(), early_stopping=2, epochs=9, learning_rate=1e-30)
+    assert (stuck.stopped_by, len(stuck.epochs)) == ("early_stopping", 3)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_continued_and_frequency_counts_epochs(tmp_path: Path) -> None:
+    whole = fit(epochs=4, checkpoint_dir=tmp_path / "a", checkpoint_frequency=3)
+    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert names == ["epoch_0003.pt", "epoch_0004.pt"]
+    part = {"checkpoint_dir": tmp_path / "b", "resume_from_checkpoint": True}
+    fit(epochs=2, **part)
+    again = fit(epochs=4, **part)
+    assert again.losses == whole.losses
+    (tmp_path / "b" / "epoch_0004.pt").write_bytes(b"torn")
+    assert fit(epochs=4, **part).losses == whole.losses  # from the one before
+    torn = tmp_path / "b" / "torn.pt"
+    torn.write_bytes(b"torn")
+    with pytest.raises(EngineError, match="damaged or no checkpoint"):
+        fit(resume_from_checkpoint=torn)
+    with pytest.raises(EngineError, match="there is no checkpoint"):
+        fit(resume_from_checkpoint=tmp_path / "none.pt")
+
+
+def test_figures_go_to_the_sinks_every_n_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[int, set[str]]] = []
+
+    class Sink:
+        name = "a list"
+
+        def record(self, record: object) -> None:
+            raise AssertionError("there are no records of single ranks")
+
+        def figures(self, step: int, figures: dict[str, float]) -> None:
+            heard.append((step, set(figures)))
+
+        def close(self) -> None:
+            heard.append((-1, set()))
+
+    monkeypatch.setattr(recording, "make_sinks", lambda job: [Sink()])
+    fit(loader(), log_every_n_steps=2)
+    assert [step for step, _ in heard] == [2, 3, 3, -1]
+    named = {"loss", "learning_rate", "grad_norm", "step_s", "num_gpus"}
+    assert heard[0][1] >= named
+    assert heard[2][1] == {"epoch_loss", "val_loss", "accuracy"}
+
+
+def test_what_cannot_be_sharded_is_refused_in_one_line() -> None:
+    trainer = PyTorchDDPTrainer(net())
+    weighted = loader(sampler=WeightedRandomSampler([1.0] * 24, 24))
+    with pytest.raises(EngineError, match="WeightedRandomSampler, which cannot be"):
+        trainer.fit(weighted)
+    with pytest.raises(EngineError, match="train_loader is a list, must be a torch"):
+        trainer.fit([])
+    with pytest.raises(EngineError, match="max_steps is 0"):
+        trainer.fit(loader(), max_steps=0)
+    with pytest.raises(EngineError, match="num_nodes is 2: start the script on every"):
+        PyTorchDDPTrainer(net(), num_nodes=2).fit(loader())
+    large = PyTorchDDPTrainer(net(), batch_size=30, verbose=False)
+    with pytest.raises(EngineError, match="no full step of 1 × 30"):
+        large.fit(loader(drop_last=True))
+    with pytest.raises(EngineError, match="needs a float32 model; it has float64"):
+        PyTorchDDPTrainer(net().double(), mixed_precision="bf16").fit(loader())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs")
+def test_nccl_without_a_gpu_is_one_line() -> None:
+    with pytest.raises(EngineError, match="nccl needs a GPU for each rank"):
+        fit(communication_backend="nccl")
+    with pytest.raises(EngineError, match="nccl needs a GPU for each rank"):
+        fit(communication_backend="nccl", num_gpus=2)
+
+
+def test_the_fields_are_those_of_the_design() -> None:
+    named = {field.name for field in fields(DistributedConfig)}
+    assert named >= {
+        *("num_gpus", "num_nodes", "gpus_per_node", "backend", "batch_size", "epochs"),
+        *("learning_rate", "mixed_precision", "scaler_init_scale", "lr_scaling"),
+        *("scaler_growth_interval", "gradient_accumulation_steps", "compression"),
+        *("gradient_clipping", "communication_backend", "find_unused_parameters"),
+        *("zero_stage", "offload_optimizer", "offload_params", "deepspeed_config"),
+        *("warmup_epochs", "checkpoint_frequency", "checkpoint_dir", "tensorboard"),
+        *("resume_from_checkpoint", "mlflow_tracking", "mlflow_experiment"),
+        *("tensorboard_dir", "log_every_n_steps", "early_stopping"),
+    }
+
+
+def test_scaling_marks_more_ranks_than_cores_and_bars_only_the_others() -> None:
+    fits = scaling.figures(2, 6.0, 4.5, 10.0, 0.9, is_shared=False)
+    values = {line["name"]: line["value"] for line in fits}
+    assert values == {
+        "epoch_s_n2": 6.0,
+        "speedup_n2": 1.6667,
+        "efficiency_n2": 0.8333,
+        "communication_share_n2": 0.25,
+    }
+    assert [line["name"] for line in fits if not line.get("met", True)] == [
+        "efficiency_n2"
+    ]
+    shared = scaling.figures(4, 6.0, 4.5, 10.0, 0.9, is_shared=True)
+    assert all("bar" not in line for line in shared)
+    assert all("more ranks than cores" in row for row in scaling.text(shared))

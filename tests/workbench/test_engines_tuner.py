@@ -1,0 +1,120 @@
+"""DistributedTuner: what it draws and ends, and trials as real processes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distlab.engines import (
+    Asha,
+    DistributedTuner,
+    EngineError,
+    choice,
+    loguniform,
+    uniform,
+)
+from distlab.engines.search import draw
+
+
+def test_draws_depend_on_seed_and_trial_only() -> None:
+    space = {"lr": loguniform(1e-4, 1.0), "width": [8, 16], "x": uniform(2, 3), "c": 7}
+    drawn = [draw(space, 0, trial) for trial in range(200)]
+    assert drawn[5] == draw(space, 0, 5)
+    assert drawn[5] != draw(space, 1, 5)
+    assert all(1e-4 <= one["lr"] <= 1 and 2 <= one["x"] <= 3 for one in drawn)
+    assert {one["width"] for one in drawn} == {8, 16}
+    assert {one["c"] for one in drawn} == {7}
+    below = sum(one["lr"] < 1e-2 for one in drawn)
+    assert 70 < below < 130  # half, on a logarithmic scale
+
+
+def test_asha_ends_what_is_not_among_the_best_at_a_rung() -> None:
+    asha = Asha(grace=2, reduction_factor=2)
+    assert [asha.is_rung(n) for n in range(1, 9)] == [
+        n in (2, 4, 8) for n in range(1, 9)
+    ]
+    assert asha.goes_on(1, 99.0)
+    assert asha.goes_on(2, 5.0)
+    assert not asha.goes_on(2, 6.0)
+    assert asha.goes_on(2, 4.0)
+    assert not asha.goes_on(2, math.nan)
+    assert asha.goes_on(4, 9.0)  # the first at its rung
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: choice([]), "has no value"),
+        (lambda: uniform(2, 2), "is empty"),
+        (lambda: loguniform(0, 1), "low must be more than 0"),
+        (lambda: Asha(reduction_factor=1), "reduction_factor"),
+        (lambda: DistributedTuner(len, {}, num_gpus=0), "num_gpus is 0"),
+        (lambda: DistributedTuner(len, {}, max_cost=1.0), "needs cost_per_gpu_hour"),
+    ],
+)
+def test_what_cannot_be_is_one_line(make: Callable[[], Any], said: str) -> None:
+    with pytest.raises(EngineError, match=said):
+        make()
+
+
+# Inner functions travel by value: their processes need not import this module.
+
+
+def parabola() -> Callable[..., None]:
+    def train_fn(parameters: dict[str, Any], report: Callable[[float], None]) -> None:
+        for step in range(1, 10):
+            report((parameters["x"] - 1) ** 2 + 1 / step)
+
+    return train_fn
+
+
+def returns() -> Callable[..., float]:
+    return lambda parameters, report: float(parameters["x"])
+
+
+def raises() -> Callable[..., None]:
+    def train_fn(parameters: dict[str, Any], report: Callable[[float], None]) -> None:
+        raise RuntimeError("no data here")
+
+    return train_fn
+
+
+@pytest.mark.slow
+def test_the_best_trial_wins_and_poor_ones_end_early(tmp_path: Path) -> None:
+    space = {"x": uniform(-3, 3)}
+    given: dict[str, Any] = {"num_gpus": 2, "folder": tmp_path}
+    tuner = DistributedTuner(parabola(), space, **given)
+    best = tuner.tune(8)
+    drawn = [draw(space, 0, trial) for trial in range(8)]
+    assert best == min(drawn, key=lambda one: (one["x"] - 1) ** 2)
+    statuses = {one.status for one in tuner.trials}
+    assert statuses == {"done", "stopped"}
+    assert sum(one.num_reports for one in tuner.trials) < 8 * 9
+
+    # As if the process had been killed while it wrote the last line.
+    path = tmp_path / "trials.jsonl"
+    lines = path.read_text().split("\n")
+    path.write_text("\n".join([*lines[:5], lines[5][:9]]))
+    again = DistributedTuner(parabola(), space, **given)
+    assert again.tune(8) == best
+    assert sorted(one.number for one in again.trials) == [*range(8)]
+    kept = [json.loads(line)["seconds"] for line in lines[1:5]]
+    assert {*kept} <= {one.seconds for one in again.trials}  # those did not run again
+    with pytest.raises(EngineError, match="holds another search"):
+        DistributedTuner(parabola(), space, seed=1, folder=tmp_path).tune(8)
+
+
+@pytest.mark.slow
+def test_a_cost_cap_and_a_failure() -> None:
+    capped = DistributedTuner(
+        returns(), {"x": [2, 3]}, cost_per_gpu_hour=3600.0, max_cost=1e-9
+    )
+    assert capped.tune(5) in ({"x": 2}, {"x": 3})
+    assert len(capped.trials) == 1
+    with pytest.raises(EngineError, match="RuntimeError: no data here"):
+        DistributedTuner(raises(), {}).tune(1)

@@ -1,0 +1,325 @@
+"""`distlab.launch --standby` and `--elastic`, and `distlab.distributed.elastic`."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import distlab.distributed as dist
+from benchmarks import _recovery_jobs as jobs
+from distlab.comm.services import WakeAt
+from distlab.distributed.copies import Holdings, Label, plan_of, shared_of
+from distlab.given.launching import Begin, Finish, Interrupted
+from distlab.given.recovering import Ended, Ready, Signal, Start
+from distlab.launch import LaunchConfig, LaunchError, control
+from distlab.launch.elastic_decisions import (
+    RANKS,
+    Ask,
+    ElasticDecisions,
+    ElasticForm,
+    Say,
+    Waits,
+)
+from distlab.launch.pages import Page
+from tests.workbench.course import ROOT
+
+# ── which state all ranks take ──────────────────────────────────────────────────────
+
+
+def held(*labels: tuple[int, int], rank: int, size: int = 3) -> list[list[int]]:
+    """A report: what `rank` of the group holds after these (step, generation)."""
+    return [[step, generation, rank, size, 1] for step, generation in labels]
+
+
+def test_the_newest_step_of_which_every_part_is_held() -> None:
+    reports = [held((6, 1), (7, 1), rank=0), [], held((6, 1), (7, 1), rank=2)]
+    plan = plan_of(reports)
+    assert plan is not None
+    # Rank 2 keeps a copy of what only rank 1 had.
+    assert (plan.label, plan.lost) == (Label(7, 1), ())
+    assert plan.owns == {0: 0, 1: 2, 2: 2}
+    assert plan.complete == (0, 2)
+
+
+def test_a_step_that_the_dead_rank_had_not_sent_is_not_taken() -> None:
+    early, late = held((6, 1), (7, 1), rank=0), held((6, 1), (7, 1), rank=2)
+    late[1][-1] = 0  # of step 7 rank 1's part has not arrived
+    plan = plan_of([early, [], late])
+    assert plan is not None
+    assert (plan.label, plan.lost) == (Label(6, 1), ())
+
+
+def test_a_rank_that_died_with_its_peer_is_named() -> None:
+    plan = plan_of([held((7, 1), rank=0), [], []])
+    assert plan is not None
+    assert plan.label == Label(7, 1)
+    assert plan.owns == {0: 0, 2: 0}
+    assert plan.lost == (1,)
+
+
+def test_a_process_without_a_state_is_no_source_and_two_of_them_hold_none() -> None:
+    plan = plan_of([[], held((7, 1), (7, 2), rank=1, size=2)])
+    assert plan is not None
+    assert (plan.source, plan.label) == (1, Label(7, 2))
+    assert plan_of([[], []]) is None
+    # A Membership that names the newcomer throws the training away: see EL05.
+    assert plan_of([[], held((7, 1), rank=1, size=2)], 0) is None
+
+
+def test_copies_do_not_change_with_the_training_and_two_steps_are_kept() -> None:
+    weights, holds = torch.zeros(3), Holdings()
+    for step in (1, 2, 3):
+        weights += 1
+        holds.copy(Label(step, 1), 0, 1, {"weights": weights}, {"own": step})
+    assert [row[0] for row in holds.report()] == [3, 2]
+    slot = holds.find(Label(2, 1))
+    assert slot is not None
+    state = shared_of(slot)
+    assert state["weights"].tolist() == [2, 2, 2]
+    state["weights"] += 5  # an optimizer may keep what it loads
+    assert shared_of(slot)["weights"].tolist() == [2, 2, 2]
+    holds.forget_after(2)
+    assert [row[0] for row in holds.report()] == [2]
+
+
+# ── what cannot be ──────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"standby": -1}, "standby is -1, must be at least 0"),
+        ({"standby": 1, "nnodes": 2, "node_rank": 0}, "standby knows one node only"),
+        ({"standby": 1, "backend": "tcp"}, "standby knows backend gloo only, not tcp"),
+        ({"elastic": "4"}, "elastic is '4', must be MIN:MAX"),
+        ({"elastic": "3:2"}, "must be MIN:MAX"),
+        ({"elastic": "0:2"}, "must be MIN:MAX"),
+        ({"elastic": "1:2", "standby": 1}, "standby and elastic exclude each other"),
+        ({"elastic": "1:2", "nproc_per_node": 3}, "leave --nproc-per-node"),
+        ({"elastic": "1:4", "global_batch_size": 3}, "must be at least 4, as MAX"),
+    ],
+)
+def test_settings_that_exclude_each_other(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(LaunchError, match=said):
+        LaunchConfig(**settings)
+
+
+def test_a_state_without_an_optimizer_is_refused() -> None:
+    dist.init_process_group("gloo", world_size=1, rank=0)
+    try:
+        with pytest.raises(ValueError, match='a "model" and an "optimizer"'):
+            dist.elastic({"model": nn.Linear(1, 1)})
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state = {"model": model, "optimizer": optimizer}
+        with pytest.raises(ValueError, match="needs a folder"):
+            dist.elastic(state, save_every=3)
+        with pytest.raises(RuntimeError, match="must be in `with step:`"):
+            for _ in dist.elastic(state).steps(2):
+                pass
+        step = next(dist.elastic(state).steps(2))
+        with pytest.raises(ZeroDivisionError), step:  # the user's mistake: no peer
+            _ = 1 / 0
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_sampler_before_the_rank_is_known_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("distlab.distributed.sampler.has_rank", lambda: False)
+    with pytest.raises(ValueError, match="this process has no rank yet"):
+        dist.DistributedSampler(dataset_size=8)
+    assert len(dist.DistributedSampler(dataset_size=8, num_replicas=2, rank=1)) == 4
+
+
+# ── the agent and its processes ─────────────────────────────────────────────────────
+
+
+def test_a_process_joins_the_newest_round_only() -> None:
+    ours, theirs = control.pair()
+    with ours:
+        member = control.Member(theirs)
+        group = {"generation": 1, "rank": 0, "reports": [{"holds": []}], "log": "x"}
+        group |= {"source": None, "grad_accum_steps": 1}
+        for words in ({"regroup": 1}, {"regroup": 2}, {"go": 1, **group}):
+            control.send(ours, words)
+        while not member.must_regroup or member._regroup["regroup"] < 2:
+            time.sleep(0.001)
+        control.send(ours, {"go": 2, **group, "generation": 7})
+        assert member.join(lambda: {"step": 5}).generation == 7
+        assert control.receive(ours) == {"joined": 2, "step": 5}
+        assert not member.must_regroup
+    with pytest.raises(control.AgentGoneError, match="agent of this job has ended"):
+        member.join(dict)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
+def test_the_agent_sees_what_a_trainer_does() -> None:
+    page = Page.new()
+    try:
+        assert (page.step, page.doing) == (-1, "compute")
+        with page.waiting(), page.waiting():
+            assert page.doing == "wait"
+        assert page.doing == "compute"
+        before_s = time.monotonic()
+        page.completed(3)
+        assert page.step == 3
+        assert before_s <= page.step_s <= time.monotonic()
+    finally:
+        page.close()
+
+
+def elastic_to_three(folder: Path) -> ElasticDecisions:
+    """Decisions of an elastic job in which processes 0, 1 and 2 train."""
+    config = LaunchConfig(elastic="1:3", log_dir=folder, max_restarts=1)
+    decisions = ElasticDecisions(config)
+    assert decisions.on(Begin(), 0.0) == [Start(0), Start(1), Start(2)]
+    for process in (0, 1):
+        assert all(isinstance(a, WakeAt) for a in decisions.on(Ready(process), 1.0))
+    *_, form = decisions.on(Ready(2), 1.0)
+    assert form == ElasticForm(1, {0: 0, 1: 1, 2: 2}, 0, 1)
+    return decisions
+
+
+def test_a_death_makes_the_others_regroup_and_the_newest_step_is_taken(
+    tmp_path: Path,
+) -> None:
+    decisions = elastic_to_three(tmp_path)
+    actions = decisions.on(Ended(0, -9), 5.0)
+    assert actions[:2] == [Start(3), Ask((1, 2), now=True)]
+    decisions.on(Waits(1, 41), 5.1)
+    decisions.on(Waits(2, 42), 5.1)
+    *_, form = decisions.on(Ready(3), 5.2)
+    assert form == ElasticForm(2, {0: 1, 1: 2, 2: 3}, 1, 1)
+    # The only restart is used: the next death makes the group smaller.
+    assert decisions.on(Ended(3, -9), 9.0)[0] == Ask((1, 2), now=True)
+
+
+def test_the_size_is_read_from_a_file(tmp_path: Path) -> None:
+    decisions = elastic_to_three(tmp_path)
+    for text in ("", "many", "0", "4", "3"):
+        (tmp_path / RANKS).write_text(text)
+        assert decisions.resize() == []
+    (tmp_path / RANKS).write_text("1\n")
+    said, *signals = decisions.resize()
+    assert isinstance(said, Say)
+    assert signals == [Signal(1, signal.SIGKILL), Signal(2, signal.SIGKILL)]
+    assert decisions.resize() == []
+    for process in (1, 2):  # they are not replaced, and are no failure
+        assert Start(3) not in decisions.on(Ended(process, -9), 2.0)
+    (tmp_path / RANKS).write_text("2")
+    assert decisions.resize()[1:] == [Start(3)]
+    decisions.on(Interrupted(15), 3.0)
+    decisions.on(Ended(0, 143), 3.1)
+    assert decisions.on(Ended(3, 143), 3.1) == [Finish(143)]
+
+
+# ── real processes ──────────────────────────────────────────────────────────────────
+
+
+NUM_STEPS = 300
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    """The weights after steps that nothing interrupts, as a digest."""
+    with jobs.plain(NUM_STEPS) as job:
+        return job.finish()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_killed_rank_costs_no_step_and_no_bit(rank: int, expected: str) -> None:
+    with jobs.ours(NUM_STEPS) as job:
+        kill = job.kill(rank, needs_standby=True)
+        assert job.finish() == expected
+    assert kill.lost_steps == 0
+    assert kill.stages["rank"] == rank
+    said = kill.stages["lost_s"], kill.stages["completed_s"]
+    assert kill.killed_s < said[0] < said[1]
+
+
+@pytest.mark.slow
+def test_two_deaths_at_once_cost_no_step(expected: str) -> None:
+    with jobs.ours(NUM_STEPS) as job:
+        job.wait_until(job.has_standby, "standby")
+        job.wait_for_steps(20)
+        for rank in (0, 1):
+            subprocess.run(["kill", "-9", str(job.newest()[rank])], check=True)
+        assert job.finish() == expected
+
+
+@pytest.mark.slow
+def test_a_frozen_rank_is_found_by_its_steps(expected: str) -> None:
+    with jobs.ours(NUM_STEPS, flags=("--freeze-timeout", "2")) as job:
+        job.wait_for_steps(20)
+        subprocess.run(["kill", "-STOP", str(job.newest()[1])], check=True)
+        assert job.finish() == expected
+        said = (job.folder / "said.txt").read_text()
+    assert "rank 1 was ended by SIGKILL" in said
+
+
+@pytest.mark.slow
+def test_sigterm_is_answered_with_a_checkpoint(expected: str) -> None:
+    with jobs.ours(NUM_STEPS) as job:
+        (job.folder / "checkpoints").mkdir()
+        job.wait_for_steps(20)
+        job.process.terminate()
+        assert job.process.wait(60) == 143
+        steps = [int(p.stem[5:]) for p in (job.folder / "checkpoints").glob("*.json")]
+        again = jobs.Job(job.folder, subprocess.Popen(job.process.args))
+        assert again.finish() == expected
+        firsts = {rows[0][0] for by in again.stamps().values() for rows in by.values()}
+    assert firsts == {1, max(steps) + 1}
+
+
+def samples(folder: Path) -> Iterator[tuple[int, int, int, list[int]]]:
+    """(step, world size, rank, sample ids) of each step that a process completed."""
+    for path in folder.glob("ids.*"):
+        for line in path.read_text().split("\n")[:-1]:
+            step, size, rank, *ids = map(int, line.split())
+            yield step, size, rank, ids
+
+
+@pytest.mark.slow
+def test_four_two_three_ranks_in_one_epoch_train_each_sample_once(
+    tmp_path: Path,
+) -> None:
+    program = ROOT / "tests" / "workbench" / "elastic_training.py"
+    command = [sys.executable, "-m", "distlab.launch", "--elastic", "2:4"]
+    command += ["--log-dir", str(tmp_path), "--join-grace", "20", str(program)]
+    sizes = []
+    with subprocess.Popen([*command, str(tmp_path)], cwd=ROOT) as process:
+        for size in (4, 2, 3):
+            if sizes:
+                (tmp_path / RANKS).write_text(str(size))
+            until = time.monotonic() + 240
+            while size not in {row[1] for row in samples(tmp_path)}:
+                assert process.poll() is None
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            sizes.append(size)
+        (tmp_path / "fast").touch()
+        assert process.wait(240) == 0
+    rows = list(samples(tmp_path))
+    size_of = {step: size for step, size, *_ in rows}
+    num_steps, batch = 120, 12
+    assert sorted(size_of) == list(range(num_steps))
+    assert list(dict.fromkeys(size_of[s] for s in range(num_steps))) == [4, 2, 3]
+    seen = [i for step, size, rank, ids in rows for i in ids]
+    # A rank that was killed may have completed its last step without writing it down.
+    assert len(seen) == len(set(seen))
+    missing = set(range(num_steps * batch)) - set(seen)
+    shards = {(i // batch, i % batch % size_of[i // batch]) for i in missing}
+    assert all(size_of[step] == 4 and rank in (2, 3) for step, rank in shards)
+    assert len(shards) <= 2

@@ -1,0 +1,1 @@
+"""Programs that the tests of the trainer start under torchrun."""
