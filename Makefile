@@ -13,7 +13,7 @@ ifneq ($(shell test -x $(PY) && cat .venv/.ready 2>/dev/null),$(CURDIR))
 .PHONY: .venv/.ready
 endif
 
-.PHONY: help demo test test-slow test-all test-tracking test-manifests test-slurm test-docker test-trainer test-ray test-horovod test-deepspeed check templates figures mutants notebooks bench chaos nodes soak
+.PHONY: help demo test test-slow test-touched test-failed test-all test-tracking test-manifests test-slurm test-docker test-trainer test-ray test-horovod test-deepspeed check templates figures mutants notebooks bench chaos nodes soak
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -27,6 +27,12 @@ test: .venv/.ready  ## the tests of the workbench and of the solutions
 test-slow: .venv/.ready  ## what `make test` leaves out, and the catalogue of what changed
 	@$(PYTEST) -m "slow and not own" --durations 5
 	@$(PY) -m distlab mutants --touched
+
+test-touched: .venv/.ready  ## the catalogue of what changed since it was played
+	@$(PY) -m distlab mutants --touched
+
+test-failed: .venv/.ready  ## those that failed the last time once more, one by one
+	@$(PY) -m pytest --last-failed --last-failed-no-failures none
 
 test-all: test test-slow  ## both
 
