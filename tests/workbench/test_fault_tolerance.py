@@ -193,3 +193,35 @@ def test_a_step_that_is_saved_again_leaves_the_first_one_until_the_end(
     program = saving(unit.save, 2, 30)
     for point in crash_points(program, files=old, limit=100):
         assert complete_steps(point.files) == [30]
+
+
+# ── copies in memory ────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        *(torch.arange(6).to(dtype) for dtype in EVERY_DTYPE),
+        torch.arange(12.0).view(3, 4).T,
+        torch.arange(12.0)[::2],
+        torch.arange(3.0).expand(2, 3),
+        torch.empty(0),
+        torch.tensor(2.5),
+        torch.nn.Parameter(torch.arange(3.0)),
+        torch.tensor([1 + 2j, 3 - 1j]).conj(),
+        torch.tensor([1 + 2j]).conj().imag,  # it has the negative bit
+    ],
+)
+def test_copies_have_the_values_of_now_and_use_their_memory_again(
+    tensor: torch.Tensor,
+) -> None:
+    copies, before = given.Copies(), tensor.detach().clone()
+    first = copies.of({"w": tensor})["w"]
+    assert torch.equal(first, before)
+    assert not first.requires_grad
+    if tensor.numel():
+        tensor.data = before.logical_not().to(tensor.dtype)
+    assert torch.equal(first, before)
+    again = copies.of({"w": tensor})["w"]
+    assert torch.equal(again, tensor)
+    assert again.data_ptr() == first.data_ptr()
