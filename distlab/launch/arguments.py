@@ -43,7 +43,9 @@ Starts the ranks of script.py, with the environment that torchrun gives them.
 
 Several nodes, with one agent on each; under srun they need none of these:
 
-  --nnodes N             nodes (1)
+  --nnodes N             nodes (1); MIN:MAX: so many go on when others do not come, and
+                         a node that comes later is there after the next restart
+  --last-call S          with MIN:MAX: seconds that MIN nodes wait for the others (30)
   --node-rank R          which one this is, from 0
   --master-addr ADDR     an address of node 0
   --master-port PORT     one node: of the store (a free one); several: where agents meet
@@ -70,6 +72,7 @@ class CommandLine:
 _KINDS: dict[str, Callable[[str], Any]] = {
     "nproc_per_node": int,
     "nnodes": int,
+    "min_nodes": int,
     "node_rank": int,
     "master_addr": str,
     "master_port": int,
@@ -77,6 +80,7 @@ _KINDS: dict[str, Callable[[str], Any]] = {
     "max_restarts": int,
     "monitor_interval": float,
     "start_timeout": float,
+    "last_call": float,
     "grace_period": float,
     "log_dir": str,
     "standby": int,
@@ -134,6 +138,9 @@ def _take(left: list[str], settings: dict[str, Any]) -> None:
             raise LaunchError(f"{flag} has no value")
         text = left.pop(0)
     try:
+        if name == "nnodes" and ":" in text:
+            least, _, text = text.partition(":")
+            settings["min_nodes"] = int(least)
         settings[name] = _KINDS[name](text)
     except ValueError:
         kind = "a whole number" if _KINDS[name] is int else "a number"

@@ -31,6 +31,8 @@ class LaunchConfig:
 
     nproc_per_node: int = 1
     nnodes: int = 1
+    min_nodes: int | None = None
+    """So few go on if the others do not come (nnodes); `--nnodes MIN:MAX`."""
     node_rank: int | None = None
     """From 0; only with one node may it be left out. Node 0 keeps the store."""
     master_addr: str = LOOPBACK
@@ -45,6 +47,8 @@ class LaunchConfig:
     """Seconds from one look at the ranks to the next: a failure is noticed then."""
     start_timeout: float = 300.0
     """Seconds that the agents of several nodes wait for one another."""
+    last_call: float = 30.0
+    """With min_nodes: seconds that so many nodes wait for the others."""
     grace_period: float = 30.0
     """Seconds from SIGTERM to SIGKILL."""
     log_dir: str | Path = "."
@@ -71,6 +75,7 @@ class LaunchConfig:
         if not 0 <= self.master_port < 2**16:
             raise LaunchError(f"master_port is {self.master_port}, no port: 0 to 65535")
         self._expect_node_rank()
+        self._expect_nodes()
         self._expect_one_node()
 
     @property
@@ -96,6 +101,11 @@ class LaunchConfig:
         return self.standby is not None or self.elastic is not None
 
     @property
+    def may_shrink(self) -> bool:
+        """Whether fewer than `nnodes` nodes may go on."""
+        return self.min_nodes is not None and self.min_nodes < self.nnodes
+
+    @property
     def node(self) -> int:
         """`node_rank`, where 0 need not be said."""
         return self.node_rank or 0
@@ -116,9 +126,10 @@ class LaunchConfig:
 
     def _expect_whole_numbers(self) -> None:
         least = {"nproc_per_node": 1, "nnodes": 1, "max_restarts": 0, "master_port": 0}
-        for name in ("standby", "global_batch_size", "microbatch_size"):
+        optional = {"standby": 0, "global_batch_size": 1, "microbatch_size": 1}
+        for name, smallest in {**optional, "min_nodes": 0}.items():
             if getattr(self, name) is not None:
-                least[name] = int(name != "standby")
+                least[name] = smallest
         for name, smallest in least.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):
@@ -130,6 +141,7 @@ class LaunchConfig:
         seconds = (
             "monitor_interval",
             "start_timeout",
+            "last_call",
             "grace_period",
             "freeze_timeout",
         )
@@ -141,6 +153,15 @@ class LaunchConfig:
             if value < 0 or (value == 0 and not is_zero_fine):
                 least = "at least 0" if is_zero_fine else "more than 0"
                 raise LaunchError(f"{name} is {value:g} s, must be {least}")
+
+    def _expect_nodes(self) -> None:
+        if self.min_nodes is None:
+            return
+        if not 1 <= self.min_nodes <= self.nnodes:
+            raise LaunchError(
+                f"nnodes is {self.min_nodes}:{self.nnodes}, must be MIN:MAX, such as "
+                "1:2"
+            )
 
     def _expect_one_node(self) -> None:
         if not self.stays:

@@ -7,7 +7,9 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from distlab.comm.tcp.caller import GoneError
@@ -33,6 +35,14 @@ class Told:
 
     generation: int
     words: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """This generation has its nodes."""
+
+    generation: int
+    nodes: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -103,6 +113,9 @@ class Follower:
                 self._tell_end(rank, code)
             case Interrupted(number):
                 return self._interrupt(number)
+            case Joined(generation, nodes) if generation == self._generation:
+                if self._config.node not in nodes:
+                    self._say(f"{PREFIX} waits: the others have begun without it\n")
             case Told(generation, words) if generation == self._generation:
                 return self._obey(words)
             case Stale(generation) if generation == self._generation:
@@ -122,8 +135,12 @@ class Follower:
                 address=self._config.master_addr,
                 port=words["port"],
                 generation=self._generation,
+                nodes=tuple(words["nodes"]),
             )
             for rank in words["start"]:
+                if rank not in self._logs:  # with fewer nodes other ranks are here
+                    folder = Path(self._config.log_dir)
+                    self._logs[rank] = Log(rank, folder, is_new=False)
                 self._ranks.start(rank, meeting)
         elif "signal" in words:
             self._ranks.signal(*words["signal"])
@@ -162,7 +179,8 @@ class Follower:
         key = f"alive/{self._config.node}"
         try:
             until = time.monotonic() + self._config.start_timeout
-            self._client.join(generation, until)
+            nodes = self._client.join(generation, until)
+            self._inbox.queue.put(Joined(generation, nodes))
             while not self._is_over.wait(ALIVE_S):
                 until = time.monotonic() + LOST_S
                 self._client.ask("add", generation, key=key, amount=1, until=until)

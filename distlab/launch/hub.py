@@ -6,6 +6,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from distlab.comm.services import Tick, WakeAt
@@ -29,6 +30,7 @@ from distlab.launch.report import (
     NUM_LINES,
     Failure,
     gave_up,
+    going_on,
     interrupted,
     restarting,
 )
@@ -61,6 +63,7 @@ class Hub:
         self._alive: set[int] = set()  # of all nodes
         self._lost_ranks: set[int] = set()  # those of a node that is gone
         self._generation = 0
+        self._num_before = 0  # generations of launchers before this one
         self._failure: Failure | None = None
         self._stopped_by = 0
         self._wake_at_s = math.inf
@@ -115,8 +118,7 @@ class Hub:
         return Ended(words["rank"], words["code"])
 
     def _lost(self, node: int) -> int | None:
-        first = node * self._config.nproc_per_node
-        theirs = range(first, first + self._config.nproc_per_node)
+        theirs = self._stage.ranks_of(node) if self._stage else range(0)
         if not self._alive.intersection(theirs):
             return None
         self._say(f"[distlab] node {node} is gone, and its ranks with it\n")
@@ -182,7 +184,7 @@ class Hub:
         return None
 
     def _start(self, starts: Sequence[Start]) -> None:
-        generation = max(start.generation for start in starts)
+        generation = self._num_before + max(start.generation for start in starts)
         for start in starts:
             if start.rank in self._alive:
                 raise self._decisions.wrong(LAUNCH, f"{start}: rank {start.rank} runs")
@@ -191,25 +193,53 @@ class Hub:
                 text = restarting(self._failure, self._config.max_restarts, generation)
                 self._say(text)
             self._begin(generation)
-        self._alive |= {start.rank for start in starts}
+        ranks = [start.rank for start in starts]
+        self._alive.update(ranks)
+        if self._stage:
+            ranks = self._met(self._stage, ranks)
+        if not ranks:
+            return
         meeting = Meeting(
             address=self._config.master_addr,
             port=self._store.port,
-            generation=self._generation,
+            generation=generation,
+            nodes=tuple(self._stage.members) if self._stage else (),
         )
-        if self._stage:
-            self._say(self._stage.waiting())
-        if self._stage and not self._stage.meet(generation):
-            for start in starts:  # interrupted before anything was started
-                self._inbox.queue.put(Ended(start.rank, -signal.SIGTERM))
-            return
         self._store.begin()
-        local = [s.rank for s in starts if s.rank in self._logs]
-        for rank in local:
-            self._ranks.start(rank, meeting)
+        for rank in ranks:
+            if rank in self._logs:
+                self._ranks.start(rank, meeting)
         if self._stage:
-            others = [s.rank for s in starts if s.rank not in self._logs]
+            others = [rank for rank in ranks if rank not in self._logs]
             self._stage.start(others, meeting)
+
+    def _met(self, stage: Stage, ranks: list[int]) -> list[int]:
+        """The ranks to start, once the nodes are there; none after a signal."""
+        self._say(stage.waiting())
+        if stage.meet(self._generation):
+            return self._resized(ranks, stage.members)
+        for rank in ranks:
+            self._inbox.queue.put(Ended(rank, -signal.SIGTERM))
+        return []
+
+    def _resized(self, ranks: list[int], nodes: Sequence[int]) -> list[int]:
+        """The ranks of these nodes; for another number of them, of another launcher."""
+        config = self._config
+        if len(ranks) == len(nodes) * config.nproc_per_node:
+            return ranks
+        self._num_before = self._generation - 1
+        other = replace(
+            config,
+            nnodes=len(nodes),
+            min_nodes=None,
+            max_restarts=max(0, config.max_restarts - self._num_before),
+        )
+        self._say(going_on(len(nodes), config.nnodes, other.world_size))
+        self._on = self._decisions.launcher(other)
+        actions = self._on(Begin(), time.monotonic())
+        ranks = [action.rank for action in actions if isinstance(action, Start)]
+        self._alive = set(ranks)
+        return ranks
 
     def _begin(self, generation: int) -> None:
         self._generation = generation
@@ -237,7 +267,7 @@ class Hub:
         return code
 
     def _node_of(self, rank: int) -> int:
-        return rank // self._config.nproc_per_node
+        return self._stage.node_of(rank) if self._stage else 0
 
     # ── when to look again ──────────────────────────────────────────────────────────
 

@@ -163,8 +163,12 @@ class DistributedLauncher:
                 f"the logs cannot be written in {self.config.log_dir}: {reason}; name "
                 "another folder with --log-dir"
             ) from error
-        for log in logs.values():
-            stack.callback(log.close)
+
+        def close() -> None:
+            for log in logs.values():
+                log.close()
+
+        stack.callback(close)
         return logs
 
 

@@ -19,13 +19,19 @@ _LONGEST = 1 << 16  # of a line without an end
 
 
 class Log:
-    """The file of one rank; a restart appends to it."""
+    """The file of one rank; a restart appends to it.
 
-    def __init__(self, rank: int, folder: Path, name: str = "") -> None:
+    `is_new`: what the file holds is of an earlier launch, and goes.
+    """
+
+    def __init__(
+        self, rank: int, folder: Path, name: str = "", *, is_new: bool = True
+    ) -> None:
         self.rank, self.path = rank, folder / (name or f"rank_{rank}.log")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-        self.descriptor = os.open(self.path, flags, 0o644)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self.descriptor = os.open(self.path, flags | os.O_TRUNC * is_new, 0o644)
         self._read = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        os.lseek(self._read, 0, os.SEEK_END)
         self._began = 0  # where this generation's lines begin
         self._rest = b""
 
@@ -80,7 +86,7 @@ class Terminal:
     def catch_up(self, ranks: Sequence[int] = ()) -> None:
         """Show what is there now; of `ranks`, which have ended, the last line too."""
         with self._lock:
-            for rank, log in self._logs.items():
+            for rank, log in list(self._logs.items()):
                 for line in log.new_lines(is_over=rank in ranks):
                     self._show(f"[rank {rank}] {line}\n")
 

@@ -7,6 +7,7 @@ agent that is refused as stale knows that all ranks start again.
     config          node 0 sets it: what all agents must agree on
     claim/<k>       compare_set by node k: two agents cannot be the same node
     join            answered once all agents are there
+    members         instead of it where fewer may go on: node 0 says who is there
     do/<k>/<i>      node 0 tells node k: start, signal, finish
     said/<k>/<i>    node k tells node 0: a rank has ended, or the agent got a signal
     alive/<k>       add, again and again: a node that is cut off says nothing more
@@ -130,9 +131,13 @@ class Client:
                 "node needs its own"
             )
 
-    def join(self, generation: int, until: float) -> None:
-        """Wait until the agents of all nodes have joined this generation."""
+    def join(self, generation: int, until: float) -> Sequence[int]:
+        """Wait until this generation has its nodes, and return them."""
+        if self._config.may_shrink:
+            members = self.ask("get", generation, key="members", until=until)
+            return [int(node) for node in json.loads(str(members))]
         self.ask("join", generation, key=self._name, until=until)
+        return range(self._config.nnodes)
 
     def ask(
         self,
@@ -178,6 +183,7 @@ class Hall:
         self._rendezvous, self._inbox = rendezvous, inbox
         self._nodes: dict[int, int] = {}  # by the number of the caller
         self.heard_s: dict[int, float] = {}  # the last word of each node
+        self._claimed: dict[int, set[int]] = {}  # by generation
         self._server = Server(listener, identity(config), _NAME, self)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
@@ -194,6 +200,7 @@ class Hall:
         is_claim = kind == "claim" and request["op"] == "compare_set"
         if is_claim and reply and json.loads(reply).get("reply") == request["value"]:
             self._nodes[peer] = int(node)  # and no other agent's
+            self._claimed.setdefault(request["generation"], set()).add(int(node))
         if peer in self._nodes:
             self.heard_s[self._nodes[peer]] = time.monotonic()
         return reply
@@ -203,6 +210,10 @@ class Hall:
         if isinstance(event, PeerGone) and event.peer in self._nodes:
             self._inbox.put(NodeLost(self._nodes.pop(event.peer)))
         return []
+
+    def claimed(self, generation: int) -> list[int]:
+        """The nodes whose agents have come to this generation."""
+        return sorted(self._claimed.get(generation, ()))
 
     def silent(self) -> list[int]:
         """The nodes from which nothing has come for LOST_S."""
@@ -223,5 +234,5 @@ class Hall:
 
 def agreed(config: LaunchConfig) -> str:
     """What all agents must have the same, as the value of `config`."""
-    names = ("nnodes", "nproc_per_node", "backend")
+    names = ("nnodes", "min_nodes", "nproc_per_node", "backend")
     return json.dumps({name: asdict(config)[name] for name in names})

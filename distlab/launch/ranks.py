@@ -33,6 +33,8 @@ class Meeting:
     address: str
     port: int
     generation: int
+    nodes: tuple[int, ...] = ()
+    """Whose ranks come in this order; none: all of the launch."""
 
 
 class Ranks:
@@ -121,17 +123,19 @@ def rank_variables(
     TORCHELASTIC_USE_AGENT_STORE=True makes every rank a client of the store at
     MASTER_PORT; without it, init_process_group("env://") of rank 0 would open one.
     """
-    nproc, nnodes = config.nproc_per_node, config.nnodes
+    nproc, nodes = config.nproc_per_node, meeting.nodes or range(config.nnodes)
+    place = nodes.index(config.node)
+    world_size = config.world_size if config.stays else len(nodes) * nproc
     own: dict[str, object] = {
         "RANK": rank,
-        "LOCAL_RANK": rank - config.node * nproc,
-        "WORLD_SIZE": config.world_size,
+        "LOCAL_RANK": rank - place * nproc,
+        "WORLD_SIZE": world_size,
         "LOCAL_WORLD_SIZE": nproc,
-        "GROUP_RANK": config.node,
-        "GROUP_WORLD_SIZE": nnodes,
+        "GROUP_RANK": place,
+        "GROUP_WORLD_SIZE": len(nodes),
         "ROLE_NAME": "default",
         "ROLE_RANK": rank,
-        "ROLE_WORLD_SIZE": config.world_size,
+        "ROLE_WORLD_SIZE": world_size,
         "MASTER_ADDR": meeting.address,
         "MASTER_PORT": meeting.port,
         "TORCHELASTIC_RESTART_COUNT": meeting.generation - 1,

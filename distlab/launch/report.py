@@ -52,6 +52,12 @@ def restarting(failure: Failure | None, max_restarts: int, generation: int) -> s
     return f"{PREFIX} {what}; restart {generation - 1}, at most {max_restarts}\n"
 
 
+def going_on(num_nodes: int, most: int, world_size: int) -> str:
+    """One line: the number of nodes has changed."""
+    ranks = f"{world_size} rank{'s' * (world_size != 1)}"
+    return f"{PREFIX} goes on with {num_nodes} of {most} nodes: {ranks}\n"
+
+
 def recovered(failure: Failure, size: int, step: int, seconds: float) -> str:
     """One line: the other ranks have stayed, and all go on."""
     return (

@@ -37,7 +37,8 @@ class Stage:
         self._client = Client(config)
         self._generation = 0
         self._num_told: dict[int, int] = {}
-        self._others = range(1, config.nnodes)
+        self.members: Sequence[int] = range(config.nnodes)
+        """The nodes of this generation: their ranks in this order."""
 
     def waiting(self) -> str:
         """One line: for whom the agent of node 0 is about to wait."""
@@ -45,28 +46,25 @@ class Stage:
         where = f"{config.master_addr}:{config.meeting_port}"
         others = "node 1" if config.nnodes == 2 else f"nodes 1 to {config.nnodes - 1}"
         within = f"at most {config.start_timeout:g} s"
+        if config.may_shrink:
+            within += f", and {config.last_call:g} s if {config.min_nodes} are there"
         return f"{PREFIX} waits at {where} for the agent of {others}, {within}\n"
 
     def meet(self, generation: int) -> bool:
         """Wait for the agents of all nodes; False: a signal came first.
 
         Raises:
-            LaunchError: they did not all come within start_timeout.
+            LaunchError: they did not all come within start_timeout, or too few did.
         """
         self._generation = generation
-        self._num_told = dict.fromkeys(self._others, 0)
+        self._num_told = dict.fromkeys(range(self._config.nnodes), 0)
         until = time.monotonic() + self._config.start_timeout
         self._ask("set", key="config", value=agreed(self._config), until=until)
         self._client.claim(generation, until)
-        joined = threading.Thread(target=self._join, args=(until,), daemon=True)
-        joined.start()
-        interrupts = self._inbox.num_interrupts
-        while joined.is_alive():
-            if self._inbox.num_interrupts > interrupts:
-                return False
-            joined.join(_LOOK_S)
-        if not self._has_met:
-            raise LaunchError(self._missing())
+        if self._config.may_shrink and not self._gather(until):
+            return False
+        if not self._all_join(until):
+            return False
         for node in self._others:
             self._hall.heard_s[node] = time.monotonic()
             threading.Thread(
@@ -76,21 +74,24 @@ class Stage:
 
     def start(self, ranks: Sequence[int], meeting: Meeting) -> None:
         """Have ranks started on their nodes."""
+        common = {"port": meeting.port, "nodes": list(self.members)}
         for node in self._others:
-            theirs = [rank for rank in ranks if self._node_of(rank) == node]
-            self._tell(node, {"start": theirs, "port": meeting.port})
+            theirs = [rank for rank in ranks if self.node_of(rank) == node]
+            self._tell(node, {"start": theirs, **common})
 
     def signal(self, rank: int, number: int) -> None:
         """Have a signal sent to a rank on its node."""
-        self._tell(self._node_of(rank), {"signal": [rank, number]})
+        self._tell(self.node_of(rank), {"signal": [rank, number]})
 
     def finish(self, code: int, text: str) -> None:
         """Tell all agents that it is over, and wait for them, but not for long."""
         until = time.monotonic() + FAREWELL_S
-        for node in self._others:
+        # Those too that came late, and wait for the next generation.
+        others = {*self._others, *self._hall.claimed(self._generation)} - {0}
+        for node in sorted(others):
             self._tell(node, {"finish": code, "text": text})
         with contextlib.suppress(GoneError, OSError, StaleError, RuntimeError):
-            keys = [f"bye/{node}" for node in self._others if self._is_here(node)]
+            keys = [f"bye/{node}" for node in others if self._is_here(node)]
             self._ask("wait", keys=keys, until=until)
 
     def silent(self) -> list[object]:
@@ -104,6 +105,51 @@ class Stage:
         """Give the port back."""
         self._client.close()
         self._hall.close()
+
+    def node_of(self, rank: int) -> int:
+        """The node whose rank this is."""
+        return self.members[rank // self._config.nproc_per_node]
+
+    def ranks_of(self, node: int) -> range:
+        """The ranks of a node; none if it is no member."""
+        if node not in self.members:
+            return range(0)
+        first = self.members.index(node) * self._config.nproc_per_node
+        return range(first, first + self._config.nproc_per_node)
+
+    @property
+    def _others(self) -> list[int]:
+        return [node for node in self.members if node]
+
+    def _gather(self, until: float) -> bool:
+        """Say who the members are, after the last call; False: a signal came first."""
+        config, interrupts = self._config, self._inbox.num_interrupts
+        last_call = time.monotonic() + config.last_call
+        while True:
+            here, now = self._hall.claimed(self._generation), time.monotonic()
+            is_enough = len(here) >= (config.min_nodes or 1)
+            if len(here) == config.nnodes or (is_enough and now >= last_call):
+                break
+            if now >= until:
+                raise LaunchError(self._missing())
+            if self._inbox.num_interrupts > interrupts:
+                return False
+            time.sleep(_LOOK_S)
+        self.members = here
+        self._ask("set", key="members", value=json.dumps(here), until=until)
+        return True
+
+    def _all_join(self, until: float) -> bool:
+        joined = threading.Thread(target=self._join, args=(until,), daemon=True)
+        joined.start()
+        interrupts = self._inbox.num_interrupts
+        while joined.is_alive():
+            if self._inbox.num_interrupts > interrupts:
+                return False
+            joined.join(_LOOK_S)
+        if not self._has_met:
+            raise LaunchError(self._missing())
+        return True
 
     _has_met = False
 
@@ -137,15 +183,12 @@ class Stage:
     ) -> str | int:
         return self._client.ask(op, self._generation, until=until, **fields)
 
-    def _node_of(self, rank: int) -> int:
-        return rank // self._config.nproc_per_node
-
     def _is_here(self, node: int) -> bool:
         return node in self._hall.heard_s
 
     def _missing(self) -> str:
         missing = []
-        for node in self._others:
+        for node in range(1, self._config.nnodes):
             try:
                 until = time.monotonic() + 0.2
                 self._ask("get", key=f"claim/{node}", until=until)
