@@ -305,7 +305,8 @@ class Supervisor:
             # Who waits for a dead rank is about to learn of it; a rank that raised is
             # parked, so who waits for that one learns nothing more.
             settled = self._suspicion.confirmed(stuck, now) if died else bool(stuck)
-            if self._lost and now < self._failed_at + SETTLE_S:
+            is_early = now < self._failed_at + SETTLE_S
+            if is_early and (self._lost or (not died and self._misses_a_service())):
                 return None  # of a process it is not known yet how it died
             if not alive or settled or now >= self._failed_at + SETTLE_S:
                 return "died" if died else "raised"
@@ -317,6 +318,16 @@ class Supervisor:
         elif self._suspicion.confirmed(stuck, now):
             return "deadlock"
         return "timeout" if now >= self._ends_at() else None
+
+    def _misses_a_service(self) -> bool:
+        """Whether a rank has lost a peer, and no process is known to have died.
+
+        A rank may tell its error before the line of a dead service is seen to close.
+        """
+        errors = [record.error for record in self._records if record.error]
+        has_services = len(self._everyone) > len(self._records)
+        is_told = any(error.peer_lost for error in errors)
+        return has_services and is_told and not self._dead
 
     def _conclude(self, outcome: Outcome) -> Run:
         now = time.monotonic()
