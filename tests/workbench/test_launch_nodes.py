@@ -17,6 +17,8 @@ import pytest
 import torch
 
 from benchmarks import nodes as bench
+from distlab.chaos import partition
+from distlab.chaos.faults import FIRED
 from distlab.cli.doctor_ranks import check_ranks, doctor_of_ranks
 from distlab.launch import DistributedLauncher, LaunchConfig, LaunchError
 from distlab.launch.decisions import DecisionError
@@ -186,6 +188,36 @@ def test_a_node_that_comes_late_is_there_after_the_next_restart(
     assert [log(tmp_path, rank)[-1] for rank in range(4)] == [
         f"start 2 {rank} 4" for rank in range(4)
     ]
+
+
+@linux
+@pytest.mark.slow
+def test_with_the_link_cut_for_good_the_other_node_goes_on(tmp_path: Path) -> None:
+    if why_not := partition.why_not():
+        pytest.skip(why_not)
+    program = """
+    print("start", generation, rank, os.environ["WORLD_SIZE"], flush=True)
+    if generation == 1:
+        if rank == 0:
+            (here / "FIRED").touch()
+        time.sleep(600)
+    """
+    program = program.replace("FIRED", FIRED)
+    launch = [sys.executable, "-m", "distlab.launch"]
+    flags = ["--nnodes", "1:2", "--last-call", "3", "--max-restarts", "1"]
+    own = ["--log-dir", str(tmp_path), str(script(tmp_path, program))]
+    done = subprocess.run(
+        partition.inside(1e6, tmp_path, [*launch, *flags, *own]),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert "goes on with 1 of 2 nodes: 1 rank\n" in done.stderr
+    assert log(tmp_path, 0)[-1] == "start 2 0 1"
+    assert "node 0 at 10.78.0.1:29500 does not answer" in done.stderr
+    assert done.returncode == 1  # that of node 1, which was cut off
 
 
 @linux
