@@ -202,6 +202,7 @@ _HAPPEN: dict[str, Callable[[Faults, int], None]] = {
     "kill-data-worker": Faults._kill_data_worker,
     "cut-short": Faults._cut,
     "cut-for-good": Faults._cut,
+    "cut-off": Faults._cut,
 }
 
 

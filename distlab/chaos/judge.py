@@ -157,7 +157,7 @@ def wrong_samples(run: Run, unbroken: Run, setting: Setting) -> str:
 def wrong_weights(cell: Cell, run: Run, unbroken: Run, setting: Setting) -> str:
     """What is wrong with the weights at the end; "" if nothing is.
 
-    The order of additions depends on the number of ranks: in elastic mode the weights
+    The order of additions depends on the number of ranks: where it changes, the weights
     are close, and elsewhere bit-equal.
     """
     last = generations(run.lines)[-1]
@@ -167,7 +167,7 @@ def wrong_weights(cell: Cell, run: Run, unbroken: Run, setting: Setting) -> str:
         if (line["launch"], line["generation"]) == last
     }
     size = setting.num_ranks
-    if cell.mode == "elastic":
+    if cell.is_resized:
         size = max((line["size"] for line in ends.values()), default=1)
     if len(ends) != size:
         return f"{len(ends)} of {size} ranks came to the end"
@@ -175,7 +175,7 @@ def wrong_weights(cell: Cell, run: Run, unbroken: Run, setting: Setting) -> str:
         return "the ranks have different weights"
     (whole, *_), own = _of(unbroken, "ended"), ends[0]
     is_same = own["weights"] == whole["weights"]
-    if cell.mode == "elastic":
+    if cell.is_resized:
         pairs = zip(own["projections"], whole["projections"], strict=True)
         is_same = all(abs(a - b) <= CLOSE * max(1.0, abs(b)) for a, b in pairs)
     return "" if is_same else "the weights are not those of the unbroken run"

@@ -37,6 +37,7 @@ class Fault:
     requeued: bool = False  # the job ends, and a scheduler starts it again
     num_workers: int = 0  # data workers of each rank
     num_nodes: int = 1
+    min_nodes: int = 0  # so few go on; 0: all must be there
     cut_s: float = 0.0
     modes: tuple[str, ...] = MODES  # where the training has data workers, or two nodes
 
@@ -88,6 +89,15 @@ FAULTS = (
         refuses=True,
         modes=("restart",),
     ),
+    Fault(
+        name="cut-off",
+        title="the same, --nnodes 1:2",
+        who="any",
+        num_nodes=2,
+        min_nodes=1,
+        cut_s=1e6,
+        modes=("restart",),
+    ),
 )
 
 
@@ -108,6 +118,11 @@ class Cell:
     def goes_on(self) -> bool:
         """Whether nothing must restart."""
         return self.moment in self.fault.goes_on_at
+
+    @property
+    def is_resized(self) -> bool:
+        """Whether it ends with another number of ranks."""
+        return self.mode == "elastic" or self.fault.min_nodes > 0
 
     @property
     def why_not(self) -> str:

@@ -8,7 +8,7 @@ It is a cable that is pulled: messages are lost, connections stay open. All of i
 inside a user and network namespace that ends with this program; nothing of the
 machine's network is changed.
 
-    python -m distlab.chaos.partition SECONDS FOLDER COMMAND …      inside of it
+    python -m distlab.chaos.partition SECONDS FOLDER NODES COMMAND …     inside of it
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from distlab.runner.processes import die_with_parent
 
 ADDRESSES = ("10.78.0.1", "10.78.0.2")
 START_TIMEOUT_S = 20  # that the agents wait for one another, also in a restart
+LAST_CALL_S = 5  # that they wait for the other node where one node may go on
 _NEW = ("unshare", "--user", "--map-root-user", "--net")
 _LOOK_S = 0.01
 
@@ -48,17 +49,26 @@ def why_not() -> str:
     return f"no network namespaces: {said}" if tried.returncode else ""
 
 
-def inside(seconds: float, folder: Path, command: Sequence[str]) -> list[str]:
-    """The command that runs this program in namespaces of its own."""
+def inside(
+    seconds: float, folder: Path, command: Sequence[str], min_nodes: int = 0
+) -> list[str]:
+    """The command that runs this program in namespaces of its own.
+
+    `min_nodes`: with how many of the two nodes the job may go on; 0: with both.
+    """
+    nodes = f"{min_nodes}:2" if min_nodes else "2"
     own = [sys.executable, "-m", "distlab.chaos.partition", str(seconds), str(folder)]
-    return [*_NEW, "--fork", "--kill-child", *own, *command]
+    return [*_NEW, "--fork", "--kill-child", *own, nodes, *command]
 
 
-def main(seconds: float, folder: Path, command: Sequence[str]) -> int:
-    """Start an agent on each node, cut the link when a rank asks for it."""
+def main(seconds: float, folder: Path, nodes: str, command: Sequence[str]) -> int:
+    """Start an agent on each node, cut the link when a rank asks for it.
+
+    The exit code is that of node 0, which decides.
+    """
     die_with_parent()
     with _two_nodes() as pids:
-        agents = [_agent(node, pids[node], command) for node in (0, 1)]
+        agents = [_agent(node, pids[node], nodes, command) for node in (0, 1)]
         try:
             while not (folder / FIRED).exists():
                 if all(agent.poll() is not None for agent in agents):
@@ -70,7 +80,7 @@ def main(seconds: float, folder: Path, command: Sequence[str]) -> int:
         finally:
             for agent in agents:
                 agent.kill()
-    return max(codes, key=abs)
+    return codes[0]
 
 
 def _cut(
@@ -127,10 +137,13 @@ def _wait_until_apart(pid: int) -> None:
     raise RuntimeError("unshare --net gave no namespace within 10 s")
 
 
-def _agent(node: int, pid: int, command: Sequence[str]) -> subprocess.Popen[bytes]:
+def _agent(
+    node: int, pid: int, nodes: str, command: Sequence[str]
+) -> subprocess.Popen[bytes]:
     """`command` is that of the launcher of one node, without its flags for several."""
     launcher, rest = command[:3], command[3:]
-    flags = ["--nnodes", "2", "--node-rank", str(node), "--master-addr", ADDRESSES[0]]
+    flags = ["--nnodes", nodes, "--node-rank", str(node)]
+    flags += ["--master-addr", ADDRESSES[0], "--last-call", str(LAST_CALL_S)]
     flags += ["--start-timeout", str(START_TIMEOUT_S)]
     entered = ["nsenter", "--net", "--target", str(pid), *launcher, *flags, *rest]
     return subprocess.Popen(entered)
@@ -141,4 +154,4 @@ def _must(*command: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(float(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))
+    sys.exit(main(float(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:]))

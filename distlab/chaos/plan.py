@@ -45,7 +45,7 @@ class Setting:
         Ranks draw dropout for their own samples: with other ranks the weights differ.
         """
         own = replace(self, num_workers=cell.fault.num_workers)
-        if cell.mode == "elastic":
+        if cell.is_resized:
             own = replace(own, dropout=0.0)
         nodes = cell.fault.num_nodes
         return own if nodes == 1 else replace(own, num_nodes=nodes, num_ranks=nodes)

@@ -69,7 +69,9 @@ def play(
         run.launched.append(time.monotonic())
         command = _command(setting, folder, script, mode)
         if cell and cell.fault.num_nodes > 1:
-            command = partition.inside(cell.fault.cut_s, folder, command)
+            command = partition.inside(
+                cell.fault.cut_s, folder, command, cell.fault.min_nodes
+            )
         code = _launch(command, variables, run, folder)
         run.codes.append(code)
         if code == 0 or run.is_hung:

@@ -282,7 +282,10 @@ def main() -> int:
         training = Training(setting, checkpoints, faults, ledger)
         training.resume()
         training.train()
-        ledger.write("ended", step=training.step, **weights_of(training.module))
+        size = training.comm.world_size
+        ledger.write(
+            "ended", step=training.step, size=size, **weights_of(training.module)
+        )
         dist.destroy_process_group()
     except (PeerLost, MeetingError, CheckpointError, DiskError, StopError) as error:
         at = f", step {training.step}" if training else ""
