@@ -73,10 +73,10 @@ FAULTS = (
     ),
     Fault(
         name="cut-short",
-        title="network partition, 2 s",
+        title="network partition, 5 s",
         who="any",
         num_nodes=2,
-        cut_s=2.0,
+        cut_s=5.0,
         goes_on_at=ANYWHERE,
         modes=("restart",),
     ),
