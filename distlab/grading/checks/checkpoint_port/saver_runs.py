@@ -1,7 +1,7 @@
 """What the ranks do in task 4.17, and what a single process makes of it.
 
 In one run the ranks change from n to n - 1 and back to n. In the other one, n ranks
-train while a save waits for its disk, and later the disk of the last rank is full twice.
+train while a save waits for its disk; later the disk of the last rank is full, twice.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def goes_on(
     folder: str,
     seed: int,
 ) -> dict[str, Any]:
-    """After a save whose error was raised: one that succeeds, one that fails, a copy."""
+    """After an error was raised: a save that succeeds, one that fails, a copy."""
     rank, n = dist.get_rank(), dist.get_world_size()
     saver, model, optimizer, own = saved
     before = complete_in(folder)

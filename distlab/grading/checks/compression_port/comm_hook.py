@@ -63,8 +63,10 @@ def _played(runs: Runs, elements: int) -> Run:
 
 
 def _expect_hooks(rank: int, steps: list[dict[str, Any]]) -> None:
-    counts = [len(step["calls"]) for step in steps]
-    if min(counts) == 0:
+    counts = [
+        len(s["calls"]) for s in steps if s["calls"] or s["gradients"] is not None
+    ]
+    if 0 in counts:
         raise NotYetError(
             f"rank {rank}: no hook was called in step {counts.index(0) + 1}",
             slug="hook-not-registered" if not any(counts) else "",
@@ -277,10 +279,9 @@ def bytes_are_saved(runs: Runs) -> str | None:
 
 def _expect_as_many(run: Run) -> None:
     """All ranks send as many bytes for a bucket, as all_gather needs."""
-    for model, steps in enumerate(run.values[0]):
-        for number in range(len(steps)):
-            of_ranks = [value[model][number]["calls"] for value in run.values]
-            for calls in zip(*of_ranks, strict=False):
+    for of_model in zip(*run.values, strict=True):
+        for of_step in zip(*of_model, strict=False):  # an error may have ended a rank
+            for calls in zip(*(found["calls"] for found in of_step), strict=False):
                 counts = [sum(count for _, count in call["sent"]) for call in calls]
                 if len(set(counts)) > 1:
                     raise NotYetError(
@@ -327,6 +328,15 @@ def no_hook_waits(runs: Runs) -> str | None:
                 "a thread of gloo that receives messages",
                 slug="waits-in-callback",
                 rule=COLLECT,
+            )
+    for rank, of_rank in enumerate(steps):
+        calls = [call for step in of_rank for call in step["calls"]]
+        if of_rank[-1]["gradients"] is None and any(c["sends_later"] for c in calls):
+            raise NotYetError(
+                f"rank {rank}: the callback of a future starts another collective; the "
+                "ranks run their callbacks in different orders, and torch has failed",
+                slug="collective-mismatch",
+                rule="start all collectives in the hook",
             )
     for number in range(len(steps[0])):
         _expect_no_wait([of_rank[number] for of_rank in steps], number)

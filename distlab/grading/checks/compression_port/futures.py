@@ -36,13 +36,14 @@ def type_of_value(future: Any) -> str:
 class Watch:
     """While it is entered, callbacks of futures are watched.
 
-    `on_wait` is called when one waits, `on_second` before a hook's second message.
+    `on_callback` is called when one waits or sends, `on_second` before a hook's second
+    message.
     """
 
     def __init__(
-        self, on_wait: Callable[[], None], on_second: Callable[[], None]
+        self, on_callback: Callable[[], None], on_second: Callable[[], None]
     ) -> None:
-        self._on_wait, self._on_second = on_wait, on_second
+        self._on_callback, self._on_second = on_callback, on_second
         self._here = threading.local()  # call: of the hook; sent: by its callback
         self._undo: list[tuple[Any, str, Any]] = []
 
@@ -97,6 +98,9 @@ class Watch:
                 with _Sent(self._here.sent):
                     return callback(done)
             finally:
+                if self._here.sent:
+                    call["sends_later"] = True
+                    self._on_callback()
                 if before[0] is not call:  # else the hook's own note has it
                     call["sent"].extend(self._here.sent)
                 self._here.call, self._here.sent = before
@@ -111,7 +115,7 @@ class Watch:
                 is_done = one.done() if isinstance(one, _FUTURE) else one.is_completed()
                 if sent or not is_done:
                     self._here.call["waits"] = True
-                    self._on_wait()
+                    self._on_callback()
                 if sent:  # with all its threads waiting, gloo could receive nothing
                     raise RuntimeError("a callback waits for what it has sent")
             return real(one, *args, **named)

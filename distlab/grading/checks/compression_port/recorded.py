@@ -131,9 +131,10 @@ def _train(
 def _step(
     module: Detour, model: Any, x: Tensor, calls: list[dict[str, Any]], turn: _Turn
 ) -> dict[str, Any]:
-    loss = model(x).square().sum()
-    found = {"calls": calls, "waited_in_vain": turn.begin(), "gradients": None}
+    found = {"waited_in_vain": False, "gradients": None}
     try:
+        loss = model(x).square().sum()
+        found["waited_in_vain"] = turn.begin()
         loss.backward()
     except RuntimeError:
         if not turn.is_explained(calls):
@@ -154,7 +155,7 @@ class _Turn:
         self._store = c10d._get_default_store()
         self._step = 0
         self._is_in_vain = False
-        self.watch = Watch(self._callback_waits, self._hold)
+        self.watch = Watch(self._callback_acts, self._hold)
 
     def begin(self) -> bool:
         """Forward is over; whether the last rank has waited in vain."""
@@ -166,7 +167,7 @@ class _Turn:
     def returned(self, call: dict[str, Any], number: int, is_last: bool) -> None:
         """The hook has returned; `is_last` says from the step's last bucket."""
         count = sum(count for _, count in call["sent"])
-        self._store.set(self._key(number, self._rank), str(count))
+        self._store.set(f"sent {self._step} {number} {self._rank}", str(count))
         if is_last and self._rank == 0:
             self._store.set(f"returned {self._step}", "yes")
 
@@ -174,30 +175,28 @@ class _Turn:
         """Whether the calls of this rank or of another one say why torch failed."""
         if any(type_of_value(call["future"]) for call in calls):
             return True
-        sizes_differ = any(self._differ(number) for number in range(len(calls)))
-        return sizes_differ or self._store.check(["callback waits"])
+        steps, numbers = (self._step - 1, self._step), range(len(SIZES))
+        sizes_differ = any(self._differ(s, i) for s in steps for i in numbers)
+        return sizes_differ or self._store.check(["callback"])
 
-    def _differ(self, number: int) -> bool:
+    def _differ(self, step: int, number: int) -> bool:
         """Whether the ranks are known to have sent unequally in a call of the hook."""
-        keys = [self._key(number, rank) for rank in range(self._n)]
+        keys = [f"sent {step} {number} {rank}" for rank in range(self._n)]
         return len({self._store.get(k) for k in keys if self._store.check([k])}) > 1
-
-    def _key(self, number: int, rank: int) -> str:
-        return f"sent {self._step} {number} {rank}"
 
     def told(self, call: dict[str, Any]) -> dict[str, Any]:
         """What a judge reads of a call."""
         named = type_of_value(call["future"])
         return {k: v for k, v in call.items() if k != "future"} | {"value": named}
 
-    def _callback_waits(self) -> None:
-        self._store.set("callback waits", "yes")
+    def _callback_acts(self) -> None:
+        self._store.set("callback", "yes")
 
     def _hold(self) -> None:
         """Before a hook sends its second message: once, the last rank is late."""
         if self._has_late_message and self._step == STEPS:
             self._has_late_message = False
-            self._comes("callback waits", HOLD_S)
+            self._comes("callback", HOLD_S)
 
     def _comes(self, key: str, limit_s: float) -> bool:
         try:
@@ -224,7 +223,8 @@ def _recorded_hooks(
                 "parameters": [numbers[id(p)] for p in bucket.parameters()],
                 "gradients": bucket.buffer().clone(),
                 "sent": list[tuple[str, int]](),
-                "waits": False,
+                "waits": False,  # a callback of the hook's future
+                "sends_later": False,
                 "returned": "",
                 "future": None,
             }
