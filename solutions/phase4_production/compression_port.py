@@ -58,9 +58,8 @@ def top_k_hook(
     #| work.get_future() is a future of one collective; collect_all of several ones
     #| future.then(f) is a future of f(future)
     gradients, parameters = bucket.buffer(), bucket.parameters()
-    nothing = [gradients.new_zeros(p.numel()) for p in parameters]
-    kept = map(state.residuals.get, parameters, nothing)
-    corrected = gradients + torch.cat(list(kept))
+    kept = [state.residuals.get(p, gradients.new_zeros(p.numel())) for p in parameters]
+    corrected = gradients + torch.cat(kept)
     k = max(1, int(state.ratio * len(corrected)))
     indices = corrected.abs().topk(k).indices.to(torch.int32)
     values = corrected[indices]

@@ -310,7 +310,10 @@ def baseline(seed: int, n: int, life: int, lost: str = "") -> Tensor:
         if past == life and lost == "all":
             model = whole(seed + life)
         if past == life and lost == "frozen":
-            model[-1].bias.data.copy_(whole(seed + life)[-1].bias)
+            new = dict(whole(seed + life).named_parameters())
+            for name, parameter in model.named_parameters():
+                if not parameter.requires_grad:
+                    parameter.data.copy_(new[name])
         if past == life and lost in ("all", "optimizer"):
             optimizer = Momentum(model, lr=OTHER_LR)
         if past == life and lost == "settings":

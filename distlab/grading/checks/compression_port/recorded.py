@@ -131,7 +131,7 @@ def _train(
 def _step(
     module: Detour, model: Any, x: Tensor, calls: list[dict[str, Any]], turn: _Turn
 ) -> dict[str, Any]:
-    found = {"waited_in_vain": False, "gradients": None}
+    found: dict[str, Any] = {"waited_in_vain": False, "gradients": None}
     try:
         loss = model(x).square().sum()
         found["waited_in_vain"] = turn.begin()
