@@ -51,9 +51,9 @@ class Saver:
 
     C1 a model on fewer or more ranks loads weights and optimizer and continues
     C2 each rank gets its own tensor back; a rank that was not there keeps what it has
-    C3 save() copies the state and returns; what is sent later has its own process group
-    C4 the next save() waits for the last one, and raises its error
-    C5 load() takes the newest checkpoint that is complete, and returns its step
+    C3 save() copies this rank's shards and returns; later messages have their own group
+    C4 the next save() waits for the last one and raises its error, once
+    C5 load() takes the largest step that is complete, and returns it
     In torch.distributed: dcp.async_save(…, process_group=…)
     Example: save(10, …) returns; step 11 trains; save(20, …) waits until 10 is written
     Cost: one copy of this rank's shards. Check: distlab check 4.17

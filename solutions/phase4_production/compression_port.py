@@ -48,7 +48,7 @@ def top_k_hook(
     C1 .grad is 1/n of the sum of what the ranks have sent, zero where none sent
     C2 what a rank did not send is added to the same parameter's next gradient
     C3 a rank sends k indices of 4 bytes and k values for a bucket, nothing else
-    C4 no hook waits for a message
+    C4 no hook and no callback waits for a message
     In torch.distributed: GradBucket, Work.get_future, torch.futures.collect_all
     Example: n = 2; 5, 1 and 4, 2 with k = 1 → 4.5, 0 on both ranks
     Cost: (n-1)·k·(4 + bytes of a value). Check: distlab check 4.18
@@ -58,7 +58,7 @@ def top_k_hook(
     #| work.get_future() is a future of one collective; collect_all of several ones
     #| future.then(f) is a future of f(future)
     gradients, parameters = bucket.buffer(), bucket.parameters()
-    kept = [state.residuals.get(p, torch.zeros_like(p).view(-1)) for p in parameters]
+    kept = [state.residuals.get(p, gradients.new_zeros(p.numel())) for p in parameters]
     corrected = gradients + torch.cat(kept)
     k = max(1, int(state.ratio * len(corrected)))
     indices = corrected.abs().topk(k).indices.to(torch.int32)

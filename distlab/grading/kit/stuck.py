@@ -67,14 +67,16 @@ def name_of_stuck(
         RunnerError: none of them had come to the learner's code by then.
     """
     stuck = sorted(filter(_waited, run.ranks), key=_only_follows)
-    if not stuck:
-        return _sizes_differ(run, _Lines(source))
-    if not any(map(_Lines(source).of, run.ranks)):
+    lines = _Lines(source)
+    is_in_source = any(map(lines.of, run.ranks))
+    if not stuck or not is_in_source:
+        named = _sizes_differ(run, lines)  # then the others have lost a connection
+        if named or not stuck:
+            return named
         raise RunnerError(
             f"the ranks did not meet within {patience_s:g} s: this machine is too busy "
             "with other things; try again"
         )
-    lines = _Lines(source)
     first = stuck[0]
     slug, rule = "collective-mismatch", RULES["collective-mismatch"]
     message = f"rank {first.rank} waited {patience_s:g} s in line {lines.of(first)}"

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from distlab.grading.checks.checkpoint_port.saver_runs import (
     FAILING,
+    FAILING_TOO,
     FIRST,
+    LATER,
     NEXT,
     SECOND,
     WORLDS,
@@ -19,11 +21,16 @@ from distlab.grading.checks.checkpoint_port.saver_runs import (
     own_loaded,
     own_of,
     sizes_of,
+    steps_of,
     three_lives,
+)
+from distlab.grading.checks.checkpoint_port.which_step import (
+    expect_later,
+    expect_second,
 )
 from distlab.grading.clause import clause
 from distlab.grading.kit.torch_group import finished
-from distlab.grading.kit.values import Suspect, close, expect_values, same_everywhere
+from distlab.grading.kit.values import Suspect, expect_values, same_everywhere
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner.autopsy import Evidence
@@ -32,7 +39,8 @@ BOTH = "get_state_dict and set_state_dict, of model and optimizer"
 OWN_NAME = 'a name for each rank: f"own of rank {dist.get_rank()}"'
 ASYNC = "dcp.async_save: it copies the state, and its own thread writes the copy"
 GROUP = "dist.new_group() once, and async_save(…, process_group=…)"
-KEEP = "a folder for each step; an older one goes only when a newer one is complete"
+FORGET = "last, self.last = self.last, None; then last.result(): it is raised once"
+SHARDS = "no full_state_dict, no full_tensor(): DCP takes the DTensors themselves"
 ONE = "begin with wait(): the future of the last save, and its result()"
 
 LIVES = [on_ranks(three_lives)]
@@ -68,6 +76,7 @@ def continues(runs: Runs) -> str | None:
             "optimizer-kept-its-own",
             "the optimizer has its momentum, but not the learning rate that was saved",
         ),
+        ("frozen", "", "the frozen parameter was not loaded: it is the new model's"),
     ]
     for life, ranks in enumerate(_lives(runs)):
         size = sizes[life]
@@ -90,9 +99,39 @@ def continues(runs: Runs) -> str | None:
                 if life
             ],
         )
+        _expect_buffer(ranks, life, before)
+        _expect_shards_read(ranks)
     return (
         f"{', '.join(map(str, sizes))} ranks: each continues what the last ones saved"
     )
+
+
+def _expect_buffer(ranks: list[dict[str, Any]], life: int, before: str) -> None:
+    """The number of steps is in a buffer of the model."""
+    expected = sum(len(steps_of(past)) for past in range(life + 1))
+    counts = [found["steps"] for found in ranks]
+    if any(count != expected for count in counts):
+        raise NotYetError(
+            f"{before}the model's buffer, which counts steps, is wrong",
+            evidence=_told([f"{count}   expected {expected}" for count in counts]),
+            rule=BOTH,
+        )
+
+
+def _expect_shards_read(ranks: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(ranks):
+        if found["read"] > max(found["shard"], len(found["own"])):
+            raise NotYetError(
+                f"load() on rank {rank} reads {found['read']} elements of one tensor, "
+                f"and its largest shard has {found['shard']}",
+                slug="whole-model-on-a-rank",
+                evidence=_told([_elements(one, "read") for one in ranks], "reads"),
+                rule=SHARDS,
+            )
+
+
+def _elements(found: dict[str, Any], key: str) -> str:
+    return f"{found[key]} elements of one tensor, its shard has {found['shard']}"
 
 
 # ── C2: what is another tensor on each rank ─────────────────────────────────────────
@@ -164,6 +203,14 @@ def training_goes_on(runs: Runs) -> str | None:
                 "group, as training does",
                 slug="training-group-shared",
                 rule=GROUP,
+            )
+        if found["wrote"] > max(found["shard"], len(own_of(0, rank))):
+            raise NotYetError(
+                f"rank {rank} writes {found['wrote']} elements of one tensor, and its "
+                f"largest shard has {found['shard']}",
+                slug="whole-model-on-a-rank",
+                evidence=_told([_elements(one, "wrote") for one in values], "writes"),
+                rule=SHARDS,
             )
     if any("loaded" not in found for found in values):
         raise NotJudgedError("nothing was loaded: see C4")
@@ -239,7 +286,43 @@ def one_at_a_time(runs: Runs) -> str | None:
                 evidence=_told([v.get("next") or "no error" for v in values], "got"),
                 rule=ONE,
             )
-    return "one save at a time; the error of a full disk is raised on all ranks"
+    _expect_goes_on(values)
+    return "one save at a time; the error of a full disk is raised once, on all ranks"
+
+
+def _expect_goes_on(values: Sequence[dict[str, Any]]) -> None:
+    """After the error."""
+    past = f"save {FAILING} failed, and save {NEXT} raised its error"
+    for rank, found in enumerate(values):
+        if found.get("after"):
+            raise NotYetError(
+                f"{past}; save {LATER} on rank {rank} raises it again",
+                slug="error-raised-again",
+                evidence=_told([v["after"] or "no error" for v in values], "got"),
+                rule=FORGET,
+            )
+    if not all(found.get("added", True) for found in values):
+        raise NotYetError(
+            f"{past}; save {LATER} raised nothing and wrote no complete checkpoint",
+            slug="no-save-after-error",
+            rule=FORGET,
+        )
+    for rank, found in enumerate(values):
+        if not found.get("waited", "-"):
+            raise NotYetError(
+                f"save {FAILING_TOO} failed; wait() on rank {rank} raised no error",
+                slug="save-error-lost",
+                evidence=_told([v.get("waited") or "no error" for v in values], "got"),
+                rule=ONE,
+            )
+        if found.get("again"):
+            raise NotYetError(
+                f"save {FAILING_TOO} failed, and wait() raised its error; a second "
+                f"wait() on rank {rank} raises it again",
+                slug="error-raised-again",
+                evidence=_told([v["again"] or "no error" for v in values], "got"),
+                rule=FORGET,
+            )
 
 
 # ── C5: which checkpoint ────────────────────────────────────────────────────────────
@@ -254,39 +337,22 @@ def newest_complete(runs: Runs) -> str | None:
         if any(step != expected for step in steps):
             there = ("nothing", f"step {FIRST}", f"steps {FIRST} and {SECOND}")[life]
             raise NotYetError(
-                f"{there} was saved; load() returned {steps[0]}, expected {expected}",
+                f"saved: {there}; load() returned {steps[0]}, expected {expected}",
                 evidence=_told([f"{step}   expected {expected}" for step in steps]),
             )
     values = finished(runs, in_background).values
     for rank, found in enumerate(values):
         for key, when in (("loaded", ""), ("reloaded", f", save {FAILING} failed")):
             if key in found:
-                _expect_second(rank, found[key], found, when)
-    return f"steps {FIRST} and {SECOND} are complete, {FAILING} is not: {SECOND}"
-
-
-def _expect_second(
-    rank: int, loaded: dict[str, Any], found: dict[str, Any], when: str
-) -> None:
-    saved = f"steps {FIRST} and {SECOND} were saved{when}"
-    if loaded["raised"]:
-        slug = "incomplete-is-newest" if when else ""
-        raise NotYetError(
-            f"{saved}; load() on rank {rank} raised {loaded['raised']}",
-            slug=slug,
-            rule="only a folder with a .metadata is complete" if slug else "",
-        )
-    lost = bool(when) and found["loaded"]["step"] == SECOND
-    if loaded["step"] != SECOND:
-        raise NotYetError(
-            f"{saved}; load() on rank {rank} returned {loaded['step']}: expected "
-            f"{SECOND}",
-            slug="last-complete-one-lost" if lost else "",
-            rule=KEEP if lost else "",
-        )
-    if lost and not close(loaded["weights"], found["loaded"]["weights"]):
-        raise NotYetError(
-            f"{saved}; the weights of step {SECOND} are not those that were saved",
-            slug="last-complete-one-lost",
-            rule=KEEP,
-        )
+                expect_second(rank, found[key], found, when)
+    for rank, found in enumerate(values):
+        if "resumed" in found:
+            when = f"step {LATER} was saved after a save that failed"
+            expect_later(rank, found["resumed"], found, when)
+    for rank, found in enumerate(values):
+        if "copied" in found:
+            when = (
+                f"the folder was copied, and the files of step {LATER} are the oldest"
+            )
+            expect_later(rank, found["copied"], found, when, slug="newest-by-time")
+    return f"of the complete steps the largest: {FIRST}, {SECOND}, then {LATER}"

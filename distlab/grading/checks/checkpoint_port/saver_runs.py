@@ -1,12 +1,13 @@
 """What the ranks do in task 4.17, and what a single process makes of it.
 
 In one run the ranks change from n to n - 1 and back to n. In the other one, n ranks
-train while a save waits for its disk, and the disk of the last rank is full at the end.
+train while a save waits for its disk; later the disk of the last rank is full, twice.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +26,7 @@ from distlab.grading.checks.torch_ports.hybrid_runs import (
     Momentum,
     batch_of,
     full_weights,
+    local,
     make_model,
     one_step,
 )
@@ -33,8 +35,9 @@ from distlab.runner import RankContext
 
 WORLDS = (3,)
 FIRST, SECOND = 9, 10  # steps with a checkpoint: as text "9" comes after "10"
-FAILING, NEXT = 11, 12
+FAILING, NEXT, LATER, FAILING_TOO = 11, 12, 13, 14
 OTHER_LR = 0.02  # of an optimizer that has loaded nothing
+PATIENCE_S = 3.0  # how long a complete checkpoint may take
 BLOCKED_S = 1.0  # how long the second save() finds the first one unwritten
 
 
@@ -62,12 +65,25 @@ def new_folder() -> str:
     return str(Path.cwd().parent / name[0])
 
 
+def whole(seed: int) -> nn.Sequential:
+    """The model, not sharded: one parameter is frozen, a buffer counts the steps."""
+    model = make_model(seed)
+    model[-1].bias.requires_grad_(False)
+    model.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+    return model
+
+
 def fresh(seed: int) -> tuple[nn.Sequential, Momentum]:
     """A sharded model and its optimizer."""
-    model = make_model(seed)
+    model = whole(seed)
     for layer in (*model, model):
         fully_shard(layer)
     return model, Momentum(model, lr=OTHER_LR)
+
+
+def most_of(model: nn.Module) -> int:
+    """The elements of this rank's largest shard."""
+    return max(local(parameter).numel() for parameter in model.parameters())
 
 
 def train(
@@ -76,6 +92,7 @@ def train(
     """So many steps."""
     for step in steps:
         one_step(model, optimizer, batch_of(seed, step, rank))
+        model.get_buffer("steps").add_(1)
 
 
 # ── n ranks, n - 1 ranks, n ranks ───────────────────────────────────────────────────
@@ -117,8 +134,9 @@ def _live(
     if life == 0:
         optimizer.param_groups[0]["lr"] = 0.1
     found = {"step": unit.load(folder, model, optimizer, own), "own": own.clone()}
+    found |= {"read": storage.read, "shard": most_of(model)}
     train(model, optimizer, seed, steps_of(life), rank)
-    found["weights"] = full_weights(model)
+    found |= {"weights": full_weights(model), "steps": int(model.get_buffer("steps"))}
     own += 50
     saver.save((FIRST, SECOND, NEXT)[life], model, optimizer, own)
     saver.wait()
@@ -159,30 +177,93 @@ def _saves(
     saver.save(FIRST, model, optimizer, own)
     train(model, optimizer, seed, range(1, 2), rank)
     storage.permit(after_s=BLOCKED_S)
-    found["early"] = _raised(lambda: saver.save(SECOND, model, optimizer, own))
+    found["early"] = raised(lambda: saver.save(SECOND, model, optimizer, own))
     found["saved"] = full_weights(model)
     train(model, optimizer, seed, range(2, 3), rank)
     own += 50
     found["later"] = full_weights(model)
     storage.permit(after_s=BLOCKED_S / 2)
-    found["early"] = _raised(saver.wait) or found["early"]
+    found["early"] = raised(saver.wait) or found["early"]
     found["unwritten"] = storage.begun - storage.written
-    found |= storage.notes()
+    found |= storage.notes() | {"shard": most_of(model)}
     if any(_on_all_ranks([found[key] for key in ("early", "shared", "unwritten")])):
         return found  # the rest would tell of the same mistake
     storage.gated = False
-    found["loaded"] = _load(unit, folder, seed, rank)
+    found["loaded"] = load_fresh(unit, folder, seed, rank)
     storage.failing = rank == context.world_size - 1
     storage.begun = storage.written = 0
-    found["failing"] = _raised(lambda: saver.save(FAILING, model, optimizer, own))
+    found["failing"] = raised(lambda: saver.save(FAILING, model, optimizer, own))
     storage.settle()
     storage.failing = False
-    found["next"] = _raised(lambda: saver.save(NEXT, model, optimizer, own))
+    found["next"] = raised(lambda: saver.save(NEXT, model, optimizer, own))
     storage.settle()
     dist.barrier()
     if _on_all_ranks([found["next"]])[0]:
-        found["reloaded"] = _load(unit, folder, seed, rank)
+        found["reloaded"] = load_fresh(unit, folder, seed, rank)
+    if not _on_all_ranks([not found["next"]])[0]:
+        found |= goes_on(unit, storage, (saver, model, optimizer, own), folder, seed)
     return found
+
+
+def goes_on(
+    unit: ModuleType,
+    storage: Storage,
+    saved: tuple[Any, nn.Module, Momentum, Tensor],
+    folder: str,
+    seed: int,
+) -> dict[str, Any]:
+    """After an error was raised: a save that succeeds, one that fails, a copy."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    saver, model, optimizer, own = saved
+    before = complete_in(folder)
+    dist.barrier()
+    found: dict[str, Any] = {"later_weights": full_weights(model)}
+    found["after"] = raised(lambda: saver.save(LATER, model, optimizer, own))
+    storage.settle()
+    end = time.monotonic() + PATIENCE_S
+    while complete_in(folder) <= before and time.monotonic() < end:
+        time.sleep(0.05)
+    found["added"] = complete_in(folder) > before
+    dist.barrier()
+    if any(_on_all_ranks([found["after"], not found["added"]])):
+        return found
+    found["resumed"] = load_fresh(unit, folder, seed, rank)
+    storage.failing = rank == n - 1
+    found["early"] = raised(lambda: saver.save(FAILING_TOO, model, optimizer, own))
+    found["waited"] = raised(saver.wait)
+    storage.settle()
+    storage.failing = False
+    dist.barrier()
+    found["again"] = raised(saver.wait)
+    other = new_folder()
+    if rank == 0:
+        copy_the_wrong_way_round(folder, other)
+    dist.barrier()
+    found["copied"] = load_fresh(unit, other, seed, rank)
+    return found
+
+
+def complete_in(folder: str) -> int:
+    """How many complete checkpoints there are."""
+    return len(list(Path(folder).rglob(".metadata")))
+
+
+def copy_the_wrong_way_round(folder: str, other: str) -> None:
+    """Copy a folder: what was the newest there is the oldest here."""
+
+    def time_of(path: Path) -> int:
+        return path.stat().st_mtime_ns
+
+    times = sorted(time_of(path) for path in Path(folder).rglob("*"))
+    Path(other).mkdir()
+    for top in sorted(Path(folder).iterdir(), key=time_of, reverse=True):
+        if top.is_dir():
+            shutil.copytree(top, Path(other) / top.name)
+        else:
+            shutil.copy2(top, other)
+    places = sorted(Path(folder).rglob("*"), key=time_of, reverse=True)
+    for place, past in zip(places, times, strict=True):
+        os.utime(Path(other) / place.relative_to(folder), ns=(past, past))
 
 
 def _on_all_ranks(noted: list[Any]) -> list[bool]:
@@ -192,7 +273,8 @@ def _on_all_ranks(noted: list[Any]) -> list[bool]:
     return [bool(flag) for flag in flags]
 
 
-def _load(unit: ModuleType, folder: str, seed: int, rank: int) -> dict[str, Any]:
+def load_fresh(unit: ModuleType, folder: str, seed: int, rank: int) -> dict[str, Any]:
+    """What a new model finds in a folder."""
     model, optimizer = fresh(seed + 7)
     own = own_of(1, rank)
     found: dict[str, Any] = {"step": None, "raised": ""}
@@ -200,11 +282,11 @@ def _load(unit: ModuleType, folder: str, seed: int, rank: int) -> dict[str, Any]
     def load() -> None:
         found["step"] = unit.load(folder, model, optimizer, own)
 
-    found["raised"] = _raised(load)
+    found["raised"] = raised(load)
     return found | {"weights": full_weights(model), "own": own}
 
 
-def _raised(call: Any) -> str:
+def raised(call: Any) -> str:
     """What it raises, in short; DCP's error is no Exception."""
     try:
         call()
@@ -222,11 +304,16 @@ def _raised(call: Any) -> str:
 @lru_cache(maxsize=32)
 def baseline(seed: int, n: int, life: int, lost: str = "") -> Tensor:
     """The weights at the end of a life; `lost` is what that one did not load."""
-    model = make_model(seed)
+    model = whole(seed)
     optimizer = Momentum(model)
     for past in range(life + 1):
         if past == life and lost == "all":
-            model = make_model(seed + life)
+            model = whole(seed + life)
+        if past == life and lost == "frozen":
+            new = dict(whole(seed + life).named_parameters())
+            for name, parameter in model.named_parameters():
+                if not parameter.requires_grad:
+                    parameter.data.copy_(new[name])
         if past == life and lost in ("all", "optimizer"):
             optimizer = Momentum(model, lr=OTHER_LR)
         if past == life and lost == "settings":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import checkpoint
+from torch.distributed.checkpoint.planner import LoadItemType, WriteItem
 
 dcp: Any = checkpoint
 
@@ -35,7 +37,8 @@ class Storage:
     """While it is entered: notes on each save of this rank.
 
     `gated`: a writer waits until `permit` is called. `failing`: the disk is full.
-    `refuses`: no thread but the caller's may use the default process group.
+    `refuses`: no thread but the caller's may use the default process group. `wrote`
+    and `read`: the most elements of one tensor that this rank had in a file's plan.
     """
 
     def __init__(self, unit: ModuleType) -> None:
@@ -43,7 +46,7 @@ class Storage:
         self._undo: list[Callable[[], None]] = []
         self._permits = threading.Semaphore(0)
         self.gated = self.failing = self.refuses = False
-        self.begun = self.written = 0
+        self.begun = self.written = self.wrote = self.read = 0
         self.by_caller = self.in_vain = self.together = self.shared = False
 
     def __enter__(self) -> Storage:
@@ -51,6 +54,8 @@ class Storage:
         self._before = frozenset(threading.enumerate())
         writer = dcp.FileSystemWriter
         self._replace(writer, "write_data", self._writes(writer.write_data))
+        reader = dcp.FileSystemReader
+        self._replace(reader, "read_data", self._reads(reader.read_data))
         for name in ("save", "async_save"):
             real: Callable[..., Any] = getattr(dcp, name)
             for place in self._places:
@@ -86,9 +91,9 @@ class Storage:
         new = (t for t in threading.enumerate() if t not in self._before)
         return [thread for thread in new if not isinstance(thread, threading.Timer)]
 
-    def notes(self) -> dict[str, bool]:
+    def notes(self) -> dict[str, Any]:
         """What a judge reads."""
-        names = "by_caller", "in_vain", "together", "shared"
+        names = "by_caller", "in_vain", "together", "shared", "wrote"
         return {name: getattr(self, name) for name in names}
 
     def _replace(self, place: Any, name: str, new: Any) -> None:
@@ -101,7 +106,8 @@ class Storage:
 
     def _writes(self, real: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(real)
-        def write_data(writer: Any, *args: Any, **named: Any) -> Any:
+        def write_data(writer: Any, plan: Any, *args: Any, **named: Any) -> Any:
+            self.wrote = max(self.wrote, _most(plan))
             try:
                 if threading.get_ident() == self._caller:
                     self.by_caller = True
@@ -109,11 +115,19 @@ class Storage:
                     self.in_vain = True
                 if self.failing:
                     raise OSError(errno.ENOSPC, "No space left on device")
-                return real(writer, *args, **named)
+                return real(writer, plan, *args, **named)
             finally:
                 self.written += 1
 
         return write_data
+
+    def _reads(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(real)
+        def read_data(reader: Any, plan: Any, *args: Any, **named: Any) -> Any:
+            self.read = max(self.read, _most(plan))
+            return real(reader, plan, *args, **named)
+
+        return read_data
 
     def _begins(self, real: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(real)
@@ -140,3 +154,15 @@ class Storage:
             return real(*args, **named)
 
         return agree
+
+
+def _most(plan: Any) -> int:
+    """The most elements of one tensor in a plan to write or to read, by its name."""
+    counts: Counter[str] = Counter()
+    for item in plan.items:
+        if isinstance(item, WriteItem):
+            if item.tensor_data is not None:
+                counts[item.index.fqn] += item.tensor_data.chunk.sizes.numel()
+        elif item.type is LoadItemType.TENSOR:
+            counts[item.dest_index.fqn] += item.lengths.numel()
+    return max(counts.values(), default=0)

@@ -6,145 +6,133 @@ and keeps, step by step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from distlab.grading.checks.compression_port.expected import Way, end_to_end
 from distlab.grading.checks.compression_port.recorded import (
-    LAYERS,
+    ALL,
+    BUCKET,
     RATIO,
+    SMALL_RATIO,
     STEPS,
-    WIDTH,
+    steps_of_two_models,
     steps_with_hook,
 )
 from distlab.grading.clause import clause
 from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.kit.torch_group import finished
-from distlab.grading.kit.values import Suspect, expect_equal_bits, expect_values
+from distlab.grading.kit.values import Suspect, close, expect_equal_bits, expect_values
 from distlab.grading.runs import Runs, on_ranks
-from distlab.grading.verdict import NotYetError
+from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import Run
 from distlab.runner.autopsy import Evidence
 
 TASK = "compression_port.comm_hook"
 WORLDS = (3, 2)
-ONE, SEVERAL = LAYERS, 2
-"""Layers of a bucket. With one bucket for all, a residual that is kept by the bucket's
-index has the right size in every step."""
-SIZE = WIDTH * WIDTH  # elements of a parameter
+ONE, SEVERAL = ALL, BUCKET
+"""Elements of a bucket. With one bucket for all, a residual that is kept by the
+bucket's index has the right size in every step."""
+OTHER_MODEL = "state-of-another-model"
 RETURN = "return the futures' callback, futures.then(…): call with async_op=True"
+COLLECT = "torch.futures.collect_all(futures).then(…): it begins when all are there"
+TENSOR = "futures.then(f): f returns a tensor like bucket.buffer()"
+OWN_STATE = "a TopKState(ratio) for each call of compressed(), residuals in it"
 
-Keeps = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From corrected, sent (zeros elsewhere) and the ranks' mean of it: the residual."""
-
-
-def right(corrected: Tensor, sent: Tensor, mean: Tensor) -> Tensor:
-    """What was not sent."""
-    return corrected - sent
-
-
-def expected(
-    run: Run,
-    keeps: Keeps = right,
-    *,
-    by_index: bool = False,
-    overwrites: bool = False,
-    ratio: float = RATIO,
-) -> list[Tensor]:
-    """By step: .grad of all parameters end to end, from the buckets of each rank."""
-    held: list[dict[int, Tensor]] = [{} for _ in run.values]
-    steps = []
-    for step in range(STEPS):
-        found = torch.zeros(LAYERS, SIZE, dtype=torch.float64)
-        for calls in zip(*(own[step]["calls"] for own in run.values), strict=True):
-            places = [c["index"] * LAYERS for c in calls] if by_index else None
-            keys = _keys(calls[0], places[0] if places else None)
-            parts = [
-                c["gradients"] + torch.cat([h.get(k, _zeros()) for k in keys])
-                for c, h in zip(calls, held, strict=True)
-            ]
-            sent = [_only(part, ratio) for part in parts]
-            mean = torch.stack(sent).mean(0)
-            if overwrites:
-                mean = _overwritten(sent) / len(sent)
-            for own, part, mine in zip(held, parts, sent, strict=True):
-                kept = keeps(part, mine, mean).split(SIZE)
-                own.update(zip(keys, kept, strict=True))
-            found[calls[0]["parameters"]] = mean.view(-1, SIZE)
-        steps.append(found.flatten())
-    return steps
+ONE_BUCKET = on_ranks(steps_with_hook, elements=ONE)
+SEVERAL_BUCKETS = on_ranks(steps_with_hook, elements=SEVERAL)
+TWO_MODELS = on_ranks(steps_of_two_models)
 
 
-def _keys(call: dict[str, Any], first: int | None) -> list[int]:
-    numbers: list[int] = call["parameters"]
-    return numbers if first is None else list(range(first, first + len(numbers)))
-
-
-def _zeros() -> Tensor:
-    return torch.zeros(SIZE, dtype=torch.float64)
-
-
-def _only(values: Tensor, ratio: float) -> Tensor:
-    kept = torch.zeros_like(values)
-    at = values.abs().topk(max(1, int(ratio * len(values)))).indices
-    kept[at] = values[at]
-    return kept
-
-
-def _overwritten(sent: list[Tensor]) -> Tensor:
-    total = torch.zeros_like(sent[0])
-    for one in sent:
-        total = torch.where(one != 0, one, total)
-    return total
-
-
-ONE_BUCKET = on_ranks(steps_with_hook, layers=ONE)
-SEVERAL_BUCKETS = on_ranks(steps_with_hook, layers=SEVERAL)
-
-
-def _played(runs: Runs, layers: int) -> Run:
-    """The run; all ranks had the hook called with the same buckets.
+def _played(runs: Runs, elements: int) -> Run:
+    """The run of one model, or of two with `elements` 0; the hooks returned tensors.
 
     Raises:
-        NotYetError: no hook was called.
+        NotYetError: no hook was called, or it returned what DDP cannot use.
     """
-    run = finished(runs, steps_with_hook, layers=layers)
+    if elements:
+        run = finished(runs, steps_with_hook, elements=elements)
+    else:
+        run = finished(runs, steps_of_two_models)
     for record in run.ranks:
-        counts = [len(step["calls"]) for step in record.value]
-        if min(counts) == 0:
-            raise NotYetError(
-                f"rank {record.rank}: no hook was called in step "
-                f"{counts.index(0) + 1}: DDP sends all gradients",
-                slug="hook-not-registered" if not any(counts) else "",
-                rule="model.register_comm_hook(TopKState(ratio), top_k_hook)"
-                if not any(counts)
-                else "",
-            )
+        for steps in record.value:
+            _expect_hooks(record.rank, steps)
     return run
 
 
-def _expect_step(run: Run, step: int, suspects: Any) -> None:
+def _expect_hooks(rank: int, steps: list[dict[str, Any]]) -> None:
+    counts = [
+        len(s["calls"]) for s in steps if s["calls"] or s["gradients"] is not None
+    ]
+    if 0 in counts:
+        raise NotYetError(
+            f"rank {rank}: no hook was called in step {counts.index(0) + 1}",
+            slug="hook-not-registered" if not any(counts) else "",
+            rule="model.register_comm_hook(TopKState(ratio), top_k_hook)"
+            if not any(counts)
+            else "",
+        )
+    for call in (call for step in steps for call in step["calls"]):
+        if call["returned"]:
+            raise NotYetError(
+                f"rank {rank}: the hook returned a {call['returned']}, expected a "
+                "Future of a tensor",
+                slug="no-future",
+                rule=RETURN,
+            )
+        if call["value"]:
+            raise NotYetError(
+                f"rank {rank}: the value of the hook's future is a {call['value']}, "
+                "expected a tensor",
+                slug="no-future",
+                rule=TENSOR,
+            )
+
+
+def _whole(runs: Runs, elements: int) -> Run:
+    """A run in which every step has gradients.
+
+    Raises:
+        NotJudgedError: a callback that waited, or bytes that differ, have ended it.
+        NotYetError: as `_played`.
+    """
+    run = _played(runs, elements)
+    last = [steps[-1] for value in run.values for steps in value if steps]
+    if any(step["gradients"] is None for step in last):
+        raise NotJudgedError("see C3 and C4")
+    return run
+
+
+def _expect_step(run: Run, model: int, step: int, suspects: Any) -> None:
     n = len(run.values)
-    actual = [value[step]["gradients"] for value in run.values]
+    actual = [value[model][step]["gradients"] for value in run.values]
     what = f"step {step + 1}: .grad"
-    expect_values(actual, [expected(run)[step]] * n, what=what, suspects=suspects)
+    if len(run.values[0]) > 1:
+        what = f"step {step + 1} of model {model + 1}: .grad"
+    expected = Way().gradients(run)[model][step]
+    expect_values(actual, [expected] * n, what=what, suspects=suspects)
     expect_equal_bits(actual, what=what, slug="own-order-sum")
 
 
-@clause(TASK, "C1", worlds=WORLDS, runs=[ONE_BUCKET])
+@clause(TASK, "C1", worlds=WORLDS, runs=[ONE_BUCKET, TWO_MODELS])
 def mean_of_what_was_sent(runs: Runs) -> str | None:
     """V: .grad after the first step, where nothing is left from before."""
-    run = _played(runs, ONE)
-    _expect_step(run, 0, partial(_first_suspects, run))
-    return f"n = {runs.world_size}: one bucket, its 21 largest of 216 elements"
+    run = _whole(runs, ONE)
+    _expect_step(run, 0, 0, partial(_first_suspects, run))
+    both = _whole(runs, 0)
+    _expect_step(both, 0, 0, partial(_small_suspects, both, 0))
+    shared = Way(by_number=True).gradients(both)[1][0]
+    if not all(close(value[1][0]["gradients"], shared) for value in both.values):
+        _expect_step(both, 1, 0, partial(_small_suspects, both, 1))  # else: see C2
+    k = int(RATIO * ALL)
+    return f"n = {runs.world_size}: one bucket, its {k} largest of {ALL} elements"
 
 
 def _first_suspects(run: Run) -> list[Suspect]:
-    n, mean = len(run.values), expected(run)[0]
-    full = torch.stack([_end_to_end(value[0]["calls"]) for value in run.values])
+    n, mean = len(run.values), Way().gradients(run)[0][0]
+    full = [end_to_end(value[0][0]["calls"]) for value in run.values]
     guesses = [
         (
             "sum-not-mean",
@@ -160,7 +148,7 @@ def _first_suspects(run: Run) -> list[Suspect]:
         ),
         (
             "same-index-overwritten",
-            [expected(run, overwrites=True)[0]] * n,
+            [Way(overwrites=True).gradients(run)[0][0]] * n,
             "where several ranks sent the same index, only the last rank's value is "
             "there",
             "flat[indices] = values writes once: index_add_ adds",
@@ -179,87 +167,140 @@ def _first_suspects(run: Run) -> list[Suspect]:
     ]
 
 
-def _end_to_end(calls: list[dict[str, Any]]) -> Tensor:
-    found = torch.zeros(LAYERS, SIZE, dtype=torch.float64)
-    for call in calls:
-        found[call["parameters"]] = call["gradients"].view(-1, SIZE)
-    return found.flatten()
+def _small_suspects(run: Run, model: int) -> list[Suspect]:
+    n = len(run.values)
+    other = (RATIO, SMALL_RATIO)[1 - model]
+    guesses = [
+        (
+            "nothing-sent",
+            Way(least=0),
+            f"{SMALL_RATIO} of {ALL} elements is no element, and nothing was sent: "
+            "expected one",
+            "k = max(1, int(ratio * elements))",
+        ),
+        (
+            OTHER_MODEL,
+            Way(ratios=(other, other)),
+            f"model {model + 1} was made with the ratio {(RATIO, SMALL_RATIO)[model]}, "
+            f"and its hook has {other}, that of the other model",
+            OWN_STATE,
+        ),
+    ]
+    return [
+        Suspect(
+            slug=slug,
+            values=[way.gradients(run)[model][0]] * n,
+            sentence=sentence,
+            rule=rule,
+        )
+        for slug, way, sentence, rule in guesses
+    ]
 
 
-@clause(TASK, "C2", worlds=WORLDS, runs=[ONE_BUCKET, SEVERAL_BUCKETS])
+@clause(TASK, "C2", worlds=WORLDS, runs=[ONE_BUCKET, SEVERAL_BUCKETS, TWO_MODELS])
 def nothing_is_lost(runs: Runs) -> str | None:
     """V: all steps, against guesses of what was kept, and under which key."""
     with judged_after(mean_of_what_was_sent, runs, "C1"):
-        for layers in (ONE, SEVERAL):
-            run = _played(runs, layers)
+        for elements in (ONE, SEVERAL, 0):
+            run = _whole(runs, elements)
             for step in range(STEPS):
-                _expect_step(run, step, partial(_later, run, step))
+                for model in range(len(run.values[0])):
+                    _expect_step(run, model, step, partial(_later, run, model, step))
     return f"n = {runs.world_size}: {STEPS} steps, with one bucket and with several"
 
 
-def _later(run: Run, step: int) -> list[Suspect]:
+def _later(run: Run, model: int, step: int) -> list[Suspect]:
     n = len(run.values)
-    by_index = partial(expected, run, by_index=True)
-    guesses: list[tuple[str, str, list[Tensor], str]] = [
+    guesses: list[tuple[str, str, Way, str]] = [
         (
             "no-error-feedback",
             "what the steps before did not send is lost",
-            expected(run, lambda corrected, sent, mean: torch.zeros_like(corrected)),
+            Way(keeps=lambda corrected, sent, mean: torch.zeros_like(corrected)),
             "",
         ),
         (
             "residual-by-bucket-index",
             "the residual of a bucket was added to the bucket of the same index, which "
             "has other parameters now",
-            by_index(),
+            Way(by_index=True),
             "keep residuals by parameter: bucket.parameters()",
+        ),
+        (
+            OTHER_MODEL,
+            "the residuals of the other model were added: both have the same keys",
+            Way(by_number=True),
+            OWN_STATE,
         ),
         (
             "residual-of-the-mean",
             "the residual is the corrected gradient minus the ranks' mean, not minus "
             "what this rank sent",
-            expected(run, lambda corrected, sent, mean: corrected - mean),
+            Way(keeps=lambda corrected, sent, mean: corrected - mean),
             "each rank keeps what it did not send itself",
+        ),
+        (
+            "residual-in-the-buffer",
+            "the residual is a view of the buffer: it has the mean that was written "
+            "there later",
+            Way(keeps=lambda corrected, sent, mean: mean),
+            "gradients + residual is a new tensor; += writes into the buffer",
         ),
         (
             "sent-and-kept",
             "what was sent is kept as well, and is sent again",
-            expected(run, lambda corrected, sent, mean: corrected),
+            Way(keeps=lambda corrected, sent, mean: corrected),
             "",
         ),
     ]
     return [
         Suspect(
             slug=slug,
-            values=[values[step]] * n,
+            values=[way.gradients(run)[model][step]] * n,
             sentence=f"step {step + 1}: {sentence}",
             rule=rule,
         )
-        for slug, sentence, values, rule in guesses
+        for slug, sentence, way, rule in guesses
+        if slug != OTHER_MODEL or len(run.values[0]) > 1
     ]
 
 
-@clause(TASK, "C3", worlds=WORLDS, runs=[SEVERAL_BUCKETS])
+@clause(TASK, "C3", worlds=WORLDS, runs=[SEVERAL_BUCKETS, TWO_MODELS])
 def bytes_are_saved(runs: Runs) -> str | None:
     """B: what each call of the hook asks torch to send, by the byte meter's cost."""
     n = runs.world_size
-    run = _played(runs, SEVERAL)
-    for record in run.ranks:
-        for step in record.value:
-            for call in step["calls"]:
-                _expect_bytes(record.rank, call, n)
+    for elements in (SEVERAL, 0):
+        _expect_as_many(_played(runs, elements))
+        for record in _whole(runs, elements).ranks:
+            for model, steps in enumerate(record.value):
+                for call in (call for step in steps for call in step["calls"]):
+                    _expect_bytes(record.rank, call, n, (RATIO, SMALL_RATIO)[model])
     return f"n = {n}: 12 bytes for each of the k elements, {n - 1} times"
 
 
-def _expect_bytes(rank: int, call: dict[str, Any], n: int) -> None:
+def _expect_as_many(run: Run) -> None:
+    """All ranks send as many bytes for a bucket, as all_gather needs."""
+    for of_model in zip(*run.values, strict=True):
+        for of_step in zip(*of_model, strict=False):  # an error may have ended a rank
+            for calls in zip(*(found["calls"] for found in of_step), strict=False):
+                counts = [sum(count for _, count in call["sent"]) for call in calls]
+                if len(set(counts)) > 1:
+                    raise NotYetError(
+                        "the ranks do not send as many elements of a bucket: all "
+                        "ranks choose k, also among zeros",
+                        slug="collective-mismatch",
+                        evidence=_told(counts, "bytes for the same bucket"),
+                    )
+
+
+def _expect_bytes(rank: int, call: dict[str, Any], n: int, ratio: float) -> None:
     size = len(call["gradients"])
-    k = max(1, int(RATIO * size))
+    k = max(1, int(ratio * size))
     limit, sent = (n - 1) * k * (4 + 8), sum(count for _, count in call["sent"])
     if sent <= limit:
         return
     dense, wide = (n - 1) * size * 8 // n, (n - 1) * k * (8 + 8)
     slug, rule = "", ""
-    if any(count >= dense for _, count in call["sent"]):
+    if any(count >= dense for _, count in call["sent"]) and size > 2 * k:
         slug, rule = "sent-dense", "send the k values and their indices"
     elif sent == wide and any("int64" in name for name, _ in call["sent"]):
         slug, rule = "wide-indices", "indices.to(torch.int32)"
@@ -277,27 +318,53 @@ def _expect_bytes(rank: int, call: dict[str, Any], n: int) -> None:
 
 @clause(TASK, "C4", worlds=WORLDS, runs=[SEVERAL_BUCKETS])
 def no_hook_waits(runs: Runs) -> str | None:
-    """O: rank 0's hook is called again before the last rank has sent any gradient."""
+    """O: rank 0's hooks return before the last rank sends; callbacks do not wait."""
     run = _played(runs, SEVERAL)
-    last, n = STEPS - 1, runs.world_size
-    counts = [len(value[last]["calls"]) for value in run.values]
-    told = tuple(
-        Evidence(rank=rank, state="calls", text=f"{count} calls of the hook")
-        for rank, count in enumerate(counts)
-    )
+    n, steps = runs.world_size, [value[0] for value in run.values]
+    for rank, of_rank in enumerate(steps):
+        if any(call["waits"] for step in of_rank for call in step["calls"]):
+            raise NotYetError(
+                f"rank {rank}: the callback of a future waits for another message, on "
+                "a thread of gloo that receives messages",
+                slug="waits-in-callback",
+                rule=COLLECT,
+            )
+    for rank, of_rank in enumerate(steps):
+        calls = [call for step in of_rank for call in step["calls"]]
+        if of_rank[-1]["gradients"] is None and any(c["sends_later"] for c in calls):
+            raise NotYetError(
+                f"rank {rank}: the callback of a future starts another collective; the "
+                "ranks run their callbacks in different orders, and torch has failed",
+                slug="collective-mismatch",
+                rule="start all collectives in the hook",
+            )
+    for number in range(len(steps[0])):
+        _expect_no_wait([of_rank[number] for of_rank in steps], number)
+    counts = [len(of_rank[-1]["calls"]) for of_rank in steps]
     if max(counts) < 2:
         raise NotYetError(
-            f"one bucket has all gradients: expected buckets of {8 * 2 * SIZE} bytes",
+            f"one bucket has all gradients: expected buckets of {8 * BUCKET} bytes",
             slug="one-giant-bucket",
-            evidence=told,
+            evidence=_told(counts),
             rule="bucket_cap_mb=bucket_mib",
         )
-    if any(value[last]["waited_in_vain"] for value in run.values):
-        raise NotYetError(
-            f"the hook was not called for rank 0's second bucket until rank {n - 1} "
-            "had sent its first: it waited for a message",
-            slug="waits-in-backward",
-            evidence=told,
-            rule=RETURN,
-        )
     return f"n = {n}: {min(counts)} buckets, no hook waits for another rank"
+
+
+def _expect_no_wait(step: list[dict[str, Any]], number: int) -> None:
+    if not any(found["waited_in_vain"] for found in step):
+        return
+    raise NotYetError(
+        f"step {number + 1}: rank {len(step) - 1} sent nothing until rank 0's hook had "
+        "returned from all calls, and it never did: it waited for a message",
+        slug="waits-in-backward",
+        evidence=_told([len(found["calls"]) for found in step]),
+        rule=RETURN,
+    )
+
+
+def _told(counts: list[int], what: str = "calls of the hook") -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(rank=rank, state="has", text=f"{count} {what}")
+        for rank, count in enumerate(counts)
+    )

@@ -1,9 +1,9 @@
-"""What ranks do with a hook of torch's DDP: some steps, and each call of the hook.
+"""What ranks do with hooks of torch's DDP: some steps, and each call of a hook.
 
 `register_comm_hook` is replaced by one that registers a hook around the learner's. It
 notes the gradients of the bucket, the parameters that they belong to, and what the hook
-asks torch to send. In the last step the last rank goes backward only after rank 0's
-second call of the hook: rank 0 calls it, unless its first call waits for a message.
+asks torch to send. In one run, the last rank goes backward in each step only after rank
+0's hook has returned for every bucket: it never does if it waits for a message.
 """
 
 from __future__ import annotations
@@ -19,105 +19,191 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from distlab.comm import leave_default_group
+from distlab.grading.checks.compression_port.futures import Watch, type_of_value
 from distlab.grading.kit.torch_group import join
 from distlab.grading.kit.torchrun_env import keep_wrappers
 from distlab.runner import RankContext
 
-WIDTH, LAYERS = 6, 6
+SHAPES = ((4, 6), (4, 6), (6, 4), (6, 5), (5, 4), (6, 6))  # of the weights
 CALL_ORDER = (0, 2, 1, 4, 3, 5)
 """In forward. In the first step DDP has one bucket, with the parameters in the order of
 their definition; from the second step on they come in the order of backward."""
-LAYER_MIB = WIDTH * WIDTH * 8 / 2**20  # float64
-RATIO = 0.1  # 7 of the 72 elements of two layers, 21 of all 216
+SIZES = (1, *(rows * columns for rows, columns in SHAPES))  # the first one is the gain
+ALL = sum(SIZES)  # 159 elements
+BUCKET = 40  # DDP closes a bucket of so many elements, or more
+RATIO = 0.1  # 15 of all 159 elements
+SMALL_RATIO = 0.005  # of any bucket less than one element
 STEPS = 4
-WAIT_S = 6.0  # how long the last rank waits for rank 0's second call
+WAIT_S = 6.0  # how long the last rank waits for rank 0's hooks
+HOLD_S = 0.3  # how long a message is held back that a callback may be waiting for
 
 
 class Detour(nn.Module):
-    """Linear layers of one size, not called in the order in which they are defined."""
+    """Linear layers of several sizes, not called in the order of their definition.
+
+    One parameter has a single element, and one is frozen.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
-        self.layers = nn.ModuleList(layers).double()
         generator = torch.Generator().manual_seed(seed)
-        for layer in layers:
-            drawn = torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64)
-            layer.weight.data.copy_(0.6 * drawn)
+
+        def drawn(*shape: int) -> nn.Parameter:
+            values = torch.randn(*shape, generator=generator, dtype=torch.float64)
+            return nn.Parameter(0.6 * values)
+
+        self.gain = nn.Parameter(torch.tensor([1.3], dtype=torch.float64))
+        self.layers = nn.ParameterList(drawn(*shape) for shape in SHAPES)
+        self.frozen = nn.Parameter(drawn(6).detach(), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (samples, WIDTH) both."""
+        """Shape (samples, 6) both."""
         for number in CALL_ORDER:
-            x = torch.tanh(self.layers[number](x))
-        return x
+            x = torch.tanh(nn.functional.linear(x, self.layers[number]))
+        return self.gain * x + self.frozen * x
+
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters that DDP sees, in the order of their definition."""
+        return [p for p in self.parameters() if p.requires_grad]
 
 
-def inputs_of(seed: int, step: int, rank: int) -> Tensor:
-    """Samples of one rank in one step, (5, WIDTH)."""
+def inputs_of(seed: int, step: int, rank: int, model: int) -> Tensor:
+    """Samples of one rank in one step, (5, 6).
+
+    The second model gets zeros on rank 0 in its first step: no gradient is left to
+    choose from.
+    """
+    if model and step == rank == 0:
+        return torch.zeros(5, 6, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed * 7919 + step * 101 + rank)
-    return torch.randn(5, WIDTH, generator=generator, dtype=torch.float64)
+    return torch.randn(5, 6, generator=generator, dtype=torch.float64)
 
 
 def steps_with_hook(
-    context: RankContext, unit: ModuleType, seed: int, layers: int
-) -> list[dict[str, Any]]:
-    """By step: .grad of all parameters end to end, and the calls of the hook.
+    context: RankContext, unit: ModuleType, seed: int, elements: int
+) -> list[list[dict[str, Any]]]:
+    """One model, whose buckets have so many `elements`. See `_train`."""
+    return _train(context, unit, seed, [(RATIO, elements)])
 
-    A bucket has so many `layers`.
+
+def steps_of_two_models(
+    context: RankContext, unit: ModuleType, seed: int
+) -> list[list[dict[str, Any]]]:
+    """Two models, in turns; the second one has a bucket for each parameter."""
+    return _train(context, unit, seed, [(RATIO, BUCKET), (SMALL_RATIO, 1)])
+
+
+def _train(
+    context: RankContext,
+    unit: ModuleType,
+    seed: int,
+    settings: Sequence[tuple[float, int]],
+) -> list[list[dict[str, Any]]]:
+    """By model, by step: .grad of all parameters end to end, and the calls of the hook.
+
+    A step that torch ended with an error has no gradients, and it is the last one, if
+    the calls say why.
     """
     join(context)
     keep_wrappers()
-    module, calls = Detour(seed), list[dict[str, Any]]()
-    turn = _Turn(context)
-    parameters = list(module.parameters())
-    with _recorded_hooks(parameters, calls, turn):
-        model = unit.compressed(module, RATIO, layers * LAYER_MIB)
-    steps = []
-    for step in range(STEPS):
-        calls.clear()
-        module.zero_grad()
-        loss = model(inputs_of(seed, step, context.rank)).square().sum()
-        # With one bucket there is no second call to wait for.
-        turn.begin(is_last=step == STEPS - 1 and layers < LAYERS)
-        loss.backward()
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        steps.append(
-            {
-                "gradients": torch.cat([g.detach().flatten() for g in gradients]),
-                "calls": list(calls),
-                "waited_in_vain": turn.in_vain,
-            }
-        )
+    turn = _Turn(context, is_on=len(settings) == 1 and settings[0][1] < ALL)
+    modules = [Detour(seed + at) for at in range(len(settings))]
+    models, calls = [], list[dict[str, Any]]()
+    with turn.watch:
+        for module, (ratio, elements) in zip(modules, settings, strict=True):
+            with _recorded_hooks(module.trained(), calls, turn):
+                models.append(unit.compressed(module, ratio, elements * 8 / 2**20))
+        found: list[list[dict[str, Any]]] = [[] for _ in settings]
+        for step in range(STEPS):
+            for at, (module, model) in enumerate(zip(modules, models, strict=True)):
+                calls.clear()
+                module.zero_grad()
+                x = inputs_of(seed, step, context.rank, at)
+                found[at].append(_step(module, model, x, calls, turn))
+                if found[at][-1]["gradients"] is None:
+                    return found
     leave_default_group()
-    return steps
+    return found
+
+
+def _step(
+    module: Detour, model: Any, x: Tensor, calls: list[dict[str, Any]], turn: _Turn
+) -> dict[str, Any]:
+    found: dict[str, Any] = {"waited_in_vain": False, "gradients": None}
+    try:
+        loss = model(x).square().sum()
+        found["waited_in_vain"] = turn.begin()
+        loss.backward()
+    except RuntimeError:
+        if not turn.is_explained(calls):
+            raise
+    else:
+        gradients = [p.grad for p in module.trained() if p.grad is not None]
+        found["gradients"] = torch.cat([g.detach().flatten() for g in gradients])
+    return found | {"calls": [turn.told(call) for call in calls]}
 
 
 class _Turn:
-    """The last rank computes no gradient of the last step before it may."""
+    """The last rank computes no gradient of a step before it may."""
 
-    def __init__(self, context: RankContext) -> None:
+    def __init__(self, context: RankContext, *, is_on: bool) -> None:
         self._rank, self._n = context.rank, context.world_size
+        self._is_held_back = is_on and 0 < self._rank == self._n - 1
+        self._has_late_message = self._is_held_back
         self._store = c10d._get_default_store()
-        self._is_last_step = False
-        self.in_vain = False
+        self._step = 0
+        self._is_in_vain = False
+        self.watch = Watch(self._callback_acts, self._hold)
 
-    def begin(self, *, is_last: bool) -> None:
-        """Forward is over."""
-        self._is_last_step = is_last
-        if is_last and 0 < self._rank == self._n - 1:
-            try:
-                self._store.wait(["second call"], timedelta(seconds=WAIT_S))
-            except dist.DistStoreError:
-                self.in_vain = True
+    def begin(self) -> bool:
+        """Forward is over; whether the last rank has waited in vain."""
+        self._step += 1
+        if self._is_held_back and not self._is_in_vain:
+            self._is_in_vain = not self._comes(f"returned {self._step}", WAIT_S)
+        return self._is_in_vain
 
-    def called(self, count: int) -> None:
-        """The hook is called for the bucket of this number in this step."""
-        if self._is_last_step and self._rank == 0 and count == 2:
-            self._store.set("second call", "began")
+    def returned(self, call: dict[str, Any], number: int, is_last: bool) -> None:
+        """The hook has returned; `is_last` says from the step's last bucket."""
+        count = sum(count for _, count in call["sent"])
+        self._store.set(f"sent {self._step} {number} {self._rank}", str(count))
+        if is_last and self._rank == 0:
+            self._store.set(f"returned {self._step}", "yes")
+
+    def is_explained(self, calls: Sequence[dict[str, Any]]) -> bool:
+        """Whether the calls of this rank or of another one say why torch failed."""
+        if any(type_of_value(call["future"]) for call in calls):
+            return True
+        steps, numbers = (self._step - 1, self._step), range(len(SIZES))
+        sizes_differ = any(self._differ(s, i) for s in steps for i in numbers)
+        return sizes_differ or self._store.check(["callback"])
+
+    def _differ(self, step: int, number: int) -> bool:
+        """Whether the ranks are known to have sent unequally in a call of the hook."""
+        keys = [f"sent {step} {number} {rank}" for rank in range(self._n)]
+        return len({self._store.get(k) for k in keys if self._store.check([k])}) > 1
+
+    def told(self, call: dict[str, Any]) -> dict[str, Any]:
+        """What a judge reads of a call."""
+        named = type_of_value(call["future"])
+        return {k: v for k, v in call.items() if k != "future"} | {"value": named}
+
+    def _callback_acts(self) -> None:
+        self._store.set("callback", "yes")
+
+    def _hold(self) -> None:
+        """Before a hook sends its second message: once, the last rank is late."""
+        if self._has_late_message and self._step == STEPS:
+            self._has_late_message = False
+            self._comes("callback", HOLD_S)
+
+    def _comes(self, key: str, limit_s: float) -> bool:
+        try:
+            self._store.wait([key], timedelta(seconds=limit_s))
+        except dist.DistStoreError:
+            return False
+        return True
 
 
 @contextmanager
@@ -137,11 +223,21 @@ def _recorded_hooks(
                 "parameters": [numbers[id(p)] for p in bucket.parameters()],
                 "gradients": bucket.buffer().clone(),
                 "sent": list[tuple[str, int]](),
+                "waits": False,  # a callback of the hook's future
+                "sends_later": False,
+                "returned": "",
+                "future": None,
             }
             calls.append(call)
-            turn.called(len(calls))
-            with _Sent(call["sent"]):
-                return hook(state, bucket)
+            with turn.watch.of(call):
+                future = hook(state, bucket)
+            turn.returned(call, len(calls) - 1, bucket.is_last())
+            if not isinstance(future, torch._C.Future):
+                call["returned"] = type(future).__name__
+                future = torch.futures.Future[Tensor]()
+                future.set_result(bucket.buffer())
+            call["future"] = future
+            return future
 
         register(self, state, recorded)
 
@@ -150,44 +246,3 @@ def _recorded_hooks(
         yield
     finally:
         wrapper.register_comm_hook = register
-
-
-class _Sent(TorchDispatchMode):
-    """While it is entered: name and bytes of what each collective was given to send.
-
-    By the cost of the byte meter: all_gather (n-1) times the bytes, all_reduce
-    2(n-1)/n times, all others (n-1) times.
-    """
-
-    def __init__(self, sent: list[tuple[str, int]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._sent = sent
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """See `TorchDispatchMode`."""
-        done = func(*args, **(kwargs or {}))
-        if func.namespace == "c10d":
-            tensors = [t for t in tree_leaves(args) if isinstance(t, Tensor)]
-            if tensors:
-                self._note(func._opname.strip("_"), max(tensors, key=_size))
-        return done
-
-    def _note(self, name: str, largest: Tensor) -> None:
-        n, size = dist.get_world_size(), _size(largest)
-        if name == "allgather_base":  # the largest is the output
-            sent = (n - 1) * size // n
-        elif "allreduce" in name:
-            sent = 2 * (n - 1) * size // n
-        else:
-            sent = (n - 1) * size
-        self._sent.append((f"{name} of {str(largest.dtype)[6:]}", sent))
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
