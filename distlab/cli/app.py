@@ -280,6 +280,18 @@ def hunt(
     return hunt(milestone, line=line, anyway=anyway, new=new)
 
 
+@verb(panel=MORE)
+def drill(
+    seed: Annotated[int | None, typer.Option(help="The same fault again.")] = None,
+    code: Code = "mine",
+    as_json: Json = False,
+) -> int:
+    """A real training in which something goes wrong: does your 4.12 say what?"""
+    from distlab.cli.drill import drill
+
+    return drill(seed=seed, code=code, as_json=as_json)
+
+
 @verb("score-test", panel=MORE)
 def score_test(
     name: Annotated[str, typer.Argument(help="A unit, or one of its tasks.")] = "",

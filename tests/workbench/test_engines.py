@@ -168,40 +168,6 @@ def test_an_optimizer_that_is_handed_in_is_used_on_a_copy() -> None:
     )
 
 
-EFFECTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("epochs", {"epochs": 2}, {}),
-    ("batch_size", {"batch_size": 4}, {}),
-    ("learning_rate", {"learning_rate": 0.1}, {}),
-    ("seed", {"seed": 1}, {}),
-    ("warmup_epochs", {"warmup_epochs": 1.0}, {}),
-    ("gradient_clipping", {"gradient_clipping": 0.01}, {}),
-    ("mixed_precision", {"mixed_precision": "bf16"}, {}),
-    (
-        "scaler_init_scale",
-        {"mixed_precision": True, "scaler_init_scale": 1e30},
-        {"mixed_precision": True},
-    ),
-    (
-        "gradient_accumulation_steps",
-        {"batch_size": 4, "gradient_accumulation_steps": 2},
-        {"batch_size": 4},
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "one", "other"), EFFECTS, ids=lambda v: str(v)[:30])
-def test_a_field_changes_the_losses(
-    name: str, one: dict[str, Any], other: dict[str, Any]
-) -> None:
-    train = loader(shuffle=True)
-
-    def losses(config: dict[str, Any]) -> tuple[float, ...]:
-        trainer = PyTorchDDPTrainer(net(), optimizer=sgd, verbose=False, **config)
-        return trainer.fit(train).losses
-
-    assert losses(one) != losses(other)
-
-
 def test_accumulated_microbatches_are_one_batch() -> None:
     whole = fit()
     parts = fit(batch_size=3, gradient_accumulation_steps=3, max_steps=2)

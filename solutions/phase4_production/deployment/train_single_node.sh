@@ -12,5 +12,5 @@ if [ -z "${RANKS:-}" ]; then
 fi
 cd "$(dirname "$0")/../../.." # the root of the checkout
 exec "${PYTHON:-python}" -m distlab.launch --nproc-per-node "$RANKS" \
-  --max-restarts "${MAX_RESTARTS:-3}" \
+  --max-restarts "${MAX_RESTARTS:-3}" --log-dir "${LOGS:-.}" \
   "${TRAIN:-solutions/phase4_production/imagenet_trainer.py}" "$@"

@@ -1,0 +1,145 @@
+"""`distlab drill`: a training in which something goes wrong, and what you say of it."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distlab.cli.screen import command, show, show_json, waiting
+
+if TYPE_CHECKING:  # it imports torch
+    from distlab.given.incidents import Incident, RecordedRun
+
+RIGHT, WRONG = 0, 1
+TRIES = 3
+FIELDS = ("what", "rank", "step", "action", "steps_lost")
+
+
+def drill(*, seed: int | None = None, code: str = "mine", as_json: bool = False) -> int:
+    """Play a fault that the seed draws, and compare what `incident` says: 0 if right.
+
+    Raises:
+        SourceError, CurriculumError: the code cannot be read.
+        OSError: the ranks cannot run here.
+    """
+    from distlab.chaos.incidents import draw
+    from distlab.curriculum import load
+
+    unit = load("drill", code)
+    seed = random.randrange(1 << 16) if seed is None else seed
+    fault = draw(seed)
+    if not as_json:
+        lines = (
+            "Four processes train on handwritten digits. Something may go wrong, or",
+            "nothing. Then your `incident` reads what they and their agent wrote.",
+            "",
+        )
+        show([("plain", line) for line in lines])
+    with waiting("the training; up to a minute", quiet=as_json):
+        run = clear_run(fault)
+    answer, error = ask(unit, run)
+    expected = truth(run, fault.cause)
+    data = {
+        "seed": seed,
+        "injected": fault._asdict(),
+        "expected": expected._asdict(),
+        "answer": None if answer is None else answer._asdict(),
+        "error": error,
+        "is_right": answer == expected,
+    }
+    if as_json:
+        show_json(data)
+    else:
+        _tell(run, answer, expected, error, seed)
+    return RIGHT if answer == expected else WRONG
+
+
+def clear_run(fault: Any) -> RecordedRun:
+    """A run that shows what was injected, and nothing else.
+
+    On a busy machine a rank may be late for other reasons, and the records show that.
+
+    Raises:
+        TimeoutError: no run was clear.
+    """
+    from distlab.curriculum import load
+
+    reference = load("drill", "reference")
+    for _ in range(TRIES):
+        run = play(fault)
+        if ask(reference, run)[0] == truth(run, fault.cause):
+            return run
+    raise TimeoutError(
+        f"{TRIES} runs showed something else than what was injected: the machine is "
+        "too busy for four ranks"
+    )
+
+
+def play(fault: Any) -> RecordedRun:
+    """The run with this fault, on real processes; none is left over."""
+    from distlab.chaos.incidents import played
+    from distlab.data.make import make
+    from distlab.given.incidents import Event, RecordedRun, Report
+    from distlab.runner.processes import become_subreaper, end_descendants
+
+    become_subreaper()
+    try:
+        with tempfile.TemporaryDirectory(prefix="distlab-drill-") as place:
+            data = Path(place) / "digits"
+            make(data, "digits")
+            reports, events = played(fault, data)
+    finally:
+        end_descendants()
+    return RecordedRun([Report(*r) for r in reports], [Event(*e) for e in events])
+
+
+def truth(run: RecordedRun, cause: Any) -> Incident:
+    """What is right to say, from what was injected."""
+    from distlab.curriculum import load
+    from distlab.given.incidents import ACTIONS, Incident
+
+    lost = load("drill", "reference").steps_lost(*run, cause)
+    return Incident(*cause, ACTIONS[cause.what], lost)
+
+
+def ask(unit: Any, run: RecordedRun) -> tuple[Incident | None, str]:
+    """What the unit's `incident` says; or why it says nothing."""
+    from distlab.given.incidents import Incident
+
+    try:
+        answer = Incident(*unit.incident(*run))
+    except Exception as error:  # the learner's code may raise anything
+        return None, f"{type(error).__name__}: {error}".splitlines()[0]
+    return answer, ""
+
+
+def _tell(
+    run: RecordedRun,
+    answer: Incident | None,
+    expected: Incident,
+    error: str,
+    seed: int,
+) -> None:
+    last = max((report.step for report in run.reports), default=0)
+    lines = [("plain", f"The newest report is of step {last}. The last events:")]
+    for event in run.events[-8:]:
+        where = f"rank {event.rank}" if event.rank >= 0 else "agent"
+        step = f"step {event.step}" if event.step >= 0 else ""
+        row = f"  {event.time_s:6.1f} s  {where:<7} {event.kind:<8} {step:<8}"
+        lines.append(("dim", f"{row} {event.text}".rstrip()[:79]))
+    lines.append(("", ""))
+    if answer is None:
+        lines.append(("fail", f"`incident` gave no answer: {error}"))
+    for name in FIELDS:
+        right = getattr(expected, name)
+        said = "–" if answer is None else getattr(answer, name)
+        style = "pass" if said == right and answer is not None else "fail"
+        row = f"  {name:<11} you: {said!s:<12} injected: {right}"
+        lines.append((style, row))
+    again = command(f"drill --seed {seed}")
+    lines += [("", ""), ("dim", f"the same fault again: {again}")]
+    if answer == expected:
+        lines.append(("pass", "◆ Right. Another seed has another fault."))
+    show(lines)
