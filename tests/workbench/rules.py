@@ -14,6 +14,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.workbench.unsaid import unsaid_rules
+
 ROOT = Path(__file__).parents[2]
 FLOORS = {
     "comm": 1, "data": 1, "models": 1, "paths": 1, "terminal": 1, "install": 1,
@@ -272,4 +274,5 @@ RULES: list[Rule] = [
     fronts_are_thin,
     files_are_short,
     exports_exist,
+    unsaid_rules,
 ]

@@ -25,6 +25,7 @@ from tests.workbench.rules import (
     repository,
     solutions_see_comm_only,
 )
+from tests.workbench.unsaid import unsaid_rules
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -115,6 +116,18 @@ VIOLATIONS: list[tuple[Rule, str, str, str]] = [
     (files_are_short, "distlab/install.py", "#\n", "take it off the list"),
     (exports_exist, "distlab/a.py", "__all__ = ['b']", "__all__ names b"),
     (exports_exist, "distlab/a.py", "b = 1\n__all__ = ['b', 'b']", "names b twice"),
+    (
+        unsaid_rules,
+        "distlab/grading/checks/a/b.py",
+        "expect_values(a, b, what='c', rule='d')",
+        "b.py:1: no suspect lacks a rule",
+    ),
+    (
+        unsaid_rules,
+        "distlab/grading/checks/a/b.py",
+        "def f():\n    return Suspect(rule='c')\nexpect_values(suspects=f(), rule='d')",
+        "b.py:3: no suspect lacks a rule",
+    ),
 ]
 
 
@@ -150,8 +163,9 @@ def test_a_circle_is_caught_though_no_floor_is_above_another() -> None:
         {CAPSTONE: "import distlab.distributed\nfrom distlab.data import digits"},
         {"tests/test_phase9.py": "import pytest\nfrom distlab.grading.front import a"},
         {"distlab/a.py": "from b import c as d\ne: int = 1\n__all__ = ['d', 'e']"},
+        {"distlab/grading/a.py": "expect_values(suspects=[Suspect(), b], rule='c')"},
     ],
-    ids=str.split("comm relative version floor capstone front exports"),
+    ids=str.split("comm relative version floor capstone front exports rules"),
 )
 def test_what_is_allowed_is_not_complained_about(files: Files) -> None:
     for rule in RULES:

@@ -83,7 +83,6 @@ def parameters_agree(runs: Runs) -> str | None:
             what=some_of("the parameters", before[src], after),
             verb="are",
             suspects=_wrong_copies(before, src),
-            rule="every rank ends with what rank src had",
         )
         expect_messages(run, "the weights are right, but not through comm")
         if not all(value["kept"] for value in run.values):
@@ -134,7 +133,6 @@ def buffers_agree(runs: Runs) -> str | None:
             what=some_of("the buffers", before[src], after),
             verb="are",
             suspects=_wrong_copies(before, src),
-            rule="every rank ends with what rank src had",
         )
     return None
 

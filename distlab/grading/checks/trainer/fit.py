@@ -113,7 +113,6 @@ def weights_of_one_process(runs: Runs) -> str | None:
             what=f"the weights after {NUM_EPOCHS} epochs",
             verb="are",
             suspects=suspects_of(run, seed),
-            rule="an equal start; then a train_step for each batch",
         )
     expect_equal_bits(
         weights,

@@ -117,7 +117,6 @@ def _expect_right_weights(run: Run, epochs: int) -> None:
         suspects=lambda: suspects_of(
             epochs, n, [value["first"] for value in run.values]
         ),
-        rule="each rank's sum over its samples / the samples of the global batch",
     )
     expect_equal_bits(
         weights,

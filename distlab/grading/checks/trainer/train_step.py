@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from distlab.grading.checks.trainer.train_step_mistakes import (
-    odd_count,
     own_gradient,
     suspects_of,
 )
@@ -133,8 +132,6 @@ def weights_of_one_process(runs: Runs) -> str | None:
             what=f"the weights after {STEPS} steps",
             verb="are",
             suspects=suspects_of(run, seed, n),
-            rule=odd_count(run)
-            or "zero the gradients, forward, backward, average, then step",
         )
     expect_equal_bits(
         weights,
@@ -179,7 +176,6 @@ def _expect_with_bend(runs: Runs) -> None:
                 rule="average the gradients between backward() and step()",
             )
         ],
-        rule="every rank must step with the mean gradient, whatever the optimizer",
     )
 
 
@@ -227,7 +223,6 @@ def loss_of_the_whole_batch(runs: Runs) -> str | None:
                 rule="every rank's loss counts: sum them, then divide",
             ),
         ],
-        rule="the mean loss over the whole batch, the same on every rank",
     )
     return None
 
