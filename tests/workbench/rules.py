@@ -192,6 +192,17 @@ def checks_do_without_pytest(files: Files) -> list[str]:
     ]
 
 
+def checks_of_units_stand_apart(files: Files) -> list[str]:
+    """What several use is in kit/: a unit's stamp is a digest of its own folder."""
+    folder = "distlab/grading/checks/"
+    return [
+        f"{path} imports {name}"
+        for path, name in imports(files, folder)
+        if within(name, "distlab.grading.checks")
+        and name.split(".")[3:4] not in ([], [path.removeprefix(folder).split("/")[0]])
+    ]
+
+
 def fronts_are_thin(files: Files) -> list[str]:
     found = [
         f"{path} imports {name}"
@@ -271,6 +282,7 @@ RULES: list[Rule] = [
     nobody_imports_learners_code,
     solutions_see_comm_only,
     checks_do_without_pytest,
+    checks_of_units_stand_apart,
     fronts_are_thin,
     files_are_short,
     exports_exist,

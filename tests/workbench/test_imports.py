@@ -14,6 +14,7 @@ from tests.workbench.rules import (
     Rule,
     benchmarks_do_without_tests,
     checks_do_without_pytest,
+    checks_of_units_stand_apart,
     comm_stands_alone,
     exports_exist,
     files_are_short,
@@ -105,6 +106,12 @@ VIOLATIONS: list[tuple[Rule, str, str, str]] = [
         "imports pytest",
     ),
     (
+        checks_of_units_stand_apart,
+        "distlab/grading/checks/a/b.py",
+        "from distlab.grading.checks.c.d import e",
+        "imports distlab.grading.checks.c.d",
+    ),
+    (
         fronts_are_thin,
         "tests/test_phase9.py",
         "from distlab.runner import Cluster",
@@ -163,9 +170,10 @@ def test_a_circle_is_caught_though_no_floor_is_above_another() -> None:
         {CAPSTONE: "import distlab.distributed\nfrom distlab.data import digits"},
         {"tests/test_phase9.py": "import pytest\nfrom distlab.grading.front import a"},
         {"distlab/a.py": "from b import c as d\ne: int = 1\n__all__ = ['d', 'e']"},
+        {"distlab/grading/checks/a/b.py": "import distlab.grading.checks.a.c"},
         {"distlab/grading/a.py": "expect_values(suspects=[Suspect(), b], rule='c')"},
     ],
-    ids=str.split("comm relative version floor capstone front exports rules"),
+    ids=str.split("comm relative version floor capstone front exports unit rules"),
 )
 def test_what_is_allowed_is_not_complained_about(files: Files) -> None:
     for rule in RULES:

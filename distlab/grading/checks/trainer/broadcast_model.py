@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from distlab.grading.clause import clause
+from distlab.grading.kit.baseline import make_model
 from distlab.grading.kit.by_name import State, flat, listed, some_of, wrong_names
 from distlab.grading.kit.messages import expect_messages
 from distlab.grading.kit.values import Suspect, digest, expect_values, same_everywhere
-from distlab.grading.reference import make_model
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run

@@ -19,16 +19,7 @@ from distlab.grading.checks.trainer.train_step_mistakes import (
     suspects_of,
 )
 from distlab.grading.clause import clause
-from distlab.grading.kit.messages import expect_messages
-from distlab.grading.kit.values import (
-    Suspect,
-    all_close,
-    digest,
-    expect_equal_bits,
-    expect_values,
-    same_everywhere,
-)
-from distlab.grading.reference import (
+from distlab.grading.kit.baseline import (
     LEARNING_RATE,
     STEPS,
     bent,
@@ -37,6 +28,16 @@ from distlab.grading.reference import (
     right_training,
     train,
     weights_of,
+)
+from distlab.grading.kit.messages import expect_messages
+from distlab.grading.kit.returned import expect_float, number_of
+from distlab.grading.kit.values import (
+    Suspect,
+    all_close,
+    digest,
+    expect_equal_bits,
+    expect_values,
+    same_everywhere,
 )
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -225,32 +226,3 @@ def loss_of_the_whole_batch(runs: Runs) -> str | None:
         ],
     )
     return None
-
-
-def number_of(value: Any) -> float | str:
-    """`value` if it is a number of Python, else the name of its type."""
-    return float(value) if isinstance(value, int | float) else type(value).__name__
-
-
-def expect_float(returned: list[Any], sentence: str) -> None:
-    """Each of these is a number, as `number_of` recorded it.
-
-    `sentence` has a gap for what was returned instead.
-
-    Raises:
-        NotYetError: one is not.
-    """
-    for value in returned:
-        if value == "Tensor":
-            raise NotYetError(
-                sentence.format("a tensor") + "; expected a float",
-                slug="not-a-float",
-                rule="convert it at the end, on every rank: float(tensor)",
-            )
-        if isinstance(value, str):
-            kind = "nothing" if value == "NoneType" else f"a {value}"
-            raise NotYetError(
-                sentence.format(kind) + "; expected a float",
-                slug="returned-none",
-                rule="return a float, on every rank",
-            )

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from distlab.comm import COLLECTIVES
+from distlab.grading.kit.baseline import STEPS, Rule, make_model, train, weights_of
 from distlab.grading.kit.values import Suspect, same_everywhere
-from distlab.grading.reference import STEPS, Rule, make_model, train, weights_of
 from distlab.runner import RankRecord, Run
 
 
