@@ -19,6 +19,7 @@ from distlab.grading.clause import clause
 from distlab.grading.kit.messages import calls_of_each, expect_messages
 from distlab.grading.kit.returned import expect_loss
 from distlab.grading.kit.stages import (
+    DEEP_CUT,
     LEARNING_RATE,
     NOT_YOURS,
     ROUNDED,
@@ -138,6 +139,18 @@ def _suspects(seed: int, n: int) -> list[Suspect]:
     ]
     if n == 1:
         return found
+    if n <= DEEP_CUT:  # of an output with more dimensions no such loss can be taken
+        found.append(
+            Suspect(
+                slug="loss-on-every-stage",
+                values=_misled(
+                    seed, n, lambda out, targets, _: taken(out, targets).backward()
+                ),
+                sentence="each stage computed a loss from its own output",
+                rule="only the last stage has class scores; the others receive a "
+                "gradient",
+            )
+        )
     return [
         Suspect(
             slug="only-last-stage-learns",
@@ -151,14 +164,6 @@ def _suspects(seed: int, n: int) -> list[Suspect]:
             sentence="each stage before the last one used a gradient of ones, as if "
             "its loss were the sum of its outputs",
             rule="output.backward(gradient), with the next stage's gradient",
-        ),
-        Suspect(
-            slug="loss-on-every-stage",
-            values=_misled(
-                seed, n, lambda out, targets, _: taken(out, targets).backward()
-            ),
-            sentence="each stage computed a loss from its own output",
-            rule="only the last stage has class scores; the others receive a gradient",
         ),
         *found,
     ]
