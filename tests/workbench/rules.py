@@ -10,7 +10,8 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,6 +33,7 @@ CAPSTONE_MAY = {
     "distlab.comm", "distlab.given", "distlab.distributed", "distlab.data",
     "distlab.models", "distlab.recipe", "distlab.monitor",
 }  # fmt: skip
+WORD = re.compile(r"\w+")
 MAX_LINES = 400
 UNIT_LINES = 300
 FRONT_LINES = 40
@@ -234,6 +236,30 @@ def most_lines(path: str) -> int:
     return UNIT_LINES if path.startswith("solutions/") else MAX_LINES
 
 
+def definitions_are_used(files: Files) -> list[str]:
+    """By name, anywhere; notebooks count, and what is decorated is registered."""
+    notebooks = [path.read_text("utf-8") for path in ROOT.glob("phase*/*.ipynb")]
+    mentions = Counter(
+        word for text in (*files.values(), *notebooks) for word in WORD.findall(text)
+    )
+    return [
+        f"{path}: nothing mentions {name}"
+        for path, text in files.items()
+        if path.startswith("distlab/")
+        for node in ast.parse(text, path).body
+        if not getattr(node, "decorator_list", [])
+        for name in definitions(node)
+        if mentions[name] == 1 and not name.startswith("__")
+    ]
+
+
+def definitions(node: ast.stmt) -> set[str]:
+    """What a statement of a module defines there; imports and loops aside."""
+    if isinstance(node, ast.Assign | ast.AnnAssign | ast.FunctionDef | ast.ClassDef):
+        return defined_by(node)
+    return set()
+
+
 def exports_exist(files: Files) -> list[str]:
     found = []
     for path, text in files.items():
@@ -285,6 +311,7 @@ RULES: list[Rule] = [
     checks_of_units_stand_apart,
     fronts_are_thin,
     files_are_short,
+    definitions_are_used,
     exports_exist,
     unsaid_rules,
 ]

@@ -16,6 +16,7 @@ from tests.workbench.rules import (
     checks_do_without_pytest,
     checks_of_units_stand_apart,
     comm_stands_alone,
+    definitions_are_used,
     exports_exist,
     files_are_short,
     fronts_are_thin,
@@ -123,6 +124,12 @@ VIOLATIONS: list[tuple[Rule, str, str, str]] = [
     (files_are_short, "distlab/install.py", "#\n", "take it off the list"),
     (exports_exist, "distlab/a.py", "__all__ = ['b']", "__all__ names b"),
     (exports_exist, "distlab/a.py", "b = 1\n__all__ = ['b', 'b']", "names b twice"),
+    (
+        definitions_are_used,
+        "distlab/a.py",
+        "def never_called(): ...",
+        "nothing mentions never_called",
+    ),
     (
         unsaid_rules,
         "distlab/grading/checks/a/b.py",
