@@ -33,6 +33,8 @@ CAPSTONE_MAY = {
     "distlab.comm", "distlab.given", "distlab.distributed", "distlab.data",
     "distlab.models", "distlab.recipe", "distlab.monitor",
 }  # fmt: skip
+CHECKS = "distlab/grading/checks/"
+_LETTER = re.compile(r" {4}([A-Z])  \w")
 WORD = re.compile(r"\w+")
 MAX_LINES = 400
 UNIT_LINES = 300
@@ -196,12 +198,11 @@ def checks_do_without_pytest(files: Files) -> list[str]:
 
 def checks_of_units_stand_apart(files: Files) -> list[str]:
     """What several use is in kit/: a unit's stamp is a digest of its own folder."""
-    folder = "distlab/grading/checks/"
     return [
         f"{path} imports {name}"
-        for path, name in imports(files, folder)
+        for path, name in imports(files, CHECKS)
         if within(name, "distlab.grading.checks")
-        and name.split(".")[3:4] not in ([], [path.removeprefix(folder).split("/")[0]])
+        and name.split(".")[3:4] not in ([], [path.removeprefix(CHECKS).split("/")[0]])
     ]
 
 
@@ -234,6 +235,26 @@ def files_are_short(files: Files) -> list[str]:
 
 def most_lines(path: str) -> int:
     return UNIT_LINES if path.startswith("solutions/") else MAX_LINES
+
+
+def judges_say_what_they_read(files: Files) -> list[str]:
+    """By the letters that the docstring of the package `checks` explains."""
+    letters = "".join(_LETTER.findall(files.get(f"{CHECKS}__init__.py", "")))
+    one = f"[{letters}]" if letters else "(?!)"
+    begins = re.compile(rf"{one}(, {one})*( and {one})?: ")
+    return [
+        f"{path}: {node.name} begins with no letter"
+        for path, text in files.items()
+        if path.startswith(CHECKS)
+        for node in ast.walk(ast.parse(text, path))
+        if isinstance(node, ast.FunctionDef) and is_judge(node)
+        if not begins.match(ast.get_docstring(node) or "")
+    ]
+
+
+def is_judge(node: ast.FunctionDef) -> bool:
+    calls = [call.func for call in node.decorator_list if isinstance(call, ast.Call)]
+    return any(isinstance(name, ast.Name) and name.id == "clause" for name in calls)
 
 
 def definitions_are_used(files: Files) -> list[str]:
@@ -311,6 +332,7 @@ RULES: list[Rule] = [
     checks_of_units_stand_apart,
     fronts_are_thin,
     files_are_short,
+    judges_say_what_they_read,
     definitions_are_used,
     exports_exist,
     unsaid_rules,

@@ -20,6 +20,7 @@ from tests.workbench.rules import (
     exports_exist,
     files_are_short,
     fronts_are_thin,
+    judges_say_what_they_read,
     no_circles_between_files,
     no_circles_between_packages,
     no_import_upward,
@@ -125,6 +126,12 @@ VIOLATIONS: list[tuple[Rule, str, str, str]] = [
     (exports_exist, "distlab/a.py", "__all__ = ['b']", "__all__ names b"),
     (exports_exist, "distlab/a.py", "b = 1\n__all__ = ['b', 'b']", "names b twice"),
     (
+        judges_say_what_they_read,
+        "distlab/grading/checks/a/b.py",
+        "@clause('a.b', 'C1')\ndef judge(runs):\n    'Q: the quality.'",
+        "judge begins with no letter",
+    ),
+    (
         definitions_are_used,
         "distlab/a.py",
         "def never_called(): ...",
@@ -178,9 +185,15 @@ def test_a_circle_is_caught_though_no_floor_is_above_another() -> None:
         {"tests/test_phase9.py": "import pytest\nfrom distlab.grading.front import a"},
         {"distlab/a.py": "from b import c as d\ne: int = 1\n__all__ = ['d', 'e']"},
         {"distlab/grading/checks/a/b.py": "import distlab.grading.checks.a.c"},
+        {
+            "distlab/grading/checks/__init__.py": "'''\n    V  values'''",
+            "distlab/grading/checks/a/b.py": "@clause()\ndef c():\n    'V: b.'\nc",
+        },
         {"distlab/grading/a.py": "expect_values(suspects=[Suspect(), b], rule='c')"},
     ],
-    ids=str.split("comm relative version floor capstone front exports unit rules"),
+    ids=str.split(
+        "comm relative version floor capstone front exports unit letters rules"
+    ),
 )
 def test_what_is_allowed_is_not_complained_about(files: Files) -> None:
     for rule in RULES:

@@ -166,7 +166,7 @@ def one_rank_saves(runs: Runs) -> str | None:
 
 @clause("trainer.main", "C3", worlds=WORLDS, runs=_main_runs)
 def ends_cleanly(runs: Runs) -> str | None:
-    """No group is left; and the file runs under torchrun where there is no distlab."""
+    """S: no group is left; the file runs under torchrun where there is no distlab."""
     run = _finished(runs)
     left = [rank for rank, value in enumerate(run.values) if value["left"]]
     if left:
