@@ -191,7 +191,7 @@ def prepared(
 def transport(world_size: int) -> str:
     """Two ranks meet on gloo, as real jobs do; more of them on our own sockets.
 
-    The verdicts are the same (the corpus holds both to it), but on two cores a small
+    The verdicts are the same (see `distlab bench sim`), but on two cores a small
     collective of four ranks takes gloo's threads about ten times as long.
     """
     return "gloo" if world_size <= 2 else "tcp"
