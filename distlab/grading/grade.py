@@ -21,7 +21,7 @@ from distlab.grading.clause import (
 )
 from distlab.grading.differential.standing import first_fault, sizes_beside
 from distlab.grading.harness import Implementation, PlayedRuns
-from distlab.grading.liveness import in_order, suspects
+from distlab.grading.liveness import in_order, risky_sizes
 from distlab.grading.parts import parts_beside
 from distlab.grading.preflight import look_at
 from distlab.grading.threads import one_thread
@@ -106,14 +106,14 @@ class Grader:
                 *modules_of(task.unit),
                 *_IN_RANKS,
             )
-            suspected = {}
+            risky = {}
             if not self._worlds:  # sizes that were asked for are all tried for real
                 limits = self._limits(task, 1)
-                suspected = suspects(self._cluster, task.id, impl, self._seed, limits)
+                risky = risky_sizes(self._cluster, task.id, impl, self._seed, limits)
 
             @functools.cache
             def judged(index: int, check: Check) -> tuple[ClauseVerdict, bool]:
-                worlds = in_order(self._world_sizes(check), suspected.get(index, ()))
+                worlds = in_order(self._world_sizes(check), risky.get(index, ()))
                 return self._judge_clause(task, check, impl, played, worlds)
 
             with one_thread():

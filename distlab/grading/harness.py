@@ -84,7 +84,7 @@ class PlayedRuns(Runs):
             specs, self._plan = self._plan, ()
             self._together(specs)
         if spec not in self.records:
-            self.records[spec] = self._alone(spec)
+            self.records[spec] = self._by_itself(spec)
         return self.records[spec]
 
     def printed(self) -> str:
@@ -102,7 +102,7 @@ class PlayedRuns(Runs):
         self.records.update(zip(specs, parts, strict=False))
         self.shared = frozenset(specs[: len(parts)])
 
-    def _alone(self, spec: RunSpec) -> Run:
+    def _by_itself(self, spec: RunSpec) -> Run:
         return (
             self._simulated(spec) if spec.network else self.on_ranks(perform, (spec,))
         )
