@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from distlab.comm import COLLECTIVES, Event
 from distlab.grading.clause import clause
 from distlab.grading.kit.messages import calls_of_each, expect_messages
+from distlab.grading.kit.plain_sgd import PlainSGD
 from distlab.grading.kit.returned import expect_loss
 from distlab.grading.kit.stages import (
     DEEP_CUT,
@@ -79,6 +80,10 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
+def _sgd(model: nn.Module) -> PlainSGD:
+    return PlainSGD([{"params": list(model.parameters())}], lr=LEARNING_RATE)
+
+
 @lru_cache(maxsize=32)
 def one_process(
     seed: int, n: int, *, zeroed: bool = True
@@ -86,7 +91,7 @@ def one_process(
     """Each stage's weights after the last step, and the loss of each step."""
     stages = make_stages(seed, n)
     model = nn.Sequential(*stages)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    optimizer = _sgd(model)
     losses = []
     for step, size in enumerate(SIZES):
         inputs, targets = make_batch(seed, step, size)
@@ -102,7 +107,7 @@ def one_process(
 def _misled(seed: int, n: int, backward: Backward) -> list[Tensor]:
     """The weights if the stages before the last one go backward in another way."""
     stages = make_stages(seed, n)
-    optimizer = torch.optim.SGD(nn.Sequential(*stages).parameters(), lr=LEARNING_RATE)
+    optimizer = _sgd(nn.Sequential(*stages))
     for step, size in enumerate(SIZES):
         inputs, targets = make_batch(seed, step, size)
         optimizer.zero_grad()
