@@ -10,7 +10,8 @@ from typing import Any
 
 from distlab.cli.screen import command, processes, show, wrapped
 from distlab.cli.training import duration, kilobytes, table, times
-from distlab.training.ddp import SECONDS_AN_HOUR, Beside, DdpResult
+from distlab.cost import SECONDS_AN_HOUR
+from distlab.training.ddp import Beside, DdpResult
 from distlab.training.ddp_code import is_reference
 from distlab.training.ddp_config import DdpConfig
 from distlab.training.ddp_estimate import Estimate

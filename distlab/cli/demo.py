@@ -12,7 +12,15 @@ from distlab.cli.demo_library import demo_library
 from distlab.cli.demo_mesh import demo_mesh
 from distlab.cli.demo_monitor import search
 from distlab.cli.demo_recovery import demo_recovery
-from distlab.cli.screen import command, processes, show, show_json, warn
+from distlab.cli.screen import (
+    command,
+    processes,
+    say_aloud,
+    say_nothing,
+    show,
+    show_json,
+    warn,
+)
 
 if TYPE_CHECKING:  # both import torch, and the first line should not wait for it
     from distlab.training.digits import DigitsConfig, DigitsResult, Proof, Shard
@@ -45,7 +53,7 @@ def demo(
         raise ValueError(f"{world_size} ranks: choose between 1 and {MAX_RANKS}")
     if epochs is not None and epochs < 1:
         raise ValueError(f"{epochs} epochs: choose at least 1")
-    say = _silent if as_json else _aloud
+    say = say_nothing if as_json else say_aloud
     say(
         f"{processes(world_size)} learn to read handwritten digits together; then one "
         "process does\nthe same alone. Do they end with the same weights?\n"
@@ -63,7 +71,7 @@ def demo(
     try:
         on_ranks = _on_ranks(config, say, quiet=as_json)
     except RunnerError as error:
-        _aloud("")  # the live line has no end of its own
+        say_aloud("")  # the live line has no end of its own
         warn(f"the ranks did not finish: {error}; {_who_knows(code)}")
         return 11 if code == "reference" else 1
     alone = train_alone(config)
@@ -150,7 +158,7 @@ def _tell(on_ranks: DigitsResult, alone: DigitsResult, proof: Proof) -> None:
     show([("plain", line) for line in (*table(rows, timed=False), "")])
     if on_ranks.config.world_size > 1:
         share = 100 * on_ranks.communication
-        _aloud(
+        say_aloud(
             f"  {share:.0f} % of the ranks' time went into messages, "
             f"{kilobytes(on_ranks.step_bytes)} from each rank per step.",
             "",
@@ -213,11 +221,3 @@ def _as_data(
 def _ranks(result: DigitsResult) -> str:
     count = result.config.world_size
     return "1 rank" if count == 1 else f"{count} ranks"
-
-
-def _aloud(*lines: str) -> None:
-    show([("plain", line) for line in lines])
-
-
-def _silent(*lines: str) -> None:
-    pass

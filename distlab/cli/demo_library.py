@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from distlab.cli.screen import command, processes, show, show_json, warn
+from distlab.cli.screen import (
+    command,
+    processes,
+    say_aloud,
+    say_nothing,
+    show,
+    show_json,
+    warn,
+)
 
 if TYPE_CHECKING:  # they import torch, and the first line should not wait for it
     from distlab.curriculum.choose import Part
@@ -31,7 +39,7 @@ def demo_library(
         raise ValueError(f"{world_size} ranks: choose between 1 and {_MAX_RANKS}")
     if epochs is not None and epochs < 1:
         raise ValueError(f"{epochs} epochs: choose at least 1")
-    say = _silent if as_json else _aloud
+    say = say_nothing if as_json else say_aloud
     say(
         f"{processes(world_size)} train on handwritten digits with "
         "distlab.distributed:\nits DistributedDataParallel, its sampler, its "
@@ -77,14 +85,14 @@ def _of_unit(error: RunnerError) -> str:
 def _tell(
     result: LibraryResult, proof: Proof, code: str, needed: Sequence[Part]
 ) -> None:
-    _aloud("")
+    say_aloud("")
     if not proof.holds:
         show([("fail", "  It is not the same training:")])
         show([("fail", f"  {sentence}") for sentence in proof.failures()])
         return
     steps = sum(map(len, result.batches[0]))
     show([("pass", "  It is the same training.")])
-    _aloud(
+    say_aloud(
         f"  After {steps} steps the weights of {processes(len(result.weights))} are "
         f"{proof.digests[0]}, at most",
         f"  {proof.difference:.1e} from those of one process. Accuracy on held-out "
@@ -92,7 +100,7 @@ def _tell(
         "",
     )
     if code == "reference":
-        _aloud(f"  With your own code: {command('demo --phase 3 --code mine')}")
+        say_aloud(f"  With your own code: {command('demo --phase 3 --code mine')}")
         return
     mine = sum(part.whose == "mine" for part in needed)
     show([("pass", f"  ◆ Your library: {mine} of its {len(needed)} tasks are yours.")])
@@ -113,11 +121,3 @@ def _as_data(
         "digests": list(proof.digests),
         "exit": 0 if proof.holds else 1,
     }
-
-
-def _aloud(*lines: str) -> None:
-    show([("plain", line) for line in lines])
-
-
-def _silent(*lines: str) -> None:
-    pass

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from distlab.cli.screen import command, moves, processes, show, show_json, warn
+from distlab.cli.screen import (
+    command,
+    moves,
+    processes,
+    say_aloud,
+    say_nothing,
+    show,
+    show_json,
+    warn,
+)
 
 if TYPE_CHECKING:  # they import torch, and the first line should not wait for it
     from distlab.curriculum.choose import Choice
@@ -31,7 +40,7 @@ def demo_mesh(
     Raises:
         ValueError: `code` is a file that cannot be read or holds none of the units.
     """
-    say = _silent if as_json else _aloud
+    say = say_nothing if as_json else say_aloud
     say(
         f"{processes(4)} learn to guess the next letter of a text. Two of them share "
         "every\nlayer of a transformer, half each. What do the other two have? First "
@@ -171,7 +180,7 @@ def _tell(alone: MeshResult, results: Results, code: str) -> None:
     from distlab.training.mesh import TOLERANCE, compare
 
     ranks = "".join(f"{f'rank {rank}':>8}" for rank in range(4))
-    _aloud(
+    say_aloud(
         f"  {'':<18}{'':<16}{'largest':<11}{'kB sent in a step by':>32}",
         f"  {'':<18}{'loss':<16}{'difference':<11}{ranks}",
         f"  {'1 process':<18}{_span(alone)}",
@@ -179,9 +188,9 @@ def _tell(alone: MeshResult, results: Results, code: str) -> None:
     for layout, result in results.items():
         apart = f"{compare(result, alone):.1e}"
         sent = "".join(f"{count / 1000:>8,.0f}" for count in result.step_bytes)
-        _aloud(f"  {layout:<18}{_span(result):<16}{apart:<11}{sent}")
+        say_aloud(f"  {layout:<18}{_span(result):<16}{apart:<11}{sent}")
     failures = _failures(alone, results)
-    _aloud("")
+    say_aloud("")
     if failures:
         show([("fail", "  It is not the same training:")])
         show([("fail", f"  {sentence}") for sentence in failures])
@@ -189,21 +198,21 @@ def _tell(alone: MeshResult, results: Results, code: str) -> None:
     worst = max(compare(result, alone) for result in results.values())
     num_steps = len(alone.losses[0])
     show([("pass", "  It is the same training.")])
-    _aloud(
+    say_aloud(
         f"  In {num_steps} steps, every loss of every rank is within {worst:.1e} of",
         f"  the single-process baseline ({TOLERANCE:.0e} is allowed). The difference",
         "  is rounding: the sums have another order.",
         "",
     )
     if code == "reference":
-        _aloud(
+        say_aloud(
             f"  Next: {command('status')}",
             "  With your own functions, once 2.8 to 2.18 have passed:",
             f"    {command('demo --phase 2 --code mine')}",
         )
     else:
         show([("pass", "  ◆ Four ranks, one transformer, on the code above.")])
-        _aloud(f"  Next: {command('status')}")
+        say_aloud(f"  Next: {command('status')}")
 
 
 def _failures(alone: MeshResult, results: Results) -> list[str]:
@@ -250,11 +259,3 @@ def _as_data(
         },
         "exit": int(bool(failures)),
     }
-
-
-def _aloud(*lines: str) -> None:
-    show([("plain", line) for line in lines])
-
-
-def _silent(*lines: str) -> None:
-    pass

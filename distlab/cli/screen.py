@@ -55,6 +55,15 @@ def _rows(line: str) -> list[str]:
     )
 
 
+def say_aloud(*lines: str) -> None:
+    """Print lines as they are."""
+    show([("plain", line) for line in lines])
+
+
+def say_nothing(*lines: str) -> None:
+    """In place of `say_aloud` where one JSON object is all that is printed."""
+
+
 def show_json(value: Any) -> None:
     """Print one JSON object and nothing else."""
     print(json.dumps(value, indent=1))  # ASCII, whatever the terminal can show

@@ -21,12 +21,12 @@ from pathlib import Path
 
 import torch
 
+from distlab.cost import SECONDS_AN_HOUR
 from distlab.engines.config import BACKEND_VARIABLE, DistributedConfig
 from distlab.engines.expect import EngineError
 from distlab.engines.start import expect_gpus, is_rank, run_here
 from distlab.launch import launch_distributed_training
 
-SECONDS_AN_HOUR = 3600.0
 OUTSIDE = ("ray", "horovod")  # they start the ranks themselves
 
 

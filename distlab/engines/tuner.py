@@ -28,12 +28,12 @@ from typing import Any
 
 import torch
 
+from distlab.cost import cost_of
 from distlab.engines import job as jobs
 from distlab.engines import trial as trials
 from distlab.engines.expect import EngineError
 from distlab.engines.search import Asha, draw
 
-SECONDS_AN_HOUR = 3600.0
 DONE, STOPPED, FAILED = "done", "stopped", "failed"
 
 
@@ -97,7 +97,7 @@ class DistributedTuner:
         now = time.monotonic()
         running = sum(now - began for began in list(self._began.values()))
         seconds = sum(one.seconds for one in self.trials) + running
-        return seconds / SECONDS_AN_HOUR / self.trials_per_gpu * self.rate
+        return cost_of(1 / self.trials_per_gpu, seconds, self.rate)
 
     def tune(self, num_samples: int) -> dict[str, Any]:
         """Run so many trials; the parameters of the one with the smallest loss.

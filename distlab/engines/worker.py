@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distlab.cost import cost_of
 from distlab.engines import saving
 from distlab.engines.config import DistributedConfig, with_world_size
 from distlab.engines.expect import EngineError, expect_float32
@@ -32,8 +33,6 @@ from distlab.engines.samples import (
     epoch_plan,
     make_loader,
 )
-
-SECONDS_AN_HOUR = 3600.0
 
 
 def train(job: Job, parallel: Parallel | None = None) -> Outcome:
@@ -195,8 +194,8 @@ class Training:
         return now
 
     def _cost(self) -> float:
-        hours = self.spent_s / SECONDS_AN_HOUR * self.config.world_size
-        return hours * self.config.cost_per_gpu_hour
+        config = self.config
+        return cost_of(config.world_size, self.spent_s, config.cost_per_gpu_hour)
 
     # ── validation ──────────────────────────────────────────────────────────────────
 

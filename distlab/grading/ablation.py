@@ -119,11 +119,11 @@ class _Listening(Grader):
         super().__init__(*values, **named)
         self.heard: set[tuple[str, int]] = set()
 
-    def _clause(
+    def _judge_clause(
         self, task: Any, check: Check, *values: Any
     ) -> tuple[ClauseVerdict, bool]:
         listening = replace(check, judge=self._listen(check.judge))
-        return super()._clause(task, listening, *values)
+        return super()._judge_clause(task, listening, *values)
 
     def _standing(self, *_values: Any) -> Iterator[ClauseVerdict]:
         return iter(())  # what is asked of every task is no assertion of a check

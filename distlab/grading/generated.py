@@ -70,8 +70,8 @@ class Outcome:
 class _UntilFailure(Grader):
     """Stops at the first clause that fails: whether it is rejected is settled then."""
 
-    def _clause(self, *values: Any) -> tuple[ClauseVerdict, bool]:
-        clause, ended = super()._clause(*values)
+    def _judge_clause(self, *values: Any) -> tuple[ClauseVerdict, bool]:
+        clause, ended = super()._judge_clause(*values)
         return clause, ended or clause.status == "fail"
 
     def _whose_part(self, *_values: Any) -> str:

@@ -21,12 +21,13 @@ from distlab.grading.clause import (
 )
 from distlab.grading.differential.standing import first_fault, sizes_beside
 from distlab.grading.harness import Implementation, PlayedRuns
-from distlab.grading.liveness import in_order, suspects
+from distlab.grading.liveness import in_order, risky_sizes
 from distlab.grading.parts import parts_beside
 from distlab.grading.preflight import look_at
 from distlab.grading.threads import one_thread
 from distlab.grading.verdict import (
     STANDING,
+    ClauseStatus,
     ClauseVerdict,
     NotJudgedError,
     NotYetError,
@@ -81,14 +82,14 @@ class Grader:
         verdicts = []
         for task in tasks:
             started = time.monotonic()
-            verdict = self._judge(task)
+            verdict = self._judge_task(task)
             verdict = replace(verdict, seconds=time.monotonic() - started)
             verdicts.append(verdict)
             if on_verdict:
                 on_verdict(verdict)
         return Report(code=self._code, seed=self._seed, tasks=verdicts)
 
-    def _judge(self, task: Task) -> TaskVerdict:
+    def _judge_task(self, task: Task) -> TaskVerdict:
         verdict, ready = look_at(self._curriculum, task, self._code)
         if ready is None:
             return verdict
@@ -105,18 +106,18 @@ class Grader:
                 *modules_of(task.unit),
                 *_IN_RANKS,
             )
-            suspected = {}
+            risky = {}
             if not self._worlds:  # sizes that were asked for are all tried for real
                 limits = self._limits(task, 1)
-                suspected = suspects(self._cluster, task.id, impl, self._seed, limits)
+                risky = risky_sizes(self._cluster, task.id, impl, self._seed, limits)
 
             @functools.cache
-            def judge(index: int, check: Check) -> tuple[ClauseVerdict, bool]:
-                worlds = in_order(self._world_sizes(check), suspected.get(index, ()))
-                return self._clause(task, check, impl, played, worlds)
+            def judged(index: int, check: Check) -> tuple[ClauseVerdict, bool]:
+                worlds = in_order(self._world_sizes(check), risky.get(index, ()))
+                return self._judge_clause(task, check, impl, played, worlds)
 
             with one_thread():
-                clauses = self._judged_clauses(task, judge)
+                clauses = self._judged_clauses(task, judged)
                 if all(clause.status == "pass" for clause in clauses):
                     clauses += tuple(self._standing(task, impl, played))
         except RunnerError as error:
@@ -137,8 +138,8 @@ class Grader:
         )
         failure = verdict.first_failure()
         if failure:
-            verdict = replace(verdict, message=failure.message, slug=failure.slug)
-            return replace(verdict, status="fail")
+            message, slug = failure.message, failure.slug
+            return replace(verdict, status="fail", message=message, slug=slug)
         if any(clause.status == "skip" for clause in clauses):
             # Left to another clause, and that one found nothing: never a pass.
             message = "not every clause was judged"
@@ -146,17 +147,17 @@ class Grader:
         return replace(verdict, status="pass")
 
     def _judged_clauses(
-        self, task: Task, judge: Callable[[int, Check], tuple[ClauseVerdict, bool]]
+        self, task: Task, judged: Callable[[int, Check], tuple[ClauseVerdict, bool]]
     ) -> tuple[ClauseVerdict, ...]:
         """All of them in order, until one ends it; `first` was judged before."""
         checks = list(enumerate(checks_of(task.id)))
         for index, check in checks:
             if check.clause == self._first:
-                self._on_first(judge(index, check)[0])
+                self._on_first(judged(index, check)[0])
         clauses, ended = [], False
         for index, check in checks:
-            skipped = _clause(task, check, "skip")
-            clause, ended = (skipped, True) if ended else judge(index, check)
+            skipped = _verdict_on(task, check, "skip")
+            clause, ended = (skipped, True) if ended else judged(index, check)
             clauses.append(clause)
         return tuple(clauses)
 
@@ -179,7 +180,7 @@ class Grader:
                 yield _failed(passed, failure, runs, size)
                 return
 
-    def _clause(
+    def _judge_clause(
         self,
         task: Task,
         check: Check,
@@ -188,7 +189,7 @@ class Grader:
         worlds: tuple[int, ...],
     ) -> tuple[ClauseVerdict, bool]:
         """One clause at its world sizes; and whether nothing more can be judged."""
-        passed = _clause(task, check, "pass")
+        passed = _verdict_on(task, check, "pass")
         for world_size in worlds:
             if world_size not in played:
                 played[world_size] = self._planned(task, impl, world_size)
@@ -208,7 +209,7 @@ class Grader:
                 if note and world_size > (passed.world_size or 0):
                     passed = replace(passed, note=note, world_size=world_size)
             except NotJudgedError:
-                return _clause(task, check, "skip"), False
+                return _verdict_on(task, check, "skip"), False
             except NotYetError as failure:
                 if not failure.fatal and world_size not in self._world_sizes(check):
                     continue  # only a hang was suspected there, and it is none
@@ -298,12 +299,9 @@ def _said(check: Check, runs: PlayedRuns) -> str | None:
         raise RunnerError(f"{where}: {type(error).__name__}: {error}") from error
 
 
-def _clause(task: Task, check: Check, status: str) -> ClauseVerdict:
-    return ClauseVerdict(
-        id=check.clause,
-        text=task.clauses[check.clause],
-        status=status,  # type: ignore[arg-type]
-    )
+def _verdict_on(task: Task, check: Check, status: ClauseStatus) -> ClauseVerdict:
+    text = task.clauses[check.clause]
+    return ClauseVerdict(id=check.clause, text=text, status=status)
 
 
 def _failed(

@@ -84,7 +84,7 @@ class PlayedRuns(Runs):
             specs, self._plan = self._plan, ()
             self._together(specs)
         if spec not in self.records:
-            self.records[spec] = self._alone(spec)
+            self.records[spec] = self._by_itself(spec)
         return self.records[spec]
 
     def printed(self) -> str:
@@ -102,7 +102,7 @@ class PlayedRuns(Runs):
         self.records.update(zip(specs, parts, strict=False))
         self.shared = frozenset(specs[: len(parts)])
 
-    def _alone(self, spec: RunSpec) -> Run:
+    def _by_itself(self, spec: RunSpec) -> Run:
         return (
             self._simulated(spec) if spec.network else self.on_ranks(perform, (spec,))
         )
@@ -191,7 +191,7 @@ def prepared(
 def transport(world_size: int) -> str:
     """Two ranks meet on gloo, as real jobs do; more of them on our own sockets.
 
-    The verdicts are the same (the corpus holds both to it), but on two cores a small
+    The verdicts are the same (see `distlab bench sim`), but on two cores a small
     collective of four ranks takes gloo's threads about ten times as long.
     """
     return "gloo" if world_size <= 2 else "tcp"

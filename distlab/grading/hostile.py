@@ -9,21 +9,18 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import signal
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 
 from distlab.curriculum import Curriculum, load_curriculum, make_template
 from distlab.grading.catalogue import Entry
 from distlab.grading.grade import Grader
 from distlab.grading.hostile_cases import FILES, Case
 from distlab.grading.mutants import SEED
+from distlab.grading.time_limit import no_longer_than
 from distlab.grading.verdict import TaskVerdict
 from distlab.runner import Cluster
 from distlab.runner.processes import descendants
@@ -108,7 +105,7 @@ def _played(curriculum: Curriculum, cluster: Cluster, case: Case) -> Result:
         path.write_text(_text(case, solution), encoding="utf-8")
     handed_in = {**before, **_digests(curriculum.root)}
     started = time.monotonic()
-    with _no_longer_than(2 * BOUND_S):
+    with no_longer_than(2 * BOUND_S, f"no verdict after {2 * BOUND_S:g} s"):
         grader = Grader(curriculum, cluster, seed=SEED, worlds=case.worlds)
         verdict = grader.grade([task]).tasks[0]
     seconds = time.monotonic() - started
@@ -179,22 +176,3 @@ def _everything_said(verdict: TaskVerdict) -> str:
         lines = [f"{e.state} {e.text} {e.where}" for e in failure.evidence]
         texts += [failure.kind, failure.rule, failure.output, *lines]
     return "\n".join(texts)
-
-
-@contextmanager
-def _no_longer_than(seconds: float) -> Iterator[None]:
-    """Have what hangs in this very process raise TimeoutError, where that can be."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def give_up(_number: int, _frame: FrameType | None) -> None:
-        raise TimeoutError(f"no verdict after {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -16,20 +16,19 @@ def judge(
     code: str,
     worlds: Sequence[int] = (),
     seed: int | None = None,
-    tell: object = None,
+    tell: Callable[[TaskVerdict], None] = lambda _: None,
     sign: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Judge `tasks`; torch and ranks are started only if something can be run.
 
-    `sign` hears what is being judged, and an empty text once a task is.
+    `tell` hears each verdict; `sign` hears what is being judged, and an empty text once
+    a task is.
     """
-    on_verdict = tell if callable(tell) else None
     looked = [look_at(curriculum, task, code) for task in tasks]
     if all(ready is None for _, ready in looked):
         verdicts = [verdict for verdict, _ in looked]
         for verdict in verdicts:
-            if on_verdict:
-                on_verdict(verdict)
+            tell(verdict)
         return Report(code=code, seed=0, tasks=verdicts)
     sign(f"checking {tasks[0].number}")  # torch alone takes a second
     from distlab.runner import Cluster
@@ -46,8 +45,7 @@ def judge(
         def told(verdict: TaskVerdict) -> None:
             sign("")
             left.remove(verdict.number)
-            if on_verdict:
-                on_verdict(verdict)
+            tell(verdict)
             sign(f"checking {left[0]}" if left else "")
 
         grader = Grader(

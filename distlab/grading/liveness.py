@@ -41,7 +41,7 @@ from distlab.sim import run as simulate
 SIZES = range(1, 9)
 PATIENCE_S = 3.0  # for all sizes together: what takes longer is left to real ranks
 
-Suspects = dict[int, list[int]]
+RiskySizes = dict[int, list[int]]
 """By the index of a check among its task's: the world sizes to look at."""
 
 
@@ -85,9 +85,9 @@ class KernelRuns(Runs):
         return self._records[spec]
 
 
-def suspects(
+def risky_sizes(
     cluster: Cluster, task_id: str, impl: Implementation, seed: int, limits: Limits
-) -> Suspects:
+) -> RiskySizes:
     """The checks of a task that do not come to their end in the kernel, and where.
 
     Nothing is suspected of code that the kernel cannot run, or not in time.
@@ -95,7 +95,7 @@ def suspects(
     Raises:
         RunnerError: the ranks could not be started.
     """
-    found: Suspects = {}
+    found: RiskySizes = {}
     if not impl.source.builds:
         return found
     if all(check.worlds == (1,) for check in checks_of(task_id)):

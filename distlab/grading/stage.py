@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import inspect
 import math
-import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,6 +23,7 @@ from distlab.grading.diagnosis import diagnose_finished, only_messages
 from distlab.grading.kernel import perform_simulated
 from distlab.grading.kit.rounds import alternating
 from distlab.grading.runs import Scenario
+from distlab.grading.time_limit import no_longer_than
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, RankRecord
 from distlab.sim import AlphaBeta
@@ -140,7 +139,7 @@ def play_tests(
 def _said(tests: Any, name: str, solution: Any, seed: int) -> str:
     torch.manual_seed(seed)
     try:
-        with _time_limit(_TEST_S):
+        with no_longer_than(_TEST_S, f"it had not ended after {_TEST_S:g} s"):
             functions: dict[str, Any] = {"__name__": "tests"}
             exec(tests.code, functions)
             module = load_graft(solution, solution, ())
@@ -161,17 +160,3 @@ def _line_of(error: BaseException, path: str) -> int:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == path]
     return (lines and lines[-1]) or 0
-
-
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    def over(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"it had not ended after {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -78,7 +78,10 @@ class NotYetError(Exception):
 
 
 class NotJudgedError(Exception):
-    """This clause can only be judged once another one, which fails, is fulfilled."""
+    """This clause can only be judged once another one, which fails, is fulfilled.
+
+    The verdict says "not judged"; the message is for who reads the check.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +123,7 @@ class ClauseVerdict:
         return replace(self, status="fail", note="", **facts | more)
 
     def to_json(self) -> dict[str, Any]:
-        """The clause as MEASURES.md of the design lists it."""
+        """The clause as one entry of a task."""
         return {
             "id": self.id,
             "status": self.status,

@@ -6,7 +6,6 @@ The names and their meanings are torchrun's.
 from __future__ import annotations
 
 import math
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -205,18 +204,3 @@ def config_from(values: Mapping[str, Any]) -> LaunchConfig:
         if name not in known:
             raise LaunchError(f"there is no {name!r}; there are {', '.join(known)}")
     return LaunchConfig(**values)
-
-
-def expect_address(config: LaunchConfig) -> None:
-    """See that `master_addr` can be looked up.
-
-    Raises:
-        LaunchError: it cannot.
-    """
-    try:
-        socket.getaddrinfo(config.master_addr, None, socket.AF_INET)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise LaunchError(
-            f"master_addr {config.master_addr!r} cannot be looked up: {reason}"
-        ) from error

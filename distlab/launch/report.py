@@ -41,10 +41,6 @@ class Failure:
         told = f", {meaning}" if meaning else ""
         return f"{who} was ended by {name_of_signal(-self.code)}{told}"
 
-    def as_words(self) -> dict[str, object]:
-        """For another node's agent."""
-        return {"lines": list(self.lines), "log": self.log, "node": self.node}
-
 
 def restarting(failure: Failure | None, max_restarts: int, generation: int) -> str:
     """One line: all ranks are about to start again."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distlab.cost import SECONDS_AN_HOUR, cost_of
 from distlab.curriculum.choose import Choice
 from distlab.data.idx_sets import Files
 from distlab.grading.kit.values import digest
@@ -32,8 +33,6 @@ from distlab.training.digits_rank import in_a_row
 
 PRELOADS = ("torch._dynamo", "distlab.training.ddp_rank")
 """For `Cluster.warm`: what every rank would otherwise import by itself."""
-
-SECONDS_AN_HOUR = 3600.0
 
 # Rounding, in last digits: of a weight's largest change, and of the largest weight.
 _OF_STEP = 1000.0
@@ -109,7 +108,7 @@ class DdpResult:
 
     def cost(self, rate: float) -> float:
         """Workers × hours × what one worker costs an hour."""
-        return self.config.world_size * self.seconds / SECONDS_AN_HOUR * rate
+        return cost_of(self.config.world_size, self.seconds, rate)
 
     def failures(self) -> list[str]:
         """One sentence for each thing that the ranks should agree on and do not."""

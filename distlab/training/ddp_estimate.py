@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import cross_entropy
 
+from distlab.cost import cost_of
 from distlab.runner import Cluster, Limits, RankContext
-from distlab.training.ddp import SECONDS_AN_HOUR
 from distlab.training.ddp_config import DdpConfig
 from distlab.training.ddp_data import Split, make_model, make_optimizer
 
@@ -47,7 +47,7 @@ class Estimate:
 
     def cost(self, rate: float) -> float:
         """Workers × hours × what one worker costs an hour."""
-        return self.world_size * self.seconds / SECONDS_AN_HOUR * rate
+        return cost_of(self.world_size, self.seconds, rate)
 
 
 def probe(cluster: Cluster, config: DdpConfig, *, journal: bool = False) -> Probe:

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from distlab.cost import SECONDS_AN_HOUR
 from distlab.monitor.extras import INSTALL, needed
-from distlab.training.ddp import SECONDS_AN_HOUR, Beside, DdpResult
+from distlab.training.ddp import Beside, DdpResult
 from distlab.training.ddp_config import DdpConfig
 
 

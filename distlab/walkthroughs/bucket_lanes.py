@@ -5,8 +5,7 @@ DistributedDataParallel, or in torch's own, and goes backward once on simulated 
 Its gradients are small and the network is slow in the same measure, so that times are
 those of a large model and the run takes no memory.
 
-Source: COURSE.md of the design has the setting: 10 ms of backward, 100 MB of gradients,
-8 ranks, 20 µs of latency, 12.5 GB/s.
+Setting: 10 ms of backward, 100 MB of gradients, 8 ranks, 20 µs of latency, 12.5 GB/s.
 """
 
 from __future__ import annotations

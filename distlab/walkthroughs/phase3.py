@@ -38,7 +38,6 @@ SUMS = {
     "halving doubling": ("topology", "halving_doubling"),
 }
 """By name: unit and function."""
-ESTIMATED = ("naive", "ring", "recursive doubling")
 BUCKETS_BYTES_PER_S = 0.125e9
 SEGMENTED_RANKS = 4
 _LIMITS = Limits(seconds=120)

@@ -24,8 +24,9 @@ from distlab.grading.checks.parameter_server.exactly_once import (
 )
 from distlab.grading.checks.parameter_server.messages import CODEC
 from distlab.grading.checks.process_group.launch import play as play_launcher
-from distlab.grading.checks.process_group.lives import END, FOREVER, Life, Script
+from distlab.grading.checks.process_group.lives import FOREVER, Life, Script
 from distlab.grading.kit.histories import Row
+from distlab.grading.kit.launcher_actions import END
 from distlab.grading.kit.services import SERVICE
 from distlab.grading.kit.services import play as play_service
 from distlab.runner import RankContext

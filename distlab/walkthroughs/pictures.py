@@ -8,57 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.patches import Patch, Rectangle
 
 from distlab.trace.palette import (
     GRID,
-    INK,
     METHODS,
-    NEUTRAL,
-    RANK_COLORS,
 )
-
-
-def draw_family(results: Sequence[Mapping[str, Sequence[int]]]) -> None:
-    """Before and after of four collectives: bit r of a chunk is rank r's part."""
-    names = list(results[0])
-    figure, axes = plt.subplots(
-        1, len(names), figsize=(2.2 * len(names), 3.1), layout="constrained"
-    )
-    for axis, name in zip(axes, names, strict=True):
-        for rank, result in enumerate(results):
-            for place, bits in enumerate(result[name]):
-                _chunk(axis, place, rank, bits, len(results))
-        axis.set(title=name, xlim=(-0.1, len(results) + 0.1), yticks=[], xticks=[])
-        axis.set(ylim=(len(results), -0.1))
-        axis.set_xlabel("chunks", fontsize=9)
-        axis.set_frame_on(False)
-    axes[0].set_yticks([r + 0.45 for r in range(len(results))])
-    axes[0].set_yticklabels([f"rank {r}" for r in range(len(results))])
-    figure.legend(
-        handles=[Patch(color=_of_rank(r), label=f"{r}") for r in range(len(results))],
-        title="a stripe: the values of rank …",
-        title_fontsize=9,
-        loc="outside lower center",
-        ncols=len(results),
-        frameon=False,
-    )
-    plt.show()
-
-
-def _chunk(axis: Axes, place: int, rank: int, bits: int, count: int) -> None:
-    """One square, in as many stripes as ranks have a part in it."""
-    parts = [r for r in range(count) if bits >> r & 1]
-    axis.add_patch(Rectangle((place, rank), 0.9, 0.9, facecolor=NEUTRAL, edgecolor=INK))
-    for index, part in enumerate(parts):
-        height = 0.9 / len(parts)
-        corner = (place, rank + index * height)
-        axis.add_patch(Rectangle(corner, 0.9, height, facecolor=_of_rank(part)))
-
-
-def _of_rank(rank: int) -> str:
-    return RANK_COLORS[rank % len(RANK_COLORS)]
 
 
 def _method(index: int) -> str:

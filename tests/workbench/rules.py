@@ -10,14 +10,17 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from tests.workbench.unsaid import unsaid_rules
 
 ROOT = Path(__file__).parents[2]
 FLOORS = {
     "comm": 1, "data": 1, "models": 1, "paths": 1, "terminal": 1, "install": 1,
-    "search_order": 1, "given": 1, "saved_tensors": 1, "recipe": 1,
+    "search_order": 1, "cost": 1, "given": 1, "saved_tensors": 1, "recipe": 1,
     "sim": 2, "runner": 2, "launch": 2, "curriculum": 2, "monitor": 2,
     "grading": 3, "trace": 3, "distributed": 3, "engines": 3,
     "simulated": 3, "training": 3, "walkthroughs": 4,
@@ -30,6 +33,9 @@ CAPSTONE_MAY = {
     "distlab.comm", "distlab.given", "distlab.distributed", "distlab.data",
     "distlab.models", "distlab.recipe", "distlab.monitor",
 }  # fmt: skip
+CHECKS = "distlab/grading/checks/"
+_LETTER = re.compile(r" {4}([A-Z])  \w")
+WORD = re.compile(r"\w+")
 MAX_LINES = 400
 UNIT_LINES = 300
 FRONT_LINES = 40
@@ -190,6 +196,16 @@ def checks_do_without_pytest(files: Files) -> list[str]:
     ]
 
 
+def checks_of_units_stand_apart(files: Files) -> list[str]:
+    """What several use is in kit/: a unit's stamp is a digest of its own folder."""
+    return [
+        f"{path} imports {name}"
+        for path, name in imports(files, CHECKS)
+        if within(name, "distlab.grading.checks")
+        and name.split(".")[3:4] not in ([], [path.removeprefix(CHECKS).split("/")[0]])
+    ]
+
+
 def fronts_are_thin(files: Files) -> list[str]:
     found = [
         f"{path} imports {name}"
@@ -219,6 +235,50 @@ def files_are_short(files: Files) -> list[str]:
 
 def most_lines(path: str) -> int:
     return UNIT_LINES if path.startswith("solutions/") else MAX_LINES
+
+
+def judges_say_what_they_read(files: Files) -> list[str]:
+    """By the letters that the docstring of the package `checks` explains."""
+    letters = "".join(_LETTER.findall(files.get(f"{CHECKS}__init__.py", "")))
+    one = f"[{letters}]" if letters else "(?!)"
+    begins = re.compile(rf"{one}(, {one})*( and {one})?: ")
+    return [
+        f"{path}: {node.name} begins with no letter"
+        for path, text in files.items()
+        if path.startswith(CHECKS)
+        for node in ast.walk(ast.parse(text, path))
+        if isinstance(node, ast.FunctionDef) and is_judge(node)
+        if not begins.match(ast.get_docstring(node) or "")
+    ]
+
+
+def is_judge(node: ast.FunctionDef) -> bool:
+    calls = [call.func for call in node.decorator_list if isinstance(call, ast.Call)]
+    return any(isinstance(name, ast.Name) and name.id == "clause" for name in calls)
+
+
+def definitions_are_used(files: Files) -> list[str]:
+    """By name, anywhere; notebooks count, and what is decorated is registered."""
+    notebooks = [path.read_text("utf-8") for path in ROOT.glob("phase*/*.ipynb")]
+    mentions = Counter(
+        word for text in (*files.values(), *notebooks) for word in WORD.findall(text)
+    )
+    return [
+        f"{path}: nothing mentions {name}"
+        for path, text in files.items()
+        if path.startswith("distlab/")
+        for node in ast.parse(text, path).body
+        if not getattr(node, "decorator_list", [])
+        for name in definitions(node)
+        if mentions[name] == 1 and not name.startswith("__")
+    ]
+
+
+def definitions(node: ast.stmt) -> set[str]:
+    """What a statement of a module defines there; imports and loops aside."""
+    if isinstance(node, ast.Assign | ast.AnnAssign | ast.FunctionDef | ast.ClassDef):
+        return defined_by(node)
+    return set()
 
 
 def exports_exist(files: Files) -> list[str]:
@@ -269,7 +329,11 @@ RULES: list[Rule] = [
     nobody_imports_learners_code,
     solutions_see_comm_only,
     checks_do_without_pytest,
+    checks_of_units_stand_apart,
     fronts_are_thin,
     files_are_short,
+    judges_say_what_they_read,
+    definitions_are_used,
     exports_exist,
+    unsaid_rules,
 ]

@@ -14,10 +14,13 @@ from tests.workbench.rules import (
     Rule,
     benchmarks_do_without_tests,
     checks_do_without_pytest,
+    checks_of_units_stand_apart,
     comm_stands_alone,
+    definitions_are_used,
     exports_exist,
     files_are_short,
     fronts_are_thin,
+    judges_say_what_they_read,
     no_circles_between_files,
     no_circles_between_packages,
     no_import_upward,
@@ -25,6 +28,7 @@ from tests.workbench.rules import (
     repository,
     solutions_see_comm_only,
 )
+from tests.workbench.unsaid import unsaid_rules
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -104,6 +108,12 @@ VIOLATIONS: list[tuple[Rule, str, str, str]] = [
         "imports pytest",
     ),
     (
+        checks_of_units_stand_apart,
+        "distlab/grading/checks/a/b.py",
+        "from distlab.grading.checks.c.d import e",
+        "imports distlab.grading.checks.c.d",
+    ),
+    (
         fronts_are_thin,
         "tests/test_phase9.py",
         "from distlab.runner import Cluster",
@@ -115,6 +125,30 @@ VIOLATIONS: list[tuple[Rule, str, str, str]] = [
     (files_are_short, "distlab/install.py", "#\n", "take it off the list"),
     (exports_exist, "distlab/a.py", "__all__ = ['b']", "__all__ names b"),
     (exports_exist, "distlab/a.py", "b = 1\n__all__ = ['b', 'b']", "names b twice"),
+    (
+        judges_say_what_they_read,
+        "distlab/grading/checks/a/b.py",
+        "@clause('a.b', 'C1')\ndef judge(runs):\n    'Q: the quality.'",
+        "judge begins with no letter",
+    ),
+    (
+        definitions_are_used,
+        "distlab/a.py",
+        "def never_called(): ...",
+        "nothing mentions never_called",
+    ),
+    (
+        unsaid_rules,
+        "distlab/grading/checks/a/b.py",
+        "expect_values(a, b, what='c', rule='d')",
+        "b.py:1: no suspect lacks a rule",
+    ),
+    (
+        unsaid_rules,
+        "distlab/grading/checks/a/b.py",
+        "def f():\n    return Suspect(rule='c')\nexpect_values(suspects=f(), rule='d')",
+        "b.py:3: no suspect lacks a rule",
+    ),
 ]
 
 
@@ -150,8 +184,16 @@ def test_a_circle_is_caught_though_no_floor_is_above_another() -> None:
         {CAPSTONE: "import distlab.distributed\nfrom distlab.data import digits"},
         {"tests/test_phase9.py": "import pytest\nfrom distlab.grading.front import a"},
         {"distlab/a.py": "from b import c as d\ne: int = 1\n__all__ = ['d', 'e']"},
+        {"distlab/grading/checks/a/b.py": "import distlab.grading.checks.a.c"},
+        {
+            "distlab/grading/checks/__init__.py": "'''\n    V  values'''",
+            "distlab/grading/checks/a/b.py": "@clause()\ndef c():\n    'V: b.'\nc",
+        },
+        {"distlab/grading/a.py": "expect_values(suspects=[Suspect(), b], rule='c')"},
     ],
-    ids=str.split("comm relative version floor capstone front exports"),
+    ids=str.split(
+        "comm relative version floor capstone front exports unit letters rules"
+    ),
 )
 def test_what_is_allowed_is_not_complained_about(files: Files) -> None:
     for rule in RULES:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from itertools import combinations, pairwise
 from types import ModuleType
 from typing import Any
@@ -104,3 +106,17 @@ def test_too_few_layers_are_refused_in_words(
 ) -> None:
     with pytest.raises(ValueError, match=f"{layers} layers do not make {stages}"):
         unit.partition([1.0] * layers, stages)
+
+
+def test_the_judge_knows_the_mistakes_at_every_size_without_torchs_compiler() -> None:
+    """To import the compiler takes seconds, in a process that needs it for nothing."""
+    program = (
+        "import sys\n"
+        "from distlab.grading.checks.model_parallel.step import WORLDS, _suspects\n"
+        "counts = [len(_suspects(7, n)) for n in WORLDS]\n"
+        "print(counts, 'torch._dynamo' in sys.modules)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert told.stdout == "[5, 5, 4, 4, 2] False\n"

@@ -15,11 +15,11 @@ from distlab.grading.grade import Grader
 from distlab.grading.harness import Implementation
 from distlab.grading.liveness import (
     SIZES,
-    Suspects,
+    RiskySizes,
     _is_suspicion,
     _sizes_for,
     in_order,
-    suspects,
+    risky_sizes,
 )
 from distlab.grading.verdict import ClauseVerdict, TaskVerdict
 from distlab.runner import Cluster, Limits
@@ -65,7 +65,7 @@ def test_a_hang_at_a_size_that_no_check_tries_is_found(
 def test_without_the_kernel_nobody_finds_it(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distlab.grading.grade.suspects", lambda *_: {})
+    monkeypatch.setattr("distlab.grading.grade.risky_sizes", lambda *_: {})
     entry = ENTRIES["LV01"]
     text = entry.applied_to(solution_of("collectives"))
     assert judged(cluster, tmp_path, entry.task, text).status == "pass"
@@ -105,13 +105,13 @@ def test_where_real_ranks_disagree_they_are_right(
     cluster: Cluster, tmp_path: Path, body: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """State that ranks share in one process, and threads: the kernel errs in both."""
-    found: list[Suspects] = []
+    found: list[RiskySizes] = []
 
-    def listen(*args: Any) -> Suspects:
-        found.append(suspects(*args))
+    def listen(*args: Any) -> RiskySizes:
+        found.append(risky_sizes(*args))
         return found[-1]
 
-    monkeypatch.setattr("distlab.grading.grade.suspects", listen)
+    monkeypatch.setattr("distlab.grading.grade.risky_sizes", listen)
     text = with_body(solution_of("collectives"), "collectives.pass_around", body)
     verdict = judged(cluster, tmp_path, "collectives.pass_around", text)
     assert found[0]  # the kernel did suspect it
@@ -196,7 +196,7 @@ def test_other_units_are_not_looked_at(cluster: Cluster) -> None:
     source = read_source(CURRICULUM, CURRICULUM.units["trainer"], "reference")
     impl = Implementation(source, source)
     task = "trainer.average_gradients"
-    assert suspects(cluster, task, impl, SEED, Limits()) == {}
+    assert risky_sizes(cluster, task, impl, SEED, Limits()) == {}
 
 
 @pytest.mark.parametrize(

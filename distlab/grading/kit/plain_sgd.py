@@ -1,4 +1,4 @@
-"""SGD for the one process that judges compute beside the ranks, bit-equal to torch's.
+"""Plain SGD without torch's compiler: beside the ranks, and on them.
 
 To make, or step, an optimizer of torch's imports its compiler: a second and a half, in
 the process that otherwise never needs it.
@@ -56,3 +56,18 @@ class PlainSGD:
                 kept["momentum_buffer"].add_(change, alpha=1 - group["dampening"])
             change = kept["momentum_buffer"]
         parameter.add_(change, alpha=-group["lr"])
+
+
+class CountedSGD(torch.optim.SGD):
+    """Plain SGD that counts its steps; torch's own would import its compiler."""
+
+    steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """See `torch.optim.Optimizer.step`."""
+        self.steps += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter -= group["lr"] * parameter.grad

@@ -1,9 +1,9 @@
 """A model for as many ranks as there are, cut at known places; and its data.
 
-All widths are at least 3, the number of classes: a loss can be taken anywhere, and
-only numbers tell that it was taken at the wrong place. Each stage but the first saves
-the tensor that enters it. What crosses the first cut is float32, and at the third a
-sample has two dimensions: who assumes a dtype or a shape is found out.
+All widths are at least 3, the number of classes: a loss can be taken at every cut but
+the third, and only numbers tell that it was taken at the wrong place. Each stage but
+the first saves the tensor that enters it. What crosses the first cut is float32, and at
+the third a sample has two dimensions: who assumes a dtype or a shape is found out.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from distlab.comm import Comm
 from distlab.comm._call import Wrapper
-from distlab.grading.reference import weights_of
+from distlab.grading.kit.baseline import weights_of
 from distlab.runner import RankContext
 
 _KEPT: list[Any] = []

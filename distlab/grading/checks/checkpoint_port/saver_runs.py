@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 
 from distlab.comm import leave_default_group
 from distlab.grading.checks.checkpoint_port.storage import Storage
-from distlab.grading.checks.torch_ports.hybrid_runs import (
+from distlab.grading.kit.shard_training import (
     Momentum,
     batch_of,
     full_weights,

@@ -128,7 +128,6 @@ def sum_everywhere(runs: Runs) -> str | None:
                 what="the tensor after all_reduce",
                 tolerance=sums.tolerance,
                 suspects=_wrong_sums(sums.before, sums.total),
-                rule="add up all ranks' tensors, each exactly once",
             )
         except NotYetError as failure:
             if failure.slug:

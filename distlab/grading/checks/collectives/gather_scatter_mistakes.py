@@ -103,7 +103,6 @@ def judge(
             expected,
             what=f"{name}'s output",
             tolerance=seen.tolerance,
-            rule=PLACE if name == "all_gather" else FOR_THE_OTHER,
         )
     except NotYetError as failure:
         raise failure.but(evidence=seen.evidence(expected)) from failure

@@ -202,7 +202,6 @@ def neighbors_number(runs: Runs) -> str | None:
                 rule="the number must come from the left neighbor, in a message",
             ),
         ],
-        rule="send to rank + 1, receive from rank - 1, both modulo n",
     )
     if n == 3:
         expect_each(

@@ -17,7 +17,6 @@ from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
 
 TASK = "drill.incident"
-CLAUSES = ("C1", "C2", "C3", "C4", "C5")
 _NAMES = Incident._fields
 Told = Incident | str
 

@@ -25,10 +25,11 @@ from distlab.grading.checks.gradient_accumulation.microbatches import (
     make_microbatches,
     weights_of,
 )
-from distlab.grading.checks.trainer.train_step import expect_float, number_of
 from distlab.grading.clause import clause
 from distlab.grading.kit.again import turned
 from distlab.grading.kit.messages import expect_messages
+from distlab.grading.kit.plain_sgd import CountedSGD
+from distlab.grading.kit.returned import expect_float, number_of
 from distlab.grading.kit.values import (
     Suspect,
     all_close,
@@ -49,21 +50,6 @@ TOLERANCE = 1e-6
 EXACT = 2  # norms: the first gradient is not clipped, the second not yet when measured
 
 
-class Counted(torch.optim.SGD):
-    """Plain SGD that counts its steps; torch's own would import its compiler."""
-
-    steps = 0
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """See `torch.optim.Optimizer.step`."""
-        self.steps += 1
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter -= group["lr"] * parameter.grad
-
-
 def clip_steps(
     context: RankContext, unit: ModuleType, seed: int, part: bool = False
 ) -> dict[str, Any]:
@@ -76,7 +62,7 @@ def clip_steps(
     with_old_gradients(model)
     every = list(model.parameters())
     groups = [{"params": every[:5]}, {"params": every[5:]}]
-    optimizer = Counted(groups[:1] if part else groups, lr=LEARNING_RATE)
+    optimizer = CountedSGD(groups[:1] if part else groups, lr=LEARNING_RATE)
     norms, stepped = [], []
     for step, max_norm in enumerate(MAX_NORMS):
         sizes = turned(LEVEL, seed)[context.rank % len(LEVEL)]

@@ -12,9 +12,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from distlab.grading.kit.baseline import weights_of
 from distlab.grading.kit.values import Suspect
 from distlab.grading.kit.zoo import Zoo, all_gradients, loss_of
-from distlab.grading.reference import weights_of
 
 Sizes = tuple[int, ...]
 """The samples in each microbatch of one rank."""

@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distlab.comm import leave_default_group
 from distlab.grading.checks.gradient_accumulation.clip import (
-    Counted,
     expect_norms,
     expect_weights,
 )
@@ -38,9 +37,10 @@ from distlab.grading.checks.gradient_accumulation.microbatches import (
     make_microbatches,
     weights_of,
 )
-from distlab.grading.checks.trainer.train_step import number_of
 from distlab.grading.clause import clause
 from distlab.grading.kit.again import turned
+from distlab.grading.kit.plain_sgd import CountedSGD
+from distlab.grading.kit.returned import number_of
 from distlab.grading.kit.torch_group import PATIENCE_S, finished
 from distlab.grading.kit.torchrun_env import keep_wrappers, like_torchrun
 from distlab.grading.kit.values import Suspect, same_everywhere
@@ -73,7 +73,7 @@ def ported_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
         return work.get_future().then(lambda future: future.value()[0])
 
     model.register_comm_hook(None, hook)
-    optimizer = Counted(model.parameters(), lr=LEARNING_RATE)
+    optimizer = CountedSGD(model.parameters(), lr=LEARNING_RATE)
     norms, stepped = [], []
     sizes = turned(LEVEL, seed)[context.rank]
     for step, max_norm in enumerate(MAX_NORMS):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,14 @@ class Bucket:
 
     parameters: Sequence[Tensor]
     flat: Tensor
+
+
+class Mistake(NamedTuple):
+    """What a verdict says of a known mistake."""
+
+    slug: str
+    sentence: str
+    rule: str = ""
 
 
 class Listener(Wrapper):
@@ -121,12 +129,27 @@ def sums_of(run: Run, step: int, bucket: int) -> list[Tensor]:
     return [value["sums"][step][bucket] for value in run.values]
 
 
+def bytes_over(run: Run, num_steps: int, limit: float) -> tuple[int, float] | None:
+    """The first rank that sends more bytes for a bucket than `limit`, and how many.
+
+    Raises:
+        NotYetError: a hook returned no Work.
+    """
+    expect_work(run)
+    for record in run.ranks:
+        sent = record.sent_bytes / num_steps / NUM_BUCKETS
+        if sent > limit + 1e-6:
+            return record.rank, sent
+    return None
+
+
 def expect_no_wait_in_call(run: Run) -> None:
     """No blocking call and no wait() before the hook returns.
 
     Raises:
-        NotYetError: there is one.
+        NotYetError: there is one, or a hook returned no Work.
     """
+    expect_work(run)
     for record in run.ranks:
         for op, waits, when, *_ in record.value["heard"]:
             if waits and when == "call":

@@ -10,6 +10,8 @@ from torch import Tensor
 from distlab.grading.checks.gradient_compression.hooked import (
     WORLDS,
     Gradients,
+    Mistake,
+    bytes_over,
     expect_no_wait_in_call,
     expect_work,
     heard_lines,
@@ -60,26 +62,40 @@ def guesses(parts: Sequence[Tensor]) -> dict[str, list[Tensor]]:
     }
 
 
-SENTENCES = {
-    "int8-overflow": "a sum of the ranks' numbers does not fit into int8: it wrapped "
-    "around",
-    "fractional-levels": "the levels are 127 / n, not rounded down: each rank rounds "
-    "its largest number up, and the sum wraps around",
-    "own-scale": "each rank used its own scale: numbers of different units were added",
-    "signed-scale": "the scale is that of the largest element, not of the largest "
-    "magnitude: a negative one does not fit into int8",
-    "divided-twice": "bucket.flat is the mean, not the sum: DDP divides again",
-    "own-gradient-only": "every rank still has its own gradient",
+_LEVELS = "a rank's numbers may be as large as 127 // n"
+MISTAKES = {
+    "int8-overflow": Mistake(
+        "int8-overflow",
+        "a sum of the ranks' numbers does not fit into int8: it wrapped around",
+        _LEVELS,
+    ),
+    "fractional-levels": Mistake(
+        "int8-overflow",
+        "the levels are 127 / n, not rounded down: each rank rounds its largest number "
+        "up, and the sum wraps around",
+        _LEVELS,
+    ),
+    "own-scale": Mistake(
+        "own-scale",
+        "each rank used its own scale: numbers of different units were added",
+        "all_reduce the scale with ReduceOp.MAX first",
+    ),
+    "signed-scale": Mistake(
+        "",
+        "the scale is that of the largest element, not of the largest magnitude: a "
+        "negative one does not fit into int8",
+        "corrected.abs().max()",
+    ),
+    "divided-twice": Mistake(
+        "divided-twice",
+        "bucket.flat is the mean, not the sum: DDP divides again",
+        "leave the sum in bucket.flat: DDP divides it",
+    ),
+    "own-gradient-only": Mistake(
+        "own-gradient-only", "every rank still has its own gradient"
+    ),
 }
-SLUGS = {"signed-scale": "", "fractional-levels": "int8-overflow"}
-"""Where it is not the key."""
-RULES = {
-    "int8-overflow": "a rank's numbers may be as large as 127 // n",
-    "fractional-levels": "a rank's numbers may be as large as 127 // n",
-    "own-scale": "all_reduce the scale with ReduceOp.MAX first",
-    "signed-scale": "corrected.abs().max()",
-    "divided-twice": "leave the sum in bucket.flat: DDP divides it",
-}
+"""By their names in `guesses`."""
 
 
 def off(actual: Tensor, expected: Tensor) -> float:
@@ -106,7 +122,7 @@ def _rows(
     )
 
 
-def _expect_sum(runs: Runs, bucket: int, step: int, slugs: Sequence[str]) -> None:
+def _expect_sum(runs: Runs, bucket: int, step: int, names: Sequence[str]) -> None:
     n, parts = runs.world_size, gradients(runs.seed, runs.world_size)[step][bucket]
     total = torch.stack(parts).sum(0)
     scale = scale_of(parts, 127 // n)
@@ -123,17 +139,17 @@ def _expect_sum(runs: Runs, bucket: int, step: int, slugs: Sequence[str]) -> Non
             evidence=evidence,
             rule="the scale may be 0: do not divide by it",
         )
-    by_slug = guesses(parts)
-    for slug in slugs:
-        values = by_slug[slug]
+    by_name = guesses(parts)
+    for name in names:
+        values, mistake = by_name[name], MISTAKES[name]
         told_apart = any(off(v, total) > 2 * bound for v in values)
         fits = all(off(a, v) <= bound for a, v in zip(actual, values, strict=True))
         if told_apart and fits:
             raise NotYetError(
-                f"step {step + 1}, bucket {bucket}: {SENTENCES[slug]}",
-                slug=SLUGS.get(slug, slug),
+                f"step {step + 1}, bucket {bucket}: {mistake.sentence}",
+                slug=mistake.slug,
                 evidence=evidence,
-                rule=RULES.get(slug, ""),
+                rule=mistake.rule,
             )
     raise NotYetError(
         f"step {step + 1}, bucket {bucket}: bucket.flat after wait() is off by more "
@@ -181,8 +197,8 @@ def near_the_sum(runs: Runs) -> str | None:
     run = runs.finished(compress)
     expect_work(run)
     for step in (0, 1):
-        slugs = ("own-scale", "signed-scale", "divided-twice", "own-gradient-only")
-        _expect_sum(runs, 1, step, slugs)
+        names = ("own-scale", "signed-scale", "divided-twice", "own-gradient-only")
+        _expect_sum(runs, 1, step, names)
         expect_equal_bits(
             sums_of(run, step, 1), what="bucket.flat after wait()", slug="own-order-sum"
         )
@@ -327,16 +343,14 @@ def one_byte_for_each(runs: Runs) -> str | None:
     """B: the bytes of the collectives, by their cost."""
     n = runs.world_size
     run = runs.finished(compress)
-    expect_work(run)
     limit = 2 * (n - 1) / n * (SIZE + HEADER_BYTES)
-    for record in run.ranks:
-        sent = record.sent_bytes / STEPS / 2
-        if sent <= limit + 1e-6:
-            continue
-        wide = sorted({call[4] for call in record.value["heard"] if call[3] > 2 * SIZE})
+    if over := bytes_over(run, STEPS, limit):
+        rank, sent = over
+        heard = run.values[rank]["heard"]
+        wide = sorted({call[4] for call in heard if call[3] > 2 * SIZE})
         rule = f"it sends {', '.join(wide)}: all_reduce an int8 tensor"
         raise NotYetError(
-            f"rank {record.rank} sends {sent:.0f} bytes for a bucket of {SIZE} elements"
+            f"rank {rank} sends {sent:.0f} bytes for a bucket of {SIZE} elements"
             f", expected at most {limit:.0f}",
             slug="wide-sum" if wide else "",
             evidence=heard_lines(run),
@@ -348,7 +362,5 @@ def one_byte_for_each(runs: Runs) -> str | None:
 @clause(TASK, "C5", worlds=(3, 2), runs=[on_ranks(compress)])
 def the_call_returns_at_once(runs: Runs) -> str | None:
     """O: calls and waits between the call of the hook and its return."""
-    run = runs.finished(compress)
-    expect_work(run)
-    expect_no_wait_in_call(run)
+    expect_no_wait_in_call(runs.finished(compress))
     return None

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import leave_default_group
-from distlab.grading.checks.gradient_accumulation.clip import Counted
 from distlab.grading.clause import clause
+from distlab.grading.kit.plain_sgd import CountedSGD
 from distlab.grading.kit.torch_group import WORLDS, finished, join
 from distlab.grading.kit.values import Suspect, expect_values
 from distlab.grading.runs import Runs, on_ranks
@@ -78,7 +78,7 @@ def ported_precision(
     widths: list[str] = []
     for layer in model.children():
         layer.register_forward_hook(lambda *_: widths.append(str(_[2].dtype)))
-    optimizer = Counted(model.parameters(), lr=LEARNING_RATE)
+    optimizer = CountedSGD(model.parameters(), lr=LEARNING_RATE)
     scaler = torch.amp.GradScaler(
         "cpu", init_scale=INIT_SCALE, growth_interval=INTERVAL
     )

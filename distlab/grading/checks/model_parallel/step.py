@@ -17,7 +17,10 @@ from torch import Tensor, nn
 from distlab.comm import COLLECTIVES, Event
 from distlab.grading.clause import clause
 from distlab.grading.kit.messages import calls_of_each, expect_messages
+from distlab.grading.kit.plain_sgd import PlainSGD
+from distlab.grading.kit.returned import expect_loss
 from distlab.grading.kit.stages import (
+    DEEP_CUT,
     LEARNING_RATE,
     NOT_YOURS,
     ROUNDED,
@@ -30,9 +33,7 @@ from distlab.grading.kit.stages import (
 from distlab.grading.kit.values import (
     Suspect,
     all_close,
-    close,
     expect_values,
-    same_everywhere,
 )
 from distlab.grading.kit.zoo import loss_of
 from distlab.grading.runs import Runs, on_ranks
@@ -79,6 +80,10 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
+def _sgd(model: nn.Module) -> PlainSGD:
+    return PlainSGD([{"params": list(model.parameters())}], lr=LEARNING_RATE)
+
+
 @lru_cache(maxsize=32)
 def one_process(
     seed: int, n: int, *, zeroed: bool = True
@@ -86,7 +91,7 @@ def one_process(
     """Each stage's weights after the last step, and the loss of each step."""
     stages = make_stages(seed, n)
     model = nn.Sequential(*stages)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    optimizer = _sgd(model)
     losses = []
     for step, size in enumerate(SIZES):
         inputs, targets = make_batch(seed, step, size)
@@ -102,7 +107,7 @@ def one_process(
 def _misled(seed: int, n: int, backward: Backward) -> list[Tensor]:
     """The weights if the stages before the last one go backward in another way."""
     stages = make_stages(seed, n)
-    optimizer = torch.optim.SGD(nn.Sequential(*stages).parameters(), lr=LEARNING_RATE)
+    optimizer = _sgd(nn.Sequential(*stages))
     for step, size in enumerate(SIZES):
         inputs, targets = make_batch(seed, step, size)
         optimizer.zero_grad()
@@ -139,6 +144,18 @@ def _suspects(seed: int, n: int) -> list[Suspect]:
     ]
     if n == 1:
         return found
+    if n <= DEEP_CUT:  # of an output with more dimensions no such loss can be taken
+        found.append(
+            Suspect(
+                slug="loss-on-every-stage",
+                values=_misled(
+                    seed, n, lambda out, targets, _: taken(out, targets).backward()
+                ),
+                sentence="each stage computed a loss from its own output",
+                rule="only the last stage has class scores; the others receive a "
+                "gradient",
+            )
+        )
     return [
         Suspect(
             slug="only-last-stage-learns",
@@ -152,14 +169,6 @@ def _suspects(seed: int, n: int) -> list[Suspect]:
             sentence="each stage before the last one used a gradient of ones, as if "
             "its loss were the sum of its outputs",
             rule="output.backward(gradient), with the next stage's gradient",
-        ),
-        Suspect(
-            slug="loss-on-every-stage",
-            values=_misled(
-                seed, n, lambda out, targets, _: taken(out, targets).backward()
-            ),
-            sentence="each stage computed a loss from its own output",
-            rule="only the last stage has class scores; the others receive a gradient",
         ),
         *found,
     ]
@@ -196,81 +205,8 @@ def loss_on_every_rank(runs: Runs) -> str | None:
     found = [value["weights"] for value in run.values]
     went_right = all_close(found, weights, ROUNDED)
     for step in range(len(SIZES) if went_right else 1):
-        judge_losses([value["losses"][step] for value in run.values], losses[step])
+        expect_loss([value["losses"][step] for value in run.values], losses[step])
     return None
-
-
-def judge_losses(losses: list[float | None], expected: Tensor) -> None:
-    """What each rank returned must be the loss of the batch.
-
-    Raises:
-        NotYetError: it is not.
-    """
-    n = len(losses)
-    told = [
-        torch.tensor(torch.nan if loss is None else loss, dtype=torch.float64)
-        for loss in losses
-    ]
-    right = [close(number, expected) for number in told]
-    if all(right):
-        return
-    _expect_all_digits(told, right, expected)
-    if right[-1] and n > 1 and not any(right[:-1]):
-        does = "returned nothing" if losses[0] is None else f"returned {losses[0]:.4g}"
-        raise NotYetError(
-            f"the last stage returned the loss; rank 0 {does}",
-            slug="loss-on-last-stage-only",
-            rule="comm.broadcast the loss from the last rank",
-        )
-    if all(loss is None for loss in losses):
-        raise NotYetError(
-            "no rank returned a number",
-            slug="returned-none",
-            rule="return the loss as a float, on every rank",
-        )
-    expect_values(
-        told,
-        same_everywhere(expected, n),
-        what="the returned loss",
-        rule="the loss of the last stage, the same on every rank",
-    )
-
-
-def _expect_all_digits(told: list[Tensor], right: list[bool], expected: Tensor) -> None:
-    """A loss that is near, and fits into fewer bits, has been in a tensor of these."""
-    wrong = [rank for rank, is_right in enumerate(right) if not is_right]
-    for digits, bits, dtypes in _NARROW:
-        near = all(close(told[rank], expected, 10.0 ** (1 - digits)) for rank in wrong)
-        fits = any(
-            all(
-                torch.equal(told[rank], told[rank].to(dtype).double()) for rank in wrong
-            )
-            for dtype in dtypes
-        )
-        if near and fits:
-            wanted = f"expected {float(expected):.10g}"
-            raise NotYetError(
-                f"the returned loss is right to about {digits} digits: it was sent in "
-                f"a tensor of {bits} bits",
-                slug="wrong-dtype",
-                evidence=tuple(
-                    Evidence(
-                        rank=rank,
-                        state="wrong" if rank in wrong else "right",
-                        text=f"got {float(number):.10g}   {wanted}",
-                    )
-                    for rank, number in enumerate(told)
-                ),
-                rule="torch.zeros(1) is float32: send the loss in a tensor with "
-                "dtype=torch.float64",
-            )
-
-
-_NARROW = (
-    (7, 32, (torch.float32,)),
-    (3, 16, (torch.float16, torch.bfloat16)),
-)
-"""How many digits are left, in how many bits, of which dtypes."""
 
 
 @clause(

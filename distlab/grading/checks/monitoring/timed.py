@@ -8,6 +8,7 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
+from distlab.given.monitoring import PARTS
 from distlab.grading.checks.monitoring.clocks import FORWARD, WALL, WORKING, Clocks
 from distlab.grading.checks.monitoring.recorded import number, same
 from distlab.grading.clause import clause
@@ -18,8 +19,6 @@ from distlab.runner import RankContext
 from distlab.runner.autopsy import NOBODY, Evidence
 
 TASK = "monitoring.step_report"
-PARTS = ("data", "compute", "communication")
-
 NEAR_S = 1e-5  # the time of day as a float has 7 digits after the point
 
 

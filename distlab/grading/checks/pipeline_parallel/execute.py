@@ -6,7 +6,6 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from distlab.grading.checks.model_parallel.step import judge_losses
 from distlab.grading.checks.pipeline_parallel.cases import (
     WORLDS,
     all_cases,
@@ -21,6 +20,7 @@ from distlab.grading.checks.pipeline_parallel.losses import (
 )
 from distlab.grading.clause import clause
 from distlab.grading.kit.messages import expect_messages
+from distlab.grading.kit.returned import expect_loss
 from distlab.grading.runs import Runs, on_ranks
 from distlab.runner import RankContext, Run
 
@@ -61,7 +61,7 @@ def loss_on_every_rank(runs: Runs) -> str | None:
     n, seed = runs.world_size, runs.seed
     for number, case in enumerate(all_cases(n)):
         loss = gradients(case, seed, n)[1]
-        judge_losses([value[number]["loss"] for value in run.values], loss)
+        expect_loss([value[number]["loss"] for value in run.values], loss)
     expect_no_loss_kept(runs, run)
     return None
 

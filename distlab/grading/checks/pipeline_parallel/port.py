@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import leave_default_group
-from distlab.grading.checks.model_parallel.step import judge_losses
 from distlab.grading.clause import clause
+from distlab.grading.kit.returned import expect_loss
 from distlab.grading.kit.stages import (
     NOT_YOURS,
     ROUNDED,
@@ -186,7 +186,7 @@ def loss_everywhere(runs: Runs) -> str | None:
     """V: what each rank returned."""
     run = finished(runs, ported_pipeline)
     loss = one_process(runs.seed, runs.world_size)[1]
-    judge_losses([value["loss"] for value in run.values], loss)
+    expect_loss([value["loss"] for value in run.values], loss)
     return None
 
 

@@ -2,44 +2,45 @@
 
 from __future__ import annotations
 
-import signal
 from signal import SIGKILL
 from types import ModuleType
 from typing import Any
 
-from distlab.comm.services import Tick, WakeAt
-from distlab.given.launching import Begin, Ended, Finish, Interrupted, Signal, Start
+from distlab.comm.services import Tick
+from distlab.given.launching import Begin, Ended, Interrupted, Signal, Start
 from distlab.grading.checks.process_group.lives import (
     BY_HAND,
-    END,
-    FOREVER,
     NUM_RANDOM,
     SIZES,
     Contract,
-    Fact,
     Processes,
     Script,
     scripts,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit import launcher_actions
 from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.kit.histories import (
     History,
     Row,
     compared,
-    expect,
-    first_by_clause,
     last_rows,
     rows_of,
 )
-from distlab.grading.kit.plans import in_call
+from distlab.grading.kit.launcher_actions import (
+    END,
+    Fact,
+    common_fact,
+    expect_no_fault,
+    first_faults,
+    signal_name,
+)
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import NOBODY, Evidence
 
 TASK = "process_group.launch"
-_MOST_EVENTS = 400
 _EVENTS = {"begin": Begin, "ended": Ended, "interrupted": Interrupted, "tick": Tick}
 
 
@@ -47,12 +48,7 @@ def play_lives(
     context: RankContext, unit: ModuleType, seed: int
 ) -> list[tuple[int, History]]:
     """The first script that breaks each clause: its number, and the actions."""
-    known = scripts(seed)
-    return first_by_clause(
-        range(len(known)),
-        lambda number: play(unit, known[number]),
-        lambda number, history: faults(known[number], history),
-    )
+    return first_faults(scripts(seed), lambda script: play(unit, script), faults)
 
 
 def play(unit: ModuleType, script: Script) -> History:
@@ -63,25 +59,7 @@ def play(unit: ModuleType, script: Script) -> History:
         window_s=script.window_s,
         grace_s=script.grace_s,
     )
-    processes = Processes(script)
-    rows = []
-    for event in processes.events():
-        happened = _EVENTS[event[0]](*event[1:])
-        with in_call(f"on({happened}, {processes.now_s:.4g})"):
-            given = launcher.on(happened, processes.now_s)
-        actions = _read(given)
-        rows.append(Row(processes.now_s, NOBODY, event, actions))
-        if len(rows) >= _MOST_EVENTS or "unknown" in {kind for kind, *_ in actions}:
-            return rows
-        for action in actions:
-            processes.act(action)
-    return [*rows, Row(FOREVER, NOBODY, END, [])]
-
-
-def _read(given: Any) -> list[Fact]:
-    if not isinstance(given, list | tuple):
-        return [("unknown", f"{given!r:.60}, which is no list of actions")]
-    return [_fact(action) for action in given]
+    return launcher_actions.play(launcher, Processes(script), _EVENTS, _fact)
 
 
 def _fact(action: Any) -> Fact:
@@ -90,19 +68,14 @@ def _fact(action: Any) -> Fact:
             return "start", int(rank), int(generation)
         case Signal(rank, number):
             return "signal", int(rank), int(number)
-        case WakeAt(at_s):
-            return "wake", float(at_s)
-        case Finish(code):
-            return "finish", int(code)
-    return "unknown", f"{action!r:.60}, which is no action"
+    return common_fact(action)
 
 
 PLAYED = on_ranks(play_lives)
 
 
 def _expect(runs: Runs, clause_id: str) -> None:
-    known = scripts(runs.seed)
-    expect(runs, PLAYED, clause_id, lambda number, rows: faults(known[number], rows))
+    expect_no_fault(runs, PLAYED, clause_id, scripts(runs.seed), faults)
 
 
 @clause(TASK, "C1", worlds=(1,), plays=SIZES, runs=[PLAYED])
@@ -216,13 +189,8 @@ def _event(event: Fact) -> str:
         case ("ended", rank, code):
             return f"rank {rank} ended with code {code}"
         case ("interrupted", number):
-            return f"the launcher got {_name(number)}"
+            return f"the launcher got {signal_name(number)}"
     return "a Tick"
-
-
-def _name(number: int) -> str:
-    known = {one.value: one.name for one in signal.Signals}
-    return known.get(number, f"signal {number}")
 
 
 def _actions(actions: list[Fact]) -> str:
@@ -234,7 +202,7 @@ def _actions(actions: list[Fact]) -> str:
                 phrase = f"Start in generation {generation} of"
                 phrases.setdefault(phrase, []).append(f"{rank}")
             case ("signal", rank, number):
-                phrases.setdefault(f"{_name(number)} to", []).append(f"{rank}")
+                phrases.setdefault(f"{signal_name(number)} to", []).append(f"{rank}")
             case ("wake", at_s):
                 phrases[f"WakeAt {at_s:.4g} s"] = []
             case ("finish", code):

@@ -1,7 +1,7 @@
 """Scripts for 3.18: what becomes of each process, and the contract of a `Launcher`.
 
 No process runs: a script says how long each one lives, how it ends, and what it does
-on SIGTERM. Events and actions are tuples, their kind first.
+on SIGTERM.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from signal import SIGINT, SIGKILL, SIGTERM
-from typing import Any
 
 from distlab.grading.kit.histories import Model, Row
+from distlab.grading.kit.launcher_actions import Fact
 
-Fact = tuple[Any, ...]
-"""An event or an action: what it is, and its numbers."""
 FOREVER = math.inf
 NUM_RANDOM, SIZES = 200, (1, 2, 3, 4, 5)
 
@@ -176,8 +174,6 @@ class Processes:
 
 # ── what must come of a script ──────────────────────────────────────────────────────
 
-END: Fact = ("end",)
-"""The last row of a history, where nothing happens any more."""
 _LATE_S = 0.1
 
 

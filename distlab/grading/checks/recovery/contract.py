@@ -11,7 +11,8 @@ from math import inf
 from signal import SIGKILL, SIGTERM
 from typing import NamedTuple
 
-from distlab.grading.checks.recovery.faults import END, Fact, Script
+from distlab.grading.checks.recovery.faults import Script
+from distlab.grading.kit.launcher_actions import END, Fact
 
 _LATE_S = 0.1
 

@@ -1,8 +1,7 @@
 """Scripts for 4.7: what becomes of processes and generations, in virtual time.
 
 No process runs: a script says how long each process imports and lives, what happens to
-the ranks of each generation, and which events come late or twice. Events and actions
-are tuples, their kind first.
+the ranks of each generation, and which events come late or twice.
 """
 
 from __future__ import annotations
@@ -16,10 +15,8 @@ from math import inf
 from signal import SIGKILL, SIGTERM
 from typing import Any
 
-Fact = tuple[Any, ...]
-"""An event or an action: what it is, and its numbers."""
-END: Fact = ("end",)
-"""The last row of a history, where nothing happens any more."""
+from distlab.grading.kit.launcher_actions import Fact
+
 NUM_RANDOM, SIZES = 120, (1, 2, 3, 4, 5)
 STEP_S, IMPORT_S, KILLED_IN_S = 1.0, 2.0, 0.01
 _LATE_STEP = 5  # so much higher is the number in a late Completed

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from signal import SIGTERM
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from distlab.comm.services import Tick, WakeAt
-from distlab.given.launching import Begin, Finish, Interrupted
+from distlab.comm.services import Tick
+from distlab.given.launching import Begin, Interrupted
 from distlab.given.recovering import (
     Completed,
     Ended,
@@ -22,10 +23,8 @@ from distlab.given.recovering import (
 from distlab.grading.checks.recovery.contract import Contract, Due
 from distlab.grading.checks.recovery.faults import (
     BY_HAND,
-    END,
     NUM_RANDOM,
     SIZES,
-    Fact,
     Processes,
     Script,
     scripts,
@@ -37,21 +36,24 @@ from distlab.grading.checks.recovery.words import (
     expected_words,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit import launcher_actions
 from distlab.grading.kit.histories import (
     History,
     Row,
-    expect,
-    first_by_clause,
     rows_of,
 )
-from distlab.grading.kit.plans import in_call
+from distlab.grading.kit.launcher_actions import (
+    END,
+    Fact,
+    common_fact,
+    expect_no_fault,
+    first_faults,
+)
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
-from distlab.runner.autopsy import NOBODY
 
 TASK = "recovery.supervise"
-_MOST_EVENTS = 400
 _EVENTS: dict[str, Any] = {
     "begin": Begin,
     "ready": Ready,
@@ -67,12 +69,7 @@ def play_faults(
     context: RankContext, unit: ModuleType, seed: int
 ) -> list[tuple[int, History]]:
     """The first script that breaks each clause: its number, and the actions."""
-    known = scripts(seed)
-    return first_by_clause(
-        range(len(known)),
-        lambda number: play(unit, known[number]),
-        lambda number, history: faults(known[number], history),
-    )
+    return first_faults(scripts(seed), lambda script: play(unit, script), faults)
 
 
 def play(unit: ModuleType, script: Script) -> History:
@@ -85,34 +82,15 @@ def play(unit: ModuleType, script: Script) -> History:
         max_failures=script.max_failures,
         grace_s=script.grace_s,
     )
-    processes = Processes(script)
-    rows = []
-    for event in processes.events():
-        kind, *values = event
-        happened = _EVENTS[kind](*values)
-        with in_call(f"on({happened}, {processes.now_s:.4g})"):
-            given = supervisor.on(happened, processes.now_s)
-        actions = _read(given)
-        rows.append(Row(processes.now_s, NOBODY, event, actions))
-        if len(rows) >= _MOST_EVENTS or not _can_act(actions, script.world_size):
-            return rows
-        for action in actions:
-            processes.act(action)
-    return [*rows, Row(processes.now_s + 1e6, NOBODY, END, [])]
+    can_act = partial(_can_act, script.world_size)
+    return launcher_actions.play(supervisor, Processes(script), _EVENTS, _fact, can_act)
 
 
-def _read(given: Any) -> list[Fact]:
-    if not isinstance(given, list | tuple):
-        return [("unknown", f"{given!r:.60}, which is no list of actions")]
-    return [_fact(action) for action in given]
-
-
-def _can_act(actions: list[Fact], world_size: int) -> bool:
+def _can_act(world_size: int, actions: list[Fact]) -> bool:
     """Whether the script can go on: no Form of other ranks than 0 … n - 1."""
     forms = [action[2] for action in actions if action[0] == "form"]
-    is_known = "unknown" not in {action[0] for action in actions}
     ranks = list(range(world_size))
-    return is_known and all([r for r, _ in members] == ranks for members in forms)
+    return all([r for r, _ in members] == ranks for members in forms)
 
 
 def _fact(action: Any) -> Fact:
@@ -123,11 +101,7 @@ def _fact(action: Any) -> Fact:
             return "signal", int(process), int(number)
         case Form(generation, members):
             return "form", int(generation), sorted(dict(members).items())
-        case WakeAt(at_s):
-            return "wake", float(at_s)
-        case Finish(code):
-            return "finish", int(code)
-    return "unknown", f"{action!r:.60}, which is no action"
+    return common_fact(action)
 
 
 # ── verdicts ────────────────────────────────────────────────────────────────────────
@@ -339,8 +313,7 @@ PLAYED = on_ranks(play_faults)
 
 
 def _expect(runs: Runs, clause_id: str) -> None:
-    known = scripts(runs.seed)
-    expect(runs, PLAYED, clause_id, lambda number, rows: faults(known[number], rows))
+    expect_no_fault(runs, PLAYED, clause_id, scripts(runs.seed), faults)
 
 
 @clause(TASK, "C1", worlds=(1,), plays=SIZES, runs=[PLAYED])

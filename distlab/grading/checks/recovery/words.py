@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
@@ -10,8 +9,9 @@ from signal import SIGKILL, SIGTERM
 from typing import Any
 
 from distlab.grading.checks.recovery.contract import Contract, Due
-from distlab.grading.checks.recovery.faults import Fact, Script
+from distlab.grading.checks.recovery.faults import Script
 from distlab.grading.kit.histories import Row
+from distlab.grading.kit.launcher_actions import Fact, signal_name
 from distlab.runner.autopsy import NOBODY, Evidence
 
 _SHOWN = 7  # rows of a history, beside the line with the supervisor's numbers
@@ -114,15 +114,10 @@ def event_words(event: Fact) -> str:
         case ("completed", step, generation):
             return f"step {step} completed in generation {generation}"
         case ("interrupted", number):
-            return f"the agent got {_name(number)}"
+            return f"the agent got {signal_name(number)}"
         case ("begin",):
             return "Begin"
     return "a Tick"
-
-
-def _name(number: int) -> str:
-    known = {one.value: one.name for one in signal.Signals}
-    return known.get(number, f"signal {number}")
 
 
 def _processes(numbers: Sequence[int]) -> str:
@@ -135,9 +130,9 @@ def action_words(actions: Sequence[Sequence[Any]]) -> str:
     found = [f"Start of {_processes(starts)}"] if starts else []
     for number in (SIGTERM, SIGKILL):
         to = [a[1] for a in actions if a[0] == "signal" and a[2] == number]
-        found += [f"{_name(number)} to {_processes(to)}"] if to else []
+        found += [f"{signal_name(number)} to {_processes(to)}"] if to else []
     others = Counter(a[2] for a in actions if a[0] == "signal")
-    found += [_name(s) for s in others if s not in (SIGTERM, SIGKILL)]
+    found += [signal_name(s) for s in others if s not in (SIGTERM, SIGKILL)]
     for kind, *values in actions:
         if kind == "form":
             members = ", ".join(f"{rank}: {p}" for rank, p in values[1])

@@ -250,7 +250,6 @@ def expect_sums(sums: Sums, name: str, counts: Sums | None, aside: str = "") -> 
             what=f"after {name} {what}",
             tolerance=1e-12,
             suspects=_wrong_sums(sums),
-            rule="each rank's tensor is in the sum exactly once",
         )
     except NotYetError as failure:
         if failure.slug or not counts or all(map(counts.right, counts.after)):

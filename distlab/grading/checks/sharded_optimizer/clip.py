@@ -135,6 +135,4 @@ def _expect_scaled(runs: Runs) -> None:
             [value[number]["gradient"] for value in run.values],
             [torch.cat(chunk) for chunk in chunks],
             what=f"a gradient of norm {norm:.3g}, clipped to {max_norm:g}:",
-            rule="longer than max_norm: multiply every shard's gradient by max_norm / "
-            "norm; shorter: do not change it",
         )

@@ -55,7 +55,6 @@ def outputs_of_the_whole_model(runs: Runs) -> str | None:
         [value["outputs"][0] for value in run.values],
         before,
         what="the output of the model",
-        rule="the parameters are views of bucket.flat: chunk r of it is rank r's shard",
     )
     expect_values(
         [value["outputs"][1] for value in run.values],
@@ -69,7 +68,6 @@ def outputs_of_the_whole_model(runs: Runs) -> str | None:
                 rule="gathered weights are a copy: gather again before each forward",
             )
         ],
-        rule="gather the current shards, as the optimizer leaves them",
     )
     expect_messages(run, "the outputs are correct, but comm was not used")
     return None

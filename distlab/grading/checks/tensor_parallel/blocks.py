@@ -150,7 +150,6 @@ def as_in_one_process(runs: Runs) -> str | None:
                     same_everywhere(right, n),
                     what=f"what {words} returns" + _after(step),
                     suspects=_wrong_outputs(whole, words) if step == 0 else (),
-                    rule=_rule(step, "sum what each rank's shard returns"),
                 )
             backs = [value[name]["backs"][step] for value in run.values]
             if not all_close(backs, [right_back] * n):

@@ -144,7 +144,6 @@ def the_way_in(runs: Runs) -> str | None:
                 rule="all ranks have the same x already: forward needs no sum",
             )
         ],
-        rule="forward, f returns x",
     )
     gradients = _each(run, "enter", "gradient")
     total = torch.stack(gradients).sum(0)
@@ -158,7 +157,6 @@ def the_way_in(runs: Runs) -> str | None:
         [value["odd"]["crossed"] for value in run.values],
         same_everywhere(torch.stack(_crossed(runs.seed, n)).sum(0), n),
         what="the gradient of x, for a transposed gradient,",
-        rule="sum a contiguous copy of the gradient",
     )
     if any(value["elsewhere"] for value in run.values):
         raise NotYetError(
@@ -196,7 +194,6 @@ def _expect_gradient(
                 rule="each rank's shard contributes a term: the gradient is the sum",
             ),
         ],
-        rule=NO_SUM_BACK,
     )
 
 
@@ -229,7 +226,6 @@ def the_way_out(runs: Runs) -> str | None:
                 rule="the ranks have partial sums: add them",
             ),
         ],
-        rule="forward, g returns the sum of all ranks' x",
     )
     gradients = _each(run, "leave", "gradient")
     what = "the gradient of reduce_from_region's x"
@@ -246,13 +242,11 @@ def the_way_out(runs: Runs) -> str | None:
                 "same on every rank, and counts once",
             )
         ],
-        rule="backward, g returns the gradient unchanged",
     )
     expect_values(
         [value["odd"]["leave"] for value in run.values],
         same_everywhere(torch.stack(_crossed(runs.seed, n)).sum(0), n),
         what="what reduce_from_region returns for a transposed x",
-        rule="sum a contiguous copy of x",
     )
     return None
 

@@ -158,7 +158,6 @@ def along_the_tokens(runs: Runs) -> str | None:
                 )
             ),
         ],
-        rule="in each sequence: rank 0's tokens, then rank 1's, and so on",
     )
     total = torch.stack(many).sum(0)
     mixed = total.reshape(n, SEQUENCES, EACH, CHANNELS)
@@ -181,7 +180,6 @@ def along_the_tokens(runs: Runs) -> str | None:
             ),
             *other_orders(total, n, "what reduce_scatter_tokens returns", dim=1),
         ],
-        rule="chunk r, along the tokens, of the sum over all ranks",
     )
     return None
 
@@ -210,13 +208,11 @@ def each_is_the_others_way_back(runs: Runs) -> str | None:
                 rule="every rank used this rank's tokens: sum their gradients",
             )
         ],
-        rule="every rank used this rank's tokens: sum their gradients",
     )
     expect_values(
         _all(run, "scatter back"),
         same_everywhere(torch.cat(few, 1), n),
         what="reduce_scatter_to_sequence: the gradient of x",
-        rule="this rank's x went into all tokens: gather all their gradients",
     )
     return None
 
@@ -257,13 +253,11 @@ def gradients_of_a_block(runs: Runs) -> str | None:
                 "over the ranks",
             )
         ],
-        rule="a replicated parameter that sees only local tokens needs the sum",
     )
     expect_values(
         [torch.stack(_all(run, "shares")).sum(0)],
         [_square_of_shares(block)],
         what="the sum of squares of the gradients of all shards",
-        rule="a sharded weight has its full gradient already: do not sum it",
     )
     return None
 

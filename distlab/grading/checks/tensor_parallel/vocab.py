@@ -149,8 +149,6 @@ def loss_of_one_process(runs: Runs) -> str | None:
             same_everywhere(right.loss, n),
             what=f"the loss of {name} logits",
             suspects=_wrong_losses(right),
-            rule="log of the sum of exp over all ranks' columns, minus the target's "
-            "logit; the mean over the tokens",
         )
     return None
 
@@ -270,8 +268,6 @@ def gradient_of_one_process(runs: Runs) -> str | None:
                     "gradient",
                 )
             ],
-            rule="softmax minus one at the target, divided by the number of tokens: "
-            "sum with reduce_from_region, which has a backward",
         )
     return None
 

@@ -117,7 +117,6 @@ def everyone_has_the_sum(runs: Runs) -> str | None:
                 total,
                 what=what,
                 suspects=partial(_suspects, name, before),
-                rule="after each round: which ranks' tensors are in this partial sum?",
             )
             expect_equal_bits(
                 after,

@@ -252,7 +252,6 @@ def _judge(runs: Runs, of_one_size: bool) -> None:
             total,
             what=what,
             suspects=partial(_suspects, nodes, before),
-            rule="after each stage: which ranks' tensors are in this chunk?",
         )
         expect_equal_bits(
             after,

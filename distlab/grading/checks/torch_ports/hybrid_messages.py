@@ -8,13 +8,13 @@ from typing import Any
 from distlab.grading.checks.torch_ports.hybrid_runs import (
     MIXED,
     WORLDS,
-    make_model,
     node_of,
     replicas_of,
     shard_size,
     sharded_steps,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit.shard_training import make_model
 from distlab.grading.kit.torch_group import finished
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError

@@ -19,13 +19,20 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor, nn
 
 from distlab.comm import leave_default_group
+from distlab.grading.kit.shard_training import (
+    Momentum,
+    batch_of,
+    full_weights,
+    local,
+    make_model,
+    one_step,
+)
 from distlab.grading.kit.torch_group import join
 from distlab.grading.kit.torch_wire import Wire
 from distlab.runner import RankContext
 
 WORLDS = (4, 3)
-STEPS, SAMPLES = 2, 3
-WIDTHS = (6, 5, 7, 3)
+STEPS = 2
 OTHER_LR = 0.02  # of the new optimizer, until it has loaded the saved one's
 EXACT = torch.float64, torch.float64  # to compute, to sum over the ranks
 MIXED = torch.bfloat16, torch.float32
@@ -44,79 +51,6 @@ def fewer_of(n: int) -> int:
 def shard_size(layer: nn.Module, size: int) -> int:
     """The most elements of a layer that one of `size` ranks stores, by rows."""
     return sum(-(-len(p) // size) * p[0].numel() for p in layer.parameters())
-
-
-def make_model(seed: int) -> nn.Sequential:
-    """Three layers in float64, (N, 6) to (N, 3)."""
-    model = nn.Sequential(
-        nn.Sequential(nn.Linear(WIDTHS[0], WIDTHS[1]), nn.Tanh()),
-        nn.Sequential(nn.Linear(WIDTHS[1], WIDTHS[2]), nn.Tanh()),
-        nn.Linear(WIDTHS[2], WIDTHS[3]),
-    ).double()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            shape = parameter.shape
-            parameter.copy_(torch.randn(shape, generator=generator).double() * 0.5)
-    return model
-
-
-def batch_of(seed: int, step: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Inputs (samples, 6) and targets (samples, 3)."""
-    generator = torch.Generator().manual_seed(seed * 7919 + step * 101 + rank)
-    drawn = torch.randn(SAMPLES, WIDTHS[0] + WIDTHS[-1], generator=generator)
-    inputs, targets = drawn.double().split([WIDTHS[0], WIDTHS[-1]], 1)
-    return inputs, targets
-
-
-def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Whatever the dtype of the outputs is."""
-    return (outputs.double() - targets).square().mean()
-
-
-class Momentum(torch.optim.Optimizer):
-    """SGD with momentum, shard by shard: torch's own takes long with its first DTensor.
-
-    Its state counts from the second step on.
-    """
-
-    def __init__(self, model: nn.Module, lr: float = 0.1) -> None:
-        super().__init__(model.parameters(), {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """See `torch.optim.Optimizer.step`."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if "momentum" not in state:
-                    state["momentum"] = torch.zeros_like(parameter)
-                momentum = local(state["momentum"])
-                momentum.mul_(0.9).add_(local(parameter.grad))
-                local(parameter).sub_(group["lr"] * momentum)
-
-
-def local(tensor: Any) -> Tensor:
-    """What this rank has of it."""
-    mine: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return mine.detach()
-
-
-def one_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]
-) -> None:
-    """Forward, backward, step."""
-    optimizer.zero_grad()
-    loss_of(model(batch[0]), batch[1]).backward()
-    optimizer.step()
-
-
-def full_weights(model: nn.Module) -> Tensor:
-    """All in one flat tensor; every rank takes part."""
-    found = [getattr(p, "full_tensor", p.detach)() for p in model.parameters()]
-    return torch.cat([weight.detach().flatten() for weight in found]).clone()
 
 
 def sharded_steps(

@@ -8,8 +8,6 @@ from distlab.grading.checks.torch_ports.hybrid_runs import (
     continued,
     continued_baseline,
     fewer_of,
-    full_weights,
-    make_model,
     node_of,
     one_process,
     replicas_of,
@@ -17,6 +15,7 @@ from distlab.grading.checks.torch_ports.hybrid_runs import (
     sharded_steps,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit.shard_training import full_weights, make_model
 from distlab.grading.kit.torch_group import finished
 from distlab.grading.kit.values import Suspect, expect_values, same_everywhere
 from distlab.grading.runs import Runs, on_ranks

@@ -126,7 +126,6 @@ def gradients_are_the_mean(runs: Runs) -> str | None:
             *_weights_instead(run, [flat(state) for state in own]),
             *_wrong_means([flat(state) for state in own], flat(mean)),
         ],
-        rule="sum over the ranks, divided once by the number of ranks",
     )
     expect_messages(run, "the gradients are right, but not through comm")
     if n == AGAIN_WORLD:
@@ -141,7 +140,6 @@ def _expect_again(runs: Runs) -> None:
         [flat(value["after"]) for value in run.values],
         same_everywhere(torch.stack(own).mean(0), runs.world_size),
         what="with a second model in the same process the averaged gradient",
-        rule="keep nothing from one call to the next",
     )
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from distlab.grading.clause import clause
+from distlab.grading.kit.baseline import make_model
 from distlab.grading.kit.by_name import State, flat, listed, some_of, wrong_names
 from distlab.grading.kit.messages import expect_messages
 from distlab.grading.kit.values import Suspect, digest, expect_values, same_everywhere
-from distlab.grading.reference import make_model
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
@@ -83,7 +83,6 @@ def parameters_agree(runs: Runs) -> str | None:
             what=some_of("the parameters", before[src], after),
             verb="are",
             suspects=_wrong_copies(before, src),
-            rule="every rank ends with what rank src had",
         )
         expect_messages(run, "the weights are right, but not through comm")
         if not all(value["kept"] for value in run.values):
@@ -134,7 +133,6 @@ def buffers_agree(runs: Runs) -> str | None:
             what=some_of("the buffers", before[src], after),
             verb="are",
             suspects=_wrong_copies(before, src),
-            rule="every rank ends with what rank src had",
         )
     return None
 

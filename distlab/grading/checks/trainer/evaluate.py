@@ -147,7 +147,7 @@ def whatever_comes(runs: Runs) -> str | None:
     ],
 )
 def nothing_is_left(runs: Runs) -> str | None:
-    """The mode: evaluation during the call, the former after it. No gradients."""
+    """S: the mode is evaluation during the call, the former after it; no gradients."""
     for training in (True, False):
         run = _evaluated(runs, mixed=False, training=training)
         for rank, value in enumerate(run.values):

@@ -29,6 +29,7 @@ from distlab.grading.checks.trainer.fit_reference import (
     right_fit,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit.baseline import weights_of
 from distlab.grading.kit.uneven import on_one_rank_only, run_or_name
 from distlab.grading.kit.values import (
     all_close,
@@ -37,7 +38,6 @@ from distlab.grading.kit.values import (
     expect_values,
     same_everywhere,
 )
-from distlab.grading.reference import weights_of
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
@@ -113,7 +113,6 @@ def weights_of_one_process(runs: Runs) -> str | None:
             what=f"the weights after {NUM_EPOCHS} epochs",
             verb="are",
             suspects=suspects_of(run, seed),
-            rule="an equal start; then a train_step for each batch",
         )
     expect_equal_bits(
         weights,

@@ -1,6 +1,6 @@
 """A whole training in this one process: what the ranks of `fit` should arrive at.
 
-And what they arrive at with a known mistake, as in distlab/grading/reference.py; here
+And what they arrive at with a known mistake, as in grading/kit/baseline.py; here
 there are epochs, the last batch of an epoch is smaller, and the optimizer has momentum.
 """
 
@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.reference import weights_of
+from distlab.grading.kit.baseline import weights_of
 from distlab.grading.threads import one_thread
 
 NUM_EPOCHS = 2

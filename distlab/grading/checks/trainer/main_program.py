@@ -117,7 +117,6 @@ def _expect_right_weights(run: Run, epochs: int) -> None:
         suspects=lambda: suspects_of(
             epochs, n, [value["first"] for value in run.values]
         ),
-        rule="each rank's sum over its samples / the samples of the global batch",
     )
     expect_equal_bits(
         weights,
@@ -167,7 +166,7 @@ def one_rank_saves(runs: Runs) -> str | None:
 
 @clause("trainer.main", "C3", worlds=WORLDS, runs=_main_runs)
 def ends_cleanly(runs: Runs) -> str | None:
-    """No group is left; and the file runs under torchrun where there is no distlab."""
+    """S: no group is left; the file runs under torchrun where there is no distlab."""
     run = _finished(runs)
     left = [rank for rank, value in enumerate(run.values) if value["left"]]
     if left:

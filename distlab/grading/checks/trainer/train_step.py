@@ -15,21 +15,11 @@ import torch
 from torch import nn
 
 from distlab.grading.checks.trainer.train_step_mistakes import (
-    odd_count,
     own_gradient,
     suspects_of,
 )
 from distlab.grading.clause import clause
-from distlab.grading.kit.messages import expect_messages
-from distlab.grading.kit.values import (
-    Suspect,
-    all_close,
-    digest,
-    expect_equal_bits,
-    expect_values,
-    same_everywhere,
-)
-from distlab.grading.reference import (
+from distlab.grading.kit.baseline import (
     LEARNING_RATE,
     STEPS,
     bent,
@@ -38,6 +28,16 @@ from distlab.grading.reference import (
     right_training,
     train,
     weights_of,
+)
+from distlab.grading.kit.messages import expect_messages
+from distlab.grading.kit.returned import expect_float, number_of
+from distlab.grading.kit.values import (
+    Suspect,
+    all_close,
+    digest,
+    expect_equal_bits,
+    expect_values,
+    same_everywhere,
 )
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -133,8 +133,6 @@ def weights_of_one_process(runs: Runs) -> str | None:
             what=f"the weights after {STEPS} steps",
             verb="are",
             suspects=suspects_of(run, seed, n),
-            rule=odd_count(run)
-            or "zero the gradients, forward, backward, average, then step",
         )
     expect_equal_bits(
         weights,
@@ -179,7 +177,6 @@ def _expect_with_bend(runs: Runs) -> None:
                 rule="average the gradients between backward() and step()",
             )
         ],
-        rule="every rank must step with the mean gradient, whatever the optimizer",
     )
 
 
@@ -227,35 +224,5 @@ def loss_of_the_whole_batch(runs: Runs) -> str | None:
                 rule="every rank's loss counts: sum them, then divide",
             ),
         ],
-        rule="the mean loss over the whole batch, the same on every rank",
     )
     return None
-
-
-def number_of(value: Any) -> float | str:
-    """`value` if it is a number of Python, else the name of its type."""
-    return float(value) if isinstance(value, int | float) else type(value).__name__
-
-
-def expect_float(returned: list[Any], sentence: str) -> None:
-    """Each of these is a number, as `number_of` recorded it.
-
-    `sentence` has a gap for what was returned instead.
-
-    Raises:
-        NotYetError: one is not.
-    """
-    for value in returned:
-        if value == "Tensor":
-            raise NotYetError(
-                sentence.format("a tensor") + "; expected a float",
-                slug="not-a-float",
-                rule="convert it at the end, on every rank: float(tensor)",
-            )
-        if isinstance(value, str):
-            kind = "nothing" if value == "NoneType" else f"a {value}"
-            raise NotYetError(
-                sentence.format(kind) + "; expected a float",
-                slug="returned-none",
-                rule="return a float, on every rank",
-            )

@@ -1,0 +1,112 @@
+"""Numbers that a learner's function returned: a float, the same on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.grading.kit.values import close, expect_values, same_everywhere
+from distlab.grading.verdict import NotYetError
+from distlab.runner.autopsy import Evidence
+
+_NARROW = (
+    (7, 32, (torch.float32,)),
+    (3, 16, (torch.float16, torch.bfloat16)),
+)
+"""How many digits are left, in how many bits, of which dtypes."""
+
+
+def number_of(value: Any) -> float | str:
+    """`value` if it is a number of Python, else the name of its type."""
+    return float(value) if isinstance(value, int | float) else type(value).__name__
+
+
+def expect_float(returned: list[Any], sentence: str) -> None:
+    """Each of these is a number, as `number_of` recorded it.
+
+    `sentence` has a gap for what was returned instead.
+
+    Raises:
+        NotYetError: one is not.
+    """
+    for value in returned:
+        if value == "Tensor":
+            raise NotYetError(
+                sentence.format("a tensor") + "; expected a float",
+                slug="not-a-float",
+                rule="convert it at the end, on every rank: float(tensor)",
+            )
+        if isinstance(value, str):
+            kind = "nothing" if value == "NoneType" else f"a {value}"
+            raise NotYetError(
+                sentence.format(kind) + "; expected a float",
+                slug="returned-none",
+                rule="return a float, on every rank",
+            )
+
+
+def expect_loss(losses: list[float | None], expected: Tensor) -> None:
+    """What each rank returned must be the loss of the batch.
+
+    Raises:
+        NotYetError: it is not.
+    """
+    n = len(losses)
+    told = [
+        torch.tensor(torch.nan if loss is None else loss, dtype=torch.float64)
+        for loss in losses
+    ]
+    right = [close(number, expected) for number in told]
+    if all(right):
+        return
+    _expect_all_digits(told, right, expected)
+    if right[-1] and n > 1 and not any(right[:-1]):
+        does = "returned nothing" if losses[0] is None else f"returned {losses[0]:.4g}"
+        raise NotYetError(
+            f"the last stage returned the loss; rank 0 {does}",
+            slug="loss-on-last-stage-only",
+            rule="comm.broadcast the loss from the last rank",
+        )
+    if all(loss is None for loss in losses):
+        raise NotYetError(
+            "no rank returned a number",
+            slug="returned-none",
+            rule="return the loss as a float, on every rank",
+        )
+    expect_values(
+        told,
+        same_everywhere(expected, n),
+        what="the returned loss",
+    )
+
+
+def _expect_all_digits(told: list[Tensor], right: list[bool], expected: Tensor) -> None:
+    """A loss that is near, and fits into fewer bits, has been in a tensor of these."""
+    wrong = [rank for rank, is_right in enumerate(right) if not is_right]
+    for digits, bits, dtypes in _NARROW:
+        near = all(close(told[rank], expected, 10.0 ** (1 - digits)) for rank in wrong)
+        fits = any(
+            all(
+                torch.equal(told[rank], told[rank].to(dtype).double()) for rank in wrong
+            )
+            for dtype in dtypes
+        )
+        if near and fits:
+            wanted = f"expected {float(expected):.10g}"
+            raise NotYetError(
+                f"the returned loss is right to about {digits} digits: it was sent in "
+                f"a tensor of {bits} bits",
+                slug="wrong-dtype",
+                evidence=tuple(
+                    Evidence(
+                        rank=rank,
+                        state="wrong" if rank in wrong else "right",
+                        text=f"got {float(number):.10g}   {wanted}",
+                    )
+                    for rank, number in enumerate(told)
+                ),
+                rule="torch.zeros(1) is float32: send the loss in a tensor with "
+                "dtype=torch.float64",
+            )
