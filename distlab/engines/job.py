@@ -17,7 +17,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from distlab.engines.config import DistributedConfig
 from distlab.engines.history import History
@@ -28,8 +28,9 @@ from distlab.engines.samples import Loading
 class Job:
     """A training. The ranks train a copy of `model`; `optimizer` is on the original."""
 
-    model: nn.Module
-    loss: Callable[..., Tensor]
+    model: Any
+    """A torch module; for backend tensorflow a KerasModel, which has all three."""
+    loss: Callable[..., Tensor] | None
     optimizer: Any
     train: Loading
     val: Loading | None
