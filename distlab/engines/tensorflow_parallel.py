@@ -9,9 +9,11 @@ Source: TensorFlow's documentation, "Custom training with tf.distribute.Strategy
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,35 +42,38 @@ class TensorFlow(Parallel):
         self.device = torch.device("cpu")  # of the figures, which torch adds up
         self.mean = tf.distribute.ReduceOp.MEAN
         self.total = tf.distribute.ReduceOp.SUM
-        with self.strategy.scope():
-            self.model = sent.load()
-            self.keras_optimizer = self.model.optimizer
-            self.variables = self.model.trainable_variables
-            self.sums = [
-                tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
-                for v in self.variables
-            ]
+        # Each rank has variables of its own: those of the strategy's scope are summed
+        # over the ranks by Keras's optimizer, after it has clipped.
+        self.model = sent.load()
+        self.keras_optimizer = self.model.optimizer
+        self.variables = self.model.trainable_variables
+        self.sums = [
+            tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
+            for v in self.variables
+        ]
         kept = {id(v) for v in self.model.weights}
         self.seeds = [v for v in self.model.variables if id(v) not in kept]
+        self.seen: set[int] = set()
+        # As in Keras. AutoGraph would also wrap an error's line in others.
+        options = {"autograph": False, "reduce_retracing": True}
+        self._learn = tf.function(self._learn_here, **options)
+        self._judge = tf.function(self._judge_here, **options)
+        self._step = tf.function(self._step_here, **options)
+        self._sum = tf.function(self._sum_replicated, **options)
+        self._take_from_rank_0()
         self._spread_seeds()
-        self._learn = tf.function(self._learn_replicated, reduce_retracing=True)
-        self._judge = tf.function(self._judge_local, reduce_retracing=True)
-        self._step = tf.function(self._step_replicated)
-        self._sum = tf.function(self._sum_replicated)
 
     # ── a step ──────────────────────────────────────────────────────────────────────
 
     def batches(self, loading: Loading, plan: Sequence[Microbatch]) -> Iterator[Any]:
-        """See Parallel."""
+        """See Parallel; collective when it sees a dataset for the first time."""
+        self._expect_same_samples(loading.dataset)
         return (loading.dataset.batch(one.indices) for one in plan)
 
     def learn(self, loss: Loss | None, batch: Any, micro: Microbatch) -> Tensor:
         """See Parallel; the loss is the one that the model was compiled with."""
         weight = self.tf.constant(micro.weight, self.tf.float64)
         return torch.tensor(self._learn(*self._tensors(batch), weight).numpy().item())
-
-    def _learn_replicated(self, inputs: Any, targets: Any, weight: Any) -> Any:
-        return self.strategy.run(self._learn_here, (inputs, targets, weight))
 
     def _learn_here(self, inputs: Any, targets: Any, weight: Any) -> Any:
         tf = self.tf
@@ -92,43 +97,37 @@ class TensorFlow(Parallel):
         loss = self.model.compute_loss(
             x=inputs, y=targets, y_pred=outputs, training=training
         )
-        # Keras divides by the number of replicas where a strategy is open.
-        num = self.tf.distribute.get_strategy().num_replicas_in_sync
-        return loss * self.tf.cast(num, loss.dtype), outputs
+        return loss, outputs
 
     def step(self) -> float:
         """See Parallel."""
         return float(self._step())
 
-    def _step_replicated(self) -> Any:
+    def _step_here(self) -> Any:
         tf = self.tf
-        gradients, norm = self.strategy.run(self._mean_gradients)
-        with self.strategy.scope():
-            # Outside a replica Keras does not sum them over the ranks once more.
-            self.keras_optimizer.apply(gradients, self.variables)
-        return tf.cast(norm, tf.float64)
-
-    def _mean_gradients(self) -> tuple[Any, Any]:
-        tf = self.tf
-        context = tf.distribute.get_replica_context()
         sums = [tf.identity(sum_) for sum_ in self.sums]
-        gradients = context.all_reduce(self.mean, sums)
-        for sum_ in self.sums:
-            sum_.assign(tf.zeros_like(sum_))
+        gradients = self.strategy.run(self._mean_here, (sums,))
         norm = tf.linalg.global_norm(gradients)
         largest = self.config.gradient_clipping
         if largest is not None:
             # As torch clips: by a norm that is a little larger.
             factor = tf.minimum(tf.cast(1, norm.dtype), largest / (norm + 1e-6))
             gradients = [g * tf.cast(factor, g.dtype) for g in gradients]
-        return gradients, norm
+        self.keras_optimizer.apply(gradients, self.variables)
+        for sum_ in self.sums:
+            sum_.assign(tf.zeros_like(sum_))
+        return tf.cast(norm, tf.float64)
+
+    def _mean_here(self, sums: list[Any]) -> Any:
+        context = self.tf.distribute.get_replica_context()
+        return context.all_reduce(self.mean, [self.tf.identity(one) for one in sums])
 
     def judge(self, loss: Loss | None, batch: Any) -> Judged:
         """See Parallel; accuracy is that of targets which are class numbers."""
         value, right, num = self._judge(*self._tensors(batch))
         return Judged(value.numpy().item(), int(right), int(num))
 
-    def _judge_local(self, inputs: Any, targets: Any) -> tuple[Any, Any, Any]:
+    def _judge_here(self, inputs: Any, targets: Any) -> tuple[Any, Any, Any]:
         tf = self.tf
         value, outputs = self._loss(inputs, targets, False)
         value = tf.cast(value, tf.float64)
@@ -162,7 +161,7 @@ class TensorFlow(Parallel):
     def sum(self, tensor: Tensor) -> Tensor:
         """See Parallel."""
         value = self._sum(self.tf.constant(tensor.numpy()))
-        tensor.copy_(torch.from_numpy(value.numpy().copy()).reshape(tensor.shape))
+        tensor.copy_(torch.from_numpy(np.array(value.numpy())).reshape(tensor.shape))
         return tensor
 
     def _sum_replicated(self, value: Any) -> Any:
@@ -172,6 +171,33 @@ class TensorFlow(Parallel):
         context = self.tf.distribute.get_replica_context()
         return context.all_reduce(self.total, self.tf.identity(value))
 
+    def _expect_same_samples(self, samples: Any) -> None:
+        """Scripts that read their own datasets must read the same.
+
+        Raises:
+            EngineError: a rank has others, or in another order.
+        """
+        if self.world_size == 1 or id(samples) in self.seen:
+            return
+        self.seen.add(id(samples))
+        digests = torch.zeros(self.world_size, dtype=torch.double)
+        digests[self.rank] = samples.digest()
+        others = (self.sum(digests) != digests[0]).nonzero().flatten().tolist()
+        if others:
+            raise EngineError(
+                f"rank {others[0]} has other samples than rank 0, or in another order: "
+                "shuffle() in the dataset needs a seed, or leave it to shuffle=True"
+            )
+
+    def _take_from_rank_0(self) -> None:
+        """Scripts that make their own models may have drawn other weights."""
+        if self.world_size == 1:
+            return
+        variables = [*self.model.variables, *self.keras_optimizer.variables]
+        values = _flat(variables)
+        first = self.sum(values if self.rank == 0 else torch.zeros_like(values))
+        _assign_parts(variables, first)
+
     def _average_moving(self) -> None:
         """Each rank has moved its batch normalisation by its own batches."""
         moving = [
@@ -179,11 +205,7 @@ class TensorFlow(Parallel):
         ]
         if self.world_size == 1 or not moving:
             return
-        own = [torch.from_numpy(v.numpy()).double() for v in moving]
-        mean = self.sum(torch.cat([v.flatten() for v in own])) / self.world_size
-        parts = mean.split([v.numel() for v in own])
-        for variable, value, part in zip(moving, own, parts, strict=True):
-            variable.assign(part.reshape(value.shape).numpy().astype(variable.dtype))
+        _assign_parts(moving, self.sum(_flat(moving)) / self.world_size)
 
     def _spread_seeds(self) -> None:
         """Give each rank another dropout; rank 0's is the one that was sent."""
@@ -229,11 +251,27 @@ def assign(what: str, variables: Sequence[Any], values: dict[str, Any]) -> None:
         variable.assign(value.numpy())
 
 
+def _tensor(variable: Any) -> Tensor:
+    return torch.from_numpy(np.array(variable.numpy()))
+
+
+def _flat(variables: Sequence[Any]) -> Tensor:
+    """The values of all variables, one after the other."""
+    return torch.cat([_tensor(v).double().flatten() for v in variables])
+
+
+def _assign_parts(variables: Sequence[Any], values: Tensor) -> None:
+    """The reverse of `_flat`."""
+    shapes = [tuple(v.shape) for v in variables]
+    parts = values.split([math.prod(shape) for shape in shapes])
+    for variable, shape, part in zip(variables, shapes, parts, strict=True):
+        variable.assign(part.reshape(shape).numpy().astype(variable.dtype))
+
+
 def _numbered(variables: Sequence[Any]) -> dict[str, Tensor]:
     """By number: a layer's name changes when a process makes the model again."""
     return {
-        f"{index:04d}": torch.from_numpy(variable.numpy().copy())
-        for index, variable in enumerate(variables)
+        f"{index:04d}": _tensor(variable) for index, variable in enumerate(variables)
     }
 
 

@@ -2,7 +2,7 @@
 
     RANK, MASTER_ADDR … ─▶ addresses of all ranks ─▶ TF_CONFIG ─▶ MultiWorkerMirrored
 
-    python -m distlab.launch … distlab/engines/tensorflow_start.py SCRIPT ARGUMENTS …
+    python -m distlab.launch … distlab/engines/tensorflow_start.py any SCRIPT …
 
 runs a user's script as a rank that has done so. The strategy must be there before the
 first tensor is, so before the script makes its model.
@@ -16,6 +16,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ if __name__ == "__main__":
 from distlab.engines.expect import EngineError
 from distlab.engines.outside import engine
 
+ANY = "any"  # in place of nccl: TensorFlow chooses
 MEETING = timedelta(minutes=10)
 _opened: list[Any] = []
 _held: list[Any] = []  # the store, and a socket on this rank's port
@@ -141,13 +143,13 @@ def address_towards(other: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def main(script: Path, arguments: list[str]) -> int:
+def main(wire: str | None, script: Path, arguments: Sequence[str]) -> int:
     """Run `script` as the rank that the environment names; the exit code."""
     from distlab.engines.start import job_of_launcher, run_here
 
     with job_of_launcher():
         try:
-            open_strategy()
+            open_strategy(None if wire == ANY else wire)
         except EngineError as error:
             print(f"distlab train: {error}", file=sys.stderr)
             return 1
@@ -158,4 +160,4 @@ if __name__ == "__main__":
     # The script imports this module by its name, and must find what was opened here.
     from distlab.engines import tensorflow_start
 
-    sys.exit(tensorflow_start.main(Path(sys.argv[1]), sys.argv[2:]))
+    sys.exit(tensorflow_start.main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:]))

@@ -12,7 +12,6 @@ import contextlib
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
