@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ class TensorFlow(Parallel):
         # Each rank has variables of its own: those of the strategy's scope are summed
         # over the ranks by Keras's optimizer, after it has clipped.
         self.model = sent.load()
+        self.knows_training = "training" in signature(self.model.call).parameters
         self.keras_optimizer = self.model.optimizer
         self.variables = self.model.trainable_variables
         self.sums = [
@@ -73,7 +75,8 @@ class TensorFlow(Parallel):
     def learn(self, loss: Loss | None, batch: Any, micro: Microbatch) -> Tensor:
         """See Parallel; the loss is the one that the model was compiled with."""
         weight = self.tf.constant(micro.weight, self.tf.float64)
-        return torch.tensor(self._learn(*self._tensors(batch), weight).numpy().item())
+        value = self._learn(*self._tensors(batch), weight)
+        return torch.tensor(value.numpy().item(), dtype=torch.double)
 
     def _learn_here(self, inputs: Any, targets: Any, weight: Any) -> Any:
         tf = self.tf
@@ -93,7 +96,8 @@ class TensorFlow(Parallel):
 
     def _loss(self, inputs: Any, targets: Any, training: bool) -> tuple[Any, Any]:
         """The mean loss of a batch, and the outputs."""
-        outputs = self.model(inputs, training=training)
+        mode = {"training": training} if self.knows_training else {}
+        outputs = self.model(inputs, **mode)
         loss = self.model.compute_loss(
             x=inputs, y=targets, y_pred=outputs, training=training
         )
