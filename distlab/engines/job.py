@@ -29,8 +29,9 @@ class Job:
     """A training. The ranks train a copy of `model`; `optimizer` is on the original."""
 
     model: Any
-    """A torch module; for backend tensorflow a KerasModel, which has all three."""
-    loss: Callable[..., Tensor] | None
+    """A torch module; for backend tensorflow a KerasModel, which has its own
+    loss and optimizer."""
+    loss: Callable[..., Tensor]
     optimizer: Any
     train: Loading
     val: Loading | None

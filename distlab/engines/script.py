@@ -93,15 +93,17 @@ def _launch(
     meeting: Meeting,
     log_dir: Path | None,
 ) -> int:
-    program: tuple[object, ...] = (script, *arguments)
+    program, given = script, [*arguments]
     if config.backend == "tensorflow":
         wire = config.communication_backend or tensorflow_start.ANY
-        program = (tensorflow_start.__file__, wire, *program)
+        program = Path(tensorflow_start.__file__)
+        given = [wire, str(script), *arguments]
     nodes: dict[str, object] = {}
     if config.num_nodes > 1:
         nodes = {"nnodes": config.num_nodes, **vars(meeting)}
     return launch_distributed_training(
-        *program,
+        program,
+        *given,
         nproc_per_node=config.ranks_per_node,
         backend=config.communication_backend
         or ("nccl" if torch.cuda.is_available() else "gloo"),

@@ -57,7 +57,8 @@ class TensorFlowDistributedTrainer(Trainer):
         self.shuffle = shuffle
 
     def _take(self, weights: dict[str, Tensor]) -> None:
-        assign("weights", self.model.variables, weights)
+        own: Any = self.model
+        assign("weights", own.variables, weights)
 
     def _loading(self, given: Any, batch_size: int | None, what: str) -> Loading:
         named = what.replace("loader", "dataset")

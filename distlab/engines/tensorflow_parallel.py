@@ -72,7 +72,7 @@ class TensorFlow(Parallel):
         self._expect_same_samples(loading.dataset)
         return (loading.dataset.batch(one.indices) for one in plan)
 
-    def learn(self, loss: Loss | None, batch: Any, micro: Microbatch) -> Tensor:
+    def learn(self, loss: Loss, batch: Any, micro: Microbatch) -> Tensor:
         """See Parallel; the loss is the one that the model was compiled with."""
         weight = self.tf.constant(micro.weight, self.tf.float64)
         value = self._learn(*self._tensors(batch), weight)
@@ -126,7 +126,7 @@ class TensorFlow(Parallel):
         context = self.tf.distribute.get_replica_context()
         return context.all_reduce(self.mean, [self.tf.identity(one) for one in sums])
 
-    def judge(self, loss: Loss | None, batch: Any) -> Judged:
+    def judge(self, loss: Loss, batch: Any) -> Judged:
         """See Parallel; accuracy is that of targets which are class numbers."""
         value, right, num = self._judge(*self._tensors(batch))
         return Judged(value.numpy().item(), int(right), int(num))

@@ -115,7 +115,10 @@ def meet() -> dict[str, Any]:
     Raises:
         EngineError: the others are not at MASTER_ADDR.
     """
-    from torch.distributed import PrefixStore, rendezvous
+    from torch.distributed import (  # type: ignore[attr-defined]
+        PrefixStore,
+        rendezvous,
+    )
 
     place = os.environ.get("MASTER_ADDR", "?"), os.environ.get("MASTER_PORT", "?")
     try:
