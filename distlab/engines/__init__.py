@@ -14,7 +14,7 @@ tuner         DistributedTuner; search draws and decides, trial is its process
 ray_engine    RayTrainer; imports Ray when it is used
 horovod_engine, deepspeed_engine: the same for these; *_parallel: their ranks
 tensorflow_engine, tensorflow_parallel: the same for a Keras model and tf.data
-tensorflow_start, keras_model: how its ranks meet, and what they are sent
+tensorflow_start, tensorflow_rank, keras_model: how its ranks meet, what they are sent
 """
 
 from distlab.engines.config import DistributedConfig

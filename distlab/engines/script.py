@@ -21,10 +21,11 @@ from pathlib import Path
 
 import torch
 
-from distlab.engines import tensorflow_start
+from distlab.engines import tensorflow_rank
 from distlab.engines.config import BACKEND_VARIABLE, DistributedConfig
 from distlab.engines.expect import EngineError
 from distlab.engines.start import expect_gpus, is_rank, run_here
+from distlab.engines.tensorflow_start import tensorflow
 from distlab.launch import launch_distributed_training
 
 SECONDS_AN_HOUR = 3600.0
@@ -60,10 +61,10 @@ def run_script(
         raise EngineError(f"an address is for backend ray; backend is {config.backend}")
     with _named_backend(config.backend):
         if config.backend == "tensorflow":
-            tensorflow_start.tensorflow()  # refused here, in one line, not by each rank
+            tensorflow()  # refused here, in one line, not by each rank
         if is_rank():
             if config.backend == "tensorflow":
-                return tensorflow_start.main(
+                return tensorflow_rank.main(
                     config.communication_backend, script, arguments
                 )
             return run_here(script, arguments)
@@ -95,8 +96,8 @@ def _launch(
 ) -> int:
     program, given = script, [*arguments]
     if config.backend == "tensorflow":
-        wire = config.communication_backend or tensorflow_start.ANY
-        program = Path(tensorflow_start.__file__)
+        wire = config.communication_backend or tensorflow_rank.ANY
+        program = Path(tensorflow_rank.__file__)
         given = [wire, str(script), *arguments]
     nodes: dict[str, object] = {}
     if config.num_nodes > 1:

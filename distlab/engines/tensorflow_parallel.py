@@ -22,7 +22,6 @@ from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError
 from distlab.engines.keras_model import KerasModel
 from distlab.engines.parallel import Judged, Loss, Parallel
-from distlab.engines.rank import number
 from distlab.engines.samples import Loading, Microbatch
 from distlab.engines.tensorflow_start import open_strategy, tensorflow
 
@@ -39,7 +38,8 @@ class TensorFlow(Parallel):
         self.tf = tf = tensorflow()
         self.strategy = open_strategy(config.communication_backend)
         self.world_size = self.strategy.num_replicas_in_sync
-        self.rank = number() if self.world_size > 1 else 0
+        cluster = self.strategy.cluster_resolver  # none with one rank
+        self.rank = cluster.task_id if cluster else 0
         self.device = torch.device("cpu")  # of the figures, which torch adds up
         self.mean = tf.distribute.ReduceOp.MEAN
         self.total = tf.distribute.ReduceOp.SUM

@@ -2,10 +2,8 @@
 
     RANK, MASTER_ADDR … ─▶ addresses of all ranks ─▶ TF_CONFIG ─▶ MultiWorkerMirrored
 
-    python -m distlab.launch … distlab/engines/tensorflow_start.py any SCRIPT …
-
-runs a user's script as a rank that has done so. The strategy must be there before the
-first tensor is, so before the script makes its model.
+The strategy must be there before the first tensor is: tensorflow_rank.py opens it
+before a user's script makes its model.
 
 Source: TensorFlow's documentation, "Multi-worker training with Keras".
 """
@@ -15,20 +13,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
-from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
-
-if __name__ == "__main__":
-    # This file's folder would come first, and its names hide those of libraries.
-    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from distlab.engines.expect import EngineError
 from distlab.engines.outside import engine
 
-ANY = "any"  # in place of nccl: TensorFlow chooses
 MEETING = timedelta(minutes=10)
 _opened: list[Any] = []
 _held: list[Any] = []  # the store, and a socket on this rank's port
@@ -144,23 +134,3 @@ def address_towards(other: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((other, 9))  # sends nothing
         return str(probe.getsockname()[0])
-
-
-def main(wire: str | None, script: Path, arguments: Sequence[str]) -> int:
-    """Run `script` as the rank that the environment names; the exit code."""
-    from distlab.engines.start import job_of_launcher, run_here
-
-    with job_of_launcher():
-        try:
-            open_strategy(None if wire == ANY else wire)
-        except EngineError as error:
-            print(f"distlab train: {error}", file=sys.stderr)
-            return 1
-        return run_here(script, arguments)
-
-
-if __name__ == "__main__":
-    # The script imports this module by its name, and must find what was opened here.
-    from distlab.engines import tensorflow_start
-
-    sys.exit(tensorflow_start.main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:]))
