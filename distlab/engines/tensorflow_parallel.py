@@ -9,6 +9,7 @@ Source: TensorFlow's documentation, "Custom training with tf.distribute.Strategy
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from inspect import signature
@@ -105,7 +106,8 @@ class TensorFlow(Parallel):
 
     def step(self) -> float:
         """See Parallel."""
-        return float(self._step())
+        with self._naming_a_lost_rank():
+            return float(self._step())
 
     def _step_here(self) -> Any:
         tf = self.tf
@@ -164,9 +166,23 @@ class TensorFlow(Parallel):
 
     def sum(self, tensor: Tensor) -> Tensor:
         """See Parallel."""
-        value = self._sum(self.tf.constant(tensor.numpy()))
+        with self._naming_a_lost_rank():
+            value = self._sum(self.tf.constant(tensor.numpy()))
         tensor.copy_(torch.from_numpy(np.array(value.numpy())).reshape(tensor.shape))
         return tensor
+
+    @contextlib.contextmanager
+    def _naming_a_lost_rank(self) -> Iterator[None]:
+        """TensorFlow says it in many lines, of which the first says nothing."""
+        errors = self.tf.errors
+        lost = errors.UnavailableError, errors.AbortedError, errors.CancelledError
+        try:
+            yield
+        except lost as error:
+            kind = type(error).__name__
+            raise EngineError(
+                f"another rank has ended, or cannot be reached ({kind})"
+            ) from error
 
     def _sum_replicated(self, value: Any) -> Any:
         return self.strategy.run(self._sum_here, (value,))

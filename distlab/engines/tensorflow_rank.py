@@ -1,6 +1,8 @@
 """A user's script as one rank of TensorFlow's: the strategy is open before it begins.
 
-python -m distlab.launch … distlab/engines/tensorflow_rank.py any SCRIPT ARGUMENTS …
+    python -m distlab.launch … distlab/engines/tensorflow_rank.py any SCRIPT …
+
+With nccl in place of any, TensorFlow sends by NCCL.
 """
 
 from __future__ import annotations
