@@ -13,7 +13,7 @@ ifneq ($(shell test -x $(PY) && cat .venv/.ready 2>/dev/null),$(CURDIR))
 .PHONY: .venv/.ready
 endif
 
-.PHONY: help demo test test-slow test-touched test-failed test-all test-tracking test-manifests test-slurm test-docker test-trainer test-ray test-horovod test-deepspeed check templates figures mutants notebooks bench chaos nodes soak
+.PHONY: help demo test test-slow test-touched test-failed test-all test-tracking test-manifests test-slurm test-docker test-trainer test-ray test-horovod test-deepspeed test-tensorflow check templates figures mutants notebooks bench chaos nodes soak
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -60,6 +60,9 @@ test-horovod: .venv-horovod/.ready  ## Horovod, which is built first, beside tor
 
 test-deepspeed: .venv-deepspeed/.ready  ## DeepSpeed's ZeRO stages 0 to 3, beside torch's DDP
 	@.venv-deepspeed/bin/python -m pytest tests/engines/test_deepspeed.py
+
+test-tensorflow: .venv-tensorflow/.ready  ## TensorFlow with two ranks, beside torch's DDP
+	@.venv-tensorflow/bin/python -m pytest tests/engines/test_tensorflow.py
 
 check: .venv/.ready-dev  ## style, types, and whether generated files are up to date
 	$(PY) -m ruff check
@@ -154,6 +157,11 @@ soak: .venv/.ready  ## the reference passes 20 times in a row under CPU load
 .venv-deepspeed/.ready: pyproject.toml distlab/install.py
 	@$(PYTHON) -m venv .venv-deepspeed
 	@.venv-deepspeed/bin/python distlab/install.py --extras deepspeed
+	@touch $@
+
+.venv-tensorflow/.ready: pyproject.toml distlab/install.py
+	@$(PYTHON) -m venv .venv-tensorflow
+	@.venv-tensorflow/bin/python distlab/install.py --extras tensorflow
 	@touch $@
 
 .venv-horovod/.ready: pyproject.toml tests/engines/build_horovod.sh

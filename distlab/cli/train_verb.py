@@ -10,7 +10,10 @@ import typer
 
 Script = Annotated[Path, typer.Option("--script", help="Your training script.")]
 Backend = Annotated[
-    str, typer.Option(help="pytorch-ddp, fsdp2, scratch, ray, horovod, deepspeed.")
+    str,
+    typer.Option(
+        help="pytorch-ddp, fsdp2, scratch, ray, horovod, deepspeed, tensorflow."
+    ),
 ]
 NumGpus = Annotated[int | None, typer.Option(help="Ranks in total.")]
 NumNodes = Annotated[int, typer.Option(help="Nodes; run this command on each.")]

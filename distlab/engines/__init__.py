@@ -1,4 +1,4 @@
-"""The same training on existing engines: torch's DDP and FSDP2, DeepSpeed, Ray Train.
+"""The same training on existing engines: torch's DDP and FSDP2, TensorFlow, Ray Train.
 
 config        DistributedConfig: what a training is told, checked before it starts
 expect        what a field of it must be
@@ -13,6 +13,8 @@ tuner         DistributedTuner; search draws and decides, trial is its process
 
 ray_engine    RayTrainer; imports Ray when it is used
 horovod_engine, deepspeed_engine: the same for these; *_parallel: their ranks
+tensorflow_engine, tensorflow_parallel: the same for a Keras model and tf.data
+tensorflow_start, tensorflow_rank, keras_model: how its ranks meet, what they are sent
 """
 
 from distlab.engines.config import DistributedConfig

@@ -22,13 +22,14 @@ from distlab.engines.expect import (
     expect_number,
 )
 
-Backend = Literal["pytorch-ddp", "fsdp2", "scratch", "ray", "horovod", "deepspeed"]
+Backend = Literal[
+    "pytorch-ddp", "fsdp2", "scratch", "ray", "horovod", "deepspeed", "tensorflow"
+]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 CORE = ("pytorch-ddp", "fsdp2", "scratch")
 BACKEND_VARIABLE = "DISTLAB_ENGINE"  # `distlab train --backend` sets it for a script
 ABSENT = {
     "mpi": "there is no MPI backend: choose gloo or nccl",
-    "tensorflow": "there is no TensorFlow engine here: choose pytorch-ddp",
     "mxnet": "there is no MXNet engine: that project has ended",
     "ray-serve": "there is no Ray Serve engine: distlab trains and does not serve",
 }
@@ -216,6 +217,20 @@ class DistributedConfig:
         if name == "horovod" and self.communication_backend == "nccl":
             raise EngineError(
                 "backend horovod sends as it was built: leave communication_backend out"
+            )
+
+        if name == "tensorflow":
+            self._expect_tensorflow_fits()
+
+    def _expect_tensorflow_fits(self) -> None:
+        if self.precision is not None:
+            raise EngineError(
+                "backend tensorflow takes the precision from the model: leave "
+                "mixed_precision out, give its layers the policy mixed_bfloat16"
+            )
+        if self.communication_backend == "gloo":
+            raise EngineError(
+                "backend tensorflow has no gloo: leave communication_backend out"
             )
 
     def _expect_deepspeed_fits(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from distlab.engines.config import DistributedConfig
 from distlab.engines.history import History
@@ -28,7 +28,9 @@ from distlab.engines.samples import Loading
 class Job:
     """A training. The ranks train a copy of `model`; `optimizer` is on the original."""
 
-    model: nn.Module
+    model: Any
+    """A torch module; for backend tensorflow a KerasModel, which has its own
+    loss and optimizer."""
     loss: Callable[..., Tensor]
     optimizer: Any
     train: Loading

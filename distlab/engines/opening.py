@@ -21,6 +21,10 @@ def open_parallel(job: Job) -> Parallel:
         from distlab.engines.deepspeed_parallel import DeepSpeed
 
         return DeepSpeed(*own)
+    if job.config.backend == "tensorflow":
+        from distlab.engines.tensorflow_parallel import TensorFlow
+
+        return TensorFlow(job.config, job.model)
     from distlab.engines.torch_engine import Torch
 
     return Torch(*own)

@@ -4,6 +4,7 @@
       Torch     DDP (stage 0), DDP + ZeroRedundancyOptimizer (1), fully_shard (2, 3)
       Scratch   distlab.distributed                                    scratch.py
       Horovod   horovod_parallel.py, DeepSpeed   deepspeed_parallel.py
+      TensorFlow: its own forward, backward and step     tensorflow_parallel.py
 
 State is kept by the names of the parameters and unsharded: what one backend saved
 another one loads, on any number of ranks.
@@ -12,16 +13,30 @@ another one loads, on any number of ranks.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from distlab.engines.config import DistributedConfig
+from distlab.engines.expect import EngineError
+from distlab.engines.samples import Loading, Microbatch, make_loader
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+Loss = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A batch of the validation: its mean loss, and how many targets were met."""
+
+    loss: Tensor | float
+    num_right: Tensor | int = 0
+    num_judged: int = 0
+    """0 where the outputs are no class scores."""
 
 
 class Parallel:
@@ -43,6 +58,41 @@ class Parallel:
         self.config = config
 
     # ── a step ──────────────────────────────────────────────────────────────────────
+
+    def batches(self, loading: Loading, plan: Sequence[Microbatch]) -> Iterable[Any]:
+        """The batches of this rank's plan; local."""
+        return make_loader(loading, plan)
+
+    def learn(self, loss: Loss, batch: Any, micro: Microbatch) -> Tensor:
+        """Add the gradients of a microbatch; its mean loss times its weight."""
+        with contextlib.nullcontext() if micro.ends_step else self.no_sync():
+            weighted = self.loss_of(loss, batch)[0] * micro.weight
+            self.backward(weighted)
+        return weighted.detach()
+
+    def judge(self, loss: Loss, batch: Any) -> Judged:
+        """How good the model is on a batch of the validation."""
+        value, outputs, targets = self.loss_of(loss, batch)
+        if not _are_scores(outputs, targets):
+            return Judged(value.double())
+        right = (outputs.argmax(1) == targets).sum()
+        return Judged(value.double(), right, targets.numel())
+
+    def loss_of(self, loss: Loss, batch: Any) -> tuple[Tensor, Any, Tensor]:
+        """The mean loss of a batch, the outputs and the targets.
+
+        Raises:
+            EngineError: the batch is no tuple of inputs and targets.
+        """
+        if not isinstance(batch, list | tuple) or len(batch) < 2:
+            raise EngineError(
+                "a batch must be a tuple of inputs and targets; it is a "
+                f"{type(batch).__name__}"
+            )
+        *inputs, targets = (value.to(self.device, non_blocking=True) for value in batch)
+        with self.autocast():
+            outputs = self.forward(*inputs)
+            return loss(outputs, targets), outputs, targets
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -87,6 +137,14 @@ class Parallel:
         if largest is not None:
             nn.utils.clip_grads_with_norm_(self.module.parameters(), largest, norm)
         return float(full(norm))
+
+    def set_training(self, is_on: bool) -> None:
+        """Switch dropout and the like on for training, off for validation; local."""
+        self.module.train(is_on)
+
+    def rates(self) -> list[float]:
+        """The learning rate of each group of parameters; local."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def set_rate(self, rates: list[float]) -> None:
         """Give each group of parameters its learning rate; local."""
@@ -177,4 +235,12 @@ def make_scaler(config: DistributedConfig, device: torch.device) -> Any:
         device.type,
         init_scale=config.scaler_init_scale,
         growth_interval=config.scaler_growth_interval,
+    )
+
+
+def _are_scores(outputs: Any, targets: Tensor) -> bool:
+    return (
+        isinstance(outputs, Tensor)
+        and outputs.ndim == targets.ndim + 1
+        and not targets.is_floating_point()
     )

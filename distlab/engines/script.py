@@ -22,9 +22,11 @@ from pathlib import Path
 import torch
 
 from distlab.cost import SECONDS_AN_HOUR
+from distlab.engines import tensorflow_rank
 from distlab.engines.config import BACKEND_VARIABLE, DistributedConfig
 from distlab.engines.expect import EngineError
 from distlab.engines.start import expect_gpus, is_rank, run_here
+from distlab.engines.tensorflow_start import tensorflow
 from distlab.launch import launch_distributed_training
 
 OUTSIDE = ("ray", "horovod")  # they start the ranks themselves
@@ -58,7 +60,13 @@ def run_script(
     if address is not None and config.backend != "ray":
         raise EngineError(f"an address is for backend ray; backend is {config.backend}")
     with _named_backend(config.backend):
+        if config.backend == "tensorflow":
+            tensorflow()  # refused here, in one line, not by each rank
         if is_rank():
+            if config.backend == "tensorflow":
+                return tensorflow_rank.main(
+                    config.communication_backend, script, arguments
+                )
             return run_here(script, arguments)
         if config.backend in OUTSIDE and config.max_cost is not None:
             raise EngineError(
@@ -86,15 +94,20 @@ def _launch(
     meeting: Meeting,
     log_dir: Path | None,
 ) -> int:
+    program, given = script, [*arguments]
+    if config.backend == "tensorflow":
+        wire = config.communication_backend or tensorflow_rank.ANY
+        program = Path(tensorflow_rank.__file__)
+        given = [wire, str(script), *arguments]
     nodes: dict[str, object] = {}
     if config.num_nodes > 1:
         nodes = {"nnodes": config.num_nodes, **vars(meeting)}
-    wire = config.communication_backend
     return launch_distributed_training(
-        script,
-        *arguments,
+        program,
+        *given,
         nproc_per_node=config.ranks_per_node,
-        backend=wire or ("nccl" if torch.cuda.is_available() else "gloo"),
+        backend=config.communication_backend
+        or ("nccl" if torch.cuda.is_available() else "gloo"),
         log_dir=log_dir or ".",
         **nodes,
     )

@@ -23,7 +23,7 @@ from distlab.engines.history import History
 from distlab.engines.job import Job, Outcome
 from distlab.engines.rank import number
 from distlab.engines.records import TrackedRun
-from distlab.engines.samples import read_loader
+from distlab.engines.samples import Loading, read_loader
 from distlab.engines.start import Starter, is_rank, run
 
 
@@ -103,12 +103,22 @@ class Trainer:
             raise
         if tracked:
             tracked.end("FINISHED")
-        self.model.load_state_dict(outcome.weights)
+        self._take(outcome.weights)
         self.history = replace(outcome.history, single_throughput=single_throughput)
         return self.history
 
+    def _take(self, weights: dict[str, Tensor]) -> None:
+        self.model.load_state_dict(weights)
+
     def _run(self, job: Job) -> Outcome:
         return self.runs_jobs_with(job, self.starter)
+
+    def _loading(self, given: Any, batch_size: int | None, what: str) -> Loading:
+        return read_loader(given, batch_size, what)
+
+    def _sent(self, train: Loading) -> Any:
+        """The model as the ranks are given it."""
+        return self.model
 
     def _job(
         self,
@@ -124,12 +134,13 @@ class Trainer:
             raise EngineError(f"max_steps is {max_steps}, must be at least 1")
         val = None
         if val_loader is not None:
-            val = read_loader(val_loader, None, "val_loader")
+            val = self._loading(val_loader, None, "val_loader")
+        train = self._loading(train_loader, config.batch_size, "train_loader")
         return Job(
-            model=self.model,
+            model=self._sent(train),
             loss=self.loss,
             optimizer=self.optimizer,
-            train=read_loader(train_loader, config.batch_size, "train_loader"),
+            train=train,
             val=val,
             config=_absolute(config),
             max_steps=max_steps,

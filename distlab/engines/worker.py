@@ -1,4 +1,4 @@
-"""The training of one rank, the same on every engine of torch.
+"""The training of one rank, the same on every engine.
 
     an engine starts the ranks ─▶ train(job) on each ─▶ Outcome, the same on all
 
@@ -12,7 +12,6 @@ import contextlib
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,13 +25,7 @@ from distlab.engines.job import Job, Outcome
 from distlab.engines.opening import open_parallel
 from distlab.engines.parallel import Parallel
 from distlab.engines.records import Records
-from distlab.engines.samples import (
-    Loading,
-    Microbatch,
-    epoch_order,
-    epoch_plan,
-    make_loader,
-)
+from distlab.engines.samples import Loading, Microbatch, epoch_order, epoch_plan
 
 
 def train(job: Job, parallel: Parallel | None = None) -> Outcome:
@@ -60,9 +53,8 @@ class Training:
     def __init__(self, job: Job, parallel: Parallel, records: Records) -> None:
         self.job, self.parallel, self.records = job, parallel, records
         self.config: DistributedConfig = job.config
-        groups = parallel.optimizer.param_groups
         own = self.config.learning_rate
-        self.rates = [group["lr"] if own is None else own for group in groups]
+        self.rates = [rate if own is None else own for rate in parallel.rates()]
         self.rows: list[EpochRow] = []
         self.losses: list[float] = []
         self.num_steps = 0  # taken since the very beginning
@@ -116,16 +108,14 @@ class Training:
     def _train(self, plan: list[Microbatch]) -> float:
         """The steps of an epoch; how many samples all ranks have trained on."""
         parallel = self.parallel
-        parallel.module.train()
+        parallel.set_training(True)
         per_epoch = sum(one.ends_step for one in plan)
         sums: list[Tensor] = []  # this rank's part of the losses since the last record
         count, began = 0, time.perf_counter()
         part = torch.zeros((), dtype=torch.double, device=parallel.device)
-        for micro, batch in zip(plan, make_loader(self.job.train, plan), strict=True):
-            with contextlib.nullcontext() if micro.ends_step else parallel.no_sync():
-                loss = self._loss(batch)[0] * micro.weight
-                parallel.backward(loss)
-            part += loss.detach()
+        batches = parallel.batches(self.job.train, plan)
+        for micro, batch in zip(plan, batches, strict=True):
+            part += parallel.learn(self.job.loss, batch, micro)
             count += micro.num_samples
             if not micro.ends_step:
                 continue
@@ -145,19 +135,6 @@ class Training:
         if sums:
             self._record(sums, began, count)
         return self._mean(float(count)) * parallel.world_size
-
-    def _loss(self, batch: Any) -> tuple[Tensor, Any, Tensor]:
-        """The mean loss of a batch, the outputs and the targets."""
-        if not isinstance(batch, list | tuple) or len(batch) < 2:
-            raise EngineError(
-                "a batch must be a tuple of inputs and targets; it is a "
-                f"{type(batch).__name__}"
-            )
-        device = self.parallel.device
-        *inputs, targets = (value.to(device, non_blocking=True) for value in batch)
-        with self.parallel.autocast():
-            outputs = self.parallel.forward(*inputs)
-            return self.job.loss(outputs, targets), outputs, targets
 
     def _set_rate(self, per_epoch: int) -> float:
         """Scaled by the ranks; in the warm-up it grows from step to step."""
@@ -204,18 +181,18 @@ class Training:
         """Mean loss and accuracy over every sample once; None where there is none."""
         if self.job.val is None:
             return None, None
-        self.parallel.module.eval()
+        self.parallel.set_training(False)
         plan = self._plan(self.job.val, epoch=0, training=False)
         sums = torch.zeros(4, dtype=torch.double, device=self.parallel.device)
-        for micro, batch in zip(plan, make_loader(self.job.val, plan), strict=True):
-            loss, outputs, targets = self._loss(batch)
+        batches = self.parallel.batches(self.job.val, plan)
+        for micro, batch in zip(plan, batches, strict=True):
+            judged = self.parallel.judge(self.job.loss, batch)
             if not micro.num_samples:
                 continue
-            sums[0] += loss.double() * micro.num_samples
+            sums[0] += judged.loss * micro.num_samples
             sums[1] += micro.num_samples
-            if _are_scores(outputs, targets):
-                sums[2] += (outputs.argmax(1) == targets).sum()
-                sums[3] += len(targets)
+            sums[2] += judged.num_right
+            sums[3] += judged.num_judged
         total, num, right, num_judged = self.parallel.sum(sums).tolist()
         return total / num, right / num_judged if num_judged else None
 
@@ -299,11 +276,3 @@ class Training:
         device = self.parallel.device
         tensor = torch.tensor([value], dtype=torch.double, device=device)
         return float(self.parallel.sum(tensor)) / self.parallel.world_size
-
-
-def _are_scores(outputs: Any, targets: Tensor) -> bool:
-    return (
-        isinstance(outputs, Tensor)
-        and outputs.ndim == targets.ndim + 1
-        and not targets.is_floating_point()
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from benchmarks import scaling
+from distlab.cli.train_verb import train
 from distlab.engines import DistributedConfig, EngineError, History, PyTorchDDPTrainer
 from distlab.engines import records as recording
 from distlab.engines.config import BACKEND_VARIABLE, config_from, with_world_size
 from distlab.engines.samples import epoch_order, epoch_plan
+from distlab.engines.tensorflow_engine import TensorFlowDistributedTrainer
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"num_gpu": 4}, "no field 'num_gpu'; did you mean 'num_gpus'"),
@@ -46,7 +49,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"backend": "horovod", "compression": "bf16"}, "backend horovod has none, fp16"),
     ({"backend": "horovod", "communication_backend": "nccl"}, "as it was built"),
     ({"backend": "horovod", "zero_stage": 1}, "backend is horovod: choose pytorch"),
-    ({"backend": "tensorflow"}, "there is no TensorFlow engine here"),
+    ({"backend": "tensorflow", "mixed_precision": True}, "precision from the model"),
+    ({"backend": "tensorflow", "communication_backend": "gloo"}, "tensorflow has no g"),
+    ({"backend": "tensorflow", "compression": "fp16"}, "backend tensorflow has none"),
+    ({"backend": "tensorflow", "zero_stage": 1}, "backend is tensorflow: choose pyt"),
     ({"backend": "deepspeed", "mixed_precision": "fp16"}, "deepspeed has mixed_precis"),
     ({"backend": "deepspeed", "checkpoint_dir": "a"}, "deepspeed saves no checkpoints"),
     ({"deepspeed_config": {}}, "given, but backend is pytorch-ddp"),
@@ -73,6 +79,19 @@ def test_the_backend_may_come_from_the_command_line(
     monkeypatch.setenv(BACKEND_VARIABLE, "fsdp2")
     assert config_from({}).backend == "fsdp2"
     assert config_from({"backend": "scratch"}).backend == "scratch"
+
+
+def test_tensorflow_that_is_not_installed_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    said = r"needs tensorflow, which is not installed: pip install -e '.\[tensorflow\]'"
+    script = tmp_path / "train.py"
+    script.touch()
+    with pytest.raises(EngineError, match=said):
+        train(script, backend="tensorflow", num_gpus=2)
+    with pytest.raises(EngineError, match=said):
+        TensorFlowDistributedTrainer(None, num_gpus=2)
 
 
 def test_a_job_that_runs_has_its_own_number_of_ranks() -> None:

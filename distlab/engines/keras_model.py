@@ -1,0 +1,153 @@
+"""A compiled Keras model as a value that travels to other processes.
+
+The optimizer, the loss and its weights go with it, and what was registered with
+keras.saving.register_keras_serializable; metrics do not.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from distlab.engines.expect import EngineError
+from distlab.engines.tensorflow_start import keras
+
+SUMS = ("sum", None, "none")
+"""Reductions that give no mean over the samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KerasModel:
+    """A model with its weights, and how it was compiled."""
+
+    archive: bytes = field(repr=False)
+    compiled: dict[str, Any] = field(repr=False)
+    objects: bytes = field(repr=False)
+    """Registered classes and functions, by cloudpickle."""
+    floatx: str
+    optimizer_values: tuple[Any, ...] = field(repr=False)
+    """Of its variables, where it has them already."""
+
+    def load(self) -> Any:
+        """The model in this process, where a strategy may be open.
+
+        Raises:
+            EngineError: something in it is not known here.
+        """
+        k = keras()
+        k.config.set_floatx(self.floatx)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.keras"
+            path.write_bytes(self.archive)
+            try:
+                # First: a class may register itself when it is read.
+                objects = cloudpickle.loads(self.objects)
+                with k.saving.custom_object_scope(objects):
+                    model = k.saving.load_model(path, compile=False, safe_mode=False)
+                    model.compile_from_config(self.compiled)
+            except (TypeError, ValueError, ImportError, AttributeError) as error:
+                raise EngineError(
+                    f"the model cannot be read in another process: {_first(error)}; "
+                    "register its classes with keras.saving"
+                    ".register_keras_serializable"
+                ) from error
+        optimizer = model.optimizer
+        optimizer.build(model.trainable_variables)
+        if self.optimizer_values:
+            pairs = zip(optimizer.variables, self.optimizer_values, strict=True)
+            for variable, value in pairs:
+                variable.assign(value)
+        return model
+
+
+def pack(model: Any, first_inputs: Any) -> KerasModel:
+    """`model` as it is now; it is built on `first_inputs` if it is not yet.
+
+    Raises:
+        EngineError: it is no compiled Keras model, or one that cannot be trained here.
+    """
+    k = keras()
+    expect_model(model)
+    if not model.built:
+        model(first_inputs)
+    objects = dict(k.saving.get_custom_objects())
+    objects |= {one.__name__: one for one in _losses(model) if inspect.isfunction(one)}
+    compiled = dict(model.get_compile_config() or {})
+    compiled |= {"metrics": None, "weighted_metrics": None}
+    optimizer = model.optimizer
+    values = [v.numpy() for v in optimizer.variables] if optimizer.built else []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        try:
+            model.save(path)
+            sent = cloudpickle.dumps(objects)
+        except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
+            raise EngineError(
+                f"the model cannot go to other processes: {_first(error)}"
+            ) from error
+        return KerasModel(
+            archive=path.read_bytes(),
+            compiled=compiled,
+            objects=sent,
+            floatx=k.config.floatx(),
+            optimizer_values=tuple(values),
+        )
+
+
+def expect_model(model: Any) -> None:
+    """Refuse a model that has not what a step needs, or does a step otherwise.
+
+    Raises:
+        EngineError: the first thing that does not fit.
+    """
+    k = keras()
+    if not isinstance(model, k.Model):
+        raise EngineError(f"model is a {type(model).__name__}, must be a keras.Model")
+    if not model.compiled or model.optimizer is None or not _losses(model):
+        raise EngineError(
+            "the model is not compiled with an optimizer and a loss: call "
+            "model.compile(optimizer=…, loss=…)"
+        )
+    if type(model).train_step is not k.Model.train_step:
+        raise EngineError(
+            f"{type(model).__name__} has a train_step of its own, which is not called "
+            "here: override compute_loss"
+        )
+    for loss in _losses(model):
+        if isinstance(loss, k.losses.Loss) and loss.reduction in SUMS:
+            raise EngineError(
+                f"the loss has reduction={loss.reduction!r}: it must be a mean over "
+                "the samples"
+            )
+    optimizer = model.optimizer
+    if isinstance(optimizer, k.optimizers.LossScaleOptimizer):
+        raise EngineError("the model is of mixed_float16: choose mixed_bfloat16")
+    if optimizer.gradient_accumulation_steps:
+        raise EngineError(
+            "the optimizer has gradient_accumulation_steps of its own: give it to the "
+            "trainer"
+        )
+    schedule = k.optimizers.schedules.LearningRateSchedule
+    if isinstance(optimizer._learning_rate, schedule):
+        raise EngineError(
+            "the optimizer has a schedule: give it a number, and warmup_epochs or "
+            "lr_scaling to the trainer"
+        )
+
+
+def _losses(model: Any) -> list[Any]:
+    """What compile() was given as loss, output by output."""
+    given = getattr(model, "loss", None)
+    if isinstance(given, dict):
+        given = list(given.values())
+    each = given if isinstance(given, list | tuple) else [given]
+    return [one for one in each if one is not None]
+
+
+def _first(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

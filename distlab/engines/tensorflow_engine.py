@@ -1,0 +1,145 @@
+"""TensorFlow: a compiled Keras model on several processes, with the same worker.
+
+    fit() ─▶ distlab.launch ─▶ rank.py in each process ─▶ train(job) ─▶ a file ─▶ fit()
+
+The ranks meet by TF_CONFIG, and MultiWorkerMirroredStrategy averages their gradients.
+Microbatches, clipping, warm-up, records and checkpoints are those of all backends.
+
+Limits: samples are read once, whole, into memory; what the dataset draws at random is
+drawn once then. Metrics given to compile() are not computed: History has the loss and,
+for targets that are class numbers, the accuracy. Callbacks and sample weights are not
+there. A checkpoint is continued by this backend only, on any number of ranks. All nodes
+must reach each other on any port. With TensorFlow's GPU build each rank takes the GPU
+of its local number; that has not been tried.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from distlab.engines.expect import EngineError
+from distlab.engines.keras_model import expect_model, pack
+from distlab.engines.samples import Loading
+from distlab.engines.tensorflow_parallel import assign
+from distlab.engines.tensorflow_start import tensorflow
+from distlab.engines.trainer import Trainer
+
+
+class TensorFlowDistributedTrainer(Trainer):
+    """Trains a compiled Keras model; each rank gets its part of a batched tf.data.
+
+    The batches of the dataset are those of one rank, as everywhere here. `shuffle`: the
+    samples come in another order in each epoch, by `seed`. `learning_rate` replaces the
+    optimizer's. For the limits see the module.
+
+    Example: `TensorFlowDistributedTrainer(model, num_gpus=2, epochs=3).fit(dataset)`
+
+    Raises:
+        EngineError: TensorFlow is not installed, or model and fields do not fit.
+    """
+
+    backends = ("tensorflow",)
+
+    def __init__(
+        self, model: Any, *, shuffle: bool = True, verbose: bool = True, **config: Any
+    ) -> None:
+        for name in ("loss", "optimizer"):
+            if name in config:
+                raise EngineError(f"{name} is given: model.compile() takes it")
+        super().__init__(model, verbose=verbose, **config)
+        expect_model(model)
+        self.shuffle = shuffle
+
+    def _take(self, weights: dict[str, Tensor]) -> None:
+        own: Any = self.model
+        assign("weights", own.variables, weights)
+
+    def _loading(self, given: Any, batch_size: int | None, what: str) -> Loading:
+        named = what.replace("loader", "dataset")
+        return read_dataset(given, batch_size, named, shuffles=self.shuffle)
+
+    def _sent(self, train: Loading) -> Any:
+        return pack(self.model, train.dataset.batch([0])[0])
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs and targets: arrays, or tuples and dictionaries of arrays."""
+
+    arrays: tuple[Any, Any]
+    num: int
+
+    def __len__(self) -> int:
+        return self.num
+
+    def batch(self, indices: Sequence[int]) -> tuple[Any, Any]:
+        """These samples."""
+        chosen = list(indices)
+        inputs, targets = (_each(part, lambda a: a[chosen]) for part in self.arrays)
+        return inputs, targets
+
+    def digest(self) -> int:
+        """The same number for the same samples in the same order."""
+        digest = 0
+
+        def add(array: Any) -> None:
+            nonlocal digest
+            digest = zlib.crc32(np.ascontiguousarray(array).data, digest)
+
+        for part in self.arrays:
+            _each(part, add)
+        return digest
+
+
+def read_dataset(
+    dataset: Any, batch_size: int | None, what: str, *, shuffles: bool
+) -> Loading:
+    """All samples of a batched tf.data dataset; `batch_size` replaces its own.
+
+    Raises:
+        EngineError: it is none, has no end, or no pairs of inputs and targets.
+    """
+    tf = tensorflow()
+    if not isinstance(dataset, tf.data.Dataset):
+        raise EngineError(
+            f"{what} is a {type(dataset).__name__}, must be a tf.data.Dataset"
+        )
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise EngineError(f"{what} has no end: use take(n) in place of repeat()")
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple) or len(spec) != 2:
+        raise EngineError(
+            f"{what} must have batches of two parts, inputs and targets; it has {spec}"
+        )
+    parts = tf.nest.flatten(spec)
+    if any(not isinstance(p, tf.TensorSpec) or p.shape.rank == 0 for p in parts):
+        raise EngineError(f"{what} must have batches of dense tensors: call batch(n)")
+    batches = list(dataset.as_numpy_iterator())
+    if not batches:
+        raise EngineError(f"{what} has no samples")
+    sizes = [len(tf.nest.flatten(batch)[0]) for batch in batches]
+    try:
+        joined = tf.nest.map_structure(lambda *a: np.concatenate(a), *batches)
+    except ValueError as error:
+        raise EngineError(f"{what} has samples of several shapes: {error}") from error
+    return Loading(
+        dataset=Samples(joined, sum(sizes)),
+        batch_size=batch_size or sizes[0],
+        shuffles=shuffles,
+        drop_last=parts[0].shape[0] is not None,
+    )
+
+
+def _each(value: Any, change: Any) -> Any:
+    """`change` of each array of a structure; without TensorFlow."""
+    if isinstance(value, dict):
+        return {key: _each(one, change) for key, one in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_each(one, change) for one in value)
+    return change(value)
