@@ -12,6 +12,7 @@ Source: Ray Tune's documentation, "Searcher", "AsyncHyperBandScheduler", "tune.r
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import sys
@@ -21,6 +22,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from distlab.engines import trial as trials
 from distlab.engines.expect import EngineError
 from distlab.engines.outside import engine
 from distlab.engines.ray_engine import joined, said
@@ -87,24 +89,28 @@ def run_on_ray_tune(
 def trial_of(tuning: Tuning, train_fn: Callable[..., Any]) -> Callable[..., None]:
     """What an actor calls."""
     given = {n: (tuning.parameters(n), tuning.kept(n)) for n in tuning.waiting}
-    sent = cloudpickle.dumps((train_fn, given))
+    # By value: to import it, an actor would import the package, and with it torch.
+    cloudpickle.register_pickle_by_value(trials)
+    try:
+        sent = cloudpickle.dumps((trials.Report, trials.call, train_fn, given))
+    finally:
+        cloudpickle.unregister_pickle_by_value(trials)
     folders = list(dict.fromkeys(map(os.path.abspath, sys.path)))
+    worst = sys.float_info.max
 
     def trial(config: dict[str, Any]) -> None:
         sys.path += [folder for folder in folders if folder not in sys.path]
-        from ray import tune
-
-        from distlab.engines.trial import Report, call
+        tune = importlib.import_module("ray.tune")
 
         def send(losses: list[float]) -> None:
             # Ray leaves a NaN out of a rung's ranking; here it is the last.
-            score = losses[-1] if math.isfinite(losses[-1]) else sys.float_info.max
+            score = losses[-1] if math.isfinite(losses[-1]) else worst
             counted = {"num_reports": len(losses)}
             tune.report({"loss": losses[-1], "score": score, **counted})
 
-        own, by_number = cloudpickle.loads(sent)
+        make_report, call, own, by_number = cloudpickle.loads(sent)
         parameters, kept = by_number[config["number"]]
-        call(own, parameters, Report(send, parameters, kept))
+        call(own, parameters, make_report(send, parameters, kept))
 
     return trial
 

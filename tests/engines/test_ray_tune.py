@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +18,7 @@ import pytest
 
 from distlab.engines import Asha, DistributedTuner, EngineError, loguniform, uniform
 from distlab.engines.ray_engine import joined
+from distlab.engines.search import draw
 
 ray = pytest.importorskip("ray", reason="`make test-ray` installs it")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -119,3 +128,128 @@ def test_a_cost_cap_and_a_failure(cluster: None) -> None:
     with pytest.raises(EngineError, match="RuntimeError: no data here") as caught:
         DistributedTuner(raises(), {}, backend="ray").tune(1)
     assert "\n" not in str(caught.value)
+
+
+SEARCH = """
+import os, sys, time
+from pathlib import Path
+from distlab.engines import Asha, DistributedTuner, loguniform
+from distlab.engines.search import draw
+
+backend, folder, log = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+space = {"lr": loguniform(1e-3, 0.1)}
+first = [draw(space, 0, number) for number in range(3)]
+
+def train_fn(parameters, report):
+    epoch, weight, velocity = report.state or (0, 3.0, 0.0)
+    while epoch < 4:
+        with open(log / "epochs", "a") as file:
+            print(repr(parameters["lr"]), epoch, file=file, flush=True)
+        deadline = time.monotonic() + 600
+        while epoch == 2 and parameters not in first and not (log / "go").exists():
+            assert time.monotonic() < deadline, "the test has not let it go on"
+            time.sleep(0.05)
+        velocity = 0.9 * velocity + 2 * weight
+        weight -= parameters["lr"] * velocity
+        epoch += 1
+        report(weight**2, (epoch, weight, velocity))
+
+DistributedTuner(
+    train_fn, space, num_gpus=2, backend=backend, scheduler=Asha(grace=9), folder=folder
+).tune(8)
+"""
+
+
+def marked(mark: str) -> list[int]:
+    """The processes that this test has started, and those that they have."""
+    found = []
+    for one in Path("/proc").iterdir():
+        try:
+            if one.name.isdigit() and mark.encode() in (one / "environ").read_bytes():
+                found.append(int(one.name))
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def noted(folder: Path) -> dict[int, dict[str, Any]]:
+    """What a search has written of its trials."""
+    path = folder / "trials.jsonl"
+    lines = path.read_text().split("\n") if path.exists() else []
+    trials = [json.loads(line) for line in lines if line.endswith("}")]
+    assert len({one["number"] for one in trials}) == len(trials)
+    return {one["number"]: one for one in trials}
+
+
+def epochs(log: Path) -> Counter[tuple[float, int]]:
+    """How often each trial, named by its learning rate, has begun each epoch."""
+    path = log / "epochs"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return Counter((float(lr), int(epoch)) for lr, epoch in map(str.split, lines))
+
+
+def test_a_killed_search_is_resumed(tmp_path: Path) -> None:
+    rates = [draw({"lr": loguniform(1e-3, 0.1)}, 0, n)["lr"] for n in range(NUM_TRIALS)]
+    script, mark = tmp_path / "search.py", uuid.uuid4().hex
+    script.write_text(SEARCH)
+    folders = {name: tmp_path / name for name in ("ray", "processes", "log", "other")}
+    for folder in folders.values():
+        folder.mkdir()
+    log, path = folders["log"], os.pathsep.join(sys.path)
+    environment = {**os.environ, "DISTLAB_TEST_MARK": mark, "PYTHONPATH": path}
+
+    def start(backend: str, log: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, script, backend, folders[backend], log]
+        return subprocess.Popen([*map(str, command)], env=environment)
+
+    def is_held() -> bool:
+        assert search.poll() is None, "the search has ended"
+        held = sum(epochs(log)[rate, 2] for rate in rates[3:])
+        return held == NUM_WORKERS and len(noted(folders["ray"])) == 3
+
+    search = start("ray", log)
+    try:
+        assert wait_until(is_held, 1200)
+        before = noted(folders["ray"])
+        assert sorted(before) == [0, 1, 2]
+        os.kill(search.pid, signal.SIGKILL)
+        search.wait()
+        assert wait_until(lambda: not marked(mark), 120), marked(mark)
+
+        (log / "go").touch()
+        search = start("ray", log)
+        assert search.wait() == 0
+        after = noted(folders["ray"])
+        assert {number: after[number] for number in before} == before
+        # Each epoch once; the two that were held had begun their third before.
+        expected = Counter((rate, epoch) for rate in rates for epoch in range(4))
+        expected.update([(rate, 2) for rate in rates[3:5]])
+        assert epochs(log) == expected
+        assert not [*folders["ray"].glob("trial-*")]
+
+        (folders["other"] / "go").touch()
+        search = start("processes", folders["other"])
+        assert search.wait() == 0
+        unbroken = noted(folders["processes"])
+        assert sorted(after) == sorted(unbroken) == [*range(NUM_TRIALS)]
+        for field in ("parameters", "loss", "num_reports", "status"):
+            for number, one in unbroken.items():
+                assert after[number][field] == one[field]
+        assert {one["num_reports"] for one in after.values()} == {4}
+        assert wait_until(lambda: not marked(mark), 120), marked(mark)
+    finally:
+        for pid in marked(mark):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        search.wait()
