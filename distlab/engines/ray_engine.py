@@ -34,7 +34,7 @@ from distlab.engines.trainer import Trainer
 
 OBJECT_STORE_BYTES = 100 << 20  # Ray's own default takes a third of the memory
 ANSWER_S = 5.0
-# Ray gives a node 30 s to start, and no setting changes that: a busy machine needs more.
+# Ray gives a node 30 s to start, which no setting changes; a busy machine needs more.
 STARTS, TOO_SLOW = 4, "timed out during startup"
 
 
