@@ -34,8 +34,6 @@ from distlab.engines.trainer import Trainer
 
 OBJECT_STORE_BYTES = 100 << 20  # Ray's own default takes a third of the memory
 ANSWER_S = 5.0
-# Ray gives a node 30 s to start, which no setting changes; a busy machine needs more.
-STARTS, TOO_SLOW = 4, "timed out during startup"
 
 
 class RayTrainer(Trainer):
@@ -143,18 +141,13 @@ def joined(
         if not ray.is_initialized():
             folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            for left in reversed(range(STARTS)):
-                try:
-                    open_ray(
-                        ray, address, num_workers, folder, shows_output=shows_output
-                    )
-                    break
-                except EngineError:
-                    raise
-                except Exception as error:  # a bare Exception where a node is too slow
-                    ray.shutdown()
-                    if not left or TOO_SLOW not in str(error):
-                        raise EngineError(said(error)) from error
+            try:
+                open_ray(ray, address, num_workers, folder, shows_output=shows_output)
+            except EngineError:
+                raise
+            except Exception as error:  # a bare Exception where a node is too slow
+                ray.shutdown()
+                raise EngineError(said(error)) from error
             stack.callback(ray.shutdown)
         yield
 
