@@ -168,6 +168,28 @@ def test_the_best_trial_wins_and_poor_ones_end_early(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_trial_goes_on_from_the_state_that_a_killed_search_left(
+    tmp_path: Path,
+) -> None:
+    def train_fn(parameters: dict[str, Any], report: Any) -> None:
+        epoch = report.state or 0
+        while epoch < 4:
+            epoch += 1
+            report(10.0 * epoch, epoch)
+
+    # As it is left where the process was killed in the third epoch of this trial.
+    left = Report(lambda losses: None, {"x": 1}, tmp_path / "trial-1.state")
+    left(7.0, 1)
+    left(5.0, 2)
+    given: dict[str, Any] = {"folder": tmp_path, "scheduler": Asha(grace=9)}
+    tuner = DistributedTuner(train_fn, {"x": 1}, **given)
+    tuner.tune(2)
+    reports = [(one.number, one.num_reports, one.loss) for one in tuner.trials]
+    assert reports == [(0, 4, 10.0), (1, 4, 5.0)]
+    assert [path.name for path in tmp_path.iterdir()] == ["trials.jsonl"]
+
+
+@pytest.mark.slow
 def test_a_cost_cap_and_a_failure() -> None:
     capped = DistributedTuner(
         returns(), {"x": [2, 3]}, cost_per_gpu_hour=3600.0, max_cost=1e-9
