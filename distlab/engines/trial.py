@@ -1,6 +1,6 @@
 """One trial: calls the caller's function with what was drawn for it.
 
-    python distlab/engines/trial.py JOB REPORTS ANSWERS
+    python distlab/engines/trial.py JOB REPORTS ANSWERS PARENT
 
 The process writes a JSON line per report to one pipe, and reads from the other whether
 to go on. On Ray Tune an actor does the same with the same `Report`.
@@ -16,10 +16,13 @@ import json
 import os
 import pickle
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+WATCH_S = 0.5
 
 
 class TrialStopped(BaseException):
@@ -101,8 +104,20 @@ def call(train_fn: Callable[..., Any], parameters: Any, report: Report) -> None:
         report(loss)
 
 
-def main(job: Path, reports: int, answers: int) -> int:
+def end_with(parent: int) -> None:
+    """End this process once its parent has gone: a killed search ends no trial."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main(job: Path, reports: int, answers: int, parent: int) -> int:
     """Run the trial; 0 also where the search has ended it."""
+    end_with(parent)
     with job.open("rb") as file:  # as distlab.engines.job, without torch
         sys.path += [one for one in pickle.load(file) if one not in sys.path]
         train_fn, parameters, kept = pickle.load(file)
@@ -120,4 +135,4 @@ def main(job: Path, reports: int, answers: int) -> int:
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    sys.exit(main(Path(sys.argv[1]), *map(int, sys.argv[2:])))

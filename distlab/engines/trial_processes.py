@@ -84,11 +84,12 @@ class TrialProcesses:
             environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
         reports, its_reports = os.pipe()
         its_answers, answers = os.pipe()
-        command = [trials.__file__, folder / "job.pickle", its_reports, its_answers]
+        pipes = its_reports, its_answers
+        command = [trials.__file__, folder / "job.pickle", *pipes, os.getpid()]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, *map(str, command)],
-                pass_fds=(its_reports, its_answers),
+                pass_fds=pipes,
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,

@@ -197,49 +197,50 @@ def epochs(log: Path) -> Counter[tuple[float, int]]:
     return Counter((float(lr), int(epoch)) for lr, epoch in map(str.split, lines))
 
 
-def test_a_killed_search_is_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["ray", "processes"])
+def test_a_killed_search_is_resumed(backend: str, tmp_path: Path) -> None:
     rates = [draw({"lr": loguniform(1e-3, 0.1)}, 0, n)["lr"] for n in range(NUM_TRIALS)]
     script, mark = tmp_path / "search.py", uuid.uuid4().hex
     script.write_text(SEARCH)
-    folders = {name: tmp_path / name for name in ("ray", "processes", "log", "other")}
+    folders = {name: tmp_path / name for name in ("killed", "whole", "log", "other")}
     for folder in folders.values():
         folder.mkdir()
     log, path = folders["log"], os.pathsep.join(sys.path)
     environment = {**os.environ, "DISTLAB_TEST_MARK": mark, "PYTHONPATH": path}
 
-    def start(backend: str, log: Path) -> subprocess.Popen[bytes]:
-        command = [sys.executable, script, backend, folders[backend], log]
+    def start(backend: str, folder: str, log: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, script, backend, folders[folder], log]
         return subprocess.Popen([*map(str, command)], env=environment)
 
     def is_held() -> bool:
         assert search.poll() is None, "the search has ended"
         held = sum(epochs(log)[rate, 2] for rate in rates[3:])
-        return held == NUM_WORKERS and len(noted(folders["ray"])) == 3
+        return held == NUM_WORKERS and len(noted(folders["killed"])) == 3
 
-    search = start("ray", log)
+    search = start(backend, "killed", log)
     try:
         assert wait_until(is_held, 1200)
-        before = noted(folders["ray"])
+        before = noted(folders["killed"])
         assert sorted(before) == [0, 1, 2]
         os.kill(search.pid, signal.SIGKILL)
         search.wait()
         assert wait_until(lambda: not marked(mark), 120), marked(mark)
 
         (log / "go").touch()
-        search = start("ray", log)
+        search = start(backend, "killed", log)
         assert search.wait() == 0
-        after = noted(folders["ray"])
+        after = noted(folders["killed"])
         assert {number: after[number] for number in before} == before
         # Each epoch once; the two that were held had begun their third before.
         expected = Counter((rate, epoch) for rate in rates for epoch in range(4))
         expected.update([(rate, 2) for rate in rates[3:5]])
         assert epochs(log) == expected
-        assert not [*folders["ray"].glob("trial-*")]
+        assert not [*folders["killed"].glob("trial-*")]
 
         (folders["other"] / "go").touch()
-        search = start("processes", folders["other"])
+        search = start("processes", "whole", folders["other"])
         assert search.wait() == 0
-        unbroken = noted(folders["processes"])
+        unbroken = noted(folders["whole"])
         assert sorted(after) == sorted(unbroken) == [*range(NUM_TRIALS)]
         for field in ("parameters", "loss", "num_reports", "status"):
             for number, one in unbroken.items():
