@@ -52,8 +52,8 @@ test-docker: .venv/.ready  ## the compose file's two containers (root; docker.io
 test-trainer: .venv/.ready  ## the capstone: engines, each switch alone, kill and resume
 	@$(PY) -m pytest tests/workbench/test_imagenet_trainer_runs.py
 
-test-ray: .venv-ray/.ready  ## Ray Train with two real workers, beside torch's DDP
-	@.venv-ray/bin/python -m pytest tests/engines/test_ray.py
+test-ray: .venv-ray/.ready  ## Ray Train and Ray Tune with two real workers
+	@.venv-ray/bin/python -m pytest tests/engines/test_ray.py tests/engines/test_ray_tune.py
 
 test-horovod: .venv-horovod/.ready  ## Horovod, which is built first, beside torch's DDP
 	@.venv-horovod/bin/python -m pytest tests/engines/test_horovod.py

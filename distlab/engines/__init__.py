@@ -9,9 +9,10 @@ opening       opens the engine that a job names
 samples       which rank trains on which samples
 start, rank   starting the ranks, or joining a job that runs
 script        `distlab train`: the same for a user's own script
-tuner         DistributedTuner; search draws and decides, trial is its process
+tuner         DistributedTuner; tuning notes its trials, search draws and decides
+trial         one trial; trial_processes runs them here, ray_tune on Ray Tune
 
-ray_engine    RayTrainer; imports Ray when it is used
+ray_engine    RayTrainer; imports Ray when it is used, as ray_tune does
 horovod_engine, deepspeed_engine: the same for these; *_parallel: their ranks
 tensorflow_engine, tensorflow_parallel: the same for a Keras model and tf.data
 tensorflow_start, tensorflow_rank, keras_model: how its ranks meet, what they are sent

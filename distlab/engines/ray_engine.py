@@ -18,7 +18,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -101,20 +101,10 @@ def on_ray(
     torch_train = engine("ray.train.torch", "ray")
     uses_gpus = torch.cuda.is_available() and config.communication_backend != "gloo"
     wire = config.communication_backend or ("nccl" if uses_gpus else "gloo")
-    with contextlib.ExitStack() as stack:
-        if not ray.is_initialized():
-            folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            try:
-                own = address, config.world_size, folder
-                open_ray(ray, *own, shows_output=shows_output)
-            except EngineError:
-                raise
-            except Exception as error:  # a bare Exception where a node is too slow
-                ray.shutdown()
-                raise EngineError(said(error)) from error
-            stack.callback(ray.shutdown)
-        place = stack.enter_context(tempfile.TemporaryDirectory(prefix="dl-"))
+    with (
+        joined(ray, address, config.world_size, shows_output=shows_output),
+        tempfile.TemporaryDirectory(prefix="dl-") as place,
+    ):
         mailbox = ray.remote(Mailbox).options(num_cpus=0).remote()
 
         def loop() -> None:
@@ -138,6 +128,30 @@ def on_ray(
         return value
 
 
+@contextlib.contextmanager
+def joined(
+    ray: Any, address: str | None, num_workers: int, *, shows_output: bool = False
+) -> Iterator[None]:
+    """A block in a Ray cluster: the one that this process is in, or as `open_ray`.
+
+    Raises:
+        EngineError: Ray is not reachable.
+    """
+    with contextlib.ExitStack() as stack:
+        if not ray.is_initialized():
+            folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            try:
+                open_ray(ray, address, num_workers, folder, shows_output=shows_output)
+            except EngineError:
+                raise
+            except Exception as error:  # a bare Exception where a node is too slow
+                ray.shutdown()
+                raise EngineError(said(error)) from error
+            stack.callback(ray.shutdown)
+        yield
+
+
 class Mailbox:
     """An actor that keeps one value."""
 
@@ -154,7 +168,7 @@ class Mailbox:
 
 
 def open_ray(
-    ray: Any, address: str | None, num_ranks: int, folder: str, *, shows_output: bool
+    ray: Any, address: str | None, num_workers: int, folder: str, *, shows_output: bool
 ) -> None:
     """Join the cluster at `address`, or start one here, with its files in `folder`.
 
@@ -172,7 +186,7 @@ def open_ray(
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray.init(
-        num_cpus=max(os.cpu_count() or 1, num_ranks + 1),
+        num_cpus=max(os.cpu_count() or 1, num_workers + 1),
         object_store_memory=OBJECT_STORE_BYTES,
         include_dashboard=False,
         # Ray's sockets stand in it, and a socket's path has at most 107 characters.

@@ -1,52 +1,138 @@
-"""The process of one trial: calls the caller's function with what was drawn for it.
+"""One trial: calls the caller's function with what was drawn for it.
 
-    python distlab/engines/trial.py JOB REPORTS ANSWERS
+    python distlab/engines/trial.py JOB REPORTS ANSWERS PARENT
 
-It writes a JSON line per report to one pipe, and reads from the other whether to go on.
+The process writes a JSON line per report to one pipe, and reads from the other whether
+to go on. On Ray Tune an actor does the same with the same `Report`.
+
+A file keeps what a trial has reached: a JSON line with its losses and seconds, then the
+pickled state. It is replaced as a whole, so a killed trial leaves no half of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+WATCH_S = 0.5
 
 
 class TrialStopped(BaseException):
     """The search has ended this trial."""
 
 
-def reporter(reports: int, answers: int) -> Callable[[float], None]:
-    """What the caller's function reports its loss with."""
-    said = os.fdopen(reports, "w")
-    heard = os.fdopen(answers)
+class Report:
+    """What the caller's function reports its losses with.
 
-    def report(loss: float) -> None:
-        print(json.dumps({"loss": float(loss)}), file=said, flush=True)
+    A function that hands its state over is continued after the search was killed:
+
+        state = report.state or start()
+        for epoch in range(state["epoch"], 9):
+            state, loss = train_one_epoch(state)
+            report(loss, state)
+
+    `send` is given all losses up to now. The state is kept before, so a search never
+    knows of a loss that a continued trial would report again.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[list[float]], None],
+        parameters: Any,
+        kept: Path | None,
+    ) -> None:
+        self._send, self._parameters, self._kept = send, parameters, kept
+        self._began = time.monotonic()
+        self.state: Any = None
+        head = what_was_kept(kept)
+        self.losses, self._before_s = head["losses"], head["seconds"]
+        if kept is not None and kept.exists():
+            with kept.open("rb") as file:
+                file.readline()
+                self.state = pickle.load(file)
+
+    def __call__(self, loss: float, state: Any = None) -> None:
+        """Report a loss; returns only if the trial goes on."""
+        self.losses.append(float(loss))
+        if state is not None and self._kept is not None:
+            self._keep(self._kept, state)
+        self._send(self.losses)
+
+    def _keep(self, path: Path, state: Any) -> None:
+        seconds = self._before_s + time.monotonic() - self._began
+        head = {
+            "parameters": self._parameters,
+            "losses": self.losses,
+            "seconds": seconds,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A process of a killed search may still write: each one has a file to itself.
+        part = path.with_suffix(f".{os.getpid()}")
+        with part.open("wb") as file:
+            file.write(as_json(head).encode() + b"\n" + pickle.dumps(state))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+
+
+def what_was_kept(path: Path | None) -> dict[str, Any]:
+    """Parameters, losses and seconds of a trial that is to be continued."""
+    if path is None or not path.exists():
+        return {"losses": [], "seconds": 0.0}
+    with path.open("rb") as file:
+        head: dict[str, Any] = json.loads(file.readline())
+    return head
+
+
+def as_json(value: Any) -> str:
+    """On one line; what JSON has no form for as Python shows it."""
+    return json.dumps(value, default=repr)
+
+
+def call(train_fn: Callable[..., Any], parameters: Any, report: Report) -> None:
+    """Run the trial to its end; a loss that is returned is a report too."""
+    loss = train_fn(parameters, report)
+    if isinstance(loss, int | float):
+        report(loss)
+
+
+def end_with(parent: int) -> None:
+    """End this process once its parent has gone: a killed search ends no trial."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main(job: Path, reports: int, answers: int, parent: int) -> int:
+    """Run the trial; 0 also where the search has ended it."""
+    end_with(parent)
+    with job.open("rb") as file:  # as distlab.engines.job, without torch
+        sys.path += [one for one in pickle.load(file) if one not in sys.path]
+        train_fn, parameters, kept = pickle.load(file)
+    said, heard = os.fdopen(reports, "w"), os.fdopen(answers)
+
+    def send(losses: list[float]) -> None:
+        print(json.dumps({"loss": losses[-1]}), file=said, flush=True)
         if heard.readline().strip() != "go":
             raise TrialStopped
 
-    return report
-
-
-def main(job: Path, reports: int, answers: int) -> int:
-    """Run the trial; 0 also where the search has ended it."""
-    with job.open("rb") as file:  # as distlab.engines.job, without torch
-        sys.path += [one for one in pickle.load(file) if one not in sys.path]
-        train_fn, parameters = pickle.load(file)
-    report = reporter(reports, answers)
-    try:
-        loss = train_fn(parameters, report)
-        if isinstance(loss, int | float):
-            report(loss)
-    except TrialStopped:
-        pass
+    with contextlib.suppress(TrialStopped):
+        call(train_fn, parameters, Report(send, parameters, kept))
     return 0
 
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    sys.exit(main(Path(sys.argv[1]), *map(int, sys.argv[2:])))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from distlab.engines import (
     uniform,
 )
 from distlab.engines.search import draw
+from distlab.engines.trial import Report
+from distlab.engines.tuning import Tuning
 
 
 def test_draws_depend_on_seed_and_trial_only() -> None:
@@ -55,11 +59,65 @@ def test_asha_ends_what_is_not_among_the_best_at_a_rung() -> None:
         (lambda: Asha(reduction_factor=1), "reduction_factor"),
         (lambda: DistributedTuner(len, {}, num_gpus=0), "num_gpus is 0"),
         (lambda: DistributedTuner(len, {}, max_cost=1.0), "needs cost_per_gpu_hour"),
+        (lambda: DistributedTuner(len, {}, backend="rai"), "processes or ray"),
+        (lambda: DistributedTuner(len, {}, address="h:1"), "is for backend ray"),
+        (
+            lambda: DistributedTuner(len, {}, backend="ray", address="ray://h:1"),
+            "cannot run through Ray's client",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line(make: Callable[[], Any], said: str) -> None:
     with pytest.raises(EngineError, match=said):
         make()
+
+
+def test_without_ray_its_backend_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    tuner = DistributedTuner(len, {}, backend="ray")
+    with pytest.raises(EngineError, match="needs ray, which is not installed") as line:
+        tuner.tune(1)
+    assert "\n" not in str(line.value)
+    assert tuner.trials == []  # and nothing else has run them instead
+
+
+def test_a_report_keeps_the_state_before_it_is_sent(tmp_path: Path) -> None:
+    kept, sent = tmp_path / "trial-0.state", []
+    report = Report(lambda losses: sent.append([*losses]), {"x": 1}, kept)
+    assert report.state is None
+    report(3.0)
+    assert not kept.exists()  # there is no state to go on from
+    report(2.0, {"epoch": 2})
+
+    def fails(losses: list[float]) -> None:
+        raise BrokenPipeError
+
+    again = Report(fails, {"x": 1}, kept)
+    assert (again.state, again.losses) == ({"epoch": 2}, [3.0, 2.0])
+    with pytest.raises(BrokenPipeError):  # the search was killed at this moment
+        again(1.0, {"epoch": 3})
+    assert Report(fails, {"x": 1}, kept).losses == [3.0, 2.0, 1.0]
+    assert [*tmp_path.iterdir()] == [kept]
+    assert sent == [[3.0], [3.0, 2.0]]
+
+
+def test_seconds_and_losses_of_a_continued_trial_count(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"slot_cost_per_hour": 3600.0, "max_cost": 50.0}
+    kept = tmp_path / "trial-0.state"
+    head = {"parameters": {"x": 1}, "losses": [0.5, 4.0], "seconds": 100.0}
+    kept.write_bytes(json.dumps(head).encode() + b"\n" + pickle.dumps("state"))
+    capped = Tuning({"x": 1}, 0, 2, folder=tmp_path, **given)
+    assert capped.begin() == 0
+    assert capped.cost >= 100.0
+    assert capped.begin() is None
+    assert capped.reported(0, 3.0) == 3
+    capped.end(0, "done")
+    assert (capped.best().loss, capped.best().num_reports) == (0.5, 3)
+    assert capped.best().seconds >= 100.0
+    assert not kept.exists()
+    kept.write_bytes(json.dumps({**head, "parameters": {"x": 2}}).encode() + b"\n")
+    with pytest.raises(EngineError, match="holds another search"):
+        Tuning({"x": 1}, 0, 1, folder=tmp_path, **given)
 
 
 # Inner functions travel by value: their processes need not import this module.
@@ -107,6 +165,28 @@ def test_the_best_trial_wins_and_poor_ones_end_early(tmp_path: Path) -> None:
     assert {*kept} <= {one.seconds for one in again.trials}  # those did not run again
     with pytest.raises(EngineError, match="holds another search"):
         DistributedTuner(parabola(), space, seed=1, folder=tmp_path).tune(8)
+
+
+@pytest.mark.slow
+def test_a_trial_goes_on_from_the_state_that_a_killed_search_left(
+    tmp_path: Path,
+) -> None:
+    def train_fn(parameters: dict[str, Any], report: Any) -> None:
+        epoch = report.state or 0
+        while epoch < 4:
+            epoch += 1
+            report(10.0 * epoch, epoch)
+
+    # As it is left where the process was killed in the third epoch of this trial.
+    left = Report(lambda losses: None, {"x": 1}, tmp_path / "trial-1.state")
+    left(7.0, 1)
+    left(5.0, 2)
+    given: dict[str, Any] = {"folder": tmp_path, "scheduler": Asha(grace=9)}
+    tuner = DistributedTuner(train_fn, {"x": 1}, **given)
+    tuner.tune(2)
+    reports = [(one.number, one.num_reports, one.loss) for one in tuner.trials]
+    assert reports == [(0, 4, 10.0), (1, 4, 5.0)]
+    assert [path.name for path in tmp_path.iterdir()] == ["trials.jsonl"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,114 @@
+"""Trials as processes of this machine: a thread per slot runs one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distlab.engines import job as jobs
+from distlab.engines import trial as trials
+from distlab.engines.search import Asha
+from distlab.engines.tuning import DONE, FAILED, STOPPED, Tuning
+
+
+class TrialProcesses:
+    """Runs the trials of a search, `num_gpus * trials_per_gpu` at a time."""
+
+    def __init__(
+        self,
+        tuning: Tuning,
+        train_fn: Callable[..., Any],
+        scheduler: Asha,
+        num_gpus: int,
+        trials_per_gpu: int,
+    ) -> None:
+        self.tuning, self.train_fn, self.scheduler = tuning, train_fn, scheduler
+        self.num_gpus, self.trials_per_gpu = num_gpus, trials_per_gpu
+        self._processes: set[subprocess.Popen[bytes]] = set()
+
+    def run(self) -> None:
+        """Run all that wait; no process of a trial outlives this call."""
+        slots = [
+            threading.Thread(target=self._slot, args=(index,), daemon=True)
+            for index in range(self.num_gpus * self.trials_per_gpu)
+        ]
+        try:
+            for slot in slots:
+                slot.start()
+            for slot in slots:
+                slot.join()
+        finally:
+            with self.tuning.lock:
+                self.tuning.is_over = True
+                for process in self._processes:
+                    process.kill()
+
+    def _slot(self, index: int) -> None:
+        while (number := self.tuning.begin()) is not None:
+            status, said = self._run(number, index // self.trials_per_gpu)
+            self.tuning.end(number, status, said)
+
+    def _run(self, number: int, gpu: int) -> tuple[str, str]:
+        given = self.tuning.parameters(number), self.tuning.kept(number)
+        status = DONE
+        with tempfile.TemporaryDirectory(prefix="distlab-") as folder:
+            jobs.write((self.train_fn, *given), Path(folder) / "job.pickle")
+            log = Path(folder) / "log"
+            with self._process(Path(folder), log, gpu) as (process, reports, answers):
+                for line in reports:
+                    goes_on = self._goes_on(number, json.loads(line)["loss"])
+                    status = DONE if goes_on else STOPPED
+                    with contextlib.suppress(BrokenPipeError):
+                        answers.write("go\n" if goes_on else "stop\n")
+                        answers.flush()
+                code = process.wait()
+            lines = log.read_text(errors="replace").split("\n")
+        if code:
+            return FAILED, next((s for s in reversed(lines) if s.strip()), "")
+        return status, ""
+
+    @contextlib.contextmanager
+    def _process(self, folder: Path, log: Path, gpu: int) -> Any:
+        environment = dict(os.environ)
+        if torch.cuda.is_available():
+            environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+        reports, its_reports = os.pipe()
+        its_answers, answers = os.pipe()
+        pipes = its_reports, its_answers
+        command = [trials.__file__, folder / "job.pickle", *pipes, os.getpid()]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, *map(str, command)],
+                pass_fds=pipes,
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+        os.close(its_reports)
+        os.close(its_answers)
+        with self.tuning.lock:
+            self._processes.add(process)
+        try:
+            with os.fdopen(reports) as heard, os.fdopen(answers, "w") as said:
+                yield process, heard, said
+        finally:
+            process.kill()
+            process.wait()
+            with self.tuning.lock:
+                self._processes.discard(process)
+
+    def _goes_on(self, number: int, loss: float) -> bool:
+        with self.tuning.lock:
+            goes_on = self.scheduler.goes_on(self.tuning.reported(number, loss), loss)
+            return goes_on and not (self.tuning.is_over or self.tuning.is_too_expensive)

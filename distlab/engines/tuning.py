@@ -1,0 +1,180 @@
+"""A search while it runs: which trials wait, run and have ended, and their cost.
+
+It starts nothing: `trial_processes` and `ray_tune` do, and note here what happens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from distlab.cost import cost_of
+from distlab.engines.expect import EngineError
+from distlab.engines.search import draw
+from distlab.engines.trial import as_json, what_was_kept
+
+DONE, STOPPED, FAILED = "done", "stopped", "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A trial that has ended; `loss` is its best report, infinite without any."""
+
+    number: int
+    parameters: dict[str, Any]
+    loss: float
+    num_reports: int
+    seconds: float
+    status: str
+    said: str = ""
+    """The last line of a trial that failed."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A trial that runs; a continued one has losses and seconds from before."""
+
+    began: float
+    before_s: float
+    losses: list[float]
+
+    @property
+    def seconds(self) -> float:
+        """Up to now."""
+        return self.before_s + time.monotonic() - self.began
+
+
+class Tuning:
+    """The trials of a search. Slots may call it from several threads."""
+
+    def __init__(
+        self,
+        space: Mapping[str, Any],
+        seed: int,
+        num_samples: int,
+        *,
+        slot_cost_per_hour: float,
+        max_cost: float | None,
+        folder: Path | None,
+    ) -> None:
+        self.space, self.seed, self.folder = dict(space), seed, folder
+        self.rate, self.max_cost = slot_cost_per_hour, max_cost
+        self.trials = self._known(num_samples)
+        taken = {one.number for one in self.trials}
+        self.waiting = [number for number in range(num_samples) if number not in taken]
+        self.is_over = False
+        """Set by what runs the trials, once none is to be noted any more."""
+        self.lock = threading.RLock()
+        self._running: dict[int, Running] = {}
+
+    @property
+    def cost(self) -> float:
+        """Of all trials up to now, those that still run included."""
+        with self.lock:
+            running = sum(one.seconds for one in self._running.values())
+            seconds = sum(one.seconds for one in self.trials) + running
+        return cost_of(1, seconds, self.rate)
+
+    @property
+    def is_too_expensive(self) -> bool:
+        """Whether no other trial may begin, and those that run must end."""
+        return self.max_cost is not None and self.cost >= self.max_cost
+
+    def parameters(self, number: int) -> dict[str, Any]:
+        """What is drawn for a trial."""
+        return draw(self.space, self.seed, number)
+
+    def kept(self, number: int) -> Path | None:
+        """The file with what a trial has reached, if the search has a folder."""
+        return self.folder / f"trial-{number}.state" if self.folder else None
+
+    def begin(self) -> int | None:
+        """The trial that begins now; None if no other is to begin."""
+        with self.lock:
+            if self.is_over or not self.waiting or self.is_too_expensive:
+                return None
+            number = self.waiting.pop(0)
+            head = what_was_kept(self.kept(number))
+            before = head["seconds"], head["losses"]
+            self._running[number] = Running(time.monotonic(), *before)
+            return number
+
+    def reported(self, number: int, loss: float) -> int:
+        """Note a loss; how often the trial has reported now."""
+        with self.lock:
+            losses = self._running[number].losses
+            losses.append(loss)
+            return len(losses)
+
+    def end(self, number: int, status: str, said: str = "") -> None:
+        """Note that a trial has ended; nothing once the search is over."""
+        with self.lock:
+            one = self._running.pop(number)
+            if self.is_over:
+                return
+            known = [loss for loss in one.losses if not math.isnan(loss)]
+            ended = Trial(
+                number=number,
+                parameters=self.parameters(number),
+                loss=min(known, default=math.inf),
+                num_reports=len(one.losses),
+                seconds=one.seconds,
+                status=status,
+                said=said,
+            )
+            self.trials.append(ended)
+            self._note(ended)
+
+    def best(self) -> Trial:
+        """The trial with the smallest loss.
+
+        Raises:
+            EngineError: no trial has reported a loss: what the last one said.
+        """
+        best = min(self.trials, key=lambda one: (one.loss, one.number), default=None)
+        if best is None or math.isinf(best.loss):
+            why = best.said if best else "the cost cap leaves room for none"
+            raise EngineError(f"no trial has reported a loss: {why}")
+        return best
+
+    # ── what a killed search leaves ─────────────────────────────────────────────────
+
+    def _note(self, ended: Trial) -> None:
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / "trials.jsonl").open("a", encoding="utf-8") as file:
+                # On a line that a killed search has left torn nothing may follow.
+                file.write("\n" + as_json(asdict(ended)))
+        kept = self.kept(ended.number)
+        if kept is not None:
+            kept.unlink(missing_ok=True)
+
+    def _known(self, num_samples: int) -> list[Trial]:
+        """The trials of this search that have ended before; a torn line is left out."""
+        if self.folder is None:
+            return []
+        for number in range(num_samples):
+            self._expect_same(self.folder, number, what_was_kept(self.kept(number)))
+        path = self.folder / "trials.jsonl"
+        found = {}
+        for line in (
+            path.read_text(encoding="utf-8").split("\n") if path.exists() else ()
+        ):
+            try:
+                one = Trial(**json.loads(line))
+            except ValueError:  # torn, or the empty first line
+                continue
+            self._expect_same(path, one.number, asdict(one))
+            found[one.number] = replace(one, parameters=self.parameters(one.number))
+        return [found[number] for number in sorted(found) if number < num_samples]
+
+    def _expect_same(self, path: Path, number: int, noted: dict[str, Any]) -> None:
+        drawn = json.loads(as_json(self.parameters(number)))
+        if noted.get("parameters", drawn) != drawn:
+            raise EngineError(f"{path} holds another search: choose a new folder")
