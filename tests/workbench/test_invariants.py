@@ -28,7 +28,6 @@ from distlab.curriculum.misconceptions import read_misconceptions
 from distlab.curriculum.regions import find_regions, functions_of
 from distlab.curriculum.units import UnitSource
 from distlab.grading import TaskVerdict
-from distlab.grading.catalogue import read_catalogue
 from distlab.grading.clause import checks_of
 from distlab.grading.grade import Grader
 from distlab.runner import Cluster
@@ -37,6 +36,7 @@ from tests.workbench.judging import (
     ROOT,
     SEED,
     UNITS,
+    catalogue,
     solution_of,
     verdict_on,
     with_body,
@@ -226,7 +226,7 @@ def test_every_diagnosis_is_explained_and_every_explanation_is_tried() -> None:
     }
     known = set(read_misconceptions())
     assert named - {""} <= known
-    tried = {entry.slug for entry in read_catalogue(CURRICULUM)}
+    tried = {entry.slug for entry in catalogue().values()}
     about_the_file = {"not-started", "renamed", "syntax-error"}
     not_yet_to_be_had = {"wrong-shape"}
     words_of_a_verdict = {"deadlock"}
