@@ -132,7 +132,7 @@ def _entries_of(
     """The entries of one task's file."""
     name = f"{path.parent.name}/{path.name}"
     try:
-        rows = tomllib.loads(path.read_text(encoding="utf-8"))
+        rows = _rows(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CatalogueError(f"{path} is not valid TOML: {error}") from error
     task = next(
@@ -147,6 +147,11 @@ def _entries_of(
             raise CatalogueError(f"{where}: no entry is called so")
         if not hunts_only or "hunt" in row or id_ in twins:
             yield _entry(curriculum, task, id_, rows, where)
+
+
+@cache
+def _rows(text: str) -> dict[str, Any]:
+    return tomllib.loads(text)
 
 
 # ── one entry, checked ──────────────────────────────────────────────────────────────

@@ -298,7 +298,16 @@ def wrong_ones() -> dict[str, Entry]:
     return catalogue()
 
 
-@pytest.mark.parametrize("name", ["TP05", "TP11", "TP22", "TP31", "TP46", "TP55"])
+OFTEN = ["TP05", "TP11", "TP22", "TP31", "TP46", "TP55"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[] if n == "TP11" else pytest.mark.slow, id=n)
+        for n in OFTEN
+    ],
+)
 def test_the_mistakes_that_are_made_most_are_named(
     name: str, wrong_ones: dict[str, Entry], tmp_path: Any, cluster: Cluster
 ) -> None:
