@@ -77,11 +77,9 @@ def functions_of_task(task: Task) -> tuple[str, ...]:
 
 # Each is graded for long, and so is another task of its unit by the same mechanism.
 LONG = {
-    "checkpoint_port.saver",
     "elastic.resize",
     "fault_tolerance.full_state",
     "fault_tolerance.save",
-    "imagenet_trainer.compose",
     "parameter_server.exactly_once",
     "parameter_server.staleness",
     "pipeline_parallel.forward_backward",
