@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 PY := .venv/bin/python
-PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+PYTEST := $(PY) -m pytest -p no:nbval --numprocesses auto --maxprocesses 4 --dist worksteal
 FIGURES := $(patsubst figures/%.py,figures.%,\
   $(filter-out figures/draw.py,$(wildcard figures/[a-z]*.py)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -203,9 +203,7 @@ def load_curriculum(root: Path | None = None) -> Curriculum:
     root = root or find_root()
     path = root / MANIFEST
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-        phases = tuple(map(_phase, _tables(data, "phase")))
-        routes = tuple(map(_route, _tables(data, "route")))
+        phases, routes = _contents(path.read_text(encoding="utf-8"))
         curriculum = Curriculum(root=root, phases=phases, routes=routes)
         _validate(curriculum)
     except OSError as error:
@@ -215,6 +213,14 @@ def load_curriculum(root: Path | None = None) -> Curriculum:
     except CurriculumError as error:
         raise CurriculumError(f"{path}: {error}") from None
     return curriculum
+
+
+@lru_cache(maxsize=4)
+def _contents(text: str) -> tuple[tuple[Phase, ...], tuple[Route, ...]]:
+    """What a manifest says; the same text is not taken apart twice."""
+    data = tomllib.loads(text)
+    phases = tuple(map(_phase, _tables(data, "phase")))
+    return phases, tuple(map(_route, _tables(data, "route")))
 
 
 def _phase(data: dict[str, Any]) -> Phase:

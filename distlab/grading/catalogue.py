@@ -132,7 +132,7 @@ def _entries_of(
     """The entries of one task's file."""
     name = f"{path.parent.name}/{path.name}"
     try:
-        rows = tomllib.loads(path.read_text(encoding="utf-8"))
+        rows = _rows(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CatalogueError(f"{path} is not valid TOML: {error}") from error
     task = next(
@@ -147,6 +147,11 @@ def _entries_of(
             raise CatalogueError(f"{where}: no entry is called so")
         if not hunts_only or "hunt" in row or id_ in twins:
             yield _entry(curriculum, task, id_, rows, where)
+
+
+@cache
+def _rows(text: str) -> dict[str, Any]:
+    return tomllib.loads(text)
 
 
 # ── one entry, checked ──────────────────────────────────────────────────────────────
@@ -229,14 +234,36 @@ def _own_body(curriculum: Curriculum, task: str, function: str, where: str) -> s
 
 def _check_text(entry: Entry, own: str, where: str) -> None:
     try:
-        body = ast.dump(_as_function(entry.body))
-        ast.parse(_dedented(entry.helper))
-        _as_function("pass", entry.signature or "def f():")
+        body = _as_function(entry.body)
+        if entry.helper:
+            ast.parse(_dedented(entry.helper))
+        if entry.signature:
+            _as_function("pass", entry.signature)
     except SyntaxError as error:
         raise CatalogueError(f"{where}: {error.msg}: {error.text}") from error
-    is_same = body == ast.dump(_as_function(own))
-    if is_same and not entry.helper and not entry.signature:
+    changes_more = entry.helper or entry.signature
+    if not changes_more and _is_same(body, _own_function(own)):
         raise CatalogueError(f"{where}: that is the solution itself")
+
+
+@cache
+def _own_function(body: str) -> ast.Module:
+    return _as_function(body)
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Whether two trees are the same code; most are found to differ soon."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, ast.AST):
+        fields = one._fields
+        return all(
+            _is_same(getattr(one, name, None), getattr(other, name, None))
+            for name in fields
+        )
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return one == other
 
 
 @cache

@@ -52,6 +52,7 @@ Files = dict[str, str]
 """The texts of Python files by their path in the repository."""
 
 
+@functools.cache
 def repository() -> Files:
     folders = ("distlab", "solutions", "tests", "benchmarks", "figures")
     return {
@@ -71,8 +72,18 @@ def imports(files: Files, prefix: str) -> Iterator[tuple[str, str]]:
 
 @functools.cache
 def imported_in(path: str, text: str) -> tuple[str, ...]:
-    nodes = ast.walk(ast.parse(text, path))
+    nodes = statements(ast.parse(text, path))
     return tuple(name for node in nodes for name in imported_names(path, node))
+
+
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Every statement: an import is one, so no expression need be looked into."""
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
+        yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            todo += getattr(node, name, ())
 
 
 def imported_names(path: str, node: ast.AST) -> list[str]:
@@ -284,6 +295,8 @@ def definitions(node: ast.stmt) -> set[str]:
 def exports_exist(files: Files) -> list[str]:
     found = []
     for path, text in files.items():
+        if "__all__" not in text:
+            continue
         tree = ast.parse(text, path)
         named = next(filter(None, map(exported, tree.body)), [])
         defined = {name for node in tree.body for name in defined_by(node)}

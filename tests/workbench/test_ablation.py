@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from distlab.curriculum import load_curriculum
 from distlab.grading.ablation import FOLDER, Finding, Site, ablate, sites_of
-from distlab.grading.catalogue import Entry, read_catalogue
+from distlab.grading.catalogue import Entry
 from distlab.grading.mutants import judge
 from distlab.runner import Cluster
+from tests.workbench.judging import CURRICULUM, ROOT, catalogue
 
-ROOT = Path(__file__).parents[2]
-CURRICULUM = load_curriculum(ROOT)
-BY_ID = {entry.id: entry for entry in read_catalogue(CURRICULUM)}
+BY_ID = catalogue()
 CHECK = """
 def check(run, runs):
     expect_values(run)

@@ -7,6 +7,7 @@ real: `make demo` and the tests of each verb.
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Iterator
@@ -79,9 +80,15 @@ def expect_typeable(command: str) -> None:
                 assert (ROOT / path).is_file(), path
 
 
-def _expect_verb(arguments: list[str]) -> None:
+@functools.cache
+def _group() -> TyperGroup:
     group = get_command(app)
     assert isinstance(group, TyperGroup)
+    return group
+
+
+def _expect_verb(arguments: list[str]) -> None:
+    group = _group()
     if arguments == ["--help"]:
         return
     context = typer.Context(group, info_name="distlab")

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from distlab.curriculum.units import load
-from distlab.grading.catalogue import Entry, read_catalogue
+from distlab.grading.catalogue import Entry
 from distlab.runner import Cluster
-from tests.workbench.judging import CURRICULUM, solution_of, verdict_on
+from tests.workbench.judging import catalogue, solution_of, verdict_on
 
 Row = tuple[Tensor, Tensor]
 
@@ -46,7 +46,7 @@ def unit() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def wrong_ones() -> dict[str, Entry]:
-    return {entry.id: entry for entry in read_catalogue(CURRICULUM)}
+    return catalogue()
 
 
 def delivered(loader: Any) -> list[list[int]]:

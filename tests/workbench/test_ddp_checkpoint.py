@@ -68,7 +68,7 @@ def forget(folder: Path, step: int) -> None:
         path.unlink()
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_training_goes_on_bit_by_bit_in_the_middle_of_an_epoch(
     cluster: Cluster, units: dict[str, Choice], tmp_path: Path, n: int
 ) -> None:

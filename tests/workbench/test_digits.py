@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -209,8 +210,13 @@ def test_demo_in_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_demo_as_json_and_not_the_same(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    cluster: Cluster,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    lent = nullcontext(cluster)  # the demo above starts one of its own
+    monkeypatch.setattr("distlab.runner.Cluster", lambda **_: lent)
     late = _changed(
         tmp_path, "average_gradients(comm, model)\n    optimizer", "optimizer"
     )

@@ -74,7 +74,10 @@ def run_examples(context: RankContext, backend: str, folder: str) -> list[str]:
     return failed
 
 
-@pytest.mark.parametrize(("n", "backend"), [(1, "gloo"), (4, "gloo"), (4, "tcp")])
+@pytest.mark.parametrize(
+    ("n", "backend"),
+    [pytest.param(1, "gloo", marks=pytest.mark.slow), (4, "gloo"), (4, "tcp")],
+)
 def test_examples_run(cluster: Cluster, tmp_path: Path, n: int, backend: str) -> None:
     run = cluster.run(run_examples, n, backend, str(tmp_path), limits=PATIENT)
     assert run.require_finished().values == [[]] * n
@@ -254,7 +257,13 @@ def refuses(call: Callable[..., object], *arguments: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("n", "backend"), [(1, "gloo"), (3, "gloo"), (3, "tcp"), (4, "tcp")]
+    ("n", "backend"),
+    [
+        (3, "gloo"),
+        (4, "tcp"),
+        pytest.param(1, "gloo", marks=pytest.mark.slow),
+        pytest.param(3, "tcp", marks=pytest.mark.slow),
+    ],
 )
 def test_primitives_produce_what_they_should(
     cluster: Cluster, n: int, backend: str

@@ -88,7 +88,12 @@ def in_stages(context: RankContext, schedule: str, num_chunks: int) -> list[floa
 
 @pytest.mark.parametrize(
     ("n", "schedule", "num_chunks"),
-    [(3, "1f1b", 1), (2, "gpipe", 1), (2, "interleaved", 2), (1, "1f1b", 1)],
+    [
+        (3, "1f1b", 1),
+        (2, "interleaved", 2),
+        pytest.param(2, "gpipe", 1, marks=pytest.mark.slow),
+        pytest.param(1, "1f1b", 1, marks=pytest.mark.slow),
+    ],
 )
 def test_pipeline_parallel_trains_as_one_process(
     cluster: Cluster, n: int, schedule: str, num_chunks: int

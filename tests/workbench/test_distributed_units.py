@@ -58,7 +58,9 @@ def trains(
     }
 
 
-@pytest.mark.parametrize("backend", ["gloo", "tcp"])
+@pytest.mark.parametrize(
+    "backend", ["gloo", pytest.param("tcp", marks=pytest.mark.slow)]
+)
 def test_solutions_as_mine_give_the_same_bits(
     course: Course, cluster: Cluster, backend: str
 ) -> None:

@@ -6,16 +6,17 @@ Here a sample of them is graded; all of them: `make mutants`.
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from distlab.cli import mutants as command
-from distlab.curriculum import Curriculum, load_curriculum
+from distlab.curriculum import Curriculum, Task, load_curriculum
 from distlab.grading.catalogue import CatalogueError, Entry
 from distlab.grading.generated import (
     Outcome,
@@ -33,6 +34,7 @@ SAMPLE = 15
 FAST = ("collectives", "trainer.broadcast_model", "trainer.train_step")
 
 
+@functools.cache
 def sample() -> list[Mutation]:
     tasks = [task for task in CURRICULUM.tasks if task.id.startswith(FAST)]
     # An endless loop would cost its whole time limit: the full run has those.
@@ -45,10 +47,11 @@ def sample() -> list[Mutation]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slip", sample(), ids=lambda slip: slip.id)
+@pytest.mark.parametrize("number", range(SAMPLE))
 def test_the_grader_sees_a_slip_or_a_reason_is_given(
-    cluster: Cluster, slip: Mutation
+    cluster: Cluster, number: int
 ) -> None:
+    slip = sample()[number]
     (outcome,) = judge_generated(CURRICULUM, cluster, [slip], read_reasons(CURRICULUM))
     assert outcome.is_right, f"{slip.task}: {slip.what}: {outcome.message}"
 
@@ -189,8 +192,18 @@ def graded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr("distlab.grading.mutants.judge", lambda *_: [])
         one_entry = lambda _: [ENTRY]  # noqa: E731
         monkeypatch.setattr("distlab.grading.catalogue.read_catalogue", one_entry)
+        slips, reasons = [outcomes[0].mutation], {"x": "y"}
+
+        def generate_all(_: Curriculum, tasks: Sequence[Task]) -> list[Mutation]:
+            assert [*tasks] == [*CURRICULUM.tasks]
+            return slips
+
+        # The real ones take half a minute, and other tests are about them.
+        monkeypatch.setattr("distlab.grading.generated.generate", generate_all)
+        monkeypatch.setattr("distlab.grading.generated.read_reasons", lambda _: reasons)
 
         def judge(*values: object) -> list[Outcome]:
+            assert values[2:4] == (slips, reasons)
             if callable(tell := values[-1]):
                 for one in outcomes:
                     tell(one)
@@ -201,7 +214,6 @@ def graded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return use
 
 
-@pytest.mark.slow
 def test_command_fails_for_a_survivor_without_a_reason(
     graded: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ import shutil
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,6 @@ from distlab.curriculum.misconceptions import read_misconceptions
 from distlab.curriculum.regions import find_regions, functions_of
 from distlab.curriculum.units import UnitSource
 from distlab.grading import TaskVerdict
-from distlab.grading.catalogue import read_catalogue
 from distlab.grading.clause import checks_of
 from distlab.grading.grade import Grader
 from distlab.runner import Cluster
@@ -37,6 +37,7 @@ from tests.workbench.judging import (
     ROOT,
     SEED,
     UNITS,
+    catalogue,
     solution_of,
     verdict_on,
     with_body,
@@ -74,10 +75,42 @@ def functions_of_task(task: Task) -> tuple[str, ...]:
 # ── solutions, templates, and what is in between ────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    "worlds", [(3,), pytest.param((1, 2, 4, 7), marks=pytest.mark.slow)], ids=str
-)
-@each_task
+# Each is graded for long, and so is another task of its unit by the same mechanism.
+LONG = {
+    "elastic.resize",
+    "fault_tolerance.full_state",
+    "fault_tolerance.save",
+    "parameter_server.exactly_once",
+    "parameter_server.staleness",
+    "pipeline_parallel.forward_backward",
+    "pipeline_parallel.free",
+    "sharded_optimizer.stage3_backward",
+    "tensor_parallel.port",
+    "torch_ports.hybrid_shard",
+}
+
+
+def graded_at() -> list[Any]:
+    slow = pytest.mark.slow
+    return [
+        pytest.param(
+            task,
+            worlds,
+            marks=[slow] if len(worlds) > 1 or task.id in LONG else [],
+            id=f"{task.id}-{worlds}",
+        )
+        for worlds in ((3,), (1, 2, 4, 7))
+        for task in TASKS
+    ]
+
+
+def test_each_unit_has_a_task_that_is_graded_quickly() -> None:
+    assert {task.id for task in TASKS} >= LONG
+    quick = {task.unit for task in TASKS if task.id not in LONG}
+    assert quick == {task.unit for task in TASKS}
+
+
+@pytest.mark.parametrize(("task", "worlds"), graded_at())
 def test_solutions_pass(task: Task, worlds: tuple[int, ...], cluster: Cluster) -> None:
     grader = Grader(CURRICULUM, cluster, code="reference", seed=SEED, worlds=worlds)
     report = grader.grade([task])
@@ -120,8 +153,7 @@ def test_the_command_says_so_too_without_starting_a_rank(
     assert [task["id"] for task in report["tasks"]] == expected
 
 
-def state_in(text: str, task: Task) -> str:
-    source = UnitSource(task.unit, "mine", Path("template.py"), text)
+def state_in(source: UnitSource, task: Task) -> str:
     return source.state_of(task.id, functions_of_task(task))[0]
 
 
@@ -130,8 +162,9 @@ def test_a_hole_is_its_own_task_only(task: Task, judged: Judged) -> None:
     text = with_hole(solution_of(task.unit), task.id)
     assert text.count("raise NotImplementedError") == len(functions_of_task(task))
     assert judged(task.id, text).status == "not_started"
+    source = UnitSource(task.unit, "mine", Path("template.py"), text)
     for other in UNITS[task.unit].tasks:
-        assert (state_in(text, other) == "started") == (other != task)
+        assert (state_in(source, other) == "started") == (other != task)
 
 
 @pytest.mark.slow
@@ -144,7 +177,8 @@ def test_a_no_op_is_a_failure_not_a_crash(task: Task, judged: Judged) -> None:
         assert verdict.first_failure() is not None
         assert len(verdict.message.split()) > 4
         text = with_body(solution_of(task.unit), task.id, "return None", function)
-        assert state_in(text, task) == "started"  # and to Python it is a pass
+        source = UnitSource(task.unit, "mine", Path("template.py"), text)
+        assert state_in(source, task) == "started"  # and to Python it is a pass
 
 
 @pytest.mark.slow
@@ -226,7 +260,7 @@ def test_every_diagnosis_is_explained_and_every_explanation_is_tried() -> None:
     }
     known = set(read_misconceptions())
     assert named - {""} <= known
-    tried = {entry.slug for entry in read_catalogue(CURRICULUM)}
+    tried = {entry.slug for entry in catalogue().values()}
     about_the_file = {"not-started", "renamed", "syntax-error"}
     not_yet_to_be_had = {"wrong-shape"}
     words_of_a_verdict = {"deadlock"}

@@ -18,15 +18,14 @@ from typing import Any
 import pytest
 
 from distlab.cli import mutants as command
-from distlab.curriculum import load_curriculum
 from distlab.grading.catalogue import CatalogueError, Entry, read_catalogue
 from distlab.grading.changes import with_changes
 from distlab.grading.mutants import Result, judge
 from distlab.runner import Cluster
+from tests.workbench.judging import CURRICULUM, catalogue
 
-CURRICULUM = load_curriculum(Path(__file__).parents[2])
-ENTRIES = read_catalogue(CURRICULUM)
-BY_ID = {entry.id: entry for entry in ENTRIES}
+BY_ID = catalogue()
+ENTRIES = [*BY_ID.values()]
 
 
 def sample() -> list[Entry]:

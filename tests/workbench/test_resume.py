@@ -52,8 +52,15 @@ def apart(
 KEPT: dict[Path, Any] = {}
 
 
-@pytest.mark.parametrize("n", [2, 3])
-@pytest.mark.parametrize("half", [BF16, FP16])
+@pytest.mark.parametrize(
+    ("n", "half"),
+    [
+        (2, BF16),
+        (3, FP16),
+        pytest.param(2, FP16, marks=pytest.mark.slow),
+        pytest.param(3, BF16, marks=pytest.mark.slow),
+    ],
+)
 def test_resumed_in_new_processes_is_bit_equal(
     cluster: Cluster, units: dict[str, Any], tmp_path: Path, n: int, half: str
 ) -> None:

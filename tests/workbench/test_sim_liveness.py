@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from distlab.curriculum.units import read_source
-from distlab.grading.catalogue import read_catalogue
 from distlab.grading.checks.collectives import all_reduce, pairs
 from distlab.grading.clause import checks_of
 from distlab.grading.grade import Grader
@@ -23,9 +22,9 @@ from distlab.grading.liveness import (
 )
 from distlab.grading.verdict import ClauseVerdict, TaskVerdict
 from distlab.runner import Cluster, Limits
-from tests.workbench.judging import CURRICULUM, SEED, solution_of, with_body
+from tests.workbench.judging import CURRICULUM, SEED, catalogue, solution_of, with_body
 
-ENTRIES = {entry.id: entry for entry in read_catalogue(CURRICULUM)}
+ENTRIES = catalogue()
 ODD_SIZES = {"LV01": 5, "LV02": 8, "LV03": 6}
 TRIED = {n for module in (all_reduce, pairs) for n in module.WORLDS}
 

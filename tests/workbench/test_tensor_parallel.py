@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 
 from distlab.comm import leave_default_group
 from distlab.curriculum.units import load
-from distlab.grading.catalogue import Entry, read_catalogue
+from distlab.grading.catalogue import Entry
 from distlab.grading.threads import one_thread
 from distlab.models.transformer import (
     TransformerConfig,
@@ -33,7 +33,7 @@ from distlab.models.transformer import (
 )
 from distlab.runner import Cluster, Limits, RankContext, Run
 from distlab.sim import run as simulate
-from tests.workbench.judging import CURRICULUM, solution_of, verdict_on
+from tests.workbench.judging import catalogue, solution_of, verdict_on
 
 CONFIG = TransformerConfig(vocab_size=16, context=8, dim=16, num_heads=4, num_layers=2)
 STEPS = 3
@@ -295,10 +295,19 @@ def test_with_torch_does_not_modify_them_either(
 
 @pytest.fixture(scope="module")
 def wrong_ones() -> dict[str, Entry]:
-    return {entry.id: entry for entry in read_catalogue(CURRICULUM)}
+    return catalogue()
 
 
-@pytest.mark.parametrize("name", ["TP05", "TP11", "TP22", "TP31", "TP46", "TP55"])
+OFTEN = ["TP05", "TP11", "TP22", "TP31", "TP46", "TP55"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[] if n == "TP11" else pytest.mark.slow, id=n)
+        for n in OFTEN
+    ],
+)
 def test_the_mistakes_that_are_made_most_are_named(
     name: str, wrong_ones: dict[str, Entry], tmp_path: Any, cluster: Cluster
 ) -> None:

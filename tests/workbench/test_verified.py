@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from distlab.curriculum import Curriculum, load_curriculum
-from distlab.grading.catalogue import FOLDER, CatalogueError, Entry, read_catalogue
+from distlab.curriculum import Curriculum
+from distlab.grading.catalogue import FOLDER, CatalogueError, Entry
 from distlab.grading.verified import NAME, digest_of, stamp, touched, unverified
+from tests.workbench.judging import CURRICULUM as COURSE
+from tests.workbench.judging import catalogue
 
-COURSE = load_curriculum(Path(__file__).parents[2])
-ENTRIES = read_catalogue(COURSE)
+ENTRIES = [*catalogue().values()]
 UNIT = "topology"
 
 

@@ -93,8 +93,9 @@ class Use(NamedTuple):
 def words_in(text: str) -> list[Use]:
     """Every use of a word of the list, in order; two lines are read as one."""
     uses = []
+    flat = re.sub(r"\s", " ", text)
     for pattern, say in _PATTERNS.items():
-        for match in pattern.finditer(re.sub(r"\s", " ", text)):
+        for match in pattern.finditer(flat):
             line = text.count("\n", 0, match.start()) + 1
             uses.append(Use(line, match[0], say))
     return sorted(uses)
@@ -130,16 +131,17 @@ def text_of(path: Path) -> str:
 
 def messages_of(path: Path) -> str:
     """The sentences in a file of Python: its strings, but not its docstrings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    nodes = [*ast.walk(ast.parse(text))]
     docstrings = {
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
         and node.body
         and isinstance(node.body[0], ast.Expr)
     }
-    lines = [""] * (path.read_text(encoding="utf-8").count("\n") + 2)
-    for node in ast.walk(tree):
+    lines = [""] * (text.count("\n") + 2)
+    for node in nodes:
         if not isinstance(node, ast.Constant) or id(node) in docstrings:
             continue
         if isinstance(node.value, str) and " " in node.value.strip():
