@@ -20,7 +20,7 @@ from distlab.runner import RankContext
 
 RANK, STEPS, MOVED = 2, 4, 2
 SHAPES: tuple[tuple[int, ...], ...] = (
-    (5, 6), (4,), (9, 7), (), (6, 6), (5, 6), (3,), (2,), (2, 3, 2), (1, 8), (5,),
+    (5, 6), (4,), (11, 9), (), (6, 6), (5, 6), (3,), (2,), (2, 3, 2), (1, 8), (5,),
     (3, 4), (6, 4),
 )  # fmt: skip
 EMPTY, LOW = 11, 12

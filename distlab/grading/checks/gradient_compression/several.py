@@ -41,7 +41,7 @@ _REDUCE = ("all_reduce", "reduce_scatter", "reduce")
 
 
 def _where(step: int, parameter: int) -> str:
-    """`step 3, in another bucket than before: matrix 2 of 3, 9 × 7,`."""
+    """`step 3, in another bucket than before: matrix 2 of 3 of a bucket, 5 × 6,`."""
     (places,) = [one for one in layout(step) if parameter in one]
     matrices = [i for i in places if i in MATRICES]
     moved = ", in another bucket than before" if step == MOVED else ""
@@ -213,9 +213,9 @@ def expect_factors_only(runs: Runs) -> None:
         for record in run.ranks:
             if record.sent_bytes > limit:
                 raise NotYetError(
-                    f"rank {record.rank} sends {record.sent_bytes:,.0f} bytes in {STEPS} "
-                    f"steps of buckets with no to three matrices of {dtype}, expected "
-                    f"at most {limit:,.0f}: P, Q and the other elements",
+                    f"rank {record.rank} sends {record.sent_bytes:,.0f} bytes in "
+                    f"{STEPS} steps of buckets with no to three matrices of {dtype}, "
+                    f"expected at most {limit:,.0f}: P, Q and the other elements",
                     evidence=heard_lines(run),
                 )
     _expect_two_sums(_run(runs))
