@@ -126,8 +126,6 @@ def save_again(context: RankContext, unit: ModuleType, seed: int) -> Any:
         started.watch()
         started.free_when_joined(gate)
         saver.save(2, wanted[1], {"step": 2})
-        if not on_all(context, not gate.has_two):
-            return {"two": True, "flaws": []}
         started.settle()
         saver.wait()
         started.settle()
@@ -223,13 +221,16 @@ def lose_messages(context: RankContext, unit: ModuleType, seed: int) -> Any:
         started.settle()
         broken.error = None
         step = 10 * number + 2
-        act = saver.wait if number % 2 else lambda s=step: saver.save(s, tensors, {})
-        row = {"kind": kind.__name__, "call": "wait()" if number % 2 else "save"}
+        by_wait = number % 2 == 0
+        act = saver.wait if by_wait else lambda s=step: saver.save(s, tensors, {})
+        row = {"kind": kind.__name__, "call": "wait()" if by_wait else "save"}
         row |= {"said": _said(act), "text": text, "failed": broken.count > 0}
         rows.append(row)
         if not on_all(context, bool(row["said"])):
             break
         row["again"] = _said(saver.wait)
+        if not on_all(context, not row["again"]):
+            break
     started.settle()
     return rows
 

@@ -125,7 +125,7 @@ class Gate:
         self._is_free = threading.Event()
         self._is_free.set()
         self._encode = given.encode_shard
-        self._inside: list[threading.Thread] = []
+        self._came: list[threading.Thread] = []
         self.was_waited_for = False
         self.has_two = False  # one thread came while another one was held up
 
@@ -140,12 +140,15 @@ class Gate:
     def encode(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
         """See `encode_shard`."""
         if threading.current_thread() is not threading.main_thread():
-            self.has_two |= any(one.is_alive() for one in self._inside)
-            self._inside.append(threading.current_thread())
+            own = threading.current_thread()
+            earlier = [one for one in self._came if one.is_alive() and one is not own]
+            self.has_two |= bool(earlier)
+            self._came.append(own)
             if not self._is_free.wait(LIMIT_S):
                 self.was_waited_for = True
                 self._is_free.set()
-            self._inside.remove(threading.current_thread())
+            for one in earlier:  # their messages must not meet
+                threading.Thread.join(one, LIMIT_S)
         return self._encode(tensors, meta)
 
 
@@ -205,6 +208,7 @@ class Started:
         """Wait for the end of these threads; one that waits for work has no end."""
         for thread in self._threads():
             threading.Thread.join(thread, _OVER_S)
+            self._before.add(thread)
 
 
 class Broken(Wrapper):
