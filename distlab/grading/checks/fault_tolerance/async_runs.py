@@ -17,6 +17,7 @@ from torch import Tensor
 from distlab.given import checkpoint as given
 from distlab.grading.checks.fault_tolerance.disks import tensors_of
 from distlab.grading.checks.fault_tolerance.held import (
+    OVER_S,
     Broken,
     HeldDisk,
     Started,
@@ -216,21 +217,24 @@ def lose_messages(context: RankContext, unit: ModuleType, seed: int) -> Any:
     tensors = tensors_of(context.rank, 1, seed)
     for number, kind in enumerate(ERRORS):
         text = f"message {number} was lost"
-        broken.error, broken.count = kind(text), 0
+        broken.error = kind(text)
+        broken.has_failed.clear()
         saver.save(10 * number + 1, tensors, {})
+        failed = broken.has_failed.wait(OVER_S)
         started.settle()
         broken.error = None
         step = 10 * number + 2
         by_wait = number % 2 == 0
         act = saver.wait if by_wait else lambda s=step: saver.save(s, tensors, {})
         row = {"kind": kind.__name__, "call": "wait()" if by_wait else "save"}
-        row |= {"said": _said(act), "text": text, "failed": broken.count > 0}
+        row |= {"said": _said(act), "text": text, "failed": failed}
         rows.append(row)
         if not on_all(context, bool(row["said"])):
             break
         row["again"] = _said(saver.wait)
         if not on_all(context, not row["again"]):
             break
+    _said(saver.wait)
     started.settle()
     return rows
 

@@ -22,7 +22,7 @@ from distlab.sim import SimDisk
 
 T = TypeVar("T")
 LIMIT_S = 5.0  # after that a disk is held up no more: somebody waits for it
-_SOON_S, _OVER_S = 0.3, 1.0
+SOON_S, OVER_S = 0.3, 1.0
 
 
 class HeldDisk(SimDisk):
@@ -195,7 +195,7 @@ class Started:
         is_free = threading.Event()
 
         def later() -> None:
-            self._is_joined.wait(_SOON_S)
+            self._is_joined.wait(SOON_S)
             is_free.set()
             for one in held:
                 one.free()
@@ -207,7 +207,7 @@ class Started:
     def settle(self) -> None:
         """Wait for the end of these threads; one that waits for work has no end."""
         for thread in self._threads():
-            threading.Thread.join(thread, _OVER_S)
+            threading.Thread.join(thread, OVER_S)
             self._before.add(thread)
 
 
@@ -217,12 +217,12 @@ class Broken(Wrapper):
     def __init__(self, inner: Comm) -> None:
         super().__init__(inner)
         self.error: Exception | None = None
-        self.count = 0
+        self.has_failed = threading.Event()
 
     def _around(self, call: Call, proceed: Callable[[], T]) -> T:
         is_main = threading.current_thread() is threading.main_thread()
         if self.error is not None and not is_main:
-            self.count += 1
+            self.has_failed.set()
             raise self.error
         return proceed()
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.given.compression import first_factor
+from distlab.given.compression import Residuals, first_factor
 from distlab.grading.checks.gradient_compression.hooked import Bucket, Listener
 from distlab.runner import RankContext
 
@@ -111,8 +111,9 @@ def _kept_of_others(hook: Any, parameters: list[Tensor], kind: torch.dtype) -> T
     some = [parameters[i] for i in OTHERS]
     flat = torch.zeros(sum(SIZES[i] for i in OTHERS), dtype=kind)
     residuals = getattr(hook, "residuals", None)
-    found = residuals.of(Bucket(some, flat)) if hasattr(residuals, "of") else flat
-    return found if isinstance(found, Tensor) else flat
+    if not isinstance(residuals, Residuals):
+        return flat
+    return residuals.of(Bucket(some, flat))
 
 
 @lru_cache(maxsize=64)
