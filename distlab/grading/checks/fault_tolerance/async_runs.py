@@ -226,7 +226,10 @@ def lose_messages(context: RankContext, unit: ModuleType, seed: int) -> Any:
         step = 10 * number + 2
         by_wait = number % 2 == 0
         act = saver.wait if by_wait else lambda s=step: saver.save(s, tensors, {})
-        row = {"kind": kind.__name__, "call": "wait()" if by_wait else "save"}
+        row: dict[str, Any] = {
+            "kind": kind.__name__,
+            "call": "wait()" if by_wait else "save",
+        }
         row |= {"said": _said(act), "text": text, "failed": failed}
         rows.append(row)
         if not on_all(context, bool(row["said"])):
