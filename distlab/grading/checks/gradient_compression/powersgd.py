@@ -24,9 +24,18 @@ from distlab.grading.checks.gradient_compression.hooked import (
     Mistake,
     bytes_over,
     expect_no_wait_in_call,
+    expect_work,
     heard_lines,
     sums_of,
     take_steps,
+)
+from distlab.grading.checks.gradient_compression.matrices import compress_several
+from distlab.grading.checks.gradient_compression.several import (
+    expect_factors_only,
+    expect_kept,
+    expect_low_rank,
+    expect_one_wait,
+    expect_others,
 )
 from distlab.grading.clause import clause
 from distlab.grading.kit.clause_order import judged_after
@@ -68,6 +77,13 @@ def gradients(seed: int, n: int) -> Gradients:
 def compress(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """Steps with the class PowerSGD as the hook."""
     return take_steps(context, unit.PowerSGD(RANK), gradients(seed, context.world_size))
+
+
+RUNS = [
+    on_ranks(compress),
+    on_ranks(compress_several),
+    on_ranks(compress_several, dtype="float32"),
+]
 
 
 @lru_cache(maxsize=64)
@@ -149,7 +165,7 @@ def _expect(
     )
 
 
-@clause(TASK, "C1", worlds=WORLDS, runs=[on_ranks(compress)])
+@clause(TASK, "C1", worlds=WORLDS, runs=RUNS)
 def low_rank_is_exact(runs: Runs) -> str | None:
     """V: the first step of bucket 0, whose sum has the rank 2."""
     part = slice(0, MATRIX)
@@ -158,19 +174,21 @@ def low_rank_is_exact(runs: Runs) -> str | None:
     expect_messages(run, "bucket.flat is right, but comm was not used")
     matrices = [flat[part] for flat in sums_of(run, 0, 0)]
     expect_equal_bits(matrices, what="the matrix after wait()", slug="own-order-sum")
+    expect_low_rank(runs)
     return f"n = {runs.world_size}: rank {RANK} of {ROWS} × {COLUMNS}"
 
 
-@clause(TASK, "C2", worlds=WORLDS, runs=[on_ranks(compress)])
+@clause(TASK, "C2", worlds=WORLDS, runs=RUNS)
 def others_are_exact(runs: Runs) -> str | None:
     """V: the elements of parameters with one dimension, in every step."""
     for step, bucket in product(range(STEPS), range(NUM_BUCKETS)):
         part = slice(MATRIX, None)
-        _expect(runs, step, bucket, part, "the parameters with one dimension")
+        _expect(runs, step, bucket, part, "the part of vectors")
+    expect_others(runs)
     return None
 
 
-@clause(TASK, "C3", worlds=WORLDS, runs=[on_ranks(compress)])
+@clause(TASK, "C3", worlds=WORLDS, runs=RUNS)
 def residual_and_factor_are_kept(runs: Runs) -> str | None:
     """V: matrices of full rank, in every step."""
     with judged_after(low_rank_is_exact, runs, "C1"):
@@ -184,14 +202,19 @@ def residual_and_factor_are_kept(runs: Runs) -> str | None:
                 "no-error-feedback",
                 "factor-forgotten",
             )
+    if runs.world_size > 1:  # what is sent dense is C4's, and one rank sends nothing
+        with judged_after(factors_only, runs, "C4"):
+            expect_kept(runs)
     return f"{STEPS} steps of {NUM_BUCKETS} buckets"
 
 
-@clause(TASK, "C4", worlds=WORLDS, runs=[on_ranks(compress)])
+@clause(TASK, "C4", worlds=WORLDS, runs=RUNS)
 def factors_only(runs: Runs) -> str | None:
     """B: the bytes of the collectives, by their cost."""
     n = runs.world_size
     run = runs.finished(compress)
+    expect_work(run)
+    expect_one_wait(runs)
     numbers = RANK * (ROWS + COLUMNS) + OTHERS
     limit = 2 * (n - 1) / n * numbers * 8
     if over := bytes_over(run, STEPS, limit):
@@ -201,11 +224,13 @@ def factors_only(runs: Runs) -> str | None:
             f"{limit:.0f}: P, Q and {OTHERS} other elements",
             evidence=heard_lines(run),
         )
+    expect_factors_only(runs)
     return f"n = {n}: {numbers} numbers of {MATRIX + OTHERS}"
 
 
-@clause(TASK, "C5", worlds=(3, 2), runs=[on_ranks(compress)])
+@clause(TASK, "C5", worlds=(3, 2), runs=RUNS)
 def the_call_returns_at_once(runs: Runs) -> str | None:
     """O: calls and waits between the call of the hook and its return."""
     expect_no_wait_in_call(runs.finished(compress))
+    expect_no_wait_in_call(runs.finished(compress_several))
     return None
