@@ -8,9 +8,10 @@ Microbatches, clipping, warm-up, records and checkpoints are those of all backen
 Limits: samples are read once, whole, into memory; what the dataset draws at random is
 drawn once then. Metrics given to compile() are not computed: History has the loss and,
 for targets that are class numbers, the accuracy. Callbacks and sample weights are not
-there. A checkpoint is continued by this backend only, on any number of ranks. All nodes
-must reach each other on any port. With TensorFlow's GPU build each rank takes the GPU
-of its local number; that has not been tried.
+there. Keras's SGD puts the learning rate into its momentum, torch's does not: with a
+warm-up their steps differ. A checkpoint is continued by this backend only, on any
+number of ranks. All nodes must reach each other on any port. With TensorFlow's GPU
+build each rank takes the GPU of its local number; that has not been tried.
 """
 
 from __future__ import annotations
