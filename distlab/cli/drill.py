@@ -101,7 +101,7 @@ def truth(run: RecordedRun, cause: Any) -> Incident:
     from distlab.given.incidents import ACTIONS, Incident
 
     lost = load("drill", "reference").steps_lost(*run, cause)
-    return Incident(*cause, ACTIONS[cause.what], lost)
+    return Incident(cause.what, cause.rank, cause.step, ACTIONS[cause.what], lost)
 
 
 def ask(unit: Any, run: RecordedRun) -> tuple[Incident | None, str]:
