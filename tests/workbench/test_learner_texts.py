@@ -31,7 +31,7 @@ LEVELS = ["1 question", "2 principle", "3 steps", "4 near-code"]
 KEYS = {"title", "happened", "why", "fix", "torch"}
 VERBS = {"start", "watch", "check", "hint", "status", "demo", "doctor", "reset"}
 VERBS |= {"explain", "trace", "quiz", "hunt", "use", "diff", "update", "ddp"}
-VERBS |= {"sim", "scale", "calibrate", "bench", "mcp", "chaos", "score"}
+VERBS |= {"sim", "scale", "calibrate", "bench", "mcp", "chaos", "score", "drill"}
 MISCONCEPTIONS = {
     slug: entry
     for path in (ROOT / "distlab/curriculum/misconceptions").glob("*.toml")
