@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from distlab.runner import Cluster
-from tests.workbench.course import Course
+from tests.workbench.course import ROOT, Course
+from tests.workbench.launching import Agent, free_port, script
 
 # pytest-xdist sets it in its workers: messages would be wrapped to that width.
 os.environ.pop("COLUMNS", None)
@@ -37,3 +40,30 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
     monkeypatch.setenv("DISTLAB_STATE", str(course.state))
     monkeypatch.delenv("DISTLAB_IMPL", raising=False)
     return course
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[Callable[..., list[Agent]]]:
+    """Starts an agent for each of two nodes of two ranks each, on this machine."""
+    started: list[Agent] = []
+    port = free_port()
+
+    def start(
+        program: str, *arguments: object, flags: Sequence[Sequence[str]] = ((), ())
+    ) -> list[Agent]:
+        path = script(tmp_path, program)
+        for node in range(len(flags)):
+            command = [sys.executable, "-m", "distlab.launch", "--nnodes", "2"]
+            command += ["--node-rank", str(node), "--nproc-per-node", "2"]
+            command += ["--master-port", str(port), "--log-dir", str(tmp_path)]
+            command += [*flags[node], str(path), *map(str, arguments)]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            started.append(subprocess.Popen(command, cwd=ROOT, text=True, **pipes))  # type: ignore[call-overload]
+        return started
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()

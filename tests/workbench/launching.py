@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -58,3 +61,21 @@ def ended(pid: int) -> bool:
     while is_alive(pid) and time.monotonic() < until:
         time.sleep(0.02)
     return not is_alive(pid)
+
+
+# ── agents of several nodes, see the fixture of this name ───────────────────────────
+
+Agent = subprocess.Popen[str]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def outputs(agents: Sequence[Agent]) -> list[str]:
+    return [agent.communicate(timeout=300)[0] for agent in agents]
+
+
+def log(folder: Path, rank: int) -> list[str]:
+    return (folder / f"rank_{rank}.log").read_text().splitlines()
