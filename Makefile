@@ -26,10 +26,10 @@ test: .venv/.ready  ## the tests of the workbench and of the solutions
 
 test-slow: .venv/.ready  ## what `make test` leaves out, and the catalogue of what changed
 	@$(PYTEST) -m "slow and not own" --durations 5
-	@$(PY) -m distlab mutants --touched
+	@$(MAKE) --no-print-directory test-touched
 
-test-touched: .venv/.ready  ## the catalogue of what changed since it was played
-	@$(PY) -m distlab mutants --touched
+test-touched: .venv/.ready  ## the catalogue of what changed, a quarter of an hour of it
+	@$(PY) -m distlab mutants --touched --minutes 15
 
 test-failed: .venv/.ready  ## those that failed the last time once more, one by one
 	@$(PY) -m pytest --last-failed --last-failed-no-failures none

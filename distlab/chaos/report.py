@@ -33,7 +33,7 @@ DEFECTS = {
 LEGEND = (
     "seconds: from the fault to the next step of all ranks, then the weights of an",
     "unbroken run · went on: no restart, the same weights · refused: stopped in one",
-    "line · –: makes no sense · *: not played",
+    "line · –: cannot happen · *: not played",
 )
 Cells = dict[str, Result]
 
@@ -137,13 +137,13 @@ def in_a_line(mode: str, results: Sequence[Result]) -> str:
 
 
 def reasons(campaign: Campaign) -> list[str]:
-    """Lines about what was not played, and about what makes no sense."""
+    """Lines about what was not played, and about what cannot happen."""
     lines = [
         f"not played: {_count(cells)} ({_names(cells)}): {why}"
         for why, cells in campaign.not_played.items()
     ]
     lines += [
-        f"makes no sense: {_count(cells)} ({_names(cells)}): {why}"
+        f"cannot happen: {_count(cells)} ({_names(cells)}): {why}"
         for why, cells in campaign.senseless.items()
     ]
     return lines

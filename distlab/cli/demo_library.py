@@ -103,7 +103,8 @@ def _tell(
         say_aloud(f"  With your own code: {command('demo --phase 3 --code mine')}")
         return
     mine = sum(part.whose == "mine" for part in needed)
-    show([("pass", f"  ◆ Your library: {mine} of its {len(needed)} tasks are yours.")])
+    what = f"{mine} of its {len(needed)} tasks {'is' if mine == 1 else 'are'} yours"
+    show([("pass", f"  ◆ Your library: {what}.")])
 
 
 def _as_data(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import typer
@@ -43,6 +44,9 @@ def mutants(
     stamp: Annotated[
         bool, typer.Option("--stamp", help="Note the units that are right throughout.")
     ] = False,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, help="After so many none of the catalogue begins.")
+    ] = math.inf,
     readme: Annotated[
         bool, typer.Option("--readme", help="Only write the table of counts.")
     ] = False,
@@ -60,6 +64,7 @@ def mutants(
         generated=generated,
         touched=touched,
         stamp=stamp,
+        minutes=minutes,
     )
 
 

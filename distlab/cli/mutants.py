@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+import zlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from distlab.cli.screen import show, show_json
@@ -25,12 +28,14 @@ def mutants(
     generated: bool = False,
     touched: bool = False,
     stamp: bool = False,
+    minutes: float = math.inf,
 ) -> int:
     """Grade the catalogue; 0 when each entry was judged as it says itself, else 1.
 
     With `generated`, generated mutants too: each is rejected, or survives for
     a reason that is written down. With `touched`, what has changed since `stamp` noted
-    that it was right, and a tenth of the rest.
+    that it was right, and a tenth of the rest. After `minutes` no other entry of the
+    catalogue begins; then they are played in an order that mixes all tasks.
 
     Raises:
         ValueError: an unknown phase, nothing to grade, or a catalogue that is broken.
@@ -47,11 +52,14 @@ def mutants(
     entries = _chosen(curriculum, catalogue, phase, only)
     if touched:
         entries = touched_of(curriculum, entries)
+    if math.isfinite(minutes):
+        entries.sort(key=lambda entry: zlib.crc32(entry.id.encode()))
     reasons = read_reasons(curriculum) if generated else {}
     mutations = _mutations(curriculum, phase, only) if generated else []
     outcomes: list[Outcome] = []
     with Cluster() as cluster:
-        results = judge(curriculum, cluster, entries, None if as_json else _tell_about)
+        in_time = _until(time.monotonic() + 60 * minutes, entries)
+        results = judge(curriculum, cluster, in_time, None if as_json else _tell_about)
         if generated:
             tell = None if as_json else _tell_about_slip
             outcomes = judge_generated(curriculum, cluster, mutations, reasons, tell)
@@ -59,6 +67,8 @@ def mutants(
         show_json(_as_json(results, outcomes if generated else None))
     else:
         show(_summary(curriculum, results, outcomes))
+        if left := len(entries) - len(results):
+            show([("fail", f"{left} entries were not played: {minutes:g} minutes")])
     both: list[Result | Outcome] = [*results, *outcomes]
     if stamp:
         played = {result.entry.id: result.is_right for result in results}
@@ -68,6 +78,13 @@ def mutants(
     if any(result.status == "error" for result in both):
         return HARNESS
     return ALL if all(result.is_right for result in both) else NOT_ALL
+
+
+def _until(end_s: float, entries: Sequence[Entry]) -> Iterator[Entry]:
+    for entry in entries:
+        if time.monotonic() >= end_s:
+            return
+        yield entry
 
 
 def _tasks(curriculum: Curriculum, phase: int | None, only: str) -> list[Task]:

@@ -160,7 +160,8 @@ def table(
         lines.append(("fail", words))
     if why:
         lines.append(("dim", f"formulas: {why}"))
-    look = command(f"sim {settings['name']} -n 64 --open")
+    own = size.replace(" ", "")
+    look = command(f"sim {settings['name']} -n 64 --size {own} --open")
     lines.append(("dim", f"the timeline of one run: {look}"))  # to be pasted whole
     return lines
 

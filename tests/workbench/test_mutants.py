@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -268,6 +269,21 @@ def test_command_gives_the_json_of_the_figures(
         "slug": "unmatched-send",
     }
     assert accept["accepted"] is True
+
+
+def test_command_says_what_it_had_no_time_for(
+    run_on: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_on(BY_ID["CO01"], BY_ID["CO02"], BY_ID["A01"])
+    times = iter([0.0, 0.0, 30.0, 61.0])
+    clock = SimpleNamespace(monotonic=lambda: next(times))
+    monkeypatch.setattr(command, "time", clock)
+    assert command.mutants(minutes=1) == 0
+    out = capsys.readouterr().out
+    assert sum(out.count(name) for name in ("CO01 ", "CO02 ", "A01 ")) == 2
+    assert "1 entries were not played: 1 minutes" in out
 
 
 def test_command_refuses_what_matches_nothing(run_on: Callable[..., None]) -> None:

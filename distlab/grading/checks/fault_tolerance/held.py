@@ -21,7 +21,7 @@ from distlab.runner import RankContext
 from distlab.sim import SimDisk
 
 T = TypeVar("T")
-LIMIT_S = 5.0  # after that a disk is held up no more: somebody waits for it
+LIMIT_S = 3.0  # after that a disk is held up no more: somebody waits for it
 SOON_S, OVER_S = 0.3, 1.0
 
 
