@@ -73,7 +73,13 @@ def gave_up(failure: Failure | None, code: int, generation: int) -> str:
     lines = [f"{PREFIX} gave up{after}: {failure.what}"]
     where = shown(Path(failure.log)) if not failure.node else failure.log
     where += f" on {failure.node}" * bool(failure.node)
-    if failure.lines:
+    if failure.rank < 0:  # it leaves no log
+        lines.append(
+            f"{PREFIX} it joined no group: with --standby and --elastic a script "
+            "trains with distlab.distributed.elastic"
+        )
+        lines += [f"    {line}" for line in failure.lines]
+    elif failure.lines:
         lines.append(f"{PREFIX} its last lines; all of them are in {where}:")
         lines += [f"    {line}" for line in failure.lines]
     else:

@@ -323,3 +323,22 @@ def test_four_two_three_ranks_in_one_epoch_train_each_sample_once(
     shards = {(i // batch, i % batch % size_of[i // batch]) for i in missing}
     assert all(size_of[step] == 4 and rank in (2, 3) for step, rank in shards)
     assert len(shards) <= 2
+
+
+@pytest.mark.slow
+def test_a_script_that_joins_no_group_is_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "plain.py"
+    path.write_text('print("trained alone")\n')
+    flags = ["--nproc-per-node", "2", "--standby", "1", "--log-dir", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "distlab.launch", *flags, str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "script trains with distlab.distributed.elastic" in done.stderr
+    assert "    trained alone\n" in done.stderr
+    assert "process_" not in done.stderr  # that log is gone
