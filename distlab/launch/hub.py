@@ -29,6 +29,7 @@ from distlab.launch.ranks import Meeting, Ranks
 from distlab.launch.report import (
     NUM_LINES,
     Failure,
+    apart,
     gave_up,
     going_on,
     interrupted,
@@ -258,6 +259,8 @@ class Hub:
             text = interrupted(self._stopped_by, code)
         elif code:
             text = gave_up(self._failure, code, self._generation)
+        elif not self._store.was_used and self._config.world_size > 1:
+            text = apart(self._config.world_size)
         self._ranks.kill()
         self._terminal.catch_up(list(self._logs))
         if text:

@@ -88,6 +88,14 @@ def gave_up(failure: Failure | None, code: int, generation: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def apart(world_size: int) -> str:
+    """One line: the ranks were no group."""
+    return (
+        f"{PREFIX} no rank has joined a process group: these were {world_size} "
+        "separate runs of the script\n"
+    )
+
+
 def interrupted(number: int, code: int) -> str:
     """One line: somebody stopped it."""
     return f"{PREFIX} stopped by {name_of_signal(number)}; exit code {code}\n"

@@ -73,6 +73,12 @@ class Store:
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
+        self._num_keys = self._daemon.num_keys()
+
+    @property
+    def was_used(self) -> bool:
+        """Whether a rank of this generation has set anything: they meet so."""
+        return bool(self._daemon is None or self._daemon.num_keys() > self._num_keys)
 
     def close(self) -> None:
         """Give the port back."""

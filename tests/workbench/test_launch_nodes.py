@@ -204,13 +204,16 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_torch_meets_again_after_one_of_four_ranks_was_killed(tmp_path: Path) -> None:
+def test_torch_meets_again_after_one_of_four_ranks_was_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = script(tmp_path, textwrap.dedent(MEETS))
     config = LaunchConfig(nproc_per_node=4, max_restarts=1, log_dir=tmp_path)
     assert DistributedLauncher(config).launch(path) == 0
     for rank in range(4):
         assert log(tmp_path, rank)[-2:] == ["sum 10.0", "and 40.0"]
     assert log(tmp_path, 2)[:2] == ["sum 10.0", "--- start 2 of this rank ---"]
+    assert "separate runs" not in capsys.readouterr().err
 
 
 # ── distlab doctor --ranks ──────────────────────────────────────────────────────────
