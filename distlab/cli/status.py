@@ -12,6 +12,7 @@ from distlab.curriculum.manifest import Route
 from distlab.curriculum.path import (
     current_task,
     is_open_again,
+    next_task,
     passed_tasks,
     remaining,
 )
@@ -79,10 +80,13 @@ def _route(
     lines += [_row(curriculum, task, state, passed) for task in tasks]
     if not left:
         return [*lines, ("pass", "all tasks of this route have passed")]
-    verdict, _ = look_at(curriculum, left[0], "mine")
-    minutes = sum(task.minutes for task in left)
-    how = command(f"watch {left[0].number}")
-    lines.append(("plain", f"next on this route: {left[0].number} at {verdict.place}"))
+    # After a gap it is the task that `start` and `watch` open, if the route has it.
+    following = next_task(curriculum, progress)
+    task = following if following is not None and following in left else left[0]
+    verdict, _ = look_at(curriculum, task, "mine")
+    minutes = sum(one.minutes for one in left)
+    how = command(f"watch {task.number}")
+    lines.append(("plain", f"next on this route: {task.number} at {verdict.place}"))
     return [*lines, ("dim", f"      {how}  {minutes} min to go")]
 
 

@@ -248,7 +248,9 @@ def test_a_route_is_in_order_and_has_all_that_its_tasks_need(route: Any) -> None
         assert set(CURRICULUM.task(name).needs) <= set(route.tasks), name
 
 
-def test_status_of_a_route(here: Course, capsys: Capture) -> None:
+def test_status_of_a_route(
+    here: Course, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert {route.name for route in CURRICULUM.routes} == {"ddp", "llm", "survive"}
     here.fill(FIRST, EXCHANGE)
     here.judged(FIRST)
@@ -258,6 +260,11 @@ def test_status_of_a_route(here: Course, capsys: Capture) -> None:
     assert "next on this route: 1.2 at " in said
     with pytest.raises(ValueError, match="there is ddp, llm, survive"):
         status(route="sideways")
+    # After a gap it is the task that `start` and `watch` open, if the route has it.
+    later = next(task for task in CURRICULUM.tasks if task.number == "1.5")
+    monkeypatch.setattr("distlab.cli.status.next_task", lambda *_: later)
+    assert status(route="ddp") == 0
+    assert "next on this route: 1.5 at " in capsys.readouterr().out
 
 
 def test_scores_of_hunts_and_of_tests_are_in_the_status(
