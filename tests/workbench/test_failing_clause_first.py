@@ -82,13 +82,13 @@ def test_the_verdict_does_not_depend_on_what_comes_first(
     assert [clause.status for clause in usual.clauses] == statuses
 
     met: list[str] = []
-    one_clause = Grader._clause
+    one_clause = Grader._judge_clause
 
     def noted(self: Grader, task: Any, check: Any, *rest: Any) -> Any:
         met.append(check.clause)
         return one_clause(self, task, check, *rest)
 
-    monkeypatch.setattr(Grader, "_clause", noted)
+    monkeypatch.setattr(Grader, "_judge_clause", noted)
     verdict, heard = judged(cluster, tmp_path, body, first)
     assert [clause.id for clause in heard] == [first]
     assert met == order
