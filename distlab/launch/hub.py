@@ -259,8 +259,8 @@ class Hub:
             text = interrupted(self._stopped_by, code)
         elif code:
             text = gave_up(self._failure, code, self._generation)
-        elif not self._store.was_used and self._config.world_size > 1:
-            text = apart(self._config.world_size)
+        elif not self._store.was_used and self._num_ranks > 1:
+            text = apart(self._num_ranks)
         self._ranks.kill()
         self._terminal.catch_up(list(self._logs))
         if text:
@@ -268,6 +268,12 @@ class Hub:
         if self._stage:
             self._stage.finish(code, text)
         return code
+
+    @property
+    def _num_ranks(self) -> int:
+        """Of this generation, with the nodes that are there."""
+        num_nodes = len(self._stage.members) if self._stage else 1
+        return num_nodes * self._config.nproc_per_node
 
     def _node_of(self, rank: int) -> int:
         return self._stage.node_of(rank) if self._stage else 0

@@ -89,10 +89,10 @@ def gave_up(failure: Failure | None, code: int, generation: int) -> str:
 
 
 def apart(world_size: int) -> str:
-    """One line: the ranks were no group."""
+    """One line: the store is not used; some engines meet elsewhere, so no more."""
     return (
-        f"{PREFIX} no rank has joined a process group: these were {world_size} "
-        "separate runs of the script\n"
+        f"{PREFIX} no rank has used the store at MASTER_PORT: if they have met nowhere "
+        f"else, these were {world_size} separate runs of the script\n"
     )
 
 

@@ -65,8 +65,8 @@ def test_each_rank_has_its_environment_its_log_and_its_lines(
         ]
     shown = capsys.readouterr()
     assert shown.err == (
-        "[distlab] no rank has joined a process group: these were 2 separate runs of "
-        "the script\n"
+        "[distlab] no rank has used the store at MASTER_PORT: if they have met nowhere "
+        "else, these were 2 separate runs of the script\n"
     )
     for rank in (0, 1):
         tagged = (line for line in shown.out.splitlines() if f"[rank {rank}]" in line)
