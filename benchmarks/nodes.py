@@ -19,18 +19,25 @@ Where the machine lacks something, it says what, and ends with 0.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # it is a script, also inside the namespaces
+
+from distlab.chaos.namespaces import (  # noqa: E402
+    NamespaceError,
+    must,
+    two_nodes,
+    within,
+)
+
 MBIT = 100
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 TOOLS = ("unshare", "nsenter", "ip", "tc")
@@ -51,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         if INSIDE not in arguments:
             return enter(arguments)
         rows = measure()
-    except SkippedError as skipped:
+    except (SkippedError, NamespaceError) as skipped:
         skip(str(skipped), as_json)
         return 0
     if as_json:
@@ -99,9 +106,11 @@ def measure() -> dict[str, dict[str, float]]:
     """Build the two nodes, train on them, and return what rank 0 measured.
 
     Raises:
-        SkippedError: the kernel lacks a part.
+        NamespaceError: the kernel lacks a part.
     """
-    with two_nodes() as pids, tempfile.TemporaryDirectory() as folder:
+    with two_nodes(ADDRESSES) as pids, tempfile.TemporaryDirectory() as folder:
+        for node, pid in enumerate(pids):
+            shape(node, pid)
         result = Path(folder) / "result.json"
         agents = [start_agent(node, pids[node], folder, result) for node in (0, 1)]
         try:
@@ -116,60 +125,11 @@ def measure() -> dict[str, dict[str, float]]:
     return rows
 
 
-@contextlib.contextmanager
-def two_nodes() -> Iterator[list[int]]:
-    """Two namespaces on one bridge; gives the pid of a process in each."""
-    must("ip", "link", "add", "bridge0", "type", "bridge")
-    must("ip", "link", "set", "bridge0", "up")
-    holders = [
-        subprocess.Popen(["unshare", "--net", "sleep", "3600"]) for _ in ADDRESSES
-    ]
-    try:
-        for node, holder in enumerate(holders):
-            wait_until_apart(holder.pid)
-            connect(node, holder.pid)
-        yield [holder.pid for holder in holders]
-    finally:
-        for holder in holders:
-            holder.kill()
-            holder.wait()
-
-
-def connect(node: int, pid: int) -> None:
-    """Give the namespace of `pid` an interface of 100 Mbit/s on the bridge."""
-    near, far = f"port{node}", f"veth{node}"
-    must("ip", "link", "add", near, "type", "veth", "peer", "name", far)
-    must("ip", "link", "set", near, "master", "bridge0", "up")
-    must("ip", "link", "set", far, "netns", str(pid))
-    inside = ("nsenter", "--net", "--target", str(pid))
-    must(*inside, "ip", "link", "set", "lo", "up")
-    must(*inside, "ip", "addr", "add", f"{ADDRESSES[node]}/24", "dev", far)
-    must(*inside, "ip", "link", "set", far, "up")
-    shape = ("rate", f"{MBIT}mbit", "burst", "64kb", "latency", "100ms")
-    must(*inside, "tc", "qdisc", "add", "dev", far, "root", "tbf", *shape)
-
-
-def must(*command: str) -> None:
-    """Run it.
-
-    Raises:
-        SkippedError: it failed; the machine lacks what it asks for.
-    """
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = " ".join(done.stderr.split())
-        raise SkippedError(f"{' '.join(command)}: {said}")
-
-
-def wait_until_apart(pid: int) -> None:
-    """Until `pid` is in a network namespace of its own."""
-    ours = os.readlink("/proc/self/ns/net")
-    for _ in range(1000):
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/{pid}/ns/net") != ours:
-                return
-        time.sleep(0.01)
-    raise SkippedError("unshare --net gave no namespace within 10 s")
+def shape(node: int, pid: int) -> None:
+    """Let the node of `pid` send at most 100 Mbit/s."""
+    rate = ("rate", f"{MBIT}mbit", "burst", "64kb", "latency", "100ms")
+    qdisc = ("tc", "qdisc", "add", "dev", f"veth{node}", "root", "tbf", *rate)
+    must(*within(pid), *qdisc)
 
 
 def start_agent(
@@ -179,7 +139,7 @@ def start_agent(
 
     gloo listens on the interface of master_addr: the agent sees to that.
     """
-    command = ["nsenter", "--net", "--target", str(pid), sys.executable]
+    command = [*within(pid), sys.executable]
     command += ["-m", "distlab.launch", "--nnodes", "2", "--node-rank", str(node)]
     command += ["--master-addr", ADDRESSES[0], "--log-dir", folder]
     command += ["--start-timeout", "120", str(RANK), str(result)]

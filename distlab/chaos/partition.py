@@ -13,17 +13,16 @@ machine's network is changed.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from distlab.chaos.faults import CUT, FIRED
+from distlab.chaos.namespaces import must, two_nodes, within
 from distlab.runner.processes import die_with_parent
 
 ADDRESSES = ("10.78.0.1", "10.78.0.2")
@@ -67,7 +66,7 @@ def main(seconds: float, folder: Path, nodes: str, command: Sequence[str]) -> in
     The exit code is that of node 0, which decides.
     """
     die_with_parent()
-    with _two_nodes() as pids:
+    with two_nodes(ADDRESSES) as pids:
         agents = [_agent(node, pids[node], nodes, command) for node in (0, 1)]
         try:
             while not (folder / FIRED).exists():
@@ -86,55 +85,14 @@ def main(seconds: float, folder: Path, nodes: str, command: Sequence[str]) -> in
 def _cut(
     seconds: float, folder: Path, agents: Sequence[subprocess.Popen[bytes]]
 ) -> None:
-    _must("ip", "link", "set", "port1", "down")
+    must("ip", "link", "set", "port1", "down")
     (folder / CUT).touch()
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if all(agent.poll() is not None for agent in agents):
             return
         time.sleep(_LOOK_S)
-    _must("ip", "link", "set", "port1", "up")
-
-
-@contextlib.contextmanager
-def _two_nodes() -> Iterator[list[int]]:
-    """Two namespaces on one bridge; gives the pid of a process in each."""
-    _must("ip", "link", "add", "bridge0", "type", "bridge")
-    _must("ip", "link", "set", "bridge0", "up")
-    holders = [
-        subprocess.Popen(["unshare", "--net", "sleep", "3600"]) for _ in ADDRESSES
-    ]
-    try:
-        for node, holder in enumerate(holders):
-            _wait_until_apart(holder.pid)
-            _connect(node, holder.pid)
-        yield [holder.pid for holder in holders]
-    finally:
-        for holder in holders:
-            holder.kill()
-            holder.wait()
-
-
-def _connect(node: int, pid: int) -> None:
-    near, far = f"port{node}", f"veth{node}"
-    within = ("nsenter", "--net", "--target", str(pid), "ip")
-    _must("ip", "link", "add", near, "type", "veth", "peer", "name", far)
-    _must("ip", "link", "set", near, "master", "bridge0", "up")
-    _must("ip", "link", "set", far, "netns", str(pid))
-    _must(*within, "link", "set", "lo", "up")
-    _must(*within, "addr", "add", f"{ADDRESSES[node]}/24", "dev", far)
-    _must(*within, "link", "set", far, "up")
-
-
-def _wait_until_apart(pid: int) -> None:
-    ours = os.readlink("/proc/self/ns/net")
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/{pid}/ns/net") != ours:
-                return
-        time.sleep(0.01)
-    raise RuntimeError("unshare --net gave no namespace within 10 s")
+    must("ip", "link", "set", "port1", "up")
 
 
 def _agent(
@@ -145,12 +103,8 @@ def _agent(
     flags = ["--nnodes", nodes, "--node-rank", str(node)]
     flags += ["--master-addr", ADDRESSES[0], "--last-call", str(LAST_CALL_S)]
     flags += ["--start-timeout", str(START_TIMEOUT_S)]
-    entered = ["nsenter", "--net", "--target", str(pid), *launcher, *flags, *rest]
+    entered = [*within(pid), *launcher, *flags, *rest]
     return subprocess.Popen(entered)
-
-
-def _must(*command: str) -> None:
-    subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":
