@@ -68,6 +68,7 @@ class Process:
     log: Log
     steps: list[Step] = field(default_factory=list)
     rank: int | None = None
+    must_end: bool = False  # it was sent SIGTERM: its end is no failure
 
 
 @dataclass
@@ -197,7 +198,7 @@ class Agent:
         process = self._processes.pop(exited.number)
         events = self._note_steps()
         self._terminal.catch_up([] if process.rank is None else [process.rank])
-        if exited.code and not self._stopped_by:
+        if self._is_failure(process, exited):
             self._note_failure(process, exited)
         if process.rank is None:
             process.log.close()
@@ -247,6 +248,8 @@ class Agent:
             case Start(number):
                 self._start(number)
             case Signal(number, which):
+                if which == signal.SIGTERM and number in self._processes:
+                    self._processes[number].must_end = True
                 self._forked.signal(number, which)
             case Form(generation, members):
                 self._form(Round(generation=generation, members=members))
@@ -309,6 +312,13 @@ class Agent:
             )
 
     # ── what is said ────────────────────────────────────────────────────────────────
+
+    def _is_failure(self, process: Process, exited: Exited) -> bool:
+        if process.must_end or self._stopped_by:
+            return False
+        # A script that joins no group may end with 0 on all of its processes.
+        has_joined_none = process.rank is None and self._failure is None
+        return exited.code != 0 or has_joined_none
 
     def _note_failure(self, process: Process, exited: Exited) -> None:
         log = process.log if process.rank is None else self._logs[process.rank]

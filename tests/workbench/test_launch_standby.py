@@ -339,6 +339,7 @@ def test_a_script_that_joins_no_group_is_told_so(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
+    assert "a process without a rank ended with exit code 0" in done.stderr
     assert "script trains with distlab.distributed.elastic" in done.stderr
     assert "    trained alone\n" in done.stderr
     assert "process_" not in done.stderr  # that log is gone

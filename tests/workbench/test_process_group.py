@@ -102,7 +102,8 @@ def test_it_gives_up_with_the_code_of_the_first_failure(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_it_and_its_processes(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    # One write for a line, which print() does not promise.
+    program.write_text("import os, time\nos.write(1, b'up\\n')\ntime.sleep(60)\n")
     command = [sys.executable, str(SOLUTION), "2", str(program)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as launcher:
         assert launcher.stdout
