@@ -182,27 +182,34 @@ def link_lines(found: Calibration) -> list[tuple[str, str]]:
 
 
 def proof_lines(found: Calibration) -> list[tuple[str, str]]:
-    """What the table predicts of things that are not in it, and what they took."""
-    lines = [
+    """How far off the predictions are, of things that are not in the table.
+
+    A row for each algorithm, a column for each size; the seconds are in `--json`.
+    """
+    rows: dict[tuple[int, str], dict[int, Prediction]] = {}
+    for one in found.proof:
+        rows.setdefault((one.world_size, one.algorithm), {})[one.num_bytes] = one
+    sizes = sorted({one.num_bytes for one in found.proof})
+    head = "".join(f"{size_words(size):>10}" for size in sizes)
+    return [
         ("", ""),
-        ("", "  predicted by the simulator, then measured: nothing of it is in the"),
-        ("", "  table, neither the algorithm nor the size"),
+        ("", "  error of the simulator's predictions, by size; the table that it uses"),
+        ("", "  holds neither these algorithms nor these sizes"),
         ("", ""),
-        (
-            "dim",
-            f"  {'ranks':>5}  {'algorithm':<20}{'size':>9}{'predicted':>13}"
-            f"{'measured':>12}{'error':>9}",
+        ("dim", f"  {'ranks':>5}  {'algorithm':<20}{head}"),
+        *(
+            ("", f"  {ranks:>5}  {algorithm:<20}{_errors(by_size, sizes)}")
+            for (ranks, algorithm), by_size in rows.items()
         ),
     ]
-    lines += [("fail" if one.is_miss else "", _proof_line(one)) for one in found.proof]
-    return lines
 
 
-def _proof_line(one: Prediction) -> str:
-    return (
-        f"  {one.world_size:>5}  {one.algorithm:<20}{size_words(one.num_bytes):>9}"
-        f"{time_words(one.predicted_s):>13}{time_words(one.measured_s):>12}"
-        f"{100 * one.error:>+7.0f} %{'  miss' if one.is_miss else ''}"
+def _errors(by_size: dict[int, Prediction], sizes: list[int]) -> str:
+    return "".join(
+        f"{100 * by_size[size].error:>+8.0f}\N{NO-BREAK SPACE}%"
+        if size in by_size
+        else " " * 10
+        for size in sizes
     )
 
 
