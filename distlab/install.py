@@ -42,7 +42,7 @@ WISHES = ("auto", "cpu", "default")
 # it wrote anything, and rebuilds it after the others.
 OK, REFUSED, USAGE, HALF_DONE, INTERRUPTED = 0, 1, 2, 3, 130
 
-HEARTBEAT_S = 30.0  # a silent minute looks like a hang; a line every half does not
+HEARTBEAT_S = 20.0  # a silent minute looks like a hang; some lines in it do not
 LAST_LINES = 12  # of pip's output, shown when it fails: its reason is at the end
 
 
@@ -315,10 +315,24 @@ def _give_up(result: PipResult, failure: _Failure, say: Say) -> int:
     return failure.code
 
 
+def activity(lines: Sequence[str]) -> str:
+    """What pip does, from what it has printed so far; empty if it has not said."""
+    for line in reversed(lines):
+        found = re.match(r"\s*(Collecting|Downloading|Building wheel for) (\S+)", line)
+        if found:
+            name = re.split(r"[-<>=!~;\[ ]", found[2].rpartition("/")[2])[0]
+            return f"{found[1].split()[0].lower()} {name}"
+        if line.startswith("Installing collected packages: "):
+            return f"installing {line.count(',') + 1} packages"
+    return ""
+
+
 def real_pip(arguments: Sequence[str]) -> PipResult:
-    """Run this interpreter's pip in the repository's root, quietly, and wait for it."""
-    quiet = ["-q", "--disable-pip-version-check"]
-    command = [sys.executable, "-m", "pip", *arguments, *quiet]
+    """Run this interpreter's pip in the repository's root, and wait for it.
+
+    It prints nothing here; now and then a line says what it does.
+    """
+    command = [sys.executable, "-m", "pip", *arguments, "--disable-pip-version-check"]
     started = time.monotonic()
     # A file and not a pipe: nothing has to be read while we wait.
     with tempfile.TemporaryFile() as output:
@@ -335,14 +349,19 @@ def real_pip(arguments: Sequence[str]) -> PipResult:
                     code = child.wait(HEARTBEAT_S)
                     break
                 except subprocess.TimeoutExpired:
-                    _say(f"  still at it, {time.monotonic() - started:.0f} s")
+                    doing = activity(_lines(output.fileno())) or "still at it"
+                    _say(f"  {time.monotonic() - started:.0f} s: {doing}")
         except BaseException:
             child.terminate()  # Ctrl-C has reached pip too, unless only we were told
             child.wait()
             raise
-        output.seek(0)
-        text = output.read().decode(errors="replace")
-    return PipResult(code, [line for line in text.splitlines() if line.strip()])
+        return PipResult(code, _lines(output.fileno()))
+
+
+def _lines(file: int) -> list[str]:
+    # By its position: to seek would move the place at which pip writes.
+    text = os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+    return [line for line in text.splitlines() if line.strip()]
 
 
 def shown_pip(arguments: Sequence[str]) -> PipResult:

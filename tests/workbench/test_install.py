@@ -237,3 +237,29 @@ def test_the_script_answers_a_bad_wish_without_a_traceback() -> None:
     assert done.returncode == install.USAGE
     assert "auto, cpu, default" in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([], ""),
+        (["Looking in links: wheels"], ""),
+        (["Collecting torch<2.14,>=2.11"], "collecting torch"),
+        (
+            ["Collecting a", "  Downloading torch-2.13.0-cp312-none.whl (200 MB)"],
+            "downloading torch",
+        ),
+        (
+            ["Collecting numpy (from distlab)", "   ━━━━ 5.3/20.1 MB"],
+            "collecting numpy",
+        ),
+        (["  Downloading https://there/a/pillow-1.0.whl"], "downloading pillow"),
+        (["Building wheel for nbval (pyproject.toml): started"], "building nbval"),
+        (
+            ["Collecting a", "Installing collected packages: a, b, torch"],
+            "installing 3 packages",
+        ),
+    ],
+)
+def test_what_pip_does_is_read_from_its_lines(lines: list[str], said: str) -> None:
+    assert install.activity(lines) == said
