@@ -1,10 +1,14 @@
-"""The same model, data and seed on each engine of the core: do the numbers agree?
+"""The same model, data and seed on each engine: do the numbers agree?
 
-Float64, SGD, 20 steps on two ranks and on three; the baseline is torch's DDP. Engines
-in an environment of their own are compared by `make test-ray`.
+SGD, 20 steps, in float64 (DeepSpeed and TensorFlow: float32); the baseline is torch's
+DDP. Engines of the core run on two ranks and on three. One that has an environment to
+itself runs on two, where it is installed; the others are named as not measured:
+
+    make test-ray; .venv-ray/bin/python -m distlab bench engines
 
     <engine>_loss_n2        the largest difference of a step's loss to DDP's
     <engine>_weights_n2     and of a weight after the last step
+    <engine>_accuracy_n2    and of the accuracy on held-out digits (not of the core's)
     single_process_*        the same for one process with the same global batches
 
 distlab bench engines [--json]
@@ -23,12 +27,14 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the ranks import the programs by name
 
 from benchmarks import _engine_ranks as ranks  # noqa: E402
+from benchmarks import _outside_engines as outside  # noqa: E402
 from benchmarks._bars import Bars, Line, report_of, rows, show  # noqa: E402
 from distlab.engines import PyTorchDDPTrainer  # noqa: E402
 from distlab.models.mlp import make_mlp  # noqa: E402
 from distlab.runner import Cluster  # noqa: E402
 
 STEPS, BAR = 20, 1e-10
+ACCURACY_BAR = 0.01
 WORLDS = (2, 3)
 ENGINES: dict[str, dict[str, Any]] = {
     "fsdp2_stage_3": {"backend": "fsdp2"},
@@ -69,7 +75,20 @@ def measure(worlds: tuple[int, ...] = WORLDS) -> dict[str, Any]:
         )
         for name, result in named:
             lines += compare(f"{name}_n{n}", result, base)
-    return report_of("engines", lines)
+    for name, engine in outside.ENGINES.items():
+        if engine.is_here:
+            lines += gap_lines(f"{name}_{{}}_n2", engine.bar, engine.gaps())
+    absent = {n: e.target for n, e in outside.ENGINES.items() if not e.is_here}
+    return {**report_of("engines", lines), "not_measured": absent}
+
+
+def gap_lines(name: str, bar: float, gaps: outside.Gaps) -> list[Line]:
+    """The rows of an engine outside the core; `name` with a place for the figure's."""
+    found = {"loss": gaps.loss, "weights": gaps.weights, "accuracy": gaps.accuracy}
+    most = {"loss": bar, "weights": bar, "accuracy": ACCURACY_BAR}
+    bars = Bars(at_least={}, at_most={name.format(k): v for k, v in most.items()})
+    more = {"baseline": "torch DDP", "steps": outside.STEPS}
+    return [bars.line(name.format(k), v, "1", **more) for k, v in found.items()]
 
 
 def compare(name: str, result: Any, base: Any) -> list[Line]:
@@ -99,7 +118,12 @@ def text(results: Any) -> list[str]:
 
 def main() -> int:
     """Measure, print, and say whether every bar is met."""
-    return show(measure(), text, as_json="--json" in sys.argv)
+    report, as_json = measure(), "--json" in sys.argv
+    code = show(report, text, as_json=as_json)
+    if not as_json:
+        for name, target in report["not_measured"].items():
+            print(f"{name} is not installed here: make {target}")
+    return code
 
 
 if __name__ == "__main__":

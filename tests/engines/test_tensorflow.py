@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from benchmarks import _engine_ranks as ranks
+from benchmarks._outside_engines import keras_data as dataset
+from benchmarks._outside_engines import keras_mlp as same_model
+from benchmarks._outside_engines import largest_to_keras as largest
 from distlab.cli.train_verb import train
 from distlab.engines import EngineError, PyTorchDDPTrainer
 from distlab.engines.tensorflow_engine import TensorFlowDistributedTrainer
@@ -38,36 +41,6 @@ def exact_momentum(parameters: Any) -> torch.optim.Optimizer:
     """Keras rounds a momentum to float32, also for a model of float64; this one is."""
     rate = ranks.LEARNING_RATE / 4
     return torch.optim.SGD(parameters, lr=rate, momentum=EXACT)
-
-
-def same_model(
-    torch_model: torch.nn.Module, dtype: str = "float32", momentum: float = 0.9
-) -> Any:
-    """The network of `make_mlp` in Keras, with its weights."""
-    layers = keras.layers
-    model = keras.Sequential(
-        [keras.Input((64,)), layers.Dense(64, activation="relu"), layers.Dense(10)]
-    )
-    arrays = [p.detach().numpy().astype(dtype) for p in torch_model.parameters()]
-    model.set_weights([a.T if a.ndim == 2 else a for a in arrays])
-    model.compile(
-        optimizer=keras.optimizers.SGD(ranks.LEARNING_RATE / 4, momentum=momentum),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    return model
-
-
-def dataset(loader: Any, dtype: str = "float32") -> Any:
-    inputs, targets = loader.dataset.tensors
-    arrays = inputs.numpy().astype(dtype), targets.numpy()
-    return tf.data.Dataset.from_tensor_slices(arrays).batch(loader.batch_size)
-
-
-def largest(own: torch.nn.Module, other: Any) -> float:
-    pairs = zip(own.parameters(), other.get_weights(), strict=True)
-    return max(
-        float((a.detach() - torch.from_numpy(b.T.copy())).abs().max()) for a, b in pairs
-    )
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
