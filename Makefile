@@ -101,6 +101,8 @@ bench: .venv/.ready  ## every figure with a bar, measured; best on a quiet machi
 	@$(PY) -m distlab bench monitor
 	@$(PY) -m distlab bench compression
 	@$(PY) -m distlab bench checkpoint
+	@$(PY) -m distlab bench recovery
+	@$(PY) -m distlab bench loader
 	@$(PY) -m distlab bench engines
 	@$(PY) -m distlab bench scaling
 

@@ -63,11 +63,13 @@ def mutants(
         if generated:
             tell = None if as_json else _tell_about_slip
             outcomes = judge_generated(curriculum, cluster, mutations, reasons, tell)
+    left = len(entries) - len(results)
     if as_json:
-        show_json(_as_json(results, outcomes if generated else None))
+        report = _as_json(results, outcomes if generated else None)
+        show_json({**report, "not_played": left})
     else:
         show(_summary(curriculum, results, outcomes))
-        if left := len(entries) - len(results):
+        if left:
             show([("fail", f"{left} entries were not played: {minutes:g} minutes")])
     both: list[Result | Outcome] = [*results, *outcomes]
     if stamp:

@@ -277,9 +277,11 @@ def test_command_says_what_it_had_no_time_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run_on(BY_ID["CO01"], BY_ID["CO02"], BY_ID["A01"])
-    times = iter([0.0, 0.0, 30.0, 61.0])
+    times = iter(2 * [0.0, 0.0, 30.0, 61.0])
     clock = SimpleNamespace(monotonic=lambda: next(times))
     monkeypatch.setattr(command, "time", clock)
+    assert command.mutants(minutes=1, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["not_played"] == 1
     assert command.mutants(minutes=1) == 0
     out = capsys.readouterr().out
     assert sum(out.count(name) for name in ("CO01 ", "CO02 ", "A01 ")) == 2
