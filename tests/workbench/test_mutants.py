@@ -258,7 +258,8 @@ def test_command_gives_the_json_of_the_figures(
     assert command.mutants(as_json=True, phase=1) == 0
     report = json.loads(capsys.readouterr().out)
     (mutant,), (accept,) = report["mutants"], report["accepts"]
-    assert set(report) == {"mutants", "accepts"}
+    assert set(report) == {"mutants", "accepts", "not_played"}
+    assert report["not_played"] == 0
     assert mutant.pop("seconds") > 0
     assert mutant == {
         "id": "CO01",
