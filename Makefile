@@ -28,8 +28,8 @@ test-slow: .venv/.ready  ## what `make test` leaves out, and the catalogue of wh
 	@$(PYTEST) -m "slow and not own" --durations 5
 	@$(MAKE) --no-print-directory test-touched
 
-test-touched: .venv/.ready  ## the catalogue of what changed, five minutes of it
-	@$(PY) -m distlab mutants --touched --minutes 5
+test-touched: .venv/.ready  ## the catalogue of what changed, fifteen minutes of it
+	@$(PY) -m distlab mutants --touched --minutes 15
 
 test-failed: .venv/.ready  ## those that failed the last time once more, one by one
 	@$(PY) -m pytest --last-failed --last-failed-no-failures none
