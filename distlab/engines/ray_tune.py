@@ -18,6 +18,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -72,7 +73,7 @@ def run_on_ray_tune(
                 mode="min",
                 num_samples=len(tuning.waiting),
                 max_concurrent_trials=slots,
-                reuse_actors=False,  # a used process has another random state
+                reuse_actors=False,  # a trial begins in a fresh process
                 search_alg=draws(tuning),
                 scheduler=asha(tuning, scheduler),
             ),
@@ -175,5 +176,10 @@ def asha(tuning: Tuning, given: Asha) -> Any:
 
 def why(trial: Any) -> str:
     """The last line of what a trial failed with."""
-    lines = [line for line in str(trial.get_error()).splitlines() if line.strip()]
+    # Ray's get_error() looks where the file is copied to, which happens later.
+    try:
+        text = Path(trial.error_file).read_text(encoding="utf-8")
+    except (OSError, TypeError):
+        return "the trial failed"
+    lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "the trial failed"
