@@ -112,7 +112,10 @@ def float32_loaders() -> tuple[DataLoader[Any], DataLoader[Any]]:
 
 
 def keras_mlp(
-    torch_model: torch.nn.Module, dtype: str = "float32", momentum: float = 0.0
+    torch_model: torch.nn.Module,
+    dtype: str = "float32",
+    momentum: float = 0.0,
+    rate: float = KERAS_RATE,
 ) -> Any:
     """The network of `make_mlp` in Keras, with its weights, compiled with SGD."""
     from distlab.engines.tensorflow_start import keras
@@ -125,7 +128,7 @@ def keras_mlp(
     arrays = [p.detach().numpy().astype(dtype) for p in torch_model.parameters()]
     model.set_weights([a.T if a.ndim == 2 else a for a in arrays])
     model.compile(
-        optimizer=k.optimizers.SGD(KERAS_RATE, momentum=momentum),
+        optimizer=k.optimizers.SGD(rate, momentum=momentum),
         loss=k.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     return model

@@ -24,7 +24,7 @@ tf: Any = pytest.importorskip("tensorflow", reason="`make test-tensorflow` insta
 keras: Any = pytest.importorskip("keras")
 pytestmark = pytest.mark.filterwarnings("ignore")
 STEPS, BAR = 20, 1e-5
-EXACT = 0.875
+EXACT_MOMENTUM, EXACT_RATE = 0.875, 0.0625
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "microbatches": {"gradient_accumulation_steps": 3, "batch_size": 2},
@@ -38,9 +38,8 @@ def plain(parameters: Any) -> torch.optim.Optimizer:
 
 
 def exact_momentum(parameters: Any) -> torch.optim.Optimizer:
-    """Keras rounds a momentum to float32, also for a model of float64; this one is."""
-    rate = ranks.LEARNING_RATE / 4
-    return torch.optim.SGD(parameters, lr=rate, momentum=EXACT)
+    """Keras keeps rate and momentum in float32, whatever the model: these fit."""
+    return torch.optim.SGD(parameters, lr=EXACT_RATE, momentum=EXACT_MOMENTUM)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -74,7 +73,8 @@ def test_float64_is_equal_and_a_checkpoint_is_continued(tmp_path: Path) -> None:
     own = make_mlp()
     keras.config.set_floatx("float64")
     try:
-        models = [same_model(own, "float64", EXACT) for _ in range(3)]
+        exact = "float64", EXACT_MOMENTUM, EXACT_RATE
+        models = [same_model(own, *exact) for _ in range(3)]
     finally:
         keras.config.set_floatx("float32")
     data = dataset(loader, "float64")
