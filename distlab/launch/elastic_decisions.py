@@ -66,20 +66,12 @@ class ElasticDecisions(UnitDecisions):
         super().__init__(UNIT, RESIZE)
         self._config = config
         self._least, self._most = config.sizes
-        batch = config.global_batch_size or self._most
-        self._membership = self._guarded(
-            RESIZE,
-            lambda: self.module.Membership(
-                self._least,
-                self._most,
-                global_batch_size=batch,
-                microbatch_size=config.microbatch_size or batch,
-                grace_s=config.join_grace,
-            ),
-        )
+        self._membership = self._new_membership()
+        self._generations_before = 0  # those of earlier Memberships
         self._wanted = self._most
         self._num_started = self._num_restarts = 0
         self._alive: set[int] = set()
+        self._ready: set[int] = set()  # of those alive, with no group yet
         self._members: dict[int, int] = {}  # rank → process
         self._generation = 0
         self._first_code = 0
@@ -109,6 +101,7 @@ class ElasticDecisions(UnitDecisions):
             case Begin():
                 return self._start(self._wanted)
             case Ready(process):
+                self._ready.add(process)
                 return self._tell(given.Join(str(process), 0), now_s)
             case Waits(process, step):
                 return self._tell(self._join(process, step), now_s)
@@ -141,7 +134,8 @@ class ElasticDecisions(UnitDecisions):
 
     def _join(self, process: int, step: int) -> given.Join:
         is_member = process in self._members.values()
-        return given.Join(str(process), step, self._generation if is_member else 0)
+        generation = self._generation - self._generations_before
+        return given.Join(str(process), step, generation if is_member else 0)
 
     def _start(self, num: int) -> list[Any]:
         new = range(self._num_started, self._num_started + num)
@@ -152,6 +146,7 @@ class ElasticDecisions(UnitDecisions):
     def _ended(self, event: Ended, now_s: float) -> list[Any]:
         process, code = event.process, event.code
         self._alive.discard(process)
+        self._ready.discard(process)
         is_ours = process in self._is_ended_by_us
         if code and not is_ours and not self._is_stopping:
             self._first_code = self._first_code or exit_code_of(code)
@@ -160,10 +155,43 @@ class ElasticDecisions(UnitDecisions):
         if not code and not is_ours:  # all ranks have completed the last step
             is_over = self._alive.isdisjoint(self._members.values())
             return self._stop(0, now_s) if is_over else []
+        has_lost_all = self._has_lost_all
         actions = self._replace() + self._tell(given.Lost(str(process)), now_s)
+        if has_lost_all:
+            actions += self._begin_anew(now_s)
         if len(self._alive) < self._least:
             actions += self._stop(self._first_code or 1, now_s)
         return actions
+
+    @property
+    def _has_lost_all(self) -> bool:
+        """No process has the state any more; the newest checkpoint has an older one."""
+        members = self._members.values()
+        return bool(members) and self._alive.isdisjoint(members)
+
+    def _begin_anew(self, now_s: float) -> list[Any]:
+        # They all ran here and have ended: no part of the job can go on elsewhere.
+        # A Membership, which may be on one side of a cut link, cannot know that.
+        self._membership = self._new_membership()
+        self._generations_before, self._members = self._generation, {}
+        actions: list[Any] = []
+        for process in sorted(self._ready):
+            actions += self._tell(given.Join(str(process), 0), now_s)
+        return actions
+
+    def _new_membership(self) -> Any:
+        config = self._config
+        batch = config.global_batch_size or self._most
+        return self._guarded(
+            RESIZE,
+            lambda: self.module.Membership(
+                self._least,
+                self._most,
+                global_batch_size=batch,
+                microbatch_size=config.microbatch_size or batch,
+                grace_s=config.join_grace,
+            ),
+        )
 
     def _replace(self) -> list[Any]:
         left = self._config.max_restarts - self._num_restarts
@@ -199,9 +227,11 @@ class ElasticDecisions(UnitDecisions):
         match action:
             case given.Regroup(members):
                 return [Ask(tuple(int(member) for member in members), now=is_lost)]
-            case given.Form(generation, members, source, num_steps):
+            case given.Form(own_generation, members, source, num_steps):
+                generation = self._generations_before + own_generation
                 self._generation = generation
                 self._members = {rank: int(member) for rank, member in members.items()}
+                self._ready -= set(self._members.values())
                 ranks = {member: rank for rank, member in members.items()}
                 said = f"generation {generation}: {len(members)} ranks"
                 form = ElasticForm(

@@ -205,6 +205,24 @@ def test_a_death_makes_the_others_regroup_and_the_newest_step_is_taken(
     assert decisions.on(Ended(3, -9), 9.0)[0] == Ask((1, 2), now=True)
 
 
+def test_when_all_members_have_ended_the_job_begins_anew(tmp_path: Path) -> None:
+    config = LaunchConfig(elastic="1:2", log_dir=tmp_path, max_restarts=9)
+    decisions = ElasticDecisions(config)
+    decisions.on(Begin(), 0.0)
+    decisions.on(Ready(0), 1.0)
+    assert decisions.on(Ready(1), 1.0)[-1] == ElasticForm(1, {0: 0, 1: 1}, 0, 1)
+    assert decisions.on(Ended(1, 1), 5.0)[:2] == [Start(2), Ask((0,), now=True)]
+    decisions.on(Ready(2), 5.1)  # it has no state, and the only rank that has ends
+    assert Start(3) in decisions.on(Ended(0, 1), 5.2)
+    form = decisions.on(Ready(3), 5.3)[-1]
+    assert form == ElasticForm(2, {0: 2, 1: 3}, 0, 1)
+    # The generations go on: a rank of the first one is none of the third.
+    assert Ask((3,), now=True) in decisions.on(Ended(2, 1), 6.0)
+    decisions.on(Waits(3, 7), 6.1)
+    form = decisions.on(Ready(4), 6.2)[-1]
+    assert form == ElasticForm(3, {0: 3, 1: 4}, 0, 1)
+
+
 def test_the_size_is_read_from_a_file(tmp_path: Path) -> None:
     decisions = elastic_to_three(tmp_path)
     for text in ("", "many", "0", "4", "3"):
