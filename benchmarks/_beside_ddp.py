@@ -90,7 +90,7 @@ def gap(ours: Values, torchs: Values) -> float:
     return largest
 
 
-def play(context: RankContext, folder: str, name: str) -> tuple[float, str]:
+def play_case(context: RankContext, folder: str, name: str) -> tuple[float, str]:
     """On each rank: the largest difference in this case; if it is inf, why."""
     comm = meet(context, folder)
     unit = load("distributed_data_parallel", "reference")
@@ -119,7 +119,9 @@ def largest(cluster: Cluster, name: str, num_ranks: int) -> float:
         AssertionError: ours ends with an error where torch does not, or vice versa.
     """
     with tempfile.TemporaryDirectory() as folder:
-        run = cluster.run(play, num_ranks, folder, name, limits=LIMITS, journal=False)
+        run = cluster.run(
+            play_case, num_ranks, folder, name, limits=LIMITS, journal=False
+        )
     assert run.outcome == "finished", run.explanation
     for _, why in run.values:
         assert not why, why

@@ -57,7 +57,7 @@ def trained(case: dict[str, Any], world_size: int) -> dict[str, Any]:
     return {**asdict(history), "weights": weights}
 
 
-def play(
+def play_cases(
     context: RankContext, folder: str, port: int, cases: list[dict[str, Any]]
 ) -> list[dict[str, Any] | str]:
     """All cases on these ranks, or what one was refused with."""
@@ -88,6 +88,6 @@ def on_ranks(
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         run = cluster.run(
-            play, world_size, folder, port, cases, limits=LIMITS, journal=False
+            play_cases, world_size, folder, port, cases, limits=LIMITS, journal=False
         )
     return list(zip(*run.require_finished().values, strict=True))

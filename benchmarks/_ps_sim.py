@@ -101,7 +101,7 @@ def flaw(make: Make, script: Faults, bound: int | None) -> str:
     return wrong[0] if wrong else ""
 
 
-def play(num_scripts: int, make: Make, *, deadly: bool) -> Simulated:
+def play_random_scripts(num_scripts: int, make: Make, *, deadly: bool) -> Simulated:
     """The server under so many scripts."""
     seen = Simulated()
     bound = BOUND if deadly else None

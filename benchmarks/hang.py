@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from distlab.grading.hostile import Result, judge
-from distlab.grading.hostile_cases import FOLDER, Case, read_cases
+from distlab.grading.hostile import HostileResult, judge
+from distlab.grading.hostile_cases import FOLDER, HostileCase, read_cases
 from distlab.runner import Cluster
 from distlab.runner.autopsy import evidence
 from distlab.runner.processes import descendants
@@ -36,12 +36,12 @@ AT_LEAST = {"hangs": 25, "hostile_cases": 40}
 Line = dict[str, Any]
 
 
-def time_cases(cluster: Cluster, cases: Iterable[Case]) -> list[Line]:
+def time_cases(cluster: Cluster, cases: Iterable[HostileCase]) -> list[Line]:
     """Hand each case in; one line of the report for each."""
     return [_line(result) for result in judge(ROOT, cluster, cases)]
 
 
-def _line(result: Result) -> Line:
+def _line(result: HostileResult) -> Line:
     return {
         "id": result.case.id,
         "title": result.case.title,
@@ -87,13 +87,13 @@ def _run(cluster: Cluster, hang: Hang) -> Line:
     }
 
 
-def warm_up(cluster: Cluster, cases: Sequence[Case]) -> None:
+def warm_up(cluster: Cluster, cases: Sequence[HostileCase]) -> None:
     """Judge a hang of each unit untimed: what it imports is in the zygote then."""
     units = {case.task.partition(".")[0]: case for case in cases}
     time_cases(cluster, units.values())
 
 
-def measure(cases: Sequence[Case], programs: Sequence[Hang]) -> dict[str, Any]:
+def measure(cases: Sequence[HostileCase], programs: Sequence[Hang]) -> dict[str, Any]:
     """All results, in the schema of every benchmark here."""
     import torch
 

@@ -29,7 +29,7 @@ from distlab.curriculum.units import load
 from distlab.grading.checks.pipeline_parallel.race import (
     BACKWARD_MS,
     FORWARD_MS,
-    Counted,
+    CountedStage,
     Meter,
     Timed,
 )
@@ -54,7 +54,7 @@ def one_batch(
     rank, n = context.rank, context.world_size
     schedule = getattr(unit, name)(rank, n, num_microbatches, *more)
     x, meter = torch.ones(1, 1, dtype=torch.float64), Meter()
-    stages = [Counted(Timed(context.clock.sleep), meter) for _ in range(chunks)]
+    stages = [CountedStage(Timed(context.clock.sleep), meter) for _ in range(chunks)]
     unit.execute(
         context.comm,
         [unit.ModelChunk(stage, x[0]) for stage in stages],

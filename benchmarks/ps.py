@@ -169,8 +169,8 @@ def of_simulation(num_scripts: int) -> list[Line]:
     """The results in virtual time."""
     half = num_scripts // 2
     seen = [
-        sim.play(num_scripts - half, durable, deadly=False),
-        sim.play(half, bounded, deadly=True),
+        sim.play_random_scripts(num_scripts - half, durable, deadly=False),
+        sim.play_random_scripts(half, bounded, deadly=True),
     ]
     failures = [failure for one in seen for failure in one.failures]
     planted = sim.planted(num_scripts)

@@ -18,24 +18,24 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from distlab.chaos.incidents import PAUSE, Fault, played  # noqa: E402
+from distlab.chaos.incidents import PAUSE, InjectedFault, played  # noqa: E402
 from distlab.data.make import make  # noqa: E402
 from distlab.given import incidents as given  # noqa: E402
 from distlab.runner.processes import become_subreaper, end_descendants  # noqa: E402
 
 FOLDER = ROOT / "phase4_production" / "incidents"
 FAULTS = {
-    "healthy": Fault(given.NOTHING),
-    "pause": Fault(PAUSE, 2, 9),
-    "killed": Fault(given.KILLED, 2, 13),
-    "killed_rank_0": Fault(given.KILLED, 0, 11),
-    "killed_and_torn": Fault(given.KILLED, 1, 12, torn=(3, 10)),
-    "data_worker": Fault(given.DATA_WORKER, 2, 14),
-    "frozen": Fault(given.FROZEN, 1, 12),
-    "slow": Fault(given.SLOW, 3, 9),
-    "nan": Fault(given.NAN, 1, 8),
-    "desync": Fault(given.DESYNC, 2, 7),
-    "torn": Fault(given.TORN, 3, 15, torn=(3, 15)),
+    "healthy": InjectedFault(given.NOTHING),
+    "pause": InjectedFault(PAUSE, 2, 9),
+    "killed": InjectedFault(given.KILLED, 2, 13),
+    "killed_rank_0": InjectedFault(given.KILLED, 0, 11),
+    "killed_and_torn": InjectedFault(given.KILLED, 1, 12, torn=(3, 10)),
+    "data_worker": InjectedFault(given.DATA_WORKER, 2, 14),
+    "frozen": InjectedFault(given.FROZEN, 1, 12),
+    "slow": InjectedFault(given.SLOW, 3, 9),
+    "nan": InjectedFault(given.NAN, 1, 8),
+    "desync": InjectedFault(given.DESYNC, 2, 7),
+    "torn": InjectedFault(given.TORN, 3, 15, torn=(3, 15)),
 }
 
 
@@ -49,7 +49,7 @@ def record(name: str, out: Path, data: Path) -> Path:
     return path
 
 
-def _text(fault: Fault, reports: list[Any], events: list[Any]) -> str:
+def _text(fault: InjectedFault, reports: list[Any], events: list[Any]) -> str:
     """JSON with a line for each report and event."""
     lists = {"reports": reports, "events": events}
     parts = [f'"injected": {json.dumps(fault._asdict())}']

@@ -97,7 +97,7 @@ def of_kills(
     return lines
 
 
-def play(
+def play_kills(
     rounds: int, kills: int, num_steps: int
 ) -> tuple[list[jobs.Kill], list[jobs.Kill], list[bool]]:
     """Kill ranks, ours and torchrun's in turn; the kills of both, and equal digests."""
@@ -135,7 +135,7 @@ def main() -> int:
     parser.add_argument("--save", help="write each kill's seconds to this file")
     options = parser.parse_args()
     random.seed(0)
-    own, other, equal = play(options.rounds, options.kills, options.steps)
+    own, other, equal = play_kills(options.rounds, options.kills, options.steps)
     report = report_of("recovery", of_kills(own, other, equal))
     if options.save:
         kept = {

@@ -47,7 +47,7 @@ LAST_LINES = 12  # of pip's output, shown when it fails: its reason is at the en
 
 
 @dataclass(frozen=True)
-class Plan:
+class TorchPlan:
     """How torch gets here.
 
     ``torch`` is ``keep`` (a fitting one is installed), ``cpu`` (from ``CPU_INDEX``) or
@@ -86,7 +86,7 @@ def choose_torch(
     sources: Sequence[str],
     installed: str | None,
     wanted: str,
-) -> Plan:
+) -> TorchPlan:
     """Decide how to install torch; touches nothing.
 
     Args:
@@ -99,19 +99,21 @@ def choose_torch(
         wanted: the requirement, such as ``torch>=2.11,<2.14``.
     """
     if installed is not None and satisfies(installed, wanted):
-        return Plan("keep", f"{installed} is already here")
+        return TorchPlan("keep", f"{installed} is already here")
     if wish == "cpu":
-        return Plan("cpu", "the CPU build was asked for")
+        return TorchPlan("cpu", "the CPU build was asked for")
     if wish == "default":
-        return Plan("pip", "pip's own choice was asked for")
+        return TorchPlan("pip", "pip's own choice was asked for")
     if sources:
         named = ", ".join(sources)
-        return Plan("pip", f"pip's own settings ({named}) say where to get it")
+        return TorchPlan("pip", f"pip's own settings ({named}) say where to get it")
     if system != "Linux" or machine not in {"x86_64", "aarch64"}:
-        return Plan("pip", f"pip's own choice is the right one on {system} {machine}")
+        return TorchPlan(
+            "pip", f"pip's own choice is the right one on {system} {machine}"
+        )
     if has_gpu:
-        return Plan("pip", "an NVIDIA GPU is here, so torch comes with CUDA")
-    return Plan("cpu", "no NVIDIA GPU here, so the small CPU build")
+        return TorchPlan("pip", "an NVIDIA GPU is here, so torch comes with CUDA")
+    return TorchPlan("cpu", "no NVIDIA GPU here, so the small CPU build")
 
 
 def satisfies(version: str, requirement: str) -> bool:
@@ -228,7 +230,7 @@ def installed_torch() -> str | None:
 
 
 def install(
-    plan: Plan, *, wanted: str, extras: Sequence[str], pip: Pip, say: Say
+    plan: TorchPlan, *, wanted: str, extras: Sequence[str], pip: Pip, say: Say
 ) -> int:
     """Carry out a plan with the given pip; returns the exit code."""
     minutes = "1 to 5 minutes" if plan.torch == "pip" else "about a minute"

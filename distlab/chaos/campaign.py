@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from distlab.chaos import partition
-from distlab.chaos.judge import Result, judge
+from distlab.chaos.judge import CellResult, judge
 from distlab.chaos.matrix import Cell
 from distlab.chaos.plan import Setting
-from distlab.chaos.play import Run, play
+from distlab.chaos.play import Run, play_cell
 from distlab.curriculum import find_root
 
 
@@ -48,7 +48,7 @@ class Player:
         self._setting, self._script = setting, script
         self._unbroken: dict[Setting, Run] = {}
 
-    def play(self, cell: Cell) -> Result:
+    def play(self, cell: Cell) -> CellResult:
         """Play a cell.
 
         Raises:
@@ -79,7 +79,7 @@ class Player:
 
     def _in_folder(self, cell: Cell | None, setting: Setting) -> Run:
         with tempfile.TemporaryDirectory(dir=_real_folder(), prefix="chaos-") as folder:
-            return play(cell, setting, Path(folder), self._script)
+            return play_cell(cell, setting, Path(folder), self._script)
 
 
 def _real_folder() -> Path:

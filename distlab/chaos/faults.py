@@ -20,7 +20,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from distlab.chaos.plan import Plan
+from distlab.chaos.plan import FaultPlan
 from distlab.comm import Disk
 from distlab.given import checkpoint as given
 from distlab.sim.observed_disk import ObservedDisk
@@ -41,7 +41,7 @@ class Faults:
     """What the plan has for this rank; without a plan, nothing ever happens."""
 
     def __init__(
-        self, plan: Plan | None, rank: Callable[[], int], checkpoints: Path
+        self, plan: FaultPlan | None, rank: Callable[[], int], checkpoints: Path
     ) -> None:
         self._plan, self._checkpoints, self._rank = plan, checkpoints, rank
         self._is_over = plan is None

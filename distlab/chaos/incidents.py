@@ -42,7 +42,7 @@ TRIES = 3  # on a busy machine ranks may time out before anything is injected
 PAUSE = "pause"  # one long step: nothing is wrong
 
 
-class Fault(NamedTuple):
+class InjectedFault(NamedTuple):
     """What is injected: on which rank, in which step; and a shard that is torn."""
 
     what: str
@@ -58,23 +58,23 @@ class Fault(NamedTuple):
         return given.Cause(self.what, self.rank, self.step)
 
 
-def draw(seed: int) -> Fault:
+def draw(seed: int) -> InjectedFault:
     """A fault of any kind, on any rank; some kills have a torn checkpoint, too."""
     chance = random.Random(seed)
     what = chance.choice([*given.ACTIONS, PAUSE])
     rank, step = chance.randrange(RANKS), chance.randrange(6, 15)
     if what == given.NOTHING:
-        return Fault(what)
+        return InjectedFault(what)
     if what == given.TORN:
         step = chance.choice((10, 15))
-        return Fault(what, rank, step, torn=(rank, step))
+        return InjectedFault(what, rank, step, torn=(rank, step))
     if what == given.KILLED and chance.random() < 0.5:
         other = (rank + 1 + chance.randrange(RANKS - 1)) % RANKS
-        return Fault(what, rank, max(step, 11), torn=(other, 10))
-    return Fault(what, rank, step)
+        return InjectedFault(what, rank, max(step, 11), torn=(other, 10))
+    return InjectedFault(what, rank, step)
 
 
-def last_step(fault: Fault) -> int:
+def last_step(fault: InjectedFault) -> int:
     """Where the ranks stop; two steps after a checkpoint that will be torn."""
     return fault.step + 2 if fault.what == given.TORN else STEPS
 
@@ -96,7 +96,7 @@ class Log:
         self.file.write(json.dumps(row) + "\n")
 
 
-def train(rank: int, fault: Fault, folder: Path, data: Path) -> None:
+def train(rank: int, fault: InjectedFault, folder: Path, data: Path) -> None:
     """One rank's process: its exit code is 1 if anything was raised."""
     die_with_parent()
     log, step = Log(folder, rank), [0]
@@ -118,7 +118,7 @@ def train(rank: int, fault: Fault, folder: Path, data: Path) -> None:
 
 
 def _steps(
-    rank: int, fault: Fault, folder: Path, data: Path, log: Log, at: list[int]
+    rank: int, fault: InjectedFault, folder: Path, data: Path, log: Log, at: list[int]
 ) -> None:
     transform = TrainTransform(size=28, channels=1, area=(0.6, 1.0), flip=0.0)
     images = open_images(data, "train", transform)
@@ -160,7 +160,7 @@ def _steps(
         log.report(rank, step, own_s, loss.item(), num_nonfinite, crc)
 
 
-def _inject(fault: Fault, rank: int, step: int, model: torch.nn.Module) -> None:
+def _inject(fault: InjectedFault, rank: int, step: int, model: torch.nn.Module) -> None:
     if rank != fault.rank:
         return
     if fault.what == given.SLOW and step >= fault.step:
@@ -193,7 +193,7 @@ def _save(model: torch.nn.Module, folder: Path, rank: int, step: int) -> None:
 # ── the agent ───────────────────────────────────────────────────────────────────────
 
 
-def watch(fault: Fault, folder: Path, data: Path) -> list[Any]:
+def watch(fault: InjectedFault, folder: Path, data: Path) -> list[Any]:
     """Start the ranks and see them end; the agent's events."""
     context = multiprocessing.get_context("fork")
     ranks = [
@@ -223,7 +223,7 @@ def watch(fault: Fault, folder: Path, data: Path) -> list[Any]:
     return events + _checkpoints(fault, folder)
 
 
-def _checkpoints(fault: Fault, folder: Path) -> list[Any]:
+def _checkpoints(fault: InjectedFault, folder: Path) -> list[Any]:
     """When each was complete; then every shard is read, as a restart would."""
     events: list[Any] = []
     # st_mtime is of the time of day; reports are on the clock that goes forward only.
@@ -247,7 +247,7 @@ def _checkpoints(fault: Fault, folder: Path) -> list[Any]:
 # ── what it was ─────────────────────────────────────────────────────────────────────
 
 
-def played(fault: Fault, data: Path) -> tuple[list[Any], list[Any]]:
+def played(fault: InjectedFault, data: Path) -> tuple[list[Any], list[Any]]:
     """Rows of reports and events, from time 0; `data` is an image folder.
 
     Raises:
@@ -263,7 +263,7 @@ def played(fault: Fault, data: Path) -> tuple[list[Any], list[Any]]:
     )
 
 
-def _recorded(fault: Fault, data: Path) -> tuple[list[Any], list[Any]]:
+def _recorded(fault: InjectedFault, data: Path) -> tuple[list[Any], list[Any]]:
     with tempfile.TemporaryDirectory(prefix="distlab-incident-") as temporary:
         folder = Path(temporary)
         seen = [["event", *event] for event in watch(fault, folder, data)]
@@ -285,7 +285,7 @@ def _recorded(fault: Fault, data: Path) -> tuple[list[Any], list[Any]]:
     return reports, events
 
 
-def _came_so_far(fault: Fault, reports: list[Any]) -> bool:
+def _came_so_far(fault: InjectedFault, reports: list[Any]) -> bool:
     """Whether all ranks completed every step that the fault lets them complete."""
     is_over = fault.what in (given.KILLED, given.FROZEN, given.DATA_WORKER)
     last = fault.step - 1 if is_over else last_step(fault)

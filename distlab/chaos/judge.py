@@ -35,7 +35,7 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class CellResult:
     """What became of a cell."""
 
     cell: Cell
@@ -58,7 +58,7 @@ class Result:
         return sum(self.segments.values())
 
 
-def judge(cell: Cell, setting: Setting, run: Run, unbroken: Run) -> Result:
+def judge(cell: Cell, setting: Setting, run: Run, unbroken: Run) -> CellResult:
     """The result of a cell; `unbroken` is a run without a fault."""
     status, why = _status(cell, setting, run, unbroken)
     fired = run.fired or {}
@@ -67,7 +67,7 @@ def judge(cell: Cell, setting: Setting, run: Run, unbroken: Run) -> Result:
         what = f"rank {fired['rank']}, step {fired['step']}: {fired['what']}"
     segments = segments_of(run) if status == RECOVERED else {}
     evidence = () if status in (RECOVERED, WENT_ON) else _evidence(run)
-    return Result(
+    return CellResult(
         cell=cell,
         status=status,
         why=why,

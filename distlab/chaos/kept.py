@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from distlab.chaos.campaign import Campaign
-from distlab.chaos.judge import Result
+from distlab.chaos.judge import CellResult
 from distlab.chaos.matrix import Cell
 from distlab.chaos.plan import Setting
 from distlab.chaos.report import as_data, by_id, from_data
@@ -16,7 +16,7 @@ from distlab.chaos.report import as_data, by_id, from_data
 class Plays(Protocol):
     """What can play a cell: a Player, or one that keeps its results."""
 
-    def play(self, cell: Cell) -> Result:
+    def play(self, cell: Cell) -> CellResult:
         """Play a cell."""
 
 
@@ -35,7 +35,7 @@ class Kept:
         self._campaign, self._setting = campaign, setting
         self._results = by_id(_read(path, setting)) if path.exists() else {}
 
-    def play(self, cell: Cell) -> Result:
+    def play(self, cell: Cell) -> CellResult:
         """What the file has, or else what comes of playing the cell now."""
         if cell.id not in self._results:
             self._results[cell.id] = self._player.play(cell)
@@ -59,7 +59,7 @@ def read_report(path: Path) -> dict[str, Any]:
     return data
 
 
-def _read(path: Path, setting: Setting) -> list[Result]:
+def _read(path: Path, setting: Setting) -> list[CellResult]:
     data = read_report(path)
     results, _ = from_data(data)
     own = {"seed": setting.seed, "ranks": setting.num_ranks, "code": setting.code}

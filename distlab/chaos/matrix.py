@@ -21,7 +21,7 @@ ANYWHERE = tuple(MOMENTS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class ChaosFault:
     """What happens, and what the job must make of it: it restarts, or it goes on.
 
     `moments` are those at which it can happen; `why_not` says why not at others.
@@ -44,15 +44,15 @@ class Fault:
 
 FAULTS = (
     # What raises while it saves costs a checkpoint, and nothing else.
-    Fault(name="exception", title="exception", who="any", goes_on_at=("save",)),
-    Fault(name="kill-worker", title="SIGKILL worker"),
-    Fault(name="kill-rank-0", title="SIGKILL rank 0", who="rank 0"),
-    Fault(name="freeze", title="SIGSTOP", who="any"),
-    Fault(name="notice", title="SIGTERM with notice", who="any", requeued=True),
-    Fault(name="kill-launcher", title="launcher killed", who="any", requeued=True),
-    Fault(name="truncate", title="newest checkpoint truncated", who="any"),
-    Fault(name="flip-bit", title="bit flipped in it", who="any"),
-    Fault(
+    ChaosFault(name="exception", title="exception", who="any", goes_on_at=("save",)),
+    ChaosFault(name="kill-worker", title="SIGKILL worker"),
+    ChaosFault(name="kill-rank-0", title="SIGKILL rank 0", who="rank 0"),
+    ChaosFault(name="freeze", title="SIGSTOP", who="any"),
+    ChaosFault(name="notice", title="SIGTERM with notice", who="any", requeued=True),
+    ChaosFault(name="kill-launcher", title="launcher killed", who="any", requeued=True),
+    ChaosFault(name="truncate", title="newest checkpoint truncated", who="any"),
+    ChaosFault(name="flip-bit", title="bit flipped in it", who="any"),
+    ChaosFault(
         name="disk-full",
         title="disk full while saving",
         who="any",
@@ -60,9 +60,9 @@ FAULTS = (
         why_not="only who saves notices that the disk is full",
         goes_on_at=ANYWHERE,
     ),
-    Fault(name="nan", title="NaN gradient", who="any"),
-    Fault(name="slow", title="rank 5× slow", who="any", goes_on_at=ANYWHERE),
-    Fault(
+    ChaosFault(name="nan", title="NaN gradient", who="any"),
+    ChaosFault(name="slow", title="rank 5× slow", who="any", goes_on_at=ANYWHERE),
+    ChaosFault(
         name="kill-data-worker",
         title="data worker killed",
         who="any",
@@ -71,7 +71,7 @@ FAULTS = (
         why_not="between two epochs there is no data worker",
         modes=("restart",),
     ),
-    Fault(
+    ChaosFault(
         name="cut-short",
         title="network partition, 5 s",
         who="any",
@@ -80,7 +80,7 @@ FAULTS = (
         goes_on_at=ANYWHERE,
         modes=("restart",),
     ),
-    Fault(
+    ChaosFault(
         name="cut-for-good",
         title="network partition, for good",
         who="any",
@@ -89,7 +89,7 @@ FAULTS = (
         refuses=True,
         modes=("restart",),
     ),
-    Fault(
+    ChaosFault(
         name="cut-off",
         title="the same, --nnodes 1:2",
         who="any",
@@ -105,7 +105,7 @@ FAULTS = (
 class Cell:
     """One field of the matrix."""
 
-    fault: Fault
+    fault: ChaosFault
     moment: str
     mode: str
 

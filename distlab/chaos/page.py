@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from distlab.chaos.campaign import Campaign
-from distlab.chaos.judge import RECOVERED, Result
+from distlab.chaos.judge import RECOVERED, CellResult
 from distlab.chaos.matrix import MODES, MOMENTS, Cell
 from distlab.chaos.plan import Setting
 from distlab.chaos.report import by_id, reasons, rows_of, summary, text_of, times
@@ -26,7 +26,7 @@ pre {{ overflow-x: auto; background: {palette.SURFACE}; padding: .5em }}
 """
 
 
-def page(results: Sequence[Result], campaign: Campaign, setting: Setting) -> str:
+def page(results: Sequence[CellResult], campaign: Campaign, setting: Setting) -> str:
     """The page as text."""
     parts = [f"<p>{escape(summary(results))}.</p>"]
     for mode in MODES:
@@ -68,7 +68,7 @@ def page(results: Sequence[Result], campaign: Campaign, setting: Setting) -> str
 """
 
 
-def _table(mode: str, results: Sequence[Result]) -> str:
+def _table(mode: str, results: Sequence[CellResult]) -> str:
     found = by_id(results)
     heads = "".join(f"<th>{escape(title)}</th>" for title in MOMENTS.values())
     rows = []
@@ -78,7 +78,7 @@ def _table(mode: str, results: Sequence[Result]) -> str:
     return f"<table><tr><th></th>{heads}</tr>{''.join(rows)}</table>"
 
 
-def _field(cell: Cell, found: dict[str, Result]) -> str:
+def _field(cell: Cell, found: dict[str, CellResult]) -> str:
     result, text = found.get(cell.id), escape(text_of(cell, found))
     if result is None:
         title = cell.why_not or "not played"
@@ -89,12 +89,12 @@ def _field(cell: Cell, found: dict[str, Result]) -> str:
     return f'<td class="{kind}" title="{escape(title)}">{shown}</td>'
 
 
-def _times(mode: str, results: Sequence[Result]) -> str:
+def _times(mode: str, results: Sequence[CellResult]) -> str:
     lines = times([result for result in results if result.cell.mode == mode])
     return f"<pre>{escape(chr(10).join(lines))}</pre>" if lines else ""
 
 
-def _defects(results: Sequence[Result]) -> str:
+def _defects(results: Sequence[CellResult]) -> str:
     parts = []
     for result in results:
         if not result.is_good:
@@ -104,7 +104,7 @@ def _defects(results: Sequence[Result]) -> str:
     return f"<h2>Defects</h2>{''.join(parts)}" if parts else ""
 
 
-def _details(results: Sequence[Result]) -> str:
+def _details(results: Sequence[CellResult]) -> str:
     rows = []
     for result in results:
         segments = ", ".join(f"{name} {s:.2f} s" for name, s in result.segments.items())

@@ -62,7 +62,7 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class FaultPlan:
     """What is to happen in a run, and to which rank; all of it is drawn from a seed."""
 
     fault: str
@@ -73,7 +73,7 @@ class Plan:
     folder: str  # where `fired.json` is written
 
 
-def plan_of(cell: Cell, setting: Setting, folder: str) -> Plan:
+def plan_of(cell: Cell, setting: Setting, folder: str) -> FaultPlan:
     """The plan of a cell; the same one for the same seed."""
     draw = random.Random(zlib.crc32(f"{setting.seed} {cell.id}".encode()))
     workers = range(1, setting.num_ranks)
@@ -85,7 +85,7 @@ def plan_of(cell: Cell, setting: Setting, folder: str) -> Plan:
         steps = [step for step in steps if step % setting.save_every == 0]
     elif cell.moment == "epoch":
         steps = [step for step in steps if step % setting.steps_per_epoch == 0]
-    return Plan(
+    return FaultPlan(
         fault=cell.fault.name,
         moment=cell.moment,
         rank=draw.choice([*ranks[cell.fault.who]]),
@@ -95,12 +95,12 @@ def plan_of(cell: Cell, setting: Setting, folder: str) -> Plan:
     )
 
 
-def as_variable(plan: Plan | None) -> dict[str, str]:
+def as_variable(plan: FaultPlan | None) -> dict[str, str]:
     """The environment of a run with this plan."""
     return {} if plan is None else {PLAN: json.dumps(asdict(plan))}
 
 
-def plan_here() -> Plan | None:
+def plan_here() -> FaultPlan | None:
     """The plan of this process's run."""
     text = os.environ.get(PLAN, "")
-    return Plan(**json.loads(text)) if text else None
+    return FaultPlan(**json.loads(text)) if text else None

@@ -51,7 +51,7 @@ class Run:
     seconds: float = 0.0
 
 
-def play(
+def play_cell(
     cell: Cell | None, setting: Setting, folder: Path, script: Path | None = None
 ) -> Run:
     """Run the training with the fault of `cell`, or with none, until it has ended.

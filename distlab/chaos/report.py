@@ -19,9 +19,9 @@ from distlab.chaos.judge import (
     SEGMENTS,
     WEIGHTS,
     WENT_ON,
-    Result,
+    CellResult,
 )
-from distlab.chaos.matrix import FAULTS, MODES, MOMENTS, Cell, Fault, cells
+from distlab.chaos.matrix import FAULTS, MODES, MOMENTS, Cell, ChaosFault, cells
 from distlab.chaos.plan import Setting
 
 FIRST, COLUMN = 27, 11
@@ -35,7 +35,7 @@ LEGEND = (
     "unbroken run · went on: no restart, the same weights · refused: stopped in one",
     "line · –: cannot happen · *: not played",
 )
-Cells = dict[str, Result]
+Cells = dict[str, CellResult]
 
 
 def head() -> str:
@@ -52,7 +52,7 @@ SHORT = {
 }
 
 
-def row(fault: Fault, mode: str, found: Cells) -> str:
+def row(fault: ChaosFault, mode: str, found: Cells) -> str:
     """A line of a table: a fault at all moments."""
     texts = (text_of(Cell(fault, moment, mode), found) for moment in MOMENTS)
     return f"{fault.title:<{FIRST}}" + "".join(f"{text:>{COLUMN}}" for text in texts)
@@ -76,18 +76,18 @@ def word_of(cell: Cell, found: Cells) -> str:
     return result.status
 
 
-def by_id(results: Iterable[Result]) -> Cells:
+def by_id(results: Iterable[CellResult]) -> Cells:
     """The results by the id of their cell."""
     return {result.cell.id: result for result in results}
 
 
-def rows_of(mode: str, cells: Iterable[Cell]) -> list[Fault]:
+def rows_of(mode: str, cells: Iterable[Cell]) -> list[ChaosFault]:
     """The faults that have a cell in this mode, in the order of the table."""
     names = {cell.fault.name for cell in cells if cell.mode == mode}
     return [fault for fault in FAULTS if fault.name in names]
 
 
-def summary(results: Sequence[Result]) -> str:
+def summary(results: Sequence[CellResult]) -> str:
     """One line: how many of which."""
     counts = Counter(result.status for result in results)
     told = [f"{counts[status]} {status}" for status in GOOD if counts[status]]
@@ -101,7 +101,7 @@ def summary(results: Sequence[Result]) -> str:
     return f"{len(results)} cells: {', '.join([*told, *zeros])}"
 
 
-def times(results: Sequence[Result]) -> list[str]:
+def times(results: Sequence[CellResult]) -> list[str]:
     """A line for each segment of the recoveries: n, p50, p95, max."""
     found = [result.segments for result in results if result.status == RECOVERED]
     if not found:
@@ -121,7 +121,7 @@ def quantile(values: Sequence[float], q: float) -> float:
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
 
 
-def in_a_line(mode: str, results: Sequence[Result]) -> str:
+def in_a_line(mode: str, results: Sequence[CellResult]) -> str:
     """How long the recoveries of a mode took, and how many steps they cost."""
     own = [one for one in results if (one.cell.mode, one.status) == (mode, RECOVERED)]
     if not own:
@@ -161,7 +161,7 @@ def _names(cells: Sequence[Cell]) -> str:
 
 
 def markdown(
-    results: Sequence[Result], campaign: Campaign, machine: dict[str, Any]
+    results: Sequence[CellResult], campaign: Campaign, machine: dict[str, Any]
 ) -> str:
     """The tables of README.md, a table for each mode that was played."""
     found: Cells = by_id(results)
@@ -182,7 +182,7 @@ def markdown(
 
 
 def as_data(
-    results: Sequence[Result], campaign: Campaign, setting: Setting
+    results: Sequence[CellResult], campaign: Campaign, setting: Setting
 ) -> dict[str, Any]:
     """What `--json` prints: figures as in every benchmark, and each cell."""
     import torch
@@ -231,7 +231,7 @@ def as_data(
     }
 
 
-def from_data(data: dict[str, Any]) -> tuple[list[Result], Campaign]:
+def from_data(data: dict[str, Any]) -> tuple[list[CellResult], Campaign]:
     """The results, and what was not played, from what `as_data` has made.
 
     Raises:
@@ -240,7 +240,7 @@ def from_data(data: dict[str, Any]) -> tuple[list[Result], Campaign]:
     known = {cell.id: cell for cell in cells()}
     try:
         results = [
-            Result(
+            CellResult(
                 cell=known[one["id"]],
                 status=one["status"],
                 segments=one["segments"],
@@ -266,7 +266,7 @@ def _bar(name: str, value: int) -> dict[str, Any]:
     return {"name": name, "value": value, "unit": "cells", "bar": 0, "met": not value}
 
 
-def _cell_data(result: Result) -> dict[str, Any]:
+def _cell_data(result: CellResult) -> dict[str, Any]:
     return {
         "id": result.cell.id,
         "status": result.status,

@@ -64,7 +64,7 @@ class Notice:
         self.has_come = True
 
 
-class Training:
+class ChaosTraining:
     """One rank's part of the run; all ranks make it, and step together."""
 
     def __init__(
@@ -279,7 +279,7 @@ def main() -> int:
         ledger.write("met")
         checkpoints = options.folder / "checkpoints"
         faults = Faults(plan_here(), lambda: rank, checkpoints)
-        training = Training(setting, checkpoints, faults, ledger)
+        training = ChaosTraining(setting, checkpoints, faults, ledger)
         training.resume()
         training.train()
         size = training.comm.world_size

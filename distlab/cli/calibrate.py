@@ -17,7 +17,7 @@ from distlab.grading.verdict import HARNESS
 from distlab.paths import shown
 
 if TYPE_CHECKING:
-    from distlab.sim.calibration.calibrate import Calibration, Plan, Prediction
+    from distlab.sim.calibration.calibrate import Calibration, Measurements, Prediction
 
 LINK_FILE = "link.json"
 TRAINS = "distlab.sim.calibration.trains"
@@ -30,7 +30,7 @@ def calibrate(
     out: str = "",
     seconds: float = 20.0,
     as_json: bool = False,
-    plan: Plan | None = None,
+    plan: Measurements | None = None,
 ) -> int:
     """Measure, prove, write; nothing is written if the measurement does not end.
 

@@ -12,7 +12,7 @@ from distlab.cli.screen import command, processes, show, show_json, waiting
 
 if TYPE_CHECKING:  # they import torch
     from distlab.chaos.campaign import Campaign
-    from distlab.chaos.judge import Result
+    from distlab.chaos.judge import CellResult
     from distlab.chaos.kept import Plays
     from distlab.chaos.matrix import Cell
     from distlab.chaos.plan import Setting
@@ -73,7 +73,9 @@ def chaos(
     return ALL_GOOD if all(result.is_good for result in results) else DEFECT
 
 
-def _play_aloud(campaign: Campaign, player: Plays, setting: Setting) -> list[Result]:
+def _play_aloud(
+    campaign: Campaign, player: Plays, setting: Setting
+) -> list[CellResult]:
     from distlab.chaos.report import LEGEND, reasons, summary, times
 
     cells = campaign.played
@@ -100,11 +102,11 @@ def _play_aloud(campaign: Campaign, player: Plays, setting: Setting) -> list[Res
     return results
 
 
-def _play_rows(cells: Sequence[Cell], player: Plays) -> list[Result]:
+def _play_rows(cells: Sequence[Cell], player: Plays) -> list[CellResult]:
     """Play row by row; a row is shown when it is done."""
     from distlab.chaos.report import by_id, head, row
 
-    results: list[Result] = []
+    results: list[CellResult] = []
     mode = ""
     for number, cell in enumerate(cells):
         if cell.mode != mode:
@@ -122,7 +124,7 @@ def _play_rows(cells: Sequence[Cell], player: Plays) -> list[Result]:
     return results
 
 
-def _tell_defect(result: Result, setting: Setting) -> None:
+def _tell_defect(result: CellResult, setting: Setting) -> None:
     cell = result.cell
     again = f"chaos --only {cell.id} --seed {setting.seed} -n {setting.num_ranks}"
     lines = [

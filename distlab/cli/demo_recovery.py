@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distlab.cli.screen import command, show, waiting
 
 if TYPE_CHECKING:  # they import torch, and the first line should not wait for it
-    from distlab.chaos.judge import Result
+    from distlab.chaos.judge import CellResult
     from distlab.chaos.play import Run
     from distlab.curriculum.choose import Part
 
@@ -69,7 +69,7 @@ def demo_recovery(
     return int(result.status != RECOVERED), data
 
 
-def _play(code: str, seed: int, quiet: bool) -> tuple[Result, Run, Run]:
+def _play(code: str, seed: int, quiet: bool) -> tuple[CellResult, Run, Run]:
     from distlab.chaos import play
     from distlab.chaos.judge import judge
     from distlab.chaos.matrix import ANYWHERE, cells
@@ -83,9 +83,9 @@ def _play(code: str, seed: int, quiet: bool) -> tuple[Result, Run, Run]:
         first.mkdir()
         second.mkdir()
         with _followed(first, quiet):
-            run = play.play(cell, setting, first)
+            run = play.play_cell(cell, setting, first)
         with waiting("the same training again, without a kill", quiet=quiet):
-            unbroken = play.play(None, setting, second)
+            unbroken = play.play_cell(None, setting, second)
     return judge(cell, setting, run, unbroken), run, unbroken
 
 
@@ -142,7 +142,7 @@ def _follow(folder: Path, is_over: threading.Event) -> None:
         is_over.wait(_LOOK_S)
 
 
-def _tell(result: Result, run: Run, unbroken: Run, *, is_own: bool) -> None:
+def _tell(result: CellResult, run: Run, unbroken: Run, *, is_own: bool) -> None:
     from distlab.chaos.judge import RECOVERED
 
     if result.status != RECOVERED:

@@ -68,7 +68,7 @@ def clear_run(fault: Any) -> RecordedRun:
 
     reference = load("drill", "reference")
     for _ in range(TRIES):
-        run = play(fault)
+        run = record_run(fault)
         if ask(reference, run)[0] == truth(run, fault.cause):
             return run
     raise TimeoutError(
@@ -77,7 +77,7 @@ def clear_run(fault: Any) -> RecordedRun:
     )
 
 
-def play(fault: Any) -> RecordedRun:
+def record_run(fault: Any) -> RecordedRun:
     """The run with this fault, on real processes; none is left over."""
     from distlab.chaos.incidents import played
     from distlab.data.make import make

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from distlab.grading.catalogue import Entry
     from distlab.grading.generated import Outcome
     from distlab.grading.generated_mutants import Mutation
-    from distlab.grading.mutants import Result
+    from distlab.grading.mutants import EntryResult
 
 HARNESS, NOT_ALL, ALL = 11, 1, 0
 
@@ -71,7 +71,7 @@ def mutants(
         show(_summary(curriculum, results, outcomes))
         if left:
             show([("fail", f"{left} entries were not played: {minutes:g} minutes")])
-    both: list[Result | Outcome] = [*results, *outcomes]
+    both: list[EntryResult | Outcome] = [*results, *outcomes]
     if stamp:
         played = {result.entry.id: result.is_right for result in results}
         noted = note_what_is_right(curriculum, catalogue, played)
@@ -120,7 +120,7 @@ def _chosen(
     return chosen
 
 
-def _tell_about(result: Result) -> None:
+def _tell_about(result: EntryResult) -> None:
     show([_line(result)])
     if not result.is_right:
         show([("plain", f"      {line}") for line in _what_is_off(result)])
@@ -139,7 +139,7 @@ def _tell_about_slip(outcome: Outcome) -> None:
     show([("dim" if outcome.is_right else "fail", line) for line in lines])
 
 
-def _line(result: Result) -> tuple[str, str]:
+def _line(result: EntryResult) -> tuple[str, str]:
     entry = result.entry
     if entry.is_mutant:
         word = "killed" if result.as_named else "MISNAMED"
@@ -151,7 +151,7 @@ def _line(result: Result) -> tuple[str, str]:
     return ("dim" if result.is_right else "fail", f"{head} {entry.title}")
 
 
-def _what_is_off(result: Result) -> list[str]:
+def _what_is_off(result: EntryResult) -> list[str]:
     lines = [f"{result.status}: {result.message}"] if result.message else []
     if result.entry.is_mutant:
         slug = result.entry.slug or "no diagnosis"
@@ -160,7 +160,7 @@ def _what_is_off(result: Result) -> list[str]:
 
 
 def _summary(
-    curriculum: Curriculum, results: Sequence[Result], outcomes: Sequence[Outcome]
+    curriculum: Curriculum, results: Sequence[EntryResult], outcomes: Sequence[Outcome]
 ) -> list[tuple[str, str]]:
     lines = [("plain", "")]
     for task in curriculum.tasks:
@@ -177,7 +177,7 @@ def _summary(
 
 
 def _rates(
-    head: str, results: Sequence[Result], outcomes: Sequence[Outcome]
+    head: str, results: Sequence[EntryResult], outcomes: Sequence[Outcome]
 ) -> tuple[str, str]:
     wrong = [result for result in results if result.entry.is_mutant]
     right = [result for result in results if not result.entry.is_mutant]
@@ -191,19 +191,19 @@ def _rates(
     if outcomes:
         dead = sum(outcome.killed for outcome in outcomes)
         text += f"   generated killed {_of(dead, outcomes)}"
-    both: list[Result | Outcome] = [*results, *outcomes]
+    both: list[EntryResult | Outcome] = [*results, *outcomes]
     good = all(result.is_right for result in both)
     return ("pass" if good else "fail", text)
 
 
-def _of(count: int, results: Sequence[Result | Outcome]) -> str:
+def _of(count: int, results: Sequence[EntryResult | Outcome]) -> str:
     if not results:
         return f"{'–':>13}"
     return f"{count:3} of {len(results):3} {count / len(results):4.0%}"
 
 
 def _as_json(
-    results: Sequence[Result], outcomes: Sequence[Outcome] | None
+    results: Sequence[EntryResult], outcomes: Sequence[Outcome] | None
 ) -> dict[str, object]:
     report: dict[str, object] = {
         "mutants": [r.to_json() for r in results if r.entry.is_mutant],

@@ -55,7 +55,7 @@ def train(
 ) -> int:
     """Your own script on several ranks; under torchrun or srun it joins that job."""
     from distlab.engines.config import DistributedConfig
-    from distlab.engines.script import Meeting, run_script
+    from distlab.engines.script import NodeMeeting, run_script
     from distlab.launch.slurm import agent_settings
 
     config = DistributedConfig(
@@ -68,7 +68,7 @@ def train(
         max_cost=max_cost,
     )
     said = agent_settings(os.environ)
-    meeting = Meeting(
+    meeting = NodeMeeting(
         node_rank=said.get("node_rank", node_rank),
         master_addr=said.get("master_addr", master_addr),
         master_port=said.get("master_port", master_port),

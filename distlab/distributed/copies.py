@@ -91,7 +91,7 @@ class Holdings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CopyPlan:
     """Which state all members take, and who has it, by ranks of the new group."""
 
     label: Label
@@ -108,23 +108,23 @@ class Plan:
 
 def plan_of(
     reports: Sequence[Sequence[Sequence[int]]], source: int | None = None
-) -> Plan | None:
+) -> CopyPlan | None:
     """The newest state of which every part is held; the reports are in rank order.
 
     With `source`, it is one that this rank holds. Where no state is full, the newest of
     which any process has the shared part. None: no process holds any state yet.
     """
-    plans: dict[Label, Plan] = {}
+    plans: dict[Label, CopyPlan] = {}
     for rank, report in enumerate(reports):
         for step, generation, old_rank, size, has_theirs in report:
             label = Label(step, generation)
-            plan = plans.get(label) or Plan(
+            plan = plans.get(label) or CopyPlan(
                 label=label, size=size, source=rank, owns={}, complete=()
             )
             owns = {**plan.owns, old_rank: rank}  # its own goes before a copy
             if has_theirs:
                 owns.setdefault((old_rank - 1) % size, rank)
-            plans[label] = Plan(
+            plans[label] = CopyPlan(
                 label=label,
                 size=size,
                 source=plan.source,

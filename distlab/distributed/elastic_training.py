@@ -86,7 +86,7 @@ def elastic(
     return Elastic(_as_run(state), folder, save_every)
 
 
-class Step:
+class StepAttempt:
     """One attempt at a step; `with` it everything that belongs to the step."""
 
     def __init__(self, training: Elastic, index: int) -> None:
@@ -95,7 +95,7 @@ class Step:
         self.is_entered = False
         self._training = training
 
-    def __enter__(self) -> Step:
+    def __enter__(self) -> StepAttempt:
         self.is_entered = True
         return self
 
@@ -130,7 +130,7 @@ class Elastic:
         self._must_stop = False
         self._times: dict[str, float] = {}
 
-    def steps(self, num_steps: int) -> Iterator[Step]:
+    def steps(self, num_steps: int) -> Iterator[StepAttempt]:
         """Each step until `num_steps` are completed; one that was lost comes again.
 
         Raises:
@@ -140,7 +140,7 @@ class Elastic:
         while self.completed < num_steps or not self._is_over():
             if self.completed >= num_steps:
                 continue
-            step = Step(self, self.completed)
+            step = StepAttempt(self, self.completed)
             yield step
             if not step.is_entered:
                 raise RuntimeError("the body of the loop must be in `with step:`")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from distlab.comm import Comm
 from distlab.distributed.copies import (
+    CopyPlan,
     Holdings,
-    Plan,
     Slot,
     decode_own,
     decode_shared,
@@ -17,7 +17,7 @@ from distlab.given.training_state import State
 
 
 def gather_state(
-    comm: Comm, holds: Holdings, plan: Plan, *, is_sharded: bool
+    comm: Comm, holds: Holdings, plan: CopyPlan, *, is_sharded: bool
 ) -> tuple[State, list[State]]:
     """The shared state, and the own states, as `restore` takes them; collective.
 
@@ -46,7 +46,7 @@ def gather_state(
     return shared, [owns[comm.rank]] * comm.world_size
 
 
-def _shared_part(comm: Comm, slot: Slot | None, plan: Plan) -> State:
+def _shared_part(comm: Comm, slot: Slot | None, plan: CopyPlan) -> State:
     """The shared state: `plan.source` sends it to those that do not have it."""
     if comm.rank == plan.source:
         assert slot is not None

@@ -93,7 +93,7 @@ def trial_of(tuning: Tuning, train_fn: Callable[..., Any]) -> Callable[..., None
     # By value: to import it, an actor would import the package, and with it torch.
     cloudpickle.register_pickle_by_value(trials)
     try:
-        sent = cloudpickle.dumps((trials.Report, trials.call, train_fn, given))
+        sent = cloudpickle.dumps((trials.LossReport, trials.call, train_fn, given))
     finally:
         cloudpickle.unregister_pickle_by_value(trials)
     folders = list(dict.fromkeys(map(os.path.abspath, sys.path)))

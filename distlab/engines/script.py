@@ -33,7 +33,7 @@ OUTSIDE = ("ray", "horovod")  # they start the ranks themselves
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
+class NodeMeeting:
     """Where the agents of several nodes meet, and which node this is."""
 
     node_rank: int | None = None
@@ -46,7 +46,7 @@ def run_script(
     arguments: Sequence[str],
     config: DistributedConfig,
     *,
-    meeting: Meeting | None = None,
+    meeting: NodeMeeting | None = None,
     log_dir: Path | None = None,
     address: str | None = None,
 ) -> int:
@@ -83,7 +83,7 @@ def run_script(
             return run_script_on_horovod(script, arguments, config, log_dir or Path())
         expect_gpus(config)
         with capped(config) as cap:
-            code = _launch(script, arguments, config, meeting or Meeting(), log_dir)
+            code = _launch(script, arguments, config, meeting or NodeMeeting(), log_dir)
         return 1 if cap.is_reached else code
 
 
@@ -91,7 +91,7 @@ def _launch(
     script: Path,
     arguments: Sequence[str],
     config: DistributedConfig,
-    meeting: Meeting,
+    meeting: NodeMeeting,
     log_dir: Path | None,
 ) -> int:
     program, given = script, [*arguments]

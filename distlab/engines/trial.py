@@ -3,7 +3,7 @@
     python distlab/engines/trial.py JOB REPORTS ANSWERS PARENT
 
 The process writes a JSON line per report to one pipe, and reads from the other whether
-to go on. On Ray Tune an actor does the same with the same `Report`.
+to go on. On Ray Tune an actor does the same with the same `LossReport`.
 
 A file keeps what a trial has reached: a JSON line with its losses and seconds, then the
 pickled state. It is replaced as a whole, so a killed trial leaves no half of it.
@@ -29,7 +29,7 @@ class TrialStopped(BaseException):
     """The search has ended this trial."""
 
 
-class Report:
+class LossReport:
     """What the caller's function reports its losses with.
 
     A function that hands its state over is continued after the search was killed:
@@ -97,7 +97,7 @@ def as_json(value: Any) -> str:
     return json.dumps(value, default=repr)
 
 
-def call(train_fn: Callable[..., Any], parameters: Any, report: Report) -> None:
+def call(train_fn: Callable[..., Any], parameters: Any, report: LossReport) -> None:
     """Run the trial to its end; a loss that is returned is a report too."""
     loss = train_fn(parameters, report)
     if isinstance(loss, int | float):
@@ -129,7 +129,7 @@ def main(job: Path, reports: int, answers: int, parent: int) -> int:
             raise TrialStopped
 
     with contextlib.suppress(TrialStopped):
-        call(train_fn, parameters, Report(send, parameters, kept))
+        call(train_fn, parameters, LossReport(send, parameters, kept))
     return 0
 
 

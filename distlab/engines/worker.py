@@ -42,12 +42,12 @@ def train(job: Job, parallel: Parallel | None = None) -> Outcome:
         fitting = with_world_size(job.config, parallel.world_size)
         records = Records(job, parallel.rank)
         with contextlib.closing(records):
-            return Training(replace(job, config=fitting), parallel, records).run()
+            return TrainingLoop(replace(job, config=fitting), parallel, records).run()
     finally:
         parallel.close()
 
 
-class Training:
+class TrainingLoop:
     """The loop over epochs and steps of one rank."""
 
     def __init__(self, job: Job, parallel: Parallel, records: Records) -> None:

@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -214,7 +216,14 @@ class Copies:
         copy = self._memory.get(name)
         if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
             copy = torch.empty(tensor.shape, dtype=tensor.dtype)
-        return copy.copy_(tensor.detach())
+        source = tensor.detach()
+        is_lazy = source.is_conj() or source.is_neg()
+        if is_lazy or not source.is_contiguous() or source.device != copy.device:
+            return copy.copy_(source)
+        # NumPy moves bytes with memmove. Of what no cache holds, torch's copy_ first
+        # reads the lines that it is going to overwrite.
+        _as_bytes(copy)[:] = _as_bytes(source)
+        return copy
 
 
 def _bytes_of(tensor: Tensor) -> list[bytes]:
@@ -227,8 +236,13 @@ def _bytes_of(tensor: Tensor) -> list[bytes]:
     flat = tensor.detach().cpu().contiguous().view(-1)
     if not flat.numel():
         return []
-    array = flat.view(torch.uint8).numpy()
+    array = _as_bytes(flat)
     return [array[i : i + _PIECE].tobytes() for i in range(0, len(array), _PIECE)]
+
+
+def _as_bytes(tensor: Tensor) -> npt.NDArray[np.uint8]:
+    """The memory of a contiguous tensor on the CPU."""
+    return tensor.view(-1).view(torch.uint8).numpy()
 
 
 def _tensor_of(

@@ -18,7 +18,7 @@ from pathlib import Path
 from distlab.curriculum import Curriculum, load_curriculum, make_template
 from distlab.grading.catalogue import Entry
 from distlab.grading.grade import Grader
-from distlab.grading.hostile_cases import FILES, Case
+from distlab.grading.hostile_cases import FILES, HostileCase
 from distlab.grading.mutants import SEED
 from distlab.grading.time_limit import no_longer_than
 from distlab.grading.verdict import TaskVerdict
@@ -29,10 +29,10 @@ BOUND_S = 20.0  # generous: no verdict here needs it, and none may need more
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class HostileResult:
     """The verdict on one case, and what was found afterwards."""
 
-    case: Case
+    case: HostileCase
     verdict: TaskVerdict
     seconds: float
     line: int = 0  # the one marked `# HERE`
@@ -75,9 +75,9 @@ class Result:
 def judge(
     root: Path,
     cluster: Cluster,
-    cases: Iterable[Case],
-    on_result: Callable[[Result], None] | None = None,
-) -> list[Result]:
+    cases: Iterable[HostileCase],
+    on_result: Callable[[HostileResult], None] | None = None,
+) -> list[HostileResult]:
     """Hand each case in, in a copy of the course below `root`; nothing is left."""
     results = []
     with tempfile.TemporaryDirectory(prefix="distlab-hostile-") as folder:
@@ -90,7 +90,9 @@ def judge(
     return results
 
 
-def _played(curriculum: Curriculum, cluster: Cluster, case: Case) -> Result:
+def _played(
+    curriculum: Curriculum, cluster: Cluster, case: HostileCase
+) -> HostileResult:
     task = replace(curriculum.task(case.task), time_limit_s=case.limit_s)
     unit = curriculum.units[task.unit]
     cluster.start()
@@ -112,7 +114,7 @@ def _played(curriculum: Curriculum, cluster: Cluster, case: Case) -> Result:
     cluster.settle()
     after = dict.fromkeys(handed_in, "") | _digests(curriculum.root)
     changed = sorted(p for p in after if after[p] != handed_in.get(p))
-    return Result(
+    return HostileResult(
         case=case,
         verdict=verdict,
         seconds=seconds,
@@ -129,7 +131,7 @@ def _marked(path: Path) -> int:
     return text[0].count(b"\n") + 1 if text[1] else 0
 
 
-def _text(case: Case, solution: str) -> str:
+def _text(case: HostileCase, solution: str) -> str:
     if case.text:
         return case.text
     if case.body:

@@ -41,7 +41,7 @@ class HostileError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class HostileCase:
     """One submission, and what is true about it."""
 
     id: str
@@ -76,13 +76,13 @@ class Case:
         return ""
 
 
-def read_cases(folder: Path) -> list[Case]:
+def read_cases(folder: Path) -> list[HostileCase]:
     """Every case of the folder's files.
 
     Raises:
         HostileError: one is not usable.
     """
-    cases: list[Case] = []
+    cases: list[HostileCase] = []
     for path in sorted(folder.glob("*.toml")):
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -125,9 +125,9 @@ FILES: dict[str, Callable[[Path], object]] = {
 # ── one case, checked ───────────────────────────────────────────────────────────────
 
 
-def _case(row: dict[str, Any], file: str) -> Case:
+def _case(row: dict[str, Any], file: str) -> HostileCase:
     where = f"{file}: {row.get('id', 'a case')}"
-    known = {field.name for field in fields(Case)}
+    known = {field.name for field in fields(HostileCase)}
     for key in ("id", "task", "title", "status"):
         if key not in row:
             raise HostileError(f"{where}: {key} is missing")
@@ -142,4 +142,4 @@ def _case(row: dict[str, Any], file: str) -> Case:
         raise HostileError(f"{where}: there is nothing to hand in")
     if row.get("file") and row["file"] not in FILES:
         raise HostileError(f"{where}: {row['file']!r} is not a kind of file")
-    return Case(**{**row, "worlds": tuple(row.get("worlds", (2,)))})
+    return HostileCase(**{**row, "worlds": tuple(row.get("worlds", (2,)))})

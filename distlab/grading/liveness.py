@@ -106,7 +106,7 @@ def risky_sizes(
             found.setdefault(told[0], []).append(told[1])
 
     cluster.run(
-        play,
+        play_checks,
         1,
         *code_of(impl),
         task_id,
@@ -137,7 +137,7 @@ def in_order(worlds: tuple[int, ...], suspected: Sequence[int]) -> tuple[int, ..
     return (*known, *extra, *(n for n in worlds if n not in known))
 
 
-def play(
+def play_checks(
     context: RankContext,
     source: dict[str, str],
     reference: dict[str, str],

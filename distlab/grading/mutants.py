@@ -18,7 +18,7 @@ SEED = 20  # every run sees the same numbers, so that a survivor can be looked a
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class EntryResult:
     """What the grader said about one entry; `clause` and `slug` are the verdict's."""
 
     entry: Entry
@@ -62,9 +62,9 @@ def judge(
     curriculum: Curriculum,
     cluster: Cluster,
     entries: Iterable[Entry],
-    on_result: Callable[[Result], None] | None = None,
+    on_result: Callable[[EntryResult], None] | None = None,
     seed: int = SEED,
-) -> list[Result]:
+) -> list[EntryResult]:
     """Grade each entry as if a learner had written it; nothing is left on disk."""
     results = []
     with tempfile.TemporaryDirectory(prefix="distlab-mutants-") as folder:
@@ -83,9 +83,9 @@ def judge(
     return results
 
 
-def _result(entry: Entry, verdict: TaskVerdict) -> Result:
+def _result(entry: Entry, verdict: TaskVerdict) -> EntryResult:
     failure = verdict.first_failure()
-    return Result(
+    return EntryResult(
         entry=entry,
         status=verdict.status,
         clause=failure.id if failure else "",

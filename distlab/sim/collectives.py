@@ -39,7 +39,7 @@ class Part(NamedTuple):
     received: Tensor | None
 
 
-class Meeting(Flight):
+class CollectivePart(Flight):
     """One member's part in the group's k-th collective."""
 
     __slots__ = ("act", "collectives", "index", "owner")
@@ -75,16 +75,16 @@ class Collectives:
         self._kernel, self._wires = kernel, wires
         self._members, self._gone = members, gone
         self._num_joined: defaultdict[int, int] = defaultdict(int)
-        self._open: dict[int, dict[int, tuple[Part, Meeting]]] = {}
+        self._open: dict[int, dict[int, tuple[Part, CollectivePart]]] = {}
         self._free_ps = 0  # one after the other: they would share the same links
         self._trees: dict[tuple[int, int], Tree] = {}  # by index and root
         kernel.when_idle.append(self._let_through)
 
-    def join(self, owner: int, part: Part) -> Meeting:
+    def join(self, owner: int, part: Part) -> CollectivePart:
         """Take part in this member's next collective."""
         index = self._num_joined[owner]
         self._num_joined[owner] += 1
-        meeting = Meeting(self, part.act, owner, index)
+        meeting = CollectivePart(self, part.act, owner, index)
         members = self._open.setdefault(index, {})
         members[owner] = (part, meeting)
         kernel = self._kernel
@@ -125,7 +125,7 @@ class Collectives:
             self._kernel.end(meeting)
         return bool(over)
 
-    def _over(self, index: int) -> list[Meeting]:
+    def _over(self, index: int) -> list[CollectivePart]:
         members = self._open[index]
         acts = {part.act for part, _ in members.values() if part.act[0] == "broadcast"}
         over = []

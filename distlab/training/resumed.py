@@ -57,7 +57,7 @@ Parts = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(kw_only=True)
-class Step:
+class StepState:
     """What one rank has at the end of a step."""
 
     step: int
@@ -71,7 +71,7 @@ class _Bucket:
     flat: Tensor
 
 
-class Training:
+class ResumedTraining:
     """One rank's training; all ranks make it, and step together."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Training:
         )
         training_state.seed_all(seed * 1000 + context.rank)
 
-    def steps(self, first: int, last: int) -> list[Step]:
+    def steps(self, first: int, last: int) -> list[StepState]:
         """The steps from `first` to `last`."""
         done, step = [], first
         while step <= last:
@@ -151,13 +151,13 @@ class Training:
         for copy, part in zip(self._master, mean.split(sizes), strict=True):
             copy.grad = part.view_as(copy)
 
-    def _noted(self, step: int) -> Step:
+    def _noted(self, step: int) -> StepState:
         weights = torch.cat([copy.detach().flatten() for copy in self._master])
         self.model.eval()
         with torch.no_grad():
             probe = torch.linspace(-1, 1, 3 * _SIZES[0]).view(3, -1)
             outputs = self.model(probe.to(self._dtype))
-        return Step(step=step, weights=digest(weights), held_out=digest(outputs))
+        return StepState(step=step, weights=digest(weights), held_out=digest(outputs))
 
 
 def stopped_and_resumed(
@@ -209,8 +209,8 @@ def _unbroken(
     half: str,
     stop: int,
     last: int,
-) -> list[Step]:
-    training, comm = Training(context, parts, half, seed), context.comm
+) -> list[StepState]:
+    training, comm = ResumedTraining(context, parts, half, seed), context.comm
     training.steps(1, stop)
     shared, own = unit.full_state(training.run)
     packed = training_state.pack(shared, own, comm.rank, comm.world_size)
@@ -227,8 +227,8 @@ def _resumed(
     half: str,
     last: int,
     without: str,
-) -> list[Step]:
-    training, comm = Training(context, parts, half, seed), context.comm
+) -> list[StepState]:
+    training, comm = ResumedTraining(context, parts, half, seed), context.comm
     found = unit.load(RealDisk(folder))
     if found is None:
         raise ValueError("there is no checkpoint")
@@ -272,7 +272,7 @@ def _falling(step: int) -> float:
     return 1 / (1 + 0.05 * step)
 
 
-def _plain(step: Step) -> tuple[int, str, str]:
+def _plain(step: StepState) -> tuple[int, str, str]:
     return step.step, step.weights, step.held_out
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from distlab.grading.kit.values import digest
 from distlab.sim import AlphaBeta, Faults, SimRun
-from distlab.sim.calibration.calibrate import KIB, Plan, calibrate
+from distlab.sim.calibration.calibrate import KIB, Measurements, calibrate
 from distlab.training.digits import (
     PRELOADS,
     DigitsConfig,
@@ -125,7 +125,7 @@ class Walkthrough(Ranks):
 
     def fit_link(self, seconds: float) -> Fit:
         """Measure messages between two processes; fit α and β to relative errors."""
-        plan = Plan(sizes=_SIZES, held_out=(), more_ranks=())
+        plan = Measurements(sizes=_SIZES, held_out=(), more_ranks=())
         net = calibrate(self._cluster, seconds, plan=plan).net
         sizes = np.array(_SIZES, dtype=float)
         times = np.array(net.back_and_forth_s)

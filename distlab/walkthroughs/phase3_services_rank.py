@@ -23,12 +23,11 @@ from distlab.grading.checks.parameter_server.exactly_once import (
     worker,
 )
 from distlab.grading.checks.parameter_server.messages import CODEC
-from distlab.grading.checks.process_group.launch import play as play_launcher
+from distlab.grading.checks.process_group.launch import play_launcher
 from distlab.grading.checks.process_group.lives import FOREVER, Life, Script
 from distlab.grading.kit.histories import Row
 from distlab.grading.kit.launcher_actions import END
-from distlab.grading.kit.services import SERVICE
-from distlab.grading.kit.services import play as play_service
+from distlab.grading.kit.services import SERVICE, play_service
 from distlab.runner import RankContext
 from distlab.sim import (
     Faults,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from distlab.data.digits import load_digits_split
-from distlab.grading.checks.elastic.scripts import ByHand, play
+from distlab.grading.checks.elastic.scripts import ByHand, play_agents
 from distlab.grading.checks.elastic.world import Settings
 from distlab.models.mlp import make_mlp
 from distlab.runner import RankContext
@@ -40,7 +40,7 @@ def decide(
             grace_s=1.0,
         ),
     )
-    actions = [action for row in play(script, unit) for action in row.reply]
+    actions = [action for row in play_agents(script, unit) for action in row.reply]
     return [
         {"members": [name for _, name in pairs], "source": source, "accum": steps}
         for kind, *rest in actions

@@ -7,7 +7,7 @@ from typing import Any
 
 from distlab.given.recovering import RecordedRun
 from distlab.grading.checks.recovery.faults import Life, Script
-from distlab.grading.checks.recovery.supervise import play
+from distlab.grading.checks.recovery.supervise import play_supervisor
 from distlab.runner import RankContext
 
 Bar = tuple[int, float, float, str, int]
@@ -56,7 +56,7 @@ def supervised(
         if what:
             now[process] = time_s, what, generation
 
-    for row in play(unit, script):
+    for row in play_supervisor(unit, script):
         kind, *values = row[2]
         if kind == "ready":
             change(values[0], row[0], "standby")

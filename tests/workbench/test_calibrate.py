@@ -23,7 +23,7 @@ from distlab.sim import run
 from distlab.sim.calibration import trains
 from distlab.sim.calibration.calibrate import (
     Calibration,
-    Plan,
+    Measurements,
     Prediction,
     calibrate,
     predict,
@@ -65,7 +65,7 @@ def test_columns_that_cannot_be(tmp_path: Path, column: Any, sentence: str) -> N
 # ── the whole procedure ─────────────────────────────────────────────────────────────
 
 KIB = 1024
-PLAN = Plan(
+PLAN = Measurements(
     sizes=(0, 4 * KIB, 64 * KIB),
     held_out=(6 * KIB, 48 * KIB),
     more_ranks=(3,),
@@ -168,7 +168,7 @@ def test_noise_does_not_make_more_bytes_faster() -> None:
 
 
 def test_held_out_sizes_are_not_in_the_table() -> None:
-    plan = Plan()
+    plan = Measurements()
     chunks = {size // n for size in plan.held_out for n in (1, 2)}
     assert not chunks & set(plan.sizes)
     assert max(plan.held_out) < max(plan.sizes)

@@ -22,7 +22,7 @@ from distlab.chaos.judge import (
     STOPPED,
     WEIGHTS,
     WENT_ON,
-    Result,
+    CellResult,
     judge,
 )
 from distlab.chaos.kept import Kept
@@ -209,7 +209,7 @@ def test_a_report_is_read_back_and_shown_three_ways() -> None:
         judge(KILL, TINY, broken(), unbroken()),
         cells("kill-worker@save")[0],
     )
-    bad = Result(cell=second, status=WEIGHTS, why="<b>", evidence=("said",))
+    bad = CellResult(cell=second, status=WEIGHTS, why="<b>", evidence=("said",))
     data = as_data([first, bad], campaign, TINY)
     figures = {one["name"]: one for one in data["results"]}
     assert figures["wrong_weights"]["met"] is False
@@ -260,9 +260,9 @@ class Counting:
     def __init__(self) -> None:
         self.played: list[str] = []
 
-    def play(self, cell: Cell) -> Result:
+    def play(self, cell: Cell) -> CellResult:
         self.played.append(cell.id)
-        return Result(cell=cell, status=WENT_ON)
+        return CellResult(cell=cell, status=WENT_ON)
 
 
 def test_a_campaign_goes_on_with_what_its_file_does_not_have(tmp_path: Path) -> None:

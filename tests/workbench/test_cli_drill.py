@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from distlab.chaos.incidents import PAUSE, RANKS, SAVE_EVERY, STEPS, Fault, draw
+from distlab.chaos.incidents import PAUSE, RANKS, SAVE_EVERY, STEPS, InjectedFault, draw
 from distlab.cli.drill import ask, truth
 from distlab.curriculum import load
 from distlab.given.incidents import (
@@ -49,7 +49,7 @@ def test_a_seed_draws_each_kind_of_fault_where_it_can_be_seen() -> None:
 
 
 def test_the_truth_is_what_was_injected_and_a_pause_is_nothing() -> None:
-    assert Fault(PAUSE, 2, 9).cause == Cause(NOTHING)
+    assert InjectedFault(PAUSE, 2, 9).cause == Cause(NOTHING)
     run, cause = recorded("killed_and_torn")
     assert truth(run, cause) == Incident(KILLED, 1, 12, "restart", 6)
 

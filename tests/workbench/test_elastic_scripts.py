@@ -10,9 +10,9 @@ from distlab.grading.checks.elastic.resize import _faults_of, faults
 from distlab.grading.checks.elastic.scripts import (
     BY_HAND,
     ByHand,
-    Contract,
+    MembershipContract,
     Script,
-    play,
+    play_agents,
     scripts,
     settings,
     shorter,
@@ -30,9 +30,9 @@ UNIT = curriculum.load("elastic", "reference")
 
 def impossible(script: Script, history: History = ()) -> list[Row]:
     """The events that refer to what never was."""
-    history, found = rows_of(history or play(script, UNIT)), []
+    history, found = rows_of(history or play_agents(script, UNIT)), []
     for agent in {row.peer for row in history}:
-        contract = Contract(settings(script))
+        contract = MembershipContract(settings(script))
         for row in (row for row in history if row.peer == agent):
             if not contract.could_happen(tuple(row.request)):
                 found.append(row)
@@ -42,7 +42,7 @@ def impossible(script: Script, history: History = ()) -> list[Row]:
 
 def test_all_scripts_can_happen_and_the_reference_passes_them() -> None:
     for script in scripts(5)[: len(BY_HAND) + 60]:
-        history = play(script, UNIT)
+        history = play_agents(script, UNIT)
         assert not impossible(script, history)
         assert not _faults_of(script, history)
 
@@ -68,7 +68,7 @@ def test_the_shortest_script_of_a_mistake_can_happen() -> None:
     broken = SimpleNamespace(Membership=RefusesCopies)
     known: tuple[Script, ...] = BY_HAND
     found = first_by_clause(
-        known, lambda script: play(script, broken), _faults_of, shorter
+        known, lambda script: play_agents(script, broken), _faults_of, shorter
     )
     assert found
     for script, history in found:
@@ -85,7 +85,7 @@ def test_a_join_of_a_generation_that_never_was_is_no_fault() -> None:
     broken = SimpleNamespace(Membership=RefusesCopies)
     script = ByHand(("0.1 join b", "21 join a 7 1"))
     what = "", vars(script.settings)
-    assert faults(what, play(script, broken)) == {}
+    assert faults(what, play_agents(script, broken)) == {}
 
 
 def test_the_rows_that_are_shown_end_with_the_one_that_decides() -> None:

@@ -21,7 +21,7 @@ from distlab.engines import (
     uniform,
 )
 from distlab.engines.search import draw
-from distlab.engines.trial import Report
+from distlab.engines.trial import LossReport
 from distlab.engines.tuning import Tuning
 
 
@@ -83,7 +83,7 @@ def test_without_ray_its_backend_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_report_keeps_the_state_before_it_is_sent(tmp_path: Path) -> None:
     kept, sent = tmp_path / "trial-0.state", []
-    report = Report(lambda losses: sent.append([*losses]), {"x": 1}, kept)
+    report = LossReport(lambda losses: sent.append([*losses]), {"x": 1}, kept)
     assert report.state is None
     report(3.0)
     assert not kept.exists()  # there is no state to go on from
@@ -92,11 +92,11 @@ def test_a_report_keeps_the_state_before_it_is_sent(tmp_path: Path) -> None:
     def fails(losses: list[float]) -> None:
         raise BrokenPipeError
 
-    again = Report(fails, {"x": 1}, kept)
+    again = LossReport(fails, {"x": 1}, kept)
     assert (again.state, again.losses) == ({"epoch": 2}, [3.0, 2.0])
     with pytest.raises(BrokenPipeError):  # the search was killed at this moment
         again(1.0, {"epoch": 3})
-    assert Report(fails, {"x": 1}, kept).losses == [3.0, 2.0, 1.0]
+    assert LossReport(fails, {"x": 1}, kept).losses == [3.0, 2.0, 1.0]
     assert [*tmp_path.iterdir()] == [kept]
     assert sent == [[3.0], [3.0, 2.0]]
 
@@ -178,7 +178,7 @@ def test_a_trial_goes_on_from_the_state_that_a_killed_search_left(
             report(10.0 * epoch, epoch)
 
     # As it is left where the process was killed in the third epoch of this trial.
-    left = Report(lambda losses: None, {"x": 1}, tmp_path / "trial-1.state")
+    left = LossReport(lambda losses: None, {"x": 1}, tmp_path / "trial-1.state")
     left(7.0, 1)
     left(5.0, 2)
     given: dict[str, Any] = {"folder": tmp_path, "scheduler": Asha(grace=9)}

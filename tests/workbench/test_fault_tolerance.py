@@ -19,7 +19,7 @@ from distlab.given.training_state import pack, unpack
 from distlab.grading.checks.fault_tolerance.disks import (
     complete_steps,
     files_of_step,
-    play,
+    play_on_disk,
     tensors_of,
 )
 from distlab.sim import SimDisk, crash_points
@@ -122,7 +122,7 @@ def saving(save: Callable[..., None], size: int, step: int) -> Callable[..., Non
             save(context.comm, disk, step, own, {}, keep=1)
             tell(step)
 
-        assert play(rank, size, disk)[1] == ""
+        assert play_on_disk(rank, size, disk)[1] == ""
 
     return program
 

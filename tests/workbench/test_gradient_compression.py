@@ -51,7 +51,7 @@ def in_ddp(context: RankContext, name: str) -> dict[str, Any]:
     ddp_unit = load("distributed_data_parallel", "reference")
     model, events = watch.Chain(SEED), list[Any]()
     watch.watch_gradients(model, events)
-    comm = watch.Watched(context.comm, events)
+    comm = watch.EventComm(context.comm, events)
     ddp = ddp_unit.DistributedDataParallel(
         model, comm, bucket_size_mib=LAYERS_MIB, comm_hook=hook_of(name)
     )

@@ -17,8 +17,8 @@ import pytest
 
 from distlab.curriculum import load_curriculum
 from distlab.grading.grade import Grader
-from distlab.grading.hostile import BOUND_S, Result, judge
-from distlab.grading.hostile_cases import FOLDER, Case, HostileError, read_cases
+from distlab.grading.hostile import BOUND_S, HostileResult, judge
+from distlab.grading.hostile_cases import FOLDER, HostileCase, HostileError, read_cases
 from distlab.grading.verdict import TaskVerdict
 from distlab.runner import Cluster
 
@@ -48,7 +48,9 @@ def first_of_each_verdict_first() -> list[Any]:
 
 
 @pytest.mark.parametrize("case", first_of_each_verdict_first())
-def test_a_hostile_submission_gets_its_verdict(cluster: Cluster, case: Case) -> None:
+def test_a_hostile_submission_gets_its_verdict(
+    cluster: Cluster, case: HostileCase
+) -> None:
     if case.obstacle():
         pytest.skip(case.obstacle())
     (result,) = judge(ROOT, cluster, [case])
@@ -81,7 +83,9 @@ def test_a_file_that_changes_while_it_is_graded_is_judged_as_it_was_read(
 # ── what is found must be found ─────────────────────────────────────────────────────
 
 
-def result(case: Case, verdict: TaskVerdict | None = None, **facts: Any) -> Result:
+def result(
+    case: HostileCase, verdict: TaskVerdict | None = None, **facts: Any
+) -> HostileResult:
     good = TaskVerdict(
         id=case.task,
         number="1.1",
@@ -91,10 +95,12 @@ def result(case: Case, verdict: TaskVerdict | None = None, **facts: Any) -> Resu
         digest="",
         message="all of it is right",
     )
-    return Result(case=case, verdict=verdict or good, **{"seconds": 0.1, **facts})
+    return HostileResult(
+        case=case, verdict=verdict or good, **{"seconds": 0.1, **facts}
+    )
 
 
-RIGHT = Case(
+RIGHT = HostileCase(
     id="HO01",
     task="collectives.exchange",
     title="",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from distlab import install
-from distlab.install import CPU_INDEX, PipResult, Plan, choose_torch
+from distlab.install import CPU_INDEX, PipResult, TorchPlan, choose_torch
 
 WANTED = "torch>=2.11,<2.14"
 SCRIPT = Path(install.__file__)
@@ -137,7 +137,11 @@ class FakePip:
 def do(plan: str, pip: FakePip, extras: Sequence[str] = ()) -> tuple[int, list[str]]:
     said: list[str] = []
     code = install.install(
-        Plan(plan, "because"), wanted=WANTED, extras=extras, pip=pip, say=said.append
+        TorchPlan(plan, "because"),
+        wanted=WANTED,
+        extras=extras,
+        pip=pip,
+        say=said.append,
     )
     return code, said
 

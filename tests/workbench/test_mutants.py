@@ -21,7 +21,7 @@ import pytest
 from distlab.cli import mutants as command
 from distlab.grading.catalogue import CatalogueError, Entry, read_catalogue
 from distlab.grading.changes import with_changes
-from distlab.grading.mutants import Result, judge
+from distlab.grading.mutants import EntryResult, judge
 from distlab.runner import Cluster
 from tests.workbench.judging import CURRICULUM, catalogue
 
@@ -298,7 +298,7 @@ def test_command_refuses_what_matches_nothing(run_on: Callable[..., None]) -> No
 
 
 def test_a_harness_error_is_neither_killed_nor_accepted() -> None:
-    seen = Result(
+    seen = EntryResult(
         entry=BY_ID["CO01"],
         status="error",
         clause="",

@@ -21,7 +21,12 @@ from distlab.comm import Call, Comm, Wrapper, leave_default_group
 from distlab.curriculum.units import load
 from distlab.grading.checks.pipeline_parallel import clock as clock
 from distlab.grading.checks.pipeline_parallel.cases import keys_watched
-from distlab.grading.checks.pipeline_parallel.race import Counted, Meter, Timed, race
+from distlab.grading.checks.pipeline_parallel.race import (
+    CountedStage,
+    Meter,
+    Timed,
+    race,
+)
 from distlab.models.transformer import (
     TransformerConfig,
     make_transformer,
@@ -114,7 +119,7 @@ def chunked(context: RankContext, unit: ModuleType, v: int) -> tuple[float, int]
     """Interleaved 1F1B of stages that take their time."""
     x, meter = torch.ones(1, 1, dtype=torch.float64), Meter()
     chunks = [
-        unit.ModelChunk(Counted(Timed(context.clock.sleep), meter), x[0])
+        unit.ModelChunk(CountedStage(Timed(context.clock.sleep), meter), x[0])
         for _ in range(v)
     ]
     n = context.world_size
@@ -160,14 +165,14 @@ def test_the_clock_of_the_checks_and_the_drawing_agree(unit: ModuleType) -> None
         else:
             lists = [unit.interleaved(rank, n, m, v) for rank in range(n)]
         assert [list(map(tuple, own)) for own in lists] == clock.in_turns(n, m, v)
-        played = clock.play(clock.in_turns(n, m, v), v, 1, 2)
+        played = clock.play_schedules(clock.in_turns(n, m, v), v, 1, 2)
         assert unit.draw(lists).endswith(f"\n{played.time} units of time")
 
 
 def test_the_clock_tells_ranks_that_wait_for_ever() -> None:
     there, back = [("F", 0, 0), ("F", 1, 0)], [("B", 0, 0), ("B", 1, 0)]
     unfit = [[there[0], back[0], there[1], back[1]], [*there, *back]]
-    assert [where for where, *_ in clock.play(unfit, 1, 1, 1).stuck] == [0, 1]
+    assert [where for where, *_ in clock.play_schedules(unfit, 1, 1, 1).stuck] == [0, 1]
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ import pytest
 
 from distlab.given.recovering import RUNS, RecordedRun
 from distlab.grading.checks.recovery import reports
-from distlab.grading.checks.recovery.contract import Contract
+from distlab.grading.checks.recovery.contract import SupervisorContract
 from distlab.grading.checks.recovery.faults import scripts
-from distlab.grading.checks.recovery.supervise import faults, play
+from distlab.grading.checks.recovery.supervise import faults, play_supervisor
 from solutions.phase4_production import recovery as unit
 
 FROZEN = {"stopped": [1], "stopped_waiting": [2], "hang": [0]}
@@ -60,9 +60,9 @@ def test_both_kinds_of_reports_have_every_answer() -> None:
 def test_scripts_reach_every_reason_and_the_reference_passes_all() -> None:
     reasons = Counter[str]()
     for script in scripts(5):
-        history = play(unit, script)
+        history = play_supervisor(unit, script)
         assert not faults(script, history)
-        contract = Contract(script)
+        contract = SupervisorContract(script)
         for row in history:
             due = contract.due(tuple(row.request), row.time_s)
             contract.fault(due, [tuple(action) for action in row.reply])

@@ -93,7 +93,7 @@ def test_recovered_is_the_first_step_by_all_with_the_new_process(
 def test_what_is_kept_for_the_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(recovery, "play", lambda *_: (OWN[:2], OTHER[:1], EQUAL))
+    monkeypatch.setattr(recovery, "play_kills", lambda *_: (OWN[:2], OTHER[:1], EQUAL))
     file = tmp_path / "kept.json"
     monkeypatch.setattr("sys.argv", ["recovery.py", "--json", "--save", str(file)])
     assert recovery.main() == 1  # two kills are too few

@@ -21,7 +21,7 @@ from distlab.grading.checks.ring_allreduce.watched import (
     SENT_CHANGED,
     TWICE,
     WRITTEN,
-    Watched,
+    WatchedComm,
 )
 from distlab.runner import Cluster, RankContext
 from distlab.sim import AlphaBeta, SimRun, run
@@ -244,7 +244,7 @@ def sins_of(hand: Any) -> list[list[str]]:
 
     def program(context: RankContext) -> list[str]:
         unit = ModuleType("unit")
-        comm = Watched(context.comm, unit)
+        comm = WatchedComm(context.comm, unit)
         hand(comm, torch.ones(4, dtype=torch.float64))
         return [what for what, _ in comm.sins]
 

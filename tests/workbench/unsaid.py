@@ -7,6 +7,7 @@ or where each of them has a rule, no learner ever reads it.
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 
 Functions = dict[str, ast.FunctionDef]
@@ -19,21 +20,22 @@ def unsaid_rules(files: dict[str, str]) -> list[str]:
         for path, text in files.items()
         if path.startswith("distlab/grading/")
     }
+    folders = defaultdict[str, Functions](dict)
+    for path, tree in trees.items():
+        nodes = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))
+        folders[folder_of(path)] |= {node.name: node for node in nodes}
     found = []
     for path, tree in trees.items():
-        folder = path.rpartition("/")[0]
-        functions = {
-            node.name: node
-            for other, beside in trees.items()
-            if other.rpartition("/")[0] == folder
-            for node in ast.walk(beside)
-            if isinstance(node, ast.FunctionDef)
-        }
         for call in calls_of(tree, "expect_values"):
             given = keywords(call)
+            functions = folders[folder_of(path)]
             if "rule" in given and not is_said(given.get("suspects"), functions):
                 found.append(f"{path}:{call.lineno}: no suspect lacks a rule")
     return found
+
+
+def folder_of(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def is_said(suspects: ast.expr | None, functions: Functions) -> bool:

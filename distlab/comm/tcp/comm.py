@@ -33,7 +33,7 @@ from distlab.comm.tcp.exchange import Exchange
 from distlab.comm.tcp.flights import Flight, Membership, Schedule, Step, Transfer
 from distlab.comm.tcp.handshake import MIN_SECRET_BYTES, Identity
 from distlab.comm.tcp.line import Line
-from distlab.comm.tcp.mesh import Meeting
+from distlab.comm.tcp.mesh import MeshMeeting
 from distlab.comm.tcp.work import TcpWork
 
 DEFAULT_TIMEOUT_S = 1800.0  # as on the other transports
@@ -103,7 +103,7 @@ class TcpComm:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} of {world_size}: ranks count from 0")
         me = Identity(secret, rank, world_size)
-        meeting = Meeting(store, me, host=host, port=port, timeout_s=timeout_s)
+        meeting = MeshMeeting(store, me, host=host, port=port, timeout_s=timeout_s)
         lines = [Line(line, peer) for peer, line in sorted(meeting.hold().items())]
         exchange = Exchange(rank, lines)
         world = Membership("world", range(world_size), rank)

@@ -79,7 +79,7 @@ class _Talker:
             self.socket.sendall(words)  # few bytes into an empty socket: no wait
 
 
-class Meeting:
+class MeshMeeting:
     """One rank's part in forming the mesh."""
 
     def __init__(

@@ -63,7 +63,7 @@ def mean_gradient(gradients: list[Tensor], rank: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingRecord:
     """Each rank's weights after the last step, and all local losses (STEPS, ranks)."""
 
     weights: list[Tensor]
@@ -78,7 +78,7 @@ def train(
     zeroed: bool = True,
     with_bend: bool = False,
     average_weights: bool = False,
-) -> Training:
+) -> TrainingRecord:
     """STEPS steps of all ranks from equal weights.
 
     `zeroed=False` keeps what a step applied in the gradients of the next one;
@@ -106,11 +106,13 @@ def train(
             mean = torch.stack([weights_of(model) for model in models]).mean(0)
             for model in models:
                 _set_weights(model, mean)
-    return Training([weights_of(model) for model in models], losses)
+    return TrainingRecord([weights_of(model) for model in models], losses)
 
 
 @lru_cache(maxsize=32)
-def right_training(seed: int, world_size: int, *, with_bend: bool = False) -> Training:
+def right_training(
+    seed: int, world_size: int, *, with_bend: bool = False
+) -> TrainingRecord:
     """What the ranks should arrive at. Each clause asks for it, at each world size."""
     return train(seed, world_size, with_bend=with_bend)
 

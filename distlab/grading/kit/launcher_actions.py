@@ -1,7 +1,7 @@
 """Scripts of processes that end, played to what starts them: a launcher, a supervisor.
 
 Both have a method `on(event, now_s)`, which returns actions. No process runs: the
-`Processes` of a script say which events come, when, given the actions. In a history,
+`ScriptedProcesses` say which events come, when, given the actions. In a history,
 events and actions are tuples, their kind first.
 """
 
@@ -32,7 +32,7 @@ _AFTER_ALL_S = 1e6  # when that row is, after the last event
 _MOST_EVENTS = 400
 
 
-class Processes(Protocol):
+class ScriptedProcesses(Protocol):
     """What becomes of the processes of one script."""
 
     @property
@@ -46,9 +46,9 @@ class Processes(Protocol):
         """Do what was asked for."""
 
 
-def play(
+def play_actions(
     subject: Any,
-    processes: Processes,
+    processes: ScriptedProcesses,
     events: Mapping[str, Callable[..., Any]],
     fact_of: Callable[[Any], Fact],
     can_act: Callable[[list[Fact]], bool] = lambda _: True,

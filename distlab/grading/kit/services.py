@@ -191,7 +191,7 @@ def played_by_hand(
     return log.rows
 
 
-def play(
+def play_service(
     make: Factory,
     program: Callable[..., Any],
     ranks: int,
@@ -242,14 +242,18 @@ def play_scripts(
     """
     record: dict[str, Any] = {}
     for count, script in enumerate(scripts, 1):
-        record = play(make, program, ranks, script, codec) | {"num_scripts": count}
+        record = play_service(make, program, ranks, script, codec) | {
+            "num_scripts": count
+        }
         if flaw(record):
 
             def fails(shorter: Faults) -> bool:
-                return bool(flaw(play(make, program, ranks, shorter, codec)))
+                return bool(flaw(play_service(make, program, ranks, shorter, codec)))
 
             least = shrink(script, fails, most_runs=60)
-            return play(make, program, ranks, least, codec) | {"num_scripts": count}
+            return play_service(make, program, ranks, least, codec) | {
+                "num_scripts": count
+            }
     return record
 
 

@@ -47,7 +47,7 @@ _AFTER_S = 60.0  # a round that has begun is ended, on the slowest machine too
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Measurements:
     """What to measure. Held-out sizes must not be in the table, nor their halves."""
 
     sizes: tuple[int, ...] = (
@@ -124,7 +124,7 @@ def calibrate(
     cluster: Cluster,
     seconds: float = DEFAULT_S,
     *,
-    plan: Plan | None = None,
+    plan: Measurements | None = None,
     backend: str = "tcp",
 ) -> Calibration:
     """Measure for about so many seconds, however short they are a few rounds.
@@ -135,7 +135,7 @@ def calibrate(
     """
     if not 0 < seconds < math.inf:
         raise ValueError(f"{seconds:g} seconds: choose a number above 0")
-    plan = plan or Plan()
+    plan = plan or Measurements()
     shares = {2: 0.7 if plan.more_ranks else 1.0}
     shares |= {n: 0.3 / len(plan.more_ranks) for n in plan.more_ranks}
     timings = {
@@ -175,7 +175,7 @@ class _Timings:
     unrest: float
 
 
-def _cases(plan: Plan, world_size: int) -> list[Case]:
+def _cases(plan: Measurements, world_size: int) -> list[Case]:
     """What ranks do in one round."""
     held_out = plan.held_out if world_size == 2 else plan.held_out_more_ranks
     cases = [case(name, size) for size in held_out for name in ALGORITHMS]

@@ -22,7 +22,7 @@ _KNOWN = ("send", "recv", "sendrecv", "isend", "irecv")
 Kind = Literal["compute", "post", "wait"]
 
 
-class Step(NamedTuple):
+class RecordedStep(NamedTuple):
     """Something that one rank did: for how many picoseconds, or with which message."""
 
     rank: int
@@ -114,7 +114,7 @@ class _RecordedWork:
         return bool(self._work.is_completed())
 
 
-def in_order(logs: list[Log]) -> tuple[list[Step], list[tuple[int, int, int]]]:
+def in_order(logs: list[Log]) -> tuple[list[RecordedStep], list[tuple[int, int, int]]]:
     """All steps, each wait after both its posts, and all messages by number.
 
     A message is (source, destination, bytes). Those that were never received are left
@@ -128,27 +128,27 @@ def in_order(logs: list[Log]) -> tuple[list[Step], list[tuple[int, int, int]]]:
     return order.steps, hops
 
 
-def _numbered(log: Log, numbers: dict[Name, int]) -> deque[Step]:
-    steps: deque[Step] = deque()
+def _numbered(log: Log, numbers: dict[Name, int]) -> deque[RecordedStep]:
+    steps: deque[RecordedStep] = deque()
     for kind, what in log.steps:
         value = what if isinstance(what, int) else numbers.get(what)
         if value is not None:
-            steps.append(Step(log.rank, kind, value))
+            steps.append(RecordedStep(log.rank, kind, value))
     return steps
 
 
 class _Order:
     """Goes through all ranks' steps, each as far as it can without the others."""
 
-    def __init__(self, left: list[deque[Step]]) -> None:
-        self.steps: list[Step] = []
+    def __init__(self, left: list[deque[RecordedStep]]) -> None:
+        self.steps: list[RecordedStep] = []
         self._num_posted: Counter[int] = Counter()
         self._waiting: dict[int, list[int]] = {}  # ranks, by message
         self._ready = deque(range(len(left)))
         while self._ready:
             self._go_on(left[self._ready.popleft()])
 
-    def _go_on(self, left: deque[Step]) -> None:
+    def _go_on(self, left: deque[RecordedStep]) -> None:
         while left:
             rank, kind, value = left[0]
             if kind == "wait" and self._num_posted[value] < 2:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from distlab.runner import RankContext
 from distlab.sim.net.links import PS, AlphaBeta, Network, Ports
-from distlab.sim.plans.recorder import Log, Recorder, Step, in_order
+from distlab.sim.plans.recorder import Log, RecordedStep, Recorder, in_order
 from distlab.sim.run import run
 
 Times = npt.NDArray[np.int64]
@@ -52,7 +52,9 @@ class Recording:
     world_size: int
     net: Network
     time_s: float
-    steps: list[Step] = field(repr=False)  # of all ranks, in an order that works
+    steps: list[RecordedStep] = field(
+        repr=False
+    )  # of all ranks, in an order that works
     messages: list[Hop] = field(repr=False)  # by the numbers in `steps`
 
     def replay(self, factors: npt.ArrayLike) -> npt.NDArray[np.float64]:

@@ -30,8 +30,8 @@ from distlab.grading.checks.distributed_data_parallel.watch import (
     WORLDS,
     Branches,
     Chain,
+    EventComm,
     Happened,
-    Watched,
     branch_gradients,
     chain_gradients,
     doubled,
@@ -83,7 +83,7 @@ def _step(
     events: list[Happened] = []
     model.to(context.comm.device)
     watch_gradients(model, events)
-    comm = Watched(context.comm, events)
+    comm = EventComm(context.comm, events)
     ddp = unit.DistributedDataParallel(
         model, comm, bucket_size_mib=bucket_size_mib, comm_hook=via
     )

@@ -16,7 +16,7 @@ from distlab.grading.checks.distributed_data_parallel.unused import (
 )
 from distlab.grading.checks.distributed_data_parallel.watch import (
     FEWER,
-    Watched,
+    EventComm,
     doubling,
     end_to_end,
     gradients,
@@ -50,7 +50,7 @@ def run_out(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]
     model = Tracked(seed).to(device)
     ddp = unit.DistributedDataParallel(
         model,
-        Watched(context.comm, []),
+        EventComm(context.comm, []),
         bucket_size_mib=LAYERS_MIB,
         find_unused_parameters=True,
         comm_hook=doubling(unit, []),

@@ -15,8 +15,8 @@ from distlab.comm import Comm
 from distlab.grading.checks.distributed_data_parallel.hooks import LAYERS_MIB
 from distlab.grading.checks.distributed_data_parallel.watch import (
     Chain,
+    EventComm,
     Happened,
-    Watched,
     end_to_end,
     gradients,
     loss_of,
@@ -84,7 +84,7 @@ class Steps:
     ) -> None:
         self.context, self.seed, self.events = context, seed, list[Happened]()
         self.model = Tracked(seed).to(context.comm.device)
-        comm = Watched(context.comm, self.events)
+        comm = EventComm(context.comm, self.events)
         self.ddp = unit.DistributedDataParallel(
             self.model, comm, bucket_size_mib=LAYERS_MIB, comm_hook=hook
         )

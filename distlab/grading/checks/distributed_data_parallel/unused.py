@@ -16,8 +16,8 @@ from distlab.grading.checks.distributed_data_parallel.hooks import BRANCH_MIB
 from distlab.grading.checks.distributed_data_parallel.watch import (
     FEWER,
     Branches,
+    EventComm,
     Happened,
-    Watched,
     end_to_end,
     gradients,
     loss_of,
@@ -86,7 +86,7 @@ def _take_branches(context: RankContext, unit: ModuleType, seed: int) -> dict[st
     model = Outputs(seed).to(device)
     ddp = unit.DistributedDataParallel(
         model,
-        Watched(context.comm, events),
+        EventComm(context.comm, events),
         bucket_size_mib=BRANCH_MIB,
         find_unused_parameters=True,
     )

@@ -28,7 +28,7 @@ Happened = list[Any]
 ["written", numbers]: a tensor, between the start of its all_reduce and the wait."""
 
 
-class Watched(Wrapper):
+class EventComm(Wrapper):
     """Writes down what is asked of comm, in one list with the gradients.
 
     A tensor whose all_reduce is under way has no values until the wait: what is read
@@ -61,7 +61,7 @@ class Watched(Wrapper):
         return work
 
     def _wrap_group(self, group: Comm, ranks: Sequence[int]) -> Comm:
-        return Watched(group, self._events)
+        return EventComm(group, self._events)
 
 
 class _WatchedWork:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distlab.grading.checks.elastic.scripts import Contract
+from distlab.grading.checks.elastic.scripts import MembershipContract
 from distlab.grading.checks.elastic.world import Fact
 
 
 def facts(
-    contract: Contract, event: Fact, expected: list[Fact], actual: list[Fact]
+    contract: MembershipContract, event: Fact, expected: list[Fact], actual: list[Fact]
 ) -> str:
     """The rule that decides here, with its names and times, or nothing."""
     wanted, given = ({one[0] for one in acts} for acts in (expected, actual))
@@ -29,7 +29,7 @@ def facts(
     return ""
 
 
-def _of_join(contract: Contract, event: Fact, wanted: set[str]) -> str:
+def _of_join(contract: MembershipContract, event: Fact, wanted: set[str]) -> str:
     _, member, _, generation = event
     if "refuse" in wanted:
         why = f"; the process of {member} has ended" * (member in contract.ended)
@@ -44,7 +44,7 @@ def _of_join(contract: Contract, event: Fact, wanted: set[str]) -> str:
     return ""
 
 
-def _of_majority(contract: Contract) -> str:
+def _of_majority(contract: MembershipContract) -> str:
     seen = contract.seen
     alive = [m for m in seen.members if m not in contract.ended]
     joined = [m for m in alive if m in seen.joined]
@@ -63,7 +63,7 @@ def _named(members: Sequence[str]) -> str:
     return ", ".join(members) or "none"
 
 
-def _of_time(contract: Contract, given: set[str]) -> str:
+def _of_time(contract: MembershipContract, given: set[str]) -> str:
     seen, most = contract.seen, contract.own.max_members
     can_form = seen.has_enough and seen.is_majority
     unheard = [m for m in seen.members if m not in {*seen.joined, *contract.ended}]

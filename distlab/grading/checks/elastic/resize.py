@@ -13,10 +13,10 @@ from distlab.grading.checks.elastic.scripts import (
     NUM_RANDOM,
     SIZES,
     ByHand,
-    Contract,
+    MembershipContract,
     Script,
     Seen,
-    play,
+    play_agents,
     scripts,
     settings,
     shorter,
@@ -50,7 +50,7 @@ def play_scripts(
 
     def played(script: Script) -> History:
         with in_call(f"the script {text_of(script)}"):
-            return play(script, unit)
+            return play_agents(script, unit)
 
     found = first_by_clause(scripts(seed), played, _faults_of, shorter)
     return [(_what(script), history) for script, history in found]
@@ -135,7 +135,7 @@ def faults(what: What, history: History) -> dict[str, NotYetError]:
 
 def _first(what: What, rows: list[Row]) -> dict[str, NotYetError]:
     text, own = what
-    contract = Contract(Settings(**own))
+    contract = MembershipContract(Settings(**own))
     for place, row in enumerate(rows):
         event, actual = tuple(row.request), [tuple(action) for action in row.reply]
         if contract.is_overdue(row.time_s):
@@ -171,7 +171,9 @@ def _first(what: What, rows: list[Row]) -> dict[str, NotYetError]:
     return {}
 
 
-def _agree(expected: list[Fact], actual: list[Fact], contract: Contract) -> bool:
+def _agree(
+    expected: list[Fact], actual: list[Fact], contract: MembershipContract
+) -> bool:
     """Whether the actions are as due; if so, the contract takes over the ranks."""
     if sorted(map(_plain, expected)) != sorted(map(_plain, actual)):
         return False
@@ -204,7 +206,7 @@ def _flaw(due: Fact, given: Fact) -> str:
 
 
 def _diagnosis(
-    contract: Contract, event: Fact, expected: list[Fact], actual: list[Fact]
+    contract: MembershipContract, event: Fact, expected: list[Fact], actual: list[Fact]
 ) -> tuple[str, str, str]:
     """The clause; and a slug and a rule, where they are sure."""
     wanted, given = ({one[0] for one in acts} for acts in (expected, actual))
@@ -227,7 +229,7 @@ def _diagnosis(
 
 
 def _of_time(
-    contract: Contract, event: Fact, wanted: set[str], given: set[str]
+    contract: MembershipContract, event: Fact, wanted: set[str], given: set[str]
 ) -> tuple[str, str, str]:
     """The same for a Form or a Stop that comes too early, too late, or not at all."""
     seen = contract.seen

@@ -31,7 +31,7 @@ Stage = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Case:
+class ResplitCase:
     """An epoch: its samples, the global batch size, and the world sizes in turn."""
 
     num_samples: int
@@ -46,37 +46,39 @@ class Case:
 
 
 BY_HAND = (
-    Case(12, 4, ((1, 1), (0,))),
-    Case(10, 4, ((1, 1, 1, 1), (1, 1), (0, 0, 0))),
-    Case(24, 4, ((2, 2, 2, 2), (2, 2), (2, 2, 2))),
-    Case(26, 6, ((1, 1), (1, 1, 1, 1), (1, 1, 1), (0, 0))),
-    Case(7, 6, ((0, 0, 0, 0), (0,))),
-    Case(3, 5, ((0, 0, 0, 0), (1, 0, 1, 0), (0, 0))),
-    Case(20, 4, ((2, 1), (0, 0))),
-    Case(20, 4, ((3, 2, 1, 2), (1, 2), (0, 0, 0))),
-    Case(30, 6, ((2, 0, 1), (0, 2), (1, 1, 1, 1), (0, 0))),
-    Case(8, 4, ((2, 2), (0, 0, 0))),
-    Case(9, 2, ((1, 1, 1), (1, 0, 1), (0, 0))),
+    ResplitCase(12, 4, ((1, 1), (0,))),
+    ResplitCase(10, 4, ((1, 1, 1, 1), (1, 1), (0, 0, 0))),
+    ResplitCase(24, 4, ((2, 2, 2, 2), (2, 2), (2, 2, 2))),
+    ResplitCase(26, 6, ((1, 1), (1, 1, 1, 1), (1, 1, 1), (0, 0))),
+    ResplitCase(7, 6, ((0, 0, 0, 0), (0,))),
+    ResplitCase(3, 5, ((0, 0, 0, 0), (1, 0, 1, 0), (0, 0))),
+    ResplitCase(20, 4, ((2, 1), (0, 0))),
+    ResplitCase(20, 4, ((3, 2, 1, 2), (1, 2), (0, 0, 0))),
+    ResplitCase(30, 6, ((2, 0, 1), (0, 2), (1, 1, 1, 1), (0, 0))),
+    ResplitCase(8, 4, ((2, 2), (0, 0, 0))),
+    ResplitCase(9, 2, ((1, 1, 1), (1, 0, 1), (0, 0))),
 )
 
 
-def cases(seed: int) -> list[Case]:
+def cases(seed: int) -> list[ResplitCase]:
     """Those above, and some that depend on the seed."""
     draw = random.Random(seed)
     return [*BY_HAND, *(_random_case(draw) for _ in range(NUM_RANDOM))]
 
 
-def _random_case(draw: random.Random) -> Case:
+def _random_case(draw: random.Random) -> ResplitCase:
     num_samples, size = draw.randint(5, 40), draw.randint(2, 8)
     stages, is_even = [], draw.random() < 0.4
     for _ in range(draw.randint(2, 4)):
         n, most = draw.choice(SIZES), draw.randint(0, 3)
         steps = (most if is_even else draw.randint(0, most) for _ in range(n))
         stages.append(tuple(steps))
-    return Case(num_samples, size, tuple(stages))
+    return ResplitCase(num_samples, size, tuple(stages))
 
 
-def play(context: RankContext, unit: ModuleType, seed: int) -> list[list[Any]]:
+def plans_of_cases(
+    context: RankContext, unit: ModuleType, seed: int
+) -> list[list[Any]]:
     """The plans of each case, one for each world size, or what they are instead."""
     found = []
     for case in cases(seed):
@@ -107,7 +109,7 @@ def _num(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
-def _call(case: Case, place: int) -> str:
+def _call(case: ResplitCase, place: int) -> str:
     history = [list(steps) for steps in case.stages[:place]]
     n = len(case.stages[place])
     return (
@@ -116,7 +118,7 @@ def _call(case: Case, place: int) -> str:
     )
 
 
-PLAYED = on_ranks(play)
+PLAYED = on_ranks(plans_of_cases)
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Split:
     """One call: its plan, the samples that were left, and the plans before."""
 
     call: str
-    case: Case
+    case: ResplitCase
     place: int
     plan: PlanOf
     left: list[int]

@@ -146,7 +146,7 @@ def event_in(text: str) -> tuple[float, Fact]:
     return float(at_s), ("lost", words[0], kind == "end")
 
 
-def play(script: Script, unit: object) -> list[Row]:
+def play_agents(script: Script, unit: object) -> list[Row]:
     """The rows of each agent in turn; `peer` is the agent's number."""
     if isinstance(script, Faults):
         world = World(script, lambda own: own.make(unit))
@@ -210,7 +210,7 @@ class Seen:
     is_disputed: bool  # in this round another count of the majority says otherwise
 
 
-class Contract(Model):
+class MembershipContract(Model):
     """A right Membership; the order of survivors, and of equal sources, is open."""
 
     def __init__(self, own: Settings) -> None:

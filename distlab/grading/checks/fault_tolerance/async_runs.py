@@ -21,9 +21,9 @@ from distlab.grading.checks.fault_tolerance.held import (
     Broken,
     HeldDisk,
     Started,
-    Watched,
     WatchedDict,
     WatchedList,
+    WatchedTensor,
     gated,
     on_all,
     watched,
@@ -49,7 +49,7 @@ def save_and_train(context: RankContext, unit: ModuleType, seed: int) -> Any:
     wanted = [tensors_of(rank, 1, seed), tensors_of(rank, 2, seed), _others(rank)]
     metas: list[dict[str, Any]] = [{"seen": [1, 2]}, {"seen": [3]}, {"seen": []}]
     flaws: list[str] = []
-    Watched.was_read_later = False
+    WatchedTensor.was_read_later = False
     with gated() as gate:
         disk.hold()
         gate.hold()
@@ -71,7 +71,7 @@ def save_and_train(context: RankContext, unit: ModuleType, seed: int) -> Any:
                 names = disk.names()
     return {
         "waits": waits,
-        "read_later": Watched.was_read_later,
+        "read_later": WatchedTensor.was_read_later,
         "flaws": flaws,
         "manifests": [name for name in names if name.endswith(".json")],
     }

@@ -55,7 +55,7 @@ class RankDisk(ObservedDisk):
         put(path, data)
 
 
-def play(
+def play_on_disk(
     program: Callable[[RankContext], Any], num_ranks: int, disk: Any = None
 ) -> tuple[list[Any], str]:
     """What the ranks return, and how the run ended: "" if all of them came to the end.

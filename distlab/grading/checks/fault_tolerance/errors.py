@@ -16,7 +16,7 @@ from distlab.grading.checks.fault_tolerance.disks import (
     files_of_step,
     listed,
     meta_of,
-    play,
+    play_on_disk,
     tensors_of,
 )
 from distlab.grading.checks.fault_tolerance.save import (
@@ -89,7 +89,7 @@ def one_failure(
         unit.save(context.comm, own, NEXT_STEP, tensors, meta, keep)
         return said
 
-    said, end = play(program, size)
+    said, end = play_on_disk(program, size)
     return {
         "keep": keep,
         "bad": bad,
@@ -240,7 +240,7 @@ def remove_in_saves(context: RankContext, unit: ModuleType, seed: int) -> Any:
                 tensors = tensors_of(context.rank, step, seed)
                 unit.save(context.comm, own, step, tensors, {}, keep=keep)
 
-        _, end = play(program, 2)
+        _, end = play_on_disk(program, 2)
         found.append([keep, complete_steps(disk.files), len(disk.names()), end])
     return found
 

@@ -65,7 +65,7 @@ class HeldDisk(SimDisk):
             self._is_free.set()
 
 
-class Watched(torch.Tensor):
+class WatchedTensor(torch.Tensor):
     """Notes if a thread that is not the main one reads it."""
 
     was_read_later = False
@@ -107,12 +107,12 @@ class WatchedList(list[Any]):
 
 def _note() -> None:
     if threading.current_thread() is not threading.main_thread():
-        Watched.was_read_later = True
+        WatchedTensor.was_read_later = True
 
 
 def watched(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copies that note who reads them."""
-    return {name: t.clone().as_subclass(Watched) for name, t in tensors.items()}
+    return {name: t.clone().as_subclass(WatchedTensor) for name, t in tensors.items()}
 
 
 # ── threads ─────────────────────────────────────────────────────────────────────────

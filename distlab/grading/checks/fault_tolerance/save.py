@@ -16,7 +16,7 @@ from distlab.grading.checks.fault_tolerance.disks import (
     flaw_of,
     listed,
     meta_of,
-    play,
+    play_on_disk,
     row_of,
     tensors_of,
     when,
@@ -160,7 +160,7 @@ def saves(
             rows.append([context.rank, "returned", step])
             tell([context.rank, step])
 
-    return play(program, num_ranks, disk)
+    return play_on_disk(program, num_ranks, disk)
 
 
 def save_steps(context: RankContext, unit: ModuleType, seed: int, size: int) -> Any:
@@ -204,7 +204,7 @@ def save_in_group(context: RankContext, unit: ModuleType, seed: int) -> Any:
             tensors = tensors_of(context.rank, step, seed)
             unit.save(group, own, step, tensors, meta_of(context.rank, step))
 
-    _, end = play(program, 3)
+    _, end = play_on_disk(program, 3)
     flaw, metas = flaw_of(disk.files, step), []
     if not flaw:
         metas = [

@@ -44,7 +44,7 @@ SETTINGS = {
 _PARTS = (slice(4, 6), slice(0, 2), slice(2, 4))
 
 
-class Counted:
+class CountedSGD:
     """Plain SGD that counts its steps; an optimizer as far as a scaler can tell."""
 
     def __init__(self, *groups: list[nn.Parameter]) -> None:
@@ -87,7 +87,7 @@ def scaled_steps(
     masters = [nn.Parameter(torch.ones(2, device=comm.device)) for _ in _PARTS]
     never = nn.Parameter(torch.ones(3, device=comm.device))  # has a gradient
     huge = nn.Parameter(torch.ones(HUGES, device=comm.device))
-    optimizer = Counted([masters[0], never, huge, masters[1]], [masters[2]])
+    optimizer = CountedSGD([masters[0], never, huge, masters[1]], [masters[2]])
     scaler = unit.LossScaler(comm, **SETTINGS)
     record = []
     for step in range(STEPS):
@@ -115,7 +115,7 @@ def _below_one(unit: ModuleType, comm: Any) -> list[float]:
     found = []
     for value in (torch.inf, 1.0):
         parameter.grad = torch.full_like(parameter, value)
-        scaler.step(Counted([parameter]))
+        scaler.step(CountedSGD([parameter]))
         scaler.update()
         found.append(float(scaler.loss_scale))
     return found
@@ -148,7 +148,7 @@ def _backward(scaler: Any, half: nn.Parameter, seed: int, step: int, comm: Any) 
 
 
 def _step(
-    scaler: Any, optimizer: Counted, masters: list[nn.Parameter], step: int
+    scaler: Any, optimizer: CountedSGD, masters: list[nn.Parameter], step: int
 ) -> dict[str, Any]:
     """In every second step the gradients are wanted before, as for clipping."""
     scale, steps = scaler.loss_scale, optimizer.num_steps

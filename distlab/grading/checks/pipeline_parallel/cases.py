@@ -25,7 +25,7 @@ from distlab.grading.checks.pipeline_parallel.clock import (
     unlike_orders,
 )
 from distlab.grading.checks.pipeline_parallel.losses import WatchedLosses
-from distlab.grading.checks.pipeline_parallel.race import Counted, Meter
+from distlab.grading.checks.pipeline_parallel.race import CountedStage, Meter
 from distlab.grading.kit.messages import reports_made
 from distlab.grading.kit.stages import (
     NOT_YOURS,
@@ -48,7 +48,7 @@ BEFORE = 0.25  # in every .grad, where one is there before
 
 
 @dataclass(frozen=True)
-class Case:
+class ScheduleCase:
     """A schedule to be run; `before` is what is in every .grad by then."""
 
     name: str
@@ -66,15 +66,15 @@ class Case:
         return tuple(size / sum(self.sizes) for size in self.sizes)
 
 
-def all_cases(n: int) -> list[Case]:
+def all_cases(n: int) -> list[ScheduleCase]:
     """What an executor runs on n ranks: on many only what grows with them."""
     few, many = (2, 2, 2, 1), (*(2,) * (n + 1), 1)
-    cases = [Case("1F1B", 1, many, in_turns(n, len(many)), BEFORE)]
+    cases = [ScheduleCase("1F1B", 1, many, in_turns(n, len(many)), BEFORE)]
     if n <= 3:
         cases = [
-            Case("GPipe", 1, few, all_then_all(n, len(few))),
+            ScheduleCase("GPipe", 1, few, all_then_all(n, len(few))),
             *cases,
-            Case(
+            ScheduleCase(
                 "GPipe, the ranks in different orders",
                 1,
                 few,
@@ -84,18 +84,18 @@ def all_cases(n: int) -> list[Case]:
     if n > 1:
         sizes = (*(2,) * (n * max(1, 4 // n) - 1), 1)
         schedules = in_turns(n, len(sizes), 2)
-        cases.append(Case("interleaved", 2, sizes, schedules))
+        cases.append(ScheduleCase("interleaved", 2, sizes, schedules))
     return cases
 
 
-def plain_cases(n: int) -> list[Case]:
+def plain_cases(n: int) -> list[ScheduleCase]:
     """What runs even where each send waits for its receiver."""
     few = (2, 2, 1)
     schedules = one_at_a_time(n, len(few))
-    return [Case("one microbatch at a time", 1, few, schedules, BEFORE)]
+    return [ScheduleCase("one microbatch at a time", 1, few, schedules, BEFORE)]
 
 
-Cases = Callable[[int], list[Case]]
+Cases = Callable[[int], list[ScheduleCase]]
 Execute = Callable[..., Any]
 
 
@@ -126,7 +126,7 @@ def _run(
     context: RankContext,
     unit: ModuleType,
     seed: int,
-    case: Case,
+    case: ScheduleCase,
     execute: Execute,
     look: bool,
 ) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def _run(
             if case.before:
                 parameter.grad = torch.full_like(parameter, case.before)
         example = make_like(num_stages, stage).to(device)
-        chunks.append(unit.ModelChunk(Counted(every[stage], meter, full), example))
+        chunks.append(unit.ModelChunk(CountedStage(every[stage], meter, full), example))
     microbatches = [
         (
             (torch.full_like(x, NOT_YOURS) if rank else x).to(device),
@@ -212,7 +212,7 @@ def keys_watched(unit: ModuleType) -> Iterator[None]:
 # ── in one process ──────────────────────────────────────────────────────────────────
 
 
-def gradients(case: Case, seed: int, n: int) -> tuple[list[Tensor], Tensor]:
+def gradients(case: ScheduleCase, seed: int, n: int) -> tuple[list[Tensor], Tensor]:
     """By rank, of the mean loss over all samples; and that loss."""
     return _gradients(seed, n, case.num_chunks, case.sizes, case.weights())
 
@@ -235,7 +235,7 @@ def _gradients(
     ], total.detach()
 
 
-def _suspects(seed: int, n: int, case: Case) -> list[Suspect]:
+def _suspects(seed: int, n: int, case: ScheduleCase) -> list[Suspect]:
     m = len(case.sizes)
 
     def weighted(*weights: float) -> list[Tensor]:
@@ -275,7 +275,7 @@ def _suspects(seed: int, n: int, case: Case) -> list[Suspect]:
     return suspects
 
 
-def _backward_in_two(case: Case, grown: list[Tensor]) -> list[Suspect]:
+def _backward_in_two(case: ScheduleCase, grown: list[Tensor]) -> list[Suspect]:
     """What goes wrong where backward goes to the input first, then to the weights."""
     return [
         Suspect(
@@ -296,7 +296,7 @@ def _backward_in_two(case: Case, grown: list[Tensor]) -> list[Suspect]:
     ]
 
 
-def expect_gradients(case: Case, actual: list[Tensor], seed: int) -> float:
+def expect_gradients(case: ScheduleCase, actual: list[Tensor], seed: int) -> float:
     """The largest error of the gradients by rank.
 
     Raises:

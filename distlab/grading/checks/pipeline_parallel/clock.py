@@ -24,7 +24,9 @@ class Played:
     stuck: tuple[tuple[int, Entry, str], ...] = ()
 
 
-def play(schedules: Schedules, num_chunks: int, forward: int, backward: int) -> Played:
+def play_schedules(
+    schedules: Schedules, num_chunks: int, forward: int, backward: int
+) -> Played:
     """Let all ranks go through their lists."""
     n = len(schedules)
     done: dict[tuple[str, int, int], int] = {}  # kind, microbatch, stage: when

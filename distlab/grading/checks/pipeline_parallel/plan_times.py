@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from distlab.grading.checks.pipeline_parallel.clock import Entry, lead, named, play
+from distlab.grading.checks.pipeline_parallel.clock import (
+    Entry,
+    lead,
+    named,
+    play_schedules,
+)
 from distlab.grading.checks.pipeline_parallel.plans import (
-    Plan,
+    SchedulePlan,
     complete_plans,
     make_schedules,
 )
@@ -21,7 +26,7 @@ def _judge_time(runs: Runs, name: str) -> str:
     note = ""
     for plan in complete_plans(runs, name):
         for forward, backward in TIMES:
-            played = play(plan.schedules, plan.v, forward, backward)
+            played = play_schedules(plan.schedules, plan.v, forward, backward)
             if played.stuck:
                 raise _stuck(plan, played.stuck)
             enough = round(_formula(plan, forward, backward))
@@ -31,13 +36,15 @@ def _judge_time(runs: Runs, name: str) -> str:
     return note
 
 
-def _formula(plan: Plan, forward: int, backward: int) -> float:
+def _formula(plan: SchedulePlan, forward: int, backward: int) -> float:
     if plan.v == 1:
         return forms.gpipe_s(plan.n, plan.m, forward, backward)
     return forms.interleaved_s(plan.n, plan.m, plan.v, forward, backward)
 
 
-def _stuck(plan: Plan, stuck: tuple[tuple[int, Entry, str], ...]) -> NotYetError:
+def _stuck(
+    plan: SchedulePlan, stuck: tuple[tuple[int, Entry, str], ...]
+) -> NotYetError:
     lines = tuple(
         Evidence(rank=rank, state="waits", text=f"{named(entry)} needs {needed}")
         for rank, entry, needed in stuck
@@ -54,7 +61,7 @@ def _stuck(plan: Plan, stuck: tuple[tuple[int, Entry, str], ...]) -> NotYetError
 
 
 def _slow(
-    plan: Plan, time: int, enough: int, forward: int, backward: int
+    plan: SchedulePlan, time: int, enough: int, forward: int, backward: int
 ) -> NotYetError:
     same = all(
         [e for e in s if e[0] == k] == [e for e in plan.schedules[0] if e[0] == k]

@@ -37,7 +37,7 @@ ODD = ((2, 3, 2), (4, 6, 2), (3, 1, 2), (2, 3, 1))  # no multiple
 
 
 @dataclass(frozen=True)
-class Plan:
+class SchedulePlan:
     """All ranks' schedules for m microbatches and v chunks."""
 
     schedules: Schedules
@@ -105,7 +105,7 @@ def _read(schedule: Any) -> list[Entry] | str:
     return entries
 
 
-def _plans(runs: Runs, name: str) -> Iterator[Plan]:
+def _plans(runs: Runs, name: str) -> Iterator[SchedulePlan]:
     settings = CHUNKED if name == "interleaved" else PLAIN
     found = _worked_out(runs, name)["found"]
     for (n, m, v), schedules in zip(settings, found, strict=True):
@@ -117,7 +117,7 @@ def _plans(runs: Runs, name: str) -> Iterator[Plan]:
                     rule='a list of Action("F", number) and Action("B", number)',
                     fatal=True,
                 )
-        yield Plan([[tuple(e) for e in s] for s in schedules], m, v)
+        yield SchedulePlan([[tuple(e) for e in s] for s in schedules], m, v)
 
 
 def _worked_out(runs: Runs, name: str) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _worked_out(runs: Runs, name: str) -> dict[str, Any]:
 # ── every microbatch, once there and once back ──────────────────────────────────────
 
 
-def expect_complete(plan: Plan) -> None:
+def expect_complete(plan: SchedulePlan) -> None:
     """Each rank does each entry once, forward before backward.
 
     Raises:
@@ -143,7 +143,7 @@ def expect_complete(plan: Plan) -> None:
         )
 
 
-def _flaws(plan: Plan) -> Iterator[tuple[int, str, str]]:
+def _flaws(plan: SchedulePlan) -> Iterator[tuple[int, str, str]]:
     """Rank, what is wrong with its list, and the name of that."""
     wanted = [(number, chunk) for number in range(plan.m) for chunk in range(plan.v)]
     for rank, schedule in enumerate(plan.schedules):
@@ -176,7 +176,7 @@ def _judge_complete(runs: Runs, name: str) -> None:
         expect_complete(plan)
 
 
-def complete_plans(runs: Runs, name: str) -> Iterator[Plan]:
+def complete_plans(runs: Runs, name: str) -> Iterator[SchedulePlan]:
     """The plans, for a clause that needs complete ones."""
     for plan in _plans(runs, name):
         if any(_flaws(plan)):
@@ -253,7 +253,7 @@ def forwards_come_first(runs: Runs) -> str | None:
     return None
 
 
-def _bound(plan: Plan, rank: int) -> int:
+def _bound(plan: SchedulePlan, rank: int) -> int:
     if plan.v == 1:
         return plan.n - rank
     return (plan.v - 1) * plan.n + 2 * (plan.n - 1 - rank) + 1

@@ -85,7 +85,7 @@ class _Watched(torch.autograd.Function):
         return gradient, None
 
 
-class Watched(nn.Module):
+class NotedStage(nn.Module):
     """A stage that notes when it goes forward and backward."""
 
     def __init__(self, stage: nn.Module) -> None:
@@ -105,7 +105,7 @@ def ported_pipeline(
     join(context)
     n, rank = context.world_size, context.rank
     stage = make_stages(seed, n)[rank]
-    watched = Watched(stage)
+    watched = NotedStage(stage)
     m = num_microbatches(n)
     inputs, targets = make_batch(seed, 0, PER_MICROBATCH * m)
     loss = unit.with_torch(

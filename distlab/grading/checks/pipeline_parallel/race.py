@@ -55,7 +55,7 @@ class _Counted(torch.autograd.Function):
         return gradient, None, None, None
 
 
-class Counted(nn.Module):
+class CountedStage(nn.Module):
     """A stage whose graphs are counted.
 
     `full` counts those that still have what they saved for backward(). That is gone
@@ -143,7 +143,7 @@ def race(
     for schedules in [RACED[name](n, m) for name in names]:
         meter = Meter()
         stage = Timed(context.clock.sleep)
-        chunk = unit.ModelChunk(Counted(stage, meter), x[0])
+        chunk = unit.ModelChunk(CountedStage(stage, meter), x[0])
         schedule = [unit.Action(*entry) for entry in schedules[context.rank]]
         comm.barrier()
         start_s = comm.time()

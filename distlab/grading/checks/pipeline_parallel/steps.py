@@ -13,7 +13,7 @@ from torch import Tensor
 from distlab.grading.checks.pipeline_parallel.cases import (
     NO_GRADIENT,
     WORLDS,
-    Case,
+    ScheduleCase,
     all_cases,
     expect_gradients,
     finished,
@@ -125,7 +125,7 @@ def any_order(runs: Runs) -> str | None:
     return f"n = {runs.world_size}: {', '.join(case.name for case in cases)}"
 
 
-def _expect_one_forward(case: Case, runs: list[int]) -> None:
+def _expect_one_forward(case: ScheduleCase, runs: list[int]) -> None:
     enough = len(case.sizes) * case.num_chunks
     if max(runs) > enough:
         raise NotYetError(

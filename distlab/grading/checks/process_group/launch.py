@@ -12,8 +12,8 @@ from distlab.grading.checks.process_group.lives import (
     BY_HAND,
     NUM_RANDOM,
     SIZES,
-    Contract,
-    Processes,
+    LaunchedProcesses,
+    LauncherContract,
     Script,
     scripts,
 )
@@ -48,10 +48,12 @@ def play_lives(
     context: RankContext, unit: ModuleType, seed: int
 ) -> list[tuple[int, History]]:
     """The first script that breaks each clause: its number, and the actions."""
-    return first_faults(scripts(seed), lambda script: play(unit, script), faults)
+    return first_faults(
+        scripts(seed), lambda script: play_launcher(unit, script), faults
+    )
 
 
-def play(unit: ModuleType, script: Script) -> History:
+def play_launcher(unit: ModuleType, script: Script) -> History:
     """The events of a script with the launcher's actions, until all is over."""
     launcher = unit.Launcher(
         script.world_size,
@@ -59,7 +61,9 @@ def play(unit: ModuleType, script: Script) -> History:
         window_s=script.window_s,
         grace_s=script.grace_s,
     )
-    return launcher_actions.play(launcher, Processes(script), _EVENTS, _fact)
+    return launcher_actions.play_actions(
+        launcher, LaunchedProcesses(script), _EVENTS, _fact
+    )
 
 
 def _fact(action: Any) -> Fact:
@@ -112,7 +116,7 @@ def the_exit_code_is_true(runs: Runs) -> str | None:
 
 def faults(script: Script, history: History) -> dict[str, NotYetError]:
     """The first event with other actions than the contract's, and its clause."""
-    contract = Contract(script)
+    contract = LauncherContract(script)
     for one in compared(history, contract):
         event = tuple(one.row.request)
         actual = sorted(map(tuple, one.row.reply))
@@ -149,7 +153,7 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
 
 
 def _clause(
-    event: Fact, expected: list[Fact], actual: list[Fact], contract: Contract
+    event: Fact, expected: list[Fact], actual: list[Fact], contract: LauncherContract
 ) -> str:
     wanted, given = ({action[0] for action in acts} for acts in (expected, actual))
     if event == ("begin",) or "unknown" in given or expected == [("finish", 0)]:
@@ -221,7 +225,7 @@ def _are_kills(actions: list[Fact]) -> bool:
 
 
 def _of_a_tick(
-    contract: Contract, now_s: float, expected: list[Fact], actual: list[Fact]
+    contract: LauncherContract, now_s: float, expected: list[Fact], actual: list[Fact]
 ) -> tuple[str, str]:
     """The same for what was done at a Tick."""
     if not expected and _are_kills(actual) and not contract.has_killed:

@@ -118,7 +118,7 @@ def _random_script(draw: random.Random) -> Script:
     )
 
 
-class Processes:
+class LaunchedProcesses:
     """The processes of a script: which events come, when, given the actions."""
 
     def __init__(self, script: Script) -> None:
@@ -177,7 +177,7 @@ class Processes:
 _LATE_S = 0.1
 
 
-class Contract(Model):
+class LauncherContract(Model):
     """A right launcher; when it asks for a Tick is left to the learner's."""
 
     def __init__(self, script: Script) -> None:

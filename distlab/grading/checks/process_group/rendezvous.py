@@ -13,8 +13,8 @@ from distlab.grading.checks.process_group.scripts import (
     NUM_RANDOM,
     REFUSED,
     SIZES,
-    Contract,
     Rank,
+    RendezvousContract,
     Script,
     is_due,
     request_of,
@@ -115,7 +115,7 @@ def generations_are_apart(runs: Runs) -> str | None:
 
 def faults(script: Script, history: History) -> dict[str, NotYetError]:
     """The first reply that is not due, and the clause that it is about."""
-    for wrong in compared(history, Contract(script[0])):
+    for wrong in compared(history, RendezvousContract(script[0])):
         if not is_due(wrong.row.reply, wrong.expected):
             seen = rows_of(history)[: wrong.place + 1]
             return _fault(script[0], seen, wrong)

@@ -110,7 +110,7 @@ class Rank:
     words: str
 
 
-class Contract(Model):
+class RendezvousContract(Model):
     """What a right rendezvous replies; which rank is whose is left to the learner's."""
 
     def __init__(self, world_size: int) -> None:

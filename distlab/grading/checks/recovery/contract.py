@@ -28,7 +28,7 @@ class Due(NamedTuple):
     may_kill: frozenset[int] = frozenset()  # a SIGKILL to these is no mistake
 
 
-class Contract:
+class SupervisorContract:
     """What a right supervisor knows."""
 
     def __init__(self, script: Script) -> None:

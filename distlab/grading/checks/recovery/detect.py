@@ -12,8 +12,8 @@ from distlab.given.recovering import COMPUTE, SAVE, WAIT
 from distlab.given.recovering import Report as Row
 from distlab.grading.checks.recovery.formulas import rule_of
 from distlab.grading.checks.recovery.reports import (
-    Case,
     Ranks,
+    ReportsCase,
     cases,
     idle,
     ranks_of,
@@ -68,11 +68,11 @@ def _read(told: Any) -> Any:
 # ── mistakes ────────────────────────────────────────────────────────────────────────
 
 
-def _silent(row: Row, case: Case) -> float:
+def _silent(row: Row, case: ReportsCase) -> float:
     return case.now_s - row.beat_s
 
 
-def _limit(case: Case) -> float:
+def _limit(case: ReportsCase) -> float:
     return case.patience * usual(case.rows)
 
 
@@ -82,9 +82,9 @@ class Mistake(NamedTuple):
     slug: str
     sentence: str
     rule: str
-    freezes: Callable[[Row, Case], bool]
+    freezes: Callable[[Row, ReportsCase], bool]
 
-    def explains(self, case: Case, frozen: list[int]) -> bool:
+    def explains(self, case: ReportsCase, frozen: list[int]) -> bool:
         """Whether it names these ranks; a process in its first step may be spared."""
         alive = [row for row in case.rows if not row.has_ended]
         named = [row for row in alive if self.freezes(row, case)]
@@ -187,7 +187,7 @@ def _listed(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
-def _words(case: Case) -> tuple[Evidence, ...]:
+def _words(case: ReportsCase) -> tuple[Evidence, ...]:
     unit_s, lines = usual(case.rows), []
     limit = f"{case.patience:g} usual steps of {unit_s:.4g} s, idle since the later "
     limit += "of since_s and the newest step"
@@ -204,7 +204,9 @@ def _words(case: Case) -> tuple[Evidence, ...]:
     return tuple(lines)
 
 
-def _faults(case: Case, told: Any) -> dict[str, tuple[str, list[int], list[int]]]:
+def _faults(
+    case: ReportsCase, told: Any
+) -> dict[str, tuple[str, list[int], list[int]]]:
     """By clause: which list is not the expected one, and both lists."""
     found: dict[str, tuple[str, list[int], list[int]]] = {}
     new = {row.rank for row in case.rows if not row.steps and not row.has_ended}
@@ -251,7 +253,7 @@ def _expect(runs: Runs, clause_id: str) -> None:
         )
 
 
-def _mistake(known: Sequence[Case], told: Sequence[Ranks]) -> Mistake | None:
+def _mistake(known: Sequence[ReportsCase], told: Sequence[Ranks]) -> Mistake | None:
     """The one that explains what was named as frozen in every case, if one does."""
     pairs = [(case, sorted(t[1])) for case, t in zip(known, told, strict=True)]
     fits = (m for m in MISTAKES if all(m.explains(*pair) for pair in pairs))
@@ -262,7 +264,7 @@ def _mistake(known: Sequence[Case], told: Sequence[Ranks]) -> Mistake | None:
 def the_usual_step(runs: Runs) -> str | None:
     """V: the median and the jitter of all durations; numbers may be missing."""
     found = worked_out(runs, find_usual).values[0]
-    wrong: list[tuple[Case, float]] = []
+    wrong: list[tuple[ReportsCase, float]] = []
     for case, told in zip(cases(runs.seed), found, strict=True):
         if isinstance(told, str):
             raise NotYetError(f"usual_step_s returns {told}, not a number of seconds")

@@ -33,7 +33,7 @@ class Life:
 
 
 @dataclass(frozen=True)
-class Fault:
+class ProcessFault:
     """What happens to the process of a rank, so long after the group was formed."""
 
     after_s: float
@@ -61,7 +61,7 @@ class Script:
     max_failures: int = 4
     grace_s: float = 5.0
     lives: dict[int, Life] = field(default_factory=dict)  # by order of the starts
-    faults: dict[tuple[int, int], Fault] = field(
+    faults: dict[tuple[int, int], ProcessFault] = field(
         default_factory=dict
     )  # generation, rank
     crash: Crash | None = None
@@ -73,14 +73,18 @@ class Script:
     late_s: float = 0.0  # from the time of a WakeAt to its Tick
 
 
-def _at(*where: tuple[int, int], after_s: float = 2.5, **how: Any) -> dict[Any, Fault]:
-    return {place: Fault(after_s, **how) for place in where}
+def _at(
+    *where: tuple[int, int], after_s: float = 2.5, **how: Any
+) -> dict[Any, ProcessFault]:
+    return {place: ProcessFault(after_s, **how) for place in where}
 
 
 def _many(
     rank: int, after_s: float = 2.5, codes: tuple[int, ...] = (1,)
-) -> dict[Any, Fault]:
-    return {(g, rank): Fault(after_s, codes[g % len(codes)]) for g in range(1, 30)}
+) -> dict[Any, ProcessFault]:
+    return {
+        (g, rank): ProcessFault(after_s, codes[g % len(codes)]) for g in range(1, 30)
+    }
 
 
 _IGNORES = Life(stops_in_s=inf)
@@ -168,7 +172,7 @@ def _random_script(draw: random.Random) -> Script:
         for order in draw.sample(range(20), 8)
     }
     faults = {
-        (draw.randint(1, 6), draw.randrange(n)): Fault(
+        (draw.randint(1, 6), draw.randrange(n)): ProcessFault(
             draw.choice((seconds(0, 0.3), seconds(0, 5), 2.5)),
             draw.choice((1, 3, -9, -11)),
             draw.choice(("ended", "ended", "frozen", "both")),
@@ -194,7 +198,7 @@ def _random_script(draw: random.Random) -> Script:
     )
 
 
-class Processes:
+class RecoveringProcesses:
     """The processes of a script: which events come, when, given the actions."""
 
     def __init__(self, script: Script) -> None:
@@ -298,7 +302,7 @@ class Processes:
         begin = max(self.newest - self.script.goes_back, 0)
         self._in(STEP_S, ("step", begin + 1, generation))
         for rank, process in members.items():
-            fault = self.script.faults.get((generation, rank), Fault(inf))
+            fault = self.script.faults.get((generation, rank), ProcessFault(inf))
             if fault.kind != "frozen":
                 self._in(fault.after_s, ("ended", process, fault.code))
             if fault.kind == "frozen":

@@ -30,7 +30,7 @@ Ranks = tuple[list[int], list[int], list[int]]
 """The ranks that are dead, frozen and slow."""
 
 
-class Case(NamedTuple):
+class ReportsCase(NamedTuple):
     """Reports, in any order, and when they are looked at."""
 
     what: str
@@ -54,7 +54,7 @@ def idle(row: Row, now_s: float) -> float:
     return now_s - max([row.since_s, *(step.time_s for step in row.steps[-1:])])
 
 
-def right(case: Case) -> Ranks:
+def right(case: ReportsCase) -> Ranks:
     """The contract."""
     usual_s, now_s = usual(case.rows), case.now_s
     limit_s = case.patience * usual_s
@@ -79,7 +79,7 @@ def ranks_of(rows: Sequence[Row]) -> list[int]:
     return sorted(row.rank for row in rows)
 
 
-def _is_sure(case: Case) -> bool:
+def _is_sure(case: ReportsCase) -> bool:
     """Whether no seconds lie near a limit."""
     usual_s = usual(case.rows)
     if usual_s == math.inf:
@@ -94,7 +94,7 @@ def _is_sure(case: Case) -> bool:
 
 
 @lru_cache(maxsize=1)
-def recorded() -> tuple[Case, ...]:
+def recorded() -> tuple[ReportsCase, ...]:
     """Each recorded run, at times before and after what happened."""
     cases = []
     for path in sorted(RUNS.glob("*.json")):
@@ -106,7 +106,7 @@ def recorded() -> tuple[Case, ...]:
             now_s = min(now_s, end_s)
             rows = run.reports(now_s)
             title = f"recorded, {path.stem}: {run.title}; at {now_s:.2f} s"
-            cases.append(Case(title, rows, now_s))
+            cases.append(ReportsCase(title, rows, now_s))
     return tuple(filter(_is_sure, cases))
 
 
@@ -146,7 +146,7 @@ def _case(
     ended: Sequence[int] = (),
     since_start: bool = False,
     patience: float = PATIENCE,
-) -> Case:
+) -> ReportsCase:
     """One rank for each of `doing`; its times are scaled by 1e-3 … 1e2."""
     scale, ranks = 10 ** draw.uniform(-3, 2), draw.sample(range(1, 200), len(doing))
     first, start_s = draw.randint(0, 5000), draw.uniform(0, 5000) * scale
@@ -169,17 +169,17 @@ def _case(
         beat_s = now_s - silent_s * usual_s
         is_over = place in ended
         rows.append(Row(ranks[place], own, what_rank, since_s, beat_s, is_over))
-    return Case(what, draw.sample(rows, len(rows)), now_s, patience)
+    return ReportsCase(what, draw.sample(rows, len(rows)), now_s, patience)
 
 
 @lru_cache(maxsize=4)
-def cases(seed: int) -> tuple[Case, ...]:
+def cases(seed: int) -> tuple[ReportsCase, ...]:
     """The recorded ones, and some that depend on the seed."""
     draw = random.Random(seed)
     waits: Doing = (WAIT, 30.0, 0.1)
     short: Doing = (WAIT, 6.0, 0.1)
 
-    def case(what: str, *doing: Doing, **how: Any) -> Case:
+    def case(what: str, *doing: Doing, **how: Any) -> ReportsCase:
         return _case(draw, what, doing, **how)
 
     drawn = [

@@ -20,12 +20,12 @@ from distlab.given.recovering import (
     Signal,
     Start,
 )
-from distlab.grading.checks.recovery.contract import Contract, Due
+from distlab.grading.checks.recovery.contract import Due, SupervisorContract
 from distlab.grading.checks.recovery.faults import (
     BY_HAND,
     NUM_RANDOM,
     SIZES,
-    Processes,
+    RecoveringProcesses,
     Script,
     scripts,
 )
@@ -69,10 +69,12 @@ def play_faults(
     context: RankContext, unit: ModuleType, seed: int
 ) -> list[tuple[int, History]]:
     """The first script that breaks each clause: its number, and the actions."""
-    return first_faults(scripts(seed), lambda script: play(unit, script), faults)
+    return first_faults(
+        scripts(seed), lambda script: play_supervisor(unit, script), faults
+    )
 
 
-def play(unit: ModuleType, script: Script) -> History:
+def play_supervisor(unit: ModuleType, script: Script) -> History:
     """The events of a script with the supervisor's actions, until all is over."""
     supervisor = unit.Supervisor(
         script.world_size,
@@ -83,7 +85,9 @@ def play(unit: ModuleType, script: Script) -> History:
         grace_s=script.grace_s,
     )
     can_act = partial(_can_act, script.world_size)
-    return launcher_actions.play(supervisor, Processes(script), _EVENTS, _fact, can_act)
+    return launcher_actions.play_actions(
+        supervisor, RecoveringProcesses(script), _EVENTS, _fact, can_act
+    )
 
 
 def _can_act(world_size: int, actions: list[Fact]) -> bool:
@@ -109,7 +113,7 @@ def _fact(action: Any) -> Fact:
 
 def faults(script: Script, history: History) -> dict[str, NotYetError]:
     """The first event with other actions than the contract's, and its clause."""
-    contract, rows = Contract(script), rows_of(history)
+    contract, rows = SupervisorContract(script), rows_of(history)
     for place, row in enumerate(rows):
         event, actions = tuple(row.request), [tuple(a) for a in row.reply]
         is_late = contract.is_late(row.time_s)
@@ -144,7 +148,7 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
 class _Fault(NamedTuple):
     """Actions that are not what is due, and what a right supervisor knew."""
 
-    contract: Contract  # after the event, without what was done about it
+    contract: SupervisorContract  # after the event, without what was done about it
     due: Due
     part: str  # of the actions
     actions: list[Fact]
@@ -285,7 +289,7 @@ def _of_replacing(seen: _Fault) -> tuple[str, str]:
     return "", _of_members(seen.contract, forms[0]) if is_wrong else ""
 
 
-def _of_loop(contract: Contract) -> tuple[str, str]:
+def _of_loop(contract: SupervisorContract) -> tuple[str, str]:
     """A crash loop that went on: a new step was seen that there was not."""
     if contract.late_step and not contract.has_repeated:
         _, step, generation = contract.late_step
@@ -295,7 +299,7 @@ def _of_loop(contract: Contract) -> tuple[str, str]:
     return "crash-loop", rule
 
 
-def _of_members(contract: Contract, members: dict[int, int]) -> str:
+def _of_members(contract: SupervisorContract, members: dict[int, int]) -> str:
     """What is wrong with the processes that a Form gives ranks."""
     for process, count in Counter(members.values()).items():
         ranks = sorted(r for r, p in members.items() if p == process)

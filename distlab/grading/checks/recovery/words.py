@@ -8,7 +8,7 @@ from itertools import groupby
 from signal import SIGKILL, SIGTERM
 from typing import Any
 
-from distlab.grading.checks.recovery.contract import Contract, Due
+from distlab.grading.checks.recovery.contract import Due, SupervisorContract
 from distlab.grading.checks.recovery.faults import Script
 from distlab.grading.kit.histories import Row
 from distlab.grading.kit.launcher_actions import Fact, signal_name
@@ -53,7 +53,7 @@ def _groups(rows: Sequence[Row]) -> list[list[Row]]:
 
 def _then(script: Script, rows: Sequence[Row]) -> Evidence:
     """What there was after these rows."""
-    contract = Contract(script)
+    contract = SupervisorContract(script)
     for row in rows:
         due = contract.due(_request(row), row.time_s)
         contract.fault(due, [tuple(action) for action in row.reply])
@@ -77,7 +77,7 @@ def _line(group: Sequence[Row]) -> Evidence:
     return Evidence(rank=NOBODY, state=state, text=text)
 
 
-def expected_words(contract: Contract, due: Due, part: str) -> str:
+def expected_words(contract: SupervisorContract, due: Due, part: str) -> str:
     """What is due, in words; with its free choices."""
     if part == "late":
         return "SIGKILL to " + _processes(sorted(contract.alive))

@@ -12,7 +12,7 @@ from distlab.grading.checks.ring_allreduce.steps import (
     expect_one_neighbor,
 )
 from distlab.grading.checks.ring_allreduce.sums import LENGTH, WORLDS, values_of
-from distlab.grading.checks.ring_allreduce.watched import READ_EARLY, Watched
+from distlab.grading.checks.ring_allreduce.watched import READ_EARLY, WatchedComm
 from distlab.grading.clause import clause
 from distlab.grading.kit.lent import expect_own_memory, lend
 from distlab.grading.kit.messages import calls_of_each
@@ -46,7 +46,7 @@ def pipelined_once(
 
 def watched_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """The same through a communicator that looks after what is under way."""
-    comm = Watched(context.comm, unit)
+    comm = WatchedComm(context.comm, unit)
     tensor = values_of("uneven", seed, context.rank, 4 * context.world_size)
     unit.pipelined_all_reduce(comm, tensor, SEGMENT_BYTES)
     if not comm.sins and bool(tensor.isnan().any()):

@@ -41,7 +41,7 @@ class Flight:
         return start < last and first < end
 
 
-class Watched(Wrapper):
+class WatchedComm(Wrapper):
     """Keep an eye on tensors under way; `sins` has what was done to them, and where."""
 
     def __init__(self, inner: Comm, unit: ModuleType) -> None:
@@ -107,7 +107,7 @@ class Watched(Wrapper):
 
 @dataclass(eq=False)
 class _WatchedWork:
-    _comm: Watched
+    _comm: WatchedComm
     _flight: Flight
     _work: Work
     _waited: bool = field(default=False)

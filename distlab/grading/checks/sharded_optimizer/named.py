@@ -19,7 +19,7 @@ IN_BETWEEN = (
 )
 
 
-def play(runs: Runs, scenario: Scenario, **values: Any) -> Run:
+def finished_run(runs: Runs, scenario: Scenario, **values: Any) -> Run:
     """`runs.finished`, with names for what can go wrong at this stage.
 
     Raises:
@@ -97,7 +97,7 @@ def play_ahead(runs: Runs) -> None:
     Raises:
         NotYetError: it is the wrong one.
     """
-    run = play(runs, layers.train_stage3, prefetch=True)
+    run = finished_run(runs, layers.train_stage3, prefetch=True)
     if wrong := _wrong_way(run):
         raise NotYetError(wrong[0], slug=wrong[1], rule=WAY)
 

@@ -13,7 +13,7 @@ from distlab.grading.checks.sharded_optimizer.moments import (
     expect_freed,
     expect_no_copy,
 )
-from distlab.grading.checks.sharded_optimizer.named import kept_before, play
+from distlab.grading.checks.sharded_optimizer.named import finished_run, kept_before
 from distlab.grading.checks.sharded_optimizer.scenarios import SLACK
 from distlab.grading.checks.sharded_optimizer.stage1 import WORLDS
 from distlab.grading.clause import clause
@@ -43,7 +43,7 @@ def _evidence(run: Run, key: str, allowed: float) -> tuple[Evidence, ...]:
 @clause(FORWARD, "C1", worlds=WORLDS, runs=[on_ranks(layers.only_forward)])
 def outputs_of_the_whole_model(runs: Runs) -> str | None:
     """V: two forwards; in between, every rank has changed its shards."""
-    run = play(runs, layers.only_forward)
+    run = finished_run(runs, layers.only_forward)
     model = layers.make_layers(runs.seed)
     inputs = [layers.make_inputs(runs.seed, 0, r) for r in range(run.world_size)]
     with torch.no_grad():
@@ -79,7 +79,7 @@ def outputs_of_the_whole_model(runs: Runs) -> str | None:
 @clause(FORWARD, "C2", worlds=SEVERAL, runs=[on_ranks(layers.only_forward)])
 def one_layer_at_a_time(runs: Runs) -> str | None:
     """M: all that is alive: when all is set up, in each layer, and afterwards."""
-    run, n = play(runs, layers.only_forward), runs.world_size
+    run, n = finished_run(runs, layers.only_forward), runs.world_size
     sizes = layers.layer_elements(n)
     shards = layers.shard_bytes(n)
     for rank, value in enumerate(run.values):
@@ -120,7 +120,7 @@ def one_layer_at_a_time(runs: Runs) -> str | None:
 @clause(FORWARD, "C3", worlds=SEVERAL, runs=[on_ranks(layers.only_forward)])
 def gathered_once(runs: Runs) -> str | None:
     """B: a forward sends every shard to the others once."""
-    run, n = play(runs, layers.only_forward), runs.world_size
+    run, n = finished_run(runs, layers.only_forward), runs.world_size
     right = 8.0 * (n - 1) * sum(layers.layer_elements(n))
     _expect_sent(run, [value["sent"] for value in run.values], right, "a forward")
     expect_bytes(run, [value["half"] for value in run.values], "a forward")
@@ -165,7 +165,7 @@ def weights_of_one_process(runs: Runs) -> str | None:
     """V: the shards of all ranks, put together after each step; also with prefetch."""
     for values in _ways(runs.world_size):
         right, outputs = layers.one_process(runs.seed, runs.world_size, **values)
-        run = play(runs, layers.train_stage3, **values)
+        run = finished_run(runs, layers.train_stage3, **values)
         how = " with prefetch" if values else ""
         for step, expected in enumerate(right):
             _expect_weights(run, step, expected, how)
@@ -211,7 +211,7 @@ def never_more_than_that(runs: Runs) -> str | None:
     sizes = [8 * n * size for size in layers.layer_elements(n)]
     for values in _ways(n):
         count = 1 + len(values)
-        run = play(runs, layers.train_stage3, **values)
+        run = finished_run(runs, layers.train_stage3, **values)
         most = max(sum(sizes[i : i + count]) for i in range(len(sizes)))
         how = "with prefetch, two layers have" if values else "one layer has"
         peak = max(value["peak"] for value in run.values)
@@ -252,7 +252,7 @@ def three_times(runs: Runs) -> str | None:
     n = runs.world_size
     right = 3 * 8.0 * (n - 1) * sum(layers.layer_elements(n))
     for values in _ways(n):
-        run = play(runs, layers.train_stage3, **values)
+        run = finished_run(runs, layers.train_stage3, **values)
         sent = [value["steps"][-1]["sent"] for value in run.values]
         _expect_sent(run, sent, right, "a step" + " with prefetch" * bool(values))
     return f"n = {n}: {right:.0f} bytes per rank and step, 1.5 × those of DDP"

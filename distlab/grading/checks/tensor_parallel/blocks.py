@@ -19,7 +19,7 @@ from distlab.grading.checks.tensor_parallel.shared import (
     DIVIDED,
     NO_SUM_BACK,
     WORLDS,
-    Counted,
+    CountedComm,
     as_tensor,
     attempt,
     enter,
@@ -63,7 +63,7 @@ ONE_EACH = (
 
 def blocks_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """Both, trained for some steps, each by itself; then heads that do not fit."""
-    n, comm = context.world_size, Counted(context.comm)
+    n, comm = context.world_size, CountedComm(context.comm)
     uses = {"operators.before": 0, "operators.after": 0}
 
     def way_in(group: Comm, x: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def _trained(
     module: nn.Module,
     seed: int,
     n: int,
-    comm: Counted,
+    comm: CountedComm,
     marks: dict[str, list[int]],
     name: str,
 ) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _trained(
     return {"outs": outs, "backs": backs}
 
 
-def _refused(comm: Counted, unit: ModuleType, n: int) -> dict[str, Any]:
+def _refused(comm: CountedComm, unit: ModuleType, n: int) -> dict[str, Any]:
     """One head too many, of n channels each: all can be cut in n, but not the heads."""
     odd = Attention(TransformerConfig(dim=n * (n + 1), num_heads=n + 1)).double()
     layers, begin = (odd.qkv, odd.proj), comm.count

@@ -13,7 +13,7 @@ from distlab.comm import Comm
 from distlab.grading.checks.tensor_parallel.shared import (
     NO_SUM_BACK,
     WORLDS,
-    Counted,
+    CountedComm,
     as_tensor,
     drawn,
     expect_calls,
@@ -33,7 +33,7 @@ SHAPE = (2, 3, 4)
 
 def passages_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """Each way by itself, and then on tensors that do not lie in one piece."""
-    comm = Counted(context.comm)
+    comm = CountedComm(context.comm)
     rank, device = context.rank, comm.device
     marks: dict[str, list[int]] = {}
     same, own = drawn(seed, -1, *SHAPE), drawn(seed, rank, *SHAPE)
@@ -60,7 +60,7 @@ def passages_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str
 
 def _in_two_groups(comm: Comm, unit: ModuleType, x: Tensor, gradient: Tensor) -> int:
     """How often the way back of the first group calls the second group's comm."""
-    first, second = x.clone().requires_grad_(), Counted(comm)
+    first, second = x.clone().requires_grad_(), CountedComm(comm)
     y = unit.copy_to_region(comm, first)
     unit.copy_to_region(second, x.clone().requires_grad_())
     begin = second.count
@@ -82,7 +82,7 @@ Way = Callable[[Comm, Tensor], Tensor]
 
 
 def _there_and_back(
-    comm: Counted,
+    comm: CountedComm,
     way: Way,
     given: Tensor,
     gradient: Tensor,

@@ -11,7 +11,7 @@ from torch import Tensor
 from distlab.grading.checks.tensor_parallel.shared import (
     DIVIDED,
     WORLDS,
-    Counted,
+    CountedComm,
     as_tensor,
     drawn,
     expect_calls,
@@ -48,7 +48,7 @@ PAIR = ["all_gather", "reduce_scatter"]
 def sequence_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """Both moves by themselves, both ways there and back, and a block of one head."""
     n, rank, device = context.world_size, context.rank, context.comm.device
-    comm = Counted(context.comm)
+    comm = CountedComm(context.comm)
     few = drawn(seed, rank, SEQUENCES, EACH, CHANNELS).to(device)
     many = drawn(seed + 1, rank, SEQUENCES, EACH * n, CHANNELS).to(device)
     before = few.clone(), many.clone()
@@ -62,7 +62,7 @@ def sequence_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str
     return {**found, **_block(context, unit, seed, comm)}
 
 
-def _back(way: Any, comm: Counted, given: Tensor, upstream: Tensor) -> Tensor:
+def _back(way: Any, comm: CountedComm, given: Tensor, upstream: Tensor) -> Tensor:
     x = given.clone().requires_grad_()
     y = way(comm, x)
     if not isinstance(y, Tensor) or not y.requires_grad or y.shape != upstream.shape:
@@ -72,7 +72,7 @@ def _back(way: Any, comm: Counted, given: Tensor, upstream: Tensor) -> Tensor:
 
 
 def _block(
-    context: RankContext, unit: ModuleType, seed: int, comm: Counted
+    context: RankContext, unit: ModuleType, seed: int, comm: CountedComm
 ) -> dict[str, Any]:
     n, rank = context.world_size, context.rank
     whole_in, whole_up = _block_batch(seed, n)

@@ -27,7 +27,7 @@ NO_SUM_BACK = (
 )
 
 
-class Counted(Wrapper):
+class CountedComm(Wrapper):
     """A comm that counts its calls, and those of its groups; each rank has a node."""
 
     def __init__(self, inner: Comm) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.grading.checks.trainer.evaluate_mistakes import (
-    Counted,
+    BatchCounts,
     wrong_accuracies,
     wrong_losses,
 )
@@ -214,7 +214,7 @@ def _evaluated(runs: Runs, **how: bool) -> Run:
 
 
 @lru_cache(maxsize=64)
-def counted(seed: int, world_size: int, *, mixed: bool) -> Counted:
+def counted(seed: int, world_size: int, *, mixed: bool) -> BatchCounts:
     """Loss and number of right answers of every batch of every rank."""
     model = Scorer(seed).eval()
     rows = []
@@ -225,10 +225,10 @@ def counted(seed: int, world_size: int, *, mixed: bool) -> Counted:
             loss = float(mean_loss(outputs, targets)) if len(inputs) else 0.0
             right = int((outputs.argmax(1) == targets).sum())
             rows.append((rank, loss, right, len(inputs)))
-    return Counted(world_size, tuple(rows))
+    return BatchCounts(world_size, tuple(rows))
 
 
-def expect_metrics(found: list[Any], right: Counted, who: str) -> None:
+def expect_metrics(found: list[Any], right: BatchCounts, who: str) -> None:
     """On every rank the loss and the accuracy are those of all samples together.
 
     Raises:
@@ -265,7 +265,7 @@ def expect_metrics(found: list[Any], right: Counted, who: str) -> None:
             raise error.but(rule=rule) from error
 
 
-def _not_a_number(is_nan: list[bool], right: Counted, who: str) -> NotYetError:
+def _not_a_number(is_nan: list[bool], right: BatchCounts, who: str) -> NotYetError:
     """A rank without samples in some batch, or in none, may make nan; or it was put."""
     without = [
         not right.of_rank(r) or any(row[3] == 0 for row in right.of_rank(r))

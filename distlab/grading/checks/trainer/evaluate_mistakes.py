@@ -15,7 +15,7 @@ MIXED_UP = "batches-not-samples"
 
 
 @dataclass(frozen=True)
-class Counted:
+class BatchCounts:
     """Of every batch: its rank, mean loss, number of right answers, and size."""
 
     world_size: int
@@ -33,7 +33,7 @@ class Counted:
         return [row for row in self.rows if row[0] == rank]
 
 
-def wrong_losses(right: Counted) -> list[Suspect]:
+def wrong_losses(right: BatchCounts) -> list[Suspect]:
     """What known mistakes make of the loss."""
     total = sum(row[1] * row[3] for row in right.rows)
     samples = sum(row[3] for row in right.rows)
@@ -63,7 +63,7 @@ def wrong_losses(right: Counted) -> list[Suspect]:
     ]
 
 
-def wrong_accuracies(right: Counted) -> list[Suspect]:
+def wrong_accuracies(right: BatchCounts) -> list[Suspect]:
     """What known mistakes make of the accuracy."""
     count = sum(row[2] for row in right.rows)
     accuracy = right.metrics()[1]
@@ -86,7 +86,7 @@ def wrong_accuracies(right: Counted) -> list[Suspect]:
     ]
 
 
-def _by_batches(right: Counted, column: int, what: str) -> list[Suspect]:
+def _by_batches(right: BatchCounts, column: int, what: str) -> list[Suspect]:
     """The sum over all samples, divided by how many batches there are."""
     total = right.metrics()[column] * sum(row[3] for row in right.rows)
     return [
@@ -102,7 +102,7 @@ def _by_batches(right: Counted, column: int, what: str) -> list[Suspect]:
     ]
 
 
-def _common(right: Counted, column: int, what: str) -> list[Suspect]:
+def _common(right: BatchCounts, column: int, what: str) -> list[Suspect]:
     n = right.world_size
 
     def value(rows: Sequence[Row]) -> float:
@@ -169,7 +169,7 @@ def _common(right: Counted, column: int, what: str) -> list[Suspect]:
 
 
 def _everywhere(
-    right: Counted, slug: str, value: float, sentence: str, rule: str = ""
+    right: BatchCounts, slug: str, value: float, sentence: str, rule: str = ""
 ) -> Suspect:
     return Suspect(
         slug=slug,

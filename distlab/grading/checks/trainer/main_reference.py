@@ -71,7 +71,7 @@ def first_weights() -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mistake:
+class WrongTraining:
     """How the ranks train, if not rightly; as it stands here it is right."""
 
     rule: Rule = lambda gradients, counts, rank: _weighted(gradients, counts)
@@ -81,14 +81,14 @@ class Mistake:
     full_batches: bool = False  # the last, smaller batch is left out
 
 
-RIGHT = Mistake()
+RIGHT = WrongTraining()
 
 
 @one_thread()
 def trained(
     num_epochs: int,
     world_size: int,
-    how: Mistake = RIGHT,
+    how: WrongTraining = RIGHT,
     first: Sequence[Tensor | None] = (),
 ) -> list[Tensor]:
     """Each rank's weights at the end; nothing, if they are not `first` after a step."""
@@ -144,7 +144,7 @@ def suspects_of(
     )
 
 
-def _known(n: int) -> Iterator[tuple[str, str, str, list[Mistake]]]:
+def _known(n: int) -> Iterator[tuple[str, str, str, list[WrongTraining]]]:
     """Slug, sentence and rule of a mistake, and the ways in which it is made."""
     rules: list[tuple[str, str, Rule]] = [
         ("mean-of-means", PLAIN_MEAN, _plain),
@@ -173,21 +173,23 @@ def _known(n: int) -> Iterator[tuple[str, str, str, list[Mistake]]]:
     ]
     of_samples = "each rank's sum over its samples / the samples of the global batch"
     for slug, sentence, rule in rules:
-        ways = [Mistake(rule=rule, share=share) for share in (_every_nth, _chunks)]
+        ways = [
+            WrongTraining(rule=rule, share=share) for share in (_every_nth, _chunks)
+        ]
         yield slug, sentence, of_samples, ways
     yield (
         "remainder-lost",
         f"each batch was split into {n} blocks of a size rounded down: the remainder "
         "was read by no rank",
         "every sample of a batch belongs to a rank: 100 samples on 3 ranks",
-        [Mistake(rule=_plain, share=_rounded_down), *_either_way(_rounded_down)],
+        [WrongTraining(rule=_plain, share=_rounded_down), *_either_way(_rounded_down)],
     )
     yield (
         "last-batch-dropped",
         "the last, smaller batch of each epoch was left out",
         "every batch of global_batches(epoch) counts",
         [
-            Mistake(rule=rule, share=share, full_batches=True)
+            WrongTraining(rule=rule, share=share, full_batches=True)
             for rule in (RIGHT.rule, _plain)
             for share in (_every_nth, _chunks)
         ],
@@ -201,7 +203,10 @@ def _known(n: int) -> Iterator[tuple[str, str, str, list[Mistake]]]:
             [
                 way
                 for share in (_local_nth, _local_chunks)
-                for way in (Mistake(rule=_plain, share=share), *_either_way(share))
+                for way in (
+                    WrongTraining(rule=_plain, share=share),
+                    *_either_way(share),
+                )
             ],
         )
     yield (
@@ -209,13 +214,16 @@ def _known(n: int) -> Iterator[tuple[str, str, str, list[Mistake]]]:
         "every rank made a different model, with its rank as the seed: equal steps "
         "keep the models apart",
         "make_model(seed=0) on every rank",
-        [Mistake(share=share, own_models=True) for share in (_every_nth, _chunks)],
+        [
+            WrongTraining(share=share, own_models=True)
+            for share in (_every_nth, _chunks)
+        ],
     )
 
 
-def _either_way(share: Share) -> list[Mistake]:
+def _either_way(share: Share) -> list[WrongTraining]:
     """Divided by the samples that were read, or by those of the batch."""
-    return [Mistake(share=share, of_batch=of_batch) for of_batch in (False, True)]
+    return [WrongTraining(share=share, of_batch=of_batch) for of_batch in (False, True)]
 
 
 @one_thread()

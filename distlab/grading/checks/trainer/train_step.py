@@ -48,7 +48,7 @@ WORLDS = (4, 3, 2, 7, 1)
 BEND_WORLD = 3  # where a second optimiser is tried as well
 
 
-class Watched(torch.optim.SGD):
+class NotedSGD(torch.optim.SGD):
     """Plain SGD that notes when it is called; or SGD with a bend, see `bent`."""
 
     def __init__(
@@ -92,7 +92,7 @@ def train_steps(
     model.zero_grad = lambda set_to_none=True: optimizer.zero_grad(set_to_none)  # type: ignore[method-assign]
     first = next(model.parameters())  # its gradient is the last one to be ready
     first.register_post_accumulate_grad_hook(lambda _: note("backward"))
-    optimizer = Watched(model, note, with_bend)
+    optimizer = NotedSGD(model, note, with_bend)
     losses = []
     for step in range(STEPS):
         inputs, targets = make_batch(seed, step, context.rank)
