@@ -118,7 +118,7 @@ class Int8:
 
 
 class PowerSGD:
-    """A comm_hook: each matrix M is sent as P Qᵀ, two matrices with r columns.
+    """A comm_hook: each matrix M is sent as P Qᵀ, two matrices with R columns.
 
     In torch.distributed: powerSGD_hook.powerSGD_hook
     """
@@ -135,15 +135,15 @@ class PowerSGD:
         P = M Q, summed over the ranks, with orthonormal columns then; Q = Mᵀ P, summed.
         M is the gradient plus the residual, Q at first that of the step before.
         Given: self.factors is used like self.residuals, and has a list: one Q, shape
-        (columns, r), for each matrix. split(bucket, t): the matrices of t, which is
+        (columns, R), for each matrix. split(bucket, t): the matrices of t, which is
         like bucket.flat, and one tensor with all other elements; join is the reverse.
 
-        C1 if the sum of all M has the rank r or less, bucket.flat is that sum
+        C1 if the sum of all M has matrix rank R or less, bucket.flat is that sum
         C2 parameters of fewer than two dimensions are summed exactly
         C3 residual: M - P Qᵀ / n, and zero for what was summed exactly. Q is kept
         C4 a rank sends P, Q and the other elements, nothing else, in two all_reduces
         C5 the call returns at once: the rank waits in wait() only
-        Cost: 2(n-1)/n · r·(rows + columns) values for a matrix.
+        Cost: 2(n-1)/n · R·(rows + columns) values for a matrix.
         Check: distlab check 4.15
         """
         # TODO(gradient_compression.powersgd)

@@ -37,6 +37,7 @@ from distlab.distributed.copies import (
     plan_of,
 )
 from distlab.distributed.group import default_comm
+from distlab.distributed.notice import SAVED
 from distlab.distributed.parts import running, unit
 from distlab.distributed.regrouping import (
     FormError,
@@ -49,8 +50,6 @@ from distlab.given.data_parallel import contiguous
 from distlab.given.recovering import SAVE
 from distlab.given.training_state import Run, State, pack, unpack
 from distlab.launch.control import Go
-
-SAVED = 128 + signal.SIGTERM
 
 
 def elastic(

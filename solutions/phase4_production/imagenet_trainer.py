@@ -30,6 +30,7 @@ from torch import Tensor, nn
 import distlab.distributed as dist
 from distlab.comm import DiskError, RealDisk
 from distlab.distributed.job import build, start, use_code
+from distlab.distributed.notice import SAVED, Notice
 from distlab.distributed.parts import unit
 from distlab.distributed.watch import Watch
 from distlab.given import training_state
@@ -153,6 +154,7 @@ class Saved:
     def __init__(self, options: Options, job: Job) -> None:
         self.job, self.run, self.every = job, run_of(job), options.save_every
         self.disk = RealDisk(options.checkpoint) if options.checkpoint else None
+        self.notice = Notice(job.comm) if self.disk else None
         self.units = unit("fault_tolerance")
 
     def restore(self) -> int:
@@ -174,12 +176,17 @@ class Saved:
         state = training_state.pack(shared, own, comm.rank, comm.world_size)
         self.units.save(comm, self.disk, step, *state)
 
+    def must_end(self) -> bool:
+        """Whether SIGTERM came to a rank: then all save, and end. Collective."""
+        return self.notice is not None and self.notice.is_anywhere()
+
 
 def train(options: Options) -> Metrics:
     """Train as the options say; return what the last evaluation gave.
 
     Raises:
         ValueError: the options contradict the data, the ranks or the checkpoint.
+        SystemExit: SIGTERM came, and the step it came in is saved.
     """
     comm = start(options)
     training_state.seed_all(options.seed + comm.rank)
@@ -187,12 +194,14 @@ def train(options: Options) -> Metrics:
     watch = Watch(options, job)
     saved = Saved(options, job)
     step = saved.restore()
+    is_ended = False
     metrics: list[Metrics] = []
 
     def on_step(epoch: int, loss: float) -> bool:
-        nonlocal step
+        nonlocal step, is_ended
         step += 1
-        is_last = step == options.max_steps
+        is_ended = saved.must_end()
+        is_last = is_ended or step == options.max_steps
         watch.end_step(step, epoch, loss)
         saved.save(step, is_last=is_last)
         return not is_last
@@ -211,6 +220,9 @@ def train(options: Options) -> Metrics:
     weights = checksum(parameter for parameter in job.engine.whole().parameters())
     watch.say(f"step {step}  weights {weights:08x}")
     dist.destroy_process_group()
+    if is_ended:
+        watch.say("SIGTERM came: this step is saved, and the training ends here")
+        sys.exit(SAVED)
     return metrics[-1] if metrics else Metrics(float("nan"), float("nan"))
 
 

@@ -238,9 +238,15 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
-def test_killed_and_resumed_is_bit_equal(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The weights of a run that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    return weights_in(finished(torchrun(2, SCRIPT, *EVERYTHING, folder)))
+
+
+def test_killed_and_resumed_is_bit_equal(tmp_path: Path, unbroken: str) -> None:
     """SIGKILL of all processes in the middle of an epoch, after a save."""
-    unbroken = finished(torchrun(2, SCRIPT, *EVERYTHING, tmp_path / "unbroken"))
     process = torchrun(2, SCRIPT, *EVERYTHING, tmp_path / "killed")
     assert process.stdout is not None
     before = ""
@@ -258,7 +264,34 @@ def test_killed_and_resumed_is_bit_equal(tmp_path: Path) -> None:
     resumed = finished(torchrun(2, SCRIPT, *EVERYTHING, tmp_path / "killed"))
     first = min(map(int, re.findall(r"^step (\d+)  loss", resumed, re.MULTILINE)))
     assert 6 <= first <= 16, resumed
-    assert weights_in(resumed) == weights_in(unbroken)
+    assert weights_in(resumed) == unbroken
+
+
+@pytest.mark.parametrize("who", ["torchrun", "rank 1"])
+def test_after_sigterm_a_step_is_saved_and_the_next_start_goes_on(
+    tmp_path: Path, who: str, unbroken: str
+) -> None:
+    """As SLURM and Kubernetes end a job; and if only one of the ranks hears of it."""
+    process = torchrun(2, SCRIPT, *EVERYTHING, tmp_path / "ended")
+    assert process.stdout is not None
+    before = ""
+    for line in process.stdout:
+        before += line
+        if line.startswith("step 11 "):
+            pid = process.pid if who == "torchrun" else max(children_of(process.pid))
+            os.kill(pid, signal.SIGTERM)
+            break
+    else:
+        pytest.fail(before)
+    after, _ = process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert "SIGTERM came: this step is saved" in after
+    last = max(map(int, re.findall(r"^step (\d+)  loss", before + after, re.MULTILINE)))
+    assert 11 <= last < 24
+    resumed = finished(torchrun(2, SCRIPT, *EVERYTHING, tmp_path / "ended"))
+    first = min(map(int, re.findall(r"^step (\d+)  loss", resumed, re.MULTILINE)))
+    assert first == last + 1
+    assert weights_in(resumed) == unbroken
 
 
 def test_a_checkpoint_of_another_model_is_one_line(tmp_path: Path) -> None:
