@@ -14,6 +14,7 @@ of which one has the state that only this rank has.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -63,12 +64,14 @@ def elastic(
     `state` has "model" and "optimizer", and whatever else changes from step to step and
     has state_dict(): "scheduler", "scaler", … Or it is a `Run` of the unit
     fault_tolerance. With `folder` checkpoints are saved there, every `save_every` steps
-    and when SIGTERM arrives: then the processes end with exit code 143. The newest one
+    and when SIGTERM arrives: then the processes end with exit code 143. (While a group
+    is formed there is nothing that all could save; they end at once.) The newest one
     that is complete is where training begins. One that cannot be saved is a line on
     stderr, and no reason to stop.
 
     Raises:
-        ValueError: `state` lacks a model or an optimizer.
+        ValueError: `state` lacks a model or an optimizer; or the optimizer is sharded,
+            and the launcher has --standby or --elastic.
 
     Example:
         init_process_group()
@@ -125,8 +128,14 @@ class Elastic:
         self._save_every = save_every
         self._comm = default_comm()
         self._group = self._comm if isinstance(self._comm, RegroupingComm) else None
+        if self._group is not None and run.is_sharded:
+            raise ValueError(
+                "elastic() cannot keep a sharded optimizer while ranks come and go; "
+                "start it without --standby and --elastic, with a folder"
+            )
         self._holds = Holdings()
         self._must_stop = False
+        self._is_between = False  # between two groups
         self._times: dict[str, float] = {}
 
     def steps(self, num_steps: int) -> Iterator[StepAttempt]:
@@ -181,6 +190,8 @@ class Elastic:
         if self._group and not self._group.is_set_up:  # it has no rank, and no state
             sys.exit(128 + number)
         self._must_stop = True
+        if self._is_between:  # the others do not come: what is saved is what there is
+            sys.exit(SAVED)
 
     def _is_over(self) -> bool:
         """Whether all ranks have completed the last step; if not, regroup."""
@@ -233,10 +244,10 @@ class Elastic:
         shared, own = self._state()
         comm = self._comm
         tensors, meta = pack(shared, own, comm.rank, comm.world_size)
-        if self._group is not None:
-            self._group.page.does(SAVE)
+        group = self._group
+        saving = group.page.during(SAVE) if group else contextlib.nullcontext()
         try:
-            with running(CheckpointError):
+            with saving, running(CheckpointError):
                 unit("fault_tolerance").save(
                     comm, self._disk, self.completed, tensors, meta
                 )
@@ -264,7 +275,7 @@ class Elastic:
         while True:
             group.leave()
             with group.page.waiting():
-                go = group.member.join(self._report)
+                go = self._join()
                 self._times["joined_s"] = time.monotonic()
                 try:
                     group.form(go)
@@ -272,9 +283,19 @@ class Elastic:
                     self._take(go)
                     break
                 except (FormError, PeerLost) as error:
-                    group.member.say(failed=str(error))
+                    group.member.say(failed=go.number, why=str(error))
         self._times |= {"restored_s": time.monotonic(), "generation": go.generation}
         group.member.say(formed=go.number, step=self.completed)
+
+    def _join(self) -> Go:
+        """Wait for the next group; after SIGTERM there will be none, so end."""
+        assert self._group is not None
+        self._is_between = True
+        if self._must_stop:
+            sys.exit(SAVED)
+        go = self._group.member.join(self._report)
+        self._is_between = False
+        return go
 
     def _report(self) -> dict[str, Any]:
         return {"step": self.completed, "holds": self._holds.report()}
@@ -298,10 +319,7 @@ class Elastic:
         if plan is None:
             self._first_state()
         else:
-            is_sharded = self.run.is_sharded
-            self._restore(
-                *gather_state(self._comm, self._holds, plan, is_sharded=is_sharded)
-            )
+            self._restore(*gather_state(self._comm, self._holds, plan))
             self.completed = plan.label.step
             self._holds.forget_after(self.completed)
         self._group.page.completed(self.completed)

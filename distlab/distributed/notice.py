@@ -22,19 +22,26 @@ SAVED = 128 + signal.SIGTERM
 
 
 class Notice:
-    """Remembers that SIGTERM came; from now on the signal alone ends nothing."""
+    """Remembers that SIGTERM came; from now on the signal alone ends nothing.
+
+    torchrun and SLURM send it to all processes of a rank. Data workers that it ended
+    would end the rank, before it has saved. So the signal is blocked, which processes
+    that are forked from now on inherit; it stays pending until it is looked for.
+    """
 
     def __init__(self, comm: Comm) -> None:
         self._comm, self._is_here = comm, False
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._remember)
+            signal.signal(signal.SIGTERM, self._remember)  # for threads that were here
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def _remember(self, number: int, frame: object) -> None:
         self._is_here = True
 
     def is_anywhere(self) -> bool:
         """Whether it came to any rank; collective, at the end of a step."""
-        flag = torch.tensor([self._is_here], dtype=torch.int32)
+        is_here = self._is_here or signal.SIGTERM in signal.sigpending()
+        flag = torch.tensor([is_here], dtype=torch.int32)
         flag = flag.to(self._comm.device)
         self._comm.all_reduce(flag, ReduceOp.MAX)
         return bool(flag)

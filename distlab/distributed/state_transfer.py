@@ -17,24 +17,16 @@ from distlab.given.training_state import State
 
 
 def gather_state(
-    comm: Comm, holds: Holdings, plan: CopyPlan, *, is_sharded: bool
+    comm: Comm, holds: Holdings, plan: CopyPlan
 ) -> tuple[State, list[State]]:
     """The shared state, and the own states, as `restore` takes them; collective.
 
-    In a group of another size, or with a sharded optimizer, every rank needs the own
-    states of all ranks; otherwise only its own.
-
-    Raises:
-        RuntimeError: a part of a sharded optimizer's state is in no memory.
+    In a group of another size every rank needs the own states of all ranks; otherwise
+    only its own.
     """
-    if plan.lost and is_sharded:
-        raise RuntimeError(
-            f"the optimizer's state of rank {plan.lost[0]} is lost: this rank and the "
-            "next one, which had a copy, have both ended"
-        )
     slot = holds.find(plan.label)
     shared = _shared_part(comm, slot, plan)
-    needs_all = plan.size != comm.world_size or is_sharded or bool(plan.lost)
+    needs_all = plan.size != comm.world_size or bool(plan.lost)
     owns: dict[int, State] = {}
     for old, holder in sorted(plan.owns.items()):
         takers = range(comm.world_size) if needs_all else [old]

@@ -19,17 +19,23 @@ from distlab.recipe.options import Options
 class Watch:
     """Sees each step end; a record every `log_every` steps, with the unit of 4.1.
 
+    `step` is where the training begins. The records of a run that goes on from its
+    checkpoints go on as well: those of later steps, which come again, are left out.
+
     Raises:
         ValueError: the folder of the records has those of another run.
     """
 
-    def __init__(self, options: Options, job: Job) -> None:
+    def __init__(self, options: Options, job: Job, step: int) -> None:
         self.comm, self.every = job.comm, options.log_every
         self.is_first = job.comm.rank == 0
         self.sink: JsonLines | None = None
         if options.records and self.is_first:
             settings = {"world_size": self.comm.world_size, **vars(options)}
-            self.sink = JsonLines(Path(options.records), settings)
+            goes_on = {"checkpoint": options.checkpoint} if options.checkpoint else None
+            self.sink = JsonLines(
+                Path(options.records), settings, same=goes_on, after=step
+            )
         self.records = bool(options.records)
         self.timed = job.loader = TimedLoader(job.loader)
         self.profiler: StepProfiler | None = None

@@ -80,6 +80,7 @@ class Round:
     members: dict[int, int] = field(default_factory=dict)  # rank → process
     joined: dict[int, dict[str, Any]] = field(default_factory=dict)  # by process
     formed: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)  # they wait for another round
     done: set[int] = field(default_factory=set)
     has_gone: bool = False
     gone_s: float = math.inf
@@ -185,6 +186,8 @@ class Agent:
             return [Waits(number, words["step"])]
         if words.get("formed") == group.number:
             group.formed.add(number)
+        if words.get("failed") == group.number:
+            group.failed.add(number)
         if words.get("done") == group.number:
             group.done.add(number)
             if group.is_over:
@@ -215,8 +218,9 @@ class Agent:
         events = self._note_steps()
         group = self._round
         if group.has_gone and group.is_forming and now_s > group.gone_s + FORMING_S:
-            late = sorted(set(group.members.values()) - group.formed)
-            return [*events, *(Frozen(number, group.generation) for number in late)]
+            late = set(group.members.values()) - group.formed
+            numbers = sorted(late - group.failed or late)
+            return [*events, *(Frozen(number, group.generation) for number in numbers)]
         reports = []
         for rank, number in group.members.items():
             process = self._processes.get(number)
@@ -287,7 +291,12 @@ class Agent:
 
     def _go_if_all_joined(self) -> None:
         group = self._round
-        if group.has_gone or group.joined.keys() < set(group.members.values()):
+        members = set(group.members.values())
+        # One of them may have ended meanwhile: then there will be another round.
+        if (
+            group.has_gone
+            or not members <= group.joined.keys() & self._processes.keys()
+        ):
             return
         group.has_gone, group.gone_s = True, time.monotonic()
         ranks = sorted(group.members)
@@ -354,8 +363,12 @@ class Agent:
             "ended_s": failure.ended_s,
             **last,
         }
-        with open(self._folder / TIMES, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        times_file = self._folder / TIMES
+        with (
+            contextlib.suppress(OSError),
+            open(times_file, "a", encoding="utf-8") as file,
+        ):
+            file.write(json.dumps(row) + "\n")  # a full disk ends no training
         seconds = row["completed_s"] - row["ended_s"]
         self._say(recovered(failure, len(group.members), words["step"], seconds))
 

@@ -79,6 +79,8 @@ class Follower:
         self._generation = 0
         self._num_said = 0
         self._stopped_by = 0
+        self._is_member = False  # of the generation: node 0 listens to members only
+        self._killed: set[int] = set()  # ranks whose end is no failure
         self._is_over = threading.Event()
 
     def run(self) -> int:
@@ -105,20 +107,25 @@ class Follower:
     def _enter(self, generation: int) -> None:
         """Join a generation, and have its words come into the inbox."""
         self._generation, self._num_said = generation, 0
+        self._is_member = False
         threading.Thread(target=self._listen, args=(generation,), daemon=True).start()
 
     def _look_at(self, event: object) -> int | None:
         match event:
+            case Ended(rank) if rank in self._killed:
+                self._killed.discard(rank)  # of the generation before
             case Ended(rank, code):
                 self._tell_end(rank, code)
             case Interrupted(number):
                 return self._interrupt(number)
             case Joined(generation, nodes) if generation == self._generation:
-                if self._config.node not in nodes:
+                self._is_member = self._config.node in nodes
+                if not self._is_member:
                     self._say(f"{PREFIX} waits: the others have begun without it\n")
             case Told(generation, words) if generation == self._generation:
                 return self._obey(words)
             case Stale(generation) if generation == self._generation:
+                self._killed |= set(self._ranks.running)
                 self._ranks.kill()
                 self._enter(generation + 1)
             case Unreachable(reason):
@@ -208,6 +215,9 @@ class Follower:
         self._stopped_by = self._stopped_by or number
         if self._inbox.num_interrupts > 1:
             self._ranks.kill()
+        if not self._is_member:
+            self._say(interrupted(self._stopped_by, 128 + self._stopped_by))
+            return 128 + self._stopped_by
         self._tell({"interrupted": number})
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +16,15 @@ from distlab.launch import control, forker
 from distlab.launch.config import LaunchError
 
 PRELOADED = ("torch", "distlab.distributed")
-_PROGRAM = f"import sys; from {forker.__name__} import main; main(sys.argv[1:])"
+# A signal to the whole group of processes is the agent's to answer, from the start.
+_PROGRAM = f"""\
+import signal, sys
+for number in {tuple(map(int, forker.AGENTS))}:
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
+from {forker.__name__} import main
+main(sys.argv[1:])
+"""
 _START_S = 120.0  # to import them
 
 
@@ -47,14 +56,18 @@ class Forked:
         self._ends: dict[int, socket.socket] = {}
         self._pids: dict[int, int] = {}
         self._socket, theirs = control.pair()
-        with theirs:
-            descriptor = theirs.fileno()
-            self._forker = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM, str(descriptor), *PRELOADED],
-                pass_fds=[descriptor],
-                env={**environment, "PYTHONPATH": _python_path(environment)},
-                stdin=subprocess.DEVNULL,
-            )
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, forker.AGENTS)
+        try:
+            with theirs:
+                descriptor = theirs.fileno()
+                self._forker = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _PROGRAM, str(descriptor), *PRELOADED],
+                    pass_fds=[descriptor],
+                    env={**environment, "PYTHONPATH": _python_path(environment)},
+                    stdin=subprocess.DEVNULL,
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def wait(self) -> None:
         """Wait until processes can be forked.

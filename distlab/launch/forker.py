@@ -33,6 +33,8 @@ from distlab.runner.processes import (
 )
 
 PACKET = 1 << 18
+AGENTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The agent decides what they mean: this process ignores them, see `forked`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,6 @@ class Forker:
     def serve(self) -> Job:
         """Fork as often as the agent asks; in each forked process, return its job."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides what it means
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         selector = selectors.DefaultSelector()
         selector.register(self._agent, selectors.EVENT_READ)
@@ -81,9 +82,12 @@ class Forker:
         if "signal" in request:
             self._signal(request["number"], request["signal"])
             return None
+        # One that comes before the child has taken its own handlers is not lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, AGENTS)
         pid = os.fork()
         if pid == 0:
             return self._become(request, descriptors)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, AGENTS)
         for descriptor in descriptors:
             os.close(descriptor)
         self._numbers[pid] = request["number"]
@@ -101,9 +105,10 @@ class Forker:
 
     def _become(self, request: dict[str, Any], descriptors: list[int]) -> Job:
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGINT):
+        for number in (signal.SIGCHLD, *AGENTS):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, AGENTS)
         self._agent.close()
         os.close(self._woken)
         os.close(self._wake)

@@ -25,20 +25,33 @@ RUN, FIGURES, AUTOPSY = "run.json", "figures.jsonl", "autopsy.txt"
 
 
 class JsonLines:
-    """Writes the folder; it must not hold a run yet.
+    """Writes the folder; it must not hold another run.
+
+    A run with the values `same` is this one, which goes on: the folder keeps its lines
+    up to the step `after`.
 
     Raises:
         ValueError: `folder` holds a run already, which would be mixed with this.
         OSError: it cannot be written.
     """
 
-    def __init__(self, folder: Path, run: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        run: Mapping[str, Any],
+        *,
+        same: Mapping[str, Any] | None = None,
+        after: int = 0,
+    ) -> None:
         self.name = f"the monitor folder {folder}"
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / RUN).exists():
-            raise ValueError(
-                f"{folder} holds the records of another run: choose a new folder"
-            )
+            if same is None or not _is_run(folder / RUN, same):
+                raise ValueError(
+                    f"{folder} holds the records of another run: choose a new folder"
+                )
+            for path in folder.glob("*.jsonl"):
+                _keep_up_to(path, after)
         self._folder, self._files = folder, dict[str, TextIO]()
         (folder / RUN).write_text(json.dumps(dict(run), indent=1) + "\n")
 
@@ -64,6 +77,22 @@ class JsonLines:
         file.write(json.dumps({key: _finite(value) for key, value in values.items()}))
         file.write("\n")
         file.flush()
+
+
+def _is_run(path: Path, same: Mapping[str, Any]) -> bool:
+    try:
+        run = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return isinstance(run, dict) and same.items() <= run.items()
+
+
+def _keep_up_to(path: Path, step: int) -> None:
+    """Leave out the lines of later steps, and one that is torn."""
+    kept = [values for values in _lines(path) if values.get("step", 0) <= step]
+    beside = path.with_suffix(".part")
+    beside.write_text("".join(json.dumps(values) + "\n" for values in kept))
+    beside.replace(path)
 
 
 def write_autopsy(folder: Path, reason: str, lines: Sequence[str]) -> None:

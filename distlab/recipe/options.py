@@ -157,7 +157,7 @@ _AT_LEAST_1 = (
 _AT_LEAST_0 = (
     "num_samples", "num_classes", "image_size", "num_workers", "seed", "max_steps",
     "lr", "momentum", "weight_decay", "warmup_epochs", "label_smoothing", "mixup",
-    "cutmix", "ema", "smallest_image",
+    "cutmix", "ema", "smallest_image", "step_epochs", "warmup_factor",
 )  # fmt: skip
 
 

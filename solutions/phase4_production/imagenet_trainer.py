@@ -156,6 +156,7 @@ class Saved:
         self.disk = RealDisk(options.checkpoint) if options.checkpoint else None
         self.notice = Notice(job.comm) if self.disk else None
         self.units = unit("fault_tolerance")
+        self.newest = 0  # the step of the newest checkpoint
 
     def restore(self) -> int:
         """The newest complete checkpoint's step, restored; 0 if there is none."""
@@ -165,16 +166,19 @@ class Saved:
         shared, owns = training_state.unpack(newest)
         comm = self.job.comm
         self.units.restore(self.run, shared, owns, comm.rank, comm.world_size)
-        return int(newest.step)
+        self.newest = int(newest.step)
+        return self.newest
 
     def save(self, step: int, *, is_last: bool = False) -> None:
-        """Save, if it is time. Collective."""
-        if self.disk is None or (step % self.every and not is_last):
+        """Save, if it is time and not done yet. Collective."""
+        is_due = step != self.newest and (is_last or step % self.every == 0)
+        if self.disk is None or not is_due:
             return
         shared, own = self.units.full_state(self.run)
         comm = self.job.comm
         state = training_state.pack(shared, own, comm.rank, comm.world_size)
         self.units.save(comm, self.disk, step, *state)
+        self.newest = step
 
     def must_end(self) -> bool:
         """Whether SIGTERM came to a rank: then all save, and end. Collective."""
@@ -191,9 +195,9 @@ def train(options: Options) -> Metrics:
     comm = start(options)
     training_state.seed_all(options.seed + comm.rank)
     job = build(options, comm)
-    watch = Watch(options, job)
     saved = Saved(options, job)
     step = saved.restore()
+    watch = Watch(options, job, step)
     is_ended = False
     metrics: list[Metrics] = []
 
@@ -212,10 +216,11 @@ def train(options: Options) -> Metrics:
             f"epoch {epoch + 1}  accuracy {last.accuracy:.4f}  loss {last.loss:.4f}"
         )
 
-    if step and step == options.max_steps:
-        watch.say(f"step {step} is the last one, and the checkpoint has it")
+    if 0 < options.max_steps <= step:
+        watch.say(f"--max-steps {options.max_steps}: the checkpoint has step {step}")
     else:
         fit(job, options.epochs, on_step, on_epoch)
+        saved.save(step, is_last=True)
     watch.close()
     weights = checksum(parameter for parameter in job.engine.whole().parameters())
     watch.say(f"step {step}  weights {weights:08x}")
@@ -232,7 +237,7 @@ def main() -> int:
         options = read_options()
         use_code(options.code)
         unit("imagenet_trainer").train(options)
-    except (ValueError, CheckpointError, DiskError) as error:
+    except (ValueError, OSError, CheckpointError, DiskError) as error:
         print(f"imagenet_trainer: {error}", file=sys.stderr)
         return 2
     return 0

@@ -40,6 +40,8 @@ ROOT = find_root(Path(__file__))
         ("--lr -1", "--lr -1.0: at least 0"),
         ("--lr nan", "--lr nan: at least 0"),
         ("--ema 1", "--ema 1.0: less than 1"),
+        ("--step-epochs -1", "--step-epochs -1.0: at least 0"),
+        ("--warmup-factor nan", "--warmup-factor nan: at least 0"),
         ("--clip-norm 0", "must be positive"),
         ("--global-batch-size 0", "--global-batch-size 0: at least 1"),
         ("--epochs two", "invalid int value: 'two'"),

@@ -267,18 +267,22 @@ def test_killed_and_resumed_is_bit_equal(tmp_path: Path, unbroken: str) -> None:
     assert weights_in(resumed) == unbroken
 
 
-@pytest.mark.parametrize("who", ["torchrun", "rank 1"])
+@pytest.mark.parametrize("who", ["torchrun", "rank 1", "torchrun with data workers"])
 def test_after_sigterm_a_step_is_saved_and_the_next_start_goes_on(
     tmp_path: Path, who: str, unbroken: str
 ) -> None:
     """As SLURM and Kubernetes end a job; and if only one of the ranks hears of it."""
-    process = torchrun(2, SCRIPT, *EVERYTHING, tmp_path / "ended")
+    flags = [*EVERYTHING, tmp_path / "ended"]
+    if "workers" in who:
+        flags += ["--num-workers", "2"]
+    process = torchrun(2, SCRIPT, *flags)
     assert process.stdout is not None
     before = ""
     for line in process.stdout:
         before += line
         if line.startswith("step 11 "):
-            pid = process.pid if who == "torchrun" else max(children_of(process.pid))
+            to_one = who == "rank 1"
+            pid = max(children_of(process.pid)) if to_one else process.pid
             os.kill(pid, signal.SIGTERM)
             break
     else:
@@ -288,10 +292,43 @@ def test_after_sigterm_a_step_is_saved_and_the_next_start_goes_on(
     assert "SIGTERM came: this step is saved" in after
     last = max(map(int, re.findall(r"^step (\d+)  loss", before + after, re.MULTILINE)))
     assert 11 <= last < 24
-    resumed = finished(torchrun(2, SCRIPT, *EVERYTHING, tmp_path / "ended"))
+    resumed = finished(torchrun(2, SCRIPT, *flags))
     first = min(map(int, re.findall(r"^step (\d+)  loss", resumed, re.MULTILINE)))
     assert first == last + 1
     assert weights_in(resumed) == unbroken
+
+
+def test_the_end_is_saved_and_records_go_on(tmp_path: Path) -> None:
+    """The same command again, as a queue does it: nothing is recorded twice."""
+    flags = [SCRIPT, "--global-batch-size", "24", "--num-samples", "240"]
+    flags += ["--save-every", "4", "--log-every", "1", "--code", "reference"]
+    flags += ["--checkpoint", tmp_path / "saved", "--records", tmp_path / "records"]
+    finished(torchrun(1, *flags, "--max-steps", "6"))
+    figures = tmp_path / "records" / "figures.jsonl"
+    lines = figures.read_text().splitlines(keepends=True)
+    # As if the process had been killed in step 8, after the checkpoint of step 6.
+    figures.write_text(
+        "".join([*lines, '{"step": 7, "loss": 9.9}\n', '{"step": 8, "l'])
+    )
+    finished(torchrun(1, *flags))
+    steps = [json.loads(line)["step"] for line in figures.read_text().splitlines()]
+    assert steps == list(range(1, 11))
+    assert 9.9 not in losses_in(tmp_path / "records")
+    assert (tmp_path / "saved" / "step-10.json").is_file()
+    said = finished(torchrun(1, *flags, "--max-steps", "9"))
+    assert "--max-steps 9: the checkpoint has step 10" in said
+    assert "step 10  weights" in said
+
+
+def test_records_of_another_run_are_not_touched(tmp_path: Path) -> None:
+    flags = [SCRIPT, *SMALL, "--code", "reference", "--records", tmp_path / "records"]
+    finished(torchrun(1, *flags, "--checkpoint", tmp_path / "one"))
+    before = (tmp_path / "records" / "figures.jsonl").read_text()
+    process = torchrun(1, *flags, "--checkpoint", tmp_path / "other")
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert "holds the records of another run: choose a new folder" in said
+    assert (tmp_path / "records" / "figures.jsonl").read_text() == before
 
 
 def test_a_checkpoint_of_another_model_is_one_line(tmp_path: Path) -> None:

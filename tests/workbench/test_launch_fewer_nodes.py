@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -76,6 +77,57 @@ def test_a_node_that_comes_late_is_there_after_the_next_restart(
     assert "goes on with 2 of 2 nodes: 4 ranks" in said[0]
     assert [log(tmp_path, rank)[-1] for rank in range(4)] == [
         f"start 2 {rank} 4" for rank in range(4)
+    ]
+
+
+@linux
+@pytest.mark.slow
+def test_a_node_that_waits_for_its_turn_can_be_interrupted(
+    agents: Callable[..., list[Agent]], tmp_path: Path
+) -> None:
+    program = """
+    print("start", generation, rank, flush=True)
+    wait_for("end")
+    """
+    flags = ("--nnodes", "1:2", "--last-call", "1")
+    agents(program, flags=[flags])
+    while not (tmp_path / "rank_1.log").exists() or not log(tmp_path, 1):
+        time.sleep(0.05)
+    first, late = agents(program, flags=[(*flags, "--node-rank", "1")])
+    assert late.stdout is not None
+    assert "waits" in late.stdout.readline()
+    late.send_signal(signal.SIGINT)
+    said = late.communicate(timeout=100)[0]
+    assert late.returncode == 130, said
+    (tmp_path / "end").touch()
+    said = outputs([first])[0]
+    assert first.returncode == 0, said
+
+
+@linux
+@pytest.mark.slow
+def test_what_a_returning_node_kills_is_no_failure_of_the_next_generation(
+    agents: Callable[..., list[Agent]], tmp_path: Path
+) -> None:
+    program = """
+    print("start", generation, rank, flush=True)
+    say_pid()
+    if generation == 1:
+        time.sleep(600)
+    """
+    flags = ("--max-restarts", "1")
+    two = agents(program, flags=[flags, flags])
+    for rank in range(4):
+        while not (tmp_path / f"{rank}.pid").exists():
+            time.sleep(0.05)
+    two[1].send_signal(signal.SIGSTOP)
+    assert two[0].stdout is not None
+    assert any("node 1 is gone" in line for line in two[0].stdout)
+    two[1].send_signal(signal.SIGCONT)
+    said = outputs(two)
+    assert [agent.returncode for agent in two] == [0, 0], said
+    assert [log(tmp_path, rank)[-1] for rank in range(4)] == [
+        f"start 2 {rank}" for rank in range(4)
     ]
 
 
