@@ -321,7 +321,8 @@ def test_the_end_is_saved_and_records_go_on(tmp_path: Path) -> None:
 
 
 def test_records_of_another_run_are_not_touched(tmp_path: Path) -> None:
-    flags = [SCRIPT, *SMALL, "--code", "reference", "--records", tmp_path / "records"]
+    flags = [SCRIPT, *SMALL, "--code", "reference", "--log-every", "1"]
+    flags += ["--records", tmp_path / "records"]
     finished(torchrun(1, *flags, "--checkpoint", tmp_path / "one"))
     before = (tmp_path / "records" / "figures.jsonl").read_text()
     process = torchrun(1, *flags, "--checkpoint", tmp_path / "other")
