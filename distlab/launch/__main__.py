@@ -17,6 +17,7 @@ def main(arguments: list[str]) -> int:
     from distlab.launch.decisions import DecisionError
     from distlab.launch.launcher import DistributedLauncher
     from distlab.launch.slurm import agent_settings
+    from distlab.launch.streams import tell
     from distlab.runner.processes import end_descendants
 
     try:
@@ -24,10 +25,10 @@ def main(arguments: list[str]) -> int:
         config = config_from({**agent_settings(os.environ), **line.settings})
         return DistributedLauncher(config).launch(line.script, *line.arguments)
     except HelpAsked:
-        print(USAGE, end="")
+        tell(sys.stdout, USAGE)
         return 0
     except (ValueError, DecisionError) as error:
-        print(f"distlab.launch: {error}", file=sys.stderr)
+        tell(sys.stderr, f"distlab.launch: {error}\n")
         return 1 if isinstance(error, DecisionError) else BAD_USAGE
     except KeyboardInterrupt:  # before there was anything to stop
         return 130
@@ -38,5 +39,8 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     put_last()
     code = main(sys.argv[1:])
-    sys.stdout.flush()
+    from distlab.launch.streams import let_go
+
+    let_go(sys.stdout)
+    let_go(sys.stderr)
     sys.exit(code)

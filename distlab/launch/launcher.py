@@ -28,6 +28,7 @@ from distlab.launch.recovery_decisions import RecoveryDecisions
 from distlab.launch.report import PREFIX
 from distlab.launch.stage import Stage
 from distlab.launch.stores import Store
+from distlab.launch.streams import tell
 from distlab.runner.processes import become_subreaper, stop_being_subreaper
 
 
@@ -230,15 +231,11 @@ def _orphans_come_here() -> Iterator[None]:
 
 
 def _show(line: str) -> None:
-    with contextlib.suppress(BrokenPipeError, ValueError):  # nobody reads any more
-        sys.stdout.write(line)
-        sys.stdout.flush()
+    tell(sys.stdout, line)
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(BrokenPipeError, ValueError):
-        sys.stderr.write(text)
-        sys.stderr.flush()
+    tell(sys.stderr, text)
 
 
 __all__ = ["DistributedLauncher", "Say", "launch_distributed_training"]
