@@ -17,7 +17,7 @@ from pathlib import Path
 from distlab.launch.agent import Agent
 from distlab.launch.config import LaunchConfig, LaunchError, config_from
 from distlab.launch.decisions import LAUNCH, RENDEZVOUS, DecisionError, Decisions
-from distlab.launch.elastic_decisions import ElasticDecisions
+from distlab.launch.elastic_decisions import ElasticDecisions, forget_resize
 from distlab.launch.follower import Follower
 from distlab.launch.forked import Forked
 from distlab.launch.hub import Hub, Say
@@ -113,6 +113,7 @@ class DistributedLauncher:
         """Ranks and standbys, which stay when one of them dies."""
         config = self.config
         meeting = Meeting(address=config.master_addr, port=store.port, generation=1)
+        forget_resize(Path(config.log_dir))
         environment = rank_variables(config, 0, meeting, os.environ)
         for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"):
             environment.pop(name)
