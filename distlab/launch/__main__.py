@@ -12,14 +12,28 @@ BAD_USAGE = 2
 
 def main(arguments: list[str]) -> int:
     """Launch what the command line says; the exit code, 2 for what cannot begin."""
+    try:
+        return _launch(arguments)
+    except KeyboardInterrupt:  # before there was anything to stop
+        from distlab.launch.interrupts import stopped
+
+        return stopped()
+    finally:
+        from distlab.runner.processes import end_descendants
+
+        end_descendants()
+
+
+def _launch(arguments: list[str]) -> int:
     from distlab.launch.arguments import USAGE, HelpAsked, parse
     from distlab.launch.config import config_from
-    from distlab.launch.decisions import DecisionError
-    from distlab.launch.launcher import DistributedLauncher
+    from distlab.launch.interrupts import ending_at_once
     from distlab.launch.slurm import agent_settings
     from distlab.launch.streams import tell
-    from distlab.runner.processes import end_descendants
 
+    with ending_at_once():  # they import torch
+        from distlab.launch.decisions import DecisionError
+        from distlab.launch.launcher import DistributedLauncher
     try:
         line = parse(arguments)
         config = config_from({**agent_settings(os.environ), **line.settings})
@@ -30,10 +44,6 @@ def main(arguments: list[str]) -> int:
     except (ValueError, DecisionError) as error:
         tell(sys.stderr, f"distlab.launch: {error}\n")
         return 1 if isinstance(error, DecisionError) else BAD_USAGE
-    except KeyboardInterrupt:  # before there was anything to stop
-        return 130
-    finally:
-        end_descendants()
 
 
 if __name__ == "__main__":

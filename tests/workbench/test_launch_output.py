@@ -46,3 +46,41 @@ def test_a_full_disk_under_the_logs_hinders_no_restart(tmp_path: Path) -> None:
     log.begin(2)
     assert log.last_lines(1) == []
     log.close()
+
+
+# ── Ctrl-C before there are ranks ───────────────────────────────────────────────────
+
+DURING_AN_IMPORT = """
+import contextlib, os, runpy, signal, sys
+
+class CtrlC:
+    def find_spec(name, path, target=None):
+        if name == "{module}":
+            # C code that imports something may drop the exception, as torch's does.
+            with contextlib.suppress({dropped}):
+                os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, CtrlC)
+runpy.run_module("distlab.launch", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "dropped"),
+    [("distlab.launch.arguments", "()"), ("torch", "KeyboardInterrupt")],
+)
+def test_ctrl_c_during_an_import_is_one_line(
+    tmp_path: Path, module: str, dropped: str
+) -> None:
+    program = DURING_AN_IMPORT.format(module=module, dropped=dropped)
+    path = script(tmp_path, "")
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--log-dir", str(tmp_path), str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    said = "[distlab] stopped by SIGINT; exit code 130\n"
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
