@@ -39,11 +39,22 @@ class Kept:
         """What the file has, or else what comes of playing the cell now."""
         if cell.id not in self._results:
             self._results[cell.id] = self._player.play(cell)
-            results = list(self._results.values())
-            data = as_data(results, self._campaign, self._setting)
-            text = json.dumps(data, indent=1)
-            self._path.write_text(f"{text}\n", encoding="utf-8")
+            self._write()
         return self._results[cell.id]
+
+    def _write(self) -> None:
+        results = list(self._results.values())
+        data = as_data(results, self._campaign, self._setting)
+        text = json.dumps(data, indent=1)
+        # Beside, then renamed: a full disk or a kill leaves the earlier results whole.
+        path = self._path.resolve()
+        beside = path.with_name(f"{path.name}.unfinished")
+        try:
+            beside.write_text(f"{text}\n", encoding="utf-8")
+            beside.replace(path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
 
 
 def read_report(path: Path) -> dict[str, Any]:

@@ -62,23 +62,17 @@ def play_cell(
     script = script or SCRIPTS[mode]
     plan = plan_of(cell, setting, str(folder)) if cell else None
     run, begun = Run(), time.monotonic()
+    variables = {**as_variable(plan), _TOKEN: str(folder), OVERRIDE: setting.code}
+    command = _command(setting, folder, script, mode)
+    if cell and cell.fault.num_nodes > 1:
+        fault = cell.fault
+        command = partition.inside(fault.cut_s, folder, command, fault.min_nodes)
     num_launches = MAX_LAUNCHES if cell and cell.fault.requeued else 1
-    for number in range(1, num_launches + 1):
-        variables = {**as_variable(plan), LAUNCH: str(number), _TOKEN: str(folder)}
-        variables[OVERRIDE] = setting.code
-        run.launched.append(time.monotonic())
-        command = _command(setting, folder, script, mode)
-        if cell and cell.fault.num_nodes > 1:
-            command = partition.inside(
-                cell.fault.cut_s, folder, command, cell.fault.min_nodes
-            )
-        code = _launch(command, variables, run, folder)
-        run.codes.append(code)
-        if code == 0 or run.is_hung:
-            break
-        _wait_for_the_end(folder)
-    run.left = _wait_for_the_end(folder)
-    _kill_all(folder)
+    try:
+        _launch_up_to(num_launches, command, variables, run, folder)
+        run.left = _wait_for_the_end(folder)
+    finally:  # after Ctrl-C too
+        _kill_all(folder)
     run.seconds = time.monotonic() - begun
     collect(run, folder)
     return run
@@ -111,6 +105,23 @@ def _command(setting: Setting, folder: Path, script: Path, mode: str) -> list[st
     return [sys.executable, "-m", "distlab.launch", *map(str, [*launch, *own])]
 
 
+def _launch_up_to(
+    most: int,
+    command: list[str],
+    variables: Mapping[str, str],
+    run: Run,
+    folder: Path,
+) -> None:
+    """Launch it, as a scheduler does after a failure, until it ends well."""
+    for number in range(1, most + 1):
+        run.launched.append(time.monotonic())
+        code = _launch(command, {**variables, LAUNCH: str(number)}, run, folder)
+        run.codes.append(code)
+        if code == 0 or run.is_hung:
+            return
+        _wait_for_the_end(folder)
+
+
 def _launch(
     command: list[str], variables: Mapping[str, str], run: Run, folder: Path
 ) -> int:
@@ -131,6 +142,9 @@ def _launch(
     except subprocess.TimeoutExpired:
         run.is_hung = True
         return -signal.SIGKILL
+    except KeyboardInterrupt:
+        _kill_all(folder)  # the reader would wait for all that can say something
+        raise
     finally:
         process.kill()
         process.wait()
@@ -153,9 +167,13 @@ def _wait_for_the_end(folder: Path) -> list[str]:
 
 
 def _kill_all(folder: Path) -> None:
-    for pid in _processes(folder):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    """Kill until none is left: one may start another while we look."""
+    until = time.monotonic() + _ENDING_S
+    while (found := _processes(folder)) and time.monotonic() < until:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def _processes(folder: Path) -> dict[int, str]:

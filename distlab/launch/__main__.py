@@ -12,31 +12,45 @@ BAD_USAGE = 2
 
 def main(arguments: list[str]) -> int:
     """Launch what the command line says; the exit code, 2 for what cannot begin."""
+    try:
+        return _launch(arguments)
+    except KeyboardInterrupt:  # before there was anything to stop
+        from distlab.launch.interrupts import stopped
+
+        return stopped()
+    finally:
+        from distlab.runner.processes import end_descendants
+
+        end_descendants()
+
+
+def _launch(arguments: list[str]) -> int:
     from distlab.launch.arguments import USAGE, HelpAsked, parse
     from distlab.launch.config import config_from
-    from distlab.launch.decisions import DecisionError
-    from distlab.launch.launcher import DistributedLauncher
+    from distlab.launch.interrupts import ending_at_once
     from distlab.launch.slurm import agent_settings
-    from distlab.runner.processes import end_descendants
+    from distlab.launch.streams import tell
 
+    with ending_at_once():  # they import torch
+        from distlab.launch.decisions import DecisionError
+        from distlab.launch.launcher import DistributedLauncher
     try:
         line = parse(arguments)
         config = config_from({**agent_settings(os.environ), **line.settings})
         return DistributedLauncher(config).launch(line.script, *line.arguments)
     except HelpAsked:
-        print(USAGE, end="")
+        tell(sys.stdout, USAGE)
         return 0
     except (ValueError, DecisionError) as error:
-        print(f"distlab.launch: {error}", file=sys.stderr)
+        tell(sys.stderr, f"distlab.launch: {error}\n")
         return 1 if isinstance(error, DecisionError) else BAD_USAGE
-    except KeyboardInterrupt:  # before there was anything to stop
-        return 130
-    finally:
-        end_descendants()
 
 
 if __name__ == "__main__":
     put_last()
     code = main(sys.argv[1:])
-    sys.stdout.flush()
+    from distlab.launch.streams import let_go
+
+    let_go(sys.stdout)
+    let_go(sys.stderr)
     sys.exit(code)

@@ -14,6 +14,7 @@ from typing import Any
 BACKENDS = ("gloo", "nccl", "tcp")
 DEFAULT_PORT = 29500  # torchrun's
 LOOPBACK = "127.0.0.1"
+LONGEST_S = 10**9  # 31 years; no wait of Python's can be longer than 292 years
 
 
 class LaunchError(ValueError):
@@ -137,21 +138,17 @@ class LaunchConfig:
                 raise LaunchError(f"{name} is {value}, must be at least {smallest}")
 
     def _expect_seconds(self) -> None:
-        seconds = (
-            "monitor_interval",
-            "start_timeout",
-            "last_call",
-            "grace_period",
-            "freeze_timeout",
-        )
-        for name in seconds:
+        may_be_zero = ("grace_period", "join_grace")
+        others = ("monitor_interval", "start_timeout", "last_call", "freeze_timeout")
+        for name in (*others, *may_be_zero):
             value = getattr(self, name)
-            is_zero_fine = name == "grace_period"
-            if not isinstance(value, int | float) or not math.isfinite(value):
+            if not isinstance(value, int | float) or not abs(value) < math.inf:
                 raise LaunchError(f"{name} is {value!r}, must be a number of seconds")
-            if value < 0 or (value == 0 and not is_zero_fine):
-                least = "at least 0" if is_zero_fine else "more than 0"
-                raise LaunchError(f"{name} is {value:g} s, must be {least}")
+            if value < 0 or (value == 0 and name not in may_be_zero):
+                least = "at least 0" if name in may_be_zero else "more than 0"
+                raise LaunchError(f"{name} is {value} s, must be {least}")
+            if value > LONGEST_S:
+                raise LaunchError(f"{name} is {value} s, must be at most {LONGEST_S} s")
 
     def _expect_nodes(self) -> None:
         if self.min_nodes is None:

@@ -8,6 +8,7 @@ size while the job runs.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,12 @@ class Say:
     """Action: tell the user."""
 
     text: str
+
+
+def forget_resize(folder: Path) -> None:
+    """Take away the file that sets another size: it is of an earlier job."""
+    with contextlib.suppress(OSError):
+        (folder / RANKS).unlink(missing_ok=True)
 
 
 class ElasticDecisions(UnitDecisions):
@@ -122,7 +129,8 @@ class ElasticDecisions(UnitDecisions):
         if not self._least <= wanted <= self._most:
             return []
         before, self._wanted = self._wanted, wanted
-        said = [Say(f"{wanted} ranks are wanted, before it were {before}")]
+        what = "1 rank is" if wanted == 1 else f"{wanted} ranks are"
+        said = [Say(f"{what} wanted; before it was {before}")]
         if wanted > len(self._alive):
             return [*said, *self._start(wanted - len(self._alive))]
         rank_of = {process: rank for rank, process in self._members.items()}

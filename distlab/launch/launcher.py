@@ -17,7 +17,7 @@ from pathlib import Path
 from distlab.launch.agent import Agent
 from distlab.launch.config import LaunchConfig, LaunchError, config_from
 from distlab.launch.decisions import LAUNCH, RENDEZVOUS, DecisionError, Decisions
-from distlab.launch.elastic_decisions import ElasticDecisions
+from distlab.launch.elastic_decisions import ElasticDecisions, forget_resize
 from distlab.launch.follower import Follower
 from distlab.launch.forked import Forked
 from distlab.launch.hub import Hub, Say
@@ -28,6 +28,7 @@ from distlab.launch.recovery_decisions import RecoveryDecisions
 from distlab.launch.report import PREFIX
 from distlab.launch.stage import Stage
 from distlab.launch.stores import Store
+from distlab.launch.streams import tell
 from distlab.runner.processes import become_subreaper, stop_being_subreaper
 
 
@@ -112,6 +113,7 @@ class DistributedLauncher:
         """Ranks and standbys, which stay when one of them dies."""
         config = self.config
         meeting = Meeting(address=config.master_addr, port=store.port, generation=1)
+        forget_resize(Path(config.log_dir))
         environment = rank_variables(config, 0, meeting, os.environ)
         for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"):
             environment.pop(name)
@@ -230,15 +232,11 @@ def _orphans_come_here() -> Iterator[None]:
 
 
 def _show(line: str) -> None:
-    with contextlib.suppress(BrokenPipeError, ValueError):  # nobody reads any more
-        sys.stdout.write(line)
-        sys.stdout.flush()
+    tell(sys.stdout, line)
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(BrokenPipeError, ValueError):
-        sys.stderr.write(text)
-        sys.stderr.flush()
+    tell(sys.stderr, text)
 
 
 __all__ = ["DistributedLauncher", "Say", "launch_distributed_training"]

@@ -41,7 +41,8 @@ class Log:
             line = f"--- start {generation} of this rank ---\n"
             if os.fstat(self.descriptor).st_size and not self._ends_with_newline():
                 line = "\n" + line
-            os.write(self.descriptor, line.encode())
+            with contextlib.suppress(OSError):  # a full disk is no reason to end
+                os.write(self.descriptor, line.encode())
         self._began = os.fstat(self.descriptor).st_size
 
     def new_lines(self, *, is_over: bool = False) -> list[str]:

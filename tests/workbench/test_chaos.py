@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from distlab.chaos.judge import (
     CellResult,
     judge,
 )
-from distlab.chaos.kept import Kept
+from distlab.chaos.kept import Kept, read_report
 from distlab.chaos.matrix import FAULTS, MODES, MOMENTS, Cell, cells
 from distlab.chaos.page import page
 from distlab.chaos.plan import Setting, plan_of
@@ -276,6 +277,26 @@ def test_a_campaign_goes_on_with_what_its_file_does_not_have(tmp_path: Path) -> 
         assert counting.played == [cell.id for cell in chosen[:count]][-(4 - count) :]
     with pytest.raises(ValueError, match="seed 0, not 1"):
         Kept(Counting(), path, campaign, Setting(seed=1))
+
+
+def test_a_full_disk_leaves_the_earlier_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, second, *_), path = cells("slow@"), tmp_path / "chaos.json"
+    setting = Setting()
+    kept = Kept(Counting(), path, campaign_of([first, second]), setting)
+    kept.play(first)
+    write_text = Path.write_text
+
+    def fail_midway(path: Path, text: str, **how: Any) -> int:
+        write_text(path, text[: len(text) // 2], **how)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fail_midway)
+    with pytest.raises(OSError, match="No space"):
+        kept.play(second)
+    assert [one["id"] for one in read_report(path)["cells"]] == [first.id]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_table_of_readme_has_a_place() -> None:

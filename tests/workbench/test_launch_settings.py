@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 
 from distlab.launch import LaunchConfig, LaunchError, rank_environment
 from distlab.launch.arguments import HelpAsked, parse
+from distlab.launch.config import LONGEST_S
+from distlab.launch.inbox import Inbox
 from distlab.launch.logs import Log
 from distlab.launch.slurm import agent_settings, first_host
 
@@ -28,6 +31,11 @@ from distlab.launch.slurm import agent_settings, first_host
         ({"monitor_interval": 0}, "must be more than 0"),
         ({"grace_period": -1.0}, "must be at least 0"),
         ({"start_timeout": float("inf")}, "must be a number of seconds"),
+        ({"start_timeout": 1e20}, "start_timeout is 1e+20 s, must be at most"),
+        ({"monitor_interval": 10**400}, "must be at most 1000000000 s"),
+        ({"join_grace": float("nan")}, "join_grace is nan, must be a number of"),
+        ({"join_grace": float("inf")}, "join_grace is inf, must be a number of"),
+        ({"join_grace": -1}, "join_grace is -1 s, must be at least 0"),
         ({"master_port": 70000}, "no port: 0 to 65535"),
         ({"backend": "mpi"}, "there are gloo, nccl, tcp"),
     ],
@@ -37,6 +45,14 @@ def test_a_configuration_that_cannot_be(config: dict[str, Any], words: str) -> N
         LaunchConfig(**config)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_longest_wait_can_be_waited_for() -> None:
+    LaunchConfig(monitor_interval=LONGEST_S, grace_period=0, join_grace=0)
+    with contextlib.closing(Inbox()) as inbox:
+        for wait in (inbox.wait, lambda s: inbox.wait_beside([], s)):
+            inbox.wake()
+            wait(LONGEST_S)
 
 
 # ── logs ────────────────────────────────────────────────────────────────────────────

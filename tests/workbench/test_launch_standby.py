@@ -20,7 +20,12 @@ from distlab.comm.services import WakeAt
 from distlab.distributed.copies import Holdings, Label, plan_of, shared_of
 from distlab.given.launching import Begin, Finish, Interrupted
 from distlab.given.recovering import Ended, Ready, Signal, Start
-from distlab.launch import LaunchConfig, LaunchError, control
+from distlab.launch import (
+    LaunchConfig,
+    LaunchError,
+    control,
+    launch_distributed_training,
+)
 from distlab.launch.elastic_decisions import (
     RANKS,
     Ask,
@@ -230,13 +235,14 @@ def test_the_size_is_read_from_a_file(tmp_path: Path) -> None:
         assert decisions.resize() == []
     (tmp_path / RANKS).write_text("1\n")
     said, *signals = decisions.resize()
-    assert isinstance(said, Say)
+    assert said == Say("1 rank is wanted; before it was 3")
     assert signals == [Signal(1, signal.SIGKILL), Signal(2, signal.SIGKILL)]
     assert decisions.resize() == []
     for process in (1, 2):  # they are not replaced, and are no failure
         assert Start(3) not in decisions.on(Ended(process, -9), 2.0)
     (tmp_path / RANKS).write_text("2")
-    assert decisions.resize()[1:] == [Start(3)]
+    said = Say("2 ranks are wanted; before it was 1")
+    assert decisions.resize() == [said, Start(3)]
     decisions.on(Interrupted(15), 3.0)
     decisions.on(Ended(0, 143), 3.1)
     assert decisions.on(Ended(3, 143), 3.1) == [Finish(143)]
@@ -341,6 +347,17 @@ def test_four_two_three_ranks_in_one_epoch_train_each_sample_once(
     shards = {(i // batch, i % batch % size_of[i // batch]) for i in missing}
     assert all(size_of[step] == 4 and rank in (2, 3) for step, rank in shards)
     assert len(shards) <= 2
+
+
+def test_the_size_that_an_earlier_job_was_set_to_is_not_taken(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / RANKS).write_text("1")
+    path = tmp_path / "plain.py"
+    path.write_text('print("trained alone")\n')
+    launch_distributed_training(path, elastic="1:2", log_dir=tmp_path)
+    assert "wanted" not in capfd.readouterr().err
+    assert not (tmp_path / RANKS).exists()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -19,7 +20,7 @@ import pytest
 from distlab.comm import PeerLost
 from distlab.comm.key_values import KeyValues
 from distlab.comm.services import PeerGone
-from distlab.comm.tcp.caller import Address
+from distlab.comm.tcp.caller import Address, _left_s
 from distlab.comm.tcp.desk import Desk
 from distlab.comm.tcp.endpoint import STORE, Directory, TcpEndpoint, store_of
 from distlab.comm.tcp.frames import FrameError
@@ -197,6 +198,12 @@ def test_who_was_not_answered_in_time_is_not_gone(door: Door) -> None:
             assert service.gone == []
         assert service.is_told.wait(PATIENCE_S)
     assert service.gone == [1]
+
+
+def test_a_patience_of_years_does_not_end_at_once() -> None:
+    assert _left_s(time.monotonic() + 1e9) is None
+    with pytest.raises(TimeoutError):
+        _left_s(0.0)
 
 
 def test_a_call_that_was_given_up_is_not_offered_again() -> None:

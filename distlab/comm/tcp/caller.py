@@ -37,6 +37,7 @@ from distlab.comm.tcp.server import NAME_BYTES
 
 Address = tuple[str, int]
 _READ_BYTES = 1 << 18
+_LONGEST_S = 2e6  # for a socket: poll(2) counts milliseconds in 32 bits
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.2  # between two tries to connect
 
 
@@ -290,7 +291,7 @@ def _close(connection: _Connection | None) -> None:
 
 
 def _left_s(until: float) -> float | None:
-    """For a socket: None is without end.
+    """For a socket: None is without end, which longer than it can wait is too.
 
     Raises:
         TimeoutError: nothing is left.
@@ -298,4 +299,4 @@ def _left_s(until: float) -> float | None:
     left_s = until - time.monotonic()
     if left_s <= 0:
         raise TimeoutError("the time is up")
-    return None if left_s == float("inf") else left_s
+    return None if left_s > _LONGEST_S else left_s

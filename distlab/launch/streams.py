@@ -1,0 +1,34 @@
+"""stdout and stderr of a launch: a full disk under them, or no reader, ends no rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TextIO
+
+
+def tell(stream: TextIO | None, text: str) -> None:
+    """Write and flush; what cannot be written is dropped.
+
+    None is what Python has in place of a stream that was closed before it began.
+    """
+    if stream is not None:
+        with contextlib.suppress(OSError, ValueError):
+            stream.write(text)
+            stream.flush()
+
+
+def let_go(stream: TextIO | None) -> None:
+    """Flush for the last time; what is left then cannot be written, and is dropped.
+
+    Python flushes once more as it ends, and an error there changes the exit code.
+    """
+    if stream is None:
+        return
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
