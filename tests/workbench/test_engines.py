@@ -19,6 +19,7 @@ from distlab.engines import records as recording
 from distlab.engines.config import BACKEND_VARIABLE, config_from, with_world_size
 from distlab.engines.samples import epoch_order, epoch_plan
 from distlab.engines.tensorflow_engine import TensorFlowDistributedTrainer
+from distlab.engines.torch_engine import accepted_defaults
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"num_gpu": 4}, "no field 'num_gpu'; did you mean 'num_gpus'"),
@@ -185,6 +186,31 @@ def test_an_optimizer_that_is_handed_in_is_used_on_a_copy() -> None:
     assert all(
         a.equal(b) for a, b in zip(model.parameters(), other.parameters(), strict=True)
     )
+
+
+# torch's own ZeroRedundancyOptimizer imports what is deprecated.
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("kind", [None, torch.optim.AdamW])
+def test_a_sharded_optimizer_is_made_with_what_its_class_takes(kind: Any) -> None:
+    make = kind and (lambda parameters: kind(parameters, lr=0.5, weight_decay=0.1))
+    whole, sharded = (fit(optimizer=make, zero_stage=stage) for stage in (0, 1))
+    assert sharded.losses == whole.losses
+
+
+def test_a_class_that_takes_any_option_is_given_what_its_base_takes() -> None:
+    class Passes(torch.optim.AdamW):
+        def __init__(self, parameters: Any, **options: Any) -> None:
+            super().__init__(parameters, **options)
+
+    class Keeps(torch.optim.Optimizer):
+        def __init__(self, parameters: Any, **options: Any) -> None:
+            super().__init__(parameters, options)
+
+    passed = accepted_defaults(Passes(net().parameters(), eps=0.25))
+    assert passed["eps"] == 0.25
+    assert "decoupled_weight_decay" not in passed
+    kept = Keeps(net().parameters(), lr=0.5, depth=3)
+    assert accepted_defaults(kept) == {"lr": 0.5, "depth": 3}
 
 
 def test_accumulated_microbatches_are_one_batch() -> None:
