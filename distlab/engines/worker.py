@@ -66,6 +66,8 @@ class TrainingLoop:
         """Train until the last epoch, or until something ends it before."""
         began = time.perf_counter()
         self._resume()
+        if self._has_all_steps():
+            self.stopped_by = "max_steps"
         while not self.stopped_by and len(self.rows) < self.config.epochs:
             self._epoch(len(self.rows) + 1)
         config = self.config
@@ -124,7 +126,7 @@ class TrainingLoop:
             self.num_steps += 1
             sums.append(part)
             part = torch.zeros_like(part)
-            is_last = self.num_steps == self.job.max_steps
+            is_last = self._has_all_steps()
             if is_last or len(sums) == self.config.log_every_n_steps:
                 began = self._record(sums, began, count)
                 sums = []
@@ -195,6 +197,10 @@ class TrainingLoop:
             sums[3] += judged.num_judged
         total, num, right, num_judged = self.parallel.sum(sums).tolist()
         return total / num, right / num_judged if num_judged else None
+
+    def _has_all_steps(self) -> bool:
+        most = self.job.max_steps
+        return most is not None and self.num_steps >= most
 
     def _has_stalled(self) -> bool:
         patience = self.config.early_stopping

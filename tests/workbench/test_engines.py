@@ -288,8 +288,10 @@ def test_what_cannot_be_sharded_is_refused_in_one_line() -> None:
         trainer.fit(weighted)
     with pytest.raises(EngineError, match="train_loader is a list, must be a torch"):
         trainer.fit([])
-    with pytest.raises(EngineError, match="max_steps is 0"):
-        trainer.fit(loader(), max_steps=0)
+    for wrong in (0, 2.5, "3", True):
+        given: Any = wrong
+        with pytest.raises(EngineError, match=f"max_steps is {wrong!r}, must be"):
+            trainer.fit(loader(), max_steps=given)
     with pytest.raises(EngineError, match="num_nodes is 2: start the script on every"):
         PyTorchDDPTrainer(net(), num_nodes=2).fit(loader())
     large = PyTorchDDPTrainer(net(), batch_size=30, verbose=False)
