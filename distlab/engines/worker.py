@@ -235,7 +235,10 @@ class TrainingLoop:
 
     def _resume(self) -> None:
         config = self.config
+        if config.resume_from_checkpoint is False:
+            return
         state = saving.load(config.resume_from_checkpoint, config.checkpoint_dir)
+        self._expect_same_steps(state["num_steps"] if state else 0)
         if state is None:
             return
         try:
@@ -250,6 +253,25 @@ class TrainingLoop:
         self.rows = [EpochRow(**row) for row in state["rows"]]
         self.losses = list(state["losses"])
         self.num_steps, self.spent_s = state["num_steps"], state["spent_s"]
+
+    def _expect_same_steps(self, found: int) -> None:
+        """Only rank 0 has saved: a rank with a disk of its own finds something else.
+
+        Before anything is loaded, because with shards to load is collective.
+
+        Raises:
+            EngineError: another rank has found other steps; on every rank.
+        """
+        parallel = self.parallel
+        steps = torch.zeros(
+            parallel.world_size, dtype=torch.double, device=parallel.device
+        )
+        steps[parallel.rank] = found
+        if len(parallel.sum(steps).unique()) > 1:
+            raise EngineError(
+                "the ranks found different checkpoints: checkpoint_dir must be a "
+                "folder that all nodes share"
+            )
 
     # ── helpers ─────────────────────────────────────────────────────────────────────
 
