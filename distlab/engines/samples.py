@@ -58,6 +58,8 @@ class Microbatch:
     indices: tuple[int, ...]
     weight: float
     ends_step: bool
+    num_in_step: int
+    """Samples of the whole step, on all ranks."""
 
     @property
     def num_samples(self) -> int:
@@ -151,6 +153,7 @@ def _step_plan(
             indices=indices or (batch[0],),
             weight=weight,
             ends_step=offset + batch_size >= longest,
+            num_in_step=len(batch),
         )
 
 

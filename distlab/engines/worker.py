@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import asdict, replace
+from operator import mul
 from pathlib import Path
 
 import torch
@@ -87,13 +88,15 @@ class TrainingLoop:
     def _epoch(self, number: int) -> None:
         first, began = len(self.losses), time.perf_counter()
         plan = self._plan(self.job.train, epoch=number, training=True)
-        num_samples = self._train(plan)
+        self._train(plan)
         seconds = self._mean(time.perf_counter() - began)
         values = self._validate()
         losses = self.losses[first:]
+        sizes = [one.num_in_step for one in plan if one.ends_step][: len(losses)]
+        num_samples = sum(sizes)
         row = EpochRow(
             epoch=number,
-            loss=sum(losses) / max(1, len(losses)),
+            loss=sum(map(mul, losses, sizes)) / num_samples,
             learning_rate=self.rate,
             grad_norm=self.grad_norm,
             seconds=seconds,
@@ -107,18 +110,17 @@ class TrainingLoop:
             self.stopped_by = self.stopped_by or "early_stopping"
         self._save()
 
-    def _train(self, plan: list[Microbatch]) -> float:
-        """The steps of an epoch; how many samples all ranks have trained on."""
+    def _train(self, plan: list[Microbatch]) -> None:
+        """The steps of an epoch, or those until something ends the training."""
         parallel = self.parallel
         parallel.set_training(True)
         per_epoch = sum(one.ends_step for one in plan)
         sums: list[Tensor] = []  # this rank's part of the losses since the last record
-        count, began = 0, time.perf_counter()
+        began = time.perf_counter()
         part = torch.zeros((), dtype=torch.double, device=parallel.device)
         batches = parallel.batches(self.job.train, plan)
         for micro, batch in zip(plan, batches, strict=True):
             part += parallel.learn(self.job.loss, batch, micro)
-            count += micro.num_samples
             if not micro.ends_step:
                 continue
             self.rate = self._set_rate(per_epoch)
@@ -128,15 +130,14 @@ class TrainingLoop:
             part = torch.zeros_like(part)
             is_last = self._has_all_steps()
             if is_last or len(sums) == self.config.log_every_n_steps:
-                began = self._record(sums, began, count)
+                began = self._record(sums, began)
                 sums = []
             if is_last:
                 self.stopped_by = "max_steps"
             if self.stopped_by:
                 break
         if sums:
-            self._record(sums, began, count)
-        return self._mean(float(count)) * parallel.world_size
+            self._record(sums, began)
 
     def _set_rate(self, per_epoch: int) -> float:
         """Scaled by the ranks; in the warm-up it grows from step to step."""
@@ -148,7 +149,7 @@ class TrainingLoop:
         self.parallel.set_rate(rates)
         return rates[0]
 
-    def _record(self, sums: list[Tensor], began: float, count: int) -> float:
+    def _record(self, sums: list[Tensor], began: float) -> float:
         """Sum the losses of these steps over the ranks; returns the time of it."""
         now = time.perf_counter()
         parallel = self.parallel

@@ -177,6 +177,27 @@ def test_the_model_is_trained_and_the_history_says_how() -> None:
     assert history.total_time > 0
 
 
+def test_an_epochs_loss_is_the_mean_over_its_samples() -> None:
+    short = loader(20)  # steps of 8, 8 and 4 samples
+    trainer = PyTorchDDPTrainer(net(), optimizer=sgd, verbose=False)
+    history = trainer.fit(short)
+    a, b, c = history.losses
+    mean = pytest.approx((8 * a + 8 * b + 4 * c) / 20, abs=1e-12)
+    assert history.epochs[-1].loss == mean
+    capped = trainer.fit(short, max_steps=2)
+    mean = pytest.approx(sum(capped.losses) / 2, abs=1e-12)
+    assert capped.epochs[-1].loss == mean
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_rank_knows_the_samples_of_each_step(world_size: int) -> None:
+    for rank in range(world_size):
+        plan = epoch_plan([*range(25)], rank=rank, world_size=world_size, batch_size=4)
+        found = [one.num_in_step for one in plan if one.ends_step]
+        size = 4 * world_size
+        assert found == [size] * (25 // size) + [25 % size] * bool(25 % size)
+
+
 def test_an_optimizer_that_is_handed_in_is_used_on_a_copy() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
