@@ -79,6 +79,11 @@ def read_loader(loader: Any, batch_size: int | None, what: str) -> Loading:
         )
     if isinstance(loader.dataset, IterableDataset):
         raise EngineError(f"{what} has an IterableDataset, which has no indices")
+    if loader.batch_sampler is not None and loader.batch_size is None:
+        raise EngineError(
+            f"{what} has a batch_sampler, which cannot be sharded: pass a loader with "
+            "batch_size=…"
+        )
     size = batch_size or loader.batch_size
     if size is None:
         raise EngineError(f"{what} has no batch_size: give batch_size=…")

@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from benchmarks import scaling
 from distlab.cli.train_verb import train
@@ -307,6 +313,12 @@ def test_what_cannot_be_sharded_is_refused_in_one_line() -> None:
     weighted = loader(sampler=WeightedRandomSampler([1.0] * 24, 24))
     with pytest.raises(EngineError, match="WeightedRandomSampler, which cannot be"):
         trainer.fit(weighted)
+    batches = BatchSampler(SequentialSampler(range(24)), 8, drop_last=False)
+    batched = DataLoader(loader().dataset, batch_sampler=batches)
+    for size in (None, 8):
+        own = PyTorchDDPTrainer(net(), batch_size=size)
+        with pytest.raises(EngineError, match="r has a batch_sampler, which cannot be"):
+            own.fit(batched)
     with pytest.raises(EngineError, match="train_loader is a list, must be a torch"):
         trainer.fit([])
     for wrong in (0, 2.5, "3", True):
