@@ -101,6 +101,20 @@ def test_tensorflow_that_is_not_installed_is_one_line(
         TensorFlowDistributedTrainer(None, num_gpus=2)
 
 
+@pytest.mark.parametrize("node_rank", [-1, 1, 3])
+def test_a_node_rank_needs_several_nodes(
+    node_rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "distlab.engines.script.launch_distributed_training", lambda *a, **options: 0
+    )
+    script = tmp_path / "train.py"
+    script.touch()
+    with pytest.raises(EngineError, match=f"--node-rank is {node_rank}, but --num-nod"):
+        train(script, node_rank=node_rank)
+    assert train(script, node_rank=0) == 0
+
+
 def test_a_job_that_runs_has_its_own_number_of_ranks() -> None:
     assert with_world_size(DistributedConfig(), 8).world_size == 8
     with pytest.raises(EngineError, match="the configuration says 4"):
