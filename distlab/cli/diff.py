@@ -15,6 +15,7 @@ from distlab.curriculum import (
     Task,
     UnitSource,
     load_curriculum,
+    naming_file,
     read_source,
 )
 from distlab.curriculum.functions import (
@@ -96,17 +97,15 @@ def _both(curriculum: Curriculum, task: Task) -> tuple[list[str], list[str]]:
     clean = UnitSource(
         unit.name, "reference", reference.path, without_markers(reference.text)
     )
-    mine = read_source(curriculum, unit, "mine")
+    with naming_file():
+        mine = read_source(curriculum, unit, "mine")
     return _functions(mine, names), _functions(clean, names)
 
 
 def _functions(source: UnitSource, names: tuple[str, ...]) -> list[str]:
     lines: list[str] = []
-    try:
+    with naming_file():
         tree = source.tree
-    except SourceError as error:
-        message = f"{shown(source.path)}: {error}"
-        raise SourceError(message, source.path, error.line) from error
     for name in names:
         node = find_function(tree, name)
         if node is None:

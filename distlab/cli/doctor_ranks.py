@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from distlab.cli.doctor import Finding, tell
-from distlab.launch import LaunchConfig, launch_distributed_training, selftest_script
+from distlab.launch import launch_distributed_training, selftest_script
+from distlab.runner.limits import MAX_RANKS
 from distlab.runner.processes import descendants
 
 Launch = Callable[..., int]
@@ -25,7 +26,7 @@ def doctor_of_ranks(num_ranks: int, *, as_json: bool = False) -> int:
     """Print five lines about so many ranks; 0 is fine, 1 is something broken.
 
     Raises:
-        LaunchError: there cannot be so many.
+        ValueError: there cannot be so many.
     """
     return tell(check_ranks(num_ranks), as_json=as_json, ready="")
 
@@ -36,9 +37,10 @@ def check_ranks(
     """Start `num_ranks` ranks and give five findings, or one if they do not start.
 
     Raises:
-        LaunchError: there cannot be so many.
+        ValueError: there cannot be so many.
     """
-    LaunchConfig(nproc_per_node=num_ranks)
+    if not 1 <= num_ranks <= MAX_RANKS:
+        raise ValueError(f"--ranks {num_ranks}: choose between 1 and {MAX_RANKS}")
     before = set(descendants(os.getpid()))
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="distlab-") as folder:

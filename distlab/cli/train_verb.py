@@ -55,6 +55,7 @@ def train(
 ) -> int:
     """Your own script on several ranks; under torchrun or srun it joins that job."""
     from distlab.engines.config import DistributedConfig
+    from distlab.engines.expect import EngineError
     from distlab.engines.script import NodeMeeting, run_script
     from distlab.launch.slurm import agent_settings
 
@@ -67,6 +68,11 @@ def train(
         cost_per_gpu_hour=cost_per_gpu_hour,
         max_cost=max_cost,
     )
+    if num_nodes == 1 and node_rank:
+        raise EngineError(
+            f"--node-rank is {node_rank}, but --num-nodes is 1: say how many nodes "
+            "there are"
+        )
     said = agent_settings(os.environ)
     meeting = NodeMeeting(
         node_rank=said.get("node_rank", node_rank),

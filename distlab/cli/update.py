@@ -10,10 +10,10 @@ from distlab.cli.screen import show
 from distlab.curriculum import (
     Curriculum,
     CurriculumError,
-    SourceError,
     Unit,
     load_curriculum,
     make_template,
+    naming_file,
     read_source,
 )
 from distlab.curriculum.carry import Carried, carry, is_current
@@ -47,12 +47,9 @@ def _renewed(curriculum: Curriculum, unit: Unit) -> Carried | None:
     path = unit.template(curriculum.root)
     if not path.exists():
         return Carried(text=make_template(solution))
-    source = read_source(curriculum, unit, "mine")
-    try:
+    with naming_file("; nothing was changed"):
+        source = read_source(curriculum, unit, "mine")
         source.tree  # noqa: B018 - says in one sentence where it is no Python
-    except SourceError as error:
-        message = f"{shown(path)}: {error}; nothing was changed"
-        raise SourceError(message, path, error.line) from error
     if is_current(source.text, solution):
         return None
     return carry(source.text, solution)

@@ -16,6 +16,7 @@ from distlab.curriculum.units import (
     UnitSource,
     load,
     load_graft,
+    naming_file,
     path_of,
     read_source,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "load_curriculum",
     "load_graft",
     "make_template",
+    "naming_file",
     "path_of",
     "read_source",
 ]

@@ -7,12 +7,13 @@ whose digest the verdict names, even if it is saved again in the meantime.
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import hashlib
 import stat
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Literal
 
 from distlab.curriculum.manifest import Curriculum, Unit, load_curriculum
 from distlab.curriculum.regions import functions_of
+from distlab.paths import shown
 
 MAX_BYTES = 1_000_000  # a unit has some ten thousand; Python parses 1 MB in seconds
 TaskState = Literal["started", "not_started", "missing"]
@@ -34,6 +36,21 @@ class SourceError(ValueError):
     ) -> None:
         super().__init__(message)
         self.path, self.line, self.is_syntax = path, line, is_syntax
+
+
+@contextlib.contextmanager
+def naming_file(also: str = "") -> Iterator[None]:
+    """Inside, a SourceError says which file it is of, and ends with `also`.
+
+    For where nothing else names the file; a verdict shows the path by itself.
+    """
+    try:
+        yield
+    except SourceError as error:
+        message = f"{shown(error.path)}: {error}{also}"
+        raise SourceError(
+            message, error.path, error.line, is_syntax=error.is_syntax
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -212,11 +229,14 @@ def load(unit: str, side: str = "reference") -> ModuleType:
     """The module of a unit: `side` is "mine", "reference" or a path.
 
     Raises:
-        SourceError: the file cannot be read or parsed.
+        SourceError: the file, which it names, cannot be read or parsed.
         CurriculumError: there is no such unit.
     """
     curriculum = load_curriculum()
-    return _execute(read_source(curriculum, curriculum.units[unit], side))
+    with naming_file():
+        source = read_source(curriculum, curriculum.units[unit], side)
+        _ = source.code
+    return _execute(source)
 
 
 def load_graft(

@@ -58,6 +58,8 @@ class Microbatch:
     indices: tuple[int, ...]
     weight: float
     ends_step: bool
+    num_in_step: int
+    """Samples of the whole step, on all ranks."""
 
     @property
     def num_samples(self) -> int:
@@ -77,6 +79,11 @@ def read_loader(loader: Any, batch_size: int | None, what: str) -> Loading:
         )
     if isinstance(loader.dataset, IterableDataset):
         raise EngineError(f"{what} has an IterableDataset, which has no indices")
+    if loader.batch_sampler is not None and loader.batch_size is None:
+        raise EngineError(
+            f"{what} has a batch_sampler, which cannot be sharded: pass a loader with "
+            "batch_size=…"
+        )
     size = batch_size or loader.batch_size
     if size is None:
         raise EngineError(f"{what} has no batch_size: give batch_size=…")
@@ -151,6 +158,7 @@ def _step_plan(
             indices=indices or (batch[0],),
             weight=weight,
             ends_step=offset + batch_size >= longest,
+            num_in_step=len(batch),
         )
 
 

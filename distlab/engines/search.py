@@ -71,10 +71,15 @@ def draw(space: Mapping[str, Any], seed: int, trial: int) -> dict[str, Any]:
     """The parameters of a trial: the same for the same seed, in any order of trials.
 
     A list is a choice; anything else that cannot be drawn from is a constant.
+
+    Raises:
+        EngineError: a list is empty.
     """
     source = random.Random(f"{seed}/{trial}")
     found = {}
     for name, own in space.items():
+        if isinstance(own, list) and not own:
+            raise EngineError(f"{name} is [], which has no value to draw")
         one = choice(own) if isinstance(own, list) else own
         found[name] = one.draw(source) if hasattr(one, "draw") else one
     return found

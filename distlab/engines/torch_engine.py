@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import os
 from collections.abc import Iterator
 from datetime import timedelta
@@ -261,8 +262,24 @@ def sharded_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     return ZeroRedundancyOptimizer(
-        optimizer.param_groups, type(optimizer), **optimizer.defaults
+        optimizer.param_groups, type(optimizer), **accepted_defaults(optimizer)
     )
+
+
+def accepted_defaults(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The defaults that another optimizer of this class can be made with.
+
+    A class may add some that it sets itself: AdamW's decoupled_weight_decay is Adam's.
+    """
+    names: set[str] = set()
+    for kind in type(optimizer).__mro__:
+        if kind is torch.optim.Optimizer:  # **options up to here: the class takes any
+            return dict(optimizer.defaults)
+        parameters = inspect.signature(kind).parameters
+        names |= parameters.keys()
+        if all(one.kind is not one.VAR_KEYWORD for one in parameters.values()):
+            break
+    return {name: v for name, v in optimizer.defaults.items() if name in names}
 
 
 def fully_sharded(model: nn.Module, config: DistributedConfig) -> None:

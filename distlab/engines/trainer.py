@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.engines.config import CORE, config_from
-from distlab.engines.expect import EngineError
+from distlab.engines.expect import EngineError, expect_int
 from distlab.engines.history import History
 from distlab.engines.job import Job, Outcome
 from distlab.engines.rank import number
@@ -130,8 +130,8 @@ class Trainer:
         config = self.config
         if checkpoint_dir is not None:
             config = replace(config, checkpoint_dir=checkpoint_dir)
-        if max_steps is not None and max_steps < 1:
-            raise EngineError(f"max_steps is {max_steps}, must be at least 1")
+        if max_steps is not None:
+            expect_int("max_steps", max_steps, 1)
         val = None
         if val_loader is not None:
             val = self._loading(val_loader, None, "val_loader")

@@ -99,9 +99,19 @@ def as_json(value: Any) -> str:
 
 def call(train_fn: Callable[..., Any], parameters: Any, report: LossReport) -> None:
     """Run the trial to its end; a loss that is returned is a report too."""
-    loss = train_fn(parameters, report)
-    if isinstance(loss, int | float):
+    loss = number_in(train_fn(parameters, report))
+    if loss is not None:
         report(loss)
+
+
+def number_in(value: Any) -> float | None:
+    """A number, also of NumPy or torch, as a float; None where it is something else."""
+    if not hasattr(value, "__float__"):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):  # an array of several numbers
+        return None
 
 
 def end_with(parent: int) -> None:

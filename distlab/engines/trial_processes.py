@@ -17,6 +17,7 @@ import torch
 
 from distlab.engines import job as jobs
 from distlab.engines import trial as trials
+from distlab.engines.expect import EngineError
 from distlab.engines.search import Asha
 from distlab.engines.tuning import DONE, FAILED, STOPPED, Tuning
 
@@ -35,9 +36,14 @@ class TrialProcesses:
         self.tuning, self.train_fn, self.scheduler = tuning, train_fn, scheduler
         self.num_gpus, self.trials_per_gpu = num_gpus, trials_per_gpu
         self._processes: set[subprocess.Popen[bytes]] = set()
+        self._errors: list[Exception] = []
 
     def run(self) -> None:
-        """Run all that wait; no process of a trial outlives this call."""
+        """Run all that wait; no process of a trial outlives this call.
+
+        Raises:
+            EngineError: a trial could not be started.
+        """
         slots = [
             threading.Thread(target=self._slot, args=(index,), daemon=True)
             for index in range(self.num_gpus * self.trials_per_gpu)
@@ -52,11 +58,18 @@ class TrialProcesses:
                 self.tuning.is_over = True
                 for process in self._processes:
                     process.kill()
+        for error in self._errors:
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            raise EngineError(f"a trial could not be run: {why}") from error
 
     def _slot(self, index: int) -> None:
-        while (number := self.tuning.begin()) is not None:
-            status, said = self._run(number, index // self.trials_per_gpu)
-            self.tuning.end(number, status, said)
+        try:
+            while (number := self.tuning.begin()) is not None:
+                status, said = self._run(number, index // self.trials_per_gpu)
+                self.tuning.end(number, status, said)
+        except Exception as error:  # `run` raises it: a thread would only print it
+            self._errors.append(error)
+            self.tuning.is_over = True
 
     def _run(self, number: int, gpu: int) -> tuple[str, str]:
         given = self.tuning.parameters(number), self.tuning.kept(number)
@@ -74,7 +87,8 @@ class TrialProcesses:
                 code = process.wait()
             lines = log.read_text(errors="replace").split("\n")
         if code:
-            return FAILED, next((s for s in reversed(lines) if s.strip()), "")
+            silent = f"the process of a trial ended with code {code}"
+            return FAILED, next((s for s in reversed(lines) if s.strip()), silent)
         return status, ""
 
     @contextlib.contextmanager

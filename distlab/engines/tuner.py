@@ -20,12 +20,15 @@ all nodes must reach `folder`.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from distlab.engines.expect import EngineError
-from distlab.engines.search import Asha
+import cloudpickle  # type: ignore[import-untyped]
+
+from distlab.engines.expect import EngineError, expect_int
+from distlab.engines.search import Asha, draw
 from distlab.engines.trial_processes import TrialProcesses
 from distlab.engines.tuning import Trial, Tuning
 
@@ -40,7 +43,8 @@ class DistributedTuner:
     begins, and those that run end at their next report.
 
     Raises:
-        EngineError: a number cannot be, or there is no such backend.
+        EngineError: a number cannot be, there is nothing to draw for a parameter, or
+            there is no such backend.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class DistributedTuner:
         if max_cost is not None and not cost_per_gpu_hour > 0:
             raise EngineError("max_cost needs cost_per_gpu_hour, which is 0")
         _expect_backend(backend, address)
+        draw(search_space, seed, 0)  # an empty list is refused here, not in a trial
         self.train_fn, self.search_space = train_fn, dict(search_space)
         self.num_gpus, self.trials_per_gpu = num_gpus, trials_per_gpu
         self.backend, self.address = backend, address
@@ -86,9 +91,12 @@ class DistributedTuner:
         """Run so many trials; the parameters of the one with the smallest loss.
 
         Raises:
-            EngineError: no trial has reported a loss: what the last one said. Or Ray is
-                not installed or not reachable.
+            EngineError: no trial has reported a loss: what the last one said. Or
+                `train_fn` cannot go to another process, or Ray is not installed or not
+                reachable.
         """
+        expect_int("num_samples", num_samples, 1)
+        _expect_sendable(self.train_fn)
         self._tuning = self._begin(num_samples)
         given = self._tuning, self.train_fn, self.scheduler
         slots = self.num_gpus, self.trials_per_gpu
@@ -109,6 +117,13 @@ class DistributedTuner:
             max_cost=self.max_cost,
             folder=self.folder,
         )
+
+
+def _expect_sendable(train_fn: Callable[..., Any]) -> None:
+    try:
+        cloudpickle.dumps(train_fn)
+    except (TypeError, AttributeError, RuntimeError, pickle.PicklingError) as error:
+        raise EngineError(f"train_fn cannot go to another process: {error}") from error
 
 
 def _expect_backend(backend: str, address: str | None) -> None:

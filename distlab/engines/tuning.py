@@ -24,7 +24,7 @@ DONE, STOPPED, FAILED = "done", "stopped", "failed"
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A trial that has ended; `loss` is its best report, infinite without any."""
+    """A trial that has ended; `loss` is its best finite report, or infinite."""
 
     number: int
     parameters: dict[str, Any]
@@ -118,7 +118,7 @@ class Tuning:
             one = self._running.pop(number)
             if self.is_over:
                 return
-            known = [loss for loss in one.losses if not math.isnan(loss)]
+            known = [loss for loss in one.losses if math.isfinite(loss)]
             ended = Trial(
                 number=number,
                 parameters=self.parameters(number),
@@ -139,9 +139,21 @@ class Tuning:
         """
         best = min(self.trials, key=lambda one: (one.loss, one.number), default=None)
         if best is None or math.isinf(best.loss):
-            why = best.said if best else "the cost cap leaves room for none"
-            raise EngineError(f"no trial has reported a loss: {why}")
+            raise EngineError(self._why_none_is_best())
         return best
+
+    def _why_none_is_best(self) -> str:
+        said = [one.said for one in self.trials if one.said]
+        if any(one.num_reports for one in self.trials):
+            reason = said[-1] if said else "all that were reported are inf or nan"
+            return f"no trial has reported a finite loss: {reason}"
+        if said:
+            reason = said[-1]
+        elif self.trials:
+            reason = "train_fn called no report() and returned no number"
+        else:
+            reason = "the cost cap leaves room for none"
+        return f"no trial has reported a loss: {reason}"
 
     # ── what a killed search leaves ─────────────────────────────────────────────────
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import asdict, replace
+from operator import mul
 from pathlib import Path
 
 import torch
@@ -66,6 +67,8 @@ class TrainingLoop:
         """Train until the last epoch, or until something ends it before."""
         began = time.perf_counter()
         self._resume()
+        if self._has_all_steps():
+            self.stopped_by = "max_steps"
         while not self.stopped_by and len(self.rows) < self.config.epochs:
             self._epoch(len(self.rows) + 1)
         config = self.config
@@ -85,13 +88,15 @@ class TrainingLoop:
     def _epoch(self, number: int) -> None:
         first, began = len(self.losses), time.perf_counter()
         plan = self._plan(self.job.train, epoch=number, training=True)
-        num_samples = self._train(plan)
+        self._train(plan)
         seconds = self._mean(time.perf_counter() - began)
         values = self._validate()
         losses = self.losses[first:]
+        sizes = [one.num_in_step for one in plan if one.ends_step][: len(losses)]
+        num_samples = sum(sizes)
         row = EpochRow(
             epoch=number,
-            loss=sum(losses) / max(1, len(losses)),
+            loss=sum(map(mul, losses, sizes)) / num_samples,
             learning_rate=self.rate,
             grad_norm=self.grad_norm,
             seconds=seconds,
@@ -105,18 +110,17 @@ class TrainingLoop:
             self.stopped_by = self.stopped_by or "early_stopping"
         self._save()
 
-    def _train(self, plan: list[Microbatch]) -> float:
-        """The steps of an epoch; how many samples all ranks have trained on."""
+    def _train(self, plan: list[Microbatch]) -> None:
+        """The steps of an epoch, or those until something ends the training."""
         parallel = self.parallel
         parallel.set_training(True)
         per_epoch = sum(one.ends_step for one in plan)
         sums: list[Tensor] = []  # this rank's part of the losses since the last record
-        count, began = 0, time.perf_counter()
+        began = time.perf_counter()
         part = torch.zeros((), dtype=torch.double, device=parallel.device)
         batches = parallel.batches(self.job.train, plan)
         for micro, batch in zip(plan, batches, strict=True):
             part += parallel.learn(self.job.loss, batch, micro)
-            count += micro.num_samples
             if not micro.ends_step:
                 continue
             self.rate = self._set_rate(per_epoch)
@@ -124,17 +128,16 @@ class TrainingLoop:
             self.num_steps += 1
             sums.append(part)
             part = torch.zeros_like(part)
-            is_last = self.num_steps == self.job.max_steps
+            is_last = self._has_all_steps()
             if is_last or len(sums) == self.config.log_every_n_steps:
-                began = self._record(sums, began, count)
+                began = self._record(sums, began)
                 sums = []
             if is_last:
                 self.stopped_by = "max_steps"
             if self.stopped_by:
                 break
         if sums:
-            self._record(sums, began, count)
-        return self._mean(float(count)) * parallel.world_size
+            self._record(sums, began)
 
     def _set_rate(self, per_epoch: int) -> float:
         """Scaled by the ranks; in the warm-up it grows from step to step."""
@@ -146,7 +149,7 @@ class TrainingLoop:
         self.parallel.set_rate(rates)
         return rates[0]
 
-    def _record(self, sums: list[Tensor], began: float, count: int) -> float:
+    def _record(self, sums: list[Tensor], began: float) -> float:
         """Sum the losses of these steps over the ranks; returns the time of it."""
         now = time.perf_counter()
         parallel = self.parallel
@@ -196,6 +199,10 @@ class TrainingLoop:
         total, num, right, num_judged = self.parallel.sum(sums).tolist()
         return total / num, right / num_judged if num_judged else None
 
+    def _has_all_steps(self) -> bool:
+        most = self.job.max_steps
+        return most is not None and self.num_steps >= most
+
     def _has_stalled(self) -> bool:
         patience = self.config.early_stopping
         losses = [r.loss if r.val_loss is None else r.val_loss for r in self.rows]
@@ -229,7 +236,10 @@ class TrainingLoop:
 
     def _resume(self) -> None:
         config = self.config
+        if config.resume_from_checkpoint is False:
+            return
         state = saving.load(config.resume_from_checkpoint, config.checkpoint_dir)
+        self._expect_same_steps(state["num_steps"] if state else 0)
         if state is None:
             return
         try:
@@ -244,6 +254,25 @@ class TrainingLoop:
         self.rows = [EpochRow(**row) for row in state["rows"]]
         self.losses = list(state["losses"])
         self.num_steps, self.spent_s = state["num_steps"], state["spent_s"]
+
+    def _expect_same_steps(self, found: int) -> None:
+        """Only rank 0 has saved: a rank with a disk of its own finds something else.
+
+        Before anything is loaded, because with shards to load is collective.
+
+        Raises:
+            EngineError: another rank has found other steps; on every rank.
+        """
+        parallel = self.parallel
+        steps = torch.zeros(
+            parallel.world_size, dtype=torch.double, device=parallel.device
+        )
+        steps[parallel.rank] = found
+        if len(parallel.sum(steps).unique()) > 1:
+            raise EngineError(
+                "the ranks found different checkpoints: checkpoint_dir must be a "
+                "folder that all nodes share"
+            )
 
     # ── helpers ─────────────────────────────────────────────────────────────────────
 

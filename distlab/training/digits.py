@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from distlab.curriculum import load_curriculum, read_source
+from distlab.curriculum import load_curriculum, naming_file, read_source
 from distlab.curriculum.units import travelling
 from distlab.data.digits import load_digits_split
 from distlab.grading.kit.values import digest
@@ -219,4 +219,5 @@ def compare(
 def _trainer_parts(code: str) -> dict[str, str]:
     """The trainer's text, read once: every rank runs the very same."""
     curriculum = load_curriculum()
-    return travelling(read_source(curriculum, curriculum.units["trainer"], code))
+    with naming_file():
+        return travelling(read_source(curriculum, curriculum.units["trainer"], code))

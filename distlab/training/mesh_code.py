@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from distlab.curriculum import Curriculum, UnitSource, load_curriculum, read_source
+from distlab.curriculum import (
+    Curriculum,
+    UnitSource,
+    load_curriculum,
+    naming_file,
+    read_source,
+)
 from distlab.curriculum.choose import Choice, Part, chosen_unit
 from distlab.paths import shown
 
@@ -98,8 +104,10 @@ def _require_finished(units: Mapping[str, Choice]) -> None:
 
 def _of_file(curriculum: Curriculum, path: str) -> UnitSource:
     for name, entry in _ENTRIES.items():
-        source = read_source(curriculum, curriculum.units[name], path)
-        if not source.missing((entry,)):
+        with naming_file():
+            source = read_source(curriculum, curriculum.units[name], path)
+            is_here = not source.missing((entry,))
+        if is_here:
             return source
     names = ", ".join(_ENTRIES.values())
     raise ValueError(f"--code {shown(path)}: the file has none of {names}")

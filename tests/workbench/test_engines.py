@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from benchmarks import scaling
 from distlab.cli.train_verb import train
@@ -19,6 +25,7 @@ from distlab.engines import records as recording
 from distlab.engines.config import BACKEND_VARIABLE, config_from, with_world_size
 from distlab.engines.samples import epoch_order, epoch_plan
 from distlab.engines.tensorflow_engine import TensorFlowDistributedTrainer
+from distlab.engines.torch_engine import accepted_defaults
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"num_gpu": 4}, "no field 'num_gpu'; did you mean 'num_gpus'"),
@@ -92,6 +99,20 @@ def test_tensorflow_that_is_not_installed_is_one_line(
         train(script, backend="tensorflow", num_gpus=2)
     with pytest.raises(EngineError, match=said):
         TensorFlowDistributedTrainer(None, num_gpus=2)
+
+
+@pytest.mark.parametrize("node_rank", [-1, 1, 3])
+def test_a_node_rank_needs_several_nodes(
+    node_rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "distlab.engines.script.launch_distributed_training", lambda *a, **options: 0
+    )
+    script = tmp_path / "train.py"
+    script.touch()
+    with pytest.raises(EngineError, match=f"--node-rank is {node_rank}, but --num-nod"):
+        train(script, node_rank=node_rank)
+    assert train(script, node_rank=0) == 0
 
 
 def test_a_job_that_runs_has_its_own_number_of_ranks() -> None:
@@ -176,6 +197,27 @@ def test_the_model_is_trained_and_the_history_says_how() -> None:
     assert history.total_time > 0
 
 
+def test_an_epochs_loss_is_the_mean_over_its_samples() -> None:
+    short = loader(20)  # steps of 8, 8 and 4 samples
+    trainer = PyTorchDDPTrainer(net(), optimizer=sgd, verbose=False)
+    history = trainer.fit(short)
+    a, b, c = history.losses
+    mean = pytest.approx((8 * a + 8 * b + 4 * c) / 20, abs=1e-12)
+    assert history.epochs[-1].loss == mean
+    capped = trainer.fit(short, max_steps=2)
+    mean = pytest.approx(sum(capped.losses) / 2, abs=1e-12)
+    assert capped.epochs[-1].loss == mean
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_rank_knows_the_samples_of_each_step(world_size: int) -> None:
+    for rank in range(world_size):
+        plan = epoch_plan([*range(25)], rank=rank, world_size=world_size, batch_size=4)
+        found = [one.num_in_step for one in plan if one.ends_step]
+        size = 4 * world_size
+        assert found == [size] * (25 // size) + [25 % size] * bool(25 % size)
+
+
 def test_an_optimizer_that_is_handed_in_is_used_on_a_copy() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -185,6 +227,31 @@ def test_an_optimizer_that_is_handed_in_is_used_on_a_copy() -> None:
     assert all(
         a.equal(b) for a, b in zip(model.parameters(), other.parameters(), strict=True)
     )
+
+
+# torch's own ZeroRedundancyOptimizer imports what is deprecated.
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("kind", [None, torch.optim.AdamW])
+def test_a_sharded_optimizer_is_made_with_what_its_class_takes(kind: Any) -> None:
+    make = kind and (lambda parameters: kind(parameters, lr=0.5, weight_decay=0.1))
+    whole, sharded = (fit(optimizer=make, zero_stage=stage) for stage in (0, 1))
+    assert sharded.losses == whole.losses
+
+
+def test_a_class_that_takes_any_option_is_given_what_its_base_takes() -> None:
+    class Passes(torch.optim.AdamW):
+        def __init__(self, parameters: Any, **options: Any) -> None:
+            super().__init__(parameters, **options)
+
+    class Keeps(torch.optim.Optimizer):
+        def __init__(self, parameters: Any, **options: Any) -> None:
+            super().__init__(parameters, options)
+
+    passed = accepted_defaults(Passes(net().parameters(), eps=0.25))
+    assert passed["eps"] == 0.25
+    assert "decoupled_weight_decay" not in passed
+    kept = Keeps(net().parameters(), lr=0.5, depth=3)
+    assert accepted_defaults(kept) == {"lr": 0.5, "depth": 3}
 
 
 def test_accumulated_microbatches_are_one_batch() -> None:
@@ -260,10 +327,18 @@ def test_what_cannot_be_sharded_is_refused_in_one_line() -> None:
     weighted = loader(sampler=WeightedRandomSampler([1.0] * 24, 24))
     with pytest.raises(EngineError, match="WeightedRandomSampler, which cannot be"):
         trainer.fit(weighted)
+    batches = BatchSampler(SequentialSampler(range(24)), 8, drop_last=False)
+    batched = DataLoader(loader().dataset, batch_sampler=batches)
+    for size in (None, 8):
+        own = PyTorchDDPTrainer(net(), batch_size=size)
+        with pytest.raises(EngineError, match="r has a batch_sampler, which cannot be"):
+            own.fit(batched)
     with pytest.raises(EngineError, match="train_loader is a list, must be a torch"):
         trainer.fit([])
-    with pytest.raises(EngineError, match="max_steps is 0"):
-        trainer.fit(loader(), max_steps=0)
+    for wrong in (0, 2.5, "3", True):
+        given: Any = wrong
+        with pytest.raises(EngineError, match=f"max_steps is {wrong!r}, must be"):
+            trainer.fit(loader(), max_steps=given)
     with pytest.raises(EngineError, match="num_nodes is 2: start the script on every"):
         PyTorchDDPTrainer(net(), num_nodes=2).fit(loader())
     large = PyTorchDDPTrainer(net(), batch_size=30, verbose=False)

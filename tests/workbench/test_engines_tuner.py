@@ -6,11 +6,15 @@ import json
 import math
 import pickle
 import sys
+import threading
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from distlab.engines import (
     Asha,
@@ -21,7 +25,7 @@ from distlab.engines import (
     uniform,
 )
 from distlab.engines.search import draw
-from distlab.engines.trial import LossReport
+from distlab.engines.trial import LossReport, call
 from distlab.engines.tuning import Tuning
 
 
@@ -50,6 +54,20 @@ def test_asha_ends_what_is_not_among_the_best_at_a_rung() -> None:
     assert asha.goes_on(4, 9.0)  # the first at its rung
 
 
+def half() -> Any:
+    return 2.5
+
+
+def locked() -> Callable[..., float]:
+    lock = threading.Lock()
+
+    def train_fn(parameters: dict[str, Any], report: Any) -> float:
+        with lock:
+            return 0.0
+
+    return train_fn
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -61,6 +79,13 @@ def test_asha_ends_what_is_not_among_the_best_at_a_rung() -> None:
         (lambda: DistributedTuner(len, {}, max_cost=1.0), "needs cost_per_gpu_hour"),
         (lambda: DistributedTuner(len, {}, backend="rai"), "processes or ray"),
         (lambda: DistributedTuner(len, {}, address="h:1"), "is for backend ray"),
+        (lambda: DistributedTuner(len, {"lr": []}), "^lr is .., which has no value"),
+        (lambda: DistributedTuner(len, {}).tune(0), "num_samples is 0, must be at"),
+        (lambda: DistributedTuner(len, {}).tune(half()), "num_samples is 2.5, must be"),
+        (
+            lambda: DistributedTuner(locked(), {}).tune(1),
+            "train_fn cannot go to another process: cannot pickle '_thread.lock'",
+        ),
         (
             lambda: DistributedTuner(len, {}, backend="ray", address="ray://h:1"),
             "cannot run through Ray's client",
@@ -70,6 +95,64 @@ def test_asha_ends_what_is_not_among_the_best_at_a_rung() -> None:
 def test_what_cannot_be_is_one_line(make: Callable[[], Any], said: str) -> None:
     with pytest.raises(EngineError, match=said):
         make()
+
+
+# A thread that fails prints a traceback, which is a warning here, and so an error.
+
+
+def test_a_trial_that_cannot_be_started_ends_the_search() -> None:
+    tuner = DistributedTuner(returns(), {"x": [threading.Lock()]}, num_gpus=2)
+    with pytest.raises(EngineError, match="could not be run: TypeError: cannot pick"):
+        tuner.tune(3)
+    assert tuner.trials == []
+
+
+@pytest.mark.parametrize(
+    ("returned", "reported"),
+    [
+        (3, [3.0]),
+        (np.float32(0.5), [0.5]),
+        (torch.tensor(0.5), [0.5]),
+        (Fraction(1, 4), [0.25]),
+        (None, []),
+        ("0.5", []),
+        (torch.zeros(3), []),
+    ],
+    ids=str,
+)
+def test_a_number_that_is_returned_is_a_report(
+    returned: Any, reported: list[float]
+) -> None:
+    sent: list[float] = []
+    report = LossReport(lambda losses: sent.append(losses[-1]), {}, None)
+    call(lambda parameters, report: returned, {}, report)
+    assert sent == reported
+
+
+@pytest.mark.parametrize(
+    ("losses", "said", "reason"),
+    [
+        ([math.nan, math.inf], "", "a finite loss: all that were reported are inf or"),
+        ([-math.inf], "", "a finite loss: all that were reported are inf or nan"),
+        ([math.nan], "ValueError: no", "a finite loss: ValueError: no"),
+        ([], "ValueError: no", "a loss: ValueError: no"),
+        ([], "", r"a loss: train_fn called no report\(\) and returned no number"),
+        (None, "", "a loss: the cost cap leaves room for none"),
+    ],
+)
+def test_why_no_trial_is_the_best(
+    losses: list[float] | None, said: str, reason: str
+) -> None:
+    given: dict[str, Any] = {"slot_cost_per_hour": 1.0, "folder": None}
+    search = Tuning({}, 0, 2, max_cost=0.0 if losses is None else None, **given)
+    for _ in range(2):
+        number = search.begin()
+        for loss in losses or ():
+            search.reported(number or 0, loss)
+        if number is not None:
+            search.end(number, "done", said if number else "")
+    with pytest.raises(EngineError, match=f"^no trial has reported {reason}"):
+        search.best()
 
 
 def test_without_ray_its_backend_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

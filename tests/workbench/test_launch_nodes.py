@@ -236,8 +236,15 @@ def test_doctor_says_that_ranks_do_not_talk(capsys: pytest.CaptureFixture[str]) 
         "broken",
         "exit code 7",
     )
-    with pytest.raises(LaunchError, match="nproc_per_node is 0"):
-        list(check_ranks(0))
+
+
+@pytest.mark.parametrize("num_ranks", [-1, 0, 65, 10_000])
+def test_doctor_starts_only_as_many_ranks_as_there_can_be(num_ranks: int) -> None:
+    def launch(*given: object, **config: object) -> int:
+        raise AssertionError("ranks were started")
+
+    with pytest.raises(ValueError, match=f"^--ranks {num_ranks}: choose between 1 and"):
+        list(check_ranks(num_ranks, launch=launch))
 
 
 # ── make nodes ──────────────────────────────────────────────────────────────────────

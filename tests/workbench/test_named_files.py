@@ -1,0 +1,65 @@
+"""A file that cannot be read is named, and once only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distlab.cli.drill import drill
+from distlab.cli.update import update
+from distlab.curriculum import SourceError
+from distlab.training.digits import DigitsConfig, train_on_ranks
+from distlab.training.mesh_code import choose_units
+from tests.workbench.course import Course
+
+GONE = "the file cannot be read: No such file or directory"
+NO_TEXT = "the file is not UTF-8 text"
+
+
+def drilled(code: str) -> None:
+    drill(seed=0, code=code, as_json=True)
+
+
+def trained(code: str) -> None:
+    """What `distlab demo` does, on a cluster that starts nothing."""
+    cluster: Any = SimpleNamespace(warm=lambda *modules: None, run=None)
+    train_on_ranks(cluster, DigitsConfig(code=code))
+
+
+def meshed(code: str) -> None:
+    choose_units(code)
+
+
+@pytest.mark.parametrize("read", [drilled, trained, meshed])
+def test_a_file_that_is_not_there_is_named(
+    read: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SourceError) as caught:
+        read("nosuch.py")
+    assert str(caught.value) == f"nosuch.py: {GONE}"
+    assert caught.value.path == tmp_path / "nosuch.py"
+
+
+@pytest.mark.parametrize("read", [drilled, meshed])
+def test_a_file_that_is_no_python_is_named_with_its_line(
+    read: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken.py").write_text("x = 1\ndef f(:\n")
+    with pytest.raises(SourceError, match=r"^broken\.py: line 2 is not Python") as said:
+        read("broken.py")
+    assert (said.value.line, said.value.is_syntax) == (2, True)
+
+
+def test_a_template_that_is_no_text_is_named_once(here: Course) -> None:
+    path = here.template()
+    path.write_bytes(b"# \xe9t\xe9\n")
+    with pytest.raises(SourceError) as caught:
+        update("collectives")
+    shown = path.relative_to(here.root)
+    assert str(caught.value) == f"{shown}: {NO_TEXT}; nothing was changed"
