@@ -96,7 +96,7 @@ class TrainingLoop:
         num_samples = sum(sizes)
         row = EpochRow(
             epoch=number,
-            loss=sum(map(mul, losses, sizes)) / num_samples,
+            loss=sum(map(mul, losses, sizes)) / max(1, num_samples),
             learning_rate=self.rate,
             grad_norm=self.grad_norm,
             seconds=seconds,

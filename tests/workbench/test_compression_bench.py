@@ -121,6 +121,7 @@ def test_real_ranks_meet_the_bars_of_bytes_and_of_torchs_powersgd(
     assert DENSE_STEPS >= 2 <= POWER_STEPS  # torch needs the one, a residual the other
 
 
+@pytest.mark.slow
 def test_wide_indices_and_a_forgotten_residual_miss_them(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -199,6 +199,7 @@ def test_the_preloads_start_no_thread() -> None:
     assert done.stdout.strip() == "1"
 
 
+@pytest.mark.slow
 def test_demo_in_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert demo(world_size=2, epochs=1) == 0
     said = capsys.readouterr().out

@@ -76,7 +76,11 @@ def run_examples(context: RankContext, backend: str, folder: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("n", "backend"),
-    [pytest.param(1, "gloo", marks=pytest.mark.slow), (4, "gloo"), (4, "tcp")],
+    [
+        pytest.param(1, "gloo", marks=pytest.mark.slow),
+        (4, "gloo"),
+        pytest.param(4, "tcp", marks=pytest.mark.slow),
+    ],
 )
 def test_examples_run(cluster: Cluster, tmp_path: Path, n: int, backend: str) -> None:
     run = cluster.run(run_examples, n, backend, str(tmp_path), limits=PATIENT)

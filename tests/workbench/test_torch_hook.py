@@ -87,7 +87,10 @@ def in_torchs_ddp(context: RankContext, name: str) -> dict[str, Any]:
     return {"gaps": gaps, "counts": counts, "gradient": gradient}
 
 
-@pytest.mark.parametrize("name", NAMES + EXACT)
+@pytest.mark.parametrize(
+    "name",
+    [*NAMES[:1], *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES[1:] + EXACT)],
+)
 def test_a_hook_gives_in_torchs_ddp_what_it_gives_alone(
     cluster: Cluster, name: str
 ) -> None:
