@@ -6,6 +6,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.workbench.course import Course, Done
 from tests.workbench.launching import linux
 
@@ -62,6 +64,7 @@ def stopped(here: Course, folder: Path, *command: str) -> Done:
 
 
 @linux
+@pytest.mark.slow
 def test_ctrl_c_in_a_run_leaves_no_process(here: Course, tmp_path: Path) -> None:
     script, folder = tmp_path / "leaves.py", tmp_path / "run"
     script.write_text(LEAVES)
@@ -71,6 +74,7 @@ def test_ctrl_c_in_a_run_leaves_no_process(here: Course, tmp_path: Path) -> None
 
 
 @linux
+@pytest.mark.slow
 def test_ctrl_c_in_a_campaign_leaves_no_process(here: Course) -> None:
     done = stopped(here, here.root, "-c", CAMPAIGN)
     assert (done.code, done.err) == (130, STOPPED)

@@ -19,6 +19,7 @@ RESTARTS = "print('up', flush=True); sys.exit(generation == 1)"
 
 
 @linux
+@pytest.mark.slow
 @pytest.mark.parametrize("full", ["stdout", "stderr"])
 def test_a_full_disk_under_its_output_ends_no_training(
     tmp_path: Path, full: str
@@ -39,6 +40,7 @@ def test_a_full_disk_under_its_output_ends_no_training(
 
 
 @linux
+@pytest.mark.slow
 def test_a_full_disk_under_the_logs_hinders_no_restart(tmp_path: Path) -> None:
     log = Log(0, tmp_path)
     with open("/dev/full", "w") as disk:

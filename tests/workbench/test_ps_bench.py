@@ -152,13 +152,13 @@ def forgets(context: ServiceContext, plan: Plan) -> Any:
 
 def test_the_servers_are_right_under_scripts() -> None:
     for make, deadly in ((servers.durable, False), (servers.bounded, True)):
-        seen = sim.play_scripts(15, make, deadly=deadly)
+        seen = sim.play_random_scripts(15, make, deadly=deadly)
         assert (seen.num_scripts, seen.failures) == (15, [])
 
 
 def test_wrong_servers_fail_under_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sim, "WALL_LIMIT_S", 0.5)
-    ahead = sim.play_scripts(5, knows_no_bound, deadly=True).failures
+    ahead = sim.play_random_scripts(5, knows_no_bound, deadly=True).failures
     assert "ahead; the clocks were" in ahead[0]
     lost = sim.flaw(
         servers.acknowledges_first,
