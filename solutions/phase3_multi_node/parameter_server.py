@@ -5,7 +5,7 @@ Source: M. Li et al., Scaling Distributed Machine Learning with the Parameter Se
 (OSDI 2014), sections 3 and 4; Q. Ho et al., More Effective Distributed ML via a Stale
 Synchronous Parallel Parameter Server (NIPS 2013), section 2.
 Symbols: n = num_workers; S = the bytes of the weights; k = the number of servers.
-Cost: a worker sends S and receives S per step, as much as in a ring. A server receives
+Cost: a worker sends S and receives S per step, about half of a ring. A server receives
 and sends n S / k: with k = 1 it is the star of 1.4.
 
     worker 0   push 1 ─┐        ┌─> weights     A pull names how many pushes the worker

@@ -184,7 +184,7 @@ class ShardedGradients:
     last bucket to the first on every rank; at its end, where parameters are unused.
 
     C1 the weights are those of a single process; several backward() accumulate
-    C2 each backward() sends one reduce_scatter, no more
+    C2 each backward() sends one reduce_scatter of each bucket, no more
     C3 after backward() a rank has its shards' gradients only
     In torch.distributed: nearest is fully_shard(…, reshard_after_forward=False)
     Cost: a reduce_scatter per backward(), an all_gather. Check: distlab check 3.16
