@@ -19,11 +19,11 @@ PRELOADED = ("torch", "distlab.distributed")
 # A signal to the whole group of processes is the agent's to answer, from the start.
 _PROGRAM = f"""\
 import signal, sys
-for number in {tuple(map(int, forker.AGENTS))}:
-    signal.signal(number, signal.SIG_IGN)
+before = {{number: signal.signal(number, signal.SIG_IGN)
+          for number in {tuple(map(int, forker.AGENTS))}}}
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 from {forker.__name__} import main
-main(sys.argv[1:])
+main(sys.argv[1:], before)
 """
 _START_S = 120.0  # to import them
 

@@ -19,6 +19,7 @@ import selectors
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,10 @@ AGENTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The agent decides what they mean: this process ignores them, see `forked`."""
 
 
+Handlers = Mapping[int, Any]
+"""What a process does at a signal, as `signal.signal` takes and returns it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What a forked process is to run."""
@@ -49,8 +54,8 @@ class Job:
 class Forker:
     """Serves one agent until its socket closes."""
 
-    def __init__(self, agent: socket.socket) -> None:
-        self._agent = agent
+    def __init__(self, agent: socket.socket, handlers: Handlers) -> None:
+        self._agent, self._handlers = agent, handlers
         self._numbers: dict[int, int] = {}  # of the processes, by pid
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._woken, False)
@@ -105,9 +110,9 @@ class Forker:
 
     def _become(self, request: dict[str, Any], descriptors: list[int]) -> Job:
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, *AGENTS):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number, handler in self._handlers.items():  # under nohup one is ignored
+            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, AGENTS)
         self._agent.close()
         os.close(self._woken)
@@ -161,8 +166,11 @@ def run(job: Job) -> None:
     runpy.run_path(job.script, run_name="__main__")
 
 
-def main(arguments: list[str]) -> None:
-    """Import the modules, then fork; each forked process runs the script."""
+def main(arguments: list[str], handlers: Handlers) -> None:
+    """Import the modules, then fork; each forked process runs the script.
+
+    It begins with these `handlers` of AGENTS.
+    """
     become_subreaper()
     die_with_parent()
     descriptor, *modules = arguments
@@ -170,8 +178,4 @@ def main(arguments: list[str]) -> None:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # keep the collector from touching, and so copying, shared pages
-    run(Forker(socket.socket(fileno=int(descriptor))).serve())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    run(Forker(socket.socket(fileno=int(descriptor)), handlers).serve())

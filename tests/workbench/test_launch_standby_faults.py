@@ -85,6 +85,8 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # These tests may themselves run under nohup, which the launcher respects.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         started.append(process)
         return process
