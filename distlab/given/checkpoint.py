@@ -220,8 +220,8 @@ class Copies:
         is_lazy = source.is_conj() or source.is_neg()
         if is_lazy or not source.is_contiguous() or source.device != copy.device:
             return copy.copy_(source)
-        # NumPy moves bytes with memmove: 1.1 times as fast as copy_ for tensors of 8 MB,
-        # 1.8 times for those of 100 MB, where memmove writes past the caches.
+        # NumPy moves bytes with memmove. That is 1.1 times as fast as copy_ for tensors
+        # of 8 MB, and 1.8 times for 100 MB, where memmove writes past the caches.
         _as_bytes(copy)[:] = _as_bytes(source)
         return copy
 
