@@ -3,8 +3,8 @@
 A copy of the course is made in a temporary folder, `distlab watch --json` runs in it,
 the reference's code is saved into its template again and again, and the time from the
 save to the line with the verdict is taken: 40 times for one task, 10 times for each of
-the others. The peer runs the same scenario of the first task at the same world sizes
-through torch.multiprocessing.spawn, pair by pair.
+the others, which play the sizes of their own. The peer runs the scenario of the first
+task at the same world sizes through torch.multiprocessing.spawn, pair by pair.
 
 A task with a time limit of its own starts programs (1.16 a real torchrun): its seconds
 are shown and have no bar.
@@ -43,9 +43,12 @@ BAR_P50_S, BAR_P95_S = 0.4, 0.8
 
 
 class Watcher:
-    """`distlab watch TASK` on a copy of the course, and the clock beside it."""
+    """`distlab watch TASK` on a copy of the course, and the clock beside it.
 
-    def __init__(self, folder: Path, task: str) -> None:
+    With `worlds` it plays the task at these sizes only.
+    """
+
+    def __init__(self, folder: Path, task: str, worlds: tuple[int, ...] = ()) -> None:
         for name in COURSE:
             source = ROOT / name
             copy = shutil.copytree if source.is_dir() else shutil.copy
@@ -53,9 +56,9 @@ class Watcher:
         unit = load_curriculum(ROOT).units[task.partition(".")[0]]
         self._template = unit.template(folder)
         self._code = unit.solution(folder).read_text()
-        worlds = [part for n in WORLDS for part in ("-n", str(n))]
+        sizes = [part for n in worlds for part in ("-n", str(n))]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "distlab", "watch", task, "--json", *worlds],
+            [sys.executable, "-m", "distlab", "watch", task, "--json", *sizes],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.DEVNULL,
@@ -134,7 +137,7 @@ def cold_phase(phase: int) -> float:
 def saves(task: str, count: int, pairs: int = 0) -> tuple[list[float], list[Any]]:
     """Seconds from save to verdict, `count` times; and beside the peer's, in pairs."""
     with tempfile.TemporaryDirectory() as folder:
-        watcher = Watcher(Path(folder), task)
+        watcher = Watcher(Path(folder), task, WORLDS if pairs else ())
         try:
             seconds = [watcher.save(number + 1) for number in range(count)]
             beside = [

@@ -17,11 +17,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -38,6 +36,7 @@ from distlab.chaos.plan import Setting, plan_here
 from distlab.comm import Comm, DiskError, PeerLost, RealDisk, ReduceOp, Work
 from distlab.comm.tcp.mesh import MeetingError
 from distlab.data.digits import load_digits_split
+from distlab.distributed.notice import SAVED, Notice
 from distlab.distributed.parts import unit
 from distlab.given import training_state
 from distlab.given.checkpoint import CheckpointError
@@ -46,22 +45,10 @@ from distlab.given.training_state import Run
 BUCKET_MIB = 0.05  # several buckets in each step
 _HIDDEN, _NUM_SHADOWS = 96, 8
 _LR, _MOMENTUM = 0.1, 0.9
-TERMINATED = 128 + signal.SIGTERM
 
 
 class StopError(RuntimeError):
     """This run cannot go on; one line says why."""
-
-
-class Notice:
-    """Whether SIGTERM has come."""
-
-    def __init__(self) -> None:
-        self.has_come = False
-        signal.signal(signal.SIGTERM, self._note)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.has_come = True
 
 
 class ChaosTraining:
@@ -106,7 +93,7 @@ class ChaosTraining:
         self.unit = unit("fault_tolerance")
         self.real_disk = RealDisk(folder)
         self.saver = self.unit.AsyncSaver(comm, faults.disk(self.real_disk))
-        self.notice = Notice()
+        self.notice = Notice(comm)
         self.step = 0
         self._saving = 0  # the step of the checkpoint that is under way
         self._is_first = True
@@ -155,7 +142,7 @@ class ChaosTraining:
         if must_end:
             self._settle()
             self._say(f"SIGTERM: saved step {self.step}")
-            sys.exit(TERMINATED)
+            sys.exit(SAVED)
 
     def _send(self, comm: Comm, bucket: Any) -> Work:
         """Send a bucket's gradients; between two buckets a fault may come."""
@@ -169,7 +156,7 @@ class ChaosTraining:
         """Whether any rank has to end; all ranks stop if a gradient is not finite."""
         grads = [p.grad for p in self.module.parameters() if p.grad is not None]
         is_finite = all(bool(grad.isfinite().all()) for grad in grads)
-        flags = torch.tensor([float(not is_finite), float(self.notice.has_come)])
+        flags = torch.tensor([float(not is_finite), float(self.notice.is_here)])
         self.comm.all_reduce(flags, ReduceOp.MAX)
         if flags[0]:
             raise StopError("the gradient is not finite")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from distlab.cli.screen import command, processes, show, show_json, waiting
-from distlab.runner.processes import become_subreaper, descendants, end_descendants
+from distlab.runner.processes import leaving_none
 
 if TYPE_CHECKING:  # they import torch
     from distlab.chaos.campaign import Campaign
@@ -65,7 +62,7 @@ def chaos(
     player: Plays = Player(setting)
     if out:
         player = Kept(player, Path(out), campaign, setting)
-    with _nothing_left():
+    with leaving_none():
         if as_json:
             results = [player.play(cell) for cell in campaign.played]
         else:
@@ -76,20 +73,6 @@ def chaos(
     if html:
         _write_page(Path(html), results, campaign, setting)
     return ALL_GOOD if all(result.is_good for result in results) else DEFECT
-
-
-@contextlib.contextmanager
-def _nothing_left() -> Iterator[None]:
-    """End on the way out what the runs have left, after Ctrl-C too."""
-    become_subreaper()
-    before = frozenset(descendants(os.getpid()))
-    try:
-        yield
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second one
-        raise
-    finally:
-        end_descendants(spare=before)
 
 
 def _play_aloud(

@@ -82,16 +82,12 @@ def record_run(fault: Any) -> RecordedRun:
     from distlab.chaos.incidents import played
     from distlab.data.make import make
     from distlab.given.incidents import Event, RecordedRun, Report
-    from distlab.runner.processes import become_subreaper, end_descendants
+    from distlab.runner.processes import leaving_none
 
-    become_subreaper()
-    try:
-        with tempfile.TemporaryDirectory(prefix="distlab-drill-") as place:
-            data = Path(place) / "digits"
-            make(data, "digits")
-            reports, events = played(fault, data)
-    finally:
-        end_descendants()
+    with leaving_none(), tempfile.TemporaryDirectory(prefix="distlab-drill-") as place:
+        data = Path(place) / "digits"
+        make(data, "digits")
+        reports, events = played(fault, data)
     return RecordedRun([Report(*r) for r in reports], [Event(*e) for e in events])
 
 

@@ -81,6 +81,10 @@ class _Session:
         self._cluster = cluster
         self._as_json = as_json
         self._curriculum = load_curriculum()
+        self._files = sorted(
+            unit.template(self._curriculum.root)
+            for unit in self._curriculum.units.values()
+        )
         self._progress = Progress(self._curriculum.root)
         self._task = chosen(self._curriculum, self._progress, [name] if name else [])[0]
         self._changes = Changes()
@@ -155,8 +159,7 @@ class _Session:
 
     def files(self) -> set[Path]:
         """The learner's files."""
-        units = self._curriculum.units.values()
-        return {unit.template(self._curriculum.root) for unit in units}
+        return set(self._files)
 
     def judge_if_wanted(self) -> None:
         """Judge; a newer save, or q, ends that: an endless loop takes long."""
@@ -173,7 +176,7 @@ class _Session:
         return self._key == "q" or self._save_times() != self._under_judgement
 
     def _save_times(self) -> list[float]:
-        found = [file for file in sorted(self.files()) if file.exists()]
+        found = [file for file in self._files if file.exists()]
         return [file.stat().st_mtime_ns for file in found]
 
     def judge(self) -> None:

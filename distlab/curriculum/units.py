@@ -205,8 +205,9 @@ def read_source(curriculum: Curriculum, unit: Unit, code: str = "mine") -> UnitS
         raise SourceError("the file is not UTF-8 text", path) from error
 
 
-# A text is looked at once for each of its tasks: parse and compile it only once.
-_remembered = lru_cache(maxsize=32)(UnitSource)
+# A text is looked at once for each of its tasks: parse and compile it only once. A look
+# at all files, as at every save, takes templates and references in turn: room for both.
+_remembered = lru_cache(maxsize=256)(UnitSource)
 
 
 def expect_a_text_file(path: Path) -> None:

@@ -30,18 +30,22 @@ class Notice:
     """
 
     def __init__(self, comm: Comm) -> None:
-        self._comm, self._is_here = comm, False
+        self._comm, self._has_come = comm, False
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._remember)  # for threads that were here
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def _remember(self, number: int, frame: object) -> None:
-        self._is_here = True
+        self._has_come = True
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it came to this rank."""
+        return self._has_come or signal.SIGTERM in signal.sigpending()
 
     def is_anywhere(self) -> bool:
         """Whether it came to any rank; collective, at the end of a step."""
-        is_here = self._is_here or signal.SIGTERM in signal.sigpending()
-        flag = torch.tensor([is_here], dtype=torch.int32)
+        flag = torch.tensor([self.is_here], dtype=torch.int32)
         flag = flag.to(self._comm.device)
         self._comm.all_reduce(flag, ReduceOp.MAX)
         return bool(flag)

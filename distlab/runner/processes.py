@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -78,6 +79,30 @@ def end_descendants(
         else:
             time.sleep(0.01)
     return len(ended)
+
+
+@contextlib.contextmanager
+def leaving_none() -> Iterator[None]:
+    """End on the way out what was started in the block, also after Ctrl-C or SIGTERM.
+
+    For the main thread. SIGTERM ends the block with SystemExit(143).
+    """
+    become_subreaper()
+    before = frozenset(descendants(os.getpid()))
+    on_term = signal.signal(signal.SIGTERM, _exit_by)
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second one
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise
+    finally:
+        end_descendants(spare=before)
+        signal.signal(signal.SIGTERM, on_term)
+
+
+def _exit_by(number: int, frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def end_sessions(leaders: set[int]) -> None:

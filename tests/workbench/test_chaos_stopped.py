@@ -1,4 +1,4 @@
-"""`distlab chaos` that is stopped with Ctrl-C: no process is left of it."""
+"""`distlab chaos` that is stopped with Ctrl-C or SIGTERM: no process is left of it."""
 
 from __future__ import annotations
 
@@ -52,14 +52,16 @@ main()
 """
 
 
-def stopped(here: Course, folder: Path, *command: str) -> Done:
-    """The end of a command that gets SIGINT once it has started what it leaves."""
+def stopped(
+    here: Course, folder: Path, *command: str, by: signal.Signals = signal.SIGINT
+) -> Done:
+    """The end of a command that gets a signal once it has started what it leaves."""
     process = here.popen(*command)
     until = time.monotonic() + 120
     while not (folder / "started").exists() and time.monotonic() < until:
         assert process.poll() is None
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(by)
     return here.ended(process)
 
 
@@ -78,3 +80,10 @@ def test_ctrl_c_in_a_run_leaves_no_process(here: Course, tmp_path: Path) -> None
 def test_ctrl_c_in_a_campaign_leaves_no_process(here: Course) -> None:
     done = stopped(here, here.root, "-c", CAMPAIGN)
     assert (done.code, done.err) == (130, STOPPED)
+
+
+@linux
+@pytest.mark.slow
+def test_sigterm_in_a_campaign_leaves_no_process(here: Course) -> None:
+    done = stopped(here, here.root, "-c", CAMPAIGN, by=signal.SIGTERM)
+    assert (done.code, done.err) == (143, "")
