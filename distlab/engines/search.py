@@ -98,14 +98,17 @@ class Asha:
         self.rungs: dict[int, list[float]] = {}
 
     def goes_on(self, num_reports: int, loss: float) -> bool:
-        """Whether a trial goes on that has reported so often, last this loss."""
+        """Whether a trial goes on that has reported so often, last this loss.
+
+        One whose loss is not finite, minus infinity included, ends at its rung.
+        """
         if not self.is_rung(num_reports):
             return True
         values = self.rungs.setdefault(num_reports, [])
-        values.append(math.inf if math.isnan(loss) else loss)
+        values.append(loss if math.isfinite(loss) else math.inf)
         values.sort()
         num_best = max(1, len(values) // self.factor)
-        return loss <= values[num_best - 1]
+        return math.isfinite(loss) and loss <= values[num_best - 1]
 
     def is_rung(self, num_reports: int) -> bool:
         """Whether there is one after so many reports."""

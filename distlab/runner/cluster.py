@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from distlab.runner import surroundings
 from distlab.runner.doors import Door
-from distlab.runner.gpus import without_gpus
 from distlab.runner.limits import MAX_RANKS, Limits
 from distlab.runner.orders import Kind, Orders, number_of
 from distlab.runner.posts import Post, close_all, open_posts
@@ -270,7 +270,7 @@ class Cluster:
                 stdout=self._errors,
                 stderr=self._errors,
                 start_new_session=True,  # Ctrl-C in the terminal reaches only us
-                env=_single_threaded(os.environ),
+                env=surroundings.of_zygote(os.environ),
             )
         self._socket = ours
         self._lines = b""
@@ -342,21 +342,6 @@ def _expect_one_thread(told: dict[str, Any]) -> None:
     if told["threads"] != 1:
         text = f"the zygote has {told['threads']} threads; it must have one"
         raise RunnerError(f"{text}: of what it imported, something starts a thread")
-
-
-def _single_threaded(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which importing numpy and torch starts no thread."""
-    one = dict.fromkeys(
-        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
-    )
-    return without_gpus({**environment, **one, "PYTHONPATH": _elsewhere(environment)})
-
-
-def _elsewhere(environment: Mapping[str, str]) -> str:
-    """PYTHONPATH without the working folder: Python starts with imports of its own."""
-    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
-    here = os.path.realpath(os.curdir)
-    return os.pathsep.join(p for p in paths if p and os.path.realpath(p) != here)
 
 
 def _check_world_size(world_size: int) -> None:

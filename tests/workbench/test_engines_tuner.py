@@ -51,6 +51,7 @@ def test_asha_ends_what_is_not_among_the_best_at_a_rung() -> None:
     assert not asha.goes_on(2, 6.0)
     assert asha.goes_on(2, 4.0)
     assert not asha.goes_on(2, math.nan)
+    assert not asha.goes_on(2, -math.inf)
     assert asha.goes_on(4, 9.0)  # the first at its rung
 
 
