@@ -38,9 +38,11 @@ def sums_before_and_after(ctx: RankContext) -> list[float]:
 
 
 def dies_by_itself(ctx: RankContext) -> str:
-    if ctx.rank == MORTAL:
+    assert ctx.store and ctx.endpoint
+    if ctx.rank == MORTAL:  # gloo connects one rank after the other
+        ctx.store.wait(["connected"])
         os.kill(os.getpid(), signal.SIGKILL)
-    assert ctx.endpoint
+    ctx.store.set("connected", b"")
     try:
         ctx.endpoint.call(MORTAL, b"?", PATIENCE_S)
     except PeerLost:
