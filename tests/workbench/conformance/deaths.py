@@ -38,7 +38,8 @@ def sums_before_and_after(ctx: RankContext) -> list[float]:
 
 
 def dies_by_itself(ctx: RankContext) -> str:
-    assert ctx.store and ctx.endpoint
+    assert ctx.store
+    assert ctx.endpoint
     if ctx.rank == MORTAL:  # gloo connects one rank after the other
         ctx.store.wait(["connected"])
         os.kill(os.getpid(), signal.SIGKILL)
