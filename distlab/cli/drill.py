@@ -84,7 +84,7 @@ def record_run(fault: Any) -> RecordedRun:
     from distlab.given.incidents import Event, RecordedRun, Report
     from distlab.runner.processes import leaving_none
 
-    with leaving_none(), tempfile.TemporaryDirectory(prefix="distlab-drill-") as place:
+    with tempfile.TemporaryDirectory(prefix="distlab-drill-") as place, leaving_none():
         data = Path(place) / "digits"
         make(data, "digits")
         reports, events = played(fault, data)

@@ -7,7 +7,7 @@ import os
 from distlab.runner import surroundings
 
 
-def test_a_name_server_that_does_not_answer_is_asked_for_one_second() -> None:
+def test_a_name_server_that_does_not_answer_is_asked_for_a_second_at_a_time() -> None:
     found = surroundings.of_zygote({"HOME": "/home/ada"})
     assert found["RES_OPTIONS"] == "timeout:1 attempts:2"
     assert found["HOME"] == "/home/ada"
