@@ -89,22 +89,34 @@ class TorchComm:
         backend: str = "gloo",
         timeout_s: float = DEFAULT_TIMEOUT_S,
         host: str = groups.LOOPBACK,
+        local_rank: int | None = None,
     ) -> TorchComm:
         """Meet the other ranks through `store` (collective) and form a group.
 
         On gloo, `host` is this machine's address by which the other ranks reach it.
+        Without a `local_rank` all ranks count as ranks of one machine.
 
         Raises:
             ValueError: the backend is neither gloo nor nccl.
         """
+        device = None
         if backend == "gloo":
             group = groups.make_gloo_group(store, rank, world_size, timeout_s, host)
-            return cls(group, store=store, timeout_s=timeout_s, host=host)
-        if backend == "nccl":
+        elif backend == "nccl":
             group = groups.make_nccl_group(store, rank, world_size, timeout_s)
             device = torch.device("cuda", torch.cuda.current_device())
-            return cls(group, store=store, device=device, timeout_s=timeout_s)
-        raise ValueError(f"backend is {backend!r}; TorchComm knows 'gloo' and 'nccl'")
+        else:
+            raise ValueError(
+                f"backend is {backend!r}; TorchComm knows 'gloo' and 'nccl'"
+            )
+        return cls(
+            group,
+            store=store,
+            device=device,
+            local_rank=local_rank,
+            timeout_s=timeout_s,
+            host=host,
+        )
 
     @classmethod
     def from_default(cls) -> TorchComm:
@@ -334,6 +346,7 @@ class TorchComm:
             backend=backend,
             timeout_s=self._timeout_s,
             host=self._host,
+            local_rank=self._local_rank,
         )
         self._groups.append(group)
         return group

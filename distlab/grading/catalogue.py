@@ -18,7 +18,8 @@ another task of the unit, whose code this task's clauses judge as well), `signat
 (the def line anew), `helper` (code for the end of the file), `limit_s` (how long a
 run may take, for what never ends), `hunt` (the number of the milestone after which
 `distlab hunt` may hide this mistake in a solution) and `twin` (the right variant that
-it is a mistake in; without it, the solution).
+it is a mistake in; without it, the solution) and `stressor` (under which of STRESSORS
+alone it fails, one or several names).
 """
 
 from __future__ import annotations
@@ -50,7 +51,25 @@ _TEXTS = {
     "helper",
     "hunt",
     "twin",
+    "stressor",
 }
+
+STRESSORS = {
+    "twice": "called twice in one process, the second time with other data",
+    "models": "a model with tied, frozen and unused parameters",
+    "uneven": "ranks have unequal numbers of samples, microbatches or elements",
+    "strided": "a tensor is a non-contiguous view of the caller's memory",
+    "empty": "a tensor has no elements, or no dimensions",
+    "dtype": "a tensor has another dtype",
+    "saved-input": "a layer saves its input for backward",
+    "non-finite": "one rank has a value that is inf or nan",
+    "local-rank": "the local rank is not the rank",
+    "subgroup": "the communicator is a group's: other ranks, or no rank 0",
+    "error": "a call raises before, or after, the first message",
+    "whose-work": "one rank does the work of the others",
+    "budget-floor": "less is sent, computed or kept than the result needs",
+}
+"""Under what a solution may fail that is right in the common case: see stressors.py."""
 
 
 class CatalogueError(ValueError):
@@ -73,6 +92,7 @@ class Entry:
     limit_s: float = 0.0
     hunt: str = ""
     twin: str = ""
+    stressor: str = ""
 
     @property
     def is_mutant(self) -> bool:
@@ -170,6 +190,9 @@ def _entry(
     twin = rows.get(row.get("twin", ""), {})
     if "twin" in row and not twin:
         raise CatalogueError(f"{where}: there is no entry {row['twin']}")
+    for stressor in row.get("stressor", "").split():
+        if stressor not in STRESSORS or not clause:
+            raise CatalogueError(f"{where}: {stressor!r} is no stressor of a wrong one")
     own = _own_body(curriculum, task.id, row.get("function", ""), where)
     body = row.get("body") or _changed(row, _changed(twin, own), where)
     given = {key: row[key] for key in {*row} - {"rejected", "change"}}

@@ -22,6 +22,7 @@ from distlab.grading.clause import (
 from distlab.grading.differential.standing import first_fault, sizes_beside
 from distlab.grading.harness import Implementation, PlayedRuns
 from distlab.grading.liveness import in_order, risky_sizes
+from distlab.grading.local_rank import local_rank_used
 from distlab.grading.parts import parts_beside
 from distlab.grading.preflight import look_at
 from distlab.grading.threads import one_thread
@@ -211,6 +212,7 @@ class Grader:
             except NotJudgedError:
                 return _verdict_on(task, check, "skip"), False
             except NotYetError as failure:
+                failure = local_rank_used(check, runs) or failure
                 if not failure.fatal and world_size not in self._world_sizes(check):
                     continue  # only a hang was suspected there, and it is none
                 part = ""

@@ -11,6 +11,7 @@ from distlab.curriculum import UnitSource, load_graft
 from distlab.curriculum.units import arrived, travelling
 from distlab.grading.guard import doors_of, install
 from distlab.grading.kernel import with_own_comm
+from distlab.grading.kit.nodes import ranks_per_node
 from distlab.grading.mismatches import printed
 from distlab.grading.runs import Records, Runs, RunSpec
 from distlab.grading.together import play_all, taken_apart
@@ -57,6 +58,7 @@ class PlayedRuns(Runs):
         self.cluster = cluster
         self.impl = impl
         self.limits = limits
+        self.ranks_per_node = ranks_per_node(world_size)
         self.shared: frozenset[RunSpec] = frozenset()  # what ran with something else
         self.records: Records = {}
         self._plan = tuple(spec for spec in plan if spec.network is None)
@@ -72,6 +74,12 @@ class PlayedRuns(Runs):
         """The same runs of another implementation."""
         other = PlayedRuns(self.cluster, impl, self.world_size, self.seed, self.limits)
         other.declared = self.declared
+        return other
+
+    def on_one_node(self) -> PlayedRuns:
+        """The same runs, with ranks whose local rank is their rank."""
+        other = self.of(self.impl)
+        other.ranks_per_node = self.world_size
         return other
 
     def read(self, spec: RunSpec) -> Run:
@@ -132,6 +140,7 @@ class PlayedRuns(Runs):
             on_report=None if told is None else lambda r, value: told[r].append(value),
             seed=self.seed,
             backend=transport(self.world_size),
+            ranks_per_node=self.ranks_per_node,
         )
 
     def _simulated(self, spec: RunSpec) -> Run:

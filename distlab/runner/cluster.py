@@ -101,6 +101,7 @@ class Cluster:
         services: Mapping[str, ServiceSpec] | None = None,
         may_die: Collection[int | str] = (),
         max_frame_bytes: int = 1 << 20,
+        ranks_per_node: int = 0,
     ) -> Run:
         """Run `program(context, *args)` on `world_size` new processes to its end.
 
@@ -108,7 +109,8 @@ class Cluster:
         function that makes it from a `ServiceContext`, or a tuple of that and more
         arguments. The run outlives deaths of those named in `may_die`, ranks and
         services; see `kill`, `freeze`, `thaw` and `restart`. Calls carry messages of
-        up to `max_frame_bytes`.
+        up to `max_frame_bytes`. Ranks are numbered as on nodes of `ranks_per_node`
+        (`local_rank`); 0 stands for one node.
 
         Without a `journal`, `last_call` lets the ranks note the call that they are in:
         much cheaper, and enough to say where each was when the time is up.
@@ -149,6 +151,7 @@ class Cluster:
             "journal": journal,
             "last_call": last_call and not journal,
             "max_frame_bytes": max_frame_bytes,
+            "ranks_per_node": ranks_per_node or world_size,
         }
         self.settle()
         self.start()

@@ -185,18 +185,29 @@ def directory_of(job: dict[str, Any]) -> Directory:
 
 def _connected(job: dict[str, Any], rank: int, folder: Path, store: Store) -> Comm:
     world_size, timeout_s = job["world_size"], job["seconds"] + 60
+    local_rank = rank % job["ranks_per_node"]
     if job["lives"]:
         return NewcomersComm(rank, world_size)
     if job["backend"] == "tcp":
         secret = bytes.fromhex(job["secret"])
         return TcpComm.from_store(
-            store, rank, world_size, secret=secret, timeout_s=timeout_s
+            store,
+            rank,
+            world_size,
+            secret=secret,
+            timeout_s=timeout_s,
+            local_rank=local_rank,
         )
     if job["backend"] == "nccl":
         show_gpus()
     meeting = FileStore(str(folder / "store"), world_size)
     return TorchComm.from_store(
-        meeting, rank, world_size, backend=job["backend"], timeout_s=timeout_s
+        meeting,
+        rank,
+        world_size,
+        backend=job["backend"],
+        timeout_s=timeout_s,
+        local_rank=local_rank,
     )
 
 

@@ -49,6 +49,7 @@ class SimComm(FastExchange):
         super().__init__(group, rank, traffic)
         self._limit_s = limit_s
         self._num_groups = 0
+        self._local_rank = rank
         self._refuse = Refusals(rank, len(group.members))
         self._groups: list[SimComm] = []
         self._out: dict[tuple[int, int], Route] = {}  # by peer and tag
@@ -68,7 +69,7 @@ class SimComm(FastExchange):
     @property
     def local_rank(self) -> int:
         """See `Comm.local_rank`; all simulated ranks are on one machine."""
-        return self._rank
+        return self._local_rank
 
     @property
     def device(self) -> torch.device:
@@ -263,6 +264,7 @@ class SimComm(FastExchange):
         shared = self.group.subgroup(key, members)
         number = members.index(self._rank)
         group = SimComm(shared, number, self._limit_s, self._traffic)
+        group._local_rank = self._local_rank
         self._groups.append(group)
         return group
 

@@ -311,7 +311,12 @@ class TcpComm:
         group = Membership(name, outer, members.index(self.rank))
         with self.engine.lock:
             self.engine.exchange.add_group(group)
-        comm = TcpComm(self.engine, group, timeout_s=self._timeout_s)
+        comm = TcpComm(
+            self.engine,
+            group,
+            timeout_s=self._timeout_s,
+            local_rank=self._local_rank,
+        )
         self._groups.append(comm)
         return comm
 

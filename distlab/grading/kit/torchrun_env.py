@@ -19,6 +19,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from distlab.comm import Comm
 from distlab.comm._call import Wrapper
 from distlab.grading.kit.baseline import weights_of
+from distlab.grading.kit.nodes import local_rank, ranks_per_node
 from distlab.runner import RankContext
 
 _KEPT: list[Any] = []
@@ -26,13 +27,7 @@ _KEPT: list[Any] = []
 destroyed can block a process forever (torch 2.13, gloo); ranks just end."""
 
 
-RANKS_PER_NODE = 2
 HOST = "127.0.0.1"
-
-
-def local_rank(rank: int, world_size: int) -> int:
-    """A rank's number on its machine: two of them on each, but of two one on each."""
-    return rank % RANKS_PER_NODE if world_size > RANKS_PER_NODE else 0
 
 
 def like_torchrun(context: RankContext, patience_s: float) -> None:
@@ -40,7 +35,7 @@ def like_torchrun(context: RankContext, patience_s: float) -> None:
 
     As it does on several machines: LOCAL_RANK numbers the ranks of one of them.
     """
-    on_node = RANKS_PER_NODE if context.world_size > RANKS_PER_NODE else 1
+    on_node = ranks_per_node(context.world_size)
     last = context.world_size % on_node or on_node  # ranks on the last machine
     node, nodes = context.rank // on_node, -(-context.world_size // on_node)
     port = host_store(context, patience_s)

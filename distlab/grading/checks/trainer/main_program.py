@@ -17,11 +17,11 @@ from torch import nn
 from distlab.grading.checks.trainer.main_reference import right_weights, suspects_of
 from distlab.grading.checks.trainer.main_torchrun import expect_clean_end
 from distlab.grading.clause import clause
+from distlab.grading.kit.nodes import local_rank
 from distlab.grading.kit.stuck import name_of_stuck
 from distlab.grading.kit.torchrun_env import (
     keep_wrappers,
     like_torchrun,
-    local_rank,
     watch_groups,
     watch_samples,
 )

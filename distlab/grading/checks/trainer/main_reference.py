@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from distlab.curriculum import load
 from distlab.grading.checks.trainer.gradient_weight_mistakes import PLAIN_MEAN
 from distlab.grading.kit.baseline import weights_of
-from distlab.grading.kit.torchrun_env import local_rank
+from distlab.grading.kit.nodes import local_rank
 from distlab.grading.kit.values import Suspect, close, same_everywhere
 from distlab.grading.threads import one_thread
 
