@@ -10,11 +10,9 @@ Source: torch.distributed.ProcessGroup (2.11 to 2.13) for the calls underneath.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import partial
 from typing import Any, Literal
 
@@ -30,7 +28,6 @@ from distlab.comm._refusals import Refusals
 from distlab.comm._started import later_or_now
 from distlab.comm._torch_work import TorchWork, says_peer_is_gone
 
-_ABORT_TAG = (1 << 31) - 1
 DEFAULT_TIMEOUT_S = 1800.0  # torch's own default; the runner's watchdog is far quicker
 
 _REDUCE: dict[ReduceOp, Any] = {
@@ -106,9 +103,7 @@ class TorchComm:
             group = groups.make_nccl_group(store, rank, world_size, timeout_s)
             device = torch.device("cuda", torch.cuda.current_device())
         else:
-            raise ValueError(
-                f"backend is {backend!r}; TorchComm knows 'gloo' and 'nccl'"
-            )
+            raise ValueError(f"backend is {backend!r}; there are 'gloo' and 'nccl'")
         return cls(
             group,
             store=store,
@@ -364,12 +359,7 @@ class TorchComm:
         if self._device.type == "cuda":
             self._group.abort()
         elif self._world_size > 1:
-            # gloo's own abort does nothing. What does close a group's connections is a
-            # receive that is given up: one, with a tag that nobody uses, for 1 ms.
-            anyone = (self._rank + 1) % self._world_size
-            with contextlib.suppress(RuntimeError):
-                never = self._group.recv([torch.empty(1)], anyone, _ABORT_TAG)
-                never.wait(timedelta(milliseconds=1))
+            groups.close_gloo_group(self._group)
 
     def _averager(self, tensor: Tensor, op: ReduceOp) -> Callable[[], object] | None:
         if op is not ReduceOp.AVG:

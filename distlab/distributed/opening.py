@@ -23,7 +23,6 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 
 from distlab.comm import Comm, TcpComm, TorchComm
-from distlab.comm._process_groups import make_gloo_group, make_nccl_group
 from distlab.distributed.environment import Place, own_host
 from distlab.distributed.meeting import meet
 from distlab.distributed.parts import UnitError
@@ -65,20 +64,14 @@ def open_comm(
     host = os.environ.get("DISTLAB_HOST") or own_host(place.address)
     if backend == "tcp":
         return _open_tcp(store, place, host, timeout_s)
-    own = store, place.rank, place.world_size, timeout_s
-    device = torch.device("cpu")
-    if backend == "gloo":
-        group = make_gloo_group(*own, host)
-    else:
-        group = make_nccl_group(*own)
-        device = torch.device("cuda", torch.cuda.current_device())
-    comm = TorchComm(
-        group,
-        store=store,
-        device=device,
-        local_rank=place.local_rank,
+    comm = TorchComm.from_store(
+        store,
+        place.rank,
+        place.world_size,
+        backend=backend,
         timeout_s=timeout_s,
         host=host,
+        local_rank=place.local_rank,
     )
     # Cast: mypy reads TorchComm's narrower returns as another protocol.
     return cast(Comm, comm), lambda: None

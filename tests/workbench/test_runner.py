@@ -226,7 +226,7 @@ def test_a_result_that_cannot_travel_is_the_ranks_mistake(cluster: Cluster) -> N
 def test_a_failure_while_the_group_forms(cluster: Cluster) -> None:
     run = cluster.run(programs.hello, 2, backend="carrier pigeon")
     assert run.outcome == "raised"
-    assert "TorchComm knows 'gloo' and 'nccl'" in run.explanation
+    assert "there are 'gloo' and 'nccl'" in run.explanation
 
 
 # ── a rank dies ─────────────────────────────────────────────────────────────────────
