@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import encodings.idna  # noqa: F401  each rank would import it, to find a host
 import gc
 import importlib
 import os
@@ -18,14 +19,19 @@ import selectors
 import shutil
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from distlab.runner import rank as rank_process
 from distlab.runner import service as service_process
+from distlab.runner.huge_pages import moves_to_huge_pages
 from distlab.runner.processes import become_subreaper, end_descendants, end_sessions
 from distlab.runner.wire import decode, encode
 from distlab.runner.zygote_protocol import HEADER
+
+_IDLE_S = 0.005
+_ALL_MOVED = object()
 
 
 class Zygote:
@@ -36,6 +42,7 @@ class Zygote:
         self._ranks: set[int] = set()
         self._job: dict[str, Any] = {}
         self._folder: str | None = None  # of the run under way
+        self._moves: Iterator[None] | None = moves_to_huge_pages()
         self._wakeup_read, self._wakeup_write = os.pipe()
         os.set_blocking(self._wakeup_read, False)
         os.set_blocking(self._wakeup_write, False)
@@ -50,12 +57,21 @@ class Zygote:
         selector.register(self._wakeup_read, selectors.EVENT_READ)
         self._tell({"k": "zygote", "threads": num_threads()})
         while True:
-            for key, _ in selector.select():
+            events = selector.select(_IDLE_S if self._moves is not None else None)
+            if not events:
+                self._move()
+            for key, _ in events:
                 if key.fileobj is self._parent:
                     request, descriptors = self._receive()
                     self._handle(request, descriptors)
                 else:
                     self._bury()
+
+    def _move(self) -> None:
+        """Make the next fork cheaper, while there is nothing else to do."""
+        assert self._moves is not None
+        if next(self._moves, _ALL_MOVED) is _ALL_MOVED:
+            self._moves = None
 
     def _handle(self, request: dict[str, Any], descriptors: list[int]) -> None:
         if request["k"] == "start":
@@ -68,6 +84,7 @@ class Zygote:
                 os.kill(request["pid"], request["signal"])
         elif request["k"] == "preload":
             _preload(request["modules"])
+            self._moves = moves_to_huge_pages()
             self._tell({"k": "preloaded", "threads": num_threads()})
         elif request["k"] == "end":
             end_descendants()
