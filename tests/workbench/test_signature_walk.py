@@ -1,0 +1,63 @@
+"""No parameter of a task has one and the same value in all that its clauses play."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlab.curriculum import Task
+from distlab.grading.clause import checks_of, modules_of
+from distlab.grading.harness import Implementation, PlayedRuns
+from distlab.grading.preflight import look_at
+from distlab.runner import Cluster, Limits
+from tests.workbench.judging import CURRICULUM, SEED, UNITS
+from tests.workbench.signature_walk import Noted, looks_like, values_passed
+
+CONSTANT: dict[str, str] = {}
+"""Those that may have one value, by task and parameter: why nothing is missed."""
+
+MOST_RANKS = 4
+SECONDS = 60.0
+
+
+def passed_in(cluster: Cluster, task: Task) -> Noted:
+    """Every parameter of the task's functions, with up to two of its values a rank."""
+    cluster.warm(*UNITS[task.unit].preload, *modules_of(task.unit))
+    ready = look_at(CURRICULUM, task, "reference")[1]
+    assert ready
+    impl = Implementation(ready.source, ready.reference, ready.unfinished)
+    checks, noted = checks_of(task.id), Noted()
+    sizes = sorted({n for check in checks for n in check.worlds})
+    for size in [n for n in sizes if n <= MOST_RANKS] or sizes[:1]:
+        own = [check for check in checks if size in check.worlds]
+        plans = [spec for c in own for plan in (c.runs, c.later) for spec in plan(size)]
+        specs = tuple(spec for spec in dict.fromkeys(plans) if spec.network is None)
+        runs = PlayedRuns(cluster, impl, size, SEED, Limits(seconds=SECONDS))
+        for spec in specs:  # each in a run of its own: some leave a broken group behind
+            run = runs.on_ranks(values_passed, (spec,))
+            for value in run.values if run.outcome == "finished" else ():
+                for parameter, values in value.items():
+                    noted.setdefault(parameter, []).extend(values)
+    return noted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", UNITS)
+def test_each_parameter_is_passed_with_several_values(
+    cluster: Cluster, unit: str
+) -> None:
+    constant = {
+        f"{task.id}: {parameter} is always {values[0]}"
+        for task in UNITS[unit].tasks
+        for parameter, values in passed_in(cluster, task).items()
+        if len(set(values)) == 1 and f"{task.id}: {parameter}" not in CONSTANT
+    }
+    assert not constant, "\n".join(sorted(constant))
+
+
+def test_what_counts_as_another_value() -> None:
+    import torch
+
+    row = torch.zeros(2, 3)
+    told = [3, 3.0, None, "a", row, row.double(), row.t(), [1], [1, 2], [row], []]
+    assert len({looks_like(value) for value in told}) == len(told)
+    assert looks_like(torch.nn.ReLU()) == ""
