@@ -80,6 +80,17 @@ class UnitSource:
             warnings.simplefilter("ignore")  # those that compiling has passed over
             return ast.parse(self.text, str(self.path))
 
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The modules of distlab that it imports first of all."""
+        names: list[str] = []
+        for node in self.tree.body:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names.append(node.module)
+            elif isinstance(node, ast.Import):
+                names += [alias.name for alias in node.names]
+        return tuple(name for name in names if name.startswith("distlab."))
+
     @cached_property
     def code(self) -> CodeType:
         """The compiled text.

@@ -105,6 +105,7 @@ class Grader:
             self._cluster.warm(
                 *self._curriculum.units[task.unit].preload,
                 *modules_of(task.unit),
+                *impl.reference.given,
                 *_IN_RANKS,
             )
             risky = {}
