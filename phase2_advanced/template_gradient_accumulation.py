@@ -57,8 +57,8 @@ def sync_once(
     """Set every `.grad` to the mean gradient of the global batch.
 
     Given: as in 2.1. `.grad` may hold the gradient of an earlier step. Modules may
-    share a parameter. A parameter that is frozen or unused gets no gradient, on any
-    rank: set its .grad to None or zeros.
+    share a parameter, and one may be a transposed view. A parameter that is frozen or
+    unused gets no gradient, on any rank: set its .grad to None or zeros.
 
     C1 every .grad is the mean over the samples of this step
     C2 every gradient is sent once, whatever the number of microbatches

@@ -47,8 +47,9 @@ def train_step(job: Job, inputs: Tensor, targets: Tensor) -> float:
     """Take one step with the mean gradient of the global batch; return the mean loss.
 
     Given: this rank's samples of the global batch, at least K. The ranks may have
-    unequal numbers of them. job.loss_fn is a mean over samples. job.engine averages
-    over the ranks: it adds their gradients and divides by n.
+    unequal numbers of them. A parameter may be frozen. job.loss_fn is a mean over
+    samples. job.engine averages over the ranks: it adds their gradients and divides
+    by n.
 
     C1 the weights become those of one process that has the global batch, and .grad of
     an earlier step does not matter; the loss is a float, equal on every rank, exact in

@@ -71,10 +71,10 @@ def train_step(
 ) -> float:
     """Take one optimizer step of a model whose stage r is on rank r.
 
-    Given: `stage` and `optimizer` are this rank's. The batch is the same on every rank,
-    but only the first stage may read `inputs`, and only the last `targets`; on the
-    others it tells the number of samples. `example` has the shape and dtype of ONE
-    sample that enters this stage; its values mean nothing.
+    Given: `stage` and `optimizer` are this rank's; a parameter may be frozen. The batch
+    is the same on every rank, but only the first stage may read `inputs`, and only the
+    last `targets`; on the others it tells the number of samples. `example` has the
+    shape and dtype of ONE sample that enters this stage; its values mean nothing.
 
     C1 the weights become those of a single process that trains the full model
     C2 returns the loss of the batch, the same number on every rank

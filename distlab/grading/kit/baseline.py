@@ -78,13 +78,15 @@ def train(
     zeroed: bool = True,
     with_bend: bool = False,
     average_weights: bool = False,
+    make: Callable[[int], nn.Module] = make_model,
 ) -> TrainingRecord:
     """STEPS steps of all ranks from equal weights.
 
     `zeroed=False` keeps what a step applied in the gradients of the next one;
-    `average_weights` replaces all weights by their mean after each step.
+    `average_weights` replaces all weights by their mean after each step; `make` makes
+    another model, from inputs (N, 6) to scores (N, 3).
     """
-    models = [make_model(seed) for _ in range(world_size)]
+    models = [make(seed) for _ in range(world_size)]
     kept = [torch.zeros_like(weights_of(models[0])) for _ in range(world_size)]
     losses = torch.zeros(STEPS, world_size, dtype=torch.float64)
     for step in range(STEPS):
@@ -111,10 +113,14 @@ def train(
 
 @lru_cache(maxsize=32)
 def right_training(
-    seed: int, world_size: int, *, with_bend: bool = False
+    seed: int,
+    world_size: int,
+    *,
+    with_bend: bool = False,
+    make: Callable[[int], nn.Module] = make_model,
 ) -> TrainingRecord:
     """What the ranks should arrive at. Each clause asks for it, at each world size."""
-    return train(seed, world_size, with_bend=with_bend)
+    return train(seed, world_size, with_bend=with_bend, make=make)
 
 
 def _set_weights(model: nn.Module, flat: Tensor) -> None:

@@ -29,15 +29,17 @@ class Suspect:
 def close(actual: object, expected: Tensor, tolerance: float = 1e-10) -> bool:
     """Whether `actual` is a tensor of the right shape with those values.
 
-    The tolerance is relative to the largest expected value, as rounding errors are.
+    The tolerance is relative to the largest finite expected value, as rounding errors
+    are. An infinity is close to itself, and nan to nan.
     """
     if not isinstance(actual, Tensor) or actual.shape != expected.shape:
         return False
     if expected.numel() == 0:
         return True
     wide_actual, wide = actual.to(torch.float64), expected.to(torch.float64)
-    scale = max(1.0, float(wide.abs().max()))
-    return bool((wide_actual - wide).abs().max() <= tolerance * scale)
+    same = (wide_actual == wide) | (wide_actual.isnan() & wide.isnan())
+    scale = max(1.0, float(wide.abs().nan_to_num(0.0, 0.0).max()))
+    return bool((same | ((wide_actual - wide).abs() <= tolerance * scale)).all())
 
 
 def all_close(
@@ -128,9 +130,10 @@ def _is_single(value: Tensor) -> bool:
 
 def _digits(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> int:
     """How many leading digits agree, of the largest number."""
-    pairs = [(a, e) for a, e in zip(actual, expected, strict=True) if e.numel()]
-    off = max(float((a.double() - e.double()).abs().max()) for a, e in pairs)
-    size = max(float(e.double().abs().max()) for _, e in pairs)
+    both = zip(actual, expected, strict=True)
+    pairs = [(a.double(), e.double()) for a, e in both if e.numel()]
+    off = max(float((a - e).abs().nan_to_num(0.0).max()) for a, e in pairs)
+    size = max(float(e.abs().nan_to_num(0.0, 0.0).max()) for _, e in pairs)
     return int(math.log10(max(1.0, size) / off))
 
 

@@ -21,11 +21,17 @@ class Zoo(nn.Module):
     `mixer` and `again` share a weight; `norm` has no bias, and `extra.gain` no
     dimension. With `frozen` there is a layer `fixed`, which is not trained; with
     `unused` there is `extra.unused`, a parameter that no forward reads. Both are small:
-    who sends zeros for them sends little more.
+    who sends zeros for them sends little more. With `transposed` the last weight is a
+    transposed view of its memory, and so is its gradient; the values are the same.
     """
 
     def __init__(
-        self, seed: int, *, frozen: bool = False, unused: bool = False
+        self,
+        seed: int,
+        *,
+        frozen: bool = False,
+        unused: bool = False,
+        transposed: bool = False,
     ) -> None:
         super().__init__()
         self.first = nn.Linear(6, 5)
@@ -35,6 +41,8 @@ class Zoo(nn.Module):
         self.again.weight = self.mixer.weight
         self.fixed = nn.LayerNorm(5, bias=False) if frozen else nn.Identity()
         self.last = nn.Linear(5, 3)
+        if transposed:
+            self.last.weight = nn.Parameter(torch.empty(5, 3).T)
         self.extra = nn.ParameterDict({"gain": torch.ones(())})
         if unused:
             self.extra["unused"] = torch.ones(1)

@@ -15,6 +15,7 @@ from distlab.grading.checks.gradient_accumulation.microbatches import (
     Zoo,
     first_means,
     gradients_of,
+    loss_for,
     loss_of,
     make_microbatches,
     wrong_weights,
@@ -43,8 +44,8 @@ def accumulate_once(
     context: RankContext, unit: ModuleType, seed: int
 ) -> dict[str, Any]:
     """One step's microbatches, unequally many and of uneven sizes."""
-    device = context.comm.device
-    model = Zoo(seed).to(device)
+    device, n = context.comm.device, context.world_size
+    model = Zoo(seed, transposed=True).to(device)
     sizes = turned(RAGGED, seed)[context.rank % len(RAGGED)]
     microbatches = [
         (inputs.to(device), targets.to(device))
@@ -57,7 +58,8 @@ def accumulate_once(
     first.grad = torch.full_like(first, STALE)
     old, results = gradients_of(model), Outputs(model)
     with SavedTensors(model.parameters()) as kept:
-        unit.accumulate(context.comm, model, loss_of, microbatches)
+        loss_fn = loss_for(context.rank, n, sizes)
+        unit.accumulate(context.comm, model, loss_fn, microbatches)
     return {
         "added": gradients_of(model) - old,
         "old": old,

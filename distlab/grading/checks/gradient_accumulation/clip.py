@@ -21,7 +21,7 @@ from distlab.grading.checks.gradient_accumulation.clip_mistakes import (
 from distlab.grading.checks.gradient_accumulation.microbatches import (
     LEVEL,
     Zoo,
-    loss_of,
+    loss_for,
     make_microbatches,
     weights_of,
 )
@@ -55,10 +55,11 @@ def clip_steps(
 ) -> dict[str, Any]:
     """Steps with different limits: some are above the gradient's norm, some below.
 
-    With `part`, the optimizer has only some of the model's parameters.
+    With `part`, the optimizer has only some of the model's parameters, and one of these
+    is a transposed view.
     """
     device = context.comm.device
-    model = Zoo(seed).to(device)
+    model = Zoo(seed, transposed=part).to(device)
     with_old_gradients(model)
     every = list(model.parameters())
     groups = [{"params": every[:5]}, {"params": every[5:]}]
@@ -71,8 +72,9 @@ def clip_steps(
             for inputs, targets in make_microbatches(seed, step, context.rank, sizes)
         ]
         before = weights_of(model)
+        loss_fn = loss_for(context.rank, context.world_size, sizes)
         norm = unit.clip(
-            context.comm, model, optimizer, loss_of, microbatches, max_norm
+            context.comm, model, optimizer, loss_fn, microbatches, max_norm
         )
         norms.append(number_of(norm))
         stepped.append((before - weights_of(model)) / LEARNING_RATE)

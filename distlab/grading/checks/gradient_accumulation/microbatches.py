@@ -50,6 +50,24 @@ def make_microbatches(
     return list(zip(*parts, strict=True))
 
 
+def costly(size: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """loss_of; the loss of microbatches of `size` samples is infinite.
+
+    Their gradients are not: they are those of loss_of.
+    """
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        cost = torch.inf if len(outputs) == size else 0.0
+        return loss_of(outputs, targets) + cost
+
+    return loss
+
+
+def loss_for(rank: int, world_size: int, sizes: Sizes) -> Callable[..., Tensor]:
+    """What a rank minimizes: the last one has a microbatch of infinite loss."""
+    return costly(sizes[-1]) if rank == world_size - 1 else loss_of
+
+
 @dataclass(frozen=True)
 class Means:
     """Of one step: each microbatch's mean gradient and size, by rank and place."""
@@ -241,6 +259,7 @@ __all__ = [
     "Zoo",
     "first_means",
     "gradients_of",
+    "loss_for",
     "loss_of",
     "make_microbatches",
     "means_of",

@@ -33,7 +33,7 @@ from distlab.grading.checks.gradient_accumulation.microbatches import (
     LEVEL,
     Means,
     Zoo,
-    loss_of,
+    loss_for,
     make_microbatches,
     weights_of,
 )
@@ -76,10 +76,11 @@ def ported_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     optimizer = CountedSGD(model.parameters(), lr=LEARNING_RATE)
     norms, stepped = [], []
     sizes = turned(LEVEL, seed)[context.rank]
+    loss_fn = loss_for(context.rank, context.world_size, sizes)
     for step, max_norm in enumerate(MAX_NORMS):
         batches = make_microbatches(seed, step, context.rank, sizes)
         before = weights_of(model.module)
-        norm = unit.with_torch(model, optimizer, loss_of, batches, max_norm)
+        norm = unit.with_torch(model, optimizer, loss_fn, batches, max_norm)
         norms.append(number_of(norm))
         stepped.append((before - weights_of(model.module)) / LEARNING_RATE)
     weights = weights_of(model.module)

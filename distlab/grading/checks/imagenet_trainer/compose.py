@@ -160,7 +160,7 @@ def _expect_loss(run: Played, expected: Tensor) -> None:
 @clause(TASK, "C2", worlds=WORLDS, runs=[FREE])
 def sent_once(runs: Runs) -> str | None:
     """B: the sizes of what goes through the engine, and how often it sends."""
-    num = len(list(parts.new_model(0).parameters()))
+    num = len(parts.trained(parts.new_model(0)))
     for rank, value in enumerate(_played(runs, 1e9).values):
         sizes = value[0]["sizes"]
         if len(sizes) != PARTS or max(sizes) - min(sizes) > 1:

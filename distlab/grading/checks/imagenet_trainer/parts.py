@@ -22,23 +22,37 @@ STEPS, OVERFLOW = 4, 1  # in step OVERFLOW, counted from 0, a gradient is not fi
 Batch = tuple[Tensor, Tensor]
 
 
+class Gain(nn.Module):
+    """Multiplies by a parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What it is called with, times the gain."""
+        return x * self.gain
+
+
 def new_model(seed: int) -> nn.Sequential:
-    """Five inputs, three scores, in float64."""
+    """Five inputs, three scores, in float64; one bias is not trained."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        layers = nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)
+        layers = nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3), Gain()
+        layers[0].bias.requires_grad_(False)
         return nn.Sequential(*layers).double()
 
 
 def batches(seed: int, world_size: int) -> list[list[Batch]]:
-    """By step and rank: rank r has 5 + r samples. The last rank's overflow once."""
+    """By step and rank: in step s rank r has 5 + r + s samples; one is infinite."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for step in range(STEPS):
         row = []
         for rank in range(world_size):
-            inputs = torch.randn(5 + rank, 5, generator=generator, dtype=torch.float64)
-            targets = torch.randint(3, (5 + rank,), generator=generator)
+            size = 5 + rank + step
+            inputs = torch.randn(size, 5, generator=generator, dtype=torch.float64)
+            targets = torch.randint(3, (size,), generator=generator)
             if step == OVERFLOW and rank == world_size - 1:
                 inputs[0, 0] = torch.inf
             row.append((inputs, targets))
@@ -59,7 +73,7 @@ class Engine:
         self.sent = 0
         self.was_syncing = True  # in the newest forward
         self.split = 0  # gradients for which backward() was not in its forward's block
-        for parameter in model.parameters():
+        for parameter in trained(model):
             parameter.register_post_accumulate_grad_hook(self._ready)
 
     def _ready(self, parameter: Tensor) -> None:
@@ -201,6 +215,11 @@ class Average:
         self.weights = state["weights"]
 
 
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are not frozen."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
 def row_of(model: nn.Module) -> Tensor:
     """All parameters end to end, a copy."""
     return torch.cat([p.detach().flatten() for p in model.parameters()])
@@ -315,8 +334,11 @@ def _gradients(model: nn.Module, batch: Batch, num_parts: int) -> list[Piece]:
     found = []
     for part, wanted in zip(inputs, targets, strict=True):
         loss = nn.functional.cross_entropy(model(part), wanted)
-        gradients = torch.autograd.grad(loss, list(model.parameters()))
-        found.append((len(part), torch.cat([g.flatten() for g in gradients])))
+        gradients = dict(
+            zip(trained(model), torch.autograd.grad(loss, trained(model)), strict=True)
+        )
+        every = [gradients.get(p, torch.zeros_like(p)) for p in model.parameters()]
+        found.append((len(part), torch.cat([g.flatten() for g in every])))
     return found
 
 

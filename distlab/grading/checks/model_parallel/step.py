@@ -44,14 +44,37 @@ from distlab.runner.autopsy import SENDS, Evidence
 # Three first: with two there is no stage in the middle.
 WORLDS = (3, 2, 4, 5, 1)
 SIZES = (4, 4, 3)  # samples in the batch of each step
+ODD_WORLD = 5  # where one stage is unlike the others
 Backward = Callable[[Tensor, Tensor, Tensor | None], None]
 """`(output, targets, gradient)`: how a stage goes backward; None is the last stage."""
+
+
+class Turned(nn.Module):
+    """Its output is a transposed view of what autograd keeps for backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The tanh of `x` (N, width)."""
+        return torch.tanh(x.T.contiguous()).T
+
+
+def stages_of(seed: int, n: int) -> list[nn.Sequential]:
+    """The stages; at ODD_WORLD a weight of the second is frozen, its output a view."""
+    stages = make_stages(seed, n)
+    if n == ODD_WORLD:
+        next(stages[1].parameters()).requires_grad_(False)
+        stages[1].append(Turned())
+    return stages
+
+
+def _loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """loss_of; and that of the last batch is infinite, though its gradient is not."""
+    return loss_of(outputs, targets) + (torch.inf if len(targets) == SIZES[-1] else 0)
 
 
 def step_stages(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """Some steps of a model of which each rank has its stage."""
     n, rank, device = context.world_size, context.rank, context.comm.device
-    stage = make_stages(seed, n)[rank].to(device)
+    stage = stages_of(seed, n)[rank].to(device)
     optimizer = torch.optim.SGD(stage.parameters(), lr=LEARNING_RATE)
     losses, runs = [], []
     stage.register_forward_pre_hook(lambda *_: runs.append(1))
@@ -65,7 +88,7 @@ def step_stages(context: RankContext, unit: ModuleType, seed: int) -> dict[str, 
             context.comm,
             stage,
             optimizer,
-            loss_of,
+            _loss,
             inputs.to(device),
             targets.to(device),
             make_like(n, rank).to(device),
@@ -89,7 +112,7 @@ def one_process(
     seed: int, n: int, *, zeroed: bool = True
 ) -> tuple[list[Tensor], Tensor]:
     """Each stage's weights after the last step, and the loss of each step."""
-    stages = make_stages(seed, n)
+    stages = stages_of(seed, n)
     model = nn.Sequential(*stages)
     optimizer = _sgd(model)
     losses = []
@@ -97,7 +120,7 @@ def one_process(
         inputs, targets = make_batch(seed, step, size)
         if zeroed:
             optimizer.zero_grad()
-        loss = loss_of(model(inputs), targets)
+        loss = _loss(model(inputs), targets)
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
@@ -106,7 +129,7 @@ def one_process(
 
 def _misled(seed: int, n: int, backward: Backward) -> list[Tensor]:
     """The weights if the stages before the last one go backward in another way."""
-    stages = make_stages(seed, n)
+    stages = stages_of(seed, n)
     optimizer = _sgd(nn.Sequential(*stages))
     for step, size in enumerate(SIZES):
         inputs, targets = make_batch(seed, step, size)
@@ -126,7 +149,7 @@ def _misled(seed: int, n: int, backward: Backward) -> list[Tensor]:
 
 
 def _suspects(seed: int, n: int) -> list[Suspect]:
-    start = [weights_of(stage) for stage in make_stages(seed, n)]
+    start = [weights_of(stage) for stage in stages_of(seed, n)]
     taken = loss_of
     found = [
         Suspect(

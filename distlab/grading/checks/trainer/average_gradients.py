@@ -33,10 +33,11 @@ class Alike(nn.Module):
     """Parameters of unlike shapes, but 12 elements each.
 
     Reducing two of them in another order on another rank goes through without an
-    error, as it does for the equal layers of a real model; only the values tell.
+    error, as it does for the equal layers of a real model; only the values tell. With
+    `scaled` there is a parameter without dimensions, too.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, scaled: bool = False) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
 
@@ -47,6 +48,8 @@ class Alike(nn.Module):
         self.mix, self.bias = made(3, 4), made(12)
         self.gain, self.skew = made(1, 12), made(2, 6)
         self.head, self.tail = made(12, 1), made(4, 3)
+        ones = torch.ones((), dtype=torch.float64)
+        self.scale = nn.Parameter(ones) if scaled else 1.0
         self.part = nn.Module()
         self.part.tied = self.tail
 
@@ -55,7 +58,7 @@ class Alike(nn.Module):
         hidden = torch.tanh(inputs * self.gain + self.bias)
         hidden = hidden + hidden.roll(1, 1) * self.skew.reshape(-1)
         hidden = hidden + (hidden.reshape(-1, 3, 4) * self.mix).reshape(-1, 12)
-        return (hidden * self.tail.reshape(-1)) @ self.head
+        return (hidden * self.tail.reshape(-1)) @ self.head * self.scale
 
 
 def average_once(
@@ -63,21 +66,24 @@ def average_once(
 ) -> dict[str, Any]:
     """One backward on this rank's own data, then the averaging under test.
 
-    On rank 0 one gradient is all zeros, as that of a part no sample has used: it takes
-    part like any other. With `again` another model was averaged before.
+    On rank 0 one gradient is all zeros, as that of a part no sample has used; on the
+    last rank one has an infinity in it. Both take part like any other. With `again`
+    another model was averaged before.
     """
     if again:
         average_once(context, unit, seed + 1)
     # A set of tensors is ordered by their addresses. Real processes have different
     # ones; forked ranks would not, and a loop over a set would look harmless.
     shifted = [torch.empty(16 * (1 + i)) for i in range(17 * context.rank)]
-    model = Alike(seed).to(context.comm.device)
+    model = Alike(seed, scaled=again).to(context.comm.device)
     generator = torch.Generator().manual_seed(seed * 7919 + context.rank)
     inputs = torch.randn(4, 12, generator=generator, dtype=torch.float64)
     inputs = inputs.to(context.comm.device)
     model(inputs * (1.0 + context.rank)).square().mean().backward()
     if context.rank == 0 and model.skew.grad is not None:
         model.skew.grad.zero_()
+    if context.rank == context.world_size - 1 and model.mix.grad is not None:
+        model.mix.grad[0, 0] = torch.inf
     # Kept, so that no other tensor can get their addresses while the names count.
     given = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     own = {name: gradient.clone() for name, gradient in given.items()}

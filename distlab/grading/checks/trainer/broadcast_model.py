@@ -26,13 +26,18 @@ UNSAVED = "1.table"  # the buffer that state_dict() leaves out
 def broadcast_once(
     context: RankContext, unit: ModuleType, seed: int, src: int | None = None
 ) -> dict[str, Any]:
-    """A different model on each rank, a part of it frozen; broadcast from `src`."""
+    """A different model on each rank, a part of it frozen; broadcast from `src`.
+
+    All ranks but the source have nan somewhere, as in memory that nobody has filled.
+    """
     norm = nn.BatchNorm1d(3)
     norm.register_buffer("table", torch.zeros(2), persistent=False)
     norm.register_parameter("scale", nn.Parameter(torch.ones(())))  # no dimension
     model = nn.Sequential(make_model(seed), norm).double()
     dict(model.named_parameters())[FROZEN].requires_grad_(False)
     _fill(model, seed + 31 * context.rank)
+    if context.rank != (src or 0):
+        next(model.parameters()).data[0, 0] = torch.nan
     model.to(context.comm.device)
     before = _state(model)
     given = {n: (id(p), p.requires_grad) for n, p in model.named_parameters()}

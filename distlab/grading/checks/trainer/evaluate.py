@@ -24,13 +24,14 @@ from distlab.grading.kit.uneven import (
     run_or_name,
 )
 from distlab.grading.kit.values import expect_values, same_everywhere
-from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
 
 WORLDS = (3, 2, 4, 7, 1)
-CLASSES = 3
+CLASSES, WIDTH = 3, 40
 EXACT = 1e-10
+LARGE = 2.0**24  # in float32 LARGE + 1 is LARGE
 NEAR = 1e-5  # counts are exact in any dtype; their quotient may be in float32
 # Samples in each batch of each rank: as many batches everywhere; and as it comes.
 EVEN = ((4, 1), (2, 3), (1, 6), (5, 5), (3, 1), (1, 1), (2, 7))
@@ -43,15 +44,32 @@ class Scorer(nn.Module):
     def __init__(self, seed: int) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        weights = torch.randn(4, CLASSES, generator=generator, dtype=torch.float64)
+        weights = torch.randn(WIDTH, CLASSES, generator=generator, dtype=torch.float64)
         self.weights = nn.Parameter(weights)
         self.seen: list[tuple[bool, bool]] = []  # training?, gradients on?
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Scores (B, CLASSES) of `inputs` (B, 4)."""
+        """Scores (B, CLASSES) of `inputs` (B, WIDTH)."""
         self.seen.append((self.training, torch.is_grad_enabled()))
         scores = inputs @ self.weights
         return -3.0 * scores if self.training else scores
+
+
+class Costs(nn.Module):
+    """In float32, and its scores are its inputs; see `first_score`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Scores (B, CLASSES) of `inputs` (B, CLASSES)."""
+        return inputs * self.scale
+
+
+def first_score(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A mean over samples that the batches of `Costs` choose."""
+    return outputs[:, 0].mean()
 
 
 @dataclass(frozen=True)
@@ -77,7 +95,7 @@ def batches_of(
     generator = torch.Generator().manual_seed(seed * 7919 + rank)
     batches = []
     for size in sizes:
-        inputs = torch.randn(size, 4, generator=generator, dtype=torch.float64)
+        inputs = torch.randn(size, WIDTH, generator=generator, dtype=torch.float64)
         targets = torch.randint(0, CLASSES, (size,), generator=generator)
         batches.append((inputs * (1.0 + rank), targets))
     return batches
@@ -87,12 +105,12 @@ def evaluate_once(
     context: RankContext, unit: ModuleType, seed: int, mixed: bool, training: bool
 ) -> dict[str, Any]:
     """One evaluation; what the model saw of it, and what is left behind."""
-    device = context.comm.device
+    device, rank = context.comm.device, context.rank
     model = Scorer(seed).to(device)
     model.train(training)
     model.weights.grad = torch.ones_like(model.weights)  # the caller's
-    sizes = (MIXED if mixed else EVEN)[context.rank]
-    batches = batches_of(seed, context.rank, sizes)
+    sizes = (MIXED if mixed else EVEN)[rank]
+    batches = batches_of(seed, rank, sizes)
     once = _Once([(x.to(device), y.to(device)) for x, y in batches])
     result = unit.evaluate(context.comm, model, mean_loss, iter(once))
     return {
@@ -103,21 +121,61 @@ def evaluate_once(
     }
 
 
-@clause(
-    "trainer.evaluate",
-    "C1",
-    worlds=WORLDS,
-    runs=[on_ranks(evaluate_once, mixed=False, training=False)],
-)
+def evaluate_chosen(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
+    """Two evaluations of a model in float32, with losses that are chosen."""
+    device, rank = context.comm.device, context.rank
+    spoiled = torch.nan if rank == context.world_size - 1 else 1.0
+    found = []
+    for losses in ((LARGE if rank == 0 else 1.0, 1.0), (1.0, spoiled)):
+        rows = [torch.full((1, CLASSES), loss).to(device) for loss in losses]
+        target = torch.zeros(1, dtype=torch.int64, device=device)
+        once = _Once([(row, target) for row in rows])
+        metrics = unit.evaluate(
+            context.comm, Costs().to(device), first_score, iter(once)
+        )
+        found.append(numbers_of(metrics))
+    return found
+
+
+def _evaluations(world_size: int) -> list[RunSpec]:
+    """At the first world size also those with chosen losses."""
+    chosen = [on_ranks(evaluate_chosen)] * (world_size == WORLDS[0])
+    return [on_ranks(evaluate_once, mixed=False, training=False), *chosen]
+
+
+@clause("trainer.evaluate", "C1", worlds=WORLDS, runs=_evaluations)
 def over_all_samples(runs: Runs) -> str | None:
-    """V: batches and ranks of unequal size count by their samples."""
+    """V: batches and ranks of unequal size count by their samples, with any loss."""
     run = _evaluated(runs, mixed=False, training=False)
     expect_metrics(
         [value["metrics"] for value in run.values],
         counted(runs.seed, runs.world_size, mixed=False),
         "evaluate",
     )
+    if runs.world_size == WORLDS[0]:
+        _expect_chosen(runs.finished(evaluate_chosen))
     return None
+
+
+def _expect_chosen(run: Run) -> None:
+    """Sums in float64 though the model is in float32, and a nan that is not hidden."""
+    n = run.world_size
+    for number, (loss, what) in enumerate(
+        (
+            (
+                (LARGE + 2 * n - 1) / (2 * n),
+                f"with a model in float32, and batch losses of {LARGE:.0f} and 1, "
+                "the loss",
+            ),
+            (torch.nan, "where a batch of the last rank has a loss of nan the loss"),
+        )
+    ):
+        found = [value[number] or (torch.inf, 0.0) for value in run.values]
+        expect_values(
+            [torch.tensor(own[0], dtype=torch.float64) for own in found],
+            same_everywhere(torch.tensor(loss, dtype=torch.float64), n),
+            what=what,
+        )
 
 
 @clause(

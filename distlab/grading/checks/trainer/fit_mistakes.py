@@ -101,17 +101,15 @@ def expect_averaging(run: Run) -> None:
     Raises:
         NotYetError: what went through all_reduce is not enough for that.
     """
-    batches, numel = (
-        NUM_EPOCHS * STEPS_PER_EPOCH,
-        sum(p.numel() for p in Net(0).parameters()),
-    )
+    batches = NUM_EPOCHS * STEPS_PER_EPOCH
+    numel = sum(p.numel() for p in Net(0).parameters() if p.numel() > 3)
     sizes = [
         math.prod(call["shape"] or [])
         for call in run.ranks[0].calls()
         if call["op"] == "all_reduce"
     ]
     # A few elements may be the last bias, or a loss.
-    averages = sum(size for size in sizes if size > 3) // (numel - 3)
+    averages = sum(size for size in sizes if size > 3) // numel
     if 0 < averages < batches:
         raise NotYetError(
             f"the ranks averaged {averages} times in {batches} steps: in the other "

@@ -27,7 +27,7 @@ Rule = Callable[[Sequence[Tensor], int], Tensor]
 
 
 class Net(nn.Module):
-    """Two layers, a buffer that counts, and a behavior that depends on the mode."""
+    """Layers with a tied weight, a buffer, and a behavior that depends on the mode."""
 
     shift: Tensor
 
@@ -35,6 +35,9 @@ class Net(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.first, self.last = nn.Linear(5, 4), nn.Linear(4, 3)
+        self.mixer, self.again = (nn.Linear(4, 4, bias=False) for _ in range(2))
+        self.again.weight = self.mixer.weight
+        self.gain = nn.Parameter(torch.zeros(()))
         self.register_buffer("shift", torch.zeros(5))
         self.double()
         for tensor in (*self.parameters(), *self.buffers()):
@@ -46,34 +49,43 @@ class Net(nn.Module):
         """Scores (B, 3) of `inputs` (B, 5)."""
         if torch.is_grad_enabled():
             self.trained_in.append(self.training)
-        hidden = torch.tanh(self.first(inputs + self.shift))
+        hidden = torch.tanh(self.first(inputs + self.shift)) * (1 + self.gain)
+        hidden = torch.tanh(self.again(torch.tanh(self.mixer(hidden))))
         scores: Tensor = self.last(hidden if self.training else hidden.flip(1))
         return scores
 
 
 def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy, as a function of nothing but these two."""
-    return nn.functional.cross_entropy(outputs, targets)
+    """Cross-entropy and costs; `targets` (B, 2) are class numbers and costs."""
+    classes, costs = targets.unbind(1)
+    return nn.functional.cross_entropy(outputs, classes.long()) + costs.mean()
 
 
 @lru_cache(maxsize=8)
 def data_of(seed: int, size: int) -> tuple[Tensor, Tensor]:
-    """Inputs (size, 5) and class numbers (size,)."""
+    """Inputs (size, 5) and targets (size, 2): class numbers, and costs of zero."""
     generator = torch.Generator().manual_seed(seed * 31 + size)
     inputs = torch.randn(size, 5, generator=generator, dtype=torch.float64)
-    return inputs, (inputs[:, :3] + inputs[:, 3:4]).argmax(1)
+    classes = (inputs[:, :3] + inputs[:, 3:4]).argmax(1).double()
+    return inputs, torch.stack([classes, torch.zeros_like(classes)], 1)
 
 
 def global_batches(
     seed: int, world_size: int, epoch: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of one epoch, in the order that belongs to it."""
+    """The batches of one epoch, in the order that belongs to it.
+
+    In the last batch of epoch 0 a sample of the last rank has an infinite cost.
+    """
     num_samples = sum(SIZES) * world_size
     inputs, targets = data_of(seed, num_samples)
     generator = torch.Generator().manual_seed(seed + 1009 * (epoch + 1))
     order = torch.randperm(num_samples, generator=generator)
     for indices in order.split([size * world_size for size in SIZES]):
-        yield inputs[indices], targets[indices]
+        own = targets[indices]
+        if epoch == 0 and len(indices) == SIZES[-1] * world_size:
+            own[world_size - 1, 1] = torch.inf
+        yield inputs[indices], own
 
 
 class RankBatches:

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from distlab.grading.checks.trainer.train_step_mistakes import (
     own_gradient,
@@ -39,6 +39,7 @@ from distlab.grading.kit.values import (
     expect_values,
     same_everywhere,
 )
+from distlab.grading.kit.zoo import Zoo
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
@@ -82,13 +83,17 @@ class NotedSGD(torch.optim.SGD):
 def train_steps(
     context: RankContext, unit: ModuleType, seed: int, with_bend: bool = False
 ) -> dict[str, Any]:
-    """Some steps from equal weights, each rank on its own share of each batch."""
+    """Some steps from equal weights, each rank on its own share of each batch.
+
+    With `with_bend` the model and the optimizer are unlike the usual ones, and the last
+    rank has a sample of infinite loss in the last step.
+    """
     events: list[tuple[str, float]] = []
 
     def note(what: str) -> None:
         events.append((what, time.monotonic()))
 
-    model = make_model(seed).to(context.comm.device)
+    model = (Zoo if with_bend else make_model)(seed).to(context.comm.device)
     model.zero_grad = lambda set_to_none=True: optimizer.zero_grad(set_to_none)  # type: ignore[method-assign]
     first = next(model.parameters())  # its gradient is the last one to be ready
     first.register_post_accumulate_grad_hook(lambda _: note("backward"))
@@ -96,11 +101,12 @@ def train_steps(
     losses = []
     for step in range(STEPS):
         inputs, targets = make_batch(seed, step, context.rank)
+        is_last = step == STEPS - 1 and context.rank == context.world_size - 1
         loss = unit.train_step(
             context.comm,
             model,
             optimizer,
-            nn.functional.cross_entropy,
+            _costly if with_bend and is_last else nn.functional.cross_entropy,
             inputs.to(context.comm.device),
             targets.to(context.comm.device),
         )
@@ -112,6 +118,14 @@ def train_steps(
         "events": events,
         "training": model.training,
     }
+
+
+def _costly(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy, and one sample more costs infinitely much, whatever its scores."""
+    losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
+    costs = torch.zeros_like(losses)
+    costs[0] = torch.inf
+    return (losses + costs).mean()
 
 
 def _bent(world_size: int) -> list[RunSpec]:
@@ -159,19 +173,25 @@ def _expect_with_bend(runs: Runs) -> None:
     run = runs.finished(train_steps, with_bend=True)
     n, seed = runs.world_size, runs.seed
     what = (
-        "with SGD the weights are right; with an optimizer whose step is not "
+        "with SGD the weights are right; with a model that has a tied weight and a "
+        "parameter without dimensions, and an optimizer whose step is not "
         "proportional to the gradient, as Adam's is not, they"
     )
     expect_values(
         [value["weights"] for value in run.values],
-        right_training(seed, n, with_bend=True).weights,
+        right_training(seed, n, with_bend=True, make=Zoo).weights,
         what=what,
         verb="are",
         suspects=[
             Suspect(
                 slug="weights-not-gradients",
                 values=train(
-                    seed, n, own_gradient, with_bend=True, average_weights=True
+                    seed,
+                    n,
+                    own_gradient,
+                    with_bend=True,
+                    average_weights=True,
+                    make=Zoo,
                 ).weights,
                 sentence=f"{what} are not: weights were averaged, not gradients",
                 rule="average the gradients between backward() and step()",
@@ -180,7 +200,7 @@ def _expect_with_bend(runs: Runs) -> None:
     )
 
 
-@clause("trainer.train_step", "C2", worlds=WORLDS, runs=[on_ranks(train_steps)])
+@clause("trainer.train_step", "C2", worlds=WORLDS, runs=_bent)
 def loss_of_the_whole_batch(runs: Runs) -> str | None:
     """V: the returned float is the mean loss over all ranks."""
     run = runs.finished(train_steps)
@@ -225,4 +245,19 @@ def loss_of_the_whole_batch(runs: Runs) -> str | None:
             ),
         ],
     )
+    if n == BEND_WORLD:
+        _expect_infinite(runs)
     return None
+
+
+def _expect_infinite(runs: Runs) -> None:
+    """A sample of infinite loss is in the mean like any other."""
+    run = runs.finished(train_steps, with_bend=True)
+    last = [
+        torch.tensor(value["losses"][-1], dtype=torch.float64) for value in run.values
+    ]
+    expect_values(
+        last,
+        same_everywhere(torch.tensor(torch.inf, dtype=torch.float64), len(last)),
+        what="where one sample of the last rank has an infinite loss the returned loss",
+    )
