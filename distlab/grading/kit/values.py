@@ -30,12 +30,19 @@ def close(actual: object, expected: Tensor, tolerance: float = 1e-10) -> bool:
     """Whether `actual` is a tensor of the right shape with those values.
 
     The tolerance is relative to the largest expected value, as rounding errors are.
+    Where inf or nan is expected, that and nothing else is close.
     """
     if not isinstance(actual, Tensor) or actual.shape != expected.shape:
         return False
     if expected.numel() == 0:
         return True
     wide_actual, wide = actual.to(torch.float64), expected.to(torch.float64)
+    finite = wide.isfinite()
+    if not bool(finite.all()):
+        odd, right = wide_actual[~finite], wide[~finite]
+        if not bool(((odd == right) | (odd.isnan() & right.isnan())).all()):
+            return False
+        wide_actual, wide = wide_actual.where(finite, 0.0), wide.where(finite, 0.0)
     scale = max(1.0, float(wide.abs().max()))
     return bool((wide_actual - wide).abs().max() <= tolerance * scale)
 
