@@ -282,7 +282,7 @@ def with_torch(
     loss = torch.zeros((), dtype=torch.float64)
     if rank == n - 1:
         schedule.step(*given, target=targets, losses=losses)
-        loss = torch.stack(losses).mean().detach()
+        loss += torch.stack(losses).mean().detach()
     else:
         schedule.step(*given)
     dist.broadcast(loss, src=n - 1)

@@ -32,13 +32,14 @@ def make_mesh(comm: Comm, tensor_size: int) -> Mesh:
     C1 coordinates: neighboring ranks share a model replica
     C2 each rank's two groups, with their ranks in ascending order
     C3 every rank creates the same groups, each once, in the same order
-    C4 ValueError if tensor_size does not divide the world size; nothing is sent
+    C4 ValueError if tensor_size, 0 included, does not divide the world size; nothing is
+    sent
     In torch.distributed: init_device_mesh. Check: distlab check 2.15
     """
     ### BEGIN SOLUTION tensor_parallel.mesh
     #| list all groups of the mesh; a rank must also call new_group for the others
     n = comm.world_size
-    if n % tensor_size:
+    if tensor_size < 1 or n % tensor_size:
         raise ValueError(f"{n} ranks cannot form groups of {tensor_size}")
     replica, shard = coordinates(comm.rank, tensor_size)
     table = torch.arange(n).view(-1, tensor_size)  # one row per replica

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distlab.given.pipeline import LossFn
 from distlab.grading.checks.pipeline_parallel.clock import (
     Schedules,
     all_then_all,
@@ -26,6 +27,11 @@ from distlab.grading.checks.pipeline_parallel.clock import (
 )
 from distlab.grading.checks.pipeline_parallel.losses import WatchedLosses
 from distlab.grading.checks.pipeline_parallel.race import CountedStage, Meter
+from distlab.grading.checks.pipeline_parallel.unusual import (
+    nan_once,
+    negative,
+    unusual_stages,
+)
 from distlab.grading.kit.messages import reports_made
 from distlab.grading.kit.stages import (
     NOT_YOURS,
@@ -33,7 +39,6 @@ from distlab.grading.kit.stages import (
     gradients_of,
     make_batch,
     make_like,
-    make_stages,
 )
 from distlab.grading.kit.values import Suspect, all_close, expect_values
 from distlab.grading.kit.zoo import loss_of
@@ -56,6 +61,7 @@ class ScheduleCase:
     sizes: tuple[int, ...]
     schedules: Schedules
     before: float = 0.0
+    loss_fn: LossFn = loss_of
 
     def batches(self, seed: int) -> list[tuple[Tensor, Tensor]]:
         """The microbatches."""
@@ -79,12 +85,16 @@ def all_cases(n: int) -> list[ScheduleCase]:
                 1,
                 few,
                 unlike_orders(n, len(few)),
+                loss_fn=negative,
             ),
         ]
     if n > 1:
         sizes = (*(2,) * (n * max(1, 4 // n) - 1), 1)
         schedules = in_turns(n, len(sizes), 2)
         cases.append(ScheduleCase("interleaved", 2, sizes, schedules))
+    if n == 3:
+        name, schedules = "a loss that is nan", all_then_all(n, 2)
+        cases.append(ScheduleCase(name, 1, (2, 1), schedules, loss_fn=nan_once))
     return cases
 
 
@@ -132,7 +142,7 @@ def _run(
 ) -> dict[str, Any]:
     n, rank, device = context.world_size, context.rank, context.comm.device
     num_stages = n * case.num_chunks
-    every = make_stages(seed, num_stages)
+    every = unusual_stages(seed, num_stages)
     mine = [chunk * n + rank for chunk in range(case.num_chunks)]
     meter, full = Meter(), Meter()
     chunks = []
@@ -151,10 +161,14 @@ def _run(
         for x, y in case.batches(seed)
     ]
     schedule = [unit.Action(*entry) for entry in case.schedules[rank]]
-    watched = WatchedLosses(loss_of, str(unit.__file__))
+    watched = WatchedLosses(case.loss_fn, str(unit.__file__))
     with keys_watched(unit):
         loss = execute(
-            context.comm, chunks, schedule, watched if look else loss_of, microbatches
+            context.comm,
+            chunks,
+            schedule,
+            watched if look else case.loss_fn,
+            microbatches,
         )
     is_number = isinstance(loss, int | float) or (
         isinstance(loss, Tensor) and loss.numel() == 1
@@ -214,20 +228,27 @@ def keys_watched(unit: ModuleType) -> Iterator[None]:
 
 def gradients(case: ScheduleCase, seed: int, n: int) -> tuple[list[Tensor], Tensor]:
     """By rank, of the mean loss over all samples; and that loss."""
-    return _gradients(seed, n, case.num_chunks, case.sizes, case.weights())
+    return _gradients(
+        seed, n, case.num_chunks, case.sizes, case.weights(), case.loss_fn
+    )
 
 
 @lru_cache(maxsize=64)
 def _gradients(
-    seed: int, n: int, v: int, sizes: tuple[int, ...], weights: tuple[float, ...]
+    seed: int,
+    n: int,
+    v: int,
+    sizes: tuple[int, ...],
+    weights: tuple[float, ...],
+    loss_fn: LossFn,
 ) -> tuple[list[Tensor], Tensor]:
     """By rank, of a weighted sum of the microbatches' mean losses; and that sum."""
-    stages = make_stages(seed, n * v)
+    stages = unusual_stages(seed, n * v)
     model = nn.Sequential(*stages)
     total = torch.zeros((), dtype=torch.float64)
     for number, (weight, size) in enumerate(zip(weights, sizes, strict=True)):
         inputs, targets = make_batch(seed, number, size)
-        total = total + weight * loss_of(model(inputs), targets)
+        total = total + weight * loss_fn(model(inputs), targets)
     total.backward()
     return [
         torch.cat([gradients_of(stage) for stage in stages[rank::n]])
@@ -239,7 +260,8 @@ def _suspects(seed: int, n: int, case: ScheduleCase) -> list[Suspect]:
     m = len(case.sizes)
 
     def weighted(*weights: float) -> list[Tensor]:
-        own = _gradients(seed, n, case.num_chunks, case.sizes, weights)[0]
+        sizes, loss_fn = case.sizes, case.loss_fn
+        own = _gradients(seed, n, case.num_chunks, sizes, weights, loss_fn)[0]
         return [case.before + gradient for gradient in own]
 
     def last(weight: float) -> Suspect:
@@ -319,7 +341,8 @@ def expect_gradients(case: ScheduleCase, actual: list[Tensor], seed: int) -> flo
         suspects=partial(_suspects, seed, n, case),
     )
     return max(
-        float((a - e).abs().max()) for a, e in zip(actual, expected, strict=True)
+        float((a - e).abs().nan_to_num(0.0).max())
+        for a, e in zip(actual, expected, strict=True)
     )
 
 

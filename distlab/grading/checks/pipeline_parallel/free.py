@@ -247,7 +247,8 @@ def nothing_is_kept(runs: Runs) -> str | None:
                 rule="after its backward drop x, output and everything that holds "
                 "them; retain_graph=True holds them too",
             )
-    for number, case in reversed(every):  # in 1F1B, before GPipe, it costs memory
+    # In 1F1B, before GPipe, it costs memory; and two microbatches tell too little.
+    for number, case in reversed([e for e in every if len(e[1].sizes) > 2]):
         left = [value[number]["left"] for value in run.values]
         expect_let_go(case.name, case.schedules, left)
     _expect_free(runs, "kept")

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import leave_default_group
+from distlab.given.pipeline import LossFn
+from distlab.grading.checks.pipeline_parallel.unusual import unusual_stages
 from distlab.grading.clause import clause
 from distlab.grading.kit.returned import expect_loss
 from distlab.grading.kit.stages import (
@@ -22,10 +24,9 @@ from distlab.grading.kit.stages import (
     ROUNDED,
     gradients_of,
     make_batch,
-    make_stages,
 )
 from distlab.grading.kit.torch_group import WORLDS, finished, join
-from distlab.grading.kit.values import Suspect, expect_values
+from distlab.grading.kit.values import Suspect, expect_values, same_everywhere
 from distlab.grading.kit.zoo import loss_of
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -33,11 +34,12 @@ from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
 
 PER_MICROBATCH = 2  # samples
+WITH_NAN = 3  # ranks
 
 
 def num_microbatches(n: int) -> int:
-    """How many of them n ranks get."""
-    return 2 * n
+    """How many of them n ranks get; of several ranks no multiple."""
+    return 2 * n + 2 * (n > 2)
 
 
 class Order:
@@ -98,24 +100,44 @@ class NotedStage(nn.Module):
         return made
 
 
+def nan_for(first: Tensor) -> LossFn:
+    """A loss in float32; of the microbatch with these targets it is nan."""
+
+    def loss_fn(output: Tensor, targets: Tensor) -> Tensor:
+        loss = loss_of(output, targets).float()
+        return loss * torch.nan if torch.equal(targets, first) else loss
+
+    return loss_fn
+
+
 def ported_pipeline(
     context: RankContext, unit: ModuleType, seed: int
 ) -> dict[str, Any]:
-    """One batch; only the first rank has inputs, only the last one has targets."""
+    """One batch, and on three ranks another one, in which a loss is nan."""
     join(context)
+    found = _batch(context, unit, seed)
+    if context.world_size == WITH_NAN:
+        found["nan"] = _batch(context, unit, seed + 1, with_nan=True)
+    leave_default_group()
+    return found
+
+
+def _batch(
+    context: RankContext, unit: ModuleType, seed: int, with_nan: bool = False
+) -> dict[str, Any]:
+    """Only the first rank has inputs, only the last one has targets."""
     n, rank = context.world_size, context.rank
-    stage = make_stages(seed, n)[rank]
+    stage = unusual_stages(seed, n, turned=False)[rank]
     watched = NotedStage(stage)
     m = num_microbatches(n)
     inputs, targets = make_batch(seed, 0, PER_MICROBATCH * m)
     loss = unit.with_torch(
         watched,
-        loss_of,
+        nan_for(targets[:PER_MICROBATCH]) if with_nan else loss_of,
         torch.full_like(inputs, NOT_YOURS) if rank else inputs,
         targets if rank == n - 1 else torch.zeros_like(targets),
         m,
     )
-    leave_default_group()
     is_number = isinstance(loss, int | float) or (
         isinstance(loss, Tensor) and loss.numel() == 1
     )
@@ -129,7 +151,7 @@ def ported_pipeline(
 @lru_cache(maxsize=16)
 def one_process(seed: int, n: int) -> tuple[list[Tensor], Tensor]:
     """Each stage's gradients, and the loss."""
-    stages = make_stages(seed, n)
+    stages = unusual_stages(seed, n, turned=False)
     inputs, targets = make_batch(seed, 0, PER_MICROBATCH * num_microbatches(n))
     loss = loss_of(nn.Sequential(*stages)(inputs), targets)
     loss.backward()
@@ -187,7 +209,17 @@ def loss_everywhere(runs: Runs) -> str | None:
     run = finished(runs, ported_pipeline)
     loss = one_process(runs.seed, runs.world_size)[1]
     expect_loss([value["loss"] for value in run.values], loss)
+    if runs.world_size == WITH_NAN:
+        expect_values(
+            [torch.tensor(_number(value["nan"]["loss"])) for value in run.values],
+            same_everywhere(torch.tensor(torch.nan), WITH_NAN),
+            what="the returned loss, where that of the first microbatch is nan,",
+        )
     return None
+
+
+def _number(loss: float | None) -> float:
+    return torch.inf if loss is None else loss
 
 
 @clause(

@@ -22,10 +22,11 @@ from distlab.grading.checks.pipeline_parallel.cases import (
 )
 from distlab.grading.clause import clause
 from distlab.grading.kit.messages import expect_messages
+from distlab.grading.kit.stages import make_like
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
-from distlab.runner import RankContext
-from distlab.runner.autopsy import Evidence
+from distlab.runner import RankContext, Run
+from distlab.runner.autopsy import Evidence, describe, describe_tensor, place_of
 
 
 def _execute(unit: ModuleType) -> Any:
@@ -105,7 +106,33 @@ def there_and_back(runs: Runs) -> str | None:
         actual = [value[number]["gradients"] for value in run.values]
         worst = max(worst, expect_gradients(case, actual, runs.seed))
     expect_messages(run, "the gradients are right, but not through comm")
+    _expect_all_digits(run, cases)
     return f"n = {runs.world_size}: gradients {worst:.0e} from a single process's"
+
+
+def _expect_all_digits(run: Run, cases: list[ScheduleCase]) -> None:
+    """What is sent has as many bytes as the tensors that the stages have there."""
+    n = run.world_size
+    samples = sum(sum(case.sizes) for case in cases)
+    for record in run.ranks:
+        for dst in {record.rank - 1, record.rank + 1} & set(range(n)):
+            needed = samples * make_like(n, max(record.rank, dst)).nbytes
+            calls = [call for call in record.calls() if call.get("dst") == dst]
+            sent = sum(call["bytes"] for call in calls)
+            if sent < needed:
+                raise NotYetError(
+                    f"rank {record.rank} sends {sent} bytes to rank {dst}, where the "
+                    f"stage's tensors have {needed}: digits are lost",
+                    evidence=tuple(
+                        Evidence(
+                            rank=record.rank,
+                            state="sent",
+                            text=f"{describe(call)} {describe_tensor(call)}",
+                            where=place_of(call),
+                        )
+                        for call in calls[:3]
+                    ),
+                )
 
 
 @clause(

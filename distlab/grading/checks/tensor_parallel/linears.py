@@ -10,6 +10,7 @@ from distlab.grading.checks.tensor_parallel.linears_runs import (
     TOKENS,
     linears_once,
     make_linear,
+    with_inf,
 )
 from distlab.grading.checks.tensor_parallel.shared import (
     DIVIDED,
@@ -86,10 +87,20 @@ def by_columns(runs: Runs) -> str | None:
                 *other_orders(one.out, n, "ColumnParallelLinear's outputs"),
             ],
         )
+        _expect_none(run, "column" + end, f"ColumnParallelLinear{end}", 3)
         _expect_held(run, "column" + end, [3 * OTHER, 3] if bias else [3 * OTHER])
         biases = one.whole.bias.detach().chunk(n) if bias else [torch.empty(0)] * n
         _expect_stored(run, "column" + end, one, list(biases))
     return None
+
+
+def _expect_none(run: Run, kind: str, name: str, outputs: int) -> None:
+    """Of no samples a layer makes no outputs, in the right shape."""
+    expect_values(
+        _found(run, kind, "none"),
+        [torch.empty(0, *TOKENS[1:], outputs)] * run.world_size,
+        what=f"what {name} returns for a batch without samples",
+    )
 
 
 def _expect_held(run: Run, kind: str, expected: list[int]) -> None:
@@ -208,6 +219,12 @@ def by_rows(runs: Runs) -> str | None:
                     rule="apply self.operator(self.comm, …) to the partial sum",
                 ),
             ],
+        )
+        _expect_none(run, "row" + end, f"RowParallelLinear{end}", OTHER)
+        expect_values(
+            _found(run, "row" + end, "inf"),
+            same_everywhere(one.whole(with_inf(n)).detach(), n),
+            what=f"what RowParallelLinear{end} returns for an inf on rank 0",
         )
         _expect_held(run, "row" + end, [3 * OTHER, OTHER] if bias else [3 * OTHER])
         own = one.whole.bias.detach() if bias else torch.empty(0)

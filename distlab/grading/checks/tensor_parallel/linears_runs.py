@@ -47,6 +47,7 @@ def linears_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
         found["column" + end] = {
             **_there_and_back(column, x, upstream, comm.device),
             **memory,
+            "none": as_tensor(column(x[:0].to(comm.device))),
         }
         sizes = (3 * n, OTHER)
         row, memory = made(unit.RowParallelLinear, comm, seed, sizes, bias, leave)
@@ -55,6 +56,8 @@ def linears_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
         found["row" + end] = {
             **_there_and_back(row, x, upstream, comm.device),
             **memory,
+            "none": as_tensor(row(x[:0].to(comm.device))),
+            "inf": as_tensor(row(with_inf(n).chunk(n)[rank].to(comm.device))),
         }
     odd = 3 * n + 1
     wide, long = make_linear(seed, OTHER, odd), make_linear(seed, odd, OTHER)
@@ -63,6 +66,13 @@ def linears_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
         attempt(lambda: unit.RowParallelLinear(comm, long, leave)),
     ]
     return found
+
+
+def with_inf(n: int) -> Tensor:
+    """The inputs of one token, one of them inf."""
+    x = torch.zeros(3 * n, dtype=torch.float64)
+    x[0] = torch.inf
+    return x
 
 
 def made(
@@ -92,7 +102,8 @@ def made(
 def _there_and_back(
     layer: nn.Module, given: Tensor, upstream: Tensor, device: torch.device
 ) -> dict[str, Any]:
-    x = given.to(device).requires_grad_()
+    # The same numbers; in memory the second dimension comes first.
+    x = given.transpose(0, 1).contiguous().transpose(0, 1).to(device).requires_grad_()
     y = layer(x)
     if isinstance(y, Tensor) and y.requires_grad and y.shape == upstream.shape:
         y.backward(upstream.to(device))

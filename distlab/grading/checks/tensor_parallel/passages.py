@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -19,14 +20,24 @@ from distlab.grading.checks.tensor_parallel.shared import (
     expect_calls,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit.any_tensor import expect_each, tensor_of
 from distlab.grading.kit.messages import reports_made
-from distlab.grading.kit.values import Suspect, expect_values, same_everywhere
+from distlab.grading.kit.values import (
+    Suspect,
+    all_close,
+    expect_values,
+    same_everywhere,
+)
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
-from distlab.runner import RankContext, Run
+from distlab.runner import RankContext, RankRecord, Run
 from distlab.runner.autopsy import Evidence
 
 SHAPE = (2, 3, 4)
+OTHERS: tuple[tuple[torch.dtype, tuple[int, ...]], ...] = (
+    (torch.bfloat16, ()),
+    (torch.float32, (0,)),
+)
 
 # ── what runs in the ranks ──────────────────────────────────────────────────────────
 
@@ -37,7 +48,7 @@ def passages_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str
     rank, device = context.rank, comm.device
     marks: dict[str, list[int]] = {}
     same, own = drawn(seed, -1, *SHAPE), drawn(seed, rank, *SHAPE)
-    crossed = drawn(seed + 1, rank, *SHAPE[::-1]).to(device).transpose(0, 2)
+    crossed = _crossed_on(seed, rank).to(device)
     one = torch.full((), 2.0 + rank, dtype=torch.float64, device=device)
     found: dict[str, Any] = {}
     context.report("f")
@@ -52,8 +63,15 @@ def passages_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str
     found["leave"] = _there_and_back(
         comm, unit.reduce_from_region, own.to(device), same.to(device), marks, "g"
     )
+    first = unit.reduce_from_region(comm, own.clone().to(device))
     odd["leave"] = as_tensor(unit.reduce_from_region(comm, crossed))
+    odd["first"] = as_tensor(first)
     found["odd"] = odd
+    found["any"] = []
+    for dtype, shape in OTHERS:
+        x = tensor_of(seed, rank, dtype, shape, sums=True).to(device)
+        y = unit.reduce_from_region(comm, x.clone())
+        found["any"].append([x, as_tensor(y)])
     found["elsewhere"] = _in_two_groups(comm, unit, same.to(device), own.to(device))
     return {**found, "marks": marks}
 
@@ -167,9 +185,20 @@ def the_way_in(runs: Runs) -> str | None:
     return None
 
 
+def _with_any(run: Run) -> tuple[RankRecord, ...]:
+    return tuple(replace(one, value=one.value["any"]) for one in run.ranks)
+
+
 def _crossed(seed: int, n: int) -> list[Tensor]:
     """What does not lie in one piece, by rank."""
-    return [drawn(seed + 1, rank, *SHAPE[::-1]).transpose(0, 2) for rank in range(n)]
+    return [_crossed_on(seed, rank) for rank in range(n)]
+
+
+def _crossed_on(seed: int, rank: int) -> Tensor:
+    """The same on a rank; rank 0 has a value that is inf."""
+    crossed = drawn(seed + 1, rank, *SHAPE[::-1]).transpose(0, 2)
+    crossed[0, 0, 0] = torch.inf if rank == 0 else crossed[0, 0, 0]
+    return crossed
 
 
 def _expect_gradient(
@@ -246,7 +275,18 @@ def the_way_out(runs: Runs) -> str | None:
     expect_values(
         [value["odd"]["leave"] for value in run.values],
         same_everywhere(torch.stack(_crossed(runs.seed, n)).sum(0), n),
-        what="what reduce_from_region returns for a transposed x",
+        what="what reduce_from_region returns for a transposed x with an inf on rank 0",
+    )
+    if not all_close([value["odd"]["first"] for value in run.values], [total] * n):
+        raise NotYetError(
+            "what reduce_from_region returned has changed after its next call",
+            rule="the sum in a new tensor, each time",
+        )
+    any_run = replace(run, ranks=_with_any(run))
+    expect_each(
+        any_run,
+        lambda given: same_everywhere(sum(given[1:], given[0]), n),
+        "what reduce_from_region returns",
     )
     return None
 

@@ -18,7 +18,7 @@ from distlab.grading.checks.tensor_parallel.shared import (
     flat,
     other_orders,
 )
-from distlab.grading.checks.tensor_parallel.whole import make_block
+from distlab.grading.checks.tensor_parallel.whole import freeze, make_block
 from distlab.grading.clause import clause
 from distlab.grading.kit.by_name import State, some_of
 from distlab.grading.kit.values import (
@@ -28,7 +28,7 @@ from distlab.grading.kit.values import (
     same_everywhere,
 )
 from distlab.grading.runs import Runs, on_ranks
-from distlab.grading.verdict import NotJudgedError
+from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
 
 SEQUENCES, EACH, CHANNELS = 3, 2, 2  # EACH tokens per rank
@@ -49,17 +49,22 @@ def sequence_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str
     """Both moves by themselves, both ways there and back, and a block of one head."""
     n, rank, device = context.world_size, context.rank, context.comm.device
     comm = CountedComm(context.comm)
-    few = drawn(seed, rank, SEQUENCES, EACH, CHANNELS).to(device)
-    many = drawn(seed + 1, rank, SEQUENCES, EACH * n, CHANNELS).to(device)
-    before = few.clone(), many.clone()
+    few = _turned(drawn(seed, rank, SEQUENCES, EACH, CHANNELS).to(device))
+    many = _turned(drawn(seed + 1, rank, SEQUENCES, EACH * n, CHANNELS).to(device))
+    scattered = unit.reduce_scatter_tokens(comm, many)
     found = {
         "gathered": as_tensor(unit.all_gather_tokens(comm, few)),
-        "scattered": as_tensor(unit.reduce_scatter_tokens(comm, many)),
-        "unchanged": torch.equal(few, before[0]) and torch.equal(many, before[1]),
+        "scattered": as_tensor(scattered),
+        "none": as_tensor(unit.all_gather_tokens(comm, few[:0])),
         "gather back": _back(unit.all_gather_from_sequence, comm, few, many),
         "scatter back": _back(unit.reduce_scatter_to_sequence, comm, many, few),
     }
-    return {**found, **_block(context, unit, seed, comm)}
+    return {**found, **_block(context, unit, seed, comm), "kept": as_tensor(scattered)}
+
+
+def _turned(x: Tensor) -> Tensor:
+    """The same numbers; in memory the tokens come first."""
+    return x.transpose(0, 1).contiguous().transpose(0, 1)
 
 
 def _back(way: Any, comm: CountedComm, given: Tensor, upstream: Tensor) -> Tensor:
@@ -76,7 +81,7 @@ def _block(
 ) -> dict[str, Any]:
     n, rank = context.world_size, context.rank
     whole_in, whole_up = _block_batch(seed, n)
-    block = make_block(seed, n, heads=1).to(comm.device)
+    block = freeze(make_block(seed, n, heads=1), n).to(comm.device)
     unit.parallel_attention(comm, block.attention, unit.SEQUENCE)
     unit.parallel_mlp(comm, block.mlp, unit.SEQUENCE)
     x = whole_in.chunk(n, 1)[rank].to(comm.device).requires_grad_()
@@ -181,6 +186,16 @@ def along_the_tokens(runs: Runs) -> str | None:
             *other_orders(total, n, "what reduce_scatter_tokens returns", dim=1),
         ],
     )
+    expect_values(
+        _all(run, "none"),
+        [torch.empty(0, EACH * n, CHANNELS)] * n,
+        what="what all_gather_tokens returns for no sequences",
+    )
+    if not all_close(_all(run, "kept"), list(total.chunk(n, 1))):
+        raise NotYetError(
+            "what reduce_scatter_tokens returned has changed after its next calls",
+            rule="the sum in a new tensor, each time",
+        )
     return None
 
 
@@ -225,7 +240,7 @@ def gradients_of_a_block(runs: Runs) -> str | None:
     """V: the block's tokens, their gradients, and those of what is whole everywhere."""
     run, n = runs.finished(sequence_once), runs.world_size
     inputs, upstream = _block_batch(runs.seed, n)
-    block, x = make_block(runs.seed, n, heads=1), inputs.requires_grad_()
+    block, x = freeze(make_block(runs.seed, n, heads=1), n), inputs.requires_grad_()
     out = block(x)
     out.backward(upstream)
     for key, right in (("out", out), ("back", x.grad)):

@@ -28,16 +28,11 @@ NO_SUM_BACK = (
 
 
 class CountedComm(Wrapper):
-    """A comm that counts its calls, and those of its groups; each rank has a node."""
+    """A comm that counts its calls, and those of its groups."""
 
     def __init__(self, inner: Comm) -> None:
         super().__init__(inner)
         self.count = 0
-
-    @property
-    def local_rank(self) -> int:
-        """Unlike the rank: what it is on nodes of one rank."""
-        return 0
 
     def _around(self, call: Call, proceed: Callable[[], Any]) -> Any:
         self.count += 1
