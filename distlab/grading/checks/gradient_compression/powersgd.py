@@ -83,7 +83,7 @@ def compress(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any
 
 
 def _plays(world_size: int) -> list[RunSpec]:
-    dtypes = {}, {"dtype": narrow_dtype(world_size)}
+    dtypes: list[dict[str, str]] = [{}, {"dtype": narrow_dtype(world_size)}]
     several = [on_ranks(compress_several, **dtype) for dtype in dtypes]
     return [on_ranks(compress), *several]
 
