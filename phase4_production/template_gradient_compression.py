@@ -148,5 +148,5 @@ class PowerSGD:
         """
         # TODO(gradient_compression.powersgd)
         # which products are known before the messages, which only after the first one?
-        # torch.linalg.qr(P).Q has orthonormal columns
+        # torch.linalg.qr(P).Q has orthonormal columns; it takes no tensor of 16 bits
         raise NotImplementedError("gradient_compression.powersgd")

@@ -65,7 +65,8 @@ class Residuals:
 
     def keep(self, bucket: Bucket, rest: Tensor) -> None:
         """From now on `rest`, which is like bucket.flat, is what `of` returns."""
-        parts = rest.detach().clone().split([p.numel() for p in bucket.parameters])
+        like_flat = rest.detach().to(bucket.flat, copy=True)
+        parts = like_flat.split([p.numel() for p in bucket.parameters])
         self._by_parameter.update(zip(bucket.parameters, parts, strict=True))
 
     def state_dict(self, model: nn.Module) -> dict[str, Tensor]:

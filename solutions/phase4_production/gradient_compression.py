@@ -133,7 +133,7 @@ class Int8:
         #| which reduction gives all ranks one scale? how large may one rank's numbers
         #| be, so that n of them fit into int8? the second collective belongs in finish
         corrected = bucket.flat + self.residuals.of(bucket)
-        scale = corrected.abs().max().view(1) / (127 // comm.world_size)
+        scale = corrected.abs().max().view(1).float() / (127 // comm.world_size)
         work = comm.all_reduce(scale, ReduceOp.MAX, async_op=True)
 
         def finish() -> None:
@@ -179,10 +179,11 @@ class PowerSGD:
         """
         ### BEGIN SOLUTION gradient_compression.powersgd
         #| which products are known before the messages, which only after the first one?
-        #| torch.linalg.qr(P).Q has orthonormal columns
+        #| torch.linalg.qr(P).Q has orthonormal columns; it takes no tensor of 16 bits
         corrected = bucket.flat + self.residuals.of(bucket)
         matrices, others = split(bucket, corrected)
         pairs = list(zip(matrices, self.factors.of(bucket), strict=True))
+        wide = torch.promote_types(corrected.dtype, torch.float32)  # that QR can take
         rows = [m @ q for m, q in pairs]  # P of each matrix: (rows, R)
         first = torch.cat([*(p.reshape(-1) for p in rows), others])
         work = comm.all_reduce(first, async_op=True)
@@ -190,7 +191,7 @@ class PowerSGD:
         def finish() -> None:
             *flat_rows, summed = first.split([*(p.numel() for p in rows), len(others)])
             bases = [
-                torch.linalg.qr(flat.view_as(p)).Q
+                torch.linalg.qr(flat.view_as(p).to(wide)).Q.to(p.dtype)
                 for flat, p in zip(flat_rows, rows, strict=True)
             ]
             factors = [m.T @ p for m, p in zip(matrices, bases, strict=True)]

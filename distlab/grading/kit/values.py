@@ -131,10 +131,9 @@ def _is_single(value: Tensor) -> bool:
 
 def _digits(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> int:
     """How many leading digits agree, of the largest number."""
-    both = zip(actual, expected, strict=True)
-    pairs = [(a.double(), e.double()) for a, e in both if e.numel()]
-    off = max(float((a - e).abs().nan_to_num(0.0).max()) for a, e in pairs)
-    size = max(float(e.abs().nan_to_num(0.0, 0.0).max()) for _, e in pairs)
+    pairs = [(a, e) for a, e in zip(actual, expected, strict=True) if e.numel()]
+    off = max(float(_errors(a.double(), e.double()).max()) for a, e in pairs)
+    size = max(float(e.double().nan_to_num(0, 0, 0).abs().max()) for _, e in pairs)
     return int(math.log10(max(1.0, size) / off))
 
 
@@ -157,21 +156,28 @@ def largest_error(actual: Tensor, expected: Tensor, digits: int = 6) -> str:
     )
     if not len(e):
         return "no elements"
-    index = int((a - e).abs().nan_to_num(nan=torch.inf, posinf=torch.inf).argmax())
+    index = int(_errors(a, e).argmax())
     got, wanted = f"{a[index]:.{digits}g}", f"{e[index]:.{digits}g}"
     where = f"element {index} of {len(e)}: " if len(e) > 1 else ""
     return f"{where}got {got}   expected {wanted}"
 
 
+def _errors(actual: Tensor, expected: Tensor) -> Tensor:
+    """Of each element, 0 where inf or nan is expected and is there, else inf."""
+    same = (actual == expected) | (actual.isnan() & expected.isnan())
+    off = (actual - expected).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return off.masked_fill(same, 0.0)
+
+
 def expect_equal_bits(
     values: Sequence[Tensor], *, what: str, slug: str = "", rule: str = ""
 ) -> None:
-    """All ranks must hold the very same bits.
+    """All ranks must hold the very same bits; one nan is like another.
 
     Raises:
         NotYetError: they do not.
     """
-    odd = [rank for rank, v in enumerate(values) if not torch.equal(v, values[0])]
+    odd = [rank for rank, v in enumerate(values) if not _equal(v, values[0])]
     if not odd:
         return
     evidence = tuple(
@@ -184,6 +190,14 @@ def expect_equal_bits(
         evidence=evidence,
         rule=rule,
     )
+
+
+def _equal(value: Tensor, other: Tensor) -> bool:
+    """As torch.equal, where nan is equal to nan."""
+    nans = value.isnan(), other.isnan()
+    alike = torch.equal(*nans)
+    filled = value.masked_fill(nans[0], 0), other.masked_fill(nans[1], 0)
+    return alike and torch.equal(*filled)
 
 
 def brief(value: object, digits: int = 4) -> str:

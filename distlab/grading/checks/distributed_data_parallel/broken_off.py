@@ -5,6 +5,7 @@ The error itself, such as an assertion in the given code, is only the consequenc
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 from torch import Tensor, nn
@@ -43,13 +44,23 @@ def twice_in(error: Exception, model: nn.Module) -> str:
     return " = ".join(names_of(model)[error.parameter])
 
 
+def is_raised_in(error: Exception, function: str) -> bool:
+    """Whether a function of this name was being called when it was raised."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code.co_name == function for frame, _ in frames)
+
+
 def flaw_of(
     events: list[Happened],
     buckets: list[list[str]],
     marked: list[list[str]],
     twice: str,
+    in_mark_ready: bool,
 ) -> str:
-    """What the hooks did until then that they must not do; or nothing."""
+    """What the hooks did until then that they must not do; or nothing.
+
+    What was not sent says nothing of an error that mark_ready itself has raised.
+    """
     if twice:
         return f"on_gradient is called twice for {twice} in one backward()"
     ready = [event[1] for event in events if event[0] == "gradient"]
@@ -59,6 +70,8 @@ def flaw_of(
             return f"mark_ready is called twice for {who} in one backward()"
         if names[0] not in ready:
             return f"mark_ready is called for {names[0]} before its .grad is complete"
+    if in_mark_ready:
+        return ""
     num_sent = len(departures(events))
     num_complete = 0
     while num_complete < len(buckets) and {*buckets[num_complete]} <= {*ready}:

@@ -30,14 +30,17 @@ LARGE = 2**60  # plus a few: too many digits for any floating-point number
 
 
 class Tracked(nn.Module):
-    """A chain with buffers that each forward changes, on each rank otherwise."""
+    """A chain with buffers that each forward changes, on each rank otherwise.
+
+    `mean` is non-contiguous.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.chain = Chain(seed)
         self.mean: Tensor
         self.count: Tensor
-        self.register_buffer("mean", torch.zeros(3, dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(3, 2, dtype=torch.float64).t())
         self.register_buffer("count", torch.tensor(LARGE, dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:

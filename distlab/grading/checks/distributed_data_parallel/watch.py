@@ -22,6 +22,8 @@ FEWER = (3, 2, 1)  # where a run has several steps
 WIDTH = 6
 LAYER_BYTES = 8 * WIDTH * (WIDTH + 1)  # weight and bias
 MIB = 2**20
+OVERFLOW = 4.0
+"""An input that makes a gradient of `gain` inf: rank 1 has one in step 0."""
 
 Happened = list[Any]
 """["gradient", name] · ["call", op, numbers, blocking] · ["wait", which call] ·
@@ -142,10 +144,14 @@ class _Exact(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Multiples of 144: sums of some, and a half, third, quarter of them, fit."""
+        """Multiples of 144: sums of some, and a half, third, quarter of them, fit.
+
+        Or inf, for an input of OVERFLOW.
+        """
         (x,) = ctx.saved_tensors
         parts = 144 * (1 + (10 * x[0].abs()).long() % 3)
-        return gradient, parts.to(ctx.dtype)
+        parts = parts.to(ctx.dtype).masked_fill(x[0] == OVERFLOW, torch.inf)
+        return gradient, parts
 
 
 def watch_gradients(model: nn.Module, events: list[Happened]) -> None:
@@ -170,7 +176,8 @@ def _layer(generator: torch.Generator, *, bias: bool = True) -> nn.Linear:
 class Chain(nn.Module):
     """Four layers, and a fifth that is used twice and has two names; one is frozen.
 
-    `gain` is of another dtype than the rest.
+    `gain` is of another dtype than the rest, `shift` has no dimension, `nothing` no
+    element, and one weight is non-contiguous.
     """
 
     def __init__(self, seed: int) -> None:
@@ -181,10 +188,15 @@ class Chain(nn.Module):
         self.tail = _layer(generator)
         self.end = self.tail
         self.gain = nn.Parameter(torch.zeros(WIDTH, dtype=torch.bfloat16))
+        self.shift = nn.Parameter(torch.zeros((), dtype=torch.float64))
+        self.nothing = nn.Parameter(torch.zeros(0, dtype=torch.float64))
+        weight = next(self.layers[1].parameters())
+        weight.data = weight.data.t().contiguous().t()
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` (B, WIDTH) through all of them."""
         x = _Exact.apply(x, self.gain)  # type: ignore[no-untyped-call]
+        x = x + self.shift + self.nothing.sum()
         for layer in (*self.layers, self.frozen, self.tail, self.end):
             x = torch.tanh(layer(x))
         return x
@@ -224,7 +236,10 @@ def make_inputs(seed: int, step: int, rank: int) -> Tensor:
     """What a rank's batch is like in a step: (4, WIDTH)."""
     generator = torch.Generator().manual_seed(seed * 7919 + step * 101 + rank)
     inputs = torch.randn(4, WIDTH, generator=generator, dtype=torch.float64)
-    return inputs * (1.0 + rank)
+    inputs *= 1.0 + rank
+    if rank == 1 and step == 0:
+        inputs[0, -1] = OVERFLOW
+    return inputs
 
 
 def loss_of(*outputs: Tensor) -> Tensor:

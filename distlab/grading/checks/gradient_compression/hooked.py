@@ -91,8 +91,9 @@ def take_steps(
     context: RankContext, hook: Any, gradients: Gradients
 ) -> dict[str, list[Any]]:
     """STEPS steps with both buckets in flight at once; each is waited for twice."""
-    dtype = gradients[0][0][0].dtype
-    buckets = make_buckets(context.comm.device, dtype)
+    dtypes = [of_ranks[0].dtype for of_ranks in gradients[0]]
+    made = [make_buckets(context.comm.device, dtype) for dtype in dtypes]
+    buckets = [of_dtype[number] for number, of_dtype in enumerate(made)]
     heard: list[list[Any]] = []
     comm = Listener(context.comm, heard)
     sums: list[list[Tensor]] = []

@@ -25,8 +25,10 @@ from distlab.grading.checks.gradient_compression.int8_steps import (
     STEPS,
     compress,
     compress_falling,
+    compress_narrow,
     falling,
     gradients,
+    narrow,
     scale_of,
     wrapped,
 )
@@ -34,7 +36,7 @@ from distlab.grading.clause import clause
 from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.kit.messages import expect_messages
 from distlab.grading.kit.values import brief, expect_equal_bits, largest_error
-from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner.autopsy import Evidence
 
@@ -189,9 +191,25 @@ def _expect_one_scale(runs: Runs) -> None:
     )
 
 
-@clause(
-    TASK, "C1", worlds=WORLDS, runs=[on_ranks(compress), on_ranks(compress_falling)]
-)
+def _expect_narrow(runs: Runs) -> None:
+    """bfloat16 has no room for the digits of a scale; on one rank no level is spare."""
+    for bucket, (part,) in enumerate(narrow(runs.seed)[0]):
+        actual = sums_of(runs.finished(compress_narrow), 0, bucket)
+        bound = 1.5 * scale_of([part], 127)  # the sum is rounded to bfloat16, too
+        if off(actual[0], part.double()) > bound:
+            raise NotYetError(
+                "a bucket of bfloat16 on one rank: bucket.flat after wait() is off by "
+                f"more than {bound:.3g}",
+                evidence=_rows(actual, part.double(), bound),
+            )
+
+
+def _near(world_size: int) -> list[RunSpec]:
+    plays: list[RunSpec] = [on_ranks(compress), on_ranks(compress_falling)]
+    return [*plays, *[on_ranks(compress_narrow)] * (world_size == 1)]
+
+
+@clause(TASK, "C1", worlds=WORLDS, runs=_near)
 def near_the_sum(runs: Runs) -> str | None:
     """V: bucket 1, where at most one rank has a large element; first with zeros."""
     run = runs.finished(compress)
@@ -204,6 +222,8 @@ def near_the_sum(runs: Runs) -> str | None:
         )
     _expect_no_nan(runs)
     _expect_one_scale(runs)
+    if runs.world_size == 1:
+        _expect_narrow(runs)
     expect_messages(run, "bucket.flat is right, but comm was not used")
     return f"n = {runs.world_size}: {127 // runs.world_size} levels"
 

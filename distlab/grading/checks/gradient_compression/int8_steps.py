@@ -20,6 +20,7 @@ from distlab.grading.checks.gradient_compression.hooked import Gradients, take_s
 from distlab.runner import RankContext
 
 SIZE, STEPS, PEAK = 40, 12, 127.0
+PEAKS = (1.40625, 2.65625)
 NUM_SMALL = 16
 """Elements 1 … of the first bucket: the same in each step, and rounded to zero."""
 RESIDUAL = slice(1, 5)
@@ -80,6 +81,22 @@ def falling(seed: int, n: int) -> Gradients:
             second.append(other)
         found.append([first, second])
     return found
+
+
+def narrow(seed: int) -> Gradients:
+    """One step of bfloat16 on one rank: PEAKS / 127 is rounded down there."""
+    found: Gradients = [[]]
+    for peak in PEAKS:
+        generator = torch.Generator().manual_seed(seed)
+        one = (2 * torch.rand(SIZE, generator=generator) - 1) * peak
+        one[3] = peak
+        found[0].append([one.to(torch.bfloat16)])
+    return found
+
+
+def compress_narrow(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """A step with the gradients of `narrow`."""
+    return take_steps(context, unit.Int8(), narrow(seed))
 
 
 def compress(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:

@@ -37,6 +37,11 @@ Rows = list[list[list[Tensor]]]
 """By step, parameter and rank: its gradient, or its part of a bucket; flat."""
 
 
+def narrow_dtype(world_size: int) -> str:
+    """Which other dtype a bucket has, beside float64."""
+    return "bfloat16" if world_size == 2 else "float32"
+
+
 def layout(step: int) -> list[list[int]]:
     """The parameters of each bucket."""
     return OLD if step < MOVED else NEW

@@ -29,7 +29,10 @@ from distlab.grading.checks.gradient_compression.hooked import (
     sums_of,
     take_steps,
 )
-from distlab.grading.checks.gradient_compression.matrices import compress_several
+from distlab.grading.checks.gradient_compression.matrices import (
+    compress_several,
+    narrow_dtype,
+)
 from distlab.grading.checks.gradient_compression.several import (
     expect_factors_only,
     expect_kept,
@@ -41,7 +44,7 @@ from distlab.grading.clause import clause
 from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.kit.messages import expect_messages
 from distlab.grading.kit.values import Suspect, expect_equal_bits, expect_values
-from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 
@@ -79,11 +82,10 @@ def compress(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any
     return take_steps(context, unit.PowerSGD(RANK), gradients(seed, context.world_size))
 
 
-RUNS = [
-    on_ranks(compress),
-    on_ranks(compress_several),
-    on_ranks(compress_several, dtype="float32"),
-]
+def _plays(world_size: int) -> list[RunSpec]:
+    dtypes: list[dict[str, str]] = [{}, {"dtype": narrow_dtype(world_size)}]
+    several = [on_ranks(compress_several, **dtype) for dtype in dtypes]
+    return [on_ranks(compress), *several]
 
 
 @lru_cache(maxsize=64)
@@ -165,7 +167,7 @@ def _expect(
     )
 
 
-@clause(TASK, "C1", worlds=WORLDS, runs=RUNS)
+@clause(TASK, "C1", worlds=WORLDS, runs=_plays)
 def low_rank_is_exact(runs: Runs) -> str | None:
     """V: the first step of bucket 0, whose sum has the rank 2."""
     part = slice(0, MATRIX)
@@ -178,7 +180,7 @@ def low_rank_is_exact(runs: Runs) -> str | None:
     return f"n = {runs.world_size}: rank {RANK} of {ROWS} × {COLUMNS}"
 
 
-@clause(TASK, "C2", worlds=WORLDS, runs=RUNS)
+@clause(TASK, "C2", worlds=WORLDS, runs=_plays)
 def others_are_exact(runs: Runs) -> str | None:
     """V: the elements of parameters with one dimension, in every step."""
     for step, bucket in product(range(STEPS), range(NUM_BUCKETS)):
@@ -188,7 +190,7 @@ def others_are_exact(runs: Runs) -> str | None:
     return None
 
 
-@clause(TASK, "C3", worlds=WORLDS, runs=RUNS)
+@clause(TASK, "C3", worlds=WORLDS, runs=_plays)
 def residual_and_factor_are_kept(runs: Runs) -> str | None:
     """V: matrices of full rank, in every step."""
     with judged_after(low_rank_is_exact, runs, "C1"):
@@ -208,7 +210,7 @@ def residual_and_factor_are_kept(runs: Runs) -> str | None:
     return f"{STEPS} steps of {NUM_BUCKETS} buckets"
 
 
-@clause(TASK, "C4", worlds=WORLDS, runs=RUNS)
+@clause(TASK, "C4", worlds=WORLDS, runs=_plays)
 def factors_only(runs: Runs) -> str | None:
     """B: the bytes of the collectives, by their cost."""
     n = runs.world_size
@@ -228,7 +230,7 @@ def factors_only(runs: Runs) -> str | None:
     return f"n = {n}: {numbers} numbers of {MATRIX + OTHERS}"
 
 
-@clause(TASK, "C5", worlds=(3, 2), runs=RUNS)
+@clause(TASK, "C5", worlds=(3, 2), runs=_plays)
 def the_call_returns_at_once(runs: Runs) -> str | None:
     """O: calls and waits between the call of the hook and its return."""
     expect_no_wait_in_call(runs.finished(compress))

@@ -21,6 +21,7 @@ from distlab.grading.checks.gradient_compression.matrices import (
     compress_several,
     expected,
     layout,
+    narrow_dtype,
     sides,
 )
 from distlab.grading.kit.values import Suspect, expect_values
@@ -29,7 +30,7 @@ from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
 
 NUMBERS = {0: "no matrix", 1: "one matrix", 2: "two matrices", 3: "three matrices"}
-NEAR = {"float64": 1e-7, "float32": 1e-3}
+NEAR = {"float64": 1e-7, "float32": 1e-3, "bfloat16": 0.1}
 SENTENCES = {
     "not-orthonormal": "P Qᵀ was computed with a P whose columns are not orthonormal",
     "factor-not-summed": "every rank multiplied with its own Q: the ranks' Q were not "
@@ -129,7 +130,7 @@ def expect_low_rank(runs: Runs) -> None:
                 raise NotYetError(f"{about}; on rank {rank} bucket.flat becomes nan")
         expect_values(actual, right, what=f"{about}; bucket.flat", tolerance=1e-7)
     for parameter in MATRICES:
-        _expect(runs, 0, parameter, dtype="float32")
+        _expect(runs, 0, parameter, dtype=narrow_dtype(runs.world_size))
 
 
 def expect_others(runs: Runs) -> None:
@@ -201,7 +202,8 @@ def expect_factors_only(runs: Runs) -> None:
         NotYetError: a rank sends more, or in more parts.
     """
     n = runs.world_size
-    for dtype, size in (("float64", 8), ("float32", 4)):
+    for dtype in ("float64", narrow_dtype(n)):
+        size = getattr(torch, dtype).itemsize
         run = _run(runs, dtype)
         numbers = sum(SIZES[i] for i in OTHERS)
         for parameter in MATRICES:

@@ -13,7 +13,12 @@ from distlab.grading.checks.ring_allreduce.steps import (
     expect_ring,
     told,
 )
-from distlab.grading.checks.ring_allreduce.sums import LENGTH, WORLDS, values_of
+from distlab.grading.checks.ring_allreduce.sums import (
+    LENGTH,
+    NOT_FINITE,
+    WORLDS,
+    values_of,
+)
 from distlab.grading.clause import clause
 from distlab.grading.kit.lent import expect_own_memory, lend
 from distlab.grading.runs import Runs, RunSpec, in_rounds, on_ranks
@@ -46,7 +51,8 @@ def _scatters(world_size: int) -> list[RunSpec]:
         on_ranks(scatter_once, kind="digits"),
     ]
     if world_size == 3:
-        plays += [on_ranks(scatter_once, length=length) for length in (12, 2, 0)]
+        plays += [on_ranks(scatter_once, length=length) for length in (2, 0)]
+        plays += [on_ranks(scatter_once, kind=NOT_FINITE, length=12)]
     if world_size == 4:
         plays += [on_ranks(scatter_once, length=1)]
     return plays

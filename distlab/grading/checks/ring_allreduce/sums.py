@@ -1,8 +1,9 @@
 """Checks of 3.3: the sum everywhere; and the values that 3.2 and 3.5 use too.
 
 The values come in two kinds. "uneven" are float64 of very different sizes: another
-order of additions gives other bits. "digits" are int64, 16^r on rank r: what they
-add up to says how often each rank's tensor is in it.
+order of additions gives other bits; "not finite" are the same, with an inf and a nan
+on rank 1. "digits" are int64, 16^r on rank r: what they add up to says how often each
+rank's tensor is in it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
 
 WORLDS = (3, 2, 4, 1)  # reduce_scatter, on which the rest builds, also on 7
+HAS_INF_AND_NAN = " (rank 1 has an inf and a nan)"
 LENGTH = 13  # what no world size divides
 DTYPES = {
     "single": torch.float32,
@@ -42,6 +44,7 @@ DTYPES = {
     "short": torch.int32,
     "byte": torch.int8,
 }
+NOT_FINITE = "not finite"
 IN_DIGITS = ("half", "short", "byte")  # what is added up stays exact in float16
 
 
@@ -50,7 +53,10 @@ def values_of(kind: str, seed: int, rank: int, length: int) -> Tensor:
     if kind == "digits":
         return digits(rank, length)
     powers = 10.0 ** torch.arange(length).remainder(7)
-    return numbers(seed, rank, length) * powers
+    values = numbers(seed, rank, length) * powers
+    if kind == NOT_FINITE and rank == 1:
+        values[1], values[length // 2 - 1] = torch.inf, torch.nan
+    return values
 
 
 def ring_once(
@@ -105,7 +111,8 @@ def _sums(world_size: int) -> list[RunSpec]:
     if world_size == 3:
         odd = ("strided", "transposed", "scalar", "again")
         plays += [on_ranks(ring_once, kind=kind) for kind in odd]
-        plays += [on_ranks(ring_once, length=length) for length in (12, 2, 0)]
+        plays += [on_ranks(ring_once, length=length) for length in (2, 0)]
+        plays += [on_ranks(ring_once, kind=NOT_FINITE, length=12)]
         plays += [on_ranks(ring_once, kind="half", length=10 * LENGTH)]
     if world_size == 4:
         plays += [on_ranks(ring_once, length=1)]
@@ -132,6 +139,7 @@ def _said(values: dict[str, Any]) -> dict[str, str]:
         "transposed": " (a transposed matrix)",
         "scalar": " (0-dim)",
         "half": " (float16)",
+        NOT_FINITE: HAS_INF_AND_NAN,
     }
     said = kinds.get(values.get("kind", ""), "")
     if values.get("kind") == "again":

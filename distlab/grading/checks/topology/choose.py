@@ -15,7 +15,7 @@ from distlab.runner import RankContext
 from distlab.runner.autopsy import NOBODY, Evidence
 from distlab.sim import AlphaBeta
 
-SIZES = tuple(4**power for power in range(3, 16))  # 64 bytes … 1 GiB
+SIZES = (0, *(4**power for power in range(3, 16)))  # 64 bytes … 1 GiB
 SLOWER = 1.10
 LOOPBACK = AlphaBeta(alpha_s=30e-6, bytes_per_s=1e9)
 ETHERNET = AlphaBeta(alpha_s=10e-6, bytes_per_s=12.5e9)

@@ -33,6 +33,7 @@ from distlab.sim.plans.schedules import ring_all_reduce
 
 COUNT = 29  # no number of rails or chunks divides it
 TABLE = 30  # elements of a matrix of int64
+NOT_FINITE = 12  # elements, where rank 0 has an inf and a nan
 ITEM = 8  # bytes of a float64
 MANY, MANY_IN_NODE = 64, 8  # simulated
 
@@ -55,7 +56,7 @@ def settings(n: int, of_one_size: bool) -> list[tuple[Nodes, int]]:
     lone = (tuple((rank,) for rank in range(n)),)
     every = EQUAL.get(n, lone) if of_one_size else others(n)
     sizes = [(nodes, COUNT) for nodes in every]
-    return [*sizes, *((every[0], count) for count in (1, 0, TABLE))]
+    return [*sizes, *((every[0], count) for count in (1, 0, TABLE, NOT_FINITE))]
 
 
 def others(n: int) -> tuple[Nodes, ...]:
@@ -67,6 +68,8 @@ def lent_of(seed: int, rank: int, count: int, device: torch.device) -> Lent:
     """A part of a larger tensor: TABLE elements are 5 × 6 int64, 1 has no dimension."""
     memory = numbers(seed, rank, count + 2)
     memory = (1000 * memory).long() if count == TABLE else memory
+    if count == NOT_FINITE and rank == 0:
+        memory[2], memory[8] = torch.inf, torch.nan
     memory = memory.to(device)
     shape = {1: (), TABLE: (5, 6)}.get(count, (count,))
     return lend(memory[1:-1].view(shape), memory)
@@ -74,7 +77,11 @@ def lent_of(seed: int, rank: int, count: int, device: torch.device) -> Lent:
 
 def told_of(count: int) -> str:
     """What that is, in words."""
-    kinds = {1: "a tensor of no dimension", TABLE: "a matrix of int64"}
+    kinds = {
+        1: "a tensor of no dimension",
+        TABLE: "a matrix of int64",
+        NOT_FINITE: "rank 0 has an inf and a nan",
+    }
     return kinds.get(count, f"{count} elements")
 
 
