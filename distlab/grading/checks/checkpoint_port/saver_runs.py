@@ -47,8 +47,12 @@ def sizes_of(n: int) -> tuple[int, ...]:
 
 
 def own_of(life: int, rank: int) -> Tensor:
-    """What a rank has before it loads; it adds 50 before it saves."""
-    return torch.tensor([100 * (life % 2) + rank, life], dtype=torch.uint8)
+    """What a rank has before it loads; it adds 50 before it saves.
+
+    Its elements do not lie side by side.
+    """
+    own = torch.tensor([[100 * (life % 2) + rank, 7], [life, 7]], dtype=torch.uint8)
+    return own[:, 0]
 
 
 def own_loaded(n: int, life: int, rank: int) -> Tensor:

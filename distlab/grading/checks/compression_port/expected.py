@@ -15,6 +15,7 @@ from distlab.grading.checks.compression_port.recorded import (
     SIZES,
     SMALL_RATIO,
 )
+from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
 
 Keeps = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -23,7 +24,7 @@ Keeps = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def right(corrected: Tensor, sent: Tensor, mean: Tensor) -> Tensor:
     """What was not sent."""
-    return corrected - sent
+    return corrected.masked_fill(sent != 0, 0)  # of an infinite one nothing is left
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +78,12 @@ class Way:
         ]
         if self.by_index:
             sizes, keys = [sum(sizes)], [(model, "bucket", call["index"])]
+        places = list(zip(keys, sizes, strict=True))
+        kept_before = [
+            torch.cat([_kept(h, key, size) for key, size in places]) for h in held
+        ]
         parts = [
-            own + torch.cat([_kept(h, k, s) for k, s in zip(keys, sizes, strict=True)])
-            for own, h in zip(gradients, held, strict=True)
+            own + kept.to(own) for own, kept in zip(gradients, kept_before, strict=True)
         ]
         sent = [self._sent(part, self.ratios[model]) for part in parts]
         mean = torch.stack(sent).mean(0)
@@ -126,3 +130,23 @@ def end_to_end(calls: list[dict[str, Any]]) -> Tensor:
         for number, piece in zip(call["parameters"], parts, strict=True):
             pieces[number] = piece
     return torch.cat(pieces)
+
+
+def expect_infinite(actual: list[Tensor], expected: Tensor, what: str) -> None:
+    """Where the right mean is infinite, the ranks' .grad is, too.
+
+    Raises:
+        NotYetError: it is not.
+    """
+    at = int(expected.isinf().nonzero()[0])
+    told = [float(own[at]) for own in actual]
+    if any(own != float(expected[at]) for own in told):
+        raise NotYetError(
+            f"{what} of one element is infinite on rank 0 before the hook; after it "
+            f"the ranks have {', '.join(f'{own:g}' for own in told)}, expected inf",
+        )
+
+
+def without(values: Tensor, infinite: Tensor) -> Tensor:
+    """The values, with zeros where those of the other are infinite."""
+    return values.masked_fill(infinite.isinf(), 0)

@@ -36,6 +36,8 @@ BUCKET = 40  # DDP closes a bucket of so many elements, or more
 RATIO = 0.1  # 15 of all 159 elements
 SMALL_RATIO = 0.005  # of any bucket less than one element
 STEPS = 4
+DTYPES = (torch.float64, torch.float32)  # of the first model and of the second
+INFINITE = 1, 1  # in the second model's second step rank 0 has an infinite gradient
 WAIT_S = 6.0  # how long the last rank waits for rank 0's hooks
 HOLD_S = 0.3  # how long a message is held back that a callback may be waiting for
 
@@ -46,7 +48,7 @@ class Detour(nn.Module):
     One parameter has a single element, and one is frozen.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, dtype: torch.dtype) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
 
@@ -57,6 +59,7 @@ class Detour(nn.Module):
         self.gain = nn.Parameter(torch.tensor([1.3], dtype=torch.float64))
         self.layers = nn.ParameterList(drawn(*shape) for shape in SHAPES)
         self.frozen = nn.Parameter(drawn(6).detach(), requires_grad=False)
+        self.to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (samples, 6) both."""
@@ -91,7 +94,10 @@ def steps_with_hook(
 def steps_of_two_models(
     context: RankContext, unit: ModuleType, seed: int
 ) -> list[list[dict[str, Any]]]:
-    """Two models, in turns; the second one has a bucket for each parameter."""
+    """Two models, in turns; the second one has a bucket for each parameter.
+
+    And it has float32 weights.
+    """
     return _train(context, unit, seed, [(RATIO, BUCKET), (SMALL_RATIO, 1)])
 
 
@@ -109,23 +115,41 @@ def _train(
     join(context)
     keep_wrappers()
     turn = _Turn(context, is_on=len(settings) == 1 and settings[0][1] < ALL)
-    modules = [Detour(seed + at) for at in range(len(settings))]
+    modules = [Detour(seed + at, DTYPES[at]) for at in range(len(settings))]
     models, calls = [], list[dict[str, Any]]()
     with turn.watch:
         for module, (ratio, elements) in zip(modules, settings, strict=True):
             with _recorded_hooks(module.trained(), calls, turn):
-                models.append(unit.compressed(module, ratio, elements * 8 / 2**20))
+                size = elements * module.gain.element_size()
+                models.append(unit.compressed(module, ratio, size / 2**20))
         found: list[list[dict[str, Any]]] = [[] for _ in settings]
         for step in range(STEPS):
             for at, (module, model) in enumerate(zip(modules, models, strict=True)):
                 calls.clear()
                 module.zero_grad()
-                x = inputs_of(seed, step, context.rank, at)
-                found[at].append(_step(module, model, x, calls, turn))
+                x = inputs_of(seed, step, context.rank, at).to(DTYPES[at])
+                is_infinite = (at, step) == INFINITE and context.rank == 0
+                with _infinite(module, is_infinite):
+                    found[at].append(_step(module, model, x, calls, turn))
                 if found[at][-1]["gradients"] is None:
                     return found
     leave_default_group()
     return found
+
+
+@contextmanager
+def _infinite(module: Detour, is_on: bool) -> Iterator[None]:
+    """Meanwhile the first element of the first weight has an infinite gradient."""
+
+    def overflow(gradient: Tensor) -> Tensor:
+        values = gradient.clone()
+        values.view(-1)[0] = torch.inf
+        return values
+
+    handle = module.layers[0].register_hook(overflow) if is_on else None
+    yield
+    if handle is not None:
+        handle.remove()
 
 
 def _step(

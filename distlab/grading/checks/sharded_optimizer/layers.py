@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import Comm
-from distlab.grading.checks.sharded_optimizer.half import forward_in_half
+from distlab.grading.checks.sharded_optimizer.half import (
+    forward_in_half,
+    step_of_stage3,
+)
 from distlab.grading.checks.sharded_optimizer.moments import Told, watched, watching
 from distlab.grading.checks.sharded_optimizer.scenarios import weights_of
 from distlab.grading.kit.live_bytes import LiveBytes, has_memory, unseen
@@ -218,6 +221,8 @@ def train_stage3(
     comm, steps, whole = context.comm, [], Whole()
     unsharded, told = list[list[int]](), Told()
     batches = [make_inputs(seed, part, comm.rank) for part in range(3)]
+    for batch in batches[::2]:
+        batch.requires_grad_()  # so the first layer, too, needs its weights in backward
     with LiveBytes(whole.look) as memory:
         model = make_layers(seed)
         watched_comm = watched(comm)
@@ -248,9 +253,10 @@ def train_stage3(
             steps.append({"shards": shards, **seen})
         with torch.no_grad():
             outputs = model(batches[0])
+        half = None if prefetch else step_of_stage3(context, unit)
     names = [list(bucket.names) for bucket in zero.buckets]
     found = {"steps": steps, "names": names, "peak": whole.peak, "told": told}
-    return {**found, "outputs": outputs}
+    return {**found, "outputs": outputs, "half": half}
 
 
 def timed(

@@ -27,8 +27,11 @@ STALE = 1e8
 class Alone:
     """A rank without other ranks: it has a number, and cannot send."""
 
-    def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
+    def __init__(
+        self, rank: int, world_size: int, device: torch.device, local_rank: int
+    ) -> None:
         self.rank, self.world_size, self.device = rank, world_size, device
+        self.local_rank = local_rank
 
 
 def clip_gradients(
@@ -95,7 +98,7 @@ def _resumed(
     for rank in range(comm.rank, n, comm.world_size):
         copy = make_model(seed)
         copy.load_state_dict(model.state_dict())
-        alone = Alone(rank, n, comm.device)
+        alone = Alone(rank, n, comm.device, comm.local_rank)
         zero = unit.ShardedOptimizer(alone, copy, make_groups(copy), make_optimizer)
         try:
             zero.load_state_dict(states)

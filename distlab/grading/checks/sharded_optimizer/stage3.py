@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from distlab.grading.checks.sharded_optimizer import layers as layers
-from distlab.grading.checks.sharded_optimizer.half import expect_bytes
+from distlab.grading.checks.sharded_optimizer.half import expect_bytes, expect_weights
 from distlab.grading.checks.sharded_optimizer.moments import (
     expect_freed,
     expect_no_copy,
@@ -174,6 +174,8 @@ def weights_of_one_process(runs: Runs) -> str | None:
             outputs,
             what=f"after the last step{how} the output under torch.no_grad()",
         )
+        if not values:
+            expect_weights(run, rows=1)
         expect_messages(run, "the weights are correct, but comm was not used")
     return None
 
@@ -254,5 +256,8 @@ def three_times(runs: Runs) -> str | None:
     for values in _ways(n):
         run = finished_run(runs, layers.train_stage3, **values)
         sent = [value["steps"][-1]["sent"] for value in run.values]
-        _expect_sent(run, sent, right, "a step" + " with prefetch" * bool(values))
+        what = "a step" + " with prefetch" * bool(values)
+        _expect_sent(run, sent, right, what)
+        if not values:
+            expect_bytes(run, [value["half"]["sent"] for value in run.values], what, 3)
     return f"n = {n}: {right:.0f} bytes per rank and step, 1.5 × those of DDP"

@@ -1,7 +1,8 @@
 """Checks of task 3.26, `torch_ports.data_parallel`: torch's DDP, a hook, no_sync.
 
 In the last step the last rank goes backward only after rank 0 has sent two buckets:
-rank 0 can, unless its hook waits for the first one to arrive.
+rank 0 can, unless its hook waits for the first one to arrive. There rank 0 also has an
+infinite gradient of one element.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from distlab.grading.kit.values import (
     expect_values,
     same_everywhere,
 )
-from distlab.grading.kit.zoo import Zoo, all_gradients, loss_of
+from distlab.grading.kit.zoo import Zoo, all_gradients, loss_of, where
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
@@ -39,6 +40,7 @@ BUCKET_MIB = 200 / 2**20  # bytes: the model has several buckets
 LEARNING_RATE = 0.1
 WAIT_S = 4.0  # how long the last rank waits for rank 0's second bucket
 COARSE = 0.05  # what bfloat16 leaves
+OVERFLOW = torch.tensor([torch.inf, 0.0, 0.0], dtype=torch.float64)
 DIVIDE = "a hook replaces DDP's division: divide the bucket by dist.get_world_size()"
 NO_SYNC = "forward and backward of all but the last microbatch under model.no_sync()"
 RETURN = "return work.get_future().then(…): do not wait, and call with async_op=True"
@@ -82,6 +84,8 @@ def hooked_steps(
         batches = microbatches(seed, step, context.rank)
         seen = Wire(turn.sent if turn else None)
         loss_fn = turn.after_two_buckets if turn else loss_of
+        if turn and context.rank == 0:
+            module.last.bias.register_hook(lambda grad: grad + OVERFLOW)
         with seen:
             unit.accumulate(model, loss_fn, batches)
         steps.append(
@@ -224,14 +228,34 @@ def mean_of_the_sums(runs: Runs) -> str | None:
         run = finished(runs, hooked_steps, wire=wire)
         for step, ranks in enumerate(one_process(seed, n)):
             mean = torch.stack([rank.sum(0) for rank in ranks]).mean(0)
+            found = _step(run, step, "gradients")
+            if step == len(SAMPLES) - 1:
+                found = _expect_infinite(found, mean, wire)
             expect_values(
-                _step(run, step, "gradients"),
+                found,
                 same_everywhere(mean, n),
                 what=f"{wire} messages, call {step + 1} of accumulate: .grad",
                 suspects=_suspects(ranks) if step == 0 else [],
                 tolerance=COARSE if wire == "bfloat16" else SINGLE,
             )
     return f"n = {n}: the mean over the ranks, in {len(SAMPLES)} steps"
+
+
+def _expect_infinite(found: list[Tensor], mean: Tensor, wire: str) -> list[Tensor]:
+    """What was infinite on rank 0 is so everywhere; the rest, with `mean` there."""
+    is_bias = where(Zoo(0), lambda name, _: name == "last.bias")
+    at = int(is_bias.argmax())
+    told = [float(own[at]) for own in found]
+    if any(own != torch.inf for own in told):
+        raise NotYetError(
+            f"{wire} messages: in the last call one element of rank 0's gradient is "
+            f"infinite; .grad has {', '.join(f'{own:g}' for own in told)} there",
+            evidence=tuple(
+                Evidence(rank=rank, state="has", text=f"{own:g}   expected inf")
+                for rank, own in enumerate(told)
+            ),
+        )
+    return [own.index_copy(0, torch.tensor([at]), mean[[at]]) for own in found]
 
 
 @clause("torch_ports.data_parallel", "C2", worlds=WORLDS, runs=_plan)
