@@ -37,16 +37,18 @@ class ResplitCase:
     num_samples: int
     global_batch_size: int
     stages: tuple[Stage, ...]
+    epoch: int = 0
 
     def order(self) -> list[int]:
         """A shuffle; its samples are not 0, 1, 2 …, as positions are."""
         numbers = list(range(100, 100 + self.num_samples))
-        random.Random(self.num_samples).shuffle(numbers)
+        random.Random(self.num_samples + 1000 * self.epoch).shuffle(numbers)
         return numbers
 
 
 BY_HAND = (
     ResplitCase(12, 4, ((1, 1), (0,))),
+    ResplitCase(12, 4, ((1, 1), (0,)), epoch=1),
     ResplitCase(10, 4, ((1, 1, 1, 1), (1, 1), (0, 0, 0))),
     ResplitCase(24, 4, ((2, 2, 2, 2), (2, 2), (2, 2, 2))),
     ResplitCase(26, 6, ((1, 1), (1, 1, 1, 1), (1, 1, 1), (0, 0))),

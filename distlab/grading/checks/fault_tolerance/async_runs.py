@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from distlab.given import checkpoint as given
-from distlab.grading.checks.fault_tolerance.disks import tensors_of
+from distlab.grading.checks.fault_tolerance.disks import same_tensor, tensors_of
 from distlab.grading.checks.fault_tolerance.held import (
     OVER_S,
     Broken,
@@ -110,7 +110,7 @@ def _flaw(shard: Any, tensors: dict[str, Tensor], meta: Any) -> str:
         found = shard.tensors[name]
         if (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
             return f'"{name}" has another shape or dtype'
-        if not torch.equal(found, tensor):
+        if not same_tensor(found, tensor):
             later = not found.any() and bool(tensor.any())
             return f'"{name}" has {"the values of later" if later else "other values"}'
     return "" if shard.meta == meta else f"the meta is {shard.meta}, expected {meta}"

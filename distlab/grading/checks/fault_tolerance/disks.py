@@ -6,14 +6,18 @@ says does not count.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from distlab.comm import Disk, DiskError
+from distlab.comm import Call, Comm, Disk, DiskError, Wrapper
 from distlab.given import checkpoint as given
+from distlab.grading.kit.nodes import local_rank
+from distlab.grading.kit.values import digest
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 from distlab.sim import AlphaBeta, CrashPoint, run
@@ -22,6 +26,7 @@ from distlab.sim.observed_disk import ObservedDisk, Put
 NET = AlphaBeta(alpha_s=1e-3, bytes_per_s=1e9)
 _WALL_LIMIT_S = 5.0
 Files = Mapping[str, bytes]
+T = TypeVar("T")
 Row = list[Any]
 """An operation: its rank, its name, its paths."""
 
@@ -55,12 +60,31 @@ class RankDisk(ObservedDisk):
         put(path, data)
 
 
+class OnNode(Wrapper):
+    """A rank's communicator on a node where it has this place."""
+
+    def __init__(self, inner: Comm, place: int) -> None:
+        super().__init__(inner)
+        self._place = place
+
+    @property
+    def local_rank(self) -> int:
+        """See `Comm.local_rank`."""
+        return self._place
+
+    def _around(self, call: Call, proceed: Callable[[], T]) -> T:
+        return proceed()
+
+    def _wrap_group(self, group: Comm, ranks: Sequence[int]) -> Comm:
+        return OnNode(group, self._place)
+
+
 def play_on_disk(
     program: Callable[[RankContext], Any], num_ranks: int, disk: Any = None
 ) -> tuple[list[Any], str]:
     """What the ranks return, and how the run ended: "" if all of them came to the end.
 
-    A crash of the disk ends it like a return.
+    A crash of the disk ends it like a return. The ranks are on nodes of two.
 
     Raises:
         Exception: the first that a rank raised.
@@ -68,8 +92,9 @@ def play_on_disk(
     errors: list[Exception] = []
 
     def rank(context: RankContext) -> Any:
+        place = local_rank(context.rank, num_ranks)
         try:
-            return program(context)
+            return program(replace(context, comm=OnNode(context.comm, place)))
         except Exception as error:
             errors.append(error)
             raise
@@ -86,7 +111,7 @@ def play_on_disk(
 
 
 def tensors_of(rank: int, step: int, seed: int) -> dict[str, Tensor]:
-    """Unlike in number and kind from rank to rank; rank 1 has none at all."""
+    """Unlike in number and kind from rank to rank; rank 1 has none, rank 2 a nan."""
     if rank == 1:
         return {}
     generator = torch.Generator().manual_seed(1000 * seed + 10 * step + rank)
@@ -98,7 +123,14 @@ def tensors_of(rank: int, step: int, seed: int) -> dict[str, Tensor]:
         "count": torch.tensor(step),
         "none": torch.empty(0, 3, dtype=torch.float64),
         "mask": weight.view(-1)[:3] > 0,
+        **({"loss": torch.tensor([1.0, math.nan])} if rank == 2 else {}),
     }
+
+
+def same_tensor(one: Tensor, other: Tensor) -> bool:
+    """Whether shape, dtype and each bit are the same."""
+    is_alike = (one.shape, one.dtype) == (other.shape, other.dtype)
+    return is_alike and digest(one) == digest(other)
 
 
 def meta_of(rank: int, step: int) -> dict[str, Any]:

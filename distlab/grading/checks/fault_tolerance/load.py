@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from distlab.comm import DiskError
 from distlab.given import checkpoint as given
 from distlab.grading.checks.fault_tolerance.disks import (
@@ -17,6 +15,7 @@ from distlab.grading.checks.fault_tolerance.disks import (
     files_of_step,
     listed,
     meta_of,
+    same_tensor,
     tensors_of,
 )
 from distlab.grading.checks.fault_tolerance.save import NotedDisk
@@ -166,7 +165,7 @@ def _difference(loaded: Any, seed: int) -> str:
         if not hasattr(shard, "tensors") or not hasattr(shard, "meta"):
             return f"its shards are of type {type(shard).__name__}, expected Shard"
         same = shard.tensors.keys() == tensors.keys() and all(
-            torch.equal(shard.tensors[name], tensors[name]) for name in tensors
+            same_tensor(shard.tensors[name], tensors[name]) for name in tensors
         )
         if not same or shard.meta != meta:
             return f"shard {rank} is not what rank {rank} saved"

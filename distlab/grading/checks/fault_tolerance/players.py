@@ -150,13 +150,12 @@ class Sharded:
 
 
 def new_model(width: int = 6) -> nn.Module:
-    """Dropout, batch norm and matrices."""
-    return nn.Sequential(
-        nn.Linear(4, width),
-        nn.BatchNorm1d(width),
-        nn.Dropout(0.25),
-        nn.Linear(width, 2),
-    )
+    """Dropout, batch norm and matrices; parameters tied, frozen and transposed."""
+    first, norm, last = nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 2)
+    norm.bias = first.bias
+    last.bias.requires_grad_(False)
+    last.weight = nn.Parameter(last.weight.detach().t().contiguous().t())
+    return nn.Sequential(first, norm, nn.Dropout(0.25), last)
 
 
 def new_run(seed: int, width: int = 6) -> Run:

@@ -252,6 +252,7 @@ def _expect_last(rows: list[Row], size: int, setting: str) -> None:
     renamed: set[int] = set()
     for rank, kind, *paths in rows:
         if kind == "rename" and ".rank-" in paths[-1]:
+            _expect_own_shard(rank, paths[-1], size, setting)
             renamed.add(rank)
         elif kind == "sync_folder":
             durable |= renamed & {rank}
@@ -265,6 +266,7 @@ def _expect_last(rows: list[Row], size: int, setting: str) -> None:
                     played=size,
                 )
             if missing:
+                _expect_a_shard(missing[0], rows, size, setting)
                 raise NotYetError(
                     f'{setting}: rank 0 writes "{paths[0]}" before the shard of rank '
                     f"{missing[0]} is durable: after a crash now, the manifest names "
@@ -275,6 +277,26 @@ def _expect_last(rows: list[Row], size: int, setting: str) -> None:
                     played=size,
                 )
             durable, renamed = set(), set()
+
+
+def _expect_a_shard(rank: int, rows: list[Row], size: int, setting: str) -> None:
+    """It writes one at all."""
+    if not any(r == rank and ".rank-" in str(paths[-1:]) for r, _, *paths in rows):
+        raise NotYetError(
+            f"{setting}: rank {rank} writes no shard, and rank 0 writes a manifest: "
+            "each rank has a shard, also without tensors",
+            played=size,
+        )
+
+
+def _expect_own_shard(rank: int, name: str, size: int, setting: str) -> None:
+    """The rank in the name is the one that writes it."""
+    if f".rank-{rank}." not in name:
+        raise NotYetError(
+            f'{setting}: rank {rank} writes "{name}": a rank writes the shard of its '
+            "own tensors, under its own number",
+            played=size,
+        )
 
 
 def _expect_returns(record: dict[str, Any], size: int, setting: str) -> None:

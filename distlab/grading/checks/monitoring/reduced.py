@@ -14,7 +14,7 @@ from distlab.comm import Call, Comm, Work, Wrapper
 from distlab.grading.checks.monitoring.recorded import INF, NAN, number
 from distlab.grading.clause import clause
 from distlab.grading.kit.plans import in_call
-from distlab.grading.kit.values import brief, close
+from distlab.grading.kit.values import brief, close, largest_error
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
@@ -42,10 +42,14 @@ def gradients_of(seed: int, rank: int, bad: tuple[float, ...] = ()) -> list[Tens
 
 
 def count(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
-    """What count_nonfinite returns for each case, and for parameters without .grad."""
+    """What count_nonfinite returns for each case, and for parameters without .grad.
+
+    The first gradient is a transpose: its elements are not next to each other.
+    """
     found = []
     for bad in BAD:
-        gradients: list[Tensor | None] = [*gradients_of(seed, 0, bad)]
+        first, *others = gradients_of(seed, 0, bad)
+        gradients: list[Tensor | None] = [first.t(), *others]
         with in_call(f"count_nonfinite, with {words(bad)}"):
             found.append(number(unit.count_nonfinite([None, *gradients, None]), int))
     with in_call("count_nonfinite([None])"):
@@ -210,8 +214,7 @@ def _expect_means(values: Any, own: list[Tensor], place: int, poisoned: bool) ->
             f"rank {rank}: gradient {place} is the sum over the ranks, {brief(found)}; "
             f"expected their mean, {brief(right)}"
             if is_sum
-            else f"rank {rank}: gradient {place} is {brief(found)}, expected "
-            f"{brief(right)}",
+            else f"rank {rank}: gradient {place}: {largest_error(found, right, 12)}",
             slug="sum-not-mean" if is_sum and not poisoned else "",
         )
 

@@ -86,7 +86,8 @@ def two_crashes(context: RankContext, unit: ModuleType, seed: int) -> Any:
             wrong = _flaw(unit, second, both, set(SECOND_LIFE))
             if wrong is not None:
                 old, new = (one.files.get(LOG, b"") for one in (first, second))
-                is_behind = is_torn(old) and new.startswith(old)
+                is_longer = len(new) > len(old) and new.startswith(old)
+                is_behind = is_torn(old) and is_longer
                 return wrong | {"first": when(first), "behind": is_behind}
     return None
 

@@ -1,14 +1,16 @@
 """Checks of 3.25, `parameter_server.exactly_once`: retries, copies, and the log.
 
-Each push adds a digit of its own in base 16, so the weights say how often each push was
-applied. Crashes are tried at every operation on the disk, with all that can be left of
-what was not synced; then under scripts of faults.
+Each push adds a digit of its own in base 16, so the first weight says how often each
+push was applied; one push has a nan, for the last weight. Crashes are tried at every
+operation on the disk, with all that can be left of what was not synced; then under
+scripts of faults.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +21,8 @@ from distlab.given.parameter_server import LOG, PULL, PUSH, read_records
 from distlab.grading.checks.parameter_server.messages import (
     CODEC,
     WATCHED,
+    beside,
+    close,
     message,
     times,
     words,
@@ -50,6 +54,9 @@ REPEATED: tuple[Pushed, ...] = (
 )
 """Pushes in the order in which they arrive: repeated at once, and later."""
 FIRST_PUSHES: tuple[Pushed, ...] = ((0, 1), (1, 1))
+WITH_NAN: Pushed = (1, 1)
+NOT_EXACT = 1000.1  # in the second element: float32 does not hold it
+_FULL_BYTES = 64  # one record and a half
 
 
 def digit(push: Pushed) -> int:
@@ -60,7 +67,8 @@ def digit(push: Pushed) -> int:
 def ask(push: Pushed) -> Ask:
     """The message of a push."""
     rank, number = push
-    return Ask(rank, message(PUSH, number, [float(16 ** digit(push))]))
+    last = math.nan if push == WITH_NAN else 0.0
+    return Ask(rank, message(PUSH, number, [float(16 ** digit(push)), NOT_EXACT, last]))
 
 
 def counts_of(weight: float) -> dict[Pushed, int]:
@@ -72,9 +80,16 @@ def counts_of(weight: float) -> dict[Pushed, int]:
     return {push: count for push, count in counts.items() if count}
 
 
+def weights_with(pushes: Iterable[Pushed]) -> list[float]:
+    """The weights when each of these was applied once."""
+    there = list(pushes)
+    first = float(-sum(16 ** digit(push) for push in there))
+    return [first, -NOT_EXACT * len(there), math.nan if WITH_NAN in there else 0.0]
+
+
 def new_server(unit: ModuleType, disk: Disk) -> Any:
     """A server whose weights are minus the sum of the gradients."""
-    weights = torch.zeros(1, dtype=torch.float64)
+    weights = torch.zeros(3, dtype=torch.float64)
     return unit.DurableServer(weights, RANKS, float(RANKS), disk)
 
 
@@ -119,8 +134,12 @@ def insist(context: RankContext, request: bytes) -> bytes:
 
 def all_once(record: dict[str, Any]) -> bool:
     """Whether every worker came to its end and found each push applied once."""
-    everything = float(-sum(16**place for place in range(RANKS * NUM_PUSHES)))
-    return all(list(value or ()) == [everything] for value in record["values"])
+    return all(close(value or [], EVERYTHING) for value in record["values"])
+
+
+EVERYTHING = weights_with(
+    (rank, number) for rank in range(RANKS) for number in range(1, NUM_PUSHES + 1)
+)
 
 
 def under_scripts(
@@ -169,6 +188,7 @@ def each_push_once(runs: Runs) -> str | None:
         counts = counts_of(row.state[0])
         for push, count in arrived.items():
             _expect_once(push, counts.get(push, 0), f"arrived {times(count, 'time')}")
+        _expect_weights(row.state, weights_with(arrived), f"after {named(push)}")
     record = worked_out(runs, MESSAGES).values[0]
     expect_all(record)
     return (
@@ -187,18 +207,24 @@ def _expect_once(push: Pushed, count: int, fact: str) -> None:
         raise NotYetError(f"{named(push)} {fact} and was not applied")
 
 
+def _expect_weights(weights: list[float], right: list[float], when: str) -> None:
+    if not close(weights, right):
+        found, expected = beside(weights, right)
+        raise NotYetError(f"{when} the weights are {found}, expected {expected}")
+
+
 def expect_all(record: dict[str, Any]) -> None:
     """Under a script: what the weights at the end say."""
     if all_once(record):
         return
     history, setting = record["history"], under(record)
-    weights = [value[0] for value in record["values"] if value]
+    weights = [value for value in record["values"] if value]
     if len(weights) < RANKS:
         raise NotYetError(
             f"{setting}{RANKS - len(weights)} of {RANKS} workers got no reply any more",
             evidence=last_rows(history, words),
         )
-    counts = counts_of(weights[0])
+    counts = counts_of(weights[0][0])
     for rank in range(RANKS):
         for number in range(1, NUM_PUSHES + 1):
             count = counts.get((rank, number), 0)
@@ -216,7 +242,8 @@ def expect_all(record: dict[str, Any]) -> None:
                         words,
                     ),
                 )
-    raise NotYetError(f"{setting}the workers pulled different weights at the end")
+    for pulled in weights:
+        _expect_weights(pulled, EVERYTHING, f"{setting}at the end")
 
 
 # ── C2 ──────────────────────────────────────────────────────────────────────────────
@@ -237,29 +264,42 @@ def crashes_of(
     pushes: Sequence[Pushed],
     files: dict[str, bytes] | None = None,
     has_recovered: bool = False,
+    capacity_bytes: int | None = None,
 ) -> Iterator[CrashPoint]:
-    """Every crash of a server that meets these pushes; told: those acknowledged."""
+    """Every crash of a server that meets these pushes; told: those acknowledged.
+
+    On a disk with a capacity it may end with an error of any kind.
+    """
 
     def program(disk: Disk, tell: Callable[[Any], None]) -> None:
         server = new_server(unit, SimDisk() if has_recovered else disk)
         server.disk = disk
         for push in pushes:
-            if server.handle(push[0], ask(push).message) == b"ok":
+            try:
+                is_done = server.handle(push[0], ask(push).message) == b"ok"
+            except Exception:
+                if capacity_bytes is None:
+                    raise
+                return
+            if is_done:
                 tell(push)
 
-    return crash_points(program, files=files, limit=200)
+    return crash_points(program, files=files, limit=200, capacity_bytes=capacity_bytes)
 
 
 def log_after_crash(context: RankContext, unit: ModuleType, seed: int) -> Any:
     """The first crash after which the log lacks what was acknowledged, or nothing.
 
-    The server has recovered elsewhere: this is about `push` alone.
+    The server has recovered elsewhere: this is about `push` alone. Then the same on a
+    disk that is full in the second push.
     """
-    for point in crashes_of(unit, FIRST_PUSHES, {LOG: b""}, has_recovered=True):
-        there = logged(point.files.get(LOG, b""))
-        missing = [push for push in point.told if push not in there]
-        if missing:
-            return {"push": missing[0], "when": when(point), "disk": files_of(point)}
+    for capacity in (None, _FULL_BYTES):
+        for point in crashes_of(unit, FIRST_PUSHES, {LOG: b""}, True, capacity):
+            there = logged(point.files.get(LOG, b""))
+            missing = [push for push in point.told if push not in there]
+            if missing:
+                facts = {"push": missing[0], "when": when(point)}
+                return facts | {"is_full": capacity is not None}
     return None
 
 
@@ -285,6 +325,11 @@ def in_the_log_first(runs: Runs) -> str | None:
     wrong = worked_out(runs, log_after_crash).values[0]
     if wrong is None:
         return "at every crash, with all that can be left of what was not synced"
+    if wrong["is_full"]:
+        raise NotYetError(
+            f'the disk was full in {named(wrong["push"])}, and the reply was "ok": '
+            "the log lacks that push"
+        )
     raise NotYetError(
         f"the server was killed {wrong['when']}, when it had acknowledged "
         f"{named(wrong['push'])}: the log lacks that push",

@@ -31,7 +31,7 @@ _TIMEOUT_S = 5.0
 
 def weights() -> Tensor:
     """Those that a server begins with."""
-    return torch.tensor([10.0, -20.0], dtype=torch.float64)
+    return torch.tensor([10.0, -20.0, 5.0], dtype=torch.float64)
 
 
 def request_of(message: bytes) -> list[Any]:
@@ -67,11 +67,15 @@ def message(kind: int, number: int, values: Sequence[float] = ()) -> bytes:
     return encode(kind, number, torch.tensor(values, dtype=torch.float64))
 
 
-def gradient_of(rank: int, number: int, size: int = 2) -> list[float]:
-    """A gradient that no other push has, and no sum of a few others."""
-    return [
-        float((7 * rank + 3 * number * number + k) % 11 + rank) for k in range(size)
+def gradient_of(rank: int, number: int) -> list[float]:
+    """A gradient that no other push has, and no sum of a few others.
+
+    One push has a nan, so that the last weight is nan from then on.
+    """
+    gradient = [
+        float((7 * rank + 3 * number * number + k) % 11 + rank) for k in range(3)
     ]
+    return [*gradient[:2], math.nan] if (rank, number) == (1, 2) else gradient
 
 
 def ask(move: Move) -> Ask:
@@ -148,20 +152,27 @@ def on_processes_with(context: RankContext, server: Any, num_pushes: int) -> lis
 
 
 def close(values: Any, expected: Any) -> bool:
-    """Whether a reply is the one that was due, up to rounding."""
+    """Whether a reply is the one that was due, up to rounding; nan is due to nan."""
     if not isinstance(values, list | tuple) or not isinstance(expected, list | tuple):
         return bool(values == expected)
     return len(values) == len(expected) and all(
         math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9)
+        or (math.isnan(a) and math.isnan(b))
         for a, b in zip(values, expected, strict=True)
     )
 
 
-def shown(values: Any) -> str:
+def shown(values: Any, digits: int = 6) -> str:
     """Numbers in a sentence."""
     if not isinstance(values, list | tuple):
         return repr(values)
-    return " ".join(f"{value:.6g}" for value in values)
+    return " ".join(f"{value:.{digits}g}" for value in values)
+
+
+def beside(values: Any, expected: Any) -> tuple[str, str]:
+    """Both in a sentence, with as many digits as tell them apart."""
+    digits = 6 if shown(values) != shown(expected) else 12
+    return shown(values, digits), shown(expected, digits)
 
 
 def words(row: Row) -> str:

@@ -10,6 +10,7 @@ from distlab.given.parameter_server import PUSH
 from distlab.grading.checks.parameter_server.messages import (
     LR,
     Move,
+    beside,
     close,
     reply_of,
     request_of,
@@ -104,16 +105,17 @@ def faults(
 def _not_applied(row: Row, before: list[float], model: Stale) -> NotYetError:
     n, there = model.num_workers, model.num_workers - len(model.away)
     slug, rule, found = "", "", row.state["weights"]
-    if row.request[0] == PUSH and close(found, before):
+    is_finite = all(map(math.isfinite, row.request[2]))
+    if row.request[0] == PUSH and is_finite and close(found, before):
         slug = "push-held-back"
         rule = "an asynchronous server waits for no other push"
     elif there < n and close(found, _moved(before, row.request[2], there)):
         slug = "divided-by-those-left"
     gone = f"; {_gone(model)}; n stays {n}" if model.away else ""
+    now, expected = beside(found, model.weights)
     return NotYetError(
         f"lr = {LR}: worker {row.peer} pushed {shown(row.request[2])} to "
-        f"weights {shown(before)}; they are now {shown(found)}, expected "
-        f"{shown(model.weights)}{gone}",
+        f"weights {shown(before)}; they are now {now}, expected {expected}{gone}",
         slug=slug,
         rule=rule,
         played=n,

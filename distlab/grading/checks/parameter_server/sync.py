@@ -11,6 +11,7 @@ from distlab.grading.checks.parameter_server.messages import (
     LR,
     WATCHED,
     Move,
+    beside,
     close,
     drawn_order,
     gradient_of,
@@ -140,10 +141,9 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
 
 def _wrong_weights(n: int, pushes: list[Row], values: Any) -> NotYetError:
     done, partly = divmod(len(pushes), n)
-    expected = shown(after(n, done))
+    found, expected = beside(values, after(n, done))
     message = (
-        f"{times(n, 'worker')}, after step {done}: weights {shown(values)}, expected "
-        f"{expected}"
+        f"{times(n, 'worker')}, after step {done}: weights {found}, expected {expected}"
     )
     slug, rule = "", ""
     if partly == 1 and done and close(values, _with_kept(n, done, pushes)):
