@@ -44,19 +44,19 @@ def eighths(seed: int, rank: int, step: int, size: int) -> Tensor:
 class Halves(nn.Module):
     """Two layers side by side: what overflows in one of them is not in the other.
 
-    `own` has no dimension on rank 0, and `rank` elements on another rank. The columns
-    of the layers' weights lie side by side in memory, and so do their gradients'.
+    That in `own` has no dimension on rank 0, and `rank` elements on another rank. The
+    columns of the layers' weights lie side by side in memory; so do their gradients'.
     """
 
     def __init__(self, rank: int) -> None:
         super().__init__()
-        self.own = nn.Parameter(torch.zeros((rank,) if rank else ()))
         self.left = nn.Linear(2, 2, bias=False)
         self.right = nn.Linear(2, 2, bias=False)
+        self.own = nn.ParameterList([torch.zeros((rank,) if rank else ())])
 
     def forward(self, x: Tensor) -> Tensor:
         """(1, 4) to (1, 2)."""
-        mixed: Tensor = self.left(x[:, :2]) + self.right(x[:, 2:]) + self.own.sum()
+        mixed: Tensor = self.left(x[:, :2]) + self.right(x[:, 2:]) + self.own[0].sum()
         return mixed
 
 
@@ -125,11 +125,11 @@ def _weights(model: nn.Module) -> Tensor:
 
 
 def gradient(seed: int, rank: int, step: int) -> Tensor:
-    """Of `own`, then of the left weight, then of the right one."""
+    """Of the left weight, then of the right one, then of `own`."""
     inputs, targets = batch_of(seed, rank, step)
     own = targets.sum().expand(max(1, rank))
     halves = [(targets.T * half).flatten() for half in inputs.chunk(2, 1)]
-    return torch.cat([own, *halves])
+    return torch.cat([*halves, own])
 
 
 # ── C1: the types, and the step ─────────────────────────────────────────────────────
