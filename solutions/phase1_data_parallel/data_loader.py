@@ -240,6 +240,7 @@ class DistributedDataLoader:
                 raise ValueError(f"{name} is {own} here, but {saved} in the state")
         self.epoch, self.num_delivered = state["epoch"], state["num_delivered"]
         ### END SOLUTION
+        self._is_over = False  # the state says nothing of a loop of this loader
 
     def _order(self) -> list[int]:
         """All samples in the order of this epoch."""

@@ -60,7 +60,10 @@ class Scale(torch.autograd.Function):
 
 
 def checkpoint(block: Block, tensor: Tensor) -> Tensor:
-    """Return `block(tensor)`; its activations are recomputed in backward."""
+    """Return `block(tensor)`; its activations are recomputed in backward.
+
+    The tensor may need no gradient, and parameters of the block may be frozen, or all.
+    """
     # autograd calls backward only if an argument requires a gradient. The input of the
     # first block is data, such as token ids, and requires none, but the parameters of
     # the block do. The anchor is an argument that always requires a gradient.

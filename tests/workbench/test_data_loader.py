@@ -153,6 +153,8 @@ def test_an_epoch_that_is_over_begins_anew_here_and_is_over_elsewhere(
     assert delivered(fresh) == whole
     fresh.set_epoch(4)
     assert len(delivered(fresh)) == len(fresh)
+    fresh.load_state_dict(state)
+    assert delivered(fresh) == []
 
 
 def test_a_state_of_mid_epoch_fits_a_loader_that_was_at_its_end(

@@ -42,19 +42,28 @@ def with_each(
     shapes: Sequence[tuple[int, ...]] = SHAPES,
     *,
     sums: bool = False,
+    infinite: int | None = None,
 ) -> list[list[Tensor]]:
     """One `call` for each dtype, with another shape: before and after, or returned.
 
+    On rank `infinite` the first number is inf, where the dtype has it.
     What `call` returns, if it is a tensor, stands for the tensor that was changed.
     """
     seen = []
     for dtype, shape in zip(DTYPES, shapes, strict=True):
         before = tensor_of(seed, context.rank, dtype, shape, sums)
         before = before.to(context.comm.device)
+        if context.rank == infinite and dtype.is_floating_point:
+            before.view(-1)[:1] = torch.inf
         tensor = before.clone()
         returned = call(tensor)
         seen.append([before, returned if isinstance(returned, Tensor) else tensor])
     return seen
+
+
+def emptied(tensor: Tensor) -> Tensor:
+    """The same tensor, its numbers to be overwritten: nan, which 0 × nan leaves nan."""
+    return tensor.fill_(torch.nan) if tensor.dtype.is_floating_point else tensor
 
 
 def expect_each(

@@ -50,6 +50,22 @@ def expect_sent(run: Run, amounts: Sequence[float], state: str) -> None:
         )
 
 
+def expect_bytes(run: Run, least: float, state: str) -> None:
+    """A right result needs `least` bytes in messages, of all ranks together.
+
+    Raises:
+        NotYetError: there are fewer: the rest came some other way.
+    """
+    total = sum(record.sent_bytes for record in run.ranks)
+    if total < least:
+        raise NotYetError(
+            f"{state}, but all messages together have {total:.0f} bytes; "
+            f"{least:.0f} are needed",
+            evidence=calls_of_each(run),
+            rule=ONLY_MESSAGES,
+        )
+
+
 def reports_made(run: Run) -> int:
     """How many reports a scenario had made where a run failed, or got stuck.
 

@@ -8,6 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distlab.grading.checks.activation_checkpointing.special import (
+    FUNCTION,
+    faults_of,
+)
 from distlab.grading.clause import clause
 from distlab.grading.kit.values import digest
 from distlab.grading.runs import Runs, RunSpec, on_ranks
@@ -57,22 +61,8 @@ def there_and_back(
     found["ones"] = _from_ones(make_blocks(seed, 0.0), data.cpu())
     if "wrong" not in found["again"]:
         found["tokens"] = _tokens(unit.checkpoint, context.comm.device)
-        found["function"] = _function(unit.checkpoint, context.comm.device)
+        found["special"] = faults_of(unit.checkpoint, context.comm.device)
     return found
-
-
-def _function(run: Any, device: torch.device) -> str:
-    """What goes wrong in a block that is a plain function, or nothing."""
-    weight = torch.full((3, 3), 0.5, dtype=torch.float64, device=device)
-    weight.requires_grad_()
-    x = torch.ones(2, 3, dtype=torch.float64, device=device)
-    try:
-        run(lambda tensor: (tensor @ weight).exp(), x).sum().backward()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    if weight.grad is None:
-        return "the weight that it uses has no gradient"
-    return ""
 
 
 def _tokens(run: Any, device: torch.device) -> str:
@@ -155,13 +145,10 @@ def same_bits(runs: Runs) -> str | None:
     except NotYetError as error:
         raise _past_named(error) from error
     note = expect_same_bits(run)
-    if run.values[0]["function"]:
-        raise NotYetError(
-            "a block that is a plain function, not a module, fails: "
-            f"{run.values[0]['function']}"[:200],
-            rule="Block = Callable[[Tensor], Tensor]: a block can be called, and "
-            "nothing else is known of it",
-        )
+    for fault in run.values[0]["special"]:
+        if FUNCTION in fault:
+            rule = "a block can be called; nothing else is known of it"
+            raise NotYetError(fault, rule=rule)
     return note
 
 
@@ -201,6 +188,9 @@ def expect_same_bits(run: Run) -> str:
             rule="the tensor in backward requires a gradient if forward's tensor did: "
             "ctx.needs_input_grad[2]",
         )
+    for fault in run.values[0]["special"]:
+        if FUNCTION not in fault:
+            raise NotYetError(fault)
     return f"n = {run.world_size}: result and gradients are equal bit for bit"
 
 

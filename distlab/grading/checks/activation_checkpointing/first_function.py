@@ -11,7 +11,7 @@ from torch import Tensor
 from distlab.grading.clause import clause
 from distlab.grading.kit.messages import reports_made
 from distlab.grading.kit.plans import worked_out
-from distlab.grading.kit.values import Suspect, expect_values
+from distlab.grading.kit.values import Suspect, brief, expect_values
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
@@ -21,6 +21,7 @@ from distlab.saved_tensors import SavedTensors
 # 0.1 and 0.7 have no exact float32.
 FACTORS = ((3.0, 5.0), (1.0, -2.0), (0.1, 0.7), (-0.5, -0.5), (2.0, 0.0))
 SHAPES = (((), "float32"), ((2,), "bfloat16"), ((0, 3), "float64"))
+TWO = (2.0, 0.25)  # the factors there: exact in every dtype
 RULE_BACK = "gradient * backward_factor for the tensor, None for the two numbers"
 
 
@@ -31,9 +32,12 @@ def scale_and_back(
     device = context.comm.device
     cases: list[dict[str, Any]] = []
     chains = []
+    specials = [_special(unit, *kind) for kind in SHAPES]
     for number, (forth, back) in enumerate(FACTORS):
         given = _numbers(seed + number).to(device).requires_grad_()
         inner = given * 2.0
+        if number % 2:  # columns lie side by side in memory
+            inner = inner.t().contiguous().t()
         before = inner.detach().clone()
         with SavedTensors() as kept:
             outer = unit.Scale.apply(inner, forth, back)
@@ -49,20 +53,46 @@ def scale_and_back(
         }
         cases.append(case)
         chains.append((given, outer))
+    cases[0]["special"] = [fault for *_, fault in specials]
     context.report("backward")
     for case, (given, outer) in zip(cases, chains, strict=True):
         if outer.requires_grad and outer.shape == given.shape:
             _back(case, given, outer)
-    cases[0]["changes"] = [_changes(unit, shape, dtype) for shape, dtype in SHAPES]
+    cases[0]["special back"] = [
+        _special_back(given, made) for given, made, fault in specials if not fault
+    ]
     return cases
 
 
-def _changes(unit: ModuleType, shape: tuple[int, ...], dtype: str) -> str:
-    """How forward's result differs in dtype or shape from what it was given."""
+def _special(
+    unit: ModuleType, shape: tuple[int, ...], dtype: str
+) -> tuple[Tensor, Tensor, str]:
+    """A tensor of another kind, what forward made of it, and what is wrong there."""
     given = torch.ones(shape, dtype=getattr(torch, dtype))
-    made = unit.Scale.apply(given, 2.0, 4.0)
-    same = made.dtype == given.dtype and made.shape == given.shape
-    return "" if same else f"{_kind(given)} became {_kind(made)}"
+    given.view(-1)[:1] = torch.inf
+    given.requires_grad_()
+    made = unit.Scale.apply(given * 1.0, *TWO)
+    if not isinstance(made, Tensor):
+        return given, given, "no tensor"  # told of the first pair of factors
+    if made.dtype != given.dtype or made.shape != given.shape:
+        return given, made, f"{_kind(given)} became {_kind(made)}"
+    is_right = torch.equal(made, TWO[0] * given)
+    return given, made, "" if is_right else _became(given, made)
+
+
+def _special_back(given: Tensor, made: Tensor) -> str:
+    """What is wrong with the gradient, if one of those that arrive is inf."""
+    arriving = torch.ones_like(given)
+    arriving.view(-1)[:1] = torch.inf
+    expected = TWO[1] * arriving
+    if made.requires_grad:
+        made.backward(arriving)
+    is_right = given.grad is not None and torch.equal(given.grad, expected)
+    return "" if is_right else _became(expected / TWO[1], given.grad)
+
+
+def _became(before: Tensor, after: Tensor | None) -> str:
+    return f"{_kind(before)} {brief(before)} became {brief(after)}"
 
 
 def _kind(tensor: Tensor) -> str:
@@ -126,9 +156,9 @@ def forward_scales(runs: Runs) -> str | None:
             slug="nothing-copied",
             rule="tensor * forward_factor returns a new tensor, also for the factor 1",
         )
-    for change in filter(None, cases[0]["changes"]):
+    for change in filter(None, cases[0]["special"]):
         raise NotYetError(
-            f"forward changed more than the values: {change}",
+            f"with forward_factor {TWO[0]:g} {change}",
             rule="tensor * forward_factor keeps shape and dtype",
         )
     return f"{len(FACTORS)} pairs of factors"
@@ -182,6 +212,10 @@ def backward_scales(runs: Runs) -> str | None:
         ],
         rule=RULE_BACK,
     )
+    for change in filter(None, cases[0]["special back"]):
+        raise NotYetError(
+            f"with backward_factor {TWO[1]:g} the gradient {change}", rule=RULE_BACK
+        )
     if any(case["lent_changed"] for case in cases):
         raise NotYetError(
             "backward modified the incoming gradient: it worked in place",

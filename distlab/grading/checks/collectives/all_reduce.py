@@ -13,6 +13,7 @@ from distlab.grading.kit.any_tensor import expect_each, with_each
 from distlab.grading.kit.messages import (
     WORLDS,
     calls_of_each,
+    expect_bytes,
     expect_messages,
     numbers,
     received,
@@ -61,9 +62,12 @@ def reduce_once(
 
 
 def reduce_any(context: RankContext, unit: ModuleType, seed: int) -> Any:
-    """Sums of tensors of other dtypes and shapes."""
-    comm = context.comm
-    return with_each(context, seed, lambda t: unit.all_reduce(comm, t), sums=True)
+    """Sums of tensors of other dtypes and shapes; rank 1 has an inf."""
+
+    def call(tensor: Tensor) -> None:
+        unit.all_reduce(context.comm, tensor)
+
+    return with_each(context, seed, call, sums=True, infinite=1)
 
 
 OF_ANY = on_ranks(reduce_any)
@@ -141,6 +145,9 @@ def sum_everywhere(runs: Runs) -> str | None:
             rule="let one rank add, and copy its result to the others: a + b + c "
             "rounds differently from c + b + a",
         )
+        # Each number but one's own is added once, and each sum but one is received.
+        least = 2 * (runs.world_size - 1) * sums.before[0].nbytes
+        expect_bytes(sums.run, least, "the sum is right on every rank")
     if runs.world_size == 3:
         expect_each(
             runs.finished(OF_ANY),

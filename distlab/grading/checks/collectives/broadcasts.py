@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from distlab.comm import Comm
-from distlab.grading.kit.any_tensor import expect_each, with_each
+from distlab.grading.kit.any_tensor import emptied, expect_each, with_each
 from distlab.grading.kit.messages import (
     calls_of_each,
+    expect_bytes,
     expect_messages,
     numbers,
     received,
@@ -70,8 +71,13 @@ def broadcast_with(
 def any_from_2(
     function: Callable[[Comm, Tensor, int], None], context: RankContext, seed: int
 ) -> list[list[Tensor]]:
-    """Broadcasts from rank 2, of tensors of other dtypes and shapes."""
-    return with_each(context, seed, lambda tensor: function(context.comm, tensor, 2))
+    """Broadcasts from rank 2, of tensors of other dtypes and shapes; to nan."""
+
+    def call(tensor: Tensor) -> None:
+        given = tensor if context.rank == 2 else emptied(tensor)
+        function(context.comm, given, 2)
+
+    return with_each(context, seed, call)
 
 
 def sources(world_size: int) -> tuple[int, ...]:
@@ -187,9 +193,10 @@ def expect_few_messages(task: Broadcast, runs: Runs) -> None:
     for src in sources(n):
         run = runs.finished(task.scenario, src=src)
         total = sum(record.messages for record in run.ranks)
+        sent = same_everywhere(run.values[src]["before"], n)
+        is_right = all_close([value["after"] for value in run.values], sent)
         if total < n - 1:
-            sent = same_everywhere(run.values[src]["before"], n)
-            if all_close([value["after"] for value in run.values], sent):
+            if is_right:
                 raise NotYetError(
                     f"every rank has it after {total} messages; {n - 1} are needed: "
                     "it did not come in a message",
@@ -204,3 +211,5 @@ def expect_few_messages(task: Broadcast, runs: Runs) -> None:
                 evidence=calls_of_each(run),
                 rule=task.rule_of_messages,
             )
+        if is_right:
+            expect_bytes(run, (n - 1) * sent[0].nbytes, "every rank has it")

@@ -20,8 +20,13 @@ from distlab.grading.checks.collectives.gather_scatter_mistakes import (
     wrong_scatter,
 )
 from distlab.grading.clause import clause
-from distlab.grading.kit.any_tensor import expect_each, with_each
-from distlab.grading.kit.messages import WORLDS, calls_of_each, numbers
+from distlab.grading.kit.any_tensor import emptied, expect_each, with_each
+from distlab.grading.kit.messages import (
+    WORLDS,
+    calls_of_each,
+    expect_bytes,
+    numbers,
+)
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
@@ -92,12 +97,12 @@ def scatter_any(context: RankContext, unit: ModuleType, seed: int) -> Any:
     n = context.world_size
 
     def call(given: Tensor) -> Tensor:
-        output = given.new_ones(len(given) // n)
+        output = emptied(given.new_ones(len(given) // n))
         unit.reduce_scatter(context.comm, output, given)
         return output
 
     shapes = (n,), (2 * n,), (3 * n,)
-    return with_each(context, seed, call, shapes, sums=True)
+    return with_each(context, seed, call, shapes, sums=True, infinite=1)
 
 
 def digits(seed: int, rank: int, count: int, size: int) -> Tensor:
@@ -127,6 +132,13 @@ def _expect_no_nan(seen: Outputs, name: str) -> None:
         )
 
 
+def _expect_sent(seen: Outputs, name: str) -> None:
+    """Each chunk needs n - 1 messages: to reach all ranks, or to be added up."""
+    chunk = seen.inputs[0][: seen.size].nbytes
+    least = seen.n * (seen.n - 1) * chunk
+    expect_bytes(seen.run, least, f"{name}'s output is right")
+
+
 # ── C1 all_gather ───────────────────────────────────────────────────────────────────
 
 
@@ -143,6 +155,7 @@ def all_inputs_everywhere(runs: Runs) -> str | None:
         expected = [torch.cat(seen.inputs)] * seen.n
         _expect_no_nan(seen, "all_gather")
         judge(seen, expected, "all_gather", wrong_gather)
+        _expect_sent(seen, "all_gather")
     if runs.world_size == ANY_WORLD:
         expect_each(
             runs.finished(gather_any),
@@ -168,6 +181,7 @@ def own_chunk_of_the_sum(runs: Runs) -> str | None:
         expected = list(torch.stack(seen.inputs).sum(0).chunk(seen.n))
         _expect_no_nan(seen, "reduce_scatter")
         judge(seen, expected, "reduce_scatter", wrong_scatter)
+        _expect_sent(seen, "reduce_scatter")
     if runs.world_size == ANY_WORLD:
         expect_each(
             runs.finished(scatter_any),

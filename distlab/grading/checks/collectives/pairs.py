@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from distlab.grading.clause import clause
-from distlab.grading.kit.any_tensor import expect_each, with_each
+from distlab.grading.kit.any_tensor import emptied, expect_each, with_each
 from distlab.grading.kit.messages import (
     WORLDS,
     calls_of_each,
+    expect_bytes,
     expect_messages,
     numbers,
     received,
@@ -43,8 +44,13 @@ def exchange_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str
 
 
 def exchange_any(context: RankContext, unit: ModuleType, seed: int) -> Any:
-    """Tensors of other dtypes and shapes."""
-    return with_each(context, seed, lambda tensor: unit.send_recv(context.comm, tensor))
+    """Tensors of other dtypes and shapes; what is in rank 1's own is nan."""
+
+    def call(tensor: Tensor) -> None:
+        given = emptied(tensor) if context.rank == 1 else tensor
+        unit.send_recv(context.comm, given)
+
+    return with_each(context, seed, call)
 
 
 def _exchanges(world_size: int) -> list[RunSpec]:
@@ -125,6 +131,9 @@ def nobody_else(runs: Runs) -> str | None:
                 evidence=calls_of_each(run),
                 rule="a message is a copy: the sender's tensor stays unchanged",
             )
+    source, target = (value["after"] for value in run.values[:2])
+    if close(target, source):
+        expect_bytes(run, source.nbytes, "rank 1's tensor is right")
     return "drawn: rank 0 ──────▶ rank 1"
 
 
@@ -141,10 +150,10 @@ def pass_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, An
 
 
 def pass_any(context: RankContext, unit: ModuleType, seed: int) -> Any:
-    """Tensors of other dtypes and shapes."""
+    """Tensors of other dtypes and shapes; what is in incoming is nan."""
 
     def call(outgoing: Tensor) -> Tensor:
-        incoming = torch.zeros_like(outgoing)
+        incoming = emptied(torch.zeros_like(outgoing))
         unit.ring_shift(context.comm, outgoing, incoming)
         return incoming
 
@@ -226,6 +235,10 @@ def one_message_each(runs: Runs) -> str | None:
             evidence=calls_of_each(run),
             rule="every rank sends once to the right and receives once from the left",
         )
+    sent = [value["sent"] for value in run.values]
+    if all_close([value["incoming"] for value in run.values], sent[-1:] + sent[:-1]):
+        least = sum(outgoing.nbytes for outgoing in sent)
+        expect_bytes(run, least, "incoming is right on every rank")
     return f"messages {sum(counts)}, bytes per rank {run.ranks[0].sent_bytes:.0f}"
 
 

@@ -63,7 +63,7 @@ def _tried(make: _Maker, problem: str) -> Record:
     return {
         "same": [_gone_on(make, n, n, stop) for n in RANKS for stop in STOPS],
         "over": [_gone_on(make, n, n, None) for n in (2, 1)],
-        "used": [_gone_on(make, 2, 2, 2, used=True)],
+        "used": [_gone_on(make, 2, 2, 0, used=True)],
         "moved": [_gone_on(make, n, m, stop) for n, m in MOVES for stop in (2, 4)],
         "snapshot": "" if problem else _snapshot(make),
         "differing": "" if problem else _differing(make),

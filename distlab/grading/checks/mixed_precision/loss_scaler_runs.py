@@ -87,7 +87,8 @@ def scaled_steps(
     masters = [nn.Parameter(torch.ones(2, device=comm.device)) for _ in _PARTS]
     never = nn.Parameter(torch.ones(3, device=comm.device))  # has a gradient
     huge = nn.Parameter(torch.ones(HUGES, device=comm.device))
-    optimizer = CountedSGD([masters[0], never, huge, masters[1]], [masters[2]])
+    others = _others(comm)
+    optimizer = CountedSGD([masters[0], never, huge, masters[1]], [*others, masters[2]])
     scaler = unit.LossScaler(comm, **SETTINGS)
     record = []
     for step in range(STEPS):
@@ -99,10 +100,19 @@ def scaled_steps(
         _backward(scaler, half, seed, step, comm)
         has_gradient = step != NO_GRADIENT_AT or comm.rank > 0
         _hand_out(half.grad if has_gradient else None, masters)
+        for other in others if has_gradient else ():
+            other.grad = torch.ones_like(other)
         huge.grad = torch.full_like(huge, HUGE) if step == HUGE_AT else None
         record.append(_step(scaler, optimizer, masters, step))
     record[-1]["below"] = _below_one(unit, comm)
     return record
+
+
+def _others(comm: Any) -> list[nn.Parameter]:
+    """On each rank another number of parameters: without elements, strided, float64."""
+    wide = torch.ones(3, 2, dtype=torch.float64, device=comm.device)
+    strided = [nn.Parameter(wide.clone().t()) for _ in range(comm.rank + 1)]
+    return [nn.Parameter(torch.ones(0, device=comm.device)), *strided]
 
 
 OTHER = {"growth_factor": 3.0, "backoff_factor": 0.25, "growth_interval": 1}

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distlab.grading.checks.mixed_precision.infinite import finite
 from distlab.grading.checks.mixed_precision.master_weights_runs import (
     STEPS,
     TINY,
@@ -163,12 +164,15 @@ def _expect_copies(value: dict[str, Any]) -> None:
 # ── C2: up ──────────────────────────────────────────────────────────────────────────
 
 
-@clause(
-    "mixed_precision.master_weights", "C2", worlds=WORLDS, runs=[on_ranks(up_step_down)]
-)
+@clause("mixed_precision.master_weights", "C2", worlds=WORLDS, runs=_half)
 def mean_in_float32(runs: Runs) -> str | None:
     """V and X: the mean gradient, summed wide; nothing left for the next step."""
-    run = runs.finished(up_step_down)
+    for spec in _half(runs.world_size):
+        _expect_wide_means(runs.finished(spec))
+    return None
+
+
+def _expect_wide_means(run: Run) -> None:
     for step in range(STEPS):
         ups = [value["up"][step] for value in run.values]
         _expect_mean(run, ups, step)
@@ -180,7 +184,6 @@ def mean_in_float32(runs: Runs) -> str | None:
             "the gradients are sent as float64: 8 bytes per element, float32 has 4",
             rule="cast to float32: a sum over a few ranks needs no more precision",
         )
-    return None
 
 
 def _expect_mean(run: Run, ups: list[dict[str, Any]], step: int) -> None:
@@ -201,6 +204,7 @@ def _expect_mean(run: Run, ups: list[dict[str, Any]], step: int) -> None:
                     rule="set the gradient of such a master to None or zeros: the "
                     "optimizer would apply the old gradient again",
                 )
+    ups = finite(ups, step)
     own = [_flat(up["own"], up["own"]) for up in ups]
     found = [_flat(up["up"], up["own"]) for up in ups]
     mean = torch.stack(own).mean(0)

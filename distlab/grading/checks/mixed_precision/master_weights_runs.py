@@ -21,6 +21,8 @@ _SHAPES = {"weight": (3, 4), "gain": (5,), "frozen": (3,), "scale": (), "rare": 
 class Small(nn.Module):
     """`weight` and `rare` are narrow, `gain` is float32 as a norm's often is.
 
+    In float16 the columns of `weight` lie side by side in memory, and so do those of
+    its gradient.
     `frozen` is not trained; `scale` has no dimension; `rare` has no gradient in the
     second step. With `tied`, `weight` is a parameter of `head`, too.
     """
@@ -30,6 +32,8 @@ class Small(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         for name, shape in _SHAPES.items():
             values = torch.randn(shape, generator=generator)
+            if name == "weight" and dtype == torch.float16:
+                values = values.t().contiguous().t()
             own = torch.float32 if name == "gain" else dtype
             self.register_parameter(name, nn.Parameter(values.to(own)))
         self.frozen: nn.Parameter
@@ -155,11 +159,16 @@ def _down(unit: ModuleType, model: Small, copies: Any) -> dict[str, Any]:
 
 
 def _backward(model: Small, seed: int, step: int, rank: int) -> None:
-    """Give each trained parameter a random gradient, the way backward() does."""
+    """Give each trained parameter a random gradient, the way backward() does.
+
+    In the last step that of `gain` has an inf on rank 0.
+    """
     generator = torch.Generator().manual_seed(seed * 7919 + step * 101 + rank)
     loss = torch.zeros(())
     for name, parameter in model.trained().items():
         gradient = torch.randn(parameter.shape, generator=generator) * 4
+        if (name, step, rank) == ("gain", STEPS - 1, 0):
+            gradient[1] = torch.inf
         if name != "rare" or step != 1:
             loss = loss + (parameter.float() * gradient.to(parameter.device)).sum()
     loss.backward()

@@ -42,16 +42,21 @@ def eighths(seed: int, rank: int, step: int, size: int) -> Tensor:
 
 
 class Halves(nn.Module):
-    """Two layers side by side: what overflows in one of them is not in the other."""
+    """Two layers side by side: what overflows in one of them is not in the other.
 
-    def __init__(self) -> None:
+    That in `own` has no dimension on rank 0, and `rank` elements on another rank. The
+    columns of the layers' weights lie side by side in memory; so do their gradients'.
+    """
+
+    def __init__(self, rank: int) -> None:
         super().__init__()
         self.left = nn.Linear(2, 2, bias=False)
         self.right = nn.Linear(2, 2, bias=False)
+        self.own = nn.ParameterList([torch.zeros((rank,) if rank else ())])
 
     def forward(self, x: Tensor) -> Tensor:
         """(1, 4) to (1, 2)."""
-        mixed: Tensor = self.left(x[:, :2]) + self.right(x[:, 2:])
+        mixed: Tensor = self.left(x[:, :2]) + self.right(x[:, 2:]) + self.own[0].sum()
         return mixed
 
 
@@ -71,10 +76,10 @@ def ported_precision(
     """STEPS steps, each with what was before it and what is after it."""
     join(context)
     n, rank = context.world_size, context.rank
-    model = Halves()
+    model = Halves(rank)
     for place, parameter in enumerate(model.parameters()):
         drawn = eighths(seed, rank, -1 - place, parameter.numel())
-        parameter.data = drawn.reshape(parameter.shape)
+        parameter.data = drawn.reshape(parameter.shape).t().contiguous().t()
     widths: list[str] = []
     for layer in model.children():
         layer.register_forward_hook(lambda *_: widths.append(str(_[2].dtype)))
@@ -120,9 +125,11 @@ def _weights(model: nn.Module) -> Tensor:
 
 
 def gradient(seed: int, rank: int, step: int) -> Tensor:
-    """Of the left weight, then of the right one."""
+    """Of the left weight, then of the right one, then of `own`."""
     inputs, targets = batch_of(seed, rank, step)
-    return torch.cat([(targets.T * half).flatten() for half in inputs.chunk(2, 1)])
+    own = targets.sum().expand(max(1, rank))
+    halves = [(targets.T * half).flatten() for half in inputs.chunk(2, 1)]
+    return torch.cat([*halves, own])
 
 
 # ── C1: the types, and the step ─────────────────────────────────────────────────────

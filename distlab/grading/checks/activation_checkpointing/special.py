@@ -1,0 +1,101 @@
+"""Blocks, inputs and gradients that are out of the ordinary: for tasks 2.5 and 2.23."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Checkpoint = Callable[[Any, Tensor], Tensor]
+Case = Callable[[Checkpoint, torch.device], list[Tensor | None]]
+"""Plays forward and backward; what comes out: the result, then the gradients."""
+
+FUNCTION = "a block that is a plain function, not a module"
+
+
+def faults_of(run: Checkpoint, device: torch.device) -> list[str]:
+    """What goes wrong in which case, beside the block without checkpoint."""
+    return [*_faults(run, device)]
+
+
+def _faults(run: Checkpoint, device: torch.device) -> Iterator[str]:
+    for what, case in CASES.items():
+        expected = case(lambda block, tensor: block(tensor), device)
+        try:
+            found = case(run, device)
+        except Exception as error:
+            yield f"{what}: {type(error).__name__}: {error}"[:200]
+            continue
+        for number, (got, right) in enumerate(zip(found, expected, strict=True)):
+            if not _same(got, right):
+                name = "the gradients are" if number else "the result is"
+                yield f"{what}: {name} not as without checkpoint"
+                break
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def _numbers(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _layer(device: torch.device) -> nn.Linear:
+    layer = nn.Linear(3, 3).double()
+    layer.weight.data.copy_(_numbers(3, 3))
+    layer.bias.data.copy_(_numbers(3))
+    return layer.to(device)
+
+
+def _function(run: Checkpoint, device: torch.device) -> list[Tensor | None]:
+    weight = _numbers(3, 3).to(device).requires_grad_()
+    result = run(lambda tensor: (tensor @ weight).exp(), _numbers(2, 3).to(device))
+    result.sum().backward()
+    return [result.detach(), weight.grad]
+
+
+def _strided(run: Checkpoint, device: torch.device) -> list[Tensor | None]:
+    layer, start = _layer(device), _numbers(3, 4).to(device).requires_grad_()
+    result = run(layer, start.t())
+    result.t().backward(_numbers(3, 4).to(device))
+    return [result.detach(), start.grad, layer.weight.grad]
+
+
+def _empty(run: Checkpoint, device: torch.device) -> list[Tensor | None]:
+    layer, start = _layer(device), _numbers(0, 3).to(device).requires_grad_()
+    result = run(layer, start)
+    result.sum().backward()
+    return [result.detach(), start.grad, layer.weight.grad]
+
+
+def _infinite(run: Checkpoint, device: torch.device) -> list[Tensor | None]:
+    layer, start = _layer(device), torch.ones(1, 3).double().to(device)
+    arriving = torch.tensor([[torch.inf, 1.0, -2.0]], dtype=torch.float64)
+    result = run(layer, start)
+    result.backward(arriving.to(device))
+    return [result.detach(), layer.weight.grad, layer.bias.grad]
+
+
+def _frozen(run: Checkpoint, device: torch.device) -> list[Tensor | None]:
+    layers = [_layer(device) for _ in range(3)]
+    result = _numbers(2, 3).to(device)
+    for layer, is_trained in zip(layers, (False, True, False), strict=True):
+        layer.requires_grad_(is_trained)
+        result = run(layer, result)
+    result.sum().backward()
+    return [result.detach(), *(layer.weight.grad for layer in layers)]
+
+
+CASES: dict[str, Case] = {
+    FUNCTION: _function,
+    "an input that is a transposed view": _strided,
+    "a batch without samples": _empty,
+    "an incoming gradient that is inf in one place": _infinite,
+    "frozen blocks, before and after a trained one": _frozen,
+}
