@@ -22,6 +22,7 @@ from distlab.runner.autopsy import (
 )
 
 _WAITED = ("Timed out", "timed out", "timeout", "Timeout")
+_JOINING = ("torch_group.py", "torchrun_env.py")
 _FOLLOWS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 
@@ -52,6 +53,11 @@ class _Lines:
         frame = self.frame(record)
         return frame[1] if frame else 0
 
+    def where(self, record: RankRecord) -> str:
+        """The line, or that the rank was past all of them."""
+        line = self.of(record)
+        return f"in line {line}" if line else "in a collective of torch"
+
     def text(self, record: RankRecord) -> str:
         """What stands in that line."""
         lines, line = self._source.text.splitlines(), self.of(record)
@@ -64,7 +70,7 @@ def name_of_stuck(
     """The verdict on ranks that waited for each other in vain, if they did.
 
     Raises:
-        RunnerError: none of them had come to the learner's code by then.
+        RunnerError: they had not met before the learner's code was called.
     """
     stuck = sorted(filter(_waited, run.ranks), key=_only_follows)
     lines = _Lines(source)
@@ -73,19 +79,20 @@ def name_of_stuck(
         named = _sizes_differ(run, lines)  # then the others have lost a connection
         if named or not stuck:
             return named
-        raise RunnerError(
-            f"the ranks did not meet within {patience_s:g} s: this machine is too busy "
-            "with other things; try again"
-        )
+        if any(map(_joins, stuck)):
+            raise RunnerError(
+                f"the ranks did not meet within {patience_s:g} s: this machine is too "
+                "busy with other things; try again"
+            )
     first = stuck[0]
     slug, rule = "collective-mismatch", RULES["collective-mismatch"]
-    message = f"rank {first.rank} waited {patience_s:g} s in line {lines.of(first)}"
+    message = f"rank {first.rank} waited {patience_s:g} s {lines.where(first)}"
     if "init_process_group" in lines.text(first):
         slug = "typed-in-rank"
         message += ", init_process_group: not all ranks connected"
         rule = "pass the backend only: torchrun has set the rest"
     elif _only_follows(first):
-        message = f"rank {first.rank} lost its connection in line {lines.of(first)}"
+        message = f"rank {first.rank} lost its connection {lines.where(first)}"
         message += _elsewhere(run, first, lines, "")
     else:
         message += _elsewhere(run, first, lines)
@@ -132,6 +139,12 @@ def _waited(record: RankRecord) -> bool:
     if record.error is None:
         return False
     return any(word in record.error.message for word in (*_WAITED, *_FOLLOWS))
+
+
+def _joins(record: RankRecord) -> bool:
+    """Whether it was still on the way into the group that a scenario makes."""
+    frames = record.error.frames if record.error else record.stack
+    return any(Path(file).name in _JOINING for file, _ in frames)
 
 
 def _only_follows(record: RankRecord) -> bool:

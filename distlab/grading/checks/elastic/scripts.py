@@ -108,6 +108,8 @@ BY_HAND = (
     _four("9 cut a", "9 cut b", "9.1 join c 7 1", "9.2 join d 7 1"),
     _four("9 cut a", "9 cut b", "9.1 join d 7 1", "9.2 join c 7 1", "12 join b 7 1"),
     _four("9 cut a", "9 cut b", "9.1 join c 7 1", "9.2 join d 7 1", "12 end b"),
+    # Half of those that are left, with the lowest rank that has not ended.
+    ByHand((*_FOUR[:3], "9 end a", "9.1 join b 7 1", "9.2 cut c"), _ONE),
     _four("9 cut b", "9.1 cut c", "9.2 cut d", "9.3 join a 7 1", "9.4 join e",
           "9.5 join f", "9.6 join g"),
     ByHand((*_FOUR[:3], "9 cut a", "9 cut b", "9.3 join c 7 1"), _ONE),
