@@ -154,7 +154,7 @@ def skipped_none(run: Run, present: list[dict[str, int]]) -> NotYetError | None:
             if call["op"] in COLLECTIVES
         ]
         vectors = [size for size in called if size > 1]
-        one_by_one = list(sizes.values())[: len(vectors)]
+        one_by_one = [size for size in sizes.values() if size > 1][: len(vectors)]
         if vectors not in (one_by_one, [sum(sizes.values())]):
             return None
     names = max(present, key=len)

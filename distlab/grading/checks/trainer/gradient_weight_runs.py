@@ -28,7 +28,7 @@ class Branches(nn.Module):
         super().__init__()
         self.left = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
         self.right, self.nobody = nn.Linear(4, 2), nn.Linear(2, 2)
-        self.gain = nn.Parameter(torch.ones(()))
+        self.last = nn.ParameterDict({"gain": torch.ones(())})
         self.double()
         generator = torch.Generator().manual_seed(seed)
         for parameter in self.parameters():
@@ -40,7 +40,7 @@ class Branches(nn.Module):
 
     def forward(self, inputs: Tensor, *, with_right: bool) -> Tensor:
         """Two numbers for each row of `inputs` (B, 4)."""
-        left: Tensor = self.left(inputs) * self.gain
+        left: Tensor = self.left(inputs) * self.last["gain"]
         return left * self.right(inputs) if with_right else left
 
 
