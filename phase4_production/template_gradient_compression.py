@@ -102,7 +102,7 @@ class Int8:
 
         C1 each element is within n scales of the ranks' sum, with the scale (largest
         magnitude of gradient + residual on any rank) / (127 // n). A bucket of zeros
-        stays zeros: its scale is 0, and nothing is divided by it
+        stays zeros: its scale is 0, and 0 / 0 would be nan
         C2 no sum of int8 overflows, whatever the ranks have
         C3 what rounding has changed is added to the gradient in the next step
         C4 an element takes one byte in an all_reduce, plus one number per bucket, for

@@ -136,7 +136,7 @@ class ShardedOptimizer(zero.BucketOptimizer):
         """Scale the full gradient to max_norm if it is longer; its norm before that.
 
         Collective, after reduce_gradients: every bucket.shard has its gradient. It may
-        be zero, and its norm may be infinite.
+        be zero. If an element is infinite, so is the norm, and infinity × 0 is nan.
         3.14 C1 the norm is that of the full gradient before clipping, on every rank
              C2 a longer gradient is scaled to max_norm, a shorter one is not changed
         """

@@ -58,6 +58,9 @@ WITH_NAN: Pushed = (1, 1)
 NOT_EXACT = 1000.1  # in the second element: float32 does not hold it
 _FULL_BYTES = 64  # one record and a half
 
+STEP = 2.0
+"""lr / n: not 1, which would hide that it was forgotten."""
+
 
 def digit(push: Pushed) -> int:
     """The place of a push in the sum."""
@@ -73,7 +76,7 @@ def ask(push: Pushed) -> Ask:
 
 def counts_of(weight: float) -> dict[Pushed, int]:
     """How often each push was applied, by the weights that there are."""
-    rest, counts = round(-weight), {}
+    rest, counts = round(-weight / STEP), {}
     for rank in range(RANKS):
         for number in range(1, NUM_PUSHES + 1):
             counts[rank, number] = rest >> 4 * digit((rank, number)) & 15
@@ -83,14 +86,15 @@ def counts_of(weight: float) -> dict[Pushed, int]:
 def weights_with(pushes: Iterable[Pushed]) -> list[float]:
     """The weights when each of these was applied once."""
     there = list(pushes)
-    first = float(-sum(16 ** digit(push) for push in there))
-    return [first, -NOT_EXACT * len(there), math.nan if WITH_NAN in there else 0.0]
+    first = -STEP * sum(16 ** digit(push) for push in there)
+    second = -STEP * NOT_EXACT * len(there)
+    return [first, second, math.nan if WITH_NAN in there else 0.0]
 
 
 def new_server(unit: ModuleType, disk: Disk) -> Any:
-    """A server whose weights are minus the sum of the gradients."""
+    """A server whose weights are -STEP · the sum of the gradients."""
     weights = torch.zeros(3, dtype=torch.float64)
-    return unit.DurableServer(weights, RANKS, float(RANKS), disk)
+    return unit.DurableServer(weights, RANKS, STEP * RANKS, disk)
 
 
 def maker(unit: ModuleType) -> Factory:
