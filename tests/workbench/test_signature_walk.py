@@ -23,6 +23,9 @@ CONSTANT = {
         "parameter_server.exactly_once: DurableServer.__init__(weights num_workers lr)",
         "gradient_compression.top_k: TopK.__init__(ratio)",
     ),
+    "it is replaced on the object": (
+        "distributed_data_parallel.hooks: DistributedDataParallel.__init__(comm_hook)",
+    ),
     "no code could come upon this value by itself": (
         "parameter_server.sync: SyncServer.__init__(weights lr)",
         "parameter_server.staleness: StaleServer.__init__(weights lr)",
