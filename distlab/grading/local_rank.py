@@ -10,7 +10,7 @@ from distlab.grading.kit.nodes import local_rank, ranks_per_node
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner.autopsy import Evidence
 
-SLUG = "local-rank"
+SLUG = "local-rank-as-rank"
 
 
 def local_rank_used(check: Check, runs: PlayedRuns) -> NotYetError | None:

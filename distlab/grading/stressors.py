@@ -82,7 +82,7 @@ def _excuses(curriculum: Curriculum) -> Mapping[tuple[str, str], str]:
                 if stressor not in STRESSORS:
                     raise CatalogueError(f"{where}: there is no stressor {stressor!r}")
                 if (task, stressor) in excuses:
-                    raise CatalogueError(f"{where}: {task} × {stressor} is there twice")
+                    raise CatalogueError(f"{where}: {task} × {stressor} is repeated")
                 excuses[task, stressor] = str(row["why"])
     return excuses
 

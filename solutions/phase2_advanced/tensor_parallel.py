@@ -32,8 +32,7 @@ def make_mesh(comm: Comm, tensor_size: int) -> Mesh:
     C1 coordinates: neighboring ranks share a model replica
     C2 each rank's two groups, with their ranks in ascending order
     C3 every rank creates the same groups, each once, in the same order
-    C4 ValueError if tensor_size, 0 included, does not divide the world size; nothing is
-    sent
+    C4 ValueError, and nothing sent, unless tensor_size (not 0) divides the world size
     In torch.distributed: init_device_mesh. Check: distlab check 2.15
     """
     ### BEGIN SOLUTION tensor_parallel.mesh

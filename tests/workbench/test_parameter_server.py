@@ -166,11 +166,11 @@ def test_a_script_is_made_as_short_as_its_clause_allows() -> None:
 
 
 def test_a_restart_by_hand_keeps_the_disk_only() -> None:
-    push = message(PUSH, 1, [1.0])
+    push = message(PUSH, 1, [1.0, 1.0, 1.0])
     pull = Ask(1, message(PULL, 0))
     steps: list[Step] = [Ask(0, push), Restart(), Ask(0, push), pull]
     history = played_by_hand(once.maker(unit), steps, CODEC)
-    assert history[-1][3] == [-1.0]
+    assert history[-1][3] == [-once.STEP] * 3
     assert [row[2] for row in history].count("restarted") == 1
 
 

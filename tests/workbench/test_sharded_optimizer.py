@@ -102,7 +102,7 @@ def make_small() -> nn.Sequential:
 def make_zero(model: nn.Module, groups: Any, n: int = 2, stage: int = 1) -> Any:
     unit = load("sharded_optimizer", SIDE)
     factory = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-    comm = Alone(0, n, torch.device("cpu"))
+    comm = Alone(0, n, torch.device("cpu"), 0)
     return unit.at_stage(stage, unit.ShardedOptimizer(comm, model, groups, factory))
 
 

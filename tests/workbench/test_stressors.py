@@ -49,7 +49,7 @@ def test_a_cell_with_both_is_named() -> None:
         (
             'tasks = ["collectives.exchange"]\nstressors = ["twice", "twice"]\n'
             'why = "."',
-            "is there twice",
+            "is repeated",
         ),
         ("tasks = ", "cannot be read"),
     ],

@@ -293,8 +293,8 @@ def _expect_own_shard(rank: int, name: str, size: int, setting: str) -> None:
     """The rank in the name is the one that writes it."""
     if f".rank-{rank}." not in name:
         raise NotYetError(
-            f'{setting}: rank {rank} writes "{name}": a rank writes the shard of its '
-            "own tensors, under its own number",
+            f'{setting}: rank {rank} writes "{name}": rank {rank} writes the tensors '
+            f"that it holds, under the number {rank}",
             played=size,
         )
 
