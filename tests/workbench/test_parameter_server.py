@@ -115,7 +115,9 @@ class AcknowledgesFirst(unit.DurableServer):
 def test_a_planted_mistake_is_found_and_made_short() -> None:
     def make(context: ServiceContext) -> Any:
         weights = torch.zeros(3, dtype=torch.float64)
-        return AcknowledgesFirst(weights, once.RANKS, float(once.RANKS), context.disk)
+        return AcknowledgesFirst(
+            weights, once.RANKS, once.STEP * once.RANKS, context.disk
+        )
 
     record = play(make, 200)
     assert not once.all_once(record)
