@@ -17,9 +17,9 @@ Also possible: `function` (which one, where the task has holes in several; or th
 another task of the unit, whose code this task's clauses judge as well), `signature`
 (the def line anew), `helper` (code for the end of the file), `limit_s` (how long a
 run may take, for what never ends), `hunt` (the number of the milestone after which
-`distlab hunt` may hide this mistake in a solution) and `twin` (the right variant that
-it is a mistake in; without it, the solution) and `stressor` (under which of STRESSORS
-alone it fails, one or several names).
+`distlab hunt` may hide this mistake in a solution), `twin` (the right variant that it
+changes; without it, the solution) and `stressor` (under which of STRESSORS alone it
+fails, one or several names).
 """
 
 from __future__ import annotations
@@ -160,7 +160,8 @@ def _entries_of(
     )
     if task is None:
         raise CatalogueError(f"{name}: there is no such task")
-    twins = {row.get("twin") for row in rows.values() if isinstance(row, dict)}
+    hunts = [r for r in rows.values() if isinstance(r, dict) and "hunt" in r]
+    twins = {row.get("twin") for row in hunts}
     for id_, row in rows.items():
         where = f"{name}: {id_}"
         if not isinstance(row, dict) or not re.fullmatch(f"{_MUTANT}|{_ACCEPT}", id_):
