@@ -1,18 +1,24 @@
 """For which units the whole catalogue was played since they last changed.
 
 `distlab mutants --stamp` notes it in `tests/mutants/verified.toml`, by the digest of
-what belongs to the unit alone: its solution, its checks and its catalogue. What all
-units share changes the verdicts of all, and to play all takes half an hour: `--touched`
-plays a tenth of what is noted, another tenth whenever the shared code changes.
+what belongs to the unit alone: its solution, its checks and its catalogue. Comments and
+docstrings change no verdict, nor does the order of the entries, and so no digest. What
+all units share changes the verdicts of all, and to play all takes half an hour:
+`--touched` plays a tenth of what is noted, another tenth whenever the shared code
+changes.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import json
 import tomllib
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import TypeGuard
 
 from distlab.curriculum import Curriculum
 from distlab.grading.catalogue import FOLDER, CatalogueError, Entry
@@ -28,10 +34,12 @@ _HEAD = """\
 def digest_of(curriculum: Curriculum, unit: str) -> str:
     """Of the unit's solution, checks and catalogue: 12 hexadecimal digits."""
     root = curriculum.root
-    files = [curriculum.units[unit].solution(root)]
-    files += sorted((root / "distlab" / "grading" / "checks" / unit).glob("*.py"))
-    files += sorted((root / FOLDER / unit).glob("*.toml"))
-    return _digest(files)
+    codes = [curriculum.units[unit].solution(root)]
+    codes += sorted((root / "distlab" / "grading" / "checks" / unit).glob("*.py"))
+    catalogue = sorted((root / FOLDER / unit).glob("*.toml"))
+    said = {file.name: _code(_text(file)) for file in codes}
+    said |= {file.name: _entries(_text(file)) for file in catalogue}
+    return _digest(said)
 
 
 def unverified(curriculum: Curriculum) -> list[str]:
@@ -50,7 +58,7 @@ def touched(curriculum: Curriculum, entries: Iterable[Entry]) -> list[Entry]:
     changed = unverified(curriculum)
     grading = curriculum.root / "distlab" / "grading"
     shared = [f for f in sorted(grading.rglob("*.py")) if "checks" not in f.parts]
-    turn = int(_digest(shared), 16)
+    turn = int(_digest({file.name: _code(_text(file)) for file in shared}), 16)
     return [
         entry
         for entry in entries
@@ -89,8 +97,49 @@ def _read(path: Path) -> dict[str, str]:
         raise CatalogueError(f"{path} is not valid TOML: {error}") from error
 
 
-def _digest(files: Iterable[Path]) -> str:
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+@cache
+def _code(text: str) -> str:
+    """The lines without docstrings and comments; a text that is broken is itself.
+
+    A tree would say it more strictly, and differ between versions of Python.
+    """
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except SyntaxError:
+        return text
+    lines = text.splitlines()
+    for node in filter(_is_text, nodes):
+        lines[node.lineno - 1 : node.end_lineno] = [""] * _height(node)
+    return "\n".join(x for x in lines if x.strip() and not x.lstrip().startswith("#"))
+
+
+def _is_text(node: ast.AST) -> TypeGuard[ast.Expr]:
+    """Whether it is a docstring, or stands as one below what it describes."""
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _height(node: ast.Expr) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+@cache
+def _entries(text: str) -> str:
+    try:
+        return json.dumps(tomllib.loads(text), sort_keys=True)
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _digest(said: Mapping[str, str]) -> str:
     digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"{file.name}\n".encode() + file.read_bytes())
+    for name, text in said.items():
+        digest.update(f"{name}\n{text}".encode())
     return digest.hexdigest()[:12]

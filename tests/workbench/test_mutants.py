@@ -1,7 +1,6 @@
-"""The autograder against wrong and right solutions; all of them: `make mutants`.
+"""The autograder against wrong and right solutions: three of each unit.
 
-Here a sample runs: one mutant per clause, one per diagnosis of each unit, and an
-accept-variant per task. Of these `make test` plays one per unit.
+All of them: `make mutants`. Those of what changed: `make test-touched`.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,35 +28,17 @@ ENTRIES = [*BY_ID.values()]
 
 
 def sample() -> list[Entry]:
-    chosen: list[Entry] = []
-    seen: Counter[tuple[str, ...]] = Counter()
+    """Of each unit a wrong solution and a right one; a third has a stressor's name."""
+    chosen: dict[tuple[str, ...], Entry] = {}
     for entry in ENTRIES:
         unit = entry.task.partition(".")[0]
-        if entry.is_mutant:
-            new = not seen[entry.task, entry.clause] or not seen[unit, entry.slug]
-            seen.update([(entry.task, entry.clause), (unit, entry.slug)])
-            new = new and not entry.limit_s  # what never ends costs its whole limit
-        else:
-            new = not seen[entry.task, "accept"]
-            seen[entry.task, "accept"] += 1
-        if new:
-            chosen.append(entry)
-    return chosen
+        kind = "right" if not entry.is_mutant else "stressor" if entry.stressor else ""
+        if not entry.limit_s:  # what never ends costs its whole limit
+            chosen.setdefault((unit, kind), entry)
+    return [*chosen.values()]
 
 
-def first_of_each_unit_first() -> list[Any]:
-    """The sample; all but the first of each unit are left to `make test-slow`."""
-    seen: set[str] = set()
-    marked = []
-    for entry in sample():
-        unit = entry.task.partition(".")[0]
-        marks = [pytest.mark.slow] if unit in seen else []
-        marked.append(pytest.param(entry, marks=marks, id=entry.id))
-        seen.add(unit)
-    return marked
-
-
-@pytest.mark.parametrize("entry", first_of_each_unit_first())
+@pytest.mark.parametrize("entry", sample(), ids=lambda entry: entry.id)
 def test_the_grader_judges_as_the_catalogue_says(
     cluster: Cluster, entry: Entry
 ) -> None:

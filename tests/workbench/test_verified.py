@@ -1,5 +1,6 @@
 """Which catalogues `distlab mutants --touched` plays again, and what it leaves out."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +55,7 @@ def test_one_wrong_entry_undoes_the_note(course: Curriculum) -> None:
 
 @pytest.mark.parametrize(
     "file",
-    [
+    FILES := [
         f"tests/mutants/{UNIT}/choose.toml",
         f"distlab/grading/checks/{UNIT}/estimate.py",
         f"solutions/phase3_multi_node/{UNIT}.py",
@@ -64,9 +65,23 @@ def test_a_change_of_the_unit_is_played_whole(course: Curriculum, file: str) -> 
     stamp(course, ENTRIES, dict.fromkeys(names(ENTRIES), True))
     assert unverified(course) == []
     with (course.root / file).open("a", encoding="utf-8") as text:
-        text.write("# changed\n")
+        text.write("changed = 1\n")
     assert unverified(course) == [UNIT]
     assert of(UNIT) <= names(touched(course, ENTRIES))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_comments_and_docstrings_change_no_verdict(
+    course: Curriculum, file: str
+) -> None:
+    before = digest_of(course, UNIT)
+    path = course.root / file
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        text = re.sub(r'"""[A-Z]\w+', '"""Others', text)
+        assert text != path.read_text(encoding="utf-8")
+    path.write_text(f"{text}\n# a comment\n", encoding="utf-8")
+    assert digest_of(course, UNIT) == before
 
 
 def test_of_what_is_noted_a_tenth_is_played_in_turn(course: Curriculum) -> None:
