@@ -20,8 +20,9 @@ class Check:
 
     `runs` are played together with those of the task's other clauses, before the first
     judge reads any; `later` one at a time, when they are read: what is looked at only
-    where something is wrong, or takes long. At world size 1 one process may play many
-    ranks: `plays` says how many, in turn; () that there are none in what it plays.
+    where something is wrong, or takes long. At world size 1 the one process may play
+    several ranks: `plays` lists how many each time; () if what it plays has no ranks,
+    None if it plays none and is the one rank itself.
     """
 
     task: str

@@ -37,6 +37,7 @@ from distlab.grading.verdict import (
 )
 from distlab.runner import Cluster, Limits, RunCancelledError, RunnerError
 
+# Imported before ranks are forked, so that no rank has to.
 _IN_RANKS = (
     "distlab.grading.liveness",
     "distlab.grading.virtual",
@@ -134,8 +135,9 @@ class Grader:
             verdict,
             clauses=clauses,
             # Sizes that were asked for are named as they were.
-            world_sizes=tuple(sorted(self._worlds and played))
-            or sizes_of(task.id, played),
+            world_sizes=tuple(sorted(played))
+            if self._worlds
+            else sizes_of(task.id, played),
             printed=sum(len(r.printed().splitlines()) for r in played.values()),
         )
         failure = verdict.first_failure()
@@ -177,6 +179,7 @@ class Grader:
                 clause, failure = fault
                 text = STANDING[clause]
                 passed = ClauseVerdict(id=clause, text=text, status="pass")
+                # At world size 1 one process may have played other numbers of ranks.
                 is_played = sizes_of(task.id, [world_size]) != (world_size,)
                 size = failure.played if is_played else world_size
                 yield _failed(passed, failure, runs, size)

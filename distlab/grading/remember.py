@@ -13,8 +13,9 @@ def record(
 ) -> None:
     """Note a verdict on the learner's own file.
 
-    With ranks of the learner's choosing (`worlds`) it does not count: one rank alone,
-    for example, lets nearly everything pass. It is only the latest then.
+    At world sizes of the learner's choosing (`worlds`) it does not count: one rank by
+    itself, for example, lets nearly everything pass. Then it is only remembered as the
+    latest verdict.
 
     Raises:
         ProgressUnavailableError: the progress file cannot be written.

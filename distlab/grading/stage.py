@@ -21,7 +21,7 @@ from distlab.curriculum import load_graft
 from distlab.curriculum.units import arrived
 from distlab.grading.diagnosis import diagnose_finished, only_messages
 from distlab.grading.kernel import perform_simulated
-from distlab.grading.kit.rounds import alternating
+from distlab.grading.kit.rounds import ROUNDING, alternating
 from distlab.grading.runs import Scenario
 from distlab.grading.time_limit import no_longer_than
 from distlab.grading.verdict import NotYetError
@@ -32,7 +32,6 @@ from distlab.sim import run as simulate
 Program = Callable[[Comm, ModuleType], Any]
 MOST_RANKS = 64
 _SENDS = ("send", "isend", "sendrecv")
-_MOMENT = 0.01  # of a round: what `alternating` adds is far less
 _TURN_S = 1.0  # for one rank without a call that waits
 _TEST_S = 20.0  # for one test against one solution
 
@@ -95,7 +94,7 @@ class Stage:
                 only_messages(done)
         except NotYetError as error:
             raise RanksFailedError(error.message) from None
-        rounds = math.ceil(done.time_s - _MOMENT) if message_bytes else 0
+        rounds = math.ceil(done.time_s - ROUNDING) if message_bytes else 0
         return Result(list(done.values), done.ranks, rounds)
 
     def _perform(

@@ -1,4 +1,4 @@
-"""How many threads torch may use for what is reckoned beside the ranks."""
+"""How many threads torch may use for what the grader itself computes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within it torch reckons on one thread in this process, as the ranks do.
+    """Within it torch computes on one thread in this process, as in the ranks.
 
     On models as small as those of the checks a second one only waits; on a busy
     machine, for minutes.

@@ -31,9 +31,11 @@ class NotYetError(Exception):
     """A clause is not fulfilled yet. It never changes; `but` makes another one.
 
     `slug` names the misconception, if one is known; "no diagnosis" is better than a
-    wrong one. `rule` is what to do, said only where the diagnosis is sure. `fatal`
-    means that the task's other clauses cannot be judged, `run` is what it is about, and
-    `played` how many ranks there were where one process played them all.
+    wrong one. `rule` is what to do, said only where the diagnosis is sure. `kind` is
+    the headline's word: NOT YET, DEADLOCK, TIME or MEMORY. `evidence` has lines for the
+    ranks, `output` is what these printed. `fatal` means that the task's other clauses
+    cannot be judged, `run` is what it is about, and `played` how many ranks there were
+    where one process played them all.
     """
 
     def __init__(

@@ -240,9 +240,8 @@ def _moved(event: Event) -> object:
 def find_cycle(waits_for: dict[int, tuple[int, ...]]) -> tuple[int, ...]:
     """A circle of ranks each waiting for the next, smallest rank first; or ()."""
     for start in sorted(waits_for):
-        paths: list[tuple[int, ...]] = [
-            (start,)
-        ]  # breadth first: the shortest way back to `start`
+        # Breadth first: the shortest way back to `start`.
+        paths: list[tuple[int, ...]] = [(start,)]
         seen = {start}
         while paths:
             path = paths.pop(0)

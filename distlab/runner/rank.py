@@ -111,9 +111,8 @@ def settle_in(folder: Path, number: int, home: str, output: int) -> None:
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     stacks.write_to(folder / f"stack{number}")
     (folder / home).mkdir(exist_ok=True)  # who is started again finds its files
-    os.chdir(
-        folder / home
-    )  # files that a rank writes by accident land here and go with the run
+    # Files that a rank writes by accident land here, and go with the run.
+    os.chdir(folder / home)
 
 
 def _work(

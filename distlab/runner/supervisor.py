@@ -216,9 +216,7 @@ class Supervisor:
     def _hear_out(self, rank: int) -> None:
         """Read the last words of a dead rank; a child of it may keep the line open."""
         control, handle = self._posts[rank].control, partial(self._from_rank, rank)
-        with contextlib.suppress(
-            KeyError
-        ):  # it was closed and is no longer listened to
+        with contextlib.suppress(KeyError):  # it is closed, and not listened to
             self._selector.get_key(control)
             while self._read_lines(control, handle):
                 pass

@@ -9,7 +9,6 @@ Source: the idea is Android's zygote; here it turns 4.4 s for 4 spawned ranks in
 
 from __future__ import annotations
 
-import array
 import contextlib
 import encodings.idna  # noqa: F401  each rank would import it, to find a host
 import gc
@@ -169,7 +168,7 @@ class Zygote:
             if not piece:
                 self._leave()
             body += piece
-        return decode(body), list(array.array("i", descriptors))
+        return decode(body), descriptors
 
     def _leave(self) -> None:
         end_descendants()

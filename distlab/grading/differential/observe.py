@@ -135,9 +135,8 @@ def watch(module: ModuleType, seen: Observed) -> None:
     """Look before and after each call of a function or method of the unit.
 
     Only calls from outside the unit count, or from the entry of a service, and of each
-    function the first _LOOKS calls. What an
-    object was made with, and the tensors that earlier calls of its methods were handed,
-    are looked at in calls of its methods too.
+    function the first _LOOKS calls. What an object was made with, and the tensors that
+    earlier calls of its methods were handed, are looked at in calls of its methods too.
     """
     for name, value in list(vars(module).items()):
         if getattr(value, "__module__", None) != module.__name__:

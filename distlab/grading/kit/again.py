@@ -1,7 +1,8 @@
-"""Sizes of the time before: what a call remembers of them is wrong the second time.
+"""Scenarios that are played twice in one process, with other sizes the first time.
 
-Each scenario is played once with another seed before its second time, see `observe`.
-Where a contract leaves sizes open, they differ between the two, as the values do.
+That is for S3: what a call remembers of the first time is wrong the second time. The
+first has the seed of the second plus OTHER_SEED, see differential/observe.py. Where a
+contract leaves sizes open, they differ between the two, as the values do.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-OTHER_SEED = 1_000_003  # added to the seed for the time before
+OTHER_SEED = 1_000_003  # added to the seed the first time
 
 
 def turned(sizes: Sequence[T], seed: int) -> tuple[T, ...]:
-    """`sizes` by rank; in the time before each rank has those of another one.
+    """`sizes` by rank; the first time each rank has the size of another one.
 
-    A seed is below a million, unless somebody asks for another one.
+    The seed tells which time it is: it is below a million the second time, unless
+    somebody asks for another one.
     """
     first = seed // 1_000_000 % len(sizes)
     return (*sizes[first:], *sizes[:first])

@@ -1,4 +1,4 @@
-"""What the checks of `collectives` share: numbers to send, and who sent what."""
+"""What checks of messages have in common: numbers to send, and who sent what."""
 
 from __future__ import annotations
 

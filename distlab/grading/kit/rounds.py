@@ -20,12 +20,13 @@ from distlab.runner import RankContext
 T = TypeVar("T")
 
 MOMENT_S = 1e-6  # where a message takes one second; one passes with every isend
+ROUNDING = 0.01  # of a round: what `alternating` adds is far less
 
 
 def num_rounds(runs: Runs, spec: RunSpec) -> int:
     """How many rounds a run `in_rounds` takes whose ranks are `alternating`."""
     time_s: float = runs.simulated(spec)["time_s"]
-    return math.ceil(time_s - 0.01)
+    return math.ceil(time_s - ROUNDING)
 
 
 @contextmanager

@@ -66,8 +66,8 @@ def expect_values(
     a suspect that has none of its own: where no suspect fits, the verdict has no rule.
 
     Raises:
-        NotYetError: it is not; named after the suspect whose values fit every rank,
-            if exactly those of one do.
+        NotYetError: it is not; named after the first suspect whose values fit every
+            rank and are not the expected ones, if there is one.
     """
     if all_close(actual, expected, tolerance):
         return

@@ -35,10 +35,11 @@ from distlab.runner.autopsy import Evidence
 def reduce_once(
     context: RankContext, unit: ModuleType, seed: int, kind: str = "uneven"
 ) -> dict[str, Any]:
-    """Sum a tensor: no default shape or dtype fits both kinds.
+    """Sum a tensor: no default shape or dtype fits all kinds.
 
     "uneven" is float64, from 1 to 1,000,000: the order of summation shows in the bits.
     "small" is 1, 10, 100, … by rank: its digits show what was added how often.
+    "plain" is float32, after another call.
     """
     if kind == "uneven":
         tensor = numbers(seed, context.rank, 64)

@@ -35,7 +35,7 @@ class Guess(NamedTuple):
 
 
 class Outputs:
-    """What one call left on the ranks, in chunks of S numbers."""
+    """What one call left on the ranks, in chunks of `size` numbers."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.n = run, run.world_size

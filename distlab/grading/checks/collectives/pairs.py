@@ -59,7 +59,7 @@ def _exchanges(world_size: int) -> list[RunSpec]:
 
 
 @clause("collectives.exchange", "C1", worlds=(2, 3, 4, 7, 1), runs=_exchanges)
-def box_arrives(runs: Runs) -> str | None:
+def tensor_arrives(runs: Runs) -> str | None:
     """V: rank 1's tensor equals rank 0's."""
     if runs.world_size == 1:
         _expect_no_hang_alone(runs, exchange_once)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distlab.grading.checks.sharded_optimizer import layers as layers
+from distlab.grading.checks.sharded_optimizer import layers
 from distlab.grading.checks.sharded_optimizer.named import play_ahead
 from distlab.grading.checks.sharded_optimizer.stage3 import BACKWARD
 from distlab.grading.clause import clause

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from distlab.comm import Call, Comm
-from distlab.comm._call import Wrapper
+from distlab.comm import Call, Comm, Wrapper
 from distlab.grading.checks.sharded_optimizer.half import SLACK
 from distlab.grading.kit.live_bytes import LiveBytes
 from distlab.grading.verdict import NotYetError
@@ -72,16 +71,8 @@ def watching(base: Any, memory: LiveBytes, told: Told, comm: Comm) -> Any:
             _hold(told, memory, inside, "unshard", bucket, lambda: call(bucket))
 
         def prefetch(self, bucket: Any) -> Any:
-            call, found = super().prefetch, []
-            _hold(
-                told,
-                memory,
-                inside,
-                "prefetch",
-                bucket,
-                lambda: found.append(call(bucket)),
-            )
-            return found[0]
+            call = super().prefetch
+            return _hold(told, memory, inside, "prefetch", bucket, lambda: call(bucket))
 
     return Watching
 

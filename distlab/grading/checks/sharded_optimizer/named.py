@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distlab.grading.checks.sharded_optimizer import layers as layers
+from distlab.grading.checks.sharded_optimizer import layers
 from distlab.grading.kit.live_bytes import FreedMemoryError
 from distlab.grading.runs import Runs, Scenario
 from distlab.grading.verdict import NotYetError

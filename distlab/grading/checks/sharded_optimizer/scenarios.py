@@ -27,7 +27,8 @@ STEPS = 2
 WEIGHTS = {"lr": 0.05, "weight_decay": 0.2}
 OTHERS = {"lr": 0.4, "weight_decay": 0.0, "dampening": 0.3, "label": "the others"}
 MOMENTUM = 0.9
-PER_ELEMENT = (8, 8, 8)
+STAGE2_PARTS = ([0], [1, 2], [3])
+"""The batches of each step of `train_stage2`."""
 make_optimizer = partial(torch.optim.SGD, lr=1.0, momentum=MOMENTUM)
 
 
@@ -155,8 +156,9 @@ def _state_numbers(optimizer: torch.optim.Optimizer) -> int:
 def train_stage2(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """Three steps: plain, with two backward(), and with a layer left out on rank 0."""
     comm, steps, told = context.comm, [], Told()
-    plan = [[0], [1, 2], [3]]
-    batches = [[make_batch(seed, part, comm.rank) for part in parts] for parts in plan]
+    batches = [
+        [make_batch(seed, part, comm.rank) for part in parts] for parts in STAGE2_PARTS
+    ]
     with LiveBytes() as memory:
         model = make_model(seed)
         groups = make_groups(model)

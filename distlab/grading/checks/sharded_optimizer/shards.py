@@ -20,7 +20,7 @@ from distlab.grading.checks.sharded_optimizer.scenarios import (
 from distlab.runner import RankContext
 
 MAX_NORMS = (0.05, 1e6, 1.0, 1.0)  # the first shortens, the second does not
-ZERO, INFINITE = 2, 3  # gradients without an element, and with one that is infinite
+ZERO, INFINITE = 2, 3  # where the gradient is zero, where it has an infinite element
 STALE = 1e8
 
 

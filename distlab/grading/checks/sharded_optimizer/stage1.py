@@ -118,7 +118,7 @@ def a_shard_of_the_state(runs: Runs) -> str | None:
             "",
             "free temporary copies before the step returns",
         )
-    return f"n = {n}: {max(held)} bytes after a step, unsharded {16 * whole // n * n}"
+    return f"n = {n}: {max(held)} bytes after a step, unsharded {16 * whole}"
 
 
 def _too_much(

@@ -26,8 +26,7 @@ from distlab.runner import Run
 from distlab.runner.autopsy import Evidence
 
 TASK = "sharded_optimizer.stage2"
-PARTS = ([0], [1, 2], [3])
-"""The batches of each step."""
+PARTS = scenarios.STAGE2_PARTS
 
 
 def gradients_in_step(one: One, step: int, n: int) -> list[list[dict[str, Tensor]]]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.grading.checks.sharded_optimizer import layers as layers
+from distlab.grading.checks.sharded_optimizer import layers
 from distlab.grading.checks.sharded_optimizer.half import expect_bytes, expect_weights
 from distlab.grading.checks.sharded_optimizer.moments import (
     expect_freed,

@@ -2,7 +2,7 @@
 
 Both are those of `distlab.models.transformer`, with H = 2 n heads of two channels. What
 is judged is what they compute, over some steps of training: which rank has which heads
-is free. See tensor_parallel_whole.py for the same in one process.
+is free. See whole.py for the same in one process.
 """
 
 from __future__ import annotations

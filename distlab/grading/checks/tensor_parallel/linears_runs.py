@@ -81,13 +81,13 @@ def made(
     seed: int,
     sizes: tuple[int, int],
     bias: bool,
-    passage: Callable[[Comm, Tensor], Tensor],
+    operator: Callable[[Comm, Tensor], Tensor],
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """A share; which parameters lie in the whole's memory, and if that is kept."""
+    """A sharded layer; its parameters in the full layer's memory; if that is kept."""
     whole = make_linear(seed, *sizes, bias).to(comm.device)
     places = {p.untyped_storage().data_ptr() for p in whole.parameters()}
     memory = StorageWeakRef(whole.weight.untyped_storage())
-    layer: nn.Module = kind(comm, whole, passage)
+    layer: nn.Module = kind(comm, whole, operator)
     del whole
     if not memory.expired():  # a circle of references may hold it still
         gc.collect()

@@ -24,7 +24,7 @@ from distlab.runner.autopsy import Evidence, place
 
 NAMES = ("tensor", "data")
 WORLDS = (6, 4, 3, 2, 1)  # with 2 × 2, rows and columns are too much alike
-LONE = "quotient and remainder of the rank by tensor_size give row and column"
+RULE = "quotient and remainder of the rank by tensor_size give row and column"
 
 
 class Group(Wrapper):
@@ -74,7 +74,9 @@ def places_once(context: RankContext, unit: ModuleType, seed: int) -> dict[int, 
     """The coordinates of all ranks, by tensor_size, for each that fits."""
     n = context.world_size
     sizes = (size for size in range(1, n + 1) if n % size == 0)
-    return {s: [_place(unit.coordinates(rank, s)) for rank in range(n)] for s in sizes}
+    return {
+        s: [_as_pair(unit.coordinates(rank, s)) for rank in range(n)] for s in sizes
+    }
 
 
 def draft_meshes(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
@@ -123,7 +125,7 @@ def _number(mesh: object, name: str) -> int | None:
     return group.number if isinstance(group, Group) else None
 
 
-def _place(value: Any) -> list[int]:
+def _as_pair(value: Any) -> list[int]:
     try:
         return [int(part) for part in value]
     except (TypeError, ValueError):
@@ -142,7 +144,7 @@ def neighbors_share_a_model(runs: Runs) -> str | None:
         if places == expected:
             continue
         message = f"{n} ranks, tensor_size {size}: the coordinates are wrong"
-        if places == [place[::-1] for place in expected]:
+        if places == [pair[::-1] for pair in expected]:
             message = (
                 f"{n} ranks, tensor_size {size}: the coordinates come in the "
                 "order (shard, replica)"
@@ -152,14 +154,12 @@ def neighbors_share_a_model(runs: Runs) -> str | None:
             evidence=tuple(
                 Evidence(
                     rank=rank,
-                    state="as expected" if place == right else "wrong",
-                    text=f"got {tuple(place)}   expected {tuple(right)}",
+                    state="as expected" if pair == right else "wrong",
+                    text=f"got {tuple(pair)}   expected {tuple(right)}",
                 )
-                for rank, (place, right) in enumerate(
-                    zip(places, expected, strict=True)
-                )
+                for rank, (pair, right) in enumerate(zip(places, expected, strict=True))
             ),
-            rule=LONE,
+            rule=RULE,
         )
     return None
 
@@ -181,17 +181,17 @@ def each_rank_has_its_two_groups(runs: Runs) -> str | None:
 
 
 def _right_groups(n: int, size: int, rank: int) -> list[list[int]]:
-    model, share = divmod(rank, size)
-    row = list(range(model * size, (model + 1) * size))
-    return [row, list(range(share, n, size))]
+    replica, shard = divmod(rank, size)
+    row = list(range(replica * size, (replica + 1) * size))
+    return [row, list(range(shard, n, size))]
 
 
 def _transposed(n: int, size: int, rank: int) -> list[list[int]]:
-    models = n // size
-    share, model = divmod(rank, models)
+    num_replicas = n // size
+    shard, replica = divmod(rank, num_replicas)
     return [
-        list(range(model, n, models)),
-        list(range(share * models, (share + 1) * models)),
+        list(range(replica, n, num_replicas)),
+        list(range(shard * num_replicas, (shard + 1) * num_replicas)),
     ]
 
 
@@ -200,7 +200,7 @@ def _wrong_groups(
 ) -> NotYetError:
     start = f"{n} ranks, tensor_size {size}"
     everybody = list(range(n))
-    message, slug, rule = f"{start}: a rank's groups are wrong", "", LONE
+    message, slug, rule = f"{start}: a rank's groups are wrong", "", RULE
     if all(groups == [None, None] for groups in found):
         message = f"{start}: make_mesh returned no groups from comm.new_group"
         rule = "return Mesh(tensor=…, data=…), each from comm.new_group(…)"

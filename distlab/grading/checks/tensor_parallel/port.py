@@ -49,7 +49,7 @@ ROWS = "torch splits qkv into contiguous chunks: first reorder its rows, rank by
 
 
 def ported_block(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
-    """A block that port has cut, trained for some steps; then heads that do not fit."""
+    """A block after with_torch, trained for some steps; then heads that do not fit."""
     from torch.distributed.device_mesh import init_device_mesh
 
     join(context)

@@ -31,7 +31,7 @@ from distlab.runner import RankContext, Run
 
 TOKENS = 8  # N
 COLUMNS = 32  # V / n
-MOST = 6 * TOKENS  # numbers that a rank may hand over: three all_reduces, and as many
+MOST = 6 * TOKENS  # elements that a rank may send: twice what three all_reduces need
 LARGE = 900.0  # exp() of more than 709 is infinite in float64
 RULE_MAX = "comm.all_reduce(largest, ReduceOp.MAX)"
 
@@ -87,11 +87,11 @@ def losses_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, 
 
 
 def _batch(seed: int, n: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Logits (N, V), on each rank another size; every rank has some of the targets.
+    """Logits (N, V), small or large, and targets, of which every rank has some.
 
-    First columns of two ranks are among them, and last columns of two ranks. Where they
-    are small, the next rank has -inf in the same column, as padding has. Where logits
-    are large, each token has one rank whose logits are far above the others'.
+    First columns of two ranks are among these, and last columns of two ranks. Where
+    logits are small, the next rank has -inf in the same column, as padding has. Where
+    they are large, each token has one rank whose logits are far above the others'.
     """
     logits = drawn(seed, -11, TOKENS, n * COLUMNS) * scale
     if scale == LARGE:
@@ -295,7 +295,7 @@ def gradient_of_one_process(runs: Runs) -> str | None:
 def little_is_sent(runs: Runs) -> str | None:
     """J and B: the numbers that a rank hands over, for one loss."""
     run, n = runs.finished(losses_once), runs.world_size
-    sent = [
+    sent = [  # the scenario has two losses: of small logits, and of large ones
         sum(math.prod(call["shape"] or []) for call in record.calls()) / 2
         for record in run.ranks
     ]

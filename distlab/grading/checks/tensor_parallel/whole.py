@@ -28,7 +28,7 @@ FROZEN = (
 
 
 def heads_of(seed: int) -> int:
-    """How many heads a rank has: more in the time before."""
+    """How many heads a rank has: more the first time, see kit/again.py."""
     return turned((2, 3), seed)[0]
 
 
