@@ -22,6 +22,7 @@ from distlab.grading.judging import judge
 from distlab.grading.preflight import graded_files, look_at
 from distlab.grading.remember import record
 from distlab.grading.report import lines_of
+from distlab.runner.limits import MAX_RANKS
 from distlab.terminal import screen_width
 
 
@@ -81,8 +82,8 @@ def check_worlds(worlds: Sequence[int]) -> Sequence[int]:
         ValueError: one of them cannot.
     """
     for world_size in worlds:
-        if not 1 <= world_size <= 64:
-            raise ValueError(f"{world_size} ranks: choose between 1 and 64")
+        if not 1 <= world_size <= MAX_RANKS:
+            raise ValueError(f"{world_size} ranks: choose between 1 and {MAX_RANKS}")
     return worlds
 
 

@@ -17,10 +17,10 @@ from distlab.grading.clause import declared_runs
 from distlab.grading.harness import PlayedRuns
 from distlab.grading.runs import Network, RecordedRuns, Records, RunSpec
 from distlab.runner import ErrorRecord, RankRecord, Run
+from distlab.runner.limits import MAX_RANKS
 from distlab.runner.wire import decode, encode
 
 FORMAT = "distlab records 1"
-_MOST_RANKS = 64
 
 
 class RecordingError(ValueError):
@@ -65,7 +65,7 @@ def load(path: Path, task_id: str) -> dict[int, RecordedRuns]:
 
 
 def _runs(told: dict[str, Any], task_id: str, world_size: int) -> RecordedRuns:
-    if type(world_size) is not int or not 1 <= world_size <= _MOST_RANKS:
+    if type(world_size) is not int or not 1 <= world_size <= MAX_RANKS:
         raise RecordingError(f"there are no records of {world_size!r} ranks")
     declared = declared_runs(task_id, world_size)
     known = {(spec.name, spec.values, spec.network): spec for spec in declared}

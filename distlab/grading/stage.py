@@ -26,11 +26,11 @@ from distlab.grading.runs import Scenario
 from distlab.grading.time_limit import no_longer_than
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, RankRecord
+from distlab.runner.limits import MAX_RANKS
 from distlab.sim import AlphaBeta
 from distlab.sim import run as simulate
 
 Program = Callable[[Comm, ModuleType], Any]
-MOST_RANKS = 64
 _SENDS = ("send", "isend", "sendrecv")
 _TURN_S = 1.0  # for one rank without a call that waits
 _TEST_S = 20.0  # for one test against one solution
@@ -76,8 +76,8 @@ class Stage:
                 receive buffer, or was never waited for.
             ValueError: fewer than 1 or more than 64 ranks.
         """
-        if not 1 <= n <= MOST_RANKS:
-            raise ValueError(f"{n} ranks: choose between 1 and {MOST_RANKS}")
+        if not 1 <= n <= MAX_RANKS:
+            raise ValueError(f"{n} ranks: choose between 1 and {MAX_RANKS}")
         scenario = _in_rounds if message_bytes else _as_scenario
         done = simulate(
             partial(self._perform, scenario, program),

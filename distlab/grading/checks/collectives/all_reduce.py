@@ -162,7 +162,8 @@ def sum_everywhere(runs: Runs) -> str | None:
 def in_place(runs: Runs) -> str | None:
     """V: the caller's own tensor holds the sum."""
     n = runs.world_size
-    for sums in _sums(runs):
+    played = _sums(runs)
+    for sums in played:
         outside = sums.outside()
         if outside:
             raise NotYetError(
@@ -174,7 +175,7 @@ def in_place(runs: Runs) -> str | None:
             )
         if not all(sums.right(now) for now in sums.after):
             raise NotJudgedError("no rank's sum is right: see C1")
-    halves = [len(record.calls()) for record in sums.run.ranks]
+    halves = [len(record.calls()) for record in played[0].run.ranks]
     return (
         f"n = {n}: rank 0 takes part in {halves[0]} messages, rank {n - 1} in "
         f"{halves[-1]}; with n = 1,000: 1,998 and 2"

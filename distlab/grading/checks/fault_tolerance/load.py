@@ -29,6 +29,7 @@ from distlab.sim import SimDisk
 
 TASK = "fault_tolerance.load"
 NEW, OLD, SIZE = 100, 10, 3
+AS_TEXT = 9  # the newest step, where steps are compared as text
 NUM_FLIPS = 120
 _opened: list[str] = []
 """Filled if somebody unpickles what `_Trap` was pickled to."""
@@ -50,9 +51,11 @@ Case = tuple[str, dict[str, bytes], int | None, str]
 
 
 def base(seed: int) -> dict[str, bytes]:
-    """Steps 9 and 10 of two ranks, step 100 of three: step 100 is the newest."""
-    older = files_of_step(9, 2, seed) | files_of_step(OLD, 2, seed)
-    return older | files_of_step(NEW, SIZE, seed)
+    """Steps 8, 9 and 10 of two ranks, step 100 of three: step 100 is the newest."""
+    saved = files_of_step(NEW, SIZE, seed)
+    for step in (8, AS_TEXT, OLD):
+        saved |= files_of_step(step, 2, seed)
+    return saved
 
 
 def cases(seed: int) -> Iterator[Case]:
@@ -198,7 +201,7 @@ def the_newest_complete(runs: Runs) -> str | None:
 
 
 def _expect_step(what: str, step: int, name: str, record: dict[str, Any]) -> None:
-    got, setting = record["step"], f"steps 9, {OLD} and {NEW} are saved; {what}"
+    got, setting = record["step"], f"steps 8, 9, {OLD} and {NEW} are saved; {what}"
     if got is None:
         raise NotYetError(
             f"{setting}: load raises {record['raised']} ({record['refused'][0]}), "
@@ -222,7 +225,7 @@ def _expect_step(what: str, step: int, name: str, record: dict[str, Any]) -> Non
             f"{setting}: load returns "
             + ("None" if got == -1 else f"step {got}")
             + f", expected step {step}",
-            slug="steps-as-text" if got == 9 and not name else "",
+            slug="steps-as-text" if got == AS_TEXT and not name else "",
         )
     if record["wrong"]:
         raise NotYetError(f"{setting}: load returns step {got}, but {record['wrong']}")
@@ -236,7 +239,7 @@ def what_was_refused(runs: Runs) -> str | None:
             if step is None or step < 0:
                 continue
             lines, wanted = record["refused"], 1 if name else 0
-            setting = f"steps 9, {OLD} and {NEW} are saved; {what}"
+            setting = f"steps 8, 9, {OLD} and {NEW} are saved; {what}"
             if len(lines) != wanted:
                 raise NotYetError(
                     f"{setting}: `refused` has {len(lines)} lines, expected {wanted}: "
