@@ -1,4 +1,4 @@
-"""Who waits for whom, worked out from the ranks' journals: a deadlock without a timeout.
+"""Who waits for whom, by the ranks' journals: a deadlock proved without a timeout.
 
 Every call is written down before it starts. So a rank that sits in a call whose
 counterpart nobody has even started cannot go on by itself, and when that is true of
