@@ -145,8 +145,8 @@ def _left_waiting(run: Run, failed: Collection[int]) -> str:
     left = {rank: run.waits_for.get(rank, ()) for rank in waiting}
     for_it = [r for r, peers in left.items() if not peers or set(peers) & set(failed)]
     rest = [rank for rank in left if rank not in for_it]
-    words = f"; {_names(for_it)} waited for {'it' if len(failed) == 1 else 'them'}"
-    words = words if for_it else ""
+    it = "it" if len(failed) == 1 else "them"
+    words = f"; {_names(for_it)} waited for {it}" if for_it else ""
     if rest:
         peers = sorted({peer for rank in rest for peer in left[rank]})
         whom = _names(peers) if len(peers) <= 2 else "others"
