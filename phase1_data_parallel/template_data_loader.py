@@ -38,7 +38,8 @@ def shard_indices(
     with `drop_last`, some samples are on no rank (dropping): as few as possible.
 
     C1 the same number of samples on every rank
-    C2 padding: every sample, repeats spread evenly; dropping: no sample twice
+    C2 padding: every sample, repeats spread evenly (the counts of two samples differ by
+       at most one); dropping: no sample twice
     In torch.distributed: torch.utils.data.distributed.DistributedSampler, inside
     Example: 5 samples, 2 ranks → 0 2 4 and 1 3 0; with drop_last 0 2 and 1 3
     Cost: none. Check: distlab check 1.8
@@ -51,10 +52,11 @@ def shard_indices(
 class DistributedSampler(Sampler[int]):
     """One rank's samples in the order of this epoch's shuffle; for a DataLoader.
 
-    All ranks construct it with the same arguments, except `rank`.
+    All ranks construct it with the same arguments, except `rank`. Without `shuffle` the
+    order is 0, 1, 2, … in every epoch.
 
     C1 all ranks shard one shuffle as in 1.8; epoch and seed change the shuffle
-    C2 len() is the number of samples; the global random state is not modified
+    C2 len() is the number of this rank's samples; no global random state is modified
     In torch.distributed: torch.utils.data.distributed.DistributedSampler
     Cost: none. Check: distlab check 1.9
     """
@@ -112,7 +114,7 @@ class DistributedDataLoader:
             changes the numbers of every worker
     1.15 C1 a loader that loads the state continues with the next sample
          C2 the state is a snapshot of plain numbers; a state of another run is refused
-         C3 the state fits any number of ranks: it has no rank and no world size
+         C3 all ranks have the same state, and it fits any number of ranks
     In torch.distributed: DataLoader with DistributedSampler; torchdata's
     StatefulDataLoader for the state
     Cost: none. Check: distlab check 1.10, distlab check 1.15

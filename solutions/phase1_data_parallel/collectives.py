@@ -4,6 +4,7 @@ Guide: phase1_data_parallel/guide/collectives.md.
 Source: the MPI standard for the names; torch.distributed for the in-place form.
 Symbols: n = comm.world_size; every function runs on all n ranks at the same time.
 Cost: counted in messages, because on one machine the latency of a message dominates.
+The clauses (C1, C2, …) are judged; the lines Example and Cost only explain.
 
 `comm` has point-to-point calls only in this file. No call returns a tensor: a message
 is written into the tensor that you pass to recv (the receive buffer).
@@ -15,6 +16,9 @@ is written into the tensor that you pass to recv (the receive buffer).
     work.wait()                        isend and irecv return at once; wait() blocks
 
 `send` is a blocking call: it returns when rank dst receives the message.
+
+Tensors are contiguous. They have any shape, dtype and values (also inf and nan), unless
+a docstring says otherwise. What is overwritten may hold any values before.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ from distlab.comm import Comm
 def send_recv(comm: Comm, tensor: Tensor) -> None:
     """Copy rank 0's tensor into rank 1's tensor, in place. Other ranks do nothing.
 
-    C1 rank 1's tensor equals rank 0's   C2 no other rank sends or receives
+    C1 rank 1's tensor equals rank 0's
+    C2 it takes one message; no other rank sends or receives
     In torch.distributed: dist.send(tensor, dst), dist.recv(tensor, src)
     Cost: 1 message. Check: distlab check 1.1
     """
@@ -87,7 +92,7 @@ def all_reduce(comm: Comm, tensor: Tensor) -> None:
     C1 every rank has the sum, bit for bit the same   C2 in the caller's tensor
     In torch.distributed: dist.all_reduce(tensor)
     Example: n = 3, tensors 1, 2, 3 → 6, 6, 6
-    Cost: 2(n - 1) messages, all of them to or from one rank. Check: distlab check 1.4
+    Cost: 2(n - 1) messages if one rank adds all tensors. Check: distlab check 1.4
     """
     ### BEGIN SOLUTION collectives.all_reduce
     #| one rank adds all tensors; then every rank gets the result
@@ -129,6 +134,7 @@ def reduce_scatter(comm: Comm, output: Tensor, input: Tensor) -> None:
 
     Given: `input` has n times as many elements as `output`; both have one dimension.
 
+    C2 and C3 as listed in all_gather
     In torch.distributed: dist.reduce_scatter_tensor(output, input)
     Example: n = 2, inputs 1 2 and 10 20 → 11 on rank 0, 22 on rank 1
     Cost: n (n - 1) messages as long as `output`. Check: distlab check 1.14
@@ -150,10 +156,10 @@ def tree_broadcast(comm: Comm, tensor: Tensor, src: int) -> None:
     """Broadcast from rank `src`, in place, along a tree: receivers forward the tensor.
 
     C1 every rank's tensor equals that of rank src, for any src   C2 n - 1 messages
-    C3 it takes ⌈log2 n⌉ rounds; in a round each rank sends or receives one message
+    C3 it takes ⌈log2 n⌉ rounds; in a round a rank sends or receives at most one message
     In torch.distributed: dist.broadcast(tensor, src), which may use a tree inside
-    Example: n = 4, src = 0: 0 → 1 in round one; 0 → 2 and 1 → 3 in round two
-    Cost: n - 1 messages, ⌈log2 n⌉ of them one after another. Check: distlab check 1.17
+    Example: n = 4, src = 0: 0 → 1, then 0 → 2 and 1 → 3; or another tree
+    Cost: as C2 and C3 say. Check: distlab check 1.17
     """
     ### BEGIN SOLUTION collectives.tree_broadcast
     #| in every round each rank that has the tensor sends it to a rank that has not

@@ -2,13 +2,14 @@
 
 Guide: phase1_data_parallel/guide/trainer.md.
 Source: Li et al., PyTorch Distributed (arXiv 2006.15704), section 3.1.
-Symbols: n = comm.world_size.
-Cost: one all_reduce of all gradients per step.
+Symbols: n = comm.world_size. Cost: one all_reduce of all gradients per step.
 
     rank 0   weights W   samples A   gradient of A ─┐ mean ─▶ weights W'
     rank 1   weights W   samples B   gradient of B ─┘      ─▶ weights W'
 
-In this file `comm` has collectives. They work in place and return nothing:
+In this file `comm` has collectives. They work in place and return nothing. `comm` may
+be a group of some of the processes: "all ranks" are its ranks. A model may have frozen
+and tied parameters, and parameters without dimensions.
 
     comm.broadcast(tensor, src)      the value of rank src, on every rank
     comm.all_reduce(tensor)          the sum over all ranks, on every rank
@@ -69,7 +70,7 @@ def broadcast_model(comm: Comm, model: nn.Module, src: int = 0) -> None:
 def average_gradients(comm: Comm, model: nn.Module) -> None:
     """Replace every parameter's `.grad` by its mean over all ranks, in place.
 
-    Given: every rank has called backward() on equally many samples.
+    Given: every rank has a .grad for the same parameters, from equally many samples.
     C1 every .grad is the mean over the ranks
     C2 all ranks make the same calls, in the same order
     In torch.distributed: DDP does it during backward()
@@ -127,9 +128,9 @@ def fit(
 ) -> list[float]:
     """Train for `num_epochs` epochs; return the mean training loss of each epoch.
 
-    Given: models that may differ, in training or evaluation mode. `train_loader` gives
-    every rank equally many samples of each global batch, at least one; batches may
-    differ in size. The first epoch is set_epoch(0).
+    Given: models that may differ, in either mode; they are trained in training mode.
+    `train_loader` gives every rank equally many samples of each global batch, at least
+    one; batches may differ in size. The first epoch is set_epoch(0).
     C1 the weights become those of the single-process baseline
     C2 returns the mean loss over all samples of each epoch, the same on every rank
     C3 one rank, and no other, calls log: once per epoch, with one line
@@ -159,7 +160,6 @@ def fit(
 def gradient_weight(comm: Comm, num_samples: int) -> float:
     """Return this rank's fraction of all ranks' samples; 0.0 if no rank has a sample.
 
-    In torch.distributed: nothing does it; DDP gives every rank the weight 1/n
     Example: n = 2 with 1 and 3 samples → 0.25 and 0.75
     Cost: one all_reduce of one element. Check: distlab check 1.12
     """
@@ -203,11 +203,11 @@ def evaluate(
     """Return loss and accuracy over the samples of all ranks, the same on every rank.
 
     Given: `batches` are this rank's (inputs, targets). A rank may have no batch, and a
-    batch may have no sample; at least one rank has a sample. `loss_fn` is a mean over
-    samples. The model predicts the class with the highest output.
+    batch no sample; at least one rank has a sample. `loss_fn` is a mean over samples.
+    The model predicts the class with the highest output; its modules are in one mode.
     C1 the loss (summed in float64) and the accuracy over all samples, on every rank
     C2 ranks may have more, fewer or no batches: every rank returns
-    C3 in evaluation mode, without gradients; then back in the mode before the call
+    C3 in evaluation mode, without gradients; then the model is back in its old mode
     In torch.distributed: nothing does it; torchmetrics sums counts in the same way
     Example: n = 2, 1 of 1 and 0 of 3 correct → accuracy 0.25
     Cost: one all_reduce of three elements. Check: distlab check 1.13
@@ -232,10 +232,10 @@ def evaluate(
 
 
 def main(num_epochs: int = 3, path: str = "weights.pt") -> nn.Module:
-    """Train on the digits with torch.distributed only; torchrun starts it on each rank.
+    """Train on the digits with torch.distributed only; return the model, on every rank.
 
-    torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The global batches are
-    those of global_batches(). You choose which rank takes which samples of a batch.
+    torchrun starts it on one or more nodes and sets RANK, WORLD_SIZE, MASTER_ADDR and
+    MASTER_PORT. Batches: global_batches(). You choose which rank takes which samples.
     C1 every rank ends with the weights of the single-process baseline: make_model(0),
     SGD, LEARNING_RATE, cross-entropy; each sample goes through one rank's model
     C2 rank 0, and no other, saves the model's state_dict() to `path` with torch.save
