@@ -32,8 +32,8 @@ from distlab.given.ddp_beside_torch import compare_with_torch
 def assign_buckets(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
     """Group the tensors into buckets, beginning with the last tensor.
 
-    C1 each tensor is in one bucket; inside a bucket the tensors come in reverse order,
-    and so do the last tensors of the buckets, which complete them in backward()
+    C1 each tensor is in one bucket; the tensors of a bucket come in reverse order, and
+    the buckets come in the reverse order of their last tensors
     C2 a bucket has at most bucket_bytes, unless it is a single tensor; the next tensor
     would not fit into it
     C3 all tensors of a bucket have one dtype and one device
@@ -90,7 +90,7 @@ CommHook = Callable[[Comm, Bucket], Work]
 def start_all_reduce(comm: Comm, bucket: Bucket) -> Work:
     """Start to sum `bucket.flat` over the ranks, in place, and return at once.
 
-    The `wait()` of the Work returns when the sum is in `bucket.flat`. It may do a part.
+    `wait()` of the Work may do a part; when it returns, the sum is in `bucket.flat`.
 
     3.10 C3 no rank waits for a message while backward() computes
     """
@@ -173,8 +173,8 @@ class DistributedDataParallel(DataParallelModule):
     def finalize_backward(self) -> None:
         """Wait for the buckets, in order; .grad becomes the mean; reset all counters.
 
-        3.11 C1 when backward() returns, every .grad is the mean over the ranks in
-                self.active, in each step, also if .grad was None or was zeroed in place
+        3.11 C1 in each step, when backward() returns, every .grad of self.trainable is
+                the mean over self.active, also if it was None or zeroed in place
              C2 self.shared_buffers() are then those of the first rank in self.active
         """
         unused_everywhere = self.wait_usage()
@@ -188,7 +188,7 @@ class DistributedDataParallel(DataParallelModule):
     def no_sync(self) -> Iterator[None]:
         """Send nothing: backward() in this block only accumulates into .grad.
 
-        3.11 C3 under no_sync() nothing is sent, until a backward() outside
+        3.11 C3 nothing is sent; after the block, even if it raised, backward() sends
         """
         # TODO(distributed_data_parallel.finish)
         # on_gradient reads self.syncs. What if an error ends the block?

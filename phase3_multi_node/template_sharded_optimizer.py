@@ -107,7 +107,7 @@ class ShardedOptimizer(zero.BucketOptimizer):
         raise NotImplementedError("sharded_optimizer.stage1")
 
     def clip(self, max_norm: float) -> float:
-        """Scale the full gradient to max_norm if it is longer; its norm before that.
+        """Scale the full gradient to max_norm if longer; return its norm before that.
 
         Collective, after reduce_gradients: every bucket.shard has its gradient. It may
         be zero. If an element is infinite, so is the norm, and infinity × 0 is nan.
@@ -119,10 +119,10 @@ class ShardedOptimizer(zero.BucketOptimizer):
         raise NotImplementedError("sharded_optimizer.clip")
 
     def state_by_name(self) -> State:
-        """This rank's state: {"0.weight": {"start": 3, "stop": 5, …}, …}.
+        """This rank's state by bucket.names: {"0.weight": {"start": 3, …}, …}.
 
-        With start and stop: each entry that the optimizer keeps for the shard, under
-        its own key. A tensor with one element per weight is cut to the range.
+        With start and stop: all entries that the optimizer keeps for the shard, by key.
+        Vectors have one element per weight and are cut to the range; scalars are not.
         3.15 C1 each rank's ranges by parameter name   C2 with all their state: any
              number of ranks can continue, by load_state_dict, from the states of all
         """
@@ -136,10 +136,10 @@ class ShardedGradients:
     """ZeRO stage 2: full gradients exist for one bucket at a time, within backward().
 
     backward() calls reduce_bucket when all gradients of a bucket are ready, from the
-    last bucket to the first on every rank; at its end, where parameters are unused.
+    last bucket to the first on every rank; if some are unused, when backward() ends.
 
     C1 the weights are those of a single process; several backward() accumulate
-    C2 each backward() sends one reduce_scatter of each bucket, no more
+    C2 each backward() sends one reduce_scatter of each bucket, and nothing else
     C3 after backward() a rank has its shards' gradients only
     In torch.distributed: nearest is fully_shard(…, reshard_after_forward=False)
     Cost: a reduce_scatter per backward(), an all_gather. Check: distlab check 3.16
@@ -150,7 +150,7 @@ class ShardedGradients:
         self.backward = optimizer.call_in_backward(self)
 
     def reduce_bucket(self, bucket: zero.Bucket) -> None:
-        """Add this rank's chunk of the mean gradient to bucket.shard.grad; no more."""
+        """Add this rank's chunk of the mean gradient to bucket.shard.grad."""
         # TODO(sharded_optimizer.stage2)
         # an earlier backward() of the same step may have left a gradient
         raise NotImplementedError("sharded_optimizer.stage2")
@@ -185,7 +185,7 @@ class FullySharded(zero.ShardedLayers):
         raise NotImplementedError("sharded_optimizer.stage3_forward")
 
     def unshard_bucket(self, bucket: zero.Bucket) -> None:
-        """Fill bucket.flat from all ranks' shards; at no time are there two of it."""
+        """Fill bucket.flat from all ranks' shards, without a second full copy."""
         # TODO(sharded_optimizer.stage3_forward)
         # the parameters are views of flat: they see what is written into flat
         raise NotImplementedError("sharded_optimizer.stage3_forward")
@@ -212,7 +212,7 @@ class FullySharded(zero.ShardedLayers):
         raise NotImplementedError("sharded_optimizer.stage3_backward")
 
     def prefetch(self, bucket: zero.Bucket) -> list[Work]:
-        """Start to unshard the bucket, without waiting; the work to wait for."""
+        """Start to unshard the bucket and return at once: the Works to wait for."""
         # TODO(sharded_optimizer.stage3_backward)
         # self.comm.isend and irecv, with every other rank; and the own shard?
         # chunk r of flat is bucket.flat.chunk(self.comm.world_size)[r]

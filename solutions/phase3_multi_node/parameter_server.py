@@ -45,7 +45,8 @@ from distlab.given.parameter_server import (
 def assign_tensors(sizes: Sequence[int], num_servers: int) -> list[int]:
     """Assign each tensor to a server: return the number of the server for each.
 
-    Given: `sizes` are bytes, in any order. There may be fewer tensors than servers.
+    Given: `sizes` are bytes, in any order. There may be no tensor, or fewer tensors
+    than servers.
 
     C1 one server 0 … num_servers - 1 for each tensor; the same list on every rank
     C2 loads are balanced by bytes: moving any one tensor from the fullest to the
@@ -67,7 +68,7 @@ def assign_tensors(sizes: Sequence[int], num_servers: int) -> list[int]:
 
 
 class Server(ABC):
-    """What all servers here have in common: the weights, and reading of messages."""
+    """Given to all servers: their fields, and `handle`, which calls push and pull."""
 
     def __init__(self, weights: Tensor, num_workers: int, lr: float) -> None:
         self.weights = weights.clone()
@@ -75,7 +76,7 @@ class Server(ABC):
 
     @abstractmethod
     def push(self, rank: int, number: int, gradient: Tensor) -> None:
-        """Take the gradient of the `number`-th push of `rank`."""
+        """Take the gradient of the `number`-th push of `rank`, also with inf or nan."""
 
     @abstractmethod
     def pull(self, rank: int, number: int) -> Tensor | None:

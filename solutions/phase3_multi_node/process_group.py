@@ -104,7 +104,7 @@ class Rendezvous:
             wait keys            once each of them has a value
             add key amount       the new sum; a key without a value counts as 0
             compare_set          store value if the key has the value expected; returns
-                                 what is stored then; no value counts as ""
+                                 what is stored afterwards; no value counts as ""
             join                 see below
 
         set and wait reply with any value but None, such as "".
@@ -169,7 +169,7 @@ class Launcher:
     Events: Begin(), once and first; Ended(rank, code), where code -s means signal s;
     Interrupted(signal), when the launcher itself got it; Tick(), when time has passed.
     Actions: Start(rank, generation), Signal(rank, signal); WakeAt(at_s), to have one
-    Tick at that time, where a later one replaces it; Finish(exit_code), the last one.
+    Tick at that time, or at that of a later WakeAt; Finish(exit_code), the last one.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ def reduce_scatter(comm: Comm, tensor: Tensor) -> int:
 def all_reduce(comm: Comm, tensor: Tensor, average: bool = False) -> None:
     """Replace every rank's `tensor` by the sum over all ranks, or the mean, in place.
 
-    Given: any shape, any strides, any number of elements, including none.
+    Given: any shape, strides and dtype, any number of elements, including none.
 
     C1 every rank has the sum, bit for bit the same, in the caller's tensor
     C2 with average=True the mean; for an integer dtype ValueError, before any message
@@ -158,10 +158,11 @@ def segment_plan(rank: int, world_size: int, num_segments: int) -> list[Op]:
 
     C1 after the plans of all ranks, each segment is the sum on every rank: the values
     of each rank were added to it exactly once
-    C2 between isend or irecv and its wait, no other operation uses that buffer
+    C2 between isend or irecv and its wait, no other operation uses that buffer or
+    segment
     C3 a rank sends at most 2(n - 1) · num_segments segments
-    C4 while a rank adds a segment, it is receiving the next and sending the previous
-    one
+    C4 while a rank adds a segment, it is receiving the next one that it will add, if
+    there is one, and sending the previous one
     In torch.distributed: nothing; it is inside dist.all_reduce
     Example: rank 0 of 2, one segment in each chunk → irecv 0 in buffer 0, isend 1,
     wait 0 in buffer 0, add 0, isend 0, wait 1, irecv 1, wait 1, wait 0

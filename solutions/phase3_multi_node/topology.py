@@ -38,7 +38,7 @@ class Link(NamedTuple):
     bytes_per_s: float  # the bandwidth B = 1 / β
 
     def message_s(self, num_bytes: float) -> float:
-        """Seconds of one message: α + β s."""
+        """Seconds of one message: α + β s, also for s = 0."""
         return self.alpha_s + num_bytes / self.bytes_per_s
 
 
@@ -53,7 +53,7 @@ class Cluster(NamedTuple):
     node_size: int  # k; it divides n. 1: every rank has its own node
     intra_node: Link  # between two ranks of a node; unused where node_size is 1
     inter_node: Link  # between two ranks of different nodes
-    uplink_bytes_per_s: float
+    uplink_bytes_per_s: float  # of a node; at least that of inter_node
 
 
 class Levels(NamedTuple):
@@ -84,7 +84,8 @@ def make_levels(comm: Comm, nodes: Sequence[Sequence[int]]) -> Levels:
 def estimate_time(n: int, num_bytes: int, link: Link) -> dict[str, float]:
     """Seconds of an all-reduce: "naive", "ring" and "recursive doubling".
 
-    Every pair of ranks has its own `link`. Additions take no time.
+    Every pair of ranks has its own `link`. Additions take no time. A message of 0 bytes
+    takes α.
 
     naive: rank 0 receives the other tensors one after another, then sends the sum to
     each rank in turn. ring: your 3.3. recursive doubling: in every round each rank
@@ -115,10 +116,10 @@ def estimate_time(n: int, num_bytes: int, link: Link) -> dict[str, float]:
 def hierarchical(levels: Levels, tensor: Tensor, all_reduce: AllReduce) -> None:
     """The sum over all ranks of all nodes, in place.
 
-    Given: `tensor` is contiguous, of any shape. all_reduce(group, chunk) sums a chunk
-    over a group, in place, with the same bits on every rank of the group: call it for
-    the inter-node stage. tensor.view(-1).tensor_split(num_rails) gives the chunks, as
-    views.
+    Given: `tensor` is contiguous, of any shape and dtype. all_reduce(group, chunk) sums
+    a chunk over a group, in place, with the same bits on every rank of the group: call
+    it for the inter-node stage. tensor.view(-1).tensor_split(num_rails) gives the
+    chunks, as views.
     C1 every rank has the sum, with the same bits
     C2 nodes of different sizes, nodes of one rank, a single node
     C3 inter-node: a rank sends at most 2 (q - 1) / q of one chunk
@@ -240,7 +241,7 @@ def unfold(comm: Comm, fold: Fold, tensor: Tensor) -> None:
 def recursive_doubling(comm: Comm, tensor: Tensor) -> None:
     """The sum over all ranks, in place, in few rounds. Let d = ⌊log2 n⌋.
 
-    Given: `tensor` is contiguous, of any shape.
+    Given: `tensor` is contiguous, of any shape and dtype.
     C1 both functions: every rank has the sum, with the same bits, for any n and any
     number of elements
     C2 recursive_doubling: at most d rounds of S, two more if n is not 2^d

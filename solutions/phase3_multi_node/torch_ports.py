@@ -37,13 +37,14 @@ def data_parallel(module: nn.Module, bucket_mib: float, wire: torch.dtype) -> An
     """Return torch's DistributedDataParallel of `module`; gradients travel as `wire`.
 
     Given: torch's default process group. `bucket_mib` is the size of a bucket in MiB,
-    `wire` a floating dtype, perhaps narrower than that of the gradients. A hook
-    replaces all that DDP does with a bucket, the division too.
+    `wire` a floating dtype, perhaps narrower than that of the gradients: what is too
+    large for it becomes inf. A hook replaces all that DDP does with a bucket, the
+    division too.
 
     C1 after accumulate(), every .grad is the mean over the ranks of their sums over
     the microbatches
     C2 each gradient is sent once per accumulate(), as `wire`
-    C3 the gradients leave in buckets, and no hook waits for a message
+    C3 the gradients leave in buckets; no hook and no callback waits for a message
     In torch.distributed: register_comm_hook(state, hook)
     Example: n = 2, gradients 2 and 4 → 3 on both ranks; two bytes each with bfloat16
     Cost: one all_reduce of the gradients, as `wire`. Check: distlab check 3.26
@@ -97,9 +98,9 @@ def hybrid_shard(
     """Shard the weights of `model` in place, `replicas` times, with fully_shard.
 
     Given: torch's default process group on CPU; `replicas` divides n. Each child of
-    `model` is a layer. The first n / replicas ranks store one replica, the next ranks
-    the next one. `compute` is the dtype of forward and backward, `reduce` that of the
-    sums over the ranks; the stored weights keep theirs.
+    `model` is a layer, with any number of rows. The first n / replicas ranks store one
+    replica, the next ranks the next one. `compute` is the dtype of forward and
+    backward, `reduce` that of the sums over the ranks; the stored weights keep theirs.
 
     C1 after training steps the weights equal the single-process baseline
     C2 a rank stores 1/s of the weights, s = n / replicas; each replica is complete

@@ -54,8 +54,24 @@ def mean_in_each_step(runs: Runs) -> str | None:
         ("set to None, a comm_hook in two halves", True),
     ):
         values = {"to_none": True} if to_none else {}
+        run = runs.ended(take_steps, **values)
+        _expect_all_started(run)
         _judge_steps(runs.finished(take_steps, **values), runs.seed, how)
     return f"n = {runs.world_size}: {STEPS} steps, and {STEPS} with .grad = None"
+
+
+def _expect_all_started(run: Run) -> None:
+    """No step broke off because buckets that the first step sent were not sent."""
+    for record in run.ranks:
+        steps = record.value or []
+        if steps and "unsent" in steps[-1]:
+            started, every = steps[-1]["unsent"]
+            raise NotYetError(
+                f"step {len(steps)}: backward() of rank {record.rank} has started "
+                f"{started} of {every} buckets; in step 1 it started all",
+                slug="never-reset",
+                rule="reset all counters at the end of the step",
+            )
 
 
 def _judge_steps(run: Run, seed: int, zeroed: str, hook: str = "") -> None:
@@ -216,9 +232,10 @@ def buffers_are_rank_0s(runs: Runs) -> str | None:
     run = runs.finished(take_steps)
     n = runs.world_size
     try:
+        _expect_all_started(run)
         expect_sent_in_backward(run)
     except NotYetError as error:
-        raise NotJudgedError("backward() sends nothing: see C1") from error
+        raise NotJudgedError("backward() does not send all: see C1") from error
     own: list[Tracked] = [Tracked(runs.seed) for _ in range(n)]
     for step in range(STEPS + 2):
         active = active_in(step, n)

@@ -97,6 +97,11 @@ class Steps:
         inputs = make_inputs(self.seed, step, self.context.rank)
         loss_of(self.ddp(inputs.to(self.context.comm.device))).backward()
 
+    def num_started(self) -> int:
+        """How many buckets' messages this backward() has started."""
+        ops = ("all_reduce", "reduce_scatter")
+        return sum(event[0] == "call" and event[1] in ops for event in self.events)
+
     def gradients(self) -> Tensor | None:
         """All of them; nothing if one is None."""
         found = gradients(self.model.chain)
@@ -115,12 +120,13 @@ def take_steps(
     """What .grad and the buffers are after each backward().
 
     STEPS of them; one with the gradients of the step before; one without rank 0. With
-    `to_none` by a comm_hook whose wait() does the second half.
+    `to_none` by a comm_hook whose wait() does the second half. "unsent" is the end: a
+    step after the first broke off, and not all buckets had been started in it.
     """
     hook, n = (InTwoHalves if to_none else None), context.world_size
     steps = Steps(context, unit, seed, hook)
     frozen = steps.model.chain.frozen.weight
-    found = []
+    found: list[dict[str, Any]] = []
     for step in range(STEPS + 2):
         if step != STEPS:
             steps.model.zero_grad(set_to_none=to_none)
@@ -128,7 +134,13 @@ def take_steps(
             steps.ddp.active = active_in(step, n)
         frozen.grad = torch.full_like(frozen, STALE)
         steps.events.clear()
-        steps.backward(step)
+        try:
+            steps.backward(step)
+        except (AssertionError, AttributeError):  # as of a work that is None
+            counts = steps.num_started(), len(steps.ddp.buckets)
+            if step == 0 or counts[0] >= counts[1]:
+                raise
+            return [*found, {"unsent": counts}]
         told = {"gradients": steps.gradients(), "buffers": steps.buffers()}
         stale = frozen.grad is not None and bool((frozen.grad == STALE).all())
         found.append({**told, "stale": stale, "events": list(steps.events)})

@@ -71,7 +71,7 @@ def full(names: str) -> set[str]:
 
 
 class UnusedMissedError(Exception):
-    """find_unused does not return what it should; what it returned is in `told`."""
+    """What find_unused returned, if it is wrong, or how much was not sent: `told`."""
 
     def __init__(self, told: dict[str, Any]) -> None:
         super().__init__()
@@ -100,7 +100,14 @@ def _take_branches(context: RankContext, unit: ModuleType, seed: int) -> dict[st
         outputs = ddp(make_inputs(seed, step, context.rank).to(device), names)
         if ddp.syncs:
             _expect_unused(ddp, model, names)
-        loss_of(*outputs).backward()
+        try:
+            loss_of(*outputs).backward()
+        except (AssertionError, AttributeError):  # as of a work that is None
+            num_sent = len(calls_in(events)) - 1  # one call counts who uses what
+            if num_sent >= len(ddp.buckets):
+                raise
+            unsent = num_sent, len(ddp.buckets)
+            raise UnusedMissedError({"unsent": unsent}) from None
 
     steps, sent = [], list[int]()
     for step in range(2):
@@ -155,10 +162,17 @@ def _filled(found: Found, like: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _played(runs: Runs) -> Run:
-    """The run; what find_unused returned is looked at before how it ended."""
+    """The run; what was returned and sent is looked at before how it ended."""
     run = runs.ended(take_branches)
     for record in run.ranks:
         told = record.value
+        if told and "unsent" in told:
+            num_sent, every = told["unsent"]
+            raise NotYetError(
+                f"rank {record.rank} sends {num_sent} of {every} buckets in a "
+                "backward() that does not reach every parameter",
+                rule="each rank sends every bucket, also where it uses none of it",
+            )
         if told is None or "unused" not in told:
             continue
         if "right" not in told:
