@@ -71,8 +71,8 @@ class Saver:
         """Begin to write the state after `step`.
 
         Given: `step` is larger each time. `model` was sharded with fully_shard. `own`
-        is another tensor on each rank, with the same shape: the state of its random
-        generator.
+        is another tensor on each rank, with the same shape, such as the state of its
+        random generator.
 
         Raises the error of the last save, if it failed.
         """

@@ -49,7 +49,7 @@ def resplit(
     has completed. That plan is what `resplit` returned then.
 
     C1 a step has the next global_batch_size samples of those that are left, in the
-    order of the shuffle; only the last step may have fewer
+    order of the shuffle; only the last step may have fewer, but at least one
     C2 left is what no rank has completed, at any earlier world size. Ranks may have
     completed different numbers of steps
     C3 shards of a step differ by at most one sample, and may be empty: every rank has
@@ -173,7 +173,7 @@ class Membership:
         max_members have joined and no member is unheard; otherwise at the first event
         at or after grace_s from when it became possible. After timeout_s in which it
         was impossible: Stop. A WakeAt for each of these times. Look first at what is
-        possible now: an event that changes it begins a new time, even at the last one
+        possible now: an event that changes it starts a new wait, even at the deadline
         Example: min 2, grace 5: Joins at 0, 1 and 3 s → WakeAt(6), Form of 3 at 6 s
         """
         # TODO(elastic.resize)

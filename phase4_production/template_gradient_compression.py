@@ -43,9 +43,10 @@ from distlab.given.compression import (
 def largest(values: Tensor, ratio: float) -> Tensor:
     """The indices, int32, of the k elements with the largest magnitude, in any order.
 
-    Given: `values` has one dimension and at least one element; 0 < ratio <= 1.
+    Given: `values` has one dimension, at least one element and no nan; 0 < ratio <= 1.
 
-    C1 k = int(ratio * elements), but at least 1; the sign does not count
+    C1 k = int(ratio * elements), but at least 1; the sign does not count. Of equal
+    magnitudes any may be chosen
     Example: [1, -5, 2, 3, 0], ratio 0.4 → 1 and 3
     Check: distlab check 4.10
     """
@@ -74,7 +75,8 @@ class TopK:
 
         C2 after wait(), bucket.flat is the sum of what the ranks have sent: an element
         that two ranks sent is added, one that no rank sent is zero
-        C3 what a rank did not send is added to its gradient in the next step
+        C3 what a rank did not send is added to its gradient in the next step. Nothing
+        is left of an element that it sent, even if that was inf
         C4 a rank sends k indices of 4 bytes and k values, nothing else
         C5 the call returns at once: the rank waits in wait() only
         Cost: (n-1)·k·(4 + bytes of a value). Check: distlab check 4.10
@@ -132,11 +134,13 @@ class PowerSGD:
     def __call__(self, comm: Comm, bucket: Bucket) -> Work:
         """Start to sum P; the Work's wait() sums Q.
 
-        P = M Q, summed over the ranks, with orthonormal columns then; Q = Mᵀ P, summed.
-        M is the gradient plus the residual, Q at first that of the step before.
+        P = M Q is summed over the ranks, and its columns are made orthonormal. Then
+        Q = Mᵀ P is summed. M is the gradient plus the residual; the first product takes
+        the Q of the step before.
         Given: self.factors is used like self.residuals, and has a list: one Q, shape
-        (columns, R), for each matrix. split(bucket, t): the matrices of t, which is
-        like bucket.flat, and one tensor with all other elements; join is the reverse.
+        (columns, R), for each matrix. split(bucket, t), with t like bucket.flat: its
+        matrices, none or several, and one tensor with all other elements; join is the
+        reverse.
 
         C1 if the sum of all M has matrix rank R or less, bucket.flat is that sum
         C2 parameters of fewer than two dimensions are summed exactly

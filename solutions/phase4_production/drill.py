@@ -64,7 +64,7 @@ def damage(reports: Sequence[Report]) -> Cause | None:
     Given: by_step.
 
     C1 NAN: a rank has num_nonfinite above 0. DESYNC: a rank's checksum is not the one
-    that most ranks have. Of both, what came up in the earlier step; NAN if both did
+    that most ranks have. Of both, the one that came up earlier; NAN if in the same step
     In torch.distributed: torch.distributed.checkpoint keeps such a step like any other
     Example: step 7: checksums 5 5 9 5, step 8: 6 6 8 6 → DESYNC of rank 2 in step 7
     Check: distlab check 4.12
@@ -172,6 +172,7 @@ def incident(reports: Sequence[Report], events: Sequence[Event]) -> Incident:
 
     Given: both are in the order of their times; every rank has a report, and there are
     at least three ranks. Ranks may have any numbers; a run need not begin with step 1.
+    No two ranks have the same fault at the same time.
 
     C1 … C5 the first of damage, stopped_process, TORN, straggler, NOTHING. TORN is the
     REFUSED checkpoint of the highest step: its rank and step. The action is

@@ -173,8 +173,8 @@ def full_state(run: Run) -> tuple[State, State]:
     `shared` is the same on every rank, `own` is this rank's. Given: state_dict(), of
     hook.residuals and hook.factors state_dict(run.model); training_state.random_state.
 
-    C1 shared: "parameters" by name, "master" in order, "optimizer", each of run.parts
-    by its name, "factors" if the hook has them
+    C1 shared: "parameters" by name, a tied one once; "master" in order; "optimizer";
+    each of run.parts by its name; "factors" if the hook has them
     C2 own: "buffers" by name, for no rank has those of another; "residuals" if the hook
     has them; "random". Also "optimizer", if run.is_sharded: then it is not shared
     In torch.distributed: get_state_dict, for the model and the optimizer only
@@ -209,8 +209,8 @@ def restore(run: Run, shared: State, owns: list[State], rank: int, size: int) ->
     rank has rank 0's buffers, the mean of all residuals, and random numbers unlike
     other ranks
     Given: training_state.set_random_state, seed_all; load_state_dict(state), of
-    hook.residuals and hook.factors load_state_dict(run.model, state). A part may draw
-    random numbers when it is loaded. Check: distlab check 4.5
+    hook.residuals and hook.factors load_state_dict(run.model, state). Whatever is
+    loaded may draw random numbers. Check: distlab check 4.5
     """
     ### BEGIN SOLUTION fault_tolerance.full_state
     #| item by item; copy_ under no_grad keeps each parameter the same object. random
@@ -264,7 +264,7 @@ class AsyncSaver:
         C1 the checkpoint has what they held when this was called
         C2 it returns before the checkpoint is complete. Messages go through self.comm
         C3 at most one save is under way: it first waits for the one before, and raises
-        that one's error, once; then this step is not saved
+        that one's error, once; in that case this step is not saved
         In torch.distributed: torch.distributed.checkpoint.async_save
         Cost: a copy of the state. Check: distlab check 4.13
         """

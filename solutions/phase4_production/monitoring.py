@@ -68,7 +68,8 @@ class StepTimer:
     def measure(self, part: str) -> Iterator[None]:
         """Add the seconds that the block takes to those of `part`.
 
-        C1 a part may be measured several times in a step: its seconds add up
+        C1 a part may be measured several times in a step: its seconds add up. If the
+        block raises, its seconds may count or not
         Example: data 0.5 s, data 0.25 s → data 0.75 s. Check: distlab check 4.1
         """
         ### BEGIN SOLUTION monitoring.step_report
@@ -96,9 +97,8 @@ def step_report(records: Sequence[Record]) -> StepReport:
     C3 loss: the mean over the samples of all ranks; nan only if a rank with samples
     has nan, or no rank has samples. samples_per_s: the samples of all ranks over the
     seconds of the slowest rank's step
-    In torch.distributed: nothing; torchmetrics has such means
+    In torch.distributed: nothing; torchmetrics has such means. Check: distlab check 4.1
     Example: losses 2, 5 and nan of 3, 1 and 0 samples → loss 2.75
-    Check: distlab check 4.1
     """
     ### BEGIN SOLUTION monitoring.step_report
     #| which ranks have a loss that counts, and how much does it count?
@@ -145,12 +145,12 @@ def stragglers(steps: Sequence[Sequence[Record]]) -> list[int]:
     """The ranks for which the others wait again and again, in ascending order.
 
     A rank's own time in a step is data_s + compute_s. The rank is late in a step if its
-    own time is more than LATE times the median of the other ranks' own times.
+    own time is more than LATE times the median of the other ranks' own times. A rank
+    that is alone is never late.
 
-    C1 the ranks that are late in more than half of the steps
+    C1 the ranks that are late in more than half of the steps. Check: distlab check 4.2
     In torch.distributed: nothing; FlightRecorder shows who came last to a collective
     Example: own times 1, 1, 4 in each of 3 steps → [2]; in 1 of 3 steps → []
-    Check: distlab check 4.2
     """
     ### BEGIN SOLUTION monitoring.suspects
     #| whose communication is short: the one who is waited for, or those who wait?
@@ -205,7 +205,7 @@ def nan_origin(steps: Sequence[Sequence[Record]]) -> list[int]:
 def count_nonfinite(gradients: Iterable[Tensor | None]) -> int:
     """How many elements are inf, -inf or nan; a gradient may be None.
 
-    C4 every such element counts, in a tensor of any shape. Check: distlab check 4.2
+    C4 every such element counts, for any shape and strides. Check: distlab check 4.2
     """
     ### BEGIN SOLUTION monitoring.suspects
     #| nan == nan is False. how many times is the result read from the device?
@@ -237,11 +237,11 @@ def reduce_gradients(comm: Comm, timer: StepTimer, gradients: Sequence[Tensor]) 
 def merge(spans: Iterable[Span]) -> list[Span]:
     """The same time as spans that do not overlap, in ascending order.
 
-    Given, here and below: (start, end) in µs, start <= end, in any order, maybe nested.
+    Given, here and below: (start, end) in µs, start <= end, in any order, maybe nested;
+    there may be none.
 
     C1 each moment that lies in a span lies in one span of the result, and no other does
-    Example: (0, 4) (6, 9) (3, 5) (7, 8) → (0, 5) (6, 9)
-    Check: distlab check 4.19
+    Example: (0, 4) (6, 9) (3, 5) (7, 8) → (0, 5) (6, 9). Check: distlab check 4.19
     """
     ### BEGIN SOLUTION monitoring.profile
     #| in which order do you look at them, and when does a new span begin?
@@ -271,7 +271,7 @@ def exposed_us(communication: Iterable[Span], compute: Iterable[Span]) -> float:
 
 
 def explain_exposed(communication: Sequence[Span], compute: Sequence[Span]) -> str:
-    """Why the communication of a backward() is exposed; there is some, and compute.
+    """Why the communication of a backward() is exposed. Both lists take more than 0 µs.
 
     C3 returns "hidden": at most 20 % of the merged communication is exposed; "partial":
     compute covers at least 20 % of the shorter of both, merged. Otherwise there is no

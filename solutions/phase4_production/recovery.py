@@ -52,7 +52,7 @@ SLOW = 2.0  # times the usual step: then a rank is late
 
 
 def usual_step_s(reports: Sequence[Report]) -> float:
-    """How long a step of this run takes, with what is usual of jitter; inf: unknown.
+    """How long a step of this run takes, with its usual jitter; inf: unknown.
 
     A duration: two steps that follow each other in `steps`, the difference of their
     times over the difference of their numbers. All ranks' durations count together.

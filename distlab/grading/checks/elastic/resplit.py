@@ -70,11 +70,13 @@ def cases(seed: int) -> list[ResplitCase]:
 
 def _random_case(draw: random.Random) -> ResplitCase:
     num_samples, size = draw.randint(5, 40), draw.randint(2, 8)
-    stages, is_even = [], draw.random() < 0.4
+    stages, is_even, left = [], draw.random() < 0.4, num_samples
     for _ in range(draw.randint(2, 4)):
-        n, most = draw.choice(SIZES), draw.randint(0, 3)
-        steps = (most if is_even else draw.randint(0, most) for _ in range(n))
+        # No rank completes more steps than its plan has; `left` is the least there is.
+        n, most = draw.choice(SIZES), min(draw.randint(0, 3), -(-left // size))
+        steps = [most if is_even else draw.randint(0, most) for _ in range(n)]
         stages.append(tuple(steps))
+        left = max(0, left - sum(steps) * -(-size // n))
     return ResplitCase(num_samples, size, tuple(stages))
 
 
