@@ -34,10 +34,12 @@ def accumulate(
     """Add to every `.grad` this rank's contribution to the mean gradient.
 
     Given: `microbatches` holds this rank's (inputs, targets). The microbatches may
-    differ in size, and the ranks in their number of microbatches; every rank has at
-    least one sample. `loss_fn` returns the mean over its samples. The global batch is
-    all samples of all ranks. The sum of all ranks' contributions is its mean gradient.
-    Keep what `.grad` holds before the call: add to it.
+    differ in size, and the ranks in their number of microbatches; every rank has a
+    microbatch, and every microbatch a sample. `loss_fn` returns the mean over its
+    samples. The global batch is all samples of all ranks. The sum of all ranks'
+    contributions is its mean gradient. Keep what `.grad` holds before the call: add to
+    it. Modules may share a parameter. A parameter may be frozen or unused, a scalar or
+    a transposed view.
 
     C1 every sample has the same weight, whatever its rank and its microbatch
     C2 autograd keeps the activations of at most one microbatch at a time
@@ -56,9 +58,8 @@ def sync_once(
 ) -> None:
     """Set every `.grad` to the mean gradient of the global batch.
 
-    Given: as in 2.1. `.grad` may hold the gradient of an earlier step. Modules may
-    share a parameter, and one may be a transposed view. A parameter that is frozen or
-    unused gets no gradient, on any rank: set its .grad to None or zeros.
+    Given: as in 2.1. `.grad` may hold the gradient of an earlier step. A parameter that
+    is frozen or unused gets no gradient, on any rank: set its .grad to None or zeros.
 
     C1 every .grad is the mean over the samples of this step
     C2 every gradient is sent once, whatever the number of microbatches
@@ -81,10 +82,11 @@ def clip(
 ) -> float:
     """Take one optimizer step with the mean gradient, clipped to the norm `max_norm`.
 
-    Given: as in 2.2. The norm is that of one vector: all elements of all gradients of
-    the model, each parameter once. If it is larger than max_norm, scale the gradient:
-    same direction, norm max_norm. Otherwise do not change it. Return the norm before
-    clipping as a Python float.
+    Given: as in 2.2; at least one parameter gets a gradient. The optimizer may have
+    only some of the parameters. The norm is that of one vector: all elements of all
+    gradients of the model, each parameter once. If it is larger than max_norm, scale
+    the gradient: same direction, norm max_norm. Otherwise do not change it. Return the
+    norm before clipping as a Python float.
 
     C1 the weights are those of the single-process baseline, which clips once per step
     C2 returns the norm before clipping as a float, equal on every rank
@@ -108,8 +110,9 @@ def with_torch(
 
     Given: as in 2.3, but `model` is a torch.nn.parallel.DistributedDataParallel. During
     backward() it sets every `.grad` to the mean over the ranks, except under
-    `with model.no_sync():`. All ranks have the same number of microbatches. Send
-    everything else through torch's default process group.
+    `with model.no_sync():`. All ranks have the same number of microbatches, and every
+    parameter gets a gradient. Send everything else through torch's default process
+    group.
 
     C1 the weights are those of the single-process baseline, which clips once per step
     C2 every gradient is sent once, whatever the number of microbatches

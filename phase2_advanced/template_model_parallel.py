@@ -55,14 +55,15 @@ def train_step(
 ) -> float:
     """Take one optimizer step of a model whose stage r is on rank r.
 
-    Given: `stage` and `optimizer` are this rank's; a parameter may be frozen. The batch
-    is the same on every rank, but only the first stage may read `inputs`, and only the
-    last `targets`; on the others it tells the number of samples. `example` has the
-    shape and dtype of ONE sample that enters this stage; its values mean nothing.
+    Given: `stage` and `optimizer` are this rank's; a parameter may be frozen, and the
+    stage's output non-contiguous. The batch is the same on every rank, but only the
+    first stage may read `inputs`, and only the last `targets`; the other stages may
+    read only the number of samples. `example` has the shape and dtype of ONE sample
+    that enters this stage; its values mean nothing.
 
     C1 the weights become those of a single process that trains the full model
     C2 returns the loss of the batch, the same number on every rank
-    C3 each stage runs once and sends its activations once, and their gradient back once
+    C3 each stage runs once; activations are sent once, and their gradient back once
     In torch.distributed: torch.distributed.pipelining.PipelineStage
     Example: 3 samples, example of shape (5,) → receive into a tensor of shape (3, 5)
     Cost: 2(n - 1) messages, and one number. Check: distlab check 2.9

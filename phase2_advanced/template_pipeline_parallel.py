@@ -62,8 +62,9 @@ def forward_step(
     """Run one microbatch forward through one stage: receive, compute, send.
 
     Given: `source` and `destination` come from peers(). Without a source, x is `inputs`
-    itself; with one, `inputs` only tells the number of samples.
-    Returns x and output, which backward_step needs, and the Work of the send, if any.
+    itself; with one, `inputs` only tells the number of samples. Parameters may be
+    frozen or unused, and the output may be non-contiguous.
+    Returns x and output, which backward_step needs, and the Work of the send, or None.
     C1 in backward_step every .grad grows by the microbatch's gradient; the stage before
     receives the gradient of x
     C2 both steps run in any order of the microbatches: a send is started, not waited
@@ -83,7 +84,7 @@ def backward_step(
 
     Given: `x` and `output` of forward_step. Without a source, `output` is the loss:
     execute puts it there, in 2.12.
-    Returns the Work of the send, if any. The clauses are those of forward_step.
+    Returns the Work of the send, or None. The clauses are those of forward_step.
     """
     # TODO(pipeline_parallel.forward_backward)
     # the gradient of which tensor arrives? the gradient of which tensor leaves?
@@ -181,9 +182,10 @@ def with_torch(
 ) -> float:
     """Run a batch forward and backward with torch.distributed.pipelining; no comm.
 
-    Given: torch's default process group; `stage`, this rank's stage of n; the full
-    batch, whose inputs are valid on rank 0 only and targets on the last rank only.
-    num_microbatches divides the batch and is at least n. loss_fn returns a mean.
+    Given: torch's default process group; `stage`, this rank's stage of n, perhaps with
+    frozen or unused parameters; the full batch, whose inputs are valid on rank 0 only
+    and targets on the last rank only. num_microbatches divides the batch and is at
+    least n. loss_fn returns a mean.
     C1 the gradients are those of the mean loss of the batch, as in a single process
     C2 returns that loss, on every rank
     C3 never more than n - rank microbatches are in flight

@@ -31,7 +31,7 @@ def make_mesh(comm: Comm, tensor_size: int) -> Mesh:
     C1 coordinates: neighboring ranks share a model replica
     C2 each rank's two groups, with their ranks in ascending order
     C3 every rank creates the same groups, each once, in the same order
-    C4 ValueError, and nothing sent, unless tensor_size (not 0) divides the world size
+    C4 ValueError, nothing sent, unless tensor_size is > 0 and divides the world size
     In torch.distributed: init_device_mesh. Check: distlab check 2.15
     """
     # TODO(tensor_parallel.mesh)
@@ -129,7 +129,7 @@ def parallel_mlp(comm: Comm, mlp: Any, operators: Operators = FULL) -> None:
 
     C1 outputs, gradients and training steps equal the single-process baseline
     C2 each rank stores 1/n of the weights   C3 one all_reduce forward, one backward
-    C4 ValueError if n does not divide the heads; nothing is sent, nothing replaced
+    C4 attention: ValueError if n does not divide the heads; nothing is sent or replaced
     In torch.distributed: parallelize_module, as in 2.25. Check: distlab check 2.18
     """
     # TODO(tensor_parallel.block)
@@ -152,8 +152,8 @@ def parallel_attention(comm: Comm, attention: Any, operators: Operators = FULL) 
 def vocab_parallel_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross-entropy over all tokens, the same on every rank.
 
-    `logits` (tokens, V / n), from column r · V / n on; `targets` (tokens,), below V.
-    C1 the loss equals the single-process baseline, for large logits too
+    `logits` (tokens, V / n): columns from r · V / n on; `targets` (tokens,): below V.
+    C1 the loss equals the single-process baseline, for large logits and for -inf too
     C2 the gradient of this rank's logits equals the single-process baseline
     C3 the elements sent grow with the tokens, not with the vocabulary
     In torch.distributed: loss_parallel(). Check: distlab check 2.19
@@ -166,7 +166,7 @@ def vocab_parallel_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor) ->
 
 
 def all_gather_tokens(comm: Comm, x: Tensor) -> Tensor:
-    """Gather (B, T / n, C) to (B, T, C) on every rank.
+    """Gather (B, T / n, C) to (B, T, C) on every rank; B may be 0.
 
     C1 all_gather_tokens, reduce_scatter_tokens: along the tokens, in rank order
     C2 the backward of each operator is the other's forward
@@ -206,7 +206,7 @@ SEQUENCE = Operators(before=all_gather_from_sequence, after=reduce_scatter_to_se
 
 
 def all_reduce_replicated_grads(comm: Comm, block: Any) -> None:
-    """Sum the gradients of local tokens in place, after backward() with SEQUENCE."""
+    """Sum gradients of local tokens, if any, in place after SEQUENCE's backward()."""
     # TODO(tensor_parallel.sequence)
     # which parameters does every rank have in full, and apply to its tokens only?
     raise NotImplementedError("tensor_parallel.sequence")

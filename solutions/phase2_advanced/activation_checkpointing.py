@@ -62,7 +62,8 @@ class Scale(torch.autograd.Function):
 def checkpoint(block: Block, tensor: Tensor) -> Tensor:
     """Return `block(tensor)`; its activations are recomputed in backward.
 
-    The tensor may need no gradient, and parameters of the block may be frozen, or all.
+    The tensor may need no gradient, may hold integers, may be non-contiguous, and may
+    have no samples. Some parameters of the block may be frozen, or all of them.
     """
     # autograd calls backward only if an argument requires a gradient. The input of the
     # first block is data, such as token ids, and requires none, but the parameters of

@@ -32,7 +32,7 @@ LossFn = Callable[[Tensor, Tensor], Tensor]
 
 
 def master_copy(model: nn.Module) -> list[nn.Parameter]:
-    """Return a float32 copy of each trained parameter, in the model's order.
+    """Return one float32 copy of each trained parameter, in the model's order.
 
     The optimizer will update these master weights. Do not modify the model.
 
@@ -53,7 +53,8 @@ def gradients_to_master(
     """Set each master's `.grad` to the mean gradient over all ranks.
 
     Given: backward() has run on every rank, on equally many samples. A parameter
-    without a gradient has none on any rank; then its master gets None or zeros.
+    without a gradient has none on any rank; then its master gets None or zeros. A
+    gradient may be non-contiguous, as its parameter may be.
 
     C2 the mean is summed in float32; afterwards the model's gradients are None
     In torch.distributed: MixedPrecisionPolicy(reduce_dtype=torch.float32)
@@ -139,7 +140,8 @@ class LossScaler:
         """Divide the optimizer's gradients by the scale, in place; set self.overflow.
 
         Collective. A second call before update() changes nothing. Skip parameters
-        without a gradient; a rank may have no gradient at all.
+        without a gradient; a rank may have no gradient at all. A gradient may have any
+        dtype, be non-contiguous, or have no elements.
         """
         ### BEGIN SOLUTION mixed_precision.loss_scaler
         #| self.overflow: is a gradient inf or nan, on this rank or on any other rank?
@@ -235,7 +237,8 @@ def with_torch(
     """Run one step with torch.amp; return True if it stepped. There is no comm here.
 
     Given: a float32 model, a different one on each rank, with plain tensors; every
-    parameter gets a gradient. torch's default process group. A
+    parameter gets a gradient. A parameter may be a scalar or a transposed view, and
+    `.grad` may hold the gradient of an earlier step. torch's default process group. A
     torch.amp.GradScaler("cpu") with equal settings on all ranks. With plain tensors a
     GradScaler skips a step only if this rank's gradients contain inf or nan.
 
