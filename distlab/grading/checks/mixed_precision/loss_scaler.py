@@ -209,6 +209,7 @@ def _wrong_decision(
             f"every rank skipped step {step + 1}, but no gradient was inf or nan: the "
             f"largest was {HUGE:g}"
         )
+        rule = "look at each element: the sum of finite numbers can be inf"
     elif not culprits and _stale(run, seed, step):
         slug, rule = STALE, RULE_STALE
         sentence = (

@@ -166,8 +166,8 @@ def _not_finite(run: Run, name: str, loss: float) -> NotYetError:
     reduced_by = run.values[0][name]["reduced_by"]
     if name == "small" and reduced_by == "max":
         return NotYetError(
-            f"the loss of small logits is {loss}: beside the target's logit some "
-            "logits of the token are -inf",
+            f"the loss is {loss} where some logits of a token, not its target's, are "
+            "-inf: -inf times 0 is nan, and so is -inf - (-inf)",
             evidence=calls_of_each(run),
         )
     slug, sentence = "exp-overflow", f"the loss of {name} logits is {loss}"
