@@ -62,7 +62,7 @@ def train_step(
     that enters this stage; its values mean nothing.
 
     C1 the weights become those of a single process that trains the full model
-    C2 returns the loss of the batch, the same number on every rank
+    C2 returns the loss of the batch, the same number on every rank: send it as float64
     C3 each stage runs once; activations are sent once, and their gradient back once
     In torch.distributed: torch.distributed.pipelining.PipelineStage
     Example: 3 samples, example of shape (5,) → receive into a tensor of shape (3, 5)

@@ -82,8 +82,8 @@ def backward_step(
 ) -> Work | None:
     """Run the same microbatch backward: receive its gradient, backward, send it on.
 
-    Given: `x` and `output` of forward_step. Without a source, `output` is the loss:
-    execute puts it there, in 2.12.
+    Given: `x` and `output` of forward_step. `source` has the next stage: the gradient
+    comes from there. Without a source, `output` is the loss (2.12 puts it there).
     Returns the Work of the send, or None. The clauses are those of forward_step.
     """
     # TODO(pipeline_parallel.forward_backward)
