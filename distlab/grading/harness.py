@@ -14,7 +14,7 @@ from distlab.grading.kernel import with_own_comm
 from distlab.grading.kit.nodes import ranks_per_node
 from distlab.grading.mismatches import printed
 from distlab.grading.runs import Records, Runs, RunSpec
-from distlab.grading.together import play_all, taken_apart
+from distlab.grading.together import is_past_first, play_all, taken_apart
 from distlab.grading.virtual import play_in_virtual_time, settings_of
 from distlab.runner import Cluster, Limits, RankContext, Run
 
@@ -103,8 +103,8 @@ class PlayedRuns(Runs):
     def _together(self, specs: tuple[RunSpec, ...]) -> None:
         told: list[list[Any]] = [[] for _ in range(self.world_size)]
         run = self.on_ranks(perform, specs, told)
-        if len(specs) == 1 or not any(record.marks for record in run.ranks):
-            self.records[specs[0]] = run  # it got no further than the first
+        if len(specs) == 1 or not is_past_first(told):
+            self.records[specs[0]] = run
             return
         parts = taken_apart(run, told, len(specs))
         self.records.update(zip(specs, parts, strict=False))
