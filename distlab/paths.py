@@ -1,8 +1,9 @@
-"""How a path is shown to a person."""
+"""Paths: how one is shown to a person, and what lies above it."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -11,3 +12,10 @@ def shown(path: Path | str) -> str:
     absolute = str(path)
     relative = os.path.relpath(absolute)
     return relative if relative.count("..") <= 2 else absolute
+
+
+def parents_of(path: str) -> Iterator[str]:
+    """The folders above an absolute path, innermost first: Path's `parents`, faster."""
+    while (above := os.path.dirname(path)) != path:
+        yield above
+        path = above

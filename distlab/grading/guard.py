@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from distlab.grading import landlock
+from distlab.paths import parents_of
 from distlab.runner import RankContext
 
 MAX_FORKS = 32  # by one rank and everything it forked
@@ -70,21 +71,29 @@ def install(
 ) -> None:
     """From now on: no change below the folders `course`, no look below `secrets`.
 
+    Both are what `resolved` gives: that takes a while, and is the same for all ranks.
     `doors` are where the run's own processes answer calls: the one thing to connect to,
     also again, once a connection has broken. The first call in a process counts:
     simulated ranks share one.
     """
     if _INSTALLED:
         return
-    histories = [git for folder in course for git in _history(Path(folder))]
-    hidden = [*map(os.path.realpath, (*secrets, *map(str, histories)))]
     # Made before the hook is on, because the hook is called for imports too.
-    guard = _Guard([*map(os.path.realpath, course)], hidden, doors)
+    guard = _Guard(course, secrets, doors)
     tempfile.tempdir = os.getcwd()  # beside the course it might not be read back
     _start_no_program()
-    landlock.hold(hidden)
+    landlock.hold(secrets)
     sys.addaudithook(guard.hook)
     _INSTALLED.append(guard)
+
+
+def resolved(course: Sequence[str], secrets: Sequence[str]) -> dict[str, list[str]]:
+    """What `install` is given: real paths; the history of the course is secret too."""
+    histories = [git for folder in course for git in _history(Path(folder))]
+    return {
+        "course": [*map(os.path.realpath, course)],
+        "secrets": [*map(os.path.realpath, (*secrets, *map(str, histories)))],
+    }
 
 
 def doors_of(context: RankContext) -> Collection[tuple[str, int]]:
@@ -122,8 +131,8 @@ _INSTALLED: list[object] = []
 class _Guard:
     def __init__(
         self,
-        course: list[str],
-        secrets: list[str],
+        course: Sequence[str],
+        secrets: Sequence[str],
         doors: Collection[tuple[str, int]] = (),
     ) -> None:
         self._course, self._secrets = course, secrets
@@ -131,7 +140,7 @@ class _Guard:
         # A rank may do in its own folder as it likes, wherever that was made.
         self._own = [os.path.realpath(os.getcwd())]
         self._run = os.path.dirname(self._own[0])
-        self._above = {str(above) for path in secrets for above in Path(path).parents}
+        self._above = {above for path in secrets for above in parents_of(path)}
         # A pipe of tokens: every fork takes one, whichever process it is made by.
         self._tokens, give = os.pipe()
         os.write(give, bytes(MAX_FORKS))

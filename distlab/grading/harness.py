@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from distlab.curriculum import UnitSource, load_graft
-from distlab.curriculum.units import arrived, travelling
-from distlab.grading.guard import doors_of, install
+from distlab.curriculum.compiled import received, sent
+from distlab.grading.guard import doors_of, install, resolved
 from distlab.grading.kernel import with_own_comm
 from distlab.grading.kit.nodes import ranks_per_node
 from distlab.grading.mismatches import printed
 from distlab.grading.runs import Records, Runs, RunSpec
-from distlab.grading.together import play_all, taken_apart
+from distlab.grading.together import is_past_first, play_all, taken_apart
 from distlab.grading.virtual import play_in_virtual_time, settings_of
 from distlab.runner import Cluster, Limits, RankContext, Run
 
@@ -103,8 +103,8 @@ class PlayedRuns(Runs):
     def _together(self, specs: tuple[RunSpec, ...]) -> None:
         told: list[list[Any]] = [[] for _ in range(self.world_size)]
         run = self.on_ranks(perform, specs, told)
-        if len(specs) == 1 or not any(record.marks for record in run.ranks):
-            self.records[specs[0]] = run  # it got no further than the first
+        if len(specs) == 1 or not is_past_first(told):
+            self.records[specs[0]] = run
             return
         parts = taken_apart(run, told, len(specs))
         self.records.update(zip(specs, parts, strict=False))
@@ -192,8 +192,8 @@ def prepared(
     """In each rank: the guard stands, and the communicator is the unit's own."""
     install(**off_limits, doors=doors_of(context))
     return with_own_comm(context, source["builds"]), (
-        arrived(source),
-        arrived(reference),
+        received(source),
+        received(reference),
     )
 
 
@@ -212,15 +212,15 @@ def off_limits(impl: Implementation) -> dict[str, list[str]]:
     roots = {impl.reference.path.parents[2], Path(__file__).parents[2]}
     course = [str(path) for path in sorted({*roots, impl.source.path})]
     secrets = [str(root / name) for root in sorted(roots) for name in _SECRETS]
-    return {"course": course, "secrets": secrets}
+    return resolved(course, secrets)
 
 
 def code_of(impl: Implementation) -> tuple[dict[str, str], dict[str, str], list[str]]:
     """What travels to the ranks: the source, and the reference where it is needed."""
-    return travelling(impl.source), needed_reference(impl), list(impl.grafts)
+    return sent(impl.source), needed_reference(impl), list(impl.grafts)
 
 
 def needed_reference(impl: Implementation) -> dict[str, str]:
     """What travels of the reference: no text that is not needed, lest it be read."""
     reference = impl.reference
-    return travelling(reference if impl.grafts else replace(reference, text=""))
+    return sent(reference if impl.grafts else replace(reference, text=""))

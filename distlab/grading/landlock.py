@@ -19,7 +19,8 @@ import struct
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
-from pathlib import Path
+
+from distlab.paths import parents_of
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # system calls, the same on every processor
 _EXECUTE, _READ_FILE, _REFER = 1 << 0, 1 << 2, 1 << 13
@@ -67,8 +68,8 @@ def hold(secrets: Sequence[str]) -> bool:
 
 def _neighbours(secrets: Sequence[str]) -> Iterator[str]:
     """All that is no secret and leads to none, in as few paths as possible."""
-    outer = [s for s in secrets if not any(str(p) in secrets for p in Path(s).parents)]
-    way = {str(folder) for secret in outer for folder in Path(secret).parents}
+    outer = {s for s in secrets if not any(p in secrets for p in parents_of(s))}
+    way = {folder for secret in outer for folder in parents_of(secret)}
     for folder in way:
         if not os.path.isdir(folder):
             continue

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from distlab.curriculum import load_graft
-from distlab.curriculum.units import arrived
+from distlab.curriculum.compiled import received
 from distlab.grading.clause import Check, checks_of
 from distlab.grading.guard import install
 from distlab.grading.harness import Implementation, code_of, off_limits
@@ -148,7 +148,7 @@ def play_checks(
 ) -> None:
     """In a process of its own: play the checks at these sizes; report suspicions."""
     install(**protected, doors=())
-    impl = Implementation(arrived(source), arrived(reference), tuple(grafts))
+    impl = Implementation(received(source), received(reference), tuple(grafts))
     limits = Limits(seconds=settings["seconds"])
     module = load_graft(impl.source, impl.reference, impl.grafts)
     runs = {n: KernelRuns(impl, module, n, settings["seed"], limits) for n in SIZES}

@@ -38,15 +38,23 @@ def play_reported(context: RankContext, seed: int, play: Callable[[], Any]) -> N
     )
 
 
+def is_past_first(told: list[list[Any]]) -> bool:
+    """Whether any rank was through with a scenario."""
+    return any(_ends(reports) for reports in told)
+
+
 def taken_apart(run: Run, told: list[list[Any]], count: int) -> list[Run]:
     """The run as if each of the `count` scenarios had been one; nothing if it failed.
 
-    `told` has the reports of each rank.
+    `told` has the reports of each rank: those that scenarios make of their own, and
+    ours at the end of each.
     """
     is_whole = run.outcome == "finished" and all(
-        len(record.marks) == count == len(told[record.rank])
-        and all(_is_report(report) for report in told[record.rank])
+        len(record.marks) == len(reports)
+        and len(ends := _ends(reports)) == count
+        and ends[-1] == len(reports) - 1
         for record in run.ranks
+        for reports in [told[record.rank]]
     )
     if not is_whole:
         return []
@@ -54,29 +62,35 @@ def taken_apart(run: Run, told: list[list[Any]], count: int) -> list[Run]:
         replace(
             run,
             ranks=tuple(
-                _part(record, number, *told[record.rank][number])
-                for record in run.ranks
+                _part(record, told[record.rank], number) for record in run.ranks
             ),
         )
         for number in range(count)
     ]
 
 
-def _part(
-    record: RankRecord, number: int, value: Any, sent_bytes: float, messages: int
-) -> RankRecord:
-    first, last = [0, *record.marks][number], record.marks[number]
+def _part(record: RankRecord, reports: list[Any], number: int) -> RankRecord:
+    ends = [-1, *_ends(reports)]
+    before, end = ends[number : number + 2]
+    first = record.marks[before] if number else 0
+    value, sent_bytes, messages = reports[end]
     return replace(
         record,
         value=value,
-        journal=record.journal[first:last],
+        journal=record.journal[first : record.marks[end]],
+        marks=[mark - first for mark in record.marks[before + 1 : end]],
         sent_bytes=sent_bytes,
         messages=messages,
     )
 
 
+def _ends(reports: list[Any]) -> list[int]:
+    """Which of these reports are ours."""
+    return [place for place, told in enumerate(reports) if _is_report(told)]
+
+
 def _is_report(told: Any) -> bool:
-    """Whether it is ours: the code under judgement can write on this line too."""
+    """Whether it is ours: a scenario, and the code under judgement, write here too."""
     return (
         isinstance(told, list)
         and len(told) == 3

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypedDict
 
 from distlab.curriculum import load_graft
-from distlab.curriculum.units import arrived
+from distlab.curriculum.compiled import received
 from distlab.grading.guard import install
 from distlab.grading.kernel import perform_simulated
 from distlab.grading.runs import Network
@@ -53,7 +53,7 @@ def play_in_virtual_time(
 ) -> dict[str, Any]:
     """The program of that process."""
     install(**protected, doors=())
-    module = load_graft(arrived(source), arrived(reference), grafts)
+    module = load_graft(received(source), received(reference), grafts)
     start: Callable[..., SimRun] = simulate
     if settings["added_bytes_per_s"] < math.inf:
         from distlab.sim.calibration.charge import run_charged

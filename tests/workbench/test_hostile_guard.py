@@ -20,6 +20,7 @@ from distlab.grading.guard import (
     ForbiddenError,
     _Guard,
     _history,
+    resolved,
 )
 from distlab.grading.static_checks import flaw_in, not_a_def
 from distlab.runner.incoming import record_in
@@ -297,3 +298,13 @@ def test_flaws_that_the_file_shows(text: str, sentence: str) -> None:
     said = flaw_in(ast.parse(text), ast.parse(REFERENCE), ["f", "T.g"])
     assert said.startswith(sentence)
     assert bool(said) == bool(sentence)
+
+
+def test_the_rules_name_real_paths_and_the_history(tmp_path: Path) -> None:
+    course, link = tmp_path / "course", tmp_path / "link"
+    course.mkdir()
+    link.symlink_to(course)
+    assert resolved([str(link)], [f"{link}/solutions"]) == {
+        "course": [str(course)],
+        "secrets": [f"{course}/solutions", f"{course}/.git"],
+    }

@@ -138,3 +138,16 @@ def test_only_whole_runs_are_taken_apart() -> None:
     assert taken_apart(run, [[*told[0], ["forged", 0.0, 0]]], 2) == []
     assert taken_apart(run, [[told[0][0], "forged"]], 2) == []
     assert taken_apart(run, [[told[0][0], ["forged", "many", 1]]], 2) == []
+
+
+def test_reports_of_a_scenario_are_its_own() -> None:
+    record = RankRecord(
+        rank=0, status="finished", marks=[1, 2, 3, 3], journal=[{}, {}, {}]
+    )
+    run = Run(world_size=1, outcome="finished", ranks=(record,), seconds=0, limit_s=1)
+    told = [["begun", ["first", 8.0, 1], "begun", ["second", 0.0, 0]]]
+    first, second = taken_apart(run, told, 2)
+    assert [first.values, second.values] == [["first"], ["second"]]
+    assert [first.ranks[0].marks, second.ranks[0].marks] == [[1], [1]]
+    assert [len(part.ranks[0].journal) for part in (first, second)] == [2, 1]
+    assert taken_apart(run, [[*told[0][:3], "never ended"]], 1) == []

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from distlab.comm import CommRefusedError, PeerLost, ServiceContext
-from distlab.grading.guard import doors_of, install
+from distlab.grading.guard import doors_of, install, resolved
 from distlab.runner import RankContext
 from tests.workbench.conformance import own_processes, services
 
@@ -97,7 +97,8 @@ def second_life(ctx: RankContext) -> list[Any]:
 
 def under_guard(ctx: RankContext) -> list[Any]:
     """The restarted service of the conformance programs, by a guarded rank."""
-    install([str(ROOT)], [str(ROOT / "solutions")], doors_of(ctx))
+    protected = resolved([str(ROOT)], [str(ROOT / "solutions")])
+    install(**protected, doors=doors_of(ctx))
     told: list[Any] = own_processes.restarted_service(ctx)
     with socket.socket() as elsewhere:
         told.append(services.what_is_raised(lambda: elsewhere.bind(("127.0.0.1", 0))))
