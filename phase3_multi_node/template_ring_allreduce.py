@@ -134,7 +134,7 @@ def segment_plan(rank: int, world_size: int, num_segments: int) -> list[Op]:
     segment
     C3 a rank sends at most 2(n - 1) · num_segments segments
     C4 while a rank adds a segment, it is receiving the next one that it will add, if
-    there is one, and sending the previous one
+    there is one, and sending another one: both messages move meanwhile
     In torch.distributed: nothing; it is inside dist.all_reduce
     Example: rank 0 of 2, one segment in each chunk → irecv 0 in buffer 0, isend 1,
     wait 0 in buffer 0, add 0, isend 0, wait 1, irecv 1, wait 1, wait 0

@@ -14,7 +14,11 @@ from torch import Tensor
 from distlab.cli.sim import sim
 from distlab.comm import Comm
 from distlab.curriculum.units import load
-from distlab.grading.checks.ring_allreduce.clock import Played, exposed_adds, misuses
+from distlab.grading.checks.ring_allreduce.clock import (
+    Played,
+    adds_without_irecv,
+    misuses,
+)
 from distlab.grading.checks.ring_allreduce.watched import (
     FILLED,
     READ_EARLY,
@@ -124,15 +128,19 @@ def test_the_plans_add_up_and_leave_buffers_in_flight_alone(
 
 def test_a_plan_is_played_by_the_clock_of_the_guide(unit: ModuleType) -> None:
     plans = [list(unit.segment_plan(rank, 3, 8)) for rank in range(3)]
-    assert Played(plans, 24, 1.0, 0.75).time_s == 32.0
-    assert all(exposed_adds(plan) == 0 for plan in plans)
+    played = Played(plans, 24, 1.0, 0.75)
+    assert played.time_s == 32.0
+    assert [played.idle_adds(rank) for rank in range(3)] == [(0, 0)] * 3
+    assert all(adds_without_irecv(plan) <= 1 for plan in plans)
     body = catalogue()["SP15"].body
     scope: dict[str, Any] = {"Op": unit.Op}
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     exec(f"def plan(rank, world_size, num_segments):\n{lines}", scope)
     plans = [scope["plan"](rank, 3, 8) for rank in range(3)]
-    assert Played(plans, 24, 1.0, 0.75).time_s == 44.0
-    assert all(exposed_adds(plan) == 16 for plan in plans)
+    played = Played(plans, 24, 1.0, 0.75)
+    assert played.time_s == 44.0
+    assert [played.idle_adds(rank) for rank in range(3)] == [(16, 16)] * 3
+    assert all(adds_without_irecv(plan) == 16 for plan in plans)
 
 
 def test_the_drawing_of_the_guide_is_that_of_the_plan(unit: ModuleType) -> None:

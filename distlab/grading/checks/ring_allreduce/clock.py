@@ -64,17 +64,18 @@ def _where(entry: Entry) -> tuple[int | None, int | None]:
     return (segment, None) if buffer is None else (None, buffer)
 
 
-def exposed_adds(plan: list[Entry]) -> int:
-    """How many additions have no irecv or no isend in flight meanwhile."""
-    flying: dict[tuple[int | None, int | None], str] = {}
+def adds_without_irecv(plan: list[Entry]) -> int:
+    """How many additions have no irecv in flight meanwhile."""
+    flying: set[tuple[int | None, int | None]] = set()
     count = 0
     for entry in plan:
-        if entry[0] == "add":
-            count += not {SENT, RECEIVED} <= set(flying.values())
-        elif entry[0] == "wait":
-            flying.pop(_where(entry), None)
-        else:
-            flying[_where(entry)] = entry[0]
+        kind, here = entry[0], _where(entry)
+        if kind == "add":
+            count += not flying
+        elif kind == RECEIVED:
+            flying.add(here)
+        elif kind == "wait":
+            flying.discard(here)
     return count
 
 
@@ -119,6 +120,8 @@ class Played:
         self._flying: list[dict[tuple[int | None, int | None], tuple[Entry, int]]]
         self._flying = [{} for _ in plans]
         self.links = [Link() for _ in plans]
+        self.adds: list[list[float]] = [[] for _ in plans]
+        """By rank, when each addition began."""
         self.crossed: tuple[int, int, int, int] | None = None
         """Sender, number of the message, segment that was sent, one that it is for."""
         while any(self._step(rank) for rank in range(n)):
@@ -143,6 +146,21 @@ class Played:
         held = self._held[rank]
         return [counts for (s, _), counts in held.items() if s is not None]
 
+    def idle_adds(self, rank: int) -> tuple[int, int]:
+        """During how many additions no message moves to the rank, and none from it."""
+        to, out = self.links[rank - 1], self.links[rank]
+        return self._idle(rank, to), self._idle(rank, out)
+
+    def _idle(self, rank: int, link: Link) -> int:
+        link.end(len(link.sent) - 1, self._wire_s)
+        return sum(
+            not any(
+                end - self._wire_s < began + self._add_s and began < end
+                for end in link.ends
+            )
+            for began in self.adds[rank]
+        )
+
     def _step(self, rank: int) -> bool:
         """Go on as far as this rank comes; whether it came any further."""
         began = self.places[rank]
@@ -164,6 +182,7 @@ class Played:
         elif kind == "add":
             pairs = zip(held[segment, None], held[here], strict=True)
             held[segment, None] = tuple(mine + other for mine, other in pairs)
+            self.adds[rank].append(self._clocks[rank])
             self._clocks[rank] += self._add_s
         elif here in self._flying[rank]:
             return self._wait(rank, here)

@@ -14,7 +14,7 @@ from distlab.grading.checks.ring_allreduce.clock import (
     Misuse,
     Plans,
     Played,
-    exposed_adds,
+    adds_without_irecv,
     misuses,
     named,
 )
@@ -32,6 +32,8 @@ SETTINGS = ((3, 2), (3, 1), (2, 1), (2, 3), (4, 1), (4, 3), (5, 2), (8, 1), (3, 
 ALL_IN_ONE = (3, 8)  # the setting that is timed
 WIRE_S, ADD_S = 1.0, 0.75  # of one segment
 MOST = 1.2  # times what the messages alone take; without overlap it is 1.375 times
+EARLY_IRECV = "start the next irecv before the add, into the other buffer"
+EARLY_ISEND = "call the next isend before the add: its message moves while the rank adds"
 _SHOWN = 4  # lines of a plan
 _LIMIT = 5000
 RULE = 'a list of Op(kind, segment, buffer); kind is "irecv", "isend", "wait" or "add"'
@@ -265,6 +267,8 @@ def additions_overlap(runs: Runs) -> str | None:
     adding_s = (setting.n - 1) * setting.num_segments * ADD_S
     if played.time_s > MOST * alone_s:
         overlap = 1 - (played.time_s - alone_s) / adding_s
+        idle_in, idle_out = played.idle_adds(0)
+        unready = adds_without_irecv(setting.plans[0])  # the last one has no next irecv
         raise NotYetError(
             f"{setting.words}: {played.time_s:.4g} s, where the messages alone take "
             f"{alone_s:.4g} and the additions {adding_s:.4g}",
@@ -273,12 +277,11 @@ def additions_overlap(runs: Runs) -> str | None:
                 Evidence(
                     rank=NOBODY,
                     state="rank 0",
-                    text=f"{adds} additions; no irecv or no isend is in flight during "
-                    f"{exposed_adds(setting.plans[0])} of them",
+                    text=f"{adds} additions; no message moves to it during {idle_in} of "
+                    f"them, none from it during {idle_out}",
                 ),
             ),
-            rule="start the next irecv before the add, and wait for an isend as late "
-            "as possible",
+            rule=EARLY_IRECV if unready > 1 else EARLY_ISEND,
         )
     return (
         f"{setting.words}: {played.time_s:.4g} s; the messages alone {alone_s:.4g}, "
