@@ -208,7 +208,7 @@ class DistributedDataLoader:
         # TODO(data_loader.resume)
         # compare the settings and refuse a state that differs; then load the position
         raise NotImplementedError("data_loader.resume")
-        self._is_over = False  # the state says nothing of a loop of this loader
+        self._is_over = False  # given: the state says nothing of this loader's loop
 
     def _order(self) -> list[int]:
         """All samples in the order of this epoch."""

@@ -147,8 +147,8 @@ def average_weighted(comm: Comm, model: nn.Module, num_samples: int) -> None:
     rank without samples did not call backward(): its `.grad` is None or an old one.
     C1 gradient_weight is this rank's fraction of all samples
     C2 every .grad is the mean over all samples of all ranks
-    C3 a rank without samples, or without some gradient, makes the same calls; a
-    frozen parameter gets no .grad; a gradient that no rank has: None or zeros
+    C3 a rank without samples, or without some gradient, adds zeros in the same calls.
+    A frozen parameter gets no .grad. A gradient that no rank has: None or zeros
     In torch.distributed: nothing; with DDP, scale the loss by n × the weight
     Example: n = 2, 1 and 3 samples, gradients 2 and 6 → 5 and 5
     Cost: an all_reduce per parameter, and one of one element. Check: distlab check 1.12

@@ -242,7 +242,7 @@ class DistributedDataLoader:
                 raise ValueError(f"{name} is {own} here, but {saved} in the state")
         self.epoch, self.num_delivered = state["epoch"], state["num_delivered"]
         ### END SOLUTION
-        self._is_over = False  # the state says nothing of a loop of this loader
+        self._is_over = False  # given: the state says nothing of this loader's loop
 
     def _order(self) -> list[int]:
         """All samples in the order of this epoch."""

@@ -17,6 +17,7 @@ from distlab.grading.checks.trainer.evaluate_mistakes import (
     wrong_losses,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.kit.uneven import (
     left_early,
     made,
@@ -187,11 +188,12 @@ def _expect_chosen(run: Run) -> None:
 def whatever_comes(runs: Runs) -> str | None:
     """L and V: ranks with more or fewer batches, with empty ones, and with none."""
     run = _evaluated(runs, mixed=True, training=False)
-    expect_metrics(
-        [value["metrics"] for value in run.values],
-        counted(runs.seed, runs.world_size, mixed=True),
-        "with fewer, no or empty batches on some ranks evaluate",
-    )
+    with judged_after(over_all_samples, runs, "C1"):
+        expect_metrics(
+            [value["metrics"] for value in run.values],
+            counted(runs.seed, runs.world_size, mixed=True),
+            "with fewer, no or empty batches on some ranks evaluate",
+        )
     return None
 
 

@@ -88,6 +88,7 @@ def the_share_of_all_samples(runs: Runs) -> str | None:
         list((large / large.sum()).reshape(n, 1)),
         what=f"the weight for counts {many(n)}",
         tolerance=1e-12,
+        rule="add the counts up in int64 or float64: float32 counts to 2^24 only",
     )
     return None
 
