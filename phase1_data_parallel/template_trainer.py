@@ -68,7 +68,7 @@ def broadcast_model(comm: Comm, model: nn.Module, src: int = 0) -> None:
 def average_gradients(comm: Comm, model: nn.Module) -> None:
     """Replace every parameter's `.grad` by its mean over all ranks, in place.
 
-    Given: every rank has a .grad for the same parameters, from equally many samples.
+    Given: every parameter has a .grad, from equally many samples on every rank.
     C1 every .grad is the mean over the ranks
     C2 all ranks make the same calls, in the same order
     In torch.distributed: DDP does it during backward()

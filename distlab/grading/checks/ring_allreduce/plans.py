@@ -33,7 +33,9 @@ ALL_IN_ONE = (3, 8)  # the setting that is timed
 WIRE_S, ADD_S = 1.0, 0.75  # of one segment
 MOST = 1.2  # times what the messages alone take; without overlap it is 1.375 times
 EARLY_IRECV = "start the next irecv before the add, into the other buffer"
-EARLY_ISEND = "call the next isend before the add: its message moves while the rank adds"
+EARLY_ISEND = (
+    "call the next isend before the add: its message moves while the rank adds"
+)
 _SHOWN = 4  # lines of a plan
 _LIMIT = 5000
 RULE = 'a list of Op(kind, segment, buffer); kind is "irecv", "isend", "wait" or "add"'
