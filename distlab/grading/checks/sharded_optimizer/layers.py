@@ -21,7 +21,9 @@ from distlab.grading.kit.live_bytes import LiveBytes, has_memory, unseen
 from distlab.grading.kit.plain_sgd import PlainSGD
 from distlab.runner import RankContext
 
-WIDTHS = (13, 26, 17, 31, 22, 11)
+WIDTHS = (13, 26, 17, 31, 11)
+BIASED = (True, False, True, False)
+"""Which layers have a bias, a bucket of its own: it has settings of its own."""
 ROWS = 2
 ROOM = 8 * 8 * ROWS * max(WIDTHS)  # bytes of activations, and their kin
 LEFT = ROOM // 4  # after forward there is an output: less than the smallest layer
@@ -53,9 +55,9 @@ class Paused(torch.autograd.Function):
 class Layer(nn.Module):
     """Linear and tanh; `pause` is called while it computes, forward and backward."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
         super().__init__()
-        self.linear = nn.Linear(inputs, outputs, dtype=torch.float64)
+        self.linear = nn.Linear(inputs, outputs, bias=bias, dtype=torch.float64)
         self.pause: Any = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,9 +67,11 @@ class Layer(nn.Module):
 
 
 def make_layers(seed: int) -> nn.Sequential:
-    """A float64 model whose layers differ in size."""
+    """A float64 model whose layers differ in size; some have no bias."""
     sizes = itertools.pairwise(WIDTHS)
-    model = nn.Sequential(*(Layer(a, b) for a, b in sizes))
+    model = nn.Sequential(
+        *(Layer(a, b, bias) for (a, b), bias in zip(sizes, BIASED, strict=True))
+    )
     generator = torch.Generator().manual_seed(seed * 17 + 3)
     for parameter in model.parameters():
         drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
@@ -91,8 +95,8 @@ def make_inputs(seed: int, step: int, rank: int) -> Tensor:
 def layer_elements(world_size: int) -> list[int]:
     """Of each layer, the elements of a shard of it."""
     return [
-        -(-a * b // world_size) + -(-b // world_size)
-        for a, b in itertools.pairwise(WIDTHS)
+        -(-a * b // world_size) + bias * -(-b // world_size)
+        for (a, b), bias in zip(itertools.pairwise(WIDTHS), BIASED, strict=True)
     ]
 
 
