@@ -57,7 +57,8 @@ def reduce_scatter(comm: Comm, tensor: Tensor) -> int:
 
     C1 the chunk with the returned number holds the sum; all ranks return different
     numbers
-    C2 n - 1 steps; in each, a rank sends one chunk to one neighbor, always the same
+    C2 n - 1 steps; in each, a rank sends one chunk to one neighbor, always the same,
+    while it receives one from the other
     In torch.distributed: dist.reduce_scatter_tensor(output, input)
     Example: n = 2, tensors 1 2 and 10 20 → rank 0 has 11 . and returns 0, rank 1 has
     . 22 and returns 1; rank 0 may own chunk 1 instead
@@ -76,7 +77,8 @@ def all_reduce(comm: Comm, tensor: Tensor, average: bool = False) -> None:
 
     C1 every rank has the sum, bit for bit the same, in the caller's tensor
     C2 with average=True the mean; for an integer dtype ValueError, before any message
-    C3 2(n - 1) steps; in each, a rank sends one chunk to one neighbor, always the same
+    C3 2(n - 1) steps; in each, a rank sends one chunk to one neighbor, always the same,
+    while it receives one from the other
     In torch.distributed: dist.all_reduce(tensor)
     Example: n = 3, tensors 1 2, 10 20 and 100 200 → 111 222 on every rank
     Cost: 2(n - 1) messages of S/n bytes per rank. Check: distlab check 3.3

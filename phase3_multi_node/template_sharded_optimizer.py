@@ -91,7 +91,7 @@ class ShardedOptimizer(zero.BucketOptimizer):
     def shard_groups(self) -> list[zero.ParamGroup]:
         """The parameter groups for this rank's optimizer: its shards as `params`."""
         # TODO(sharded_optimizer.stage1)
-        # each of self.buckets belongs to one of self.groups: bucket.group
+        # bucket.group is the very dict of self.groups to which the bucket belongs
         raise NotImplementedError("sharded_optimizer.stage1")
 
     def scatter_gradients(self) -> None:

@@ -9,9 +9,9 @@ Cost: an all_reduce of S, most of it during backward(); S bytes of memory for bu
     bucket 0                     └─▶ all_reduce of 4, 3 ▒▒▒▒▒     wait, divide, unpack
     bucket 1                                         └─▶ of 2, 1 ▒▒▒▒▒▒▒▒
 
-backward() computes the last layer's gradient first. So it can be sent while those of
-earlier layers are still being computed. One message per parameter costs too much
-latency: use buckets. `python` with this file's name trains your class beside torch's.
+backward() computes the last layer's gradient first. It can be sent while those of
+earlier layers are computed. One message per parameter costs too much latency: use
+buckets. `python` with this file's name trains your class beside torch's.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from distlab.given.ddp_beside_torch import compare_with_torch
 
 
 def assign_buckets(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
-    """Group the tensors into buckets, beginning with the last tensor.
+    """Group the tensors, whose gradients come from the last to the first, in buckets.
 
-    C1 each tensor is in one bucket; the tensors of a bucket come in reverse order, and
-    the buckets come in the reverse order of their last tensors
+    C1 each tensor is in one bucket, in reverse order; a bucket is complete with its
+    lowest-numbered tensor, and the buckets come in the order in which they are complete
     C2 a bucket has at most bucket_bytes, unless it is a single tensor; the next tensor
     would not fit into it
     C3 all tensors of a bucket have one dtype and one device
@@ -60,7 +60,6 @@ def pack(tensors: Sequence[Tensor], flat: Tensor) -> None:
 
     Given: `flat` has one dimension, as many elements, the same dtype and device. A
     tensor may have any shape, also (), and may be non-contiguous.
-
     C4 unpack restores the values of every tensor; flat is filled in place
     """
     ### BEGIN SOLUTION distributed_data_parallel.buckets
@@ -80,7 +79,7 @@ def unpack(flat: Tensor, tensors: Sequence[Tensor]) -> None:
 
 
 class Bucket:
-    """Parameters whose gradients are sent in one message, `flat`."""
+    """Parameters whose gradients are sent in one message, `flat`: a copy of them."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
@@ -104,7 +103,6 @@ def start_all_reduce(comm: Comm, bucket: Bucket) -> Work:
     """Start to sum `bucket.flat` over the ranks, in place, and return at once.
 
     `wait()` of the Work may do a part; when it returns, the sum is in `bucket.flat`.
-
     3.10 C3 no rank waits for a message while backward() computes
     """
     ### BEGIN SOLUTION distributed_data_parallel.hooks
@@ -126,8 +124,7 @@ class DistributedDataParallel(DataParallelModule):
     DataParallelModule, which is given, has forward(), and calls finalize_backward()
     before backward() returns. It keeps in `trainable` the parameters that require a
     gradient, each once; in `arrived` those whose gradient is ready in this backward();
-    in `active` the ranks with a batch: all, except in 3.23.
-
+    in `active` a list, in ascending order, of the ranks with a batch: all, until 3.23.
     In torch.distributed: torch.nn.parallel.DistributedDataParallel
     Cost: every gradient once per step. Check: distlab check 3.10, 3.11, 3.23
     """
@@ -222,7 +219,8 @@ class DistributedDataParallel(DataParallelModule):
     def no_sync(self) -> Iterator[None]:
         """Send nothing: backward() in this block only accumulates into .grad.
 
-        3.11 C3 nothing is sent; after the block, even if it raised, backward() sends
+        3.11 C3 nothing is sent, also behind an inner block; after the outermost one,
+                even if it raised, backward() sends
         """
         ### BEGIN SOLUTION distributed_data_parallel.finish
         #| on_gradient reads self.syncs. What if an error ends the block?
@@ -257,7 +255,8 @@ class DistributedDataParallel(DataParallelModule):
     def without_gradient(self, parameter: Tensor) -> None:
         """In backward(): `parameter` gets no gradient, but its bucket must be sent.
 
-        3.23 C1 a parameter without a gradient on some ranks counts as zero there
+        3.23 C1 a parameter without a gradient on some ranks counts as zero there; it is
+                then in self.arrived, and counted, as after on_gradient
         """
         ### BEGIN SOLUTION distributed_data_parallel.unused
         #| which values does this rank add to the sum? .grad may hold the gradient of a
@@ -272,9 +271,10 @@ class DistributedDataParallel(DataParallelModule):
         """After the last batch: take part in the remaining steps of the other ranks.
 
         `for _ in ddp.join(): optimizer.step()` after the last batch, on every rank.
-
-        3.23 C3 the mean is over the ranks that have a batch; join() ends on all ranks
-                together, when no rank has a batch any more
+        Given: all_reduce_usage() returns usage, work; after work.wait() usage[r] is 1
+        if rank r has a batch. finalize_backward() reads both, as self.usage_work.
+        3.23 C3 the mean is over the ranks that have a batch; the others send zeros, no
+                old .grad; join() ends on all ranks together, when no rank has a batch
         Raises:
             ValueError: find_unused_parameters is False
         """

@@ -105,7 +105,7 @@ class ShardedOptimizer(zero.BucketOptimizer):
     def shard_groups(self) -> list[zero.ParamGroup]:
         """The parameter groups for this rank's optimizer: its shards as `params`."""
         ### BEGIN SOLUTION sharded_optimizer.stage1
-        #| each of self.buckets belongs to one of self.groups: bucket.group
+        #| bucket.group is the very dict of self.groups to which the bucket belongs
         return [
             {**group, "params": [b.shard for b in self.buckets if b.group is group]}
             for group in self.groups

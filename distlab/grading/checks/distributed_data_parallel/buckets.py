@@ -19,6 +19,12 @@ from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import NOBODY, Evidence
 
+_BY_TENSOR = "backward() computes the last tensor's gradient first"
+_BY_BUCKET = (
+    "a bucket can be sent when its lowest-numbered tensor has its gradient: "
+    "first comes the bucket that is complete first"
+)
+
 Buckets = list[list[int]]
 Spec = tuple[int, str, str]
 """A tensor: how many numbers, dtype, device."""
@@ -131,7 +137,7 @@ def each_tensor_from_last_to_first(runs: Runs) -> str | None:
                 f"{model.name}: {flaw}",
                 slug=slug,
                 evidence=_table(model, buckets),
-                rule="backward() computes the last tensor's gradient first" * is_order,
+                rule=(_BY_BUCKET if _misplaced(buckets) else _BY_TENSOR) * is_order,
             )
     return f"{len(models(runs.seed))} models"
 
@@ -160,6 +166,16 @@ def _order(buckets: Buckets) -> str:
         for one, other in pairwise(bucket):
             if one < other:
                 return f"in bucket {number} tensor {one} is before tensor {other}"
+    return _misplaced(buckets)
+
+
+def _misplaced(buckets: Buckets) -> str:
+    """The first bucket that comes before one that is complete earlier; or nothing.
+
+    Nothing either if a bucket's own tensors are out of order.
+    """
+    if any(bucket != sorted(bucket, reverse=True) for bucket in buckets):
+        return ""
     for number, (one, other) in enumerate(pairwise(bucket[-1] for bucket in buckets)):
         if one < other:  # its last tensor is the last one to have a gradient
             return (

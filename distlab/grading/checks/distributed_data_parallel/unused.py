@@ -108,6 +108,13 @@ def _take_branches(context: RankContext, unit: ModuleType, seed: int) -> dict[st
                 raise
             unsent = num_sent, len(ddp.buckets)
             raise UnusedMissedError({"unsent": unsent}) from None
+        except RuntimeError:  # as at the end of a backward() with parameters absent
+            forgotten = [p for p in ddp.unused if p not in ddp.arrived]
+            if not forgotten or len(calls_in(events)) - 1 < len(ddp.buckets):
+                raise
+            named = {p: name for name, p in model.named_parameters()}
+            told = [named[p] for p in forgotten]
+            raise UnusedMissedError({"forgotten": told}) from None
 
     steps, sent = [], list[int]()
     for step in range(2):
@@ -172,6 +179,13 @@ def _played(runs: Runs) -> Run:
                 f"rank {record.rank} sends {num_sent} of {every} buckets in a "
                 "backward() that does not reach every parameter",
                 rule="each rank sends every bucket, also where it uses none of it",
+            )
+        if told and "forgotten" in told:
+            raise NotYetError(
+                f"rank {record.rank}: without_gradient was called for "
+                f"{', '.join(told['forgotten'])}; afterwards they are not in "
+                "self.arrived",
+                rule="without_gradient adds its parameter to self.arrived",
             )
         if told is None or "unused" not in told:
             continue
