@@ -363,6 +363,6 @@ def expect_inputs_only(run: Run) -> str:
         )
     share = again["held"] / plain["held"]
     return (
-        f"autograd saves {again['held']} of {plain['held']} bytes ({share:.0%}), at the "
-        f"peak {again['peak']} of {plain['peak']}"
+        f"autograd saves {again['held']} of {plain['held']} bytes ({share:.0%}), "
+        f"at the peak {again['peak']} of {plain['peak']}"
     )

@@ -279,8 +279,8 @@ def additions_overlap(runs: Runs) -> str | None:
                 Evidence(
                     rank=NOBODY,
                     state="rank 0",
-                    text=f"{adds} additions; no message moves to it during {idle_in} of "
-                    f"them, none from it during {idle_out}",
+                    text=f"{adds} additions; no message moves to it during {idle_in} "
+                    f"of them, none from it during {idle_out}",
                 ),
             ),
             rule=EARLY_IRECV if unready > 1 else EARLY_ISEND,
