@@ -11,7 +11,8 @@ Cost: one all_gather of 8 numbers per rank and step.
     rank 2   data █ compute ██████ communication ░░░░░░░   waits for rank 1
 
 What a rank recorded of a step is a Record: rank, data_s, compute_s, communication_s,
-loss, num_samples, num_nonfinite, checksum.
+loss, num_samples, num_nonfinite, checksum. Shares of a step: data, compute,
+communication. A StepReport: shares, a dict by rank; loss; samples_per_s.
 """
 
 from __future__ import annotations
@@ -51,8 +52,7 @@ def now_s() -> float:
     In torch.distributed: its timeouts count on such a clock; CUDA events for a GPU
     """
     # TODO(monitoring.step_report)
-    # the module time has several clocks. which ones can go back? which ones stop
-    # while a process waits?
+    # which clocks of the module time can go back, or stop while a process waits?
     raise NotImplementedError("monitoring.step_report")
 
 

@@ -23,6 +23,26 @@ class Bucket(Protocol):
         """One dimension; the sum over the ranks goes into it, in place."""
 
 
+class FlatBucket:
+    """A Bucket that is not DDP's: `flat` is written into, and never replaced."""
+
+    def __init__(self, parameters: Sequence[Tensor], flat: Tensor) -> None:
+        self.parameters = parameters
+        self._flat = flat
+
+    @property
+    def flat(self) -> Tensor:
+        """See `Bucket.flat`."""
+        return self._flat
+
+    @flat.setter
+    def flat(self, value: Tensor) -> None:
+        if value is not self._flat:  # `bucket.flat += t` assigns the same tensor
+            raise ValueError(
+                "bucket.flat was replaced by another tensor: write into it"
+            )
+
+
 class Later:
     """A Work: its wait() waits for `works` and then calls `then`, once."""
 

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from distlab.comm import Comm, TorchComm, Work
+from distlab.given.compression import FlatBucket
 
 Hook = Callable[[Comm, Any], Work]
-
-
-@dataclass(frozen=True)
-class _Bucket:
-    parameters: Sequence[Tensor]
-    flat: Tensor
 
 
 class _TwoGroups:
@@ -58,7 +52,7 @@ def torch_hook(hook: Hook, comm: Comm | None = None) -> Callable[..., Any]:
 
     # torch compares annotations with its classes; here they are strings. So none.
     def registered(state, bucket):  # type: ignore[no-untyped-def]
-        given = _Bucket(bucket.parameters(), bucket.buffer())
+        given = FlatBucket(bucket.parameters(), bucket.buffer())
         work = hook(both, given)
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         pool.submit(_finish, work, given.flat, n, future)

@@ -6,25 +6,17 @@ curvatures a, so that the best x is the mean of the targets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from distlab.curriculum import load
-from distlab.given.compression import Residuals
+from distlab.given.compression import FlatBucket, Residuals
 from distlab.runner import RankContext
 from distlab.sim import run
 
 SIZE, NUM_RANKS, NUM_STEPS, RATE = 100, 4, 500, 0.05
-
-
-@dataclass(frozen=True)
-class _Bucket:
-    parameters: list[Tensor]
-    flat: Tensor
 
 
 def gaps(code: str, ratio: float) -> tuple[float, float]:
@@ -48,7 +40,7 @@ def _descend(context: RankContext, unit: Any, ratio: float, forgets: bool) -> fl
     targets = 5 * torch.randn(NUM_RANKS, SIZE, generator=generator, dtype=torch.float64)
     x = torch.zeros(SIZE, dtype=torch.float64)
     hook = unit.TopK(ratio)
-    bucket = _Bucket([x], torch.zeros_like(x))
+    bucket = FlatBucket([x], torch.zeros_like(x))
     for _ in range(NUM_STEPS):
         bucket.flat.copy_(curvature * (x - targets[context.rank]))
         if forgets:

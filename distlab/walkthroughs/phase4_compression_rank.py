@@ -5,8 +5,7 @@ Scenarios as the autograder's: `(context, unit, **values) -> plain data`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -24,14 +23,6 @@ SIDE = 96  # rows and columns of the gradient whose bytes are counted
 BATCH, LEARNING_RATE = 32, 0.1
 
 Hook = Callable[[Comm, Any], Work]
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """As DDP's."""
-
-    parameters: Sequence[Tensor]
-    flat: Tensor
 
 
 def hooks(unit: ModuleType) -> dict[str, Hook]:
@@ -55,7 +46,7 @@ def sent_shares(
     gradient, found = torch.randn(size, generator=generator), {}
     for name, hook in hooks(unit).items():
         traffic = Traffic()
-        bucket = Bucket([torch.zeros(SIDE, SIDE)], gradient.clone())
+        bucket = given.FlatBucket([torch.zeros(SIDE, SIDE)], gradient.clone())
         hook(ByteMeter(context.comm, traffic), bucket).wait()
         found[name] = 100 * traffic.sent_bytes / dense
     return found
@@ -73,7 +64,7 @@ def residuals(
     """By step, what this rank keeps of each element; the gradients never change."""
     given_flat = torch.tensor(gradients, dtype=torch.float64)
     hook, flat = unit.TopK(ratio), torch.empty_like(given_flat)
-    bucket, kept = Bucket([flat.clone()], flat), []
+    bucket, kept = given.FlatBucket([flat.clone()], flat), []
     for _ in range(num_steps):
         flat.copy_(given_flat)
         hook(context.comm, bucket).wait()
@@ -97,7 +88,7 @@ def train_digits(
     comm, data, model = context.comm, load_digits_split(), make_mlp(seed=seed)
     parameters = list(model.parameters())
     sizes = [parameter.numel() for parameter in parameters]
-    bucket = Bucket(parameters, torch.empty(sum(sizes), dtype=torch.float64))
+    bucket = given.FlatBucket(parameters, torch.empty(sum(sizes), dtype=torch.float64))
     hook, percent = unit.TopK(ratio), []
     for epoch in range(epochs):
         generator = torch.Generator().manual_seed(epoch)
@@ -146,7 +137,7 @@ def approximate(
         assert isinstance(exact, Tensor)
         traffic, hook = Traffic(), unit.PowerSGD(r)
         comm = ByteMeter(context.comm, traffic)
-        bucket = Bucket([torch.zeros(SIDE, SIDE)], own.clone())
+        bucket = given.FlatBucket([torch.zeros(SIDE, SIDE)], own.clone())
         total, steps = torch.zeros_like(exact), []
         for _ in range(num_steps):
             bucket.flat.copy_(own)

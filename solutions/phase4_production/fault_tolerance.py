@@ -97,7 +97,8 @@ def save(
     C4 an error on one rank (its disk is full, a dtype fits no shard) becomes a
     CheckpointError on every rank, which names the rank and the error; no rank waits
     forever
-    C5 rank 0 then calls remove_old, also after an error: it makes room
+    C5 rank 0 then calls remove_old, also after an error: it makes room. Whether an
+    error of remove_old itself is one of save is free
     In torch.distributed: torch.distributed.checkpoint.save, see 4.17
     Cost: two exchanges. Check: distlab check 4.3
     """
@@ -137,7 +138,7 @@ def load(disk: Disk) -> Checkpoint | None:
     C1 the highest step of which every shard is there, with the size and the SHA-256 of
     its record, and the manifest's step is that of its name; the shards in the order of
     ranks. The disk is only read
-    C2 refused: a line for each higher step, which names the file and says why
+    C2 refused: for each higher step a line: the missing or damaged file, and why
     C3 CheckpointError with the lines of refused, if there are manifests, but no
     checkpoint is complete: training must not start from step 0 without a word
     In torch.distributed: torch.distributed.checkpoint.load, which has no fallback

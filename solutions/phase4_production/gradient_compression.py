@@ -123,12 +123,13 @@ class Int8:
         C1 each element is within n scales of the ranks' sum, with the scale (largest
         magnitude of gradient + residual on any rank) / (127 // n). A bucket of zeros
         stays zeros: its scale is 0, and 0 / 0 would be nan
-        C2 no sum of int8 overflows, whatever the ranks have
+        C2 no int8 overflows, neither a rank's number nor the sum, whatever the ranks
+        have. In 16 bits largest / scale may round to more than the 127 // n levels
         C3 what rounding has changed is added to the gradient in the next step
         C4 an element takes one byte in an all_reduce, plus one number per bucket, for
         the scale
         C5 the call returns at once: the rank waits in wait() only
-        Example: two ranks, 10 and 3.2, levels 63, scale 10/63: 63 + 20 = 83 → 13.17
+        Example: two ranks, 10 and 4, levels 63, scale 10/63: 63 + 25 = 88 → 13.97
         Cost: 2(n-1)/n · N bytes, two collectives. Check: distlab check 4.14
         """
         ### BEGIN SOLUTION gradient_compression.int8

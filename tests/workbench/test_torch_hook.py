@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from distlab.comm import TorchComm, leave_default_group
+from distlab.given.compression import FlatBucket
 from distlab.given.torch_hook import torch_hook
-from distlab.grading.checks.gradient_compression.hooked import Bucket
 from distlab.grading.kit.torchrun_env import keep_wrappers, like_torchrun
 from distlab.runner import Cluster, Limits, RankContext
 from tests.workbench.test_gradient_compression import hook_of
@@ -73,7 +73,7 @@ def in_torchs_ddp(context: RankContext, name: str) -> dict[str, Any]:
         for parameters, flat in calls:
             found = torch.cat([p.grad.flatten() for p in parameters])
             own = flat.clone()
-            alone(comm, Bucket(parameters, flat)).wait()
+            alone(comm, FlatBucket(parameters, flat)).wait()
             comm.all_reduce(own)
             mean = own / context.world_size
             gaps.append(

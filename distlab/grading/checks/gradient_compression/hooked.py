@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from distlab.comm import Call, Comm, Work, Wrapper
+from distlab.given.compression import FlatBucket
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
@@ -23,14 +23,6 @@ STEPS = 4
 
 Gradients = list[list[list[Tensor]]]
 """By step, bucket and rank: bucket.flat before the hook is called."""
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """As DDP's."""
-
-    parameters: Sequence[Tensor]
-    flat: Tensor
 
 
 class Mistake(NamedTuple):
@@ -76,14 +68,14 @@ class _Heard:
         return self._work.is_completed()
 
 
-def make_buckets(device: torch.device, dtype: torch.dtype) -> list[Bucket]:
+def make_buckets(device: torch.device, dtype: torch.dtype) -> list[FlatBucket]:
     """Two of them, each with parameters of its own."""
     buckets = []
     for _ in range(NUM_BUCKETS):
         parameters = [torch.zeros(shape, device=device) for shape in SHAPES]
         size = sum(parameter.numel() for parameter in parameters)
         flat = torch.zeros(size, dtype=dtype, device=device)
-        buckets.append(Bucket(parameters, flat))
+        buckets.append(FlatBucket(parameters, flat))
     return buckets
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.given.compression import Residuals, first_factor
-from distlab.grading.checks.gradient_compression.hooked import Bucket, Listener
+from distlab.given.compression import FlatBucket, Residuals, first_factor
+from distlab.grading.checks.gradient_compression.hooked import Listener
 from distlab.runner import RankContext
 
 RANK, STEPS, MOVED = 2, 4, 2
@@ -88,7 +88,9 @@ def compress_several(
         buckets, works, comms = [], [], []
         for places in layout(step):
             parts = [of_parameters[i][rank].to(kind) for i in places]
-            buckets.append(Bucket([parameters[i] for i in places], torch.cat(parts)))
+            buckets.append(
+                FlatBucket([parameters[i] for i in places], torch.cat(parts))
+            )
             comms.append(Listener(context.comm, []))
             works.append(hook(comms[-1], buckets[-1]))
         for comm, work in zip(comms, works, strict=True):
@@ -118,7 +120,7 @@ def _kept_of_others(hook: Any, parameters: list[Tensor], kind: torch.dtype) -> T
     residuals = getattr(hook, "residuals", None)
     if not isinstance(residuals, Residuals):
         return flat
-    return residuals.of(Bucket(some, flat))
+    return residuals.of(FlatBucket(some, flat))
 
 
 @lru_cache(maxsize=64)
