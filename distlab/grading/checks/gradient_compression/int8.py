@@ -11,13 +11,13 @@ from torch import Tensor
 from distlab.grading.checks.gradient_compression.hooked import (
     WORLDS,
     Gradients,
-    Mistake,
     bytes_over,
     expect_no_wait_in_call,
     expect_work,
     heard_lines,
     sums_of,
 )
+from distlab.grading.checks.gradient_compression.int8_mistakes import MISTAKES, guesses
 from distlab.grading.checks.gradient_compression.int8_steps import (
     NUM_SMALL,
     PEAK,
@@ -43,70 +43,6 @@ from distlab.runner.autopsy import Evidence
 
 TASK = "gradient_compression.int8"
 HEADER_BYTES = 16  # a scale, and whatever else is one number
-
-
-def guesses(parts: Sequence[Tensor]) -> dict[str, list[Tensor]]:
-    """What known mistakes leave on each rank in the first step."""
-    n, total = len(parts), torch.stack(list(parts)).sum(0)
-    shared = scale_of(parts, 127)
-    beyond = scale_of(parts, 128 // n)
-    overshot = wrapped(sum(wrapped((part / beyond).round()) for part in parts))  # type: ignore[arg-type]
-    overflown = wrapped(sum((part / shared).round() for part in parts))  # type: ignore[arg-type]
-    fractional = wrapped(sum((p / scale_of(parts, 127 / n)).round() for p in parts))  # type: ignore[arg-type]
-    largest = max(float(part.max()) for part in parts) / (127 // n) or 1e-300
-    signed = wrapped(sum(wrapped((part / largest).round()) for part in parts))  # type: ignore[arg-type]
-    own = [max(scale_of([part], 127 // n), 1e-300) for part in parts]
-    summed = sum((part / s).round() for part, s in zip(parts, own, strict=True))
-    return {
-        "int8-overflow": [overflown * shared] * n,
-        "fractional-levels": [fractional * scale_of(parts, 127 / n)] * n,
-        "levels-of-128": [overshot * beyond] * n,
-        "signed-scale": [signed * largest] * n,
-        "own-scale": [summed * s for s in own],  # type: ignore[misc]
-        "divided-twice": [total / n] * n,
-        "own-gradient-only": list(parts),
-    }
-
-
-_LEVELS = "a rank's numbers may be as large as 127 // n"
-MISTAKES = {
-    "int8-overflow": Mistake(
-        "int8-overflow",
-        "a sum of the ranks' numbers does not fit into int8: it wrapped around",
-        _LEVELS,
-    ),
-    "fractional-levels": Mistake(
-        "int8-overflow",
-        "the levels are 127 / n, not rounded down: each rank rounds its largest number "
-        "up, and the sum wraps around",
-        _LEVELS,
-    ),
-    "levels-of-128": Mistake(
-        "int8-overflow",
-        "the levels are 128 // n: int8 ends at 127, and 128 becomes -128",
-        _LEVELS,
-    ),
-    "own-scale": Mistake(
-        "own-scale",
-        "each rank used its own scale: numbers of different units were added",
-        "all_reduce the scale with ReduceOp.MAX first",
-    ),
-    "signed-scale": Mistake(
-        "",
-        "the scale is that of the largest element, not of the largest magnitude: a "
-        "negative one does not fit into int8",
-        "corrected.abs().max()",
-    ),
-    "divided-twice": Mistake(
-        "divided-twice",
-        "bucket.flat is the mean, not the sum: DDP divides again",
-        "leave the sum in bucket.flat: DDP divides it",
-    ),
-    "own-gradient-only": Mistake(
-        "own-gradient-only", "every rank still has its own gradient"
-    ),
-}
-"""By their names in `guesses`."""
 
 
 def off(actual: Tensor, expected: Tensor) -> float:

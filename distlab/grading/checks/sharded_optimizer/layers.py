@@ -23,7 +23,7 @@ from distlab.runner import RankContext
 
 WIDTHS = (13, 26, 17, 31, 11)
 BIASED = (True, False, True, False)
-"""Which layers have a bias, a bucket of its own: it has settings of its own."""
+"""Which layers have a bias, in another bucket: its settings differ."""
 ROWS = 2
 ROOM = 8 * 8 * ROWS * max(WIDTHS)  # bytes of activations, and their kin
 LEFT = ROOM // 4  # after forward there is an output: less than the smallest layer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from distlab.grading.checks.trainer.gradient_weight_mistakes import (
     skipped_none,
@@ -82,15 +83,22 @@ def the_share_of_all_samples(runs: Runs) -> str | None:
         same_everywhere(torch.zeros(1, dtype=torch.float64), n),
         what="the weight when no rank has a sample",
     )
-    large = torch.tensor(many(n), dtype=torch.float64)
-    expect_values(
-        [weights[3:] for weights in found],
-        list((large / large.sum()).reshape(n, 1)),
-        what=f"the weight for counts {many(n)}",
-        tolerance=1e-12,
-        rule="add the counts up in int64 or float64: float32 counts to 2^24 only",
-    )
+    _expect_exact([weights[3:] for weights in found], many(n))
     return None
+
+
+def _expect_exact(found: list[Tensor], counts: list[int]) -> None:
+    large = torch.tensor(counts, dtype=torch.float64)
+    try:
+        expect_values(
+            found,
+            list((large / large.sum()).reshape(len(counts), 1)),
+            what=f"the weight for counts {counts}",
+            tolerance=1e-12,
+        )
+    except NotYetError as error:
+        rule = "add the counts up in int64 or float64: float32 counts to 2^24 only"
+        raise error.but(rule=error.rule or rule) from error
 
 
 @clause("trainer.gradient_weight", "C2", worlds=UNEVEN, runs=[on_ranks(average_uneven)])
