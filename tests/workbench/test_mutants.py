@@ -19,6 +19,7 @@ import pytest
 from distlab.cli import mutants as command
 from distlab.grading.catalogue import CatalogueError, Entry, read_catalogue
 from distlab.grading.changes import with_changes
+from distlab.grading.differential.observe import COMPILER
 from distlab.grading.mutants import EntryResult, judge
 from distlab.runner import Cluster
 from tests.workbench.judging import CURRICULUM, catalogue
@@ -288,3 +289,12 @@ def test_a_harness_error_is_neither_killed_nor_accepted() -> None:
     )
     assert not seen.killed
     assert not replace(seen, entry=BY_ID["A01"]).is_right
+
+
+def test_operations_are_not_counted_because_of_another_unit() -> None:
+    dear = BY_ID["A158"]  # right, and computes more than the reference
+    unit = CURRICULUM.units[dear.task.partition(".")[0]]
+    assert COMPILER not in unit.preload
+    with Cluster(preload=(COMPILER,)) as other:
+        (result,) = judge(CURRICULUM, other, [dear])
+    assert result.status == "pass", result.message

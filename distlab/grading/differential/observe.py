@@ -42,6 +42,7 @@ from distlab.grading.together import play_reported
 from distlab.runner import RankContext
 from distlab.runner.rank import resolve
 
+COMPILER = "torch._dynamo"  # a dispatch mode imports it
 _ENTRIES = ("handle", "on")  # of a service: given, and they call what a learner wrote
 _LOOKS = 200  # at calls of one function in a scenario; some make ten thousand
 _EARLIER = 64  # tensors of earlier calls that are looked at again
@@ -253,7 +254,7 @@ def play_twice(
         operations, scenario = Operations(), resolve(name)
         # To enter a mode, torch imports its compiler. That takes each rank seconds,
         # unless the unit is one that trains: then it was preloaded.
-        is_counted = "torch._dynamo" in sys.modules
+        is_counted = COMPILER in sys.modules
         with operations if is_counted else nullcontext():
             play_reported(
                 context, values["seed"], partial(scenario, silent, module, **values)
