@@ -37,8 +37,8 @@ def digest_of(curriculum: Curriculum, unit: str) -> str:
     codes = [curriculum.units[unit].solution(root)]
     codes += sorted((root / "distlab" / "grading" / "checks" / unit).glob("*.py"))
     catalogue = sorted((root / FOLDER / unit).glob("*.toml"))
-    said = {file.name: _code(_text(file)) for file in codes}
-    said |= {file.name: _entries(_text(file)) for file in catalogue}
+    said = [(file.name, _code(_text(file))) for file in codes]
+    said += [(file.name, _entries(_text(file))) for file in catalogue]
     return _digest(said)
 
 
@@ -58,7 +58,7 @@ def touched(curriculum: Curriculum, entries: Iterable[Entry]) -> list[Entry]:
     changed = unverified(curriculum)
     grading = curriculum.root / "distlab" / "grading"
     shared = [f for f in sorted(grading.rglob("*.py")) if "checks" not in f.parts]
-    turn = int(_digest({file.name: _code(_text(file)) for file in shared}), 16)
+    turn = int(_digest((file.name, _code(_text(file))) for file in shared), 16)
     return [
         entry
         for entry in entries
@@ -138,8 +138,9 @@ def _entries(text: str) -> str:
         return text
 
 
-def _digest(said: Mapping[str, str]) -> str:
+def _digest(said: Iterable[tuple[str, str]]) -> str:
+    """Of names and texts; files in two folders may have one name."""
     digest = hashlib.sha256()
-    for name, text in said.items():
+    for name, text in said:
         digest.update(f"{name}\n{text}".encode())
     return digest.hexdigest()[:12]

@@ -84,6 +84,15 @@ def test_comments_and_docstrings_change_no_verdict(
     assert digest_of(course, UNIT) == before
 
 
+def test_a_check_may_be_called_as_its_unit(course: Curriculum) -> None:
+    checks = course.root / "distlab" / "grading" / "checks" / UNIT
+    (checks / f"{UNIT}.py").write_text("one = 1\n", encoding="utf-8")
+    before = digest_of(course, UNIT)
+    solution = course.units[UNIT].solution(course.root)
+    solution.write_text(solution.read_text("utf-8") + "two = 2\n", encoding="utf-8")
+    assert digest_of(course, UNIT) != before
+
+
 def test_of_what_is_noted_a_tenth_is_played_in_turn(course: Curriculum) -> None:
     stamp(course, ENTRIES, dict.fromkeys(names(ENTRIES), True))
     turns = set()
