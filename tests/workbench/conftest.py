@@ -12,6 +12,7 @@ import pytest
 
 from distlab.runner import Cluster
 from tests.workbench.course import ROOT, Course
+from tests.workbench.golden import Golden
 from tests.workbench.launching import Agent, free_port, script
 
 # pytest-xdist sets it in its workers: messages would be wrapped to that width.
@@ -23,6 +24,12 @@ def pytest_report_header() -> list[str]:
         "These are the tests of distlab itself, thousands of them.",
         "Your own work: pytest tests/test_phase1.py, or distlab check.",
     ]
+
+
+@pytest.fixture(scope="session")
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Holds an output's wording: `golden("cli/status", text)`."""
+    return Golden(request.config.getoption("--regenerate-golden"))
 
 
 @pytest.fixture(scope="session")

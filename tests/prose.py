@@ -1,0 +1,73 @@
+"""Count the assertions on prose: `python -m tests.prose [files]`; `--list` names them.
+
+An assertion on prose is one that an editor breaks by changing a sentence: a string of
+three or more words of which at least two are plain lower-case words, compared with a
+text (`in`, `==`, `startswith`, `match=`). Names are no prose, so a flag, a path, a slug,
+"rank 2" or a number may be asserted freely.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT_METHODS = {"startswith", "endswith", "count", "index", "find"}
+SEARCHES = {"search", "match", "fullmatch", "findall"}
+
+
+def is_prose(text: str) -> bool:
+    words = re.sub(r"\\[bsdwSDW]|\\.|[.,:;!?*+^$()'\"]", " ", text).split()
+    plain = [word for word in words if re.fullmatch(r"[a-z]{2,}", word)]
+    return len(words) >= 3 and len(plain) >= 2 and "\n" not in text.strip("\n")
+
+
+def strings(node: ast.AST) -> Iterator[ast.Constant]:
+    """The literals in an expression, f-strings' parts among them."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Constant) and isinstance(part.value, str):
+            yield part
+
+
+def texts(tree: ast.AST) -> Iterator[ast.Constant]:
+    """Every literal that a test compares with a text."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            for part in ast.walk(node.test):
+                if isinstance(part, ast.Compare):
+                    for side in (part.left, *part.comparators):
+                        if not isinstance(side, ast.Call):
+                            yield from strings(side)
+                if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute):
+                    if part.func.attr in TEXT_METHODS | SEARCHES:
+                        for argument in part.args:
+                            yield from strings(argument)
+        if isinstance(node, ast.keyword) and node.arg == "match":
+            yield from strings(node.value)
+
+
+def prose_in(path: Path) -> list[ast.Constant]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = {id(text): text for text in texts(tree) if is_prose(text.value)}
+    return sorted(found.values(), key=lambda text: text.lineno)
+
+
+def main(arguments: list[str]) -> None:
+    listed = "--list" in arguments
+    named = [Path(name) for name in arguments if name != "--list"]
+    total = 0
+    for path in named or sorted((ROOT / "tests").rglob("*.py")):
+        found = prose_in(path)
+        total += len(found)
+        for text in found if listed else ():
+            print(f"{path}:{text.lineno}: {text.value!r}")
+        if found and not listed:
+            print(f"{len(found):4d}  {path}")
+    print(f"{total:4d}  assertions on prose")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
