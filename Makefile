@@ -4,6 +4,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest -p no:nbval --numprocesses auto --maxprocesses 4 --dist worksteal
+REPORT = $(if $(DISTLAB_REPORT),--junitxml=$(DISTLAB_REPORT))
 FIGURES := $(patsubst figures/%.py,figures.%,\
   $(filter-out figures/draw.py,$(wildcard figures/[a-z]*.py)))
 
@@ -21,20 +22,23 @@ help:  ## this list
 demo: .venv/.ready  ## four processes train together and arrive at the same weights
 	@$(PY) -m distlab demo
 
-test: .venv/.ready  ## the tests of the workbench and of the solutions
-	@$(PYTEST) -m "not slow" --durations 5
+# UNIT is a path or a name: `make test UNIT=trainer` runs the tests that name it.
+UNIT ?=
+test: .venv/.ready  ## the tests of the workbench and the solutions; UNIT=trainer for a part
+	@if [ -z "$(UNIT)" ]; then $(PYTEST) -m "not slow" --durations 5 $(REPORT); \
+	elif [ -e "$(UNIT)" ]; then $(PY) -m pytest -p no:nbval "$(UNIT)"; \
+	else $(PYTEST) -m "not slow" -k "$(UNIT)"; fi
 
-test-slow: .venv/.ready  ## what `make test` leaves out, and the catalogue of what changed
-	@$(PYTEST) -m "slow and not own" --durations 5
-	@$(MAKE) --no-print-directory test-touched
+test-slow: .venv/.ready  ## what `make test` leaves out: end to end, real torchrun
+	@$(PYTEST) -m "slow and not own" --durations 20 $(REPORT)
 
-test-touched: .venv/.ready  ## the catalogue of what changed, fifteen minutes of it
-	@$(PY) -m distlab mutants --touched --minutes 15
+test-touched: .venv/.ready  ## the catalogue of what changed, five minutes of it
+	@$(PY) -m distlab mutants --touched --minutes 5
 
 test-failed: .venv/.ready  ## those that failed the last time once more, one by one
 	@$(PY) -m pytest --last-failed --last-failed-no-failures none
 
-test-all: test test-slow  ## both
+test-all: test test-slow test-touched  ## all three
 
 test-tracking: .venv/.ready-tracking  ## real MLflow, TensorBoard and Prometheus client
 	@DISTLAB_TEST_TRACKING=1 $(PY) -m pytest tests/workbench/test_ddp_tracking.py \

@@ -1,6 +1,10 @@
 """Say at the top which files are graded, when one of the phase tests is run."""
 
+import os
+import shutil
 import signal
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +15,41 @@ put_last()  # pytest looks for modules in the working folder first
 # A shell that starts a job in the background has it ignore Ctrl-C; some tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Everything temporary goes to one folder of the session, which is removed at its end.
+# What torch leaves behind there when a test kills its processes is not ours to mend, but
+# a folder of distlab's own that is still there is a defect, and fails the session.
+OURS = ("distlab-", "chaos-", "dl-", "ray-")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput") or "--collect-only" in config.invocation_params.args:
+        return
+    folder = tempfile.mkdtemp(prefix="dt-")  # short: sockets lie below it
+    os.chmod(folder, 0o1777)  # as /tmp is: some tests act as an ordinary user
+    config.stash[FOLDER] = folder
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+
+FOLDER = pytest.StashKey[str]()
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    folder = session.config.stash.get(FOLDER, None)
+    if folder is None:
+        return
+    left = sorted(path.name for path in Path(folder).iterdir())
+    left = [name for name in left if name.startswith(OURS)]
+    if left:
+        print(f"\nleft behind in the temporary folder: {', '.join(left)}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    folder = config.stash.get(FOLDER, None)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

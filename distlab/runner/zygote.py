@@ -40,7 +40,7 @@ class Zygote:
         self._parent = parent
         self._ranks: set[int] = set()
         self._job: dict[str, Any] = {}
-        self._folder: str | None = None  # of the run under way
+        self._folder: str | None = None  # of the last run; its parent removes it
         self._moves: Iterator[None] | None = moves_to_huge_pages()
         self._wakeup_read, self._wakeup_write = os.pipe()
         os.set_blocking(self._wakeup_read, False)
@@ -89,7 +89,6 @@ class Zygote:
             end_descendants()
             self._bury()
             self._ranks.clear()
-            self._folder = None  # the parent removes it
             self._tell({"k": "ended"})
 
     def _start(self, job: dict[str, Any], descriptors: list[int]) -> None:
@@ -172,7 +171,8 @@ class Zygote:
 
     def _leave(self) -> None:
         end_descendants()
-        if self._folder is not None:  # the parent was killed and cannot do it
+        # The parent may have been killed, during a run or between two of them.
+        if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 
 from distlab.runner import Cluster, Limits
 from tests.workbench.conformance import misbehaviour
@@ -20,6 +21,9 @@ def main() -> None:
                 run = cluster.run(misbehaviour.is_alone, 3)
                 print(run.outcome, run.values, flush=True)
             return
+        if sys.argv[1] == "idle":
+            print(cluster.run(misbehaviour.hello, 2).outcome, flush=True)
+            time.sleep(60)
         try:
             cluster.run(
                 misbehaviour.sleeps_long,
