@@ -11,6 +11,8 @@ import torch
 from distlab.comm import ANY, PeerLost
 from distlab.runner import Limits, RankContext, RunnerError
 from distlab.sim import AlphaBeta, SimRun, carriers, run
+from tests.workbench.golden import Golden
+from tests.workbench.refusals import refusal
 
 NET = AlphaBeta(alpha_s=3e-6, bytes_per_s=2e9)
 ALPHA_S, BYTES_PER_S = NET.alpha_s, NET.bytes_per_s
@@ -166,7 +168,7 @@ def test_a_ring_of_sends_is_a_cycle(n: int, journal: bool) -> None:
     assert (done.outcome, done.cycle) == ("deadlock", tuple(range(n)))
     assert done.waits_for == {rank: ((rank + 1) % n,) for rank in range(n)}
     assert {record.status for record in done.ranks} == {"waiting"}
-    assert "all wait in send, no rank is in recv" in done.explanation
+    assert {r.waiting["op"] for r in done.ranks if r.waiting} == {"send"}
     with open(__file__) as file:
         line = [i for i, s in enumerate(file, 1) if "THE LINE OF THE SEND" in s]
     where = {(r.waiting["file"], r.waiting["line"]) for r in done.ranks if r.waiting}
@@ -225,9 +227,9 @@ def test_a_limit_that_was_not_needed_costs_nothing() -> None:
 # ── what is refused ─────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("n", [0, -1, 4097, 100_000])
+@pytest.mark.parametrize("n", [0, -1, 4097])
 def test_how_many_ranks_there_can_be(n: int) -> None:
-    with pytest.raises(ValueError, match="between 1 and 4096 simulated ones"):
+    with pytest.raises(ValueError, match=rf"(^|\s){n}\b.*\b4096\b"):
         run(clock, n)
 
 
@@ -237,20 +239,36 @@ def test_4096_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "sentence"),
+    ("name", "value"),
     [
-        ({"alpha_s": -1.0}, "alpha_s is -1.0"),
-        ({"alpha_s": math.inf}, "alpha_s is inf"),
-        ({"bytes_per_s": 0.0}, "bytes_per_s is 0.0: it must be above 0"),
-        ({"bytes_per_s": math.nan}, "bytes_per_s is nan"),
+        ("alpha_s", -1.0),
+        ("alpha_s", math.inf),
+        ("bytes_per_s", 0.0),
+        ("bytes_per_s", math.nan),
     ],
 )
-def test_networks_that_cannot_be(facts: dict[str, float], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        AlphaBeta(**facts)
+def test_networks_that_cannot_be(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"\b{name}\b.*{value}"):
+        AlphaBeta(**{name: value})
 
 
-def test_a_missing_greenlet_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_greenlet_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carriers, "greenlet", None)
-    with pytest.raises(RunnerError, match="needs the package greenlet: pip install"):
+    with pytest.raises(RunnerError, match=r"\bgreenlet\b"):
         run(clock, 2)
+
+
+def test_how_refusals_are_worded(
+    golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [
+        refusal(ValueError, run, clock, 4097),
+        refusal(ValueError, AlphaBeta, alpha_s=-1.0),
+        refusal(ValueError, AlphaBeta, bytes_per_s=0.0),
+        refusal(ValueError, run, clock, 2, carrier="fibers"),
+        refusal(ValueError, run, clock, 2, eager_bytes=-1),
+        refusal(ValueError, run, clock, 2, wall_limit_s=0.0),
+        refusal(ValueError, run, clock, 2, payload="bytes"),
+    ]
+    monkeypatch.setattr(carriers, "greenlet", None)
+    golden("sim/refused-runs", "\n".join([*told, refusal(RunnerError, run, clock, 2)]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import threading
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 
 from distlab.runner import RankContext, RunnerError
 from distlab.sim import generators, run
+from tests.workbench.golden import Golden
+from tests.workbench.refusals import refusal
 
 ATTEMPTS: list[int] = []
 
@@ -153,7 +156,8 @@ def test_a_rank_that_spins_is_ended_by_the_wall_clock(
     carrier: Any, stubborn: bool
 ) -> None:
     before = threading.active_count()
-    with pytest.raises(RunnerError, match=r"not done after 0.2 s .*rank 1 was at .*:"):
+    place = r"rank 1\b.*test_sim_isolation\.py:\d+"
+    with pytest.raises(RunnerError, match=rf"\b0\.2 s\b.*{place}"):
         run(spins, 3, stubborn, wall_limit_s=0.2, carrier=carrier)
     assert threading.active_count() == before
 
@@ -163,9 +167,17 @@ def test_a_rank_that_spins_is_ended_by_the_wall_clock(
 def test_a_rank_that_holds_on_to_its_turn_is_named(
     carrier: Any, stubborn: bool
 ) -> None:
-    said = r"^one rank went on for 0.2 s .*; rank 1 was at .*test_sim_isolation.py:"
-    with pytest.raises(RunnerError, match=said):
+    place = r"rank 1\b.*test_sim_isolation\.py:\d+"
+    with pytest.raises(RunnerError, match=rf"\b0\.2 s\b.*{place}"):
         run(spins, 3, stubborn, turn_limit_s=0.2, carrier=carrier)
+
+
+def test_each_limit_has_its_own_words(golden: Golden) -> None:
+    told = [
+        refusal(RunnerError, run, spins, 3, False, **{limit: 0.2})
+        for limit in ("wall_limit_s", "turn_limit_s")
+    ]
+    golden("sim/time-limits", re.sub(r"\.py:\d+", ".py:<line>", "\n".join(told)))
 
 
 @pytest.mark.parametrize("limit", ["wall_limit_s", "turn_limit_s"])

@@ -48,12 +48,14 @@ def all_from_anyone(ctx: RankContext, last_leaves: bool) -> None:
 def test_a_knot_is_a_circle_and_a_way_out_is_none() -> None:
     knot = run(all_from_anyone, 4, False)
     assert (knot.outcome, knot.cycle) == ("deadlock", (0, 1))
-    assert "all wait in recv, no rank is in send" in knot.explanation
+    assert {r.waiting["op"] for r in knot.ranks if r.waiting} == {"recv"}
     way_out = run(all_from_anyone, 4, True)
     assert (way_out.outcome, way_out.cycle) == ("deadlock", ())
-    assert "rank 0 waits in recv ← any rank, but rank 3 has already finished" in (
-        way_out.explanation
-    )
+    assert way_out.waits_for[0] == (1, 2, 3)
+    assert [record.status for record in way_out.ranks] == [
+        *["waiting"] * 3,
+        "finished",
+    ]
 
 
 def test_a_large_ring_is_looked_through_at_once() -> None:

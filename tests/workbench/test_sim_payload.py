@@ -46,12 +46,12 @@ def test_beyond_15_ranks_only_the_right_sum_fits() -> None:
     done = run(ring_all_reduce, 40, torch.zeros(40), payload="symbolic")
     assert {int(x) for v in done.values for x in v} == {payload.complete_sum(40)}
     assert payload.complete_sum(3) == 0x111
-    with pytest.raises(ValueError, match="counted for up to 15"):
+    with pytest.raises(ValueError, match=r"\b15\b"):
         payload.contributions(done.values[0], 40)
 
 
 def test_elements_that_differ_are_not_counted() -> None:
-    with pytest.raises(ValueError, match="one chunk at a time"):
+    with pytest.raises(ValueError, match=r"\bchunk\b"):
         payload.contributions(torch.tensor([1, 16]), 2)
     assert payload.contributions(torch.tensor([], dtype=torch.int64), 2) == [0, 0]
 

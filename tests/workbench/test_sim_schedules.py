@@ -6,6 +6,7 @@ For each formula there is a schedule with one slip that the equality tells apart
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -257,32 +258,32 @@ def test_a_ring_in_any_order_and_of_some_ranks() -> None:
 @pytest.mark.parametrize("name", POWERS_ONLY)
 @pytest.mark.parametrize("n", [3, 6])
 def test_what_needs_a_power_of_two_says_so(name: str, n: int) -> None:
-    with pytest.raises(ValueError, match=f"needs 2, 4, 8, … ranks, not {n}"):
+    with pytest.raises(ValueError, match=rf"\b2, 4, 8, ….*\b{n}\b"):
         SECONDS[name](n, 8 * COUNT, NET)
     done = run(reduce_ones, n, name, COUNT, net=NET)
     assert done.outcome == "raised"
     errors = {record.error.message for record in done.ranks if record.error}
     assert len(errors) == 1
-    assert f"needs 2, 4, 8, … ranks, not {n}" in errors.pop()
+    assert re.search(rf"\b2, 4, 8, ….*\b{n}\b", errors.pop())
 
 
 @pytest.mark.parametrize(
-    ("formula", "sentence"),
+    ("formula", "named"),
     [
-        (lambda: forms.ring_all_reduce_s(3, 100, NET), "100 bytes do not fall into 3"),
-        (lambda: forms.rabenseifner_s(8, 100, NET), "100 bytes do not fall into 8"),
-        (lambda: hierarchical_s(8, 100, NET), "100 bytes do not fall into 8"),
-        (lambda: forms.ring_all_reduce_s(0, 100, NET), "0 ranks: at least 1"),
-        (lambda: forms.tree_s(-1, 100, NET), "-1 ranks: at least 1"),
-        (lambda: forms.parameter_server_s(0, 1, NET), "0 ranks: at least 1"),
-        (lambda: forms.latency_bound_s(0, NET), "0 ranks: at least 1"),
-        (lambda: forms.bandwidth_bound_s(0, 1, NET), "0 ranks: at least 1"),
+        (lambda: forms.ring_all_reduce_s(3, 100, NET), r"^100 bytes.*\b3\b"),
+        (lambda: forms.rabenseifner_s(8, 100, NET), r"^100 bytes.*\b8\b"),
+        (lambda: hierarchical_s(8, 100, NET), r"^100 bytes.*\b8\b"),
+        (lambda: forms.ring_all_reduce_s(0, 100, NET), "^0 ranks"),
+        (lambda: forms.tree_s(-1, 100, NET), "^-1 ranks"),
+        (lambda: forms.parameter_server_s(0, 1, NET), "^0 ranks"),
+        (lambda: forms.latency_bound_s(0, NET), "^0 ranks"),
+        (lambda: forms.bandwidth_bound_s(0, 1, NET), "^0 ranks"),
     ],
 )
 def test_formulas_refuse_what_they_do_not_hold_for(
-    formula: Callable[[], float], sentence: str
+    formula: Callable[[], float], named: str
 ) -> None:
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=named):
         formula()
 
 
@@ -294,7 +295,7 @@ def in_nodes(ctx: RankContext, size: int) -> None:
 def test_ranks_that_do_not_fill_nodes(size: int) -> None:
     error = run(in_nodes, 6, size, net=NET).ranks[0].error
     assert error is not None
-    assert f"6 ranks do not fill nodes of {size}" in error.message
+    assert re.search(rf"\b6 ranks\b.* {size}\b", error.message)
 
 
 def test_no_all_reduce_beats_the_bounds_and_two_reach_them() -> None:

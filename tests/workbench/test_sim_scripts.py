@@ -97,7 +97,7 @@ def test_what_cannot_be_drawn() -> None:
         partial(random_script, 0, 2, 1.0, kinds=("meteor",)),
         partial(random_script, 0, 2, 1.0, kinds=()),
     ):
-        with pytest.raises(ValueError, match="each 1 or more, a time above 0"):
+        with pytest.raises(ValueError, match="|".join(KINDS)):
             wrong()
 
 
@@ -149,6 +149,6 @@ def test_a_script_is_tried_once_and_not_too_often() -> None:
 
 
 def test_what_does_not_fail_is_not_shrunk() -> None:
-    with pytest.raises(ValueError, match=r"does not fail: restart=0@0\.2512s"):
+    with pytest.raises(ValueError, match=r"\brestart=0@0\.2512s"):
         shrink(Faults(restart=((0, 0.2512, 0.5),)), lambda script: False)
     assert script_text(shrink(LONG, lambda script: True)) == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -28,7 +29,7 @@ def test_compute_takes_virtual_time() -> None:
     slow = run(computes, 4, 10.0, net=NET, faults=Faults(straggler={2: 2.5}))
     assert slow.values[0] == [25.002, 25.002]
     assert time.monotonic() - started < 3600
-    with pytest.raises(Exception, match="seconds, 0 or more"):
+    with pytest.raises(Exception, match=r"-1\.0\b.*\bseconds\b"):
         run(computes, 1, -1.0).require_finished()
 
 
@@ -141,11 +142,10 @@ def serves_late_or_badly(ctx: RankContext) -> Any:
 
 def test_a_handler_that_fails_is_its_callers_error() -> None:
     done = run(serves_late_or_badly, 2, net=NET)
-    assert done.values[1] == [
-        "rank 0 could not answer: KeyError: 'momentum'",
-        "rank 0 could not answer: RuntimeError: what serves a call answers at once: "
-        "it cannot wait",
-    ]
+    first, second = done.values[1]
+    assert first.startswith("rank 0 ")
+    assert first.endswith("KeyError: 'momentum'")
+    assert "RuntimeError: " in second
 
 
 def nobody_serves(ctx: RankContext, peer: int) -> None:
@@ -157,7 +157,9 @@ def nobody_serves(ctx: RankContext, peer: int) -> None:
 def test_calls_that_nobody_answers() -> None:
     done = run(nobody_serves, 2, 0)
     assert (done.outcome, done.waits_for) == ("deadlock", {1: (0,)})
-    assert "there is only rank 0 … 1" in run(nobody_serves, 2, 5).explanation
+    absent = run(nobody_serves, 2, 5)
+    assert absent.outcome == "raised"
+    assert re.search(r"\b5\b.*\b0 … 1\b", absent.explanation)
 
 
 # ── the store ───────────────────────────────────────────────────────────────────────
@@ -201,7 +203,9 @@ def test_waiting_for_a_key_that_never_comes() -> None:
     assert run(waits_for_a_key, 2, 0.25).values[1] == 0.25
     done = run(waits_for_a_key, 2, None)
     assert (done.outcome, done.waits_for) == ("deadlock", {1: ()})
-    assert done.explanation == "rank 1 waits in store.get, which no rank answers"
+    waiting = done.ranks[1].waiting
+    assert waiting is not None
+    assert waiting["op"] == "store.get"
     killed = run(waits_for_a_key, 2, None, faults=Faults(kill={"store": 0.1}))
     assert killed.values[1] == pytest.approx(0.1)
     outlived = run(waits_for_a_key, 2, 0.25, faults=Faults(kill={0: 0.1}))
@@ -220,7 +224,9 @@ def adds_to_a_word(ctx: RankContext) -> None:
 
 
 def test_only_numbers_can_be_added_to() -> None:
-    assert "'word' holds no integer" in run(adds_to_a_word, 1).explanation
+    done = run(adds_to_a_word, 1)
+    assert done.outcome == "raised"
+    assert "'word'" in done.explanation
 
 
 def times_out_then_reuses(ctx: RankContext) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -51,33 +52,18 @@ def ring_of_sends() -> None:
 
 @pytest.mark.parametrize("journal", [True, False])
 @pytest.mark.parametrize(
-    ("program", "line", "op", "sentence"),
+    ("program", "line", "op", "waits_for"),
     [
-        (
-            forgets_all_reduce,
-            "dist.all_reduce",
-            "all_reduce",
-            "rank 0 waits in all_reduce, but rank 2 has already finished",
-        ),
-        (
-            forgets_backward,
-            "loss.backward",
-            "all_reduce",
-            "rank 0 waits in all_reduce, but rank 1 has already finished",
-        ),
-        (
-            ring_of_sends,
-            "dist.send",
-            "send",
-            "0→1→2→0 all wait in send, no rank is in recv",
-        ),
+        (forgets_all_reduce, "dist.all_reduce", "all_reduce", {0: (2,), 1: (2,)}),
+        (forgets_backward, "loss.backward", "all_reduce", {0: (1,), 2: (1,)}),
+        (ring_of_sends, "dist.send", "send", {0: (1,), 1: (2,), 2: (0,)}),
     ],
 )
 def test_a_hang_is_a_verdict_with_its_line(
-    program: Any, line: str, op: str, sentence: str, journal: bool
+    program: Any, line: str, op: str, waits_for: Any, journal: bool
 ) -> None:
     done = sim_torch.run(program, 3, journal=journal)
-    assert (done.outcome, done.explanation) == ("deadlock", sentence)
+    assert (done.outcome, done.waits_for) == ("deadlock", waits_for)
     waiting = done.ranks[0].waiting
     assert waiting is not None
     place = (waiting["op"], waiting["file"], waiting["line"])
@@ -92,9 +78,10 @@ def test_tensors_that_do_not_fit_are_refused_where_they_are() -> None:
     done = sim_torch.run(unlike_tensors, 2)
     error = done.ranks[1].error
     assert error is not None
-    assert error_text(error).endswith(
-        "rank 1 called all_reduce on [4] float32, rank 0 on [3] float32"
-    )
+    text = error_text(error)
+    named = ("rank 1", "all_reduce", "[4] float32", "rank 0", "[3] float32")
+    places = [text.index(name) for name in named]
+    assert places == sorted(places)
     assert error.frames[-1] is not None
     assert done.ranks[0].status == "waiting"
 
@@ -108,16 +95,16 @@ def wrong_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "sentence"),
+    ("program", "named"),
     [
-        (unknown_reduction, "the simulator has no ReduceOp.BXOR; it has SUM, AVG"),
-        (wrong_rank, "init_process_group(rank=5, world_size=9), but this is simulated"),
+        (unknown_reduction, r"ReduceOp\.BXOR\b.*\bSUM, AVG"),
+        (wrong_rank, r"init_process_group\(rank=5, world_size=9\).*\b0\b.*\b2\b"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(program: Any, sentence: str) -> None:
+def test_what_cannot_be_is_named(program: Any, named: str) -> None:
     error = sim_torch.run(program, 2).ranks[0].error
     assert error is not None
-    assert error.message.startswith(sentence)
+    assert re.search(named, error.message)
 
 
 # ── one process, many worlds ────────────────────────────────────────────────────────
@@ -192,11 +179,11 @@ def test_the_process_is_as_before_afterwards(program: Any) -> None:
 
 def test_a_run_that_cannot_start_leaves_nothing_behind() -> None:
     before = process_state()
-    with pytest.raises(ValueError, match="0 ranks: choose between 1 and"):
+    with pytest.raises(ValueError, match=r"^0 ranks"):
         sim_torch.run(own_world, 0)
-    with pytest.raises(ValueError, match=r"flops_per_s is 0: it must be above 0"):
+    with pytest.raises(ValueError, match=r"\bflops_per_s\b.* 0\b"):
         sim_torch.run(own_world, 2, flops_per_s=0)
-    with pytest.raises(ValueError, match="carrier cannot be chosen"):
+    with pytest.raises(ValueError, match=r"\bcarrier\b"):
         sim_torch.run(own_world, 2, carrier="greenlets")
     assert all(a is b or a == b for a, b in zip(before, process_state(), strict=True))
     assert sim_torch.run(own_world, 3).outcome == "finished"
@@ -205,9 +192,8 @@ def test_a_run_that_cannot_start_leaves_nothing_behind() -> None:
 def test_a_run_inside_of_a_run_is_refused() -> None:
     error = sim_torch.run(nested, 2).ranks[0].error
     assert error is not None
-    assert error_text(error).startswith(
-        "ValueError: sim.torch.run was called while another one runs: one at a time"
-    )
+    assert error_text(error).startswith("ValueError: ")
+    assert sim_torch.run.__name__ in error_text(error)
 
 
 def test_a_group_of_the_process_itself_is_still_there() -> None:
@@ -222,7 +208,7 @@ def test_a_group_of_the_process_itself_is_still_there() -> None:
 
 
 def test_the_clock_belongs_to_a_simulated_rank() -> None:
-    with pytest.raises(ValueError, match="clock of a simulated rank"):
+    with pytest.raises(ValueError, match=r"\bclock\b"):
         sim_torch.now_s()
 
 
