@@ -165,6 +165,18 @@ ENDINGS: dict[str, tuple[Run, tuple[object, ...]]] = {
         run("died", died(0, 9), died(1, 9), done(2)),
         (0, 1, "SIGKILL"),
     ),
+    "finished, one died as declared": (
+        run("finished", done(0), died(1, 9), done(2)),
+        (2, "0.25", "rank 1", "SIGKILL"),
+    ),
+    "a service died": (
+        run(
+            "died",
+            waiting(0, "recv", src=1),
+            services={"ps": replace(died(0, 9), failed_s=0.1)},
+        ),
+        ('"ps"', "SIGKILL"),
+    ),
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import socket
 import uuid
 from collections.abc import Callable
@@ -17,12 +18,14 @@ import pytest
 import torch
 
 from distlab.runner import Cluster, Limits, Run, RunCancelledError
+from distlab.runner.autopsy import ended_by_transport
 from distlab.runner.orders import Orders
 from distlab.runner.posts import Post
 from distlab.runner.processes import descendants
 from distlab.runner.supervisor import Supervisor
 from distlab.runner.wire import encode
 from tests.workbench.conformance import misbehaviour as programs
+from tests.workbench.naming import named
 
 PATIENCE_S = 30.0
 
@@ -47,8 +50,7 @@ def ranks_left(cluster: Cluster) -> list[int]:
 
 @pytest.mark.parametrize("world_size", [0, -1, 65])
 def test_impossible_world_sizes_are_refused(cluster: Cluster, world_size: int) -> None:
-    says = f"^{world_size} ranks: choose between 1 and 64 real processes$"
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=rf"^{world_size}\b.*\b1\b.*\b64\b"):
         cluster.run(programs.hello, world_size)
 
 
@@ -69,26 +71,26 @@ def _nested() -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    "program",
+    ("program", "name"),
     [
-        lambda ctx: None,
-        _nested(),
-        functools.partial(programs.hello),
-        Cluster.run,
-        [].append,
+        (lambda ctx: None, "<lambda>"),
+        (_nested(), "_nested.<locals>.inner"),
+        (functools.partial(programs.hello), "lambda"),  # it has no name
+        (Cluster.run, "Cluster.run"),
+        ([].append, "append"),
     ],
     ids=["lambda", "nested", "partial", "method", "bound"],
 )
 def test_a_program_without_an_importable_name_is_refused(
-    cluster: Cluster, program: Callable[..., Any]
+    cluster: Cluster, program: Callable[..., Any], name: str
 ) -> None:
-    with pytest.raises(ValueError, match="must be a function at the top of a module"):
+    with pytest.raises(ValueError, match=re.escape(name)):
         cluster.run(program, 2)
 
 
 def test_an_argument_that_cannot_travel_is_refused(cluster: Cluster) -> None:
     num_open = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(TypeError, match="a set cannot travel between processes"):
+    with pytest.raises(TypeError, match=r"\bset\b"):
         cluster.run(programs.give_back, 8, {1})
     assert len(os.listdir("/proc/self/fd")) == num_open
     assert cluster.run(programs.hello, 1).values == [[0, 1]]
@@ -134,9 +136,9 @@ def test_a_rank_lives_in_a_folder_that_goes_with_the_run(cluster: Cluster) -> No
 
 def test_an_error_in_on_report_ends_the_run(cluster: Cluster) -> None:
     def fail(rank: int, value: object) -> None:
-        raise LookupError("in the parent")
+        raise LookupError("parent")
 
-    with pytest.raises(LookupError, match="in the parent"):
+    with pytest.raises(LookupError, match="^parent$"):
         cluster.run(programs.sleeps_long, 2, on_report=fail)
     assert ranks_left(cluster) == []
     assert cluster.run(programs.hello, 1).outcome == "finished"
@@ -153,25 +155,31 @@ def test_the_rank_that_raised_is_named(cluster: Cluster) -> None:
     assert primary is not None
     assert (primary.rank, primary.error and primary.error.type) == (1, "KeyError")
     where = f"misbehaviour.py:{line_of('THE LINE OF ONE RAISES')}"
-    assert run.explanation.startswith("rank 1 raised KeyError: 'momentum' at ")
-    assert run.explanation.endswith(f"{where}; ranks 0 and 2 waited for it")
+    values = ("rank 1", "KeyError", "'momentum'", where, 0, 2)
+    assert named(run.explanation, *values), run.explanation
 
 
 def test_one_mistake_on_all_ranks_is_one_mistake(cluster: Cluster) -> None:
     text = cluster.run(programs.all_raise, 3).explanation
-    assert text.startswith("ranks 0, 1 and 2 each raised ZeroDivisionError: all alike")
+    assert named(text, 0, 1, 2, "ZeroDivisionError")
+    assert text.count("ZeroDivisionError") == 1
 
 
 def test_the_first_failure_in_time_is_the_primary_one(cluster: Cluster) -> None:
     run = cluster.run(programs.raises_after_its_peer, 2)
     assert run.outcome == "raised"
-    assert run.explanation.startswith("rank 1 raised KeyError: 'first'")
+    assert named(run.explanation, "rank 1", "KeyError", "'first'")
+    assert run.explanation.startswith("rank 1 ")
 
 
 def test_an_error_that_follows_from_a_lost_peer_is_secondary(cluster: Cluster) -> None:
     run = cluster.run(programs.wraps_its_loss, 2)
     assert (run.outcome, statuses(run)) == ("died", ["raised", "died"])
-    assert run.explanation.startswith("rank 1 ended its process (exit status 9)")
+    primary = run.primary()
+    assert primary is run.ranks[1]
+    assert primary.exit_status is not None
+    assert os.waitstatus_to_exitcode(primary.exit_status) == 9
+    assert named(run.explanation, "rank 1", 9)
     assert run.ranks[0].error is not None
     assert run.ranks[0].error.peer_lost
 
@@ -180,7 +188,7 @@ def test_an_error_without_words_is_still_reported(cluster: Cluster) -> None:
     run = cluster.run(programs.cannot_say_why, 1)
     assert run.ranks[0].error is not None
     assert run.ranks[0].error.type == "Silent"
-    assert "its message cannot be had: ValueError" in run.explanation
+    assert named(run.explanation, "Silent", "ValueError")
 
 
 def test_sys_exit_is_an_early_end(cluster: Cluster) -> None:
@@ -193,7 +201,7 @@ def test_sys_exit_is_an_early_end(cluster: Cluster) -> None:
     ("text", "says"),
     [
         ("x = (1,\ndef f(:\n", "SyntaxError"),
-        ("x = 1\ny = unknown_name\n", "NameError: name 'unknown_name' is not defined"),
+        ("x = 1\ny = unknown_name\n", "NameError"),
         ("import no_such_module\n", "ModuleNotFoundError"),
     ],
 )
@@ -204,7 +212,9 @@ def test_a_module_that_cannot_be_imported(
     (tmp_path / f"{name}.py").write_text(text)
     run = cluster.run(programs.imports, 2, str(tmp_path), name)
     assert run.outcome == "raised"
-    assert says in run.explanation
+    assert run.ranks[0].error is not None
+    assert run.ranks[0].error.type == says
+    assert named(run.explanation, says)
     assert f"{name}.py:" in run.explanation
 
 
@@ -220,13 +230,13 @@ def test_a_program_that_ranks_cannot_find(cluster: Cluster) -> None:
 def test_a_result_that_cannot_travel_is_the_ranks_mistake(cluster: Cluster) -> None:
     run = cluster.run(programs.result_that_cannot_travel, 2)
     assert (run.outcome, statuses(run)) == ("raised", ["raised", "raised"])
-    assert "TypeError: a set cannot travel between processes" in run.explanation
+    assert named(run.explanation, "TypeError", "set")
 
 
 def test_a_failure_while_the_group_forms(cluster: Cluster) -> None:
     run = cluster.run(programs.hello, 2, backend="carrier pigeon")
     assert run.outcome == "raised"
-    assert "there are 'gloo' and 'nccl'" in run.explanation
+    assert named(run.explanation, "'carrier pigeon'", "'gloo'", "'nccl'")
 
 
 # ── a rank dies ─────────────────────────────────────────────────────────────────────
@@ -236,32 +246,34 @@ def test_a_failure_while_the_group_forms(cluster: Cluster) -> None:
 def test_an_exit_is_no_success(cluster: Cluster, status: int) -> None:
     run = cluster.run(programs.leaves, 2, status)
     assert (run.outcome, run.ranks[1].status) == ("died", "died")
-    assert "rank 1 ended its process" in run.explanation
-    assert f"(exit status {status}) before it was done" in run.explanation
+    assert run.ranks[1].exit_status is not None
+    assert os.waitstatus_to_exitcode(run.ranks[1].exit_status) == status
+    assert named(run.explanation, "rank 1", status)
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "SIGABRT"])
 def test_a_killed_rank_is_named_with_its_signal(cluster: Cluster, how: str) -> None:
     run = cluster.run(programs.kills_itself, 2, how)
     assert (run.outcome, run.ranks[1].status) == ("died", "died")
-    assert f"rank 1 was killed by {how}" in run.explanation
+    assert named(run.explanation, "rank 1", how)
 
 
 def test_a_message_too_large_for_its_tensor_is_explained(cluster: Cluster) -> None:
     run = cluster.run(programs.too_small_a_box, 2)
     assert (run.outcome, run.ranks[1].status) == ("died", "died")
-    assert "received more bytes than its tensor holds" in run.explanation
+    assert ended_by_transport(run.ranks[1])
+    assert named(run.explanation, "rank 1", "SIGABRT", "recv", "send")
 
 
 def test_a_dead_rank_is_dead_though_its_child_lives(cluster: Cluster) -> None:
     run = cluster.run(programs.leaves_a_child_and_dies, 2, limits=Limits(seconds=60))
     assert run.outcome == "died"
-    assert "rank 1 was killed by SIGKILL" in run.explanation
+    assert named(run.explanation, "rank 1", "SIGKILL")
     assert ranks_left(cluster) == []
 
 
 def test_a_forked_child_does_not_answer_for_its_rank(cluster: Cluster) -> None:
-    assert cluster.run(programs.forks_and_forgets, 2).values == ["the rank's"] * 2
+    assert cluster.run(programs.forks_and_forgets, 2).values == ["rank"] * 2
     assert ranks_left(cluster) == []
 
 
@@ -286,7 +298,7 @@ def test_a_rank_that_dies_before_it_is_ready(tmp_path: Path) -> None:
     controls[1][1].sendall(b'{"k":"rea')  # it died in the middle of a word
     run = supervisor.watch()
     assert (run.outcome, statuses(run)) == ("died", ["running", "died"])
-    assert run.explanation == "rank 1 was killed by SIGKILL"
+    assert named(run.explanation, "rank 1", "SIGKILL")
     orders.close()
     for pair in (zygote, *controls):
         pair[0].close()
@@ -300,7 +312,9 @@ def test_memory_is_capped_per_rank(cluster: Cluster) -> None:
     run = cluster.run(programs.eats_memory, 3)
     assert run.outcome == "raised"
     assert statuses(run) == ["finished", "raised", "finished"]
-    assert "rank 1 raised out of memory: you tried to allocate" in run.explanation
+    assert run.ranks[1].error is not None
+    assert run.ranks[1].error.type in ("RuntimeError", "MemoryError")
+    assert named(run.explanation, "rank 1", "memory")
 
 
 # ── hangs ───────────────────────────────────────────────────────────────────────────
@@ -312,7 +326,7 @@ def test_a_loop_meets_the_limit_and_is_shown(cluster: Cluster) -> None:
     line = line_of("THE LINE OF THE LOOP")
     shown = run.explanation.rpartition("misbehaviour.py:")[2]
     assert int(shown) in (line - 1, line)  # the test of the loop or its body
-    assert "rank 1 had not finished after 0.5 s" in run.explanation
+    assert named(run.explanation, "rank 1", "0.5")
 
 
 def test_a_run_that_nobody_wants_is_given_up(cluster: Cluster) -> None:
@@ -340,7 +354,8 @@ def test_a_collective_that_a_finished_rank_skipped(cluster: Cluster) -> None:
     run = cluster.run(programs.skips_the_barrier, 3, limits=Limits(seconds=60))
     assert run.outcome == "deadlock"
     assert statuses(run) == ["waiting", "finished", "waiting"]
-    assert run.explanation == "rank 0 waits in barrier, but rank 1 has already finished"
+    assert run.waits_for[0] == run.waits_for[2] == (1,)
+    assert named(run.explanation, "rank 0", "barrier", "rank 1")
 
 
 @pytest.mark.parametrize(

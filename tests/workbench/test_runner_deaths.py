@@ -12,6 +12,7 @@ from distlab.runner import Cluster, Limits, Run
 from distlab.runner.processes import descendants
 from distlab.runner.zygote import num_threads
 from tests.workbench.conformance import deaths, misbehaviour, own_processes
+from tests.workbench.naming import named
 
 LIMITS = Limits(seconds=60)
 
@@ -53,8 +54,7 @@ def test_a_declared_death_leaves_the_others_results_whole(
     )
     assert run.values == [[6.0, 2.0], None, [6.0, 0.0]]
     assert run.ranks[1].exit_status == 9
-    assert run.explanation.startswith("2 ranks finished in ")
-    assert run.explanation.endswith("; rank 1 was killed by SIGKILL, as was declared")
+    assert named(run.explanation, 2, "rank 1", "SIGKILL")
     assert_nobody_is_left(cluster)
 
 
@@ -64,7 +64,8 @@ def test_only_a_declared_death_is_outlived(start: Start, backend: str) -> None:
     assert (run.outcome, run.values) == ("finished", ["lost", None])
     run = start(deaths.dies_by_itself, 2, backend=backend)
     assert run.outcome == "died"
-    assert run.explanation.startswith("rank 1 was killed by SIGKILL")
+    assert run.primary() is run.ranks[1]
+    assert named(run.explanation, "rank 1", "SIGKILL")
 
 
 def test_who_raises_has_not_died(start: Start) -> None:
@@ -80,9 +81,9 @@ def test_a_deadlock_beside_a_declared_death_is_one(start: Start) -> None:
 @pytest.mark.parametrize(
     ("whom", "why"),
     [
-        ("0", "rank 0 was not named in may_die"),
-        ("7", "rank 7 is none of this run: rank 0, rank 1"),
-        ("ps", "ps is none of this run"),
+        ("0", r"rank 0\b.*\bmay_die"),
+        ("7", r"rank 7\b.*\brank 0\b.*\brank 1\b"),
+        ("ps", r"\bps\b.*\brank 0\b.*\brank 1\b"),
     ],
 )
 def test_nobody_else_is_killed(
@@ -91,12 +92,12 @@ def test_nobody_else_is_killed(
     with pytest.raises(ValueError, match=why):
         start(deaths.kills, 2, whom, may_die=(1,))
     assert_nobody_is_left(cluster)
-    with pytest.raises(ValueError, match="kill: no run is under way"):
+    with pytest.raises(ValueError, match=r"^kill\b"):
         cluster.kill(1)
 
 
 def test_who_is_declared_must_be_there(start: Start) -> None:
-    with pytest.raises(ValueError, match="rank 2 is none of this run"):
+    with pytest.raises(ValueError, match=r"\b2\b.*\b0\b.*\b1\b"):
         start(misbehaviour.hello, 2, may_die=(2,))
 
 
@@ -105,15 +106,9 @@ def test_a_second_life_has_the_files_and_the_address(
 ) -> None:
     """Nobody is answered by the child that the first life left behind."""
     run = start(deaths.second_life, 2, may_die=(0,))
-    assert run.require_finished().values == [
-        [
-            "by the first life",
-            0,
-            "rank 0 was started again, and the others' communicator does not have it: "
-            "comm.barrier is not available, only endpoint and store",
-        ],
-        ["second"],
-    ]
+    (kept, rank, refused), told = run.require_finished().values
+    assert (kept, rank, told) == ("first life", 0, ["second"])
+    assert named(refused, "rank 0", "comm.barrier", "endpoint", "store")
     assert run.ranks[0].deaths == [9]
     assert_nobody_is_left(cluster)
 
@@ -125,9 +120,10 @@ def test_connections_are_made_again_under_the_guard(start: Start) -> None:
         services={"ledger": own_processes.ledger},
         may_die=("ledger",),
     )
-    no = "ForbiddenError: ranks talk through comm, not through a socket (socket.{})"
-    refused = [no.format("bind"), no.format("connect")]
-    assert run.require_finished().values == [["abd", *refused]] * 2
+    for kept, *refused in run.require_finished().values:
+        assert kept == "abd"
+        for text, call in zip(refused, ("bind", "connect"), strict=True):
+            assert named(text, "ForbiddenError", "comm", f"socket.{call}")
     assert run.services["ledger"].deaths == [9]
 
 
@@ -140,7 +136,7 @@ def test_a_service_that_dies_ends_the_run_unless_it_may(
     ask, ps = deaths.asks_the_service, {"ps": deaths.mortal}
     run = start(ask, 2, "ps", services=ps)
     assert run.outcome == "died"
-    assert run.explanation == 'the service "ps" was killed by SIGKILL'
+    assert named(run.explanation, '"ps"', "SIGKILL")
     run = start(ask, 2, "ps", services=ps, may_die=("ps",))
     assert (run.outcome, statuses(run)) == ("raised", ["raised"] * 2)
     assert "PeerLost" in run.explanation
@@ -151,17 +147,17 @@ def test_a_service_that_cannot_be_made_says_why(start: Start) -> None:
     ps = {"ps": (deaths.cannot_be_made, "no shards")}
     run = start(deaths.asks_the_service, 1, "ps", services=ps)
     assert run.outcome == "raised"
-    assert run.explanation.startswith('the service "ps" raised ValueError: no shards')
+    assert named(run.explanation, '"ps"', "ValueError", "no shards")
 
 
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"store": deaths.mortal}, "no service can be called 'store'"),
-        ({"rank 0": deaths.mortal}, "no service can be called 'rank 0'"),
-        ({"": deaths.mortal}, "no service can be called ''"),
-        ({"ps": lambda ctx: None}, "<lambda> cannot run on ranks"),
-        ({f"s{k}": deaths.mortal for k in range(17)}, "17 services, more than 16"),
+        ({"store": deaths.mortal}, "'store'"),
+        ({"rank 0": deaths.mortal}, "'rank 0'"),
+        ({"": deaths.mortal}, "''"),
+        ({"ps": lambda ctx: None}, "<lambda>"),
+        ({f"s{k}": deaths.mortal for k in range(17)}, r"\b17\b.*\b16\b"),
     ],
 )
 def test_services_that_cannot_be(start: Start, given: Any, why: str) -> None:
@@ -171,7 +167,7 @@ def test_services_that_cannot_be(start: Start, given: Any, why: str) -> None:
 
 def test_more_than_a_mebibyte_is_for_who_asks(start: Start) -> None:
     run = start(deaths.large, 2)
-    assert "a message of 3145728 bytes, more than 1048576" in run.explanation
+    assert named(run.explanation, 3 << 20, 1 << 20)
     run = start(deaths.large, 2, max_frame_bytes=4 << 20)
     assert run.require_finished().values == [3 << 20] * 2
 
