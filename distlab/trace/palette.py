@@ -5,8 +5,8 @@ with the common kinds of color blindness can tell apart. Ranks have the light co
 Paul Tol, compared methods his muted ones, and all communication is indigo. A color is
 never alone: a word, a shape or a pattern says the same.
 
-`FILLS` names the color of text on each fill. `tests/workbench/test_palette.py` computes
-the contrast of every text of every picture.
+`FILLS` names the color of text on each fill: one whose contrast with it is at least 4.5
+(WCAG 2, level AA).
 """
 
 from __future__ import annotations
@@ -66,27 +66,8 @@ _WITH_INK = (
 _WITH_WHITE = (WEIGHTS, LINK_BUSY, HIGHLIGHT, *METHODS[:2])
 FILLS = dict.fromkeys(_WITH_INK, INK) | dict.fromkeys(_WITH_WHITE, SURFACE)
 """The color of text on each color."""
-TEXTS = (INK, MUTED, FAILURE_TEXT, COMPLETE_TEXT, HIGHLIGHT)
-"""Colors of text on the paper, on a surface and on a neutral fill."""
 
 
 def text_on(fill: str) -> str:
     """The color of text on `fill`."""
     return FILLS[fill]
-
-
-def contrast(one: str, other: str) -> float:
-    """WCAG's contrast ratio of two colors: from 1 to 21."""
-    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
-def _luminance(color: str) -> float:
-    channels = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
-    red, green, blue = map(_linear, channels)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def _linear(channel: float) -> float:
-    low = channel <= 0.04045
-    return channel / 12.92 if low else float(((channel + 0.055) / 1.055) ** 2.4)

@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.workbench.unsaid import unsaid_rules
+from tests.workbench.unsaid import tree_of, unsaid_rules
 
 ROOT = Path(__file__).parents[2]
 FLOORS = {
@@ -34,20 +34,7 @@ CAPSTONE_MAY = {
     "distlab.models", "distlab.recipe", "distlab.monitor",
 }  # fmt: skip
 CHECKS = "distlab/grading/checks/"
-_LETTER = re.compile(r" {4}([A-Z])  \w")
 WORD = re.compile(r"\w+")
-MAX_LINES = 400
-UNIT_LINES = 300
-FRONT_LINES = 40
-# Longer than they should be; whoever makes one shorter takes it off the list.
-LONG = {
-    "distlab/install.py",
-    "tests/workbench/conformance/programs.py",
-    "tests/workbench/test_board.py",
-    "tests/workbench/test_comm_conformance.py",
-    "tests/workbench/test_comm_wrappers.py",
-}
-
 Files = dict[str, str]
 """The texts of Python files by their path in the repository."""
 
@@ -72,7 +59,7 @@ def imports(files: Files, prefix: str) -> Iterator[tuple[str, str]]:
 
 @functools.cache
 def imported_in(path: str, text: str) -> tuple[str, ...]:
-    nodes = statements(ast.parse(text, path))
+    nodes = statements(tree_of(path, text))
     return tuple(name for node in nodes for name in imported_names(path, node))
 
 
@@ -218,54 +205,11 @@ def checks_of_units_stand_apart(files: Files) -> list[str]:
 
 
 def fronts_are_thin(files: Files) -> list[str]:
-    found = [
+    return [
         f"{path} imports {name}"
         for path, name in imports(files, "tests/test_phase")
         if within(name, "distlab", "solutions") and not within(name, "distlab.grading")
     ]
-    return found + [
-        f"{path} has more than {FRONT_LINES} lines"
-        for path, text in files.items()
-        if path.startswith("tests/test_phase") and text.count("\n") > FRONT_LINES
-    ]
-
-
-def files_are_short(files: Files) -> list[str]:
-    lines = {path: text.count("\n") for path, text in files.items()}
-    found = [
-        f"{path} has {count} lines"
-        for path, count in lines.items()
-        if count > most_lines(path) and path not in LONG
-    ]
-    return found + [
-        f"{path} is short enough now: take it off the list"
-        for path in LONG
-        if path in lines and lines[path] <= most_lines(path)
-    ]
-
-
-def most_lines(path: str) -> int:
-    return UNIT_LINES if path.startswith("solutions/") else MAX_LINES
-
-
-def judges_say_what_they_read(files: Files) -> list[str]:
-    """By the letters that the docstring of the package `checks` explains."""
-    letters = "".join(_LETTER.findall(files.get(f"{CHECKS}__init__.py", "")))
-    one = f"[{letters}]" if letters else "(?!)"
-    begins = re.compile(rf"{one}(, {one})*( and {one})?: ")
-    return [
-        f"{path}: {node.name} begins with no letter"
-        for path, text in files.items()
-        if path.startswith(CHECKS)
-        for node in ast.walk(ast.parse(text, path))
-        if isinstance(node, ast.FunctionDef) and is_judge(node)
-        if not begins.match(ast.get_docstring(node) or "")
-    ]
-
-
-def is_judge(node: ast.FunctionDef) -> bool:
-    calls = [call.func for call in node.decorator_list if isinstance(call, ast.Call)]
-    return any(isinstance(name, ast.Name) and name.id == "clause" for name in calls)
 
 
 def definitions_are_used(files: Files) -> list[str]:
@@ -278,7 +222,7 @@ def definitions_are_used(files: Files) -> list[str]:
         f"{path}: nothing mentions {name}"
         for path, text in files.items()
         if path.startswith("distlab/")
-        for node in ast.parse(text, path).body
+        for node in tree_of(path, text).body
         if not getattr(node, "decorator_list", [])
         for name in definitions(node)
         if mentions[name] == 1 and not name.startswith("__")
@@ -297,7 +241,7 @@ def exports_exist(files: Files) -> list[str]:
     for path, text in files.items():
         if "__all__" not in text:
             continue
-        tree = ast.parse(text, path)
+        tree = tree_of(path, text)
         named = next(filter(None, map(exported, tree.body)), [])
         defined = {name for node in tree.body for name in defined_by(node)}
         if "__getattr__" in defined:  # it makes names up: ask it
@@ -344,8 +288,6 @@ RULES: list[Rule] = [
     checks_do_without_pytest,
     checks_of_units_stand_apart,
     fronts_are_thin,
-    files_are_short,
-    judges_say_what_they_read,
     definitions_are_used,
     exports_exist,
     unsaid_rules,

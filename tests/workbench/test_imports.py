@@ -1,4 +1,4 @@
-"""Who may import whom, how long a file may be, and that `__all__` tells the truth.
+"""Who may import whom, what nothing uses, and that `__all__` tells the truth.
 
 The rules are in rules.py; here they meet the repository, and a violation of each.
 """
@@ -18,9 +18,7 @@ from tests.workbench.rules import (
     comm_stands_alone,
     definitions_are_used,
     exports_exist,
-    files_are_short,
     fronts_are_thin,
-    judges_say_what_they_read,
     no_circles_between_files,
     no_circles_between_packages,
     no_import_upward,
@@ -119,18 +117,8 @@ VIOLATIONS: list[tuple[Rule, str, str, str]] = [
         "from distlab.runner import Cluster",
         "imports distlab.runner",
     ),
-    (fronts_are_thin, "tests/test_phase9.py", "#\n" * 41, "more than 40 lines"),
-    (files_are_short, "distlab/data/a.py", "#\n" * 401, "a.py has 401 lines"),
-    (files_are_short, "solutions/phase9/a.py", "#\n" * 301, "a.py has 301 lines"),
-    (files_are_short, "distlab/install.py", "#\n", "take it off the list"),
     (exports_exist, "distlab/a.py", "__all__ = ['b']", "__all__ names b"),
     (exports_exist, "distlab/a.py", "b = 1\n__all__ = ['b', 'b']", "names b twice"),
-    (
-        judges_say_what_they_read,
-        "distlab/grading/checks/a/b.py",
-        "@clause('a.b', 'C1')\ndef judge(runs):\n    'Q: the quality.'",
-        "judge begins with no letter",
-    ),
     (
         definitions_are_used,
         "distlab/a.py",
@@ -185,15 +173,9 @@ def test_a_circle_is_caught_though_no_floor_is_above_another() -> None:
         {"tests/test_phase9.py": "import pytest\nfrom distlab.grading.front import a"},
         {"distlab/a.py": "from b import c as d\ne: int = 1\n__all__ = ['d', 'e']"},
         {"distlab/grading/checks/a/b.py": "import distlab.grading.checks.a.c"},
-        {
-            "distlab/grading/checks/__init__.py": "'''\n    V  values'''",
-            "distlab/grading/checks/a/b.py": "@clause()\ndef c():\n    'V: b.'\nc",
-        },
         {"distlab/grading/a.py": "expect_values(suspects=[Suspect(), b], rule='c')"},
     ],
-    ids=str.split(
-        "comm relative version floor capstone front exports unit letters rules"
-    ),
+    ids=str.split("comm relative version floor capstone front exports unit rules"),
 )
 def test_what_is_allowed_is_not_complained_about(files: Files) -> None:
     for rule in RULES:

@@ -7,6 +7,7 @@ or where each of them has a rule, no learner ever reads it.
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -16,7 +17,7 @@ Functions = dict[str, ast.FunctionDef]
 
 def unsaid_rules(files: dict[str, str]) -> list[str]:
     trees = {
-        path: ast.parse(text, path)
+        path: tree_of(path, text)
         for path, text in files.items()
         if path.startswith("distlab/grading/")
     }
@@ -32,6 +33,12 @@ def unsaid_rules(files: dict[str, str]) -> list[str]:
             if "rule" in given and not is_said(given.get("suspects"), functions):
                 found.append(f"{path}:{call.lineno}: no suspect lacks a rule")
     return found
+
+
+@functools.cache
+def tree_of(path: str, text: str) -> ast.Module:
+    """The syntax tree of a file; several rules read it."""
+    return ast.parse(text, path)
 
 
 def folder_of(path: str) -> str:
