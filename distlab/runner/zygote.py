@@ -20,7 +20,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from distlab.runner import rank as rank_process
 from distlab.runner import service as service_process
@@ -157,7 +157,10 @@ class Zygote:
                     self._tell({"k": "exit", "pid": pid, "status": status})
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
-        head, descriptors, _, _ = socket.recv_fds(self._parent, HEADER.size, 256)
+        try:
+            head, descriptors, _, _ = socket.recv_fds(self._parent, HEADER.size, 256)
+        except ConnectionResetError:  # it was killed before it had read all we told it
+            self._leave()
         if len(head) < HEADER.size:
             self._leave()
         length, _count = HEADER.unpack(head)
@@ -169,7 +172,7 @@ class Zygote:
             body += piece
         return decode(body), descriptors
 
-    def _leave(self) -> None:
+    def _leave(self) -> NoReturn:
         end_descendants()
         # The parent may have been killed, during a run or between two of them.
         if self._folder is not None:
