@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,11 @@ from benchmarks.monitor import reference_unit
 from distlab.monitor import StepRecord
 from distlab.monitor.jsonl import JsonLines, read_folder, write_autopsy
 from distlab.monitor.meter import StepMeter, checksum
-from distlab.monitor.suspected import num_recent, rows_of, suspected
-from distlab.monitor.view import view
+from distlab.monitor.suspected import Suspected, num_recent, rows_of, suspected
+from distlab.monitor.view import _suspects, view
 from tests.workbench.course import Course
+from tests.workbench.golden import Golden
+from tests.workbench.naming import named
 
 UNIT = reference_unit()
 RECORD = StepRecord(
@@ -115,6 +118,7 @@ def test_the_meter_writes_the_checksum_of_the_weights_down() -> None:
 
 # ── what the unit is asked ──────────────────────────────────────────────────────────
 
+FIELDS = ("stragglers", "desynchronized", "nan_origin")
 FAULTS: list[tuple[list[list[StepRecord]], str, tuple[int, ...]]] = [
     (
         [a_row(s, {"rank": 1, "communication_s": 0.0}) for s in (10, 20, 30)],
@@ -138,8 +142,9 @@ def test_a_fault_is_named_and_nothing_else(
     tmp_path: Path, rows: list[list[StepRecord]], field: str, ranks: tuple[int, ...]
 ) -> None:
     found = suspected(read_folder(folder_of(tmp_path / "run", rows)), UNIT, "4.2")
-    named = {"stragglers": (), "desynchronized": (), "nan_origin": ()} | {field: ranks}
-    assert {name: getattr(found, name) for name in named} == named
+    nobody: dict[str, tuple[int, ...]] = dict.fromkeys(FIELDS, ())
+    expected = nobody | {field: ranks}
+    assert {name: getattr(found, name) for name in expected} == expected
     assert found.ranks == set(ranks)
     assert found.sentences == ()
 
@@ -165,7 +170,9 @@ def test_a_straggler_of_long_ago_is_none() -> None:
     assert num_recent(single) == 20
 
 
-def test_what_the_learners_functions_do_wrong_is_a_sentence(tmp_path: Path) -> None:
+def test_what_the_learners_functions_do_wrong_is_a_sentence(
+    tmp_path: Path, golden: Golden
+) -> None:
     unit = SimpleNamespace(
         Record=UNIT.Record,
         stragglers=lambda steps: 1 / 0,
@@ -175,11 +182,14 @@ def test_what_the_learners_functions_do_wrong_is_a_sentence(tmp_path: Path) -> N
     recorded = read_folder(folder_of(tmp_path / "run", [a_row(10)]))
     found = suspected(recorded, unit, "your 4.2")  # type: ignore[arg-type]
     assert found.ranks == frozenset()
-    assert found.sentences == (
-        "stragglers: ZeroDivisionError: division by zero",
-        "desynchronized: TypeError: a NoneType came back, not a list of ranks",
-        "nan_origin: ValueError: there is no rank 3",
+    values = (
+        ("stragglers", "ZeroDivisionError"),
+        ("desynchronized", "TypeError", "NoneType"),
+        ("nan_origin", "ValueError", 3),
     )
+    for sentence, of_it in zip(found.sentences, values, strict=True):
+        assert named(sentence, *of_it)
+    golden("monitor/unusable functions", "\n".join(found.sentences))
 
 
 # ── what is shown ───────────────────────────────────────────────────────────────────
@@ -190,49 +200,61 @@ def test_the_view_names_them_and_puts_them_first(tmp_path: Path) -> None:
     recorded = read_folder(folder_of(tmp_path / "run", rows))
     found = suspected(recorded, UNIT, "your 4.2")
     lines = view(recorded, 1001.0, width=80, height=8, suspected=found)
-    assert lines[3] == (
-        "fail",
-        "desynchronized: rank 2, whose weights differ   (your 4.2)",
-    )
+    style, text = lines[3]
+    assert style == "fail"
+    assert named(text, "desynchronized", "rank 2", "your 4.2")
     style, text = lines[6]
     assert (style, text.split()[0]) == ("fail", "2")
     calm = suspected(read_folder(folder_of(tmp_path / "calm", [a_row(10)])), UNIT, "x")
-    assert ("dim", "no rank is suspected   (x)") in view(
-        recorded, 1001.0, width=80, height=24, suspected=calm
-    )
+    lines = view(recorded, 1001.0, width=80, height=24, suspected=calm)
+    assert "fail" not in {style for style, _ in lines}
+    assert [style for style, text in lines if "(x)" in text] == ["dim"]
+
+
+def test_all_that_is_said_of_suspects(golden: Golden) -> None:
+    named_as = {"stragglers": (0, 2), "desynchronized": (1,), "nan_origin": (1, 2)}
+    several = Suspected(whose="your 4.2", **named_as, nan_step=7)  # type: ignore[arg-type]
+    texts = [
+        text
+        for found in (several, Suspected(whose="the reference's 4.2"))
+        for _, text in _suspects(found)
+    ]
+    assert named(texts[0], 0, 2, "your 4.2")
+    assert named(texts[1], 1, "your 4.2")
+    assert named(texts[2], 1, 2, 7, "your 4.2")
+    golden("monitor/suspects", "\n".join(texts))
 
 
 def test_the_view_says_why_a_run_did_not_finish(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "run", [a_row(10)])
-    write_autopsy(folder, "no rank did anything\nfor 2 s", ["rank 0  waiting"])
-    assert read_folder(folder).autopsy == "no rank did anything for 2 s"
+    write_autopsy(folder, "the\nreason", ["rank 0  waiting"])
+    assert read_folder(folder).autopsy == "the reason"
     lines = view(read_folder(folder), 1001.0, width=80, height=24)
-    assert ("fail", "no rank did anything for 2 s") in lines
+    assert ("fail", "the reason") in lines
+
+
+def suspects_in(shown: str) -> list[str]:
+    """The lines of `top` that say whose functions were asked."""
+    return [line for line in shown.splitlines() if re.search(r"\(.*\b4\.2\)", line)]
 
 
 @pytest.mark.slow
 def test_top_asks_the_learners_function_once_it_has_passed(course: Course) -> None:
     folder = folder_of(course.root / "run", FAULTS[0][0])
-    assert (
-        "straggler: rank 1, which the others wait for"
-        in (first := course.distlab("top", str(folder))).out
-    )
-    assert "(the reference's 4.2)" in first.out
+    (line,) = suspects_in(course.distlab("top", str(folder)).out)
+    assert named(line, "straggler", "rank 1", "reference's 4.2")
     template = course.root / "phase4_production" / "template_monitoring.py"
     solution = (course.root / "solutions/phase4_production/monitoring.py").read_text()
     late = "own_s > LATE * statistics.median(others)"
     assert late in solution  # the learner's own: everybody but rank 1 is late
     template.write_text(solution.replace(late, "rank != 1"))
     course.distlab("use", "mine", "4.2")
-    assert (
-        "straggler: ranks 0, 2, which"
-        in (own := course.distlab("top", str(folder))).out
-    )
-    assert "(your 4.2)" in own.out
+    (line,) = suspects_in(course.distlab("top", str(folder)).out)
+    assert named(line, "straggler", "ranks 0, 2", "your 4.2")
     template.write_text(template.read_text() + "\n1 / 0\n")
     broken = course.distlab("top", str(folder))
     assert broken.code == 0
-    assert "your file monitoring: ZeroDivisionError: division by zero" in broken.out
+    assert named(broken.out, "monitoring", "ZeroDivisionError")
 
 
 @pytest.fixture
