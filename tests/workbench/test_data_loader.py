@@ -134,7 +134,7 @@ def test_a_refused_state_changes_nothing(unit: ModuleType) -> None:
     next(iter(other))
     loader = unit.DistributedDataLoader(Drawn(10), 4, 0, 2)
     before = dict(vars(loader))
-    with pytest.raises(ValueError, match="seed is 0 here, but 1 in the state"):
+    with pytest.raises(ValueError, match=r"\bseed\b.* 0\b.* 1\b"):
         loader.load_state_dict(other.state_dict())
     assert vars(loader) == before
 
@@ -191,6 +191,4 @@ def test_the_mistake_of_another_task_is_laid_at_its_door(
     verdict = verdict_on(cluster, tmp_path, f"data_loader.{task}", text, worlds=(1,))
     failure = verdict.first_failure()
     assert failure is not None
-    assert failure.rule == (
-        f"this part is right: it passes with the reference's {guilty}; fix yours"
-    )
+    assert f" {guilty};" in failure.rule

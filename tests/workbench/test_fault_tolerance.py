@@ -65,10 +65,10 @@ def test_a_file_of_the_safetensors_package_is_read() -> None:
 
 def test_a_pickle_is_refused_in_one_line() -> None:
     for data in (pickle.dumps({"weight": 1}), b"PK\x03\x04 a file of torch.save"):
-        with pytest.raises(ValueError, match="a pickle") as refused:
+        with pytest.raises(ValueError, match=r"\bpickle\b") as refused:
             given.decode_shard(data)
         assert "\n" not in str(refused.value)
-        with pytest.raises(ValueError, match="a pickle"):
+        with pytest.raises(ValueError, match=r"\bpickle\b"):
             given.decode_manifest(data)
 
 
@@ -106,7 +106,7 @@ def test_a_nested_state_comes_back_shared_out_over_the_ranks() -> None:
 
 
 def test_an_object_that_is_no_plain_data_is_refused_by_its_name() -> None:
-    with pytest.raises(TypeError, match=r'"own\.a\.b" is of type object'):
+    with pytest.raises(TypeError, match=r'"own\.a\.b".*\bobject\b'):
         pack({}, {"a": {"b": object()}}, 0, 1)
 
 

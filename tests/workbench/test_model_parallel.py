@@ -101,10 +101,8 @@ def test_partition_is_fast_for_long_models(unit: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(("layers", "stages"), [(2, 3), (2, 0), (0, 1)])
-def test_too_few_layers_are_refused_in_words(
-    unit: ModuleType, layers: int, stages: int
-) -> None:
-    with pytest.raises(ValueError, match=f"{layers} layers do not make {stages}"):
+def test_too_few_layers_are_refused(unit: ModuleType, layers: int, stages: int) -> None:
+    with pytest.raises(ValueError, match=rf"^{layers} layers\b.*\b{stages}\b"):
         unit.partition([1.0] * layers, stages)
 
 

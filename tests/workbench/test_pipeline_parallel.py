@@ -145,16 +145,16 @@ def test_interleaved_takes_what_its_formula_says(unit: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "named"),
     [
-        ((4, 6, 2, 1.0, 1.0), "no multiple"),
-        ((4, 8, 0, 1.0, 1.0), "0 chunks: at least 1"),
+        ((4, 6, 2, 1.0, 1.0), r"^6 microbatches\b.*\b4\b"),
+        ((4, 8, 0, 1.0, 1.0), r"^0 chunks\b"),
     ],
 )
 def test_the_formula_refuses_what_it_does_not_hold_for(
-    arguments: tuple[Any, ...], sentence: str
+    arguments: tuple[Any, ...], named: str
 ) -> None:
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=named):
         forms.interleaved_s(*arguments)
 
 
@@ -166,7 +166,7 @@ def test_the_clock_of_the_checks_and_the_drawing_agree(unit: ModuleType) -> None
             lists = [unit.interleaved(rank, n, m, v) for rank in range(n)]
         assert [list(map(tuple, own)) for own in lists] == clock.in_turns(n, m, v)
         played = clock.play_schedules(clock.in_turns(n, m, v), v, 1, 2)
-        assert unit.draw(lists).endswith(f"\n{played.time} units of time")
+        assert unit.draw(lists).splitlines()[-1].startswith(f"{played.time} ")
 
 
 def test_the_clock_tells_ranks_that_wait_for_ever() -> None:
@@ -186,27 +186,28 @@ def test_the_file_draws_its_schedules() -> None:
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
     )
-    assert done.stdout.count("33 units of time") == 2
+    ends = [line for line in done.stdout.splitlines() if line.startswith("33 ")]
+    assert len(ends) == 2
 
 
 # ── what execute gives to free ──────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
-    ("kept", "sends", "sentence"),
+    ("kept", "sends", "named"),
     [
-        ({0: None}, {}, r"kept has the key 0; free expects \(chunk, microbatch\)"),
-        ({(0, 0): None}, {0: None}, "sends has the key 0; free expects the action"),
-        ({}, {}, r"kept has no key \(0, 0\): free removes it"),
+        ({0: None}, {}, r"\bkept\b.* 0\b.*\(chunk, microbatch\)"),
+        ({(0, 0): None}, {0: None}, r"\bsends\b.* 0\b.*\baction\b"),
+        ({}, {}, r"\bkept\b.*\(0, 0\)"),
     ],
 )
 def test_wrong_keys_are_told_before_a_spliced_free_stumbles(
-    unit: ModuleType, kept: Any, sends: Any, sentence: str
+    unit: ModuleType, kept: Any, sends: Any, named: str
 ) -> None:
     learners = ModuleType("learners")
     learners.__file__ = "template.py"
     learners.free = unit.free  # type: ignore[attr-defined]
-    with keys_watched(learners), pytest.raises(TypeError, match=sentence):
+    with keys_watched(learners), pytest.raises(TypeError, match=named):
         learners.free(unit.Action("B", 0), kept, sends)
     assert learners.free is unit.free
 

@@ -112,7 +112,7 @@ def test_half_a_state_is_refused() -> None:
     for bucket in zero.buckets:
         bucket.shard.grad = torch.ones_like(bucket.shard)
     zero.optimizer.step()
-    with pytest.raises(ValueError, match=r"0\.weight is incomplete"):
+    with pytest.raises(ValueError, match=r"\b0\.weight\b"):
         zero.load_state_dict([zero.state_dict()])
 
 
