@@ -11,6 +11,7 @@ QUIET_S = 0.5  # on two cores of the machine that the estimates in `run` come fr
 
 
 def work() -> None:
+    """What the tests consist of, without importing anything."""
     total = 0
     for number in range(12_000_000):
         total += number & 7

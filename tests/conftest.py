@@ -18,21 +18,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 # Everything temporary goes to one folder of the session, which is removed at its end.
-# What torch leaves behind there when a test kills its processes is not ours to mend, but
-# a folder of distlab's own that is still there is a defect, and fails the session.
+# What torch leaves behind there when a test kills its processes isn't ours to fix, but a
+# folder of distlab's own that is still there is a defect, and fails the session.
+FOLDER = pytest.StashKey[str]()
 OURS = ("distlab-", "chaos-", "dl-", "ray-")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput") or "--collect-only" in config.invocation_params.args:
+    if hasattr(config, "workerinput"):  # xdist's workers inherit it
         return
     folder = tempfile.mkdtemp(prefix="dt-")  # short: sockets lie below it
     os.chmod(folder, 0o1777)  # as /tmp is: some tests act as an ordinary user
     config.stash[FOLDER] = folder
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-
-
-FOLDER = pytest.StashKey[str]()
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -56,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--regenerate-golden",
         action="store_true",
-        help="write the wording of outputs anew to tests/golden, to be read in the diff",
+        help="write the wording of outputs to tests/golden, to be read in the diff",
     )
 
 

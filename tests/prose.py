@@ -1,8 +1,8 @@
 """Count the assertions on prose: `python -m tests.prose [files]`; `--list` names them.
 
 An assertion on prose is one that an editor breaks by changing a sentence: a string of
-three or more words of which at least two are plain lower-case words, compared with a
-text (`in`, `==`, `startswith`, `match=`). Names are no prose, so a flag, a path, a slug,
+three or more words, at least two of them plain lower-case words, compared with a text
+(`in`, `==`, `startswith`, `match=`). Names aren't prose, so a flag, a path, a slug,
 "rank 2" or a number may be asserted freely.
 """
 
@@ -32,19 +32,23 @@ def strings(node: ast.AST) -> Iterator[ast.Constant]:
             yield part
 
 
+def compared(node: ast.AST) -> Iterator[ast.AST]:
+    """The expressions that an assertion compares with a text."""
+    if isinstance(node, ast.Compare):
+        sides = (node.left, *node.comparators)
+        yield from (side for side in sides if not isinstance(side, ast.Call))
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr in TEXT_METHODS | SEARCHES:
+            yield from node.args
+
+
 def texts(tree: ast.AST) -> Iterator[ast.Constant]:
     """Every literal that a test compares with a text."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
             for part in ast.walk(node.test):
-                if isinstance(part, ast.Compare):
-                    for side in (part.left, *part.comparators):
-                        if not isinstance(side, ast.Call):
-                            yield from strings(side)
-                if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute):
-                    if part.func.attr in TEXT_METHODS | SEARCHES:
-                        for argument in part.args:
-                            yield from strings(argument)
+                for side in compared(part):
+                    yield from strings(side)
         if isinstance(node, ast.keyword) and node.arg == "match":
             yield from strings(node.value)
 

@@ -20,7 +20,10 @@ FOLDER = ROOT / "tests" / "golden"
 VARIES = (
     (re.compile(r"\x1b\[[0-9;]*m"), ""),
     (re.compile(re.escape(str(ROOT))), "<root>"),
-    (re.compile(r"/[\w./-]*/pytest-of-[^/\s]+/pytest-\d+(?:/popen-gw\d+)?/[^/\s]+"), "<tmp>"),
+    (
+        re.compile(r"/[\w./-]*/pytest-of-[^/\s]+/pytest-\d+(?:/popen-gw\d+)?/[^/\s]+"),
+        "<tmp>",
+    ),
     (re.compile(r"/tmp/[\w.-]+"), "<tmp>"),
     (re.compile(r"\b(?:127\.0\.0\.1|localhost):\d+"), "127.0.0.1:<port>"),
     (re.compile(r"\b(pid|process|port) \d+"), r"\1 <number>"),
