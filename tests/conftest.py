@@ -18,8 +18,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 # Everything temporary goes to one folder of the session, which is removed at its end.
-# What torch leaves behind there when a test kills its processes isn't ours to fix, but a
-# folder of distlab's own that is still there is a defect, and fails the session.
+# What torch leaves there when a test kills its processes isn't ours to fix, but a folder
+# of distlab's own that is still there is a defect, and fails the session.
 FOLDER = pytest.StashKey[str]()
 OURS = ("distlab-", "chaos-", "dl-", "ray-")
 

@@ -37,9 +37,12 @@ def compared(node: ast.AST) -> Iterator[ast.AST]:
     if isinstance(node, ast.Compare):
         sides = (node.left, *node.comparators)
         yield from (side for side in sides if not isinstance(side, ast.Call))
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if node.func.attr in TEXT_METHODS | SEARCHES:
-            yield from node.args
+    elif (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in TEXT_METHODS | SEARCHES
+    ):
+        yield from node.args
 
 
 def texts(tree: ast.AST) -> Iterator[ast.Constant]:

@@ -8,7 +8,6 @@ run `pytest tests/workbench --regenerate-golden` and read the diff.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
