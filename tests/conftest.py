@@ -17,9 +17,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Everything temporary goes to one folder of the session, which is removed at its end.
-# What torch leaves there when a test kills its processes isn't ours to fix, but a folder
-# of distlab's own that is still there is a defect, and fails the session.
+# Everything temporary goes to one folder, which is removed when the session ends.
+# We can't fix what torch leaves there when a test kills its processes, but a folder of
+# distlab's own that is still there is a defect, and fails the session.
 FOLDER = pytest.StashKey[str]()
 OURS = ("distlab-", "chaos-", "dl-", "ray-")
 
