@@ -9,6 +9,8 @@ from distlab.comm import Disk, DiskError
 
 OLD, NEW = b"old", b"the new one"
 Tell = Callable[[Any], None]
+NOT_REFUSED = "not refused"
+ELSEWHERE = ["../a", "/tmp/a", "sub/a", "..", ".", "", "a\0b", "a" * 256, "a\\b"]
 
 
 def refusal(act: Callable[[], object]) -> str:
@@ -17,7 +19,7 @@ def refusal(act: Callable[[], object]) -> str:
         act()
     except DiskError as error:
         return str(error)
-    return "not refused"
+    return NOT_REFUSED
 
 
 # ── alike on every disk: each returns plain data ────────────────────────────────────
@@ -91,10 +93,9 @@ def asks_for_what_is_not_there(disk: Disk) -> Any:
 
 
 def leads_elsewhere(disk: Disk) -> Any:
-    names = ["../a", "/tmp/a", "sub/a", "..", ".", "", "a\0b", "a" * 256, "a\\b"]
     disk.write("a", OLD)
     told = []
-    for name in names:
+    for name in ELSEWHERE:
         told += [
             refusal(lambda n=name: disk.write(n, b"")),  # type: ignore[misc]
             refusal(lambda n=name: disk.append(n, b"")),  # type: ignore[misc]

@@ -12,6 +12,7 @@ import pytest
 from distlab.comm import Disk
 from distlab.sim import CrashPoint, SimDisk, crash_points
 from tests.workbench.disk_programs import NEW, OLD, WRONG, Tell, right
+from tests.workbench.golden import Golden
 
 Program = Callable[[Disk, Tell], None]
 
@@ -40,11 +41,11 @@ def test_a_wrong_way_to_save_is_exposed(program: Program) -> None:
     assert exposed(program, limit=50, seed=1)  # also by a sample
 
 
-def test_what_is_exposed_is_the_mistake_itself() -> None:
+def test_what_is_exposed_is_the_mistake_itself(golden: Golden) -> None:
     found = {program.__name__: exposed(program) for program in WRONG}
     renamed = found["renames_before_sync"]
     assert renamed
-    assert str(renamed).startswith("crash after operation 2, rename('a.tmp', 'a');")
+    assert (renamed.num_done, renamed.last) == (2, "rename('a.tmp', 'a')")
     assert renamed.files["a"] not in (OLD, NEW)
     forgotten = found["forgets_sync_folder"]
     assert forgotten
@@ -52,7 +53,8 @@ def test_what_is_exposed_is_the_mistake_itself() -> None:
     gone = found["removes_first"]
     assert gone
     assert "a" not in gone.files
-    assert str(gone) == "crash after operation 3, remove('a'); on the disk: nothing"
+    assert (gone.num_done, gone.last, gone.files) == (3, "remove('a')", {})
+    golden("disk/crash", f"{renamed}\n{gone}")
 
 
 # ── one crash ───────────────────────────────────────────────────────────────────────
@@ -185,7 +187,7 @@ def test_a_program_must_do_the_same_each_time() -> None:
         disk.write(next(names), b"")
         disk.write("b", b"")
 
-    with pytest.raises(RuntimeError, match="must do the same each time"):
+    with pytest.raises(RuntimeError, match=r"'b'.*'a'"):
         list(crash_points(changes))
 
 

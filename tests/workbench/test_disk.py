@@ -13,7 +13,17 @@ import pytest
 
 from distlab.comm import Disk, DiskError, RealDisk
 from distlab.sim import SimDisk
-from tests.workbench.disk_programs import ALIKE, leads_elsewhere, refusal
+from tests.workbench.disk_programs import (
+    ALIKE,
+    ELSEWHERE,
+    NOT_REFUSED,
+    asks_for_what_is_not_there,
+    leads_elsewhere,
+    no_bytes,
+    refusal,
+)
+from tests.workbench.golden import Golden
+from tests.workbench.naming import named
 
 EXPECTED: dict[str, Any] = {
     "writes_and_reads": {"a": b"one, two", "b": b"", "c": b"made by append"},
@@ -23,8 +33,6 @@ EXPECTED: dict[str, Any] = {
     "removes": ([], b"the new one"),
     "syncs": (b"12", b""),
     "odd_names": [True] * 6,
-    "asks_for_what_is_not_there": [*['there is no file "none"'] * 4, ["there"]],
-    "no_bytes": (["a file holds bytes, not str"] * 2, []),
 }
 
 
@@ -36,14 +44,31 @@ def test_both_disks_do_the_same(program: Callable[[Disk], Any], tmp_path: Path) 
     assert os.listdir(tmp_path) == ["disk"]
 
 
+def test_what_is_refused_is_named_and_changes_nothing() -> None:
+    *told, names = asks_for_what_is_not_there(SimDisk())
+    assert [named(text, '"none"') for text in told] == [True] * 4
+    assert names == ["there"]
+    told, names = no_bytes(SimDisk())
+    assert [named(text, "bytes", "str") for text in told] == [True] * 2
+    assert names == []
+
+
+def test_the_sentences_of_a_disk(golden: Golden) -> None:
+    missing, outside = asks_for_what_is_not_there, leads_elsewhere
+    told = [missing(SimDisk())[0], *outside(SimDisk())[0], no_bytes(SimDisk())[0][0]]
+    told.append(fills(SimDisk(capacity_bytes=10))[0])
+    golden("disk/refusals", "\n".join(dict.fromkeys(told)))
+
+
 @pytest.mark.parametrize("make", [lambda at: RealDisk(at), lambda at: SimDisk()])
 def test_a_path_outside_is_one_sentence(
     make: Callable[[Path], Disk], tmp_path: Path
 ) -> None:
     told, names = leads_elsewhere(make(tmp_path))
-    assert {text.partition(" is no ")[2] for text in told} == {
-        "name of a file in the disk's own folder"
-    }
+    assert NOT_REFUSED not in told
+    for text, path in zip(told[::7], ELSEWHERE, strict=True):  # seven ways, one path
+        assert repr(path)[:50] in text
+    assert len(set(told)) == len(ELSEWHERE)
     assert names == ["a"]
 
 
@@ -75,13 +100,15 @@ def test_a_full_disk_keeps_what_fits(tmp_path: Path) -> None:
     disk = RealDisk(tmp_path)
     with at_most(10):
         assert fills(disk) == simulated
-    full = 'the disk is full: no room for all of "log"'
-    assert simulated == [full, b"1234567890", full, b"x" * 10, b"fits"]
+    full, appended, again, written, last = simulated
+    assert named(full, "full", '"log"')
+    assert again == full
+    assert (appended, written, last) == (b"1234567890", b"x" * 10, b"fits")
 
 
 def test_room_is_shared_and_given_back() -> None:
     disk = SimDisk({"a": b"12345"}, capacity_bytes=8)
-    assert "full" in refusal(lambda: disk.write("b", b"1234"))
+    assert named(refusal(lambda: disk.write("b", b"1234")), "full", '"b"')
     assert disk.read("b") == b"123"
     disk.remove("a")
     disk.write("b", b"12345678")
@@ -95,8 +122,9 @@ def test_a_real_disk_makes_its_folder_and_finds_it_again(tmp_path: Path) -> None
     RealDisk(tmp_path / "x" / "y").write("a", b"1")
     assert RealDisk(tmp_path / "x" / "y").read("a") == b"1"
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(DiskError, match=r"Not a directory|File exists"):
+    with pytest.raises(DiskError) as refused:
         RealDisk(tmp_path / "file")
+    assert isinstance(refused.value.__cause__, NotADirectoryError | FileExistsError)
 
 
 def test_a_real_disk_follows_no_link_and_waits_for_no_pipe(tmp_path: Path) -> None:
@@ -108,10 +136,10 @@ def test_a_real_disk_follows_no_link_and_waits_for_no_pipe(tmp_path: Path) -> No
     (folder / "sub").mkdir()
     os.mkfifo(folder / "pipe")
     for name in ("link", "sub", "pipe"):
-        wanted = f'"{name}" is no plain file'
-        assert refusal(lambda n=name: disk.read(n)) == wanted  # type: ignore[misc]
-        assert refusal(lambda n=name: disk.write(n, b"")) == wanted  # type: ignore[misc]
-        assert refusal(lambda n=name: disk.remove(n)) == wanted  # type: ignore[misc]
+        read = refusal(lambda n=name: disk.read(n))  # type: ignore[misc]
+        assert named(read, f'"{name}"')
+        assert refusal(lambda n=name: disk.write(n, b"")) == read  # type: ignore[misc]
+        assert refusal(lambda n=name: disk.remove(n)) == read  # type: ignore[misc]
     assert disk.names() == []
     assert secret.read_bytes() == b"secret"
 
@@ -141,7 +169,7 @@ def test_a_drive_that_fails_is_one_sentence(
     disk.write("a", b"1")
 
     def fails(file: int) -> None:
-        raise OSError(5, "Input/output error")
+        raise OSError(5, os.strerror(5))
 
     monkeypatch.setattr(os, "fsync", fails)
-    assert refusal(lambda: disk.sync("a")) == '"a": Input/output error'
+    assert named(refusal(lambda: disk.sync("a")), '"a"', os.strerror(5))

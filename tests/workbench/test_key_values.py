@@ -5,17 +5,28 @@ from __future__ import annotations
 import pytest
 
 from distlab.comm.key_values import KeyValues, StoreByCalls
+from tests.workbench.golden import Golden
 
 
-@pytest.mark.parametrize(
-    "message",
-    [b"", b"\x09", b"\1", b"\1\0\0\0\2ab", b"\2\0\0\0\7ab", b"\2\0", b"\3\0\0\0\1"],
-)
-def test_what_is_no_request_changes_nothing(message: bytes) -> None:
-    store = KeyValues()
-    with pytest.raises(ValueError, match="no request to a store"):
-        store.handle(0, message)
-    assert store.stored == {}
+NO_REQUESTS = [
+    b"",
+    b"\x09",
+    b"\1",
+    b"\1\0\0\0\2ab",
+    b"\2\0\0\0\7ab",
+    b"\2\0",
+    b"\3\0\0\0\1",
+]
+
+
+def test_what_is_no_request_changes_nothing(golden: Golden) -> None:
+    store, texts = KeyValues(), []
+    for message in NO_REQUESTS:
+        with pytest.raises(ValueError) as refused:  # noqa: PT011 - the golden file
+            store.handle(0, message)
+        assert store.stored == {}
+        texts.append(f"{message!r}: {refused.value}")
+    golden("store/no requests", "\n".join(texts))
 
 
 def test_a_store_that_is_full_says_so_and_keeps_what_it_has() -> None:
@@ -29,7 +40,7 @@ def test_a_store_that_is_full_says_so_and_keeps_what_it_has() -> None:
         lambda: store.add("c", 5),
         lambda: store.compare_set("b", b"", b"1"),
     ):
-        with pytest.raises(ValueError, match="the store is full: 10 bytes"):
+        with pytest.raises(ValueError, match=r"\bfull\b.*\b10\b"):
             call()
     store.set("a", b"")
     assert store.add("b", 5) == 5

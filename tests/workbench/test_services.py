@@ -6,6 +6,7 @@ import pytest
 
 from distlab.comm import Pending, Request
 from distlab.comm.services import Answer
+from tests.workbench.naming import named
 
 
 class Board:
@@ -115,5 +116,5 @@ def test_what_handle_raises_is_the_answer() -> None:
 def test_a_reply_is_bytes(reply: object) -> None:
     pending = Pending(lambda peer, message: reply)  # type: ignore[arg-type, return-value]
     (answer,) = pending.take(request(1, 1, b""), 0.0)
-    kind = type(reply).__name__
-    assert str(answer.error) == f"handle gave a {kind}: a reply is bytes, or None"
+    assert isinstance(answer.error, TypeError)
+    assert named(str(answer.error), "handle", type(reply).__name__, "bytes", None)

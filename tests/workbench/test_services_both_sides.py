@@ -43,8 +43,5 @@ def test_all_programs_are_in_the_table() -> None:
 
 def test_a_difference_shows_in_the_table() -> None:
     shown = table([("good", [1], [1], [1]), ("bad", [1], [2], [1])])
-    assert shown.splitlines() == [
-        "program  simulated  real   the same",
-        "good     yes        yes    yes",
-        "bad      yes        NO     NO",
-    ]
+    _, *rows = (line.split() for line in shown.splitlines())
+    assert rows == [["good", "yes", "yes", "yes"], ["bad", "yes", "NO", "NO"]]

@@ -9,7 +9,7 @@ from distlab.runner import surroundings
 
 def test_a_name_server_that_does_not_answer_is_asked_for_a_second_at_a_time() -> None:
     found = surroundings.of_zygote({"HOME": "/home/ada"})
-    assert found["RES_OPTIONS"] == "timeout:1 attempts:2"
+    assert found["RES_OPTIONS"].split() == ["timeout:1", "attempts:2"]
     assert found["HOME"] == "/home/ada"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -12,6 +12,8 @@ from distlab.comm import ServiceContext
 from distlab.comm.services import Started, Tick, WakeAt
 from distlab.runner import Cluster, Limits, RankContext
 from distlab.runner.autopsy import evidence
+from tests.workbench.golden import Golden
+from tests.workbench.naming import named
 
 LIMITS = Limits(seconds=30)
 FOREVER = float("inf")
@@ -94,17 +96,22 @@ def wait_for_nobody(ctx: RankContext) -> None:
     ctx.store.wait(["never set"])
 
 
-def test_all_wait_for_a_service(cluster: Cluster) -> None:
+def line_of(program: Callable[..., object]) -> int:
+    """Where a program of three lines calls its service."""
+    return program.__code__.co_firstlineno + 2
+
+
+def test_all_wait_for_a_service(cluster: Cluster, golden: Golden) -> None:
     run = cluster.run(pull, 2, limits=LIMITS, services={"server": never})
     assert run.outcome == "deadlock"
-    waits = r'waits in call to the service "server" at test_waits_in_calls.py:\d+'
-    not_yet = 'which has answered "not yet"'
-    expected = rf"rank 0 {waits}, {not_yet}; rank 1 {waits}, {not_yet}, and no rank "
-    assert re.match(expected, run.explanation), run.explanation
+    where = f"test_waits_in_calls.py:{line_of(pull)}"
+    told = ('"server"', where)
+    assert named(run.explanation, "rank 0", *told, "rank 1", *told), run.explanation
     for line in evidence(run):
         assert line.state == "waiting"
-        assert line.text == 'call to the service "server": not yet'
-        assert "test_waits_in_calls.py:" in line.where
+        assert named(line.text, '"server"')
+        assert line.where.endswith(where)
+    golden("autopsy/waits for a service", re.sub(r"\.py:\d+", ".py", run.explanation))
 
 
 @pytest.mark.parametrize("backend", ["tcp", "gloo"])
@@ -112,13 +119,16 @@ def test_one_waits_in_a_call_and_one_in_recv(cluster: Cluster, backend: str) -> 
     run = cluster.run(one_waits_for_the_other, 2, limits=LIMITS, backend=backend)
     assert run.outcome == "deadlock"
     assert run.waits_for == {0: (1,), 1: ()}
-    assert run.explanation.startswith("rank 1 waits in call to rank 0 at ")
+    assert run.ranks[1].waiting is not None
+    assert run.ranks[1].waiting["service"] == "rank 0"
+    assert named(run.explanation, "rank 1", "rank 0", "test_waits_in_calls.py")
 
 
 def test_all_wait_for_the_store(cluster: Cluster) -> None:
     run = cluster.run(wait_for_nobody, 2, limits=LIMITS)
     assert run.outcome == "deadlock"
-    assert 'rank 0 waits in call to the service "store" at ' in run.explanation
+    where = f"test_waits_in_calls.py:{line_of(wait_for_nobody)}"
+    assert named(run.explanation, "rank 0", '"store"', where)
 
 
 def test_a_service_that_knows_the_time_may_answer_by_itself(cluster: Cluster) -> None:

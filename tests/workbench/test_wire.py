@@ -34,12 +34,12 @@ def round_trip(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (0, 4), (1, 1, 1)], ids=str)
-def test_tensors(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    sample = torch.arange(math.prod(shape)).add(1).reshape(shape).to(dtype)
-    back = round_trip(sample)
-    assert (back.dtype, back.shape) == (sample.dtype, sample.shape)
-    assert torch.equal(back, sample)
+def test_tensors(dtype: torch.dtype) -> None:
+    for shape in [(), (0,), (3,), (2, 3), (0, 4), (1, 1, 1)]:
+        sample = torch.arange(math.prod(shape)).add(1).reshape(shape).to(dtype)
+        back = round_trip(sample)
+        assert (back.dtype, back.shape) == (sample.dtype, sample.shape)
+        assert torch.equal(back, sample)
 
 
 def test_every_bit_of_a_float_travels() -> None:
@@ -122,7 +122,7 @@ def test_tensors_inside_other_values() -> None:
     ("value", "name"), [({1}, "set"), ([object()], "object"), ({"x": 1j}, "complex")]
 )
 def test_other_values_are_refused_by_their_type(value: Any, name: str) -> None:
-    with pytest.raises(TypeError, match=f"a {name} cannot travel between processes"):
+    with pytest.raises(TypeError, match=rf"\b{name}\b"):
         encode(value)
 
 
