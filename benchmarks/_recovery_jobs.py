@@ -182,6 +182,7 @@ def torchrun(num_steps: int) -> Iterator[Job]:
     flags = ["--standalone", "--nproc-per-node", str(WORLD_SIZE)]
     flags += ["--max-restarts", "1000"]
     with _folder(is_slow=True) as folder:
+        flags += ["--log-dir", str(folder)]
         (folder / "checkpoints").mkdir()
         with _job(folder, ["torch.distributed.run", *flags], num_steps) as job:
             yield job

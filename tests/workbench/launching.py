@@ -79,3 +79,9 @@ def outputs(agents: Sequence[Agent]) -> list[str]:
 
 def log(folder: Path, rank: int) -> list[str]:
     return (folder / f"rank_{rank}.log").read_text().splitlines()
+
+
+def torchrun(folder: Path, num_ranks: int) -> list[str]:
+    """The command without the program; it leaves nothing outside `folder`."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*command, f"--nproc-per-node={num_ranks}", f"--log-dir={folder}"]

@@ -1,4 +1,8 @@
-"""The trainer on real processes: engines, switches, a kill, the learner's code."""
+"""The trainer on real processes: engines, switches, signals, the learner's code.
+
+Nearly all of them are ranks of a warm cluster, which only fork. One training is under
+torchrun, and those of a single process are in this one.
+"""
 
 from __future__ import annotations
 
@@ -10,116 +14,78 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from distlab.curriculum import find_root
+from distlab.curriculum import find_root, load_curriculum
 from distlab.data.digits import load_digits_split
+from distlab.distributed.notice import SAVED
+from distlab.distributed.parts import forget, unit
+from distlab.runner import Cluster, Limits
+from tests.workbench.course import Course
+from tests.workbench.golden import Golden
+from tests.workbench.launching import torchrun
+from tests.workbench.trainer.runs import Notes, play, play_code_of, play_signal
 
 ROOT = find_root(Path(__file__))
 SCRIPT = ROOT / "solutions" / "phase4_production" / "imagenet_trainer.py"
-PROGRAM = ROOT / "tests" / "workbench" / "trainer" / "runs.py"
-SMALL = ["--global-batch-size", "24", "--num-samples", "240", "--max-steps", "8"]
-
-pytestmark = pytest.mark.slow
+LIMITS = Limits(seconds=500, memory_bytes=8 << 30)
+SMALL = ["--global-batch-size", "24", "--num-samples", "96", "--code", "reference"]
 
 
-def torchrun(
-    num_ranks: int, *arguments: object, cwd: Path = ROOT
-) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return subprocess.Popen(
-        [*command, f"--nproc-per-node={num_ranks}", *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
+def played(cluster: Cluster, n: int, cases: dict[str, list[str]]) -> dict[str, Notes]:
+    """What rank 0 noted in each case."""
+    found: dict[str, Notes] = (
+        cluster.run(play, n, cases, limits=LIMITS).require_finished().values[0]
     )
+    return found
 
 
-def finished(process: subprocess.Popen[str]) -> str:
-    said, _ = process.communicate(timeout=1000)
-    assert process.returncode == 0, said
-    return said
+def difference(one: Notes, other: Notes) -> float:
+    pairs = zip(one["losses"], other["losses"], strict=True)
+    return max(abs(float(a - b)) for a, b in pairs)
 
 
-def losses(
-    tmp_path: Path, num_ranks: int, cases: dict[str, list[str]]
-) -> dict[str, list[float]]:
-    """The loss of each step of each case, all played in one start of the ranks."""
-    given, folder = tmp_path / f"{num_ranks}.json", tmp_path / str(num_ranks)
-    given.write_text(json.dumps(cases))
-    finished(torchrun(num_ranks, PROGRAM, folder, given))
-    return {name: losses_in(folder / name) for name in cases}
-
-
-def losses_in(folder: Path) -> list[float]:
-    lines = (folder / "figures.jsonl").read_text().splitlines()
-    return [json.loads(line)["loss"] for line in lines]
-
-
-def samples_in(folder: Path) -> Counter[str]:
-    """How often all ranks together have trained on each sample."""
-    files = folder.glob("samples.*")
-    return Counter(line for path in files for line in path.read_text().splitlines())
-
-
-def test_engines_and_numbers_of_ranks_have_equal_losses(tmp_path: Path) -> None:
-    flags = [
-        "--model",
-        "narrow_vit",
-        "--precision",
-        "fp64",
-        "--lr",
-        "0.02",
-        "--max-steps",
-        "20",
-        "--ema",
-        "0.9",
-        "--global-batch-size",
-        "60",
-        "--clip-norm",
-        "1",
-        "--grad-accum-steps",
-        "2",
-        "--code",
-        "reference",
-    ]
+@pytest.mark.slow
+def test_engines_and_numbers_of_ranks_have_equal_losses(cluster: Cluster) -> None:
+    flags = "--model narrow_vit --precision fp64 --lr 0.02 --max-steps 6 --ema 0.9 "
+    flags += "--global-batch-size 30 --num-samples 180 --clip-norm 1 "
+    flags += "--grad-accum-steps 2 --code reference --engine"
     engines = ("scratch", "ddp", "fsdp2")
-    cases = {engine: [*flags, "--engine", engine] for engine in engines}
-    found = {n: losses(tmp_path, n, cases) for n in (1, 2, 3)}
-    baseline = found[1]["scratch"]
-    assert len(baseline) == 20
-    assert baseline[-1] < baseline[0]
-    for n, by_engine in found.items():
-        for engine, row in by_engine.items():
-            pairs = zip(row, baseline, strict=True)
-            largest = max(abs(a - b) for a, b in pairs)
-            assert largest <= 1e-10, (n, engine, largest)
+    cases = {engine: [*flags.split(), engine] for engine in engines}
+    baseline = played(cluster, 1, {"scratch": cases["scratch"]})["scratch"]
+    assert len(baseline["losses"]) == 6
+    # The last layer begins with zeros: only a training leaves a loss of log(10).
+    assert abs(baseline["losses"][-1] - baseline["losses"][0]) > 1e-3
+    for name, notes in played(cluster, 3, cases).items():
+        assert difference(notes, baseline) <= 1e-10, name
 
 
-def test_two_ranks_then_one_then_two_read_each_sample_once(tmp_path: Path) -> None:
-    """One epoch of 23 steps in three starts, beside one start on two ranks."""
-    flags = ["--model", "narrow_vit", "--precision", "fp64", "--lr", "0.02"]
-    flags += ["--global-batch-size", "60", "--code", "reference", "--save-every", "4"]
-    unbroken = losses(tmp_path, 2, {"unbroken": flags})["unbroken"]
-    flags += ["--checkpoint", str(tmp_path / "saved")]
-    resumed: list[float] = []
-    samples: Counter[str] = Counter()
-    for start, (num_ranks, last_step) in enumerate(((2, 8), (1, 16), (2, 23))):
-        case = {f"start {start}": [*flags, "--max-steps", str(last_step)]}
-        (row,) = losses(tmp_path, num_ranks, case).values()
-        resumed += row
-        samples += samples_in(tmp_path / str(num_ranks) / f"start {start}")
-    assert len(resumed) == len(unbroken) == 23
-    pairs = zip(resumed, unbroken, strict=True)
-    assert max(abs(a - b) for a, b in pairs) <= 1e-10
-    assert samples == samples_in(tmp_path / "2" / "unbroken")
-    assert len(samples) == samples.total() == 23 * 60  # the digits are all different
+@pytest.mark.slow
+def test_two_ranks_then_one_then_two_read_each_sample_once(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """One epoch of 8 steps in three starts, beside one start on two ranks."""
+    flags = "--model narrow_vit --precision fp64 --lr 0.02 --save-every 2 "
+    flags += "--global-batch-size 60 --num-samples 480 --code reference"
+    unbroken = flags.split()
+    saves = [*unbroken, "--checkpoint", str(tmp_path / "saved"), "--max-steps"]
+    losses, samples = [], Counter[str]()
+    for n, last in ((2, 3), (1, 5), (2, 8)):
+        cases = {"resumed": [*saves, str(last)]}
+        if last == 8:
+            cases["unbroken"] = unbroken
+        ranks = cluster.run(play, n, cases, limits=LIMITS).require_finished().values
+        losses += ranks[0]["resumed"]["losses"]
+        samples.update(line for rank in ranks for line in rank["resumed"]["samples"])
+    assert len(losses) == 8
+    assert difference({"losses": losses}, ranks[0]["unbroken"]) <= 1e-10
+    at_once = Counter(line for rank in ranks for line in rank["unbroken"]["samples"])
+    assert samples == at_once
+    assert len(samples) == samples.total() == 480  # the digits are all different
 
 
 SWITCHES = {
@@ -154,244 +120,238 @@ SAME_LOSSES = {"workers", "ddp", "fsdp2", "average"}
 """Other ways to the same numbers; the average is only evaluated."""
 
 
+@pytest.mark.slow
 @pytest.mark.own
-def test_each_switch_alone_and_all_together(tmp_path: Path) -> None:
-    """Eight steps each on two processes; a switch that has an effect shows it."""
+def test_each_switch_alone_and_all_together(cluster: Cluster, tmp_path: Path) -> None:
+    """Four steps each on two processes; a switch that has an effect shows it."""
     cases = {"none": SMALL} | {
-        name: [*SMALL, *flags.split()] for name, flags in SWITCHES.items()
+        name: [*SMALL, "--max-steps", "4", *flags.split()]
+        for name, flags in SWITCHES.items()
     }
     cases["saved"] = [*SMALL, "--checkpoint", str(tmp_path / "saved")]
     cases["profiled"] = [*SMALL, "--profile", str(tmp_path / "profile")]
-    found = losses(tmp_path, 2, cases)
-    for name, row in found.items():
-        assert len(row) == 8, name
-        assert all(torch.isfinite(torch.tensor(row))), name
-    assert found["saved"] == found["profiled"] == found["none"]
+    found = played(cluster, 2, cases)
+    for name, notes in found.items():
+        assert len(notes["losses"]) == 4, name
+        assert all(torch.isfinite(torch.tensor(notes["losses"]))), name
+    plain = found["none"]
+    assert found["saved"]["losses"] == found["profiled"]["losses"] == plain["losses"]
     assert list((tmp_path / "saved").glob("*"))
     assert (tmp_path / "profile" / "rank_1.trace.json").is_file()
     for name in SWITCHES.keys() - SAME_LOSSES:
-        assert found[name] != found["none"], name
+        assert found[name]["losses"] != plain["losses"], name
     for name in SAME_LOSSES:
-        pairs = zip(found[name], found["none"], strict=True)
-        assert max(abs(a - b) for a, b in pairs) < 1e-5, name
-    assert abs(found["channels_last"][0] - found["none"][0]) < 1e-5
+        assert difference(found[name], plain) < 1e-5, name
+    first = found["channels_last"]["losses"][0]
+    assert abs(first - plain["losses"][0]) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.own
-def test_a_compiled_model_has_the_same_losses(tmp_path: Path) -> None:
+def test_a_compiled_model_has_the_same_losses(cluster: Cluster) -> None:
     """On one process: a compilation takes 40 s of processor time on each."""
     flags = [*SMALL, "--model", "narrow_vit", "--lr", "0.01"]
-    found = losses(tmp_path, 1, {"plain": flags, "compiled": [*flags, "--compile"]})
-    pairs = zip(found["compiled"], found["plain"], strict=True)
-    assert max(abs(a - b) for a, b in pairs) < 1e-3
+    cases = {"plain": flags, "compiled": [*flags, "--compile"]}
+    found = played(cluster, 1, cases)
+    assert difference(found["compiled"], found["plain"]) < 1e-3
 
 
-EVERYTHING = [
-    "--global-batch-size",
-    "24",
-    "--num-samples",
-    "240",
-    "--epochs",
-    "3",
-    "--max-steps",
-    "24",
-    "--mixup",
-    "0.2",
-    "--cutmix",
-    "1",
-    "--label-smoothing",
-    "0.1",
-    "--precision",
-    "fp16",
-    "--grad-accum-steps",
-    "2",
-    "--ema",
-    "0.9",
-    "--clip-norm",
-    "1",
-    "--compression",
-    "top_k",
-    "--warmup-epochs",
-    "0.5",
-    "--log-every",
-    "1",
-    "--save-every",
-    "5",
-    "--code",
-    "reference",
-    "--checkpoint",
-]
+# ── a training that is ended, and goes on ───────────────────────────────────────────
+
+EVERYTHING = (
+    "--epochs 3 --mixup 0.2 --cutmix 1 --label-smoothing 0.1 --precision fp16 "
+    "--grad-accum-steps 2 --ema 0.9 --clip-norm 1 --compression top_k "
+    "--warmup-epochs 0.5 --log-every 1 --save-every 3"
+)
+STEPS = 12  # four an epoch
 
 
-def weights_in(said: str) -> str:
-    (found,) = re.findall(r"step 24  weights ([0-9a-f]{8})", said)
-    return str(found)
-
-
-def children_of(pid: int) -> list[int]:
-    """The processes that torchrun has started: each has a session of its own."""
-    listed = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True
-    )
-    found = [int(number) for number in listed.stdout.split()]
-    assert len(found) >= 2
-    return found
+def everything(folder: Path) -> list[str]:
+    return [*SMALL, *EVERYTHING.split(), "--checkpoint", str(folder)]
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The weights of a run that nothing interrupts."""
+def unbroken(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Notes:
+    """A training that nothing interrupts."""
     folder = tmp_path_factory.mktemp("unbroken")
-    return weights_in(finished(torchrun(2, SCRIPT, *EVERYTHING, folder)))
+    notes = played(cluster, 2, {"unbroken": everything(folder)})["unbroken"]
+    assert len(notes["losses"]) == STEPS
+    return notes
 
 
-def test_killed_and_resumed_is_bit_equal(tmp_path: Path, unbroken: str) -> None:
-    """SIGKILL of all processes in the middle of an epoch, after a save."""
-    process = torchrun(2, SCRIPT, *EVERYTHING, tmp_path / "killed")
-    assert process.stdout is not None
-    before = ""
-    for line in process.stdout:
-        before += line
-        if line.startswith("step 13 "):
-            workers = children_of(process.pid)
-            for pid in (process.pid, *workers):
-                os.kill(pid, signal.SIGKILL)
-            break
-    else:
-        pytest.fail(before)
-    process.wait()
-    process.stdout.close()
-    resumed = finished(torchrun(2, SCRIPT, *EVERYTHING, tmp_path / "killed"))
-    first = min(map(int, re.findall(r"^step (\d+)  loss", resumed, re.MULTILINE)))
-    assert 6 <= first <= 16, resumed
-    assert weights_in(resumed) == unbroken
+def goes_on(cluster: Cluster, folder: Path, unbroken: Notes, last: int) -> None:
+    """From the step after `last`, with the bits of a training without an end."""
+    notes = played(cluster, 2, {"resumed": everything(folder)})["resumed"]
+    assert notes["losses"] == unbroken["losses"][last:]
+    assert notes["weights"] == unbroken["weights"]
 
 
-@pytest.mark.parametrize("who", ["torchrun", "rank 1", "torchrun with data workers"])
-def test_after_sigterm_a_step_is_saved_and_the_next_start_goes_on(
-    tmp_path: Path, who: str, unbroken: str
+@pytest.mark.slow
+def test_killed_and_resumed_is_bit_equal(
+    cluster: Cluster, tmp_path: Path, unbroken: Notes
 ) -> None:
-    """As SLURM and Kubernetes end a job; and if only one of the ranks hears of it."""
-    flags = [*EVERYTHING, tmp_path / "ended"]
-    if "workers" in who:
-        flags += ["--num-workers", "2"]
-    process = torchrun(2, SCRIPT, *flags)
+    """SIGKILL in the middle of an epoch, with a step that is not saved."""
+    order = everything(tmp_path), 1, 8, int(signal.SIGKILL)
+    run = cluster.run(play_signal, 2, *order, limits=LIMITS)
+    assert run.outcome != "finished"
+    goes_on(cluster, tmp_path, unbroken, last=6)
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_rank_has_all_save_the_step_it_came_in(
+    cluster: Cluster, tmp_path: Path, unbroken: Notes
+) -> None:
+    order = everything(tmp_path), 1, 7, int(signal.SIGTERM)
+    run = cluster.run(play_signal, 2, *order, limits=LIMITS)
+    for notes in run.require_finished().values:
+        assert (notes["exit"], len(notes["losses"])) == (SAVED, 7)
+    goes_on(cluster, tmp_path, unbroken, last=7)
+
+
+def steps_in(said: str) -> list[int]:
+    return [int(step) for step in re.findall(r"^step (\d+)  loss", said, re.MULTILINE)]
+
+
+@pytest.mark.slow
+def test_sigterm_to_torchrun_with_data_workers_saves_a_step(
+    cluster: Cluster, tmp_path: Path, unbroken: Notes
+) -> None:
+    """As SLURM and Kubernetes end a job; the next start is on other ranks."""
+    folder = tmp_path / "ended"
+    process = subprocess.Popen(
+        [*torchrun(tmp_path, 2), SCRIPT, *everything(folder), "--num-workers", "2"],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(tmp_path),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     assert process.stdout is not None
     before = ""
     for line in process.stdout:
         before += line
-        if line.startswith("step 11 "):
-            to_one = who == "rank 1"
-            pid = max(children_of(process.pid)) if to_one else process.pid
-            os.kill(pid, signal.SIGTERM)
+        if line.startswith("step 2 "):
+            os.kill(process.pid, signal.SIGTERM)
             break
-    else:
-        pytest.fail(before)
     after, _ = process.communicate(timeout=300)
     assert process.returncode != 0
-    assert "SIGTERM came: this step is saved" in after
-    last = max(map(int, re.findall(r"^step (\d+)  loss", before + after, re.MULTILINE)))
-    assert 11 <= last < 24
-    resumed = finished(torchrun(2, SCRIPT, *flags))
-    first = min(map(int, re.findall(r"^step (\d+)  loss", resumed, re.MULTILINE)))
-    assert first == last + 1
-    assert weights_in(resumed) == unbroken
+    last = max(steps_in(before + after))
+    assert 2 <= last < STEPS, after
+    assert (folder / f"step-{last}.json").is_file()
+    goes_on(cluster, folder, unbroken, last=last)
 
 
-def test_the_end_is_saved_and_records_go_on(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_mine_with_the_solutions_copied_in_is_bit_equal(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    course = Course(tmp_path)
+    for one in load_curriculum(ROOT).units.values():
+        shutil.copy(one.solution(ROOT), one.template(course.root))
+    flags = [*SMALL, "--epochs", "2"]
+    cases = {code: [*flags, "--code", code] for code in ("mine", "reference")}
+    run = cluster.run(play_code_of, 2, str(course.root), cases, limits=LIMITS)
+    found = run.require_finished().values[0]
+    assert len(found["mine"]["losses"]) == 8
+    assert found["mine"] == found["reference"]
+
+
+# ── one process: checkpoints, records, images ───────────────────────────────────────
+
+Main = Callable[..., int]
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch) -> Main:
+    """The command, in this process."""
+    for name in ("RANK", "SLURM_PROCID", "DISTLAB_IMPL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(ROOT)
+
+    def run(*flags: object) -> int:
+        import distlab.distributed as dist
+
+        line = ["imagenet_trainer.py", *SMALL, *map(str, flags)]
+        monkeypatch.setattr(sys, "argv", line)
+        forget("reference")
+        try:
+            return int(unit("imagenet_trainer").main())
+        finally:  # a Notice has blocked the signal
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            dist.destroy_process_group()
+            forget()
+
+    return run
+
+
+def rows_in(folder: Path) -> list[dict[str, float]]:
+    lines = (folder / "figures.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_the_end_is_saved_and_records_go_on(
+    main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The same command again, as a queue does it: nothing is recorded twice."""
-    flags = [SCRIPT, "--global-batch-size", "24", "--num-samples", "240"]
-    flags += ["--save-every", "4", "--log-every", "1", "--code", "reference"]
-    flags += ["--checkpoint", tmp_path / "saved", "--records", tmp_path / "records"]
-    finished(torchrun(1, *flags, "--max-steps", "6"))
-    figures = tmp_path / "records" / "figures.jsonl"
-    lines = figures.read_text().splitlines(keepends=True)
-    # As if the process had been killed in step 8, after the checkpoint of step 6.
-    figures.write_text(
-        "".join([*lines, '{"step": 7, "loss": 9.9}\n', '{"step": 8, "l'])
-    )
-    finished(torchrun(1, *flags))
-    steps = [json.loads(line)["step"] for line in figures.read_text().splitlines()]
-    assert steps == list(range(1, 11))
-    assert 9.9 not in losses_in(tmp_path / "records")
-    assert (tmp_path / "saved" / "step-10.json").is_file()
-    said = finished(torchrun(1, *flags, "--max-steps", "9"))
-    assert "--max-steps 9: the checkpoint has step 10" in said
-    assert "step 10  weights" in said
+    saved, records = tmp_path / "saved", tmp_path / "records"
+    flags = ["--epochs", "2", "--save-every", "2", "--log-every", "1"]
+    flags += ["--checkpoint", str(saved), "--records", str(records)]
+    assert main(*flags, "--max-steps", "3") == 0
+    figures = records / "figures.jsonl"
+    # As if the process had been killed in step 5, after the checkpoint of step 3.
+    with figures.open("a") as file:
+        file.write('{"step": 4, "loss": 9.9}\n{"step": 5, "l')
+    assert main(*flags) == 0
+    assert [row["step"] for row in rows_in(records)] == list(range(1, 9))
+    assert 9.9 not in [row["loss"] for row in rows_in(records)]
+    assert (saved / "step-8.json").is_file()
+    capsys.readouterr()
+    assert main(*flags, "--max-steps", "7") == 0
+    said = capsys.readouterr().out
+    assert steps_in(said) == []
+    assert re.search(r"--max-steps 7: .* 8\b", said)
+    assert len(rows_in(records)) == 8
 
 
-def test_records_of_another_run_are_not_touched(tmp_path: Path) -> None:
-    flags = [SCRIPT, *SMALL, "--code", "reference", "--log-every", "1"]
-    flags += ["--records", tmp_path / "records"]
-    finished(torchrun(1, *flags, "--checkpoint", tmp_path / "one"))
-    before = (tmp_path / "records" / "figures.jsonl").read_text()
-    process = torchrun(1, *flags, "--checkpoint", tmp_path / "other")
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode != 0
-    assert "holds the records of another run: choose a new folder" in said
-    assert (tmp_path / "records" / "figures.jsonl").read_text() == before
+def test_folders_of_another_run_are_refused(
+    main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
+    saved, records = tmp_path / "saved", tmp_path / "records"
+    flags = ["--max-steps", "2", "--log-every", "1", "--records", str(records)]
+    assert main(*flags, "--checkpoint", saved) == 0
+    before = (records / "figures.jsonl").read_text()
+    capsys.readouterr()
+    assert main(*flags, "--checkpoint", tmp_path / "other") == 2
+    other_run = capsys.readouterr().err
+    assert f"{records} " in other_run
+    assert (records / "figures.jsonl").read_text() == before
+    flags = ["--max-steps", "3", "--model", "narrow_vit"]
+    assert main(*flags, "--checkpoint", saved) == 2
+    other_model = capsys.readouterr().err
+    assert (other_run + other_model).count("\n") == 2
+    golden("trainer/folders_of_another_run", other_run + other_model)
 
 
-def test_a_checkpoint_of_another_model_is_one_line(tmp_path: Path) -> None:
-    folder = tmp_path / "saved"
-    first = [SCRIPT, *SMALL, "--code", "reference", "--checkpoint", folder]
-    finished(torchrun(1, *first))
-    process = torchrun(1, *first, "--max-steps", "9", "--model", "narrow_vit")
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode != 0
-    lines = [line for line in said.splitlines() if "imagenet_trainer: " in line]
-    assert len(lines) == 1, said
-    assert "the checkpoint is of another model" in lines[0]
-
-
-def test_mine_with_the_solutions_copied_in_is_bit_equal(tmp_path: Path) -> None:
-    course = tmp_path / "course"
-    for name in ("solutions", "curriculum.toml", *_phases()):
-        place = ROOT / name
-        if place.is_dir():
-            shutil.copytree(place, course / name)
-        else:
-            shutil.copy(place, course / name)
-    for solution in (course / "solutions").glob("phase*/*.py"):
-        folder = course / solution.parent.name
-        shutil.copy(solution, folder / f"template_{solution.name}")
-    flags = [
-        "--global-batch-size",
-        "24",
-        "--num-samples",
-        "240",
-        "--max-steps",
-        "24",
-        "--epochs",
-        "3",
-    ]
-    script = "solutions/phase4_production/imagenet_trainer.py"
-    said = {
-        code: finished(torchrun(2, script, *flags, "--code", code, cwd=course))
-        for code in ("mine", "reference")
-    }
-    assert weights_in(said["mine"]) == weights_in(said["reference"])
-
-
-def _phases() -> list[str]:
-    return [path.name for path in ROOT.glob("phase*_*") if path.is_dir()]
-
-
-def test_a_folder_of_images(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_folder_of_images(cluster: Cluster, main: Main, tmp_path: Path) -> None:
     """Two processes, each with one that decodes; the images are the digits."""
     image = pytest.importorskip("PIL.Image", reason="pip install pillow")
     digits = load_digits_split()
-    for split, first in (("train", 0), ("val", 60)):
-        for place in range(first, first + 60):
+    for split, first in (("train", 0), ("val", 30)):
+        for place in range(first, first + 30):
             folder = tmp_path / split / str(int(digits.train_targets[place]))
             folder.mkdir(parents=True, exist_ok=True)
             pixels = (digits.train_inputs[place].view(8, 8) * 255).byte().numpy()
-            image.fromarray(pixels).resize((40, 40)).save(folder / f"{place}.png")
-    flags = "--image-size 32 --global-batch-size 16 --num-workers 1 --num-classes"
-    command = [SCRIPT, "--code", "reference", "--data", tmp_path, *flags.split()]
-    said = finished(torchrun(2, *command, 10))
-    assert re.search(r"^epoch 1  accuracy 0\.\d{4}", said, re.MULTILINE)
-    assert "step 3  weights" in said
-    process = torchrun(1, *command, 11)
-    said, _ = process.communicate(timeout=300)
-    assert f"--num-classes 11: {tmp_path} has 10 classes" in said
+            image.fromarray(pixels).resize((20, 20)).save(folder / f"{place}.png")
+    flags = "--image-size 16 --global-batch-size 10 --num-workers 1 --num-classes 10"
+    flags += f" --code reference --data {tmp_path}"
+    notes = played(cluster, 2, {"images": flags.split()})["images"]
+    assert len(notes["losses"]) == 3
+    assert main(*flags.split(), "--num-samples", 0, "--num-classes", 11) == 2

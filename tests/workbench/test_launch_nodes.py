@@ -29,6 +29,7 @@ from tests.workbench.launching import (
     log,
     outputs,
     script,
+    torchrun,
 )
 from tests.workbench.test_launch import mine
 
@@ -166,13 +167,12 @@ def test_the_trainer_ends_with_the_same_bits_under_torchrun_and_under_ours(
     tmp_path: Path,
 ) -> None:
     weights = {}
-    ours = ["-m", "distlab.launch", "--nproc-per-node", "2"]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for name, launcher in {"ours": ours, "torchrun": torchrun}.items():
+    ours = [sys.executable, "-m", "distlab.launch", "--nproc-per-node", "2"]
+    for name, launcher in {"ours": ours, "torchrun": torchrun(tmp_path, 2)}.items():
         folder = tmp_path / name
         folder.mkdir()
         done = subprocess.run(
-            [sys.executable, *launcher, str(TRAINER)],
+            [*launcher, str(TRAINER)],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
             capture_output=True,

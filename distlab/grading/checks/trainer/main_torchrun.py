@@ -62,6 +62,7 @@ def _run(folder: Path, script: Path, world_size: int) -> tuple[int | None, str]:
     # Port 0: any that is free, as with --standalone, but by number and not by name.
     command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
     command += ["--local-addr=127.0.0.1", f"--nproc-per-node={world_size}"]
+    command += [f"--log-dir={folder}"]  # without it, torchrun leaves a folder in /tmp
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [*command, str(script)],
