@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from benchmarks import compression as bench
 from benchmarks._compression_ranks import BYTE_STEPS, DENSE_STEPS, POWER_STEPS
 from distlab.runner import Cluster
-from tests.workbench.judging import solution_of
 
 DENSE = 1_000_000.0
 RIGHT = {
@@ -40,14 +38,6 @@ def sent(n: int, **planted: float) -> dict[str, float]:
 
 def missed(results: list[dict[str, Any]]) -> list[str]:
     return [result["name"] for result in results if not result.get("is_met", True)]
-
-
-def code_without(tmp_path: Path, old: str, new: str) -> str:
-    text = solution_of("gradient_compression")
-    assert text.count(old) == 1
-    path = tmp_path / "gradient_compression.py"
-    path.write_text(text.replace(old, new), encoding="utf-8")
-    return str(path)
 
 
 def test_the_formula_of_powersgd_is_that_of_the_convnet() -> None:
@@ -119,15 +109,3 @@ def test_real_ranks_meet_the_bars_of_bytes_and_of_torchs_powersgd(
     assert missed(bench.bytes_results(bench.sent_bytes(cluster, "reference"))) == []
     assert bench.beside_torchs(cluster, "reference")["value"] < 1e-12
     assert DENSE_STEPS >= 2 <= POWER_STEPS  # torch needs the one, a residual the other
-
-
-@pytest.mark.slow
-def test_wide_indices_and_a_forgotten_residual_miss_them(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    code = code_without(tmp_path, ".indices.to(torch.int32)", ".indices")
-    sent_by_it = bench.sent_bytes(cluster, code)
-    assert missed(bench.bytes_results(sent_by_it)) == ["bytes_topk1"]
-    keeps = "self.residuals.keep(bucket, join(bucket, rest, torch.zeros_like(others)))"
-    code = code_without(tmp_path, keeps, "pass")
-    assert not bench.beside_torchs(cluster, code)["is_met"]

@@ -27,8 +27,10 @@ def test_right_expectations_have_no_wrong_verdict_and_wrong_ones_have() -> None:
     assert values["leftover_processes"] == 0
     wrong = [line for line in report["cases"] if line["problems"]]
     assert [line["id"] for line in wrong] == ["HH06", "chain"]
-    assert "not rank 2, send → 1" in wrong[0]["problems"][0]
-    assert "not rank 2, send → 3, _hangs.py:" in wrong[1]["problems"][0]
+    for line, expected in zip(
+        wrong, ("rank 2, send → 1", "rank 2, send → 3"), strict=True
+    ):
+        assert expected in line["problems"][0]
     assert {"wrong_verdicts", "hangs", "hostile_cases"} <= set(hang.missed(report))
 
 
@@ -62,6 +64,6 @@ def test_the_command_knows_the_benchmarks_and_not_their_parts(
     from distlab.cli.bench import bench
 
     monkeypatch.chdir(ROOT)
-    with pytest.raises(ValueError, match=r"there is .*hang, ") as caught:
+    with pytest.raises(ValueError, match=r"\bhang, ") as caught:
         bench("nothing")
     assert "_hangs" not in str(caught.value)
