@@ -15,6 +15,8 @@ import torch
 from distlab.runner import Cluster, Limits, Run
 from distlab.sim import run_apart
 from tests.workbench.conformance import programs
+from tests.workbench.golden import Golden
+from tests.workbench.naming import named
 
 WORLDS = (1, 2, 3, 4)
 AT_LEAST_2 = (2, 3, 4)
@@ -124,14 +126,14 @@ def test_each_transport_is_tested_or_says_why_not(listed: Transport) -> None:
 # ── point to point ──────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("n", WORLDS)
+@pytest.mark.parametrize("n", [1, 4])
 def test_ranks_know_their_place(start: Start, n: int) -> None:
     places = start(programs.who_am_i, n)
     assert [place[:2] for place in places] == [[rank, n] for rank in range(n)]
     assert {place[3] for place in places} <= {"cpu", "cuda"}
 
 
-@pytest.mark.parametrize("n", [*AT_LEAST_2, 7])
+@pytest.mark.parametrize("n", [2, 4, 7])
 def test_send_and_recv_carry_values(start: Start, n: int) -> None:
     got = start(programs.everyone_sends_to_zero, n)
     assert got[0] == [[src, 10.0 * src, 10.0 * src] for src in range(1, n)]
@@ -145,19 +147,16 @@ def test_a_channel_is_first_in_first_out(start: Start) -> None:
     assert start(programs.first_in_first_out, 2)[1] == [float(i) for i in range(20)]
 
 
-@pytest.mark.parametrize("n", [*AT_LEAST_2, 7])
+@pytest.mark.parametrize("n", [2, 4, 7])
 def test_any_source_says_who_sent(start: Start, n: int) -> None:
     assert start(programs.from_anyone, n)[0] == [[r, 7.0 * r] for r in range(1, n)]
 
 
-@pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("n", AT_LEAST_2)
-def test_posted_transfers_may_be_waited_for_in_any_order(
-    start: Start, n: int, backwards: bool
-) -> None:
-    got = start(programs.posted_and_waited, n, backwards)
-    for rank in range(n):
-        assert got[rank] == [[p, float(p)] for p in range(n) if p != rank]
+def test_posted_transfers_may_be_waited_for_in_any_order(start: Start, n: int) -> None:
+    for rank, turns in enumerate(start(programs.posted_and_waited, n)):
+        for turn, got in enumerate(turns):
+            assert got == [[p, p + 100.0 * turn] for p in range(n) if p != rank]
 
 
 def test_an_isend_arrives_though_nobody_keeps_its_work(start: Start) -> None:
@@ -172,18 +171,18 @@ def test_a_send_tells_when_it_is_completed(start: Start, transport: Transport) -
     assert told[0] == [False, tells, True]
 
 
-@pytest.mark.parametrize("n", [*WORLDS, 7])
+@pytest.mark.parametrize("n", [1, 2, 4, 7])
 def test_a_ring_of_sendrecv_turns(start: Start, n: int) -> None:
     for rank, seen in enumerate(start(programs.ring_by_sendrecv, n)):
         assert seen == [float((rank - turn) % n) for turn in range(n + 1)]
 
 
-@pytest.mark.parametrize("n", WORLDS)
+@pytest.mark.parametrize("n", [1, 3])
 def test_sendrecv_with_oneself_is_a_checked_copy(start: Start, n: int) -> None:
     for copied, size, dtype in start(programs.sendrecv_with_itself, n):
         assert copied == [5.0, 5.0, 5.0]
-        assert "1 torch.float32 do not fit into 3 torch.float32" in size
-        assert "do not fit into 3 torch.int64" in dtype
+        assert named(size, 1, "torch.float32", 3, "torch.float32")
+        assert named(dtype, 3, "torch.float32", 3, "torch.int64")
 
 
 def test_every_dtype_travels(start: Start) -> None:
@@ -202,12 +201,12 @@ def test_every_dtype_is_broadcast(start: Start, n: int) -> None:
             assert torch.equal(tensor, sample)
 
 
-@pytest.mark.parametrize("n", WORLDS)
+@pytest.mark.parametrize("n", [1, 2, 4])
 def test_empty_tensors_are_messages_too(start: Start, n: int) -> None:
     assert start(programs.empty_tensors, n) == [[[0, 3], [0, 3]]] * n
 
 
-@pytest.mark.parametrize("n", WORLDS)
+@pytest.mark.parametrize("n", [1, 3])
 def test_a_tensor_without_dimensions_is_one_element(start: Start, n: int) -> None:
     total = n * (n + 1) / 2
     for rank, got in enumerate(start(programs.a_scalar, n)):
@@ -216,85 +215,94 @@ def test_a_tensor_without_dimensions_is_one_element(start: Start, n: int) -> Non
 
 # ── refused ─────────────────────────────────────────────────────────────────────────
 
-SENTENCES = {
-    "send to self": "rank {r} sends to rank {r}: that is itself",
-    "recv from self": "rank {r} receives from rank {r}: that is itself",
-    "isend to self": "that is itself",
-    "send too far": "rank {r} sends to rank {n}, but there is only rank 0 … {last}",
-    "send below": "sends to rank -2, but there is only rank 0 … {last}",
-    "recv too far": "but there is only rank 0 … {last}",
-    "irecv from any": "receives from rank -1",
-    "sendrecv to nobody": "sends to rank {n}",
-    "broadcast from nobody": "broadcasts from rank {n}",
-    "reduce to nobody": "reduces to rank -1",
-    "group with nobody": "makes a group with rank {n}",
-    "group of none": "at least 1",
-    "group with twins": "[0, 0]: each once",
-    "send column": "{itself_or_column}",
-    "recv column": "in memory; receive into one that is",
-    "sendrecv column": "use .contiguous()",
-    "broadcast column": "broadcast got a non-contiguous tensor",
-    "all_reduce column": "all_reduce got a non-contiguous tensor",
-    "all_gather into column": "all_gather got a non-contiguous tensor",
-    "not a tensor": "all_reduce takes a tensor, not a list",
-    "gather size": "needs an output of {twice}, not {twice_and_1}",
-    "scatter size": "it needs {twice}, not {twice_and_1}",
-    "all_to_all sizes": "not {twice} and {n}",
-    "average of ints": "the average of torch.int64 is not a whole number",
+VALUES: dict[str, tuple[str, ...]] = {
+    "send to self": ("{r}", "sends", "{r}"),
+    "recv from self": ("{r}", "receives", "{r}"),
+    "isend to self": ("{r}", "sends", "{r}"),
+    "send too far": ("sends", "{n}", "0 … {last}"),
+    "send below": ("sends", "-2", "0 … {last}"),
+    "recv too far": ("receives", "{n_and_3}", "0 … {last}"),
+    "irecv from any": ("receives", "-1"),
+    "sendrecv to nobody": ("sends", "{n}"),
+    "broadcast from nobody": ("broadcasts", "{n}"),
+    "reduce to nobody": ("reduces", "-1"),
+    "group with nobody": ("group", "{n}"),
+    "group of none": ("1",),
+    "group with twins": ("[0, 0]",),
+    "send column": ("{itself_or_column}",),
+    "recv column": ("recv",),
+    "sendrecv column": ("sendrecv", ".contiguous()"),
+    "broadcast column": ("broadcast", "non-contiguous"),
+    "all_reduce column": ("all_reduce", "non-contiguous"),
+    "all_gather into column": ("all_gather", "non-contiguous"),
+    "not a tensor": ("all_reduce", "tensor", "list"),
+    "gather size": ("{twice}", "{twice_and_1}"),
+    "scatter size": ("{twice}", "{twice_and_1}"),
+    "all_to_all sizes": ("{twice}", "{n}"),
+    "average of ints": ("torch.int64",),
 }
 
 
-@pytest.mark.parametrize("n", WORLDS)
-def test_mistakes_are_refused_with_a_sentence(start: Start, n: int) -> None:
-    for rank, texts in enumerate(start(programs.refused_everywhere, n)):
+@pytest.mark.parametrize("n", [1, 3])
+def test_mistakes_are_refused_with_a_sentence(
+    start: Start, n: int, golden: Golden
+) -> None:
+    told = start(programs.refused_everywhere, n)
+    for rank, texts in enumerate(told):
         facts = {
             "r": rank,
             "n": n,
             "last": n - 1,
+            "n_and_3": n + 3,
             "twice": 2 * n,
             "twice_and_1": 2 * n + 1,
-            "itself_or_column": "itself" if n == 1 else "non-contiguous",
+            "itself_or_column": rank if n == 1 else "non-contiguous",
         }
-        for name, sentence in SENTENCES.items():
-            assert sentence.format(**facts) in texts[name], name
+        for name, values in VALUES.items():
+            assert named(texts[name], *(v.format(**facts) for v in values)), texts[name]
         if n > 1:
-            assert f"that {n} divides" in texts["all_to_all uneven"]
+            assert named(texts["all_to_all uneven"], n)
         assert texts["afterwards"] == str(n)
+    if n == 3:  # by all transports with the same words
+        golden("comm/refusals", "\n".join(f"{k}: {v}" for k, v in told[0].items()))
 
 
 # ── collectives ─────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("n", AT_LEAST_2)
+@pytest.mark.parametrize("n", [2, 4])
 def test_a_barrier_waits_for_the_last(start: Start, n: int) -> None:
     times = start(programs.barrier_waits, n)
     last_came = max(came for came, _ in times)
     assert all(through >= last_came for _, through in times)
 
 
-@pytest.mark.parametrize("n", [*WORLDS, 7])
+@pytest.mark.parametrize("n", [1, 2, 4, 7])
 def test_broadcast_from_each_rank(start: Start, n: int) -> None:
     assert start(programs.broadcast_from_each, n) == [
         [[101.0 * src] * 4 for src in range(n)] for _ in range(n)
     ]
 
 
-@pytest.mark.parametrize("async_op", [False, True])
-@pytest.mark.parametrize("op", programs.OPS)
 @pytest.mark.parametrize("n", WORLDS)
-def test_all_reduce(start: Start, n: int, op: str, async_op: bool) -> None:
-    got = start(programs.all_reduce_with, n, op, async_op)
-    assert got == [[float(async_op), *combined(op, n, 7)]] * n
+def test_all_reduce(start: Start, n: int) -> None:
+    expected = {
+        f"{op} {async_op}": [float(async_op), *combined(op, n, 7)]
+        for op in programs.OPS
+        for async_op in (False, True)
+    }
+    assert start(programs.all_reduce_with_each, n) == [expected] * n
 
 
-@pytest.mark.parametrize("op", programs.OPS)
 @pytest.mark.parametrize("n", [1, 3, 4])
-def test_reduce_to_each_rank(start: Start, n: int, op: str) -> None:
-    for rank, got in enumerate(start(programs.reduce_with, n, op)):
-        assert got == [combined(op, n, 5) if dst == rank else [] for dst in range(n)]
+def test_reduce_to_each_rank(start: Start, n: int) -> None:
+    for rank, got in enumerate(start(programs.reduce_with_each, n)):
+        for op in programs.OPS:
+            wanted = combined(op, n, 5)
+            assert got[op] == [wanted if dst == rank else [] for dst in range(n)], op
 
 
-@pytest.mark.parametrize("n", [*WORLDS, 7])
+@pytest.mark.parametrize("n", [1, 2, 4, 7])
 def test_gather_scatter_and_exchange(start: Start, n: int) -> None:
     total = n * (n + 1) / 2
     for rank, got in enumerate(start(programs.gather_scatter_exchange, n)):
@@ -307,7 +315,7 @@ def test_gather_scatter_and_exchange(start: Start, n: int) -> None:
         assert got["exchanged"] == [10.0 * r + rank for r in range(n) for _ in "ab"]
 
 
-@pytest.mark.parametrize("n", WORLDS)
+@pytest.mark.parametrize("n", [1, 2, 4])
 def test_several_reductions_at_once(start: Start, n: int) -> None:
     total = n * (n + 1) / 2
     assert start(programs.several_at_once, n) == [[total * i for i in range(5)]] * n
@@ -316,7 +324,7 @@ def test_several_reductions_at_once(start: Start, n: int) -> None:
 # ── groups ──────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("n", [*WORLDS, 7])
+@pytest.mark.parametrize("n", [1, 2, 4, 7])
 def test_disjoint_groups(start: Start, n: int) -> None:
     for rank, got in enumerate(start(programs.evens_and_odds, n)):
         mine = range(rank % 2, n, 2)
@@ -325,14 +333,14 @@ def test_disjoint_groups(start: Start, n: int) -> None:
         assert got["total"] == sum(mine)
 
 
-@pytest.mark.parametrize("n", WORLDS)
+@pytest.mark.parametrize("n", [1, 4])
 def test_a_group_numbers_its_ranks_as_listed(start: Start, n: int) -> None:
     assert start(programs.in_the_given_order, n) == [
         [n - 1 - rank, n - 1.0] for rank in range(n)
     ]
 
 
-@pytest.mark.parametrize("n", WORLDS)
+@pytest.mark.parametrize("n", [1, 3])
 def test_a_group_of_one(start: Start, n: int) -> None:
     assert start(programs.alone_in_a_group, n) == [[0, 1, float(r)] for r in range(n)]
 
@@ -340,7 +348,7 @@ def test_a_group_of_one(start: Start, n: int) -> None:
 @pytest.mark.parametrize("n", [3, 4])
 def test_a_group_of_a_group(start: Start, n: int) -> None:
     got = start(programs.group_of_a_group, n)
-    assert got[:2] == [["not in the outer group"], ["not in the inner group"]]
+    assert got[:2] == [["outer"], ["inner"]]
     total = float(sum(range(2, n)))
     assert got[2:] == [[rank, n - 2, total] for rank in range(n - 2)]
 
@@ -354,7 +362,7 @@ def test_groups_that_overlap(start: Start, n: int) -> None:
     assert start(programs.groups_that_overlap, n) == expected
 
 
-@pytest.mark.parametrize("n", AT_LEAST_2)
+@pytest.mark.parametrize("n", [2, 4])
 def test_any_source_in_a_group_is_the_groups_number(start: Start, n: int) -> None:
     got = start(programs.messages_in_a_group, n)
     assert got[n - 1] == [[place, n - 1.0 - place] for place in range(1, n)]
@@ -364,7 +372,7 @@ def test_a_group_and_the_world_are_different_channels(start: Start) -> None:
     assert start(programs.group_and_world_do_not_mix, 2)[1] == [2.0, 1.0]
 
 
-@pytest.mark.parametrize("n", AT_LEAST_2)
+@pytest.mark.parametrize("n", [2, 4])
 def test_a_group_lives_until_all_have_used_it(start: Start, n: int) -> None:
     assert start(programs.group_outlives_its_name, n) == [0.0] + [3.0] * (n - 1)
 
@@ -391,7 +399,7 @@ def test_a_wait_that_runs_out_is_a_lost_peer(
     assert (told["rank"], told["peer"]) == (0, peer)
     assert told["step"] >= 1
     assert 0.14 <= told["waited_s"] < 10
-    assert ("rank 1" if peer else "its peers") in told["text"]
+    assert named(told["text"], "rank 0", "rank 1") == (peer == 1)
 
 
 def test_no_time_at_all_is_not_for_ever(start: Start) -> None:
@@ -400,10 +408,17 @@ def test_no_time_at_all_is_not_for_ever(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "peer"),
-    [("recv", 1), ("send", 1), ("irecv", 1), ("barrier", None), ("all_reduce", None)],
+    ("how", "peer", "n"),
+    [
+        ("recv", 1, 2),
+        ("send", 1, 2),
+        ("irecv", 1, 2),
+        ("barrier", None, 2),
+        ("barrier", None, 3),
+        ("all_reduce", None, 2),
+        ("all_reduce", None, 3),
+    ],
 )
-@pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize(
     "transport",
     [transport for transport in PROCESSES if transport.name != "nccl"],

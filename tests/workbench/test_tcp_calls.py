@@ -182,8 +182,9 @@ def test_a_service_that_started_anew_between_two_calls_is_found(door: Door) -> N
             with serving(door.listen(), directory, Counts()):
                 assert endpoint.call("ps", b"?", PATIENCE_S) == b"1"
                 assert endpoint.call("ps", b"?", PATIENCE_S) == b"2"
-        with pytest.raises(PeerLost, match='rank 1 lost the service "ps" in call #7'):
+        with pytest.raises(PeerLost) as lost:
             endpoint.call("ps", b"?", PATIENCE_S)
+    assert (lost.value.rank, lost.value.peer, lost.value.step) == (1, "ps", 7)
 
 
 def test_who_was_not_answered_in_time_is_not_gone(door: Door) -> None:
@@ -261,8 +262,7 @@ def test_of_a_rank_the_latest_process_counts(door: Door) -> None:
     ):
         assert old.call("ps", b"?", PATIENCE_S) == b"1"
         assert new.call("ps", b"?", PATIENCE_S) == b"2"
-        refused = 'the service "ps" refuses this call: a newer process of the same rank'
-        with pytest.raises(FrameError, match=refused):
+        with pytest.raises(FrameError, match='"ps"'):
             old.call("ps", b"?", PATIENCE_S)
         assert new.call("ps", b"?", PATIENCE_S) == b"3"
     assert sum(server.turned_away.values()) == 1
@@ -271,9 +271,9 @@ def test_of_a_rank_the_latest_process_counts(door: Door) -> None:
 @pytest.mark.parametrize(
     ("changes", "rank", "why"),
     [
-        ({"secret": bytes(32)}, 1, "it says that our secret is not its own"),
-        ({"world_size": 5}, 1, "its job does not have 5 ranks"),
-        ({}, 4, "its job does not have 4 ranks"),
+        ({"secret": bytes(32)}, 1, r"\bsecret\b"),
+        ({"world_size": 5}, 1, r"\b5\b"),
+        ({}, 4, r"\b4\b"),
     ],
 )
 def test_who_is_none_of_the_job_is_told_so(
@@ -387,4 +387,5 @@ def test_nobody_has_more_connections_than_there_are(
         with pytest.raises(PeerLost):
             crowded.call("ps", b"?", 0.2)
         assert endpoint.call("ps", b"?", PATIENCE_S) == b"2"
-    assert server.turned_away["there were too many connections"] >= 1
+    ((_, count),) = server.turned_away.items()
+    assert count >= 1

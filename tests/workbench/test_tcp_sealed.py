@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pytest
 
@@ -30,6 +31,8 @@ from distlab.comm.tcp.sealed import (
     Opener,
     Sealer,
 )
+from tests.workbench.golden import Golden
+from tests.workbench.naming import named
 
 SECRET = bytes(range(32))
 KEY = b"k" * 32
@@ -68,28 +71,32 @@ def test_no_bit_can_be_turned() -> None:
                 opener.feed(bytes(frame))
 
 
-@pytest.mark.parametrize(
-    ("spoil", "sentence"),
-    [
-        (lambda s: b"HTTP" * 20, "begins with b'HTTP', not b'dlsv'"),
-        (lambda s: call(s)[:4] + b"\2" + call(s)[5:], "has version 2; this is 1"),
-        (lambda s: s.seal(9), "of kind 9, which does not belong here"),
-        (lambda s: s.seal(Kind.REPLY), "of kind 3, which does not belong here"),
-        (lambda s: s.seal(Kind.HELLO), "begins with HELLO, and has one only"),
-        (lambda s: call(s) and call(s), "sequence number 2, not 1"),
-        (lambda s: call(s) * 2, "sequence number 1, not 2: it is repeated"),
-        (lambda s: call(s, b"x" * 101), "has 101 bytes, more than 100"),
-        (lambda s: s.seal(Kind.CALL, patience_s=-1.0), "a patience of -1.0 s"),
-        (lambda s: s.seal(Kind.CALL, patience_s=float("nan")), "a patience of nan"),
-        (lambda s: call(_other(b"j" * 32)), "not the seal of this connection"),
-        (lambda s: call(s)[:-1] + b"!", "not the seal of this connection"),
-    ],
-)
-def test_what_is_no_frame_of_this_connection(spoil: object, sentence: str) -> None:
-    sealer, opener = pair(limit=100)
-    assert callable(spoil)
-    with pytest.raises(FrameError, match=sentence):
-        opener.feed(spoil(sealer))
+# Each with what its refusal has to name.
+SPOILT: dict[str, tuple[Callable[[Sealer], bytes], tuple[object, ...]]] = {
+    "magic": (lambda s: b"HTTP" * 20, ("b'HTTP'", "b'dlsv'")),
+    "version": (lambda s: call(s)[:4] + b"\2" + call(s)[5:], (2, 1)),
+    "kind": (lambda s: s.seal(9), ("kind", 9)),
+    "direction": (lambda s: s.seal(Kind.REPLY), ("kind", 3)),
+    "hello": (lambda s: s.seal(Kind.HELLO), ("HELLO",)),
+    "one is missing": (lambda s: call(s) and call(s), ("number", 2, 1)),
+    "repeated": (lambda s: call(s) * 2, ("number", 1, 2)),
+    "size": (lambda s: call(s, b"x" * 101), (101, 100)),
+    "negative patience": (lambda s: s.seal(Kind.CALL, patience_s=-1.0), ("-1.0",)),
+    "no patience": (lambda s: s.seal(Kind.CALL, patience_s=float("nan")), ("nan",)),
+    "another key": (lambda s: call(_other(b"j" * 32)), ("seal",)),
+    "payload": (lambda s: call(s)[:-1] + b"!", ("seal",)),
+}
+
+
+def test_what_is_no_frame_of_this_connection(golden: Golden) -> None:
+    texts = []
+    for name, (spoil, values) in SPOILT.items():
+        sealer, opener = pair(limit=100)
+        with pytest.raises(FrameError) as refused:
+            opener.feed(spoil(sealer))
+        assert named(str(refused.value), *values), name
+        texts.append(f"{name}: {refused.value}")
+    golden("tcp/sealed frames", "\n".join(texts))
 
 
 def _other(key: bytes) -> Sealer:
@@ -100,13 +107,13 @@ def _other(key: bytes) -> Sealer:
 
 def test_a_frame_cannot_be_sent_back_to_where_it_is_from() -> None:
     sealer = Sealer(KEY, FROM_SERVICE)
-    with pytest.raises(FrameError, match="not the seal"):
+    with pytest.raises(FrameError, match=r"\bseal\b"):
         Opener(KEY, FROM_CALLER, 100).feed(sealer.seal(Kind.HELLO, b"life"))
 
 
 def test_a_large_frame_is_refused_before_its_payload_comes() -> None:
     sealer, opener = pair(limit=100)
-    with pytest.raises(FrameError, match="has 101 bytes"):
+    with pytest.raises(FrameError, match=r"\b101\b.*\b100\b"):
         opener.feed(call(sealer, b"x" * 101)[:HEAD_BYTES])
 
 
@@ -162,44 +169,34 @@ def test_ranks_and_newcomers_may_call_and_share_a_key(rank: int) -> None:
     assert again.key != inside.key
 
 
-@pytest.mark.parametrize(
-    ("dialler", "inside", "outside"),
-    [
-        (
-            as_caller(Identity(SECRET, 3, 3), "ps"),
-            "it is rank 3 of a job of 3 ranks",
-            "its job does not have 3 ranks",
-        ),
-        (
-            as_caller(Identity(SECRET, 1, 4), "ps"),
-            "it is rank 1 of a job of 4 ranks",
-            "its job does not have 4 ranks",
-        ),
-        (
-            as_caller(Identity(SECRET[::-1], NO_RANK, 0), "ps"),
-            "it does not have this job's secret",
-            "it says that our secret is not its own",
-        ),
-        (  # a proof for one service serves at no other
-            as_caller(Identity(SECRET, 1, 3), "other"),
-            "it does not have this job's secret",
-            "it says that our secret is not its own",
-        ),
-    ],
-    ids=["rank", "world", "secret", "service"],
-)
-def test_who_may_not_call(dialler: KeyedTalk, inside: str, outside: str) -> None:
-    service = as_service(Identity(SECRET, NO_RANK, 3), "ps")
-    assert agree(service, dialler) == (inside, outside)
+# Each with what both sides have to name; a proof for one service serves at no other.
+UNWANTED: dict[str, tuple[Identity, str, tuple[object, ...], tuple[object, ...]]] = {
+    "rank": (Identity(SECRET, 3, 3), "ps", ("rank 3", 3), (3,)),
+    "world": (Identity(SECRET, 1, 4), "ps", ("rank 1", 4), (4,)),
+    "secret": (Identity(SECRET[::-1], NO_RANK, 0), "ps", ("secret",), ("secret",)),
+    "service": (Identity(SECRET, 1, 3), "other", ("secret",), ("secret",)),
+}
+
+
+def test_who_may_not_call(golden: Golden) -> None:
+    texts = []
+    for name, (caller, service, *values) in UNWANTED.items():
+        here = as_service(Identity(SECRET, NO_RANK, 3), "ps")
+        told = agree(here, as_caller(caller, service))
+        for text, expected in zip(told, values, strict=True):
+            assert isinstance(text, str)
+            assert named(text, *expected), name
+        texts.append(f"{name}: {told[0]}; {told[1]}")
+    golden("tcp/unwanted callers", "\n".join(texts))
 
 
 def test_a_line_and_a_call_are_not_the_same() -> None:
     rank_0, rank_1 = Identity(SECRET, 0, 3), Identity(SECRET, 1, 3)
-    told = agree(as_listener(rank_0), as_caller(rank_1, "rank 0"))
-    assert told[0] == "it comes in a role (number 2) that is not for rank 0"
-    assert told[1] == "it takes nobody as caller"
-    told = agree(as_service(rank_0, "rank 0"), as_dialler(rank_1, 0))
-    assert told[1] == "it takes nobody as peer"
+    inside, outside = agree(as_listener(rank_0), as_caller(rank_1, "rank 0"))
+    assert named(str(inside), 2, "rank 0")  # the number of a role
+    assert named(str(outside), "caller")
+    _, outside = agree(as_service(rank_0, "rank 0"), as_dialler(rank_1, 0))
+    assert named(str(outside), "peer")
 
 
 def test_no_bit_of_a_claim_can_be_turned() -> None:

@@ -127,16 +127,19 @@ def from_anyone(ctx: RankContext) -> list[list[float]]:
     return sorted(got)
 
 
-def posted_and_waited(ctx: RankContext, backwards: bool) -> list[list[float]]:
-    """Everyone to everyone with isend and irecv; waits in or against the order."""
-    comm = ctx.comm
+def posted_and_waited(ctx: RankContext) -> list[list[list[float]]]:
+    """Everyone to everyone with isend and irecv; waits in and against the order."""
+    comm, got = ctx.comm, []
     peers = [peer for peer in range(comm.world_size) if peer != comm.rank]
-    boxes = {peer: zeros(comm, 2) for peer in peers}
-    works = [comm.irecv(boxes[peer], peer) for peer in peers]
-    works += [comm.isend(filled(comm, comm.rank, 2), peer) for peer in peers]
-    for work in reversed(works) if backwards else works:
-        work.wait()
-    return [[peer, float(boxes[peer][0])] for peer in peers]
+    for turn, backwards in enumerate((False, True)):
+        boxes = {peer: zeros(comm, 2) for peer in peers}
+        mine = filled(comm, comm.rank + 100 * turn, 2)
+        works = [comm.irecv(boxes[peer], peer) for peer in peers]
+        works += [comm.isend(mine, peer) for peer in peers]
+        for work in reversed(works) if backwards else works:
+            work.wait()
+        got.append([[peer, float(boxes[peer][0])] for peer in peers])
+    return got
 
 
 def forgotten_isend(ctx: RankContext) -> list[float]:
@@ -334,22 +337,28 @@ def contribution(comm: Comm, size: int) -> Tensor:
     return steps * (comm.rank + 1)
 
 
-def all_reduce_with(ctx: RankContext, op: str, async_op: bool) -> list[float]:
+def all_reduce_with_each(ctx: RankContext) -> dict[str, list[float]]:
+    """Each reduction, blocking and started; first whether there was a Work."""
+    comm, got = ctx.comm, {}
+    for op in OPS:
+        for async_op in (False, True):
+            tensor = contribution(comm, 7)
+            work = comm.all_reduce(tensor, ReduceOp[op], async_op)
+            if work is not None:
+                work.wait()
+                work.wait()  # once more must change nothing
+            got[f"{op} {async_op}"] = [float(work is not None), *tensor.tolist()]
+    return got
+
+
+def reduce_with_each(ctx: RankContext) -> dict[str, list[list[float]]]:
     comm = ctx.comm
-    tensor = contribution(comm, 7)
-    work = comm.all_reduce(tensor, ReduceOp[op], async_op)
-    if work is not None:
-        work.wait()
-        work.wait()  # once more must change nothing
-    return [float(work is not None), *tensor.tolist()]
-
-
-def reduce_with(ctx: RankContext, op: str) -> list[list[float]]:
-    comm, got = ctx.comm, []
-    for dst in range(comm.world_size):
-        tensor = contribution(comm, 5)
-        comm.reduce(tensor, dst, ReduceOp[op])
-        got.append(tensor.tolist() if dst == comm.rank else [])
+    got: dict[str, list[list[float]]] = {op: [] for op in OPS}
+    for op in OPS:
+        for dst in range(comm.world_size):
+            tensor = contribution(comm, 5)
+            comm.reduce(tensor, dst, ReduceOp[op])
+            got[op].append(tensor.tolist() if dst == comm.rank else [])
     return got
 
 
@@ -430,10 +439,10 @@ def group_of_a_group(ctx: RankContext) -> list[Any]:
     comm = ctx.comm
     outer = comm.new_group(list(range(1, comm.world_size)))
     if outer is None:
-        return ["not in the outer group"]
+        return ["outer"]
     inner = outer.new_group(list(range(1, outer.world_size)))
     if inner is None:
-        return ["not in the inner group"]
+        return ["inner"]
     total = filled(comm, comm.rank, 1)
     inner.all_reduce(total)
     return [inner.rank, inner.world_size, float(total[0])]
