@@ -27,7 +27,7 @@ class Case:
     spoil: Spoil
     kinds: tuple[str, ...] = ()
     converted: tuple[str, ...] = ()
-    refused: str = ""  # part of the sentence if train cannot be used at all
+    is_refused: bool = False  # train cannot be used at all
     is_fatal: bool = False  # nor can val
 
 
@@ -255,6 +255,6 @@ CASES = [
     Case("no rights", no_rights, ("unreadable",)),
     Case("no rights to a class", lambda f: f.chmod(0), ("unreadable", "empty class")),
     # nothing to use
-    Case("train is a file", train_is_a_file, refused="has neither the folder train"),
-    Case("no classes", no_classes, refused="no image is in", is_fatal=True),
+    Case("train is a file", train_is_a_file, is_refused=True),
+    Case("no classes", no_classes, is_refused=True, is_fatal=True),
 ]

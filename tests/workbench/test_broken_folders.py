@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from distlab.cli.data import check as check_verb
 from distlab.cli.screen import show
@@ -22,7 +22,7 @@ from distlab.data.transforms import EvalTransform, TrainTransform
 from tests.workbench.broken_folders import CASES, Case, good_folder
 
 NOBODY = 65534
-READABLE = [case for case in CASES if not case.refused]
+READABLE = [case for case in CASES if not case.is_refused]
 TRAIN, EVAL = TrainTransform(size=16), EvalTransform(size=16, resize=18)
 
 
@@ -39,38 +39,46 @@ def as_ordinary_user() -> Iterator[None]:
             os.seteuid(0)
 
 
-@pytest.fixture
-def root() -> Iterator[Path]:
-    """A folder that an ordinary user can reach, unlike pytest's."""
-    show([("dim", "")])  # what it imports may lie where only root reads
+def hidden_from_ordinary_users() -> list[Path]:
+    """Which of what is imported on the way only root can read."""
+    needed = (Path(__file__), Path(Image.__file__))
     with as_ordinary_user():
-        folder = Path(tempfile.mkdtemp(prefix="distlab-images-", dir="/tmp"))
-        good_folder(folder)
-        try:
-            yield folder
-        finally:
-            for path in folder.glob("train/*"):
-                path.chmod(0o755)
-            shutil.rmtree(folder)
+        return [
+            path for path in needed if not os.access(path, os.R_OK, effective_ids=True)
+        ]
 
 
-def test_there_are_at_least_forty() -> None:
-    assert len(CASES) >= 40
-    assert len({case.name for case in CASES}) == len(CASES)
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    """A folder that an ordinary user can reach; root's own, of pytest, is none."""
+    if os.geteuid() != 0:
+        good_folder(tmp_path)
+        yield tmp_path
+        return
+    if hidden := hidden_from_ordinary_users():
+        pytest.skip(f"only root can read {hidden[0]}, and root may read everything")
+    # What these import may lie where only root reads, as the interpreter's library.
+    show([("dim", "")])
+    Image.init()
+    with tempfile.TemporaryDirectory(prefix="distlab-images-", dir="/tmp") as name:
+        os.chown(name, NOBODY, NOBODY)
+        with as_ordinary_user():
+            good_folder(Path(name))
+            yield Path(name)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_what_is_wrong_is_counted_and_named(case: Case, root: Path) -> None:
     case.spoil(root / "train" / "cat")
     if case.is_fatal:
-        with pytest.raises(DataError, match=case.refused):
+        with pytest.raises(DataError, match=str(root)):
             check(root)
         return
     reports = check(root)
     problems = [p for report in reports.values() for p in report.problems]
-    if case.refused:
-        assert case.refused in str(problems[0])
-        with pytest.raises(DataError, match=case.refused):
+    if case.is_refused:
+        assert (problems[0].name, problems[0].kind) == ("train", "no images")
+        with pytest.raises(DataError, match=str(root)):
             open_images(root, "train")
         return
     assert Counter(p.kind for p in problems) == Counter(case.kinds)
@@ -107,7 +115,7 @@ def test_strict_refuses(case: Case, root: Path) -> None:
         with pytest.raises(DataError):
             checked(root, strict=False)
         return
-    is_wrong = bool(case.kinds or case.refused)
+    is_wrong = bool(case.kinds) or case.is_refused
     assert checked(root, strict=True) == int(is_wrong)
     assert checked(root, strict=False) == 0
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
+import re
 import struct
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from distlab.data.idx_sets import (
     read_images,
 )
 from distlab.training.ddp_data import locate
+from tests.workbench.golden import Golden
 from tests.workbench.images import (
     NUM_HELD_OUT,
     NUM_TRAIN,
@@ -28,6 +31,7 @@ from tests.workbench.images import (
     known_set,
     write_set,
 )
+from tests.workbench.refusals import refusal
 
 PIXELS = np.arange(2 * 28 * 28, dtype=np.uint8).reshape(2, 28, 28)
 GOOD = idx_bytes(PIXELS)
@@ -61,54 +65,43 @@ def header(*sizes: int, kind: int = 8, dims: int | None = None) -> bytes:
 
 
 BROKEN = {
-    "empty": (b"", "is empty"),
-    "one byte": (b"\0", "is not an IDX file: it begins with 00,"),
-    "a picture": (b"\x89PNG\r\n\x1a\n", "is not an IDX file: it begins with 89 50 4e"),
-    "half a header": (GOOD[:10], "is cut short: it ends within its header"),
-    "half a body": (GOOD[:-1], r"is cut short: .* 2 × 28 × 28 bytes, and 1,567 of 1,5"),
-    "too long": (GOOD + b"\0", "is longer than its header promises: 2 × 28 × 28"),
-    "floats": (header(2, 28, 28, kind=13), "holds float32, not unsigned bytes"),
-    "who knows": (header(2, 28, 28, kind=99), "values of the unknown type 0x63"),
-    "labels": (idx_bytes(PIXELS[0, 0]), r"holds labels \(1 .*; images \(3 .* expected"),
-    "flat": (header(4, 4), "holds values in 2 dimensions; images"),
-    "no images": (header(0, 28, 28), "says that it holds 0 × 28 × 28 bytes"),
-    "too many": (header(1 << 31, 28, 28), "says that it holds 2,147,483,648 × 28 × 28"),
-    "half a pack": (
-        gzip.compress(GOOD)[:-20],
-        "cannot be unpacked, it is cut short or",
-    ),
-    "no trailer": (gzip.compress(GOOD)[:-6], "cannot be unpacked, it is cut short or"),
-    "a bad sum": (gzip.compress(GOOD)[:-8] + b"\0" * 8, "cannot be unpacked.*CRC"),
-    "a bad pack": (b"\x1f\x8b\x08" + b"\xff" * 60, "cannot be unpacked"),
-    "packed nothing": (
-        gzip.compress(b""),
-        "is not an IDX file: it begins with nothing,",
-    ),
-    "a packed long one": (gzip.compress(GOOD + bytes(9)), "is longer than its header"),
+    "empty": (b"", ""),
+    "one byte": (b"\0", r"\b00, .*\b00 00$"),
+    "a picture": (b"\x89PNG\r\n\x1a\n", r"\b89 50 4e.*\b00 00$"),
+    "half a header": (GOOD[:10], r"\bheader\b"),
+    "half a body": (GOOD[:-1], r"\b2 × 28 × 28\b.*\b1,567\b.*\b1,568\b"),
+    "too long": (GOOD + b"\0", r"\b2 × 28 × 28\b"),
+    "floats": (header(2, 28, 28, kind=13), r"\bfloat32\b"),
+    "who knows": (header(2, 28, 28, kind=99), r"\b0x63\b"),
+    "labels": (idx_bytes(PIXELS[0, 0]), r"\blabels \(1 .*\bimages \(3 "),
+    "flat": (header(4, 4), r"\b2 .*\bimages \(3 "),
+    "no images": (header(0, 28, 28), r"\b0 × 28 × 28\b"),
+    "too many": (header(1 << 31, 28, 28), r"\b2,147,483,648 × 28 × 28\b"),
+    "half a pack": (gzip.compress(GOOD)[:-20], r"\bunpacked\b"),
+    "no trailer": (gzip.compress(GOOD)[:-6], r"\bunpacked\b"),
+    "a bad sum": (gzip.compress(GOOD)[:-8] + b"\0" * 8, r"\bunpacked\b.*\bCRC"),
+    "a bad pack": (b"\x1f\x8b\x08" + b"\xff" * 60, r"\bunpacked\b"),
+    "packed nothing": (gzip.compress(b""), r"\b00 00$"),
+    "a packed long one": (gzip.compress(GOOD + bytes(9)), r"\b2 × 28 × 28\b"),
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_file_gets_one_sentence_with_its_name(
-    tmp_path: Path, name: str
-) -> None:
-    content, sentence = BROKEN[name]
-    path = tmp_path / "train-images-idx3-ubyte"
-    path.write_bytes(content)
-    with pytest.raises(IdxError, match=sentence) as caught:
-        read_idx(path, 3)
-    assert str(caught.value).startswith(f"{path} ")
-    assert "\n" not in str(caught.value)
+def test_a_broken_file_is_named_in_one_line(tmp_path: Path, golden: Golden) -> None:
+    path, told = tmp_path / "train-images-idx3-ubyte", []
+    for name, (content, named) in BROKEN.items():
+        path.write_bytes(content)
+        message = refusal(IdxError, read_idx, path, 3)
+        assert message.startswith(f"{path} "), name
+        assert re.search(named, message), name
+        assert "\n" not in message, name
+        told.append(f"{name}: {message}")
+    golden("data/broken-idx-files", "\n".join(told))
 
 
 def test_no_file_a_folder_a_pipe(tmp_path: Path) -> None:
-    with pytest.raises(IdxError, match="is not there"):
-        read_idx(tmp_path / "nowhere", 3)
-    with pytest.raises(IdxError, match="is a folder, not a file"):
-        read_idx(tmp_path, 3)
     os.mkfifo(tmp_path / "pipe")  # reading it would never end
-    with pytest.raises(IdxError, match="is not there"):
-        read_idx(tmp_path / "pipe", 3)
+    for path in (tmp_path / "nowhere", tmp_path, tmp_path / "pipe"):
+        assert str(path) in refusal(IdxError, read_idx, path, 3)
 
 
 def test_what_may_not_be_read(tmp_path: Path) -> None:
@@ -116,10 +109,11 @@ def test_what_may_not_be_read(tmp_path: Path) -> None:
         pytest.skip("root may read everything")
     write_set(tmp_path)
     (tmp_path / NAMES[0]).chmod(0)
-    with pytest.raises(IdxError, match="cannot be read: Permission denied"):
+    denied = os.strerror(errno.EACCES)
+    with pytest.raises(IdxError, match=f"{NAMES[0]}.*{denied}"):
         read_images(find_files(tmp_path))
     tmp_path.chmod(0)
-    with pytest.raises(IdxError, match="cannot be read: Permission denied"):
+    with pytest.raises(IdxError, match=denied):
         find_files(tmp_path)
     tmp_path.chmod(0o700)
 
@@ -129,31 +123,31 @@ def test_another_content_is_refused_by_its_checksum(tmp_path: Path) -> None:
     other[100] ^= 1
     files = find_files(write_set(tmp_path, t10k_images=bytes(other)))
     read_images(files)  # as anybody's own files they are fine
-    with pytest.raises(IdxError, match=r"t10k-images.* its SHA-256 is .*…, and"):
+    with pytest.raises(IdxError, match=r"t10k-images.*\bSHA-256\b"):
         read_images(files, known_set())
 
 
 @pytest.mark.parametrize(
-    ("changed", "sentence"),
+    ("changed", "named"),
     [
         (
             {"train_labels": idx_bytes(np.zeros(95, np.uint8))},
-            r"train-labels\S+ has 95 labels for the 96 images of \S+train-images",
+            r"train-labels.*\b95\b.*\b96\b.*train-images",
         ),
         (
             {"t10k_labels": idx_bytes(np.array([3] * 7 + [12] * 33, np.uint8))},
-            r"t10k-labels\S+ has the label 12 at place 7; classes are 0 … 9",
+            r"t10k-labels.* 12\b.* 7\b.*\b0 … 9\b",
         ),
         (
             {"train_images": idx_bytes(np.zeros((96, 32, 30), np.uint8))},
-            r"train-images\S+ holds images of 32 × 30 pixels, not 28 × 28",
+            r"train-images.*\b32 × 30\b.*\b28 × 28\b",
         ),
     ],
 )
 def test_files_that_do_not_fit_each_other(
-    tmp_path: Path, changed: dict[str, bytes], sentence: str
+    tmp_path: Path, changed: dict[str, bytes], named: str
 ) -> None:
-    with pytest.raises(IdxError, match=sentence):
+    with pytest.raises(IdxError, match=named):
         read_images(find_files(write_set(tmp_path, **changed)))
 
 
@@ -170,17 +164,20 @@ def test_usual_names_and_layouts_are_found(tmp_path: Path) -> None:
     assert find_files(tmp_path)[NAMES[0]] == tmp_path / NAMES[0]
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(IdxError, match="none of the four files is in"):
-        find_files(tmp_path)
-    with pytest.raises(IdxError, match="nowhere is not there"):
-        find_files(tmp_path / "nowhere")
+def test_what_is_missing_is_named(tmp_path: Path, golden: Golden) -> None:
+    told = [refusal(IdxError, find_files, tmp_path)]
+    assert str(tmp_path) in told[-1]
+    told.append(refusal(IdxError, find_files, tmp_path / "nowhere"))
+    assert str(tmp_path / "nowhere") in told[-1]
     write_set(tmp_path)
-    with pytest.raises(IdxError, match="is not a folder"):
-        find_files(tmp_path / NAMES[0])
+    told.append(refusal(IdxError, find_files, tmp_path / NAMES[0]))
+    assert str(tmp_path / NAMES[0]) in told[-1]
     (tmp_path / NAMES[3]).unlink()
-    with pytest.raises(IdxError, match=rf"there is no {NAMES[3]}\[.gz\] in"):
-        find_files(tmp_path)
+    told.append(refusal(IdxError, find_files, tmp_path))
+    assert [name for name in NAMES if name in told[-1]] == [NAMES[3]]
+    told.append(refusal(IdxError, read_idx, tmp_path / NAMES[3], 1))
+    told.append(refusal(IdxError, read_idx, tmp_path, 1))
+    golden("data/missing-idx-files", "\n".join(told))
 
 
 def test_the_known_sets_and_where_they_are_kept(

@@ -56,25 +56,25 @@ def test_small_images(name: str, image_size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "image_size", "says"),
+    ("name", "image_size", "named"),
     [
-        ("resnet19", 224, "no model is called 'resnet19'"),
-        ("resnet18", 28, "32 × 32 pixels or more"),
-        ("narrow_resnet18", 7, "8 × 8 pixels or more, not 7"),
-        ("vit_b_16", 28, "224 × 224"),
-        ("narrow_vit", 30, "do not fill"),
+        ("resnet19", 224, "'resnet19'"),
+        ("resnet18", 28, r"\b32 × 32\b.*\b28\b"),
+        ("narrow_resnet18", 7, r"\b8 × 8\b.*\b7\b"),
+        ("vit_b_16", 28, r"\b224 × 224\b.*\b28\b"),
+        ("narrow_vit", 30, r"\b30 × 30\b"),
     ],
 )
-def test_refused(name: str, image_size: int, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_refused(name: str, image_size: int, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
         make_image_model(name, num_classes=10, image_size=image_size)
 
 
 def test_an_image_of_another_size_is_refused() -> None:
     model = make_image_model("narrow_vit", num_classes=10, in_channels=1, image_size=8)
-    with pytest.raises(ValueError, match="made for 8 × 8 pixels, not 28 × 28"):
+    with pytest.raises(ValueError, match=r"\b8 × 8\b.*\b28 × 28\b"):
         model(torch.zeros(1, 1, 28, 28))
-    with pytest.raises(ValueError, match="3 heads do not divide 64"):
+    with pytest.raises(ValueError, match=r"\b3 heads\b.*\b64\b"):
         VisionTransformer(num_heads=3, dim=64, mlp_dim=64)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +18,7 @@ from distlab.training.digits import DigitsConfig, train_on_ranks
 from distlab.training.mesh_code import choose_units
 from tests.workbench.course import Course
 
-GONE = "the file cannot be read: No such file or directory"
-NO_TEXT = "the file is not UTF-8 text"
+GONE = os.strerror(errno.ENOENT)
 
 
 def drilled(code: str) -> None:
@@ -41,7 +42,10 @@ def test_a_file_that_is_not_there_is_named(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SourceError) as caught:
         read("nosuch.py")
-    assert str(caught.value) == f"nosuch.py: {GONE}"
+    message = str(caught.value)
+    assert message.startswith("nosuch.py: ")
+    assert message.endswith(GONE)
+    assert message.count("nosuch.py") == 1
     assert caught.value.path == tmp_path / "nosuch.py"
 
 
@@ -51,7 +55,7 @@ def test_a_file_that_is_no_python_is_named_with_its_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("broken.py").write_text("x = 1\ndef f(:\n")
-    with pytest.raises(SourceError, match=r"^broken\.py: line 2 is not Python") as said:
+    with pytest.raises(SourceError, match=r"^broken\.py: line 2\b") as said:
         read("broken.py")
     assert (said.value.line, said.value.is_syntax) == (2, True)
 
@@ -62,4 +66,8 @@ def test_a_template_that_is_no_text_is_named_once(here: Course) -> None:
     with pytest.raises(SourceError) as caught:
         update("collectives")
     shown = path.relative_to(here.root)
-    assert str(caught.value) == f"{shown}: {NO_TEXT}; nothing was changed"
+    message = str(caught.value)
+    assert message.startswith(f"{shown}: ")
+    assert message.count(path.name) == 1
+    assert "UTF-8" in message
+    assert path.read_bytes() == b"# \xe9t\xe9\n"

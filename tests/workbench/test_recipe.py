@@ -111,7 +111,7 @@ def test_norms_may_have_another_weight_decay(name: str) -> None:
         for p in group["params"]
     }
     assert [decays[id(p)] for p in model.parameters()] == [0.5, 0.0, 0.0, 0.0]
-    with pytest.raises(ValueError, match="no optimizer is called 'adam'"):
+    with pytest.raises(ValueError, match="'adam'"):
         make_optimizer("adam", model, lr=0.1)
 
 
@@ -139,7 +139,7 @@ def test_cutmix_targets_have_the_share_of_the_area() -> None:
 
 
 def test_mixtures_are_refused_for_classes_that_are_not_there() -> None:
-    with pytest.raises(ValueError, match="class 7, but the model has 5"):
+    with pytest.raises(ValueError, match=r"\b7\b.* 5\b"):
         mixing.mixup(torch.zeros(2, 1, 2, 2), torch.tensor([0, 7]), 5, 0.2)
 
 
@@ -173,7 +173,7 @@ def test_the_average_is_an_exponential_one_and_can_be_swapped_in() -> None:
     other.load_state_dict(average.state_dict())
     assert torch.equal(other.weights["weight"], average.weights["weight"])
     assert other.num_updates == 12
-    with pytest.raises(ValueError, match="decay is 1"):
+    with pytest.raises(ValueError, match=r"\bdecay\b.* 1\b"):
         WeightAverage(model, 1)
 
 
@@ -194,9 +194,9 @@ def test_the_learning_rate_rises_and_falls() -> None:
         for s in (29, 30, 89)
     ]
     assert steps == pytest.approx([1, 0.1, 0.01])
-    with pytest.raises(ValueError, match="warm-up takes 5 steps, the training 5"):
+    with pytest.raises(ValueError, match=r"\b5 steps\b.* 5\b"):
         learning_rate_factor(0, num_steps=5, warmup_steps=5)
-    with pytest.raises(ValueError, match="no schedule is called 'linear'"):
+    with pytest.raises(ValueError, match="'linear'"):
         learning_rate_factor(0, num_steps=5, schedule="linear")
 
 
@@ -209,7 +209,7 @@ def test_images_grow() -> None:
     assert sizes[6:] == [28, 28, 28]
     assert sizes == sorted(sizes)
     assert 20 in sizes
-    with pytest.raises(ValueError, match="grow from 32 to 28"):
+    with pytest.raises(ValueError, match=r"\b32\b.*\b28\b"):
         image_size(0, num_epochs=9, smallest=32, largest=28)
     small = mixing.resized(torch.rand(2, 1, 28, 28), 16)
     assert small.shape == (2, 1, 16, 16)

@@ -17,7 +17,7 @@ import os, pathlib, sys, time
 here = pathlib.Path({folder!r})
 (here / f"{{os.environ['RANK']}}.part").write_text(str(os.getpid()))
 (here / f"{{os.environ['RANK']}}.part").rename(here / f"{{os.environ['RANK']}}.pid")
-print("about to sleep", flush=True)
+print("sleeping", flush=True)
 time.sleep(600)
 """
 
@@ -39,20 +39,18 @@ def test_what_the_file_raised_is_told_and_its_output_shown() -> None:
     text = "print('so far so good', flush=True)\n{}['weights']\n"
     with pytest.raises(NotYetError) as caught:
         expect_clean_end(source_of(text), 1)
-    assert "torchrun failed with exit status 1: KeyError: 'weights'" in str(
-        caught.value
-    )
+    assert caught.value.message.endswith("1: KeyError: 'weights'")
     assert "mine_trainer.py" in caught.value.output
 
 
-def test_without_distlab_an_import_of_it_fails_in_words() -> None:
-    with pytest.raises(NotYetError, match="torch alone") as caught:
+def test_without_distlab_an_import_of_it_fails() -> None:
+    with pytest.raises(NotYetError) as caught:
         expect_clean_end(source_of("from distlab.comm import Comm\n"), 1)
     assert caught.value.slug == "still-needs-distlab"
 
 
 def test_weights_that_were_not_saved_are_missed() -> None:
-    with pytest.raises(NotYetError, match=r"no file weights\.pt"):
+    with pytest.raises(NotYetError, match=r"\bweights\.pt\b"):
         expect_clean_end(source_of("x = 1\n"), 1)
 
 
@@ -70,9 +68,11 @@ def test_nothing_is_left_when_the_time_is_up(
         return wait(process, 0.1 if timeout else None)  # type: ignore[arg-type]
 
     monkeypatch.setattr(main_torchrun.subprocess.Popen, "wait", waiting)
-    with pytest.raises(NotYetError, match="had not ended after") as caught:
+    with pytest.raises(
+        NotYetError, match=rf"\b{main_torchrun.LIMIT_S:g} s\b"
+    ) as caught:
         expect_clean_end(source_of(SLEEPS.format(folder=str(tmp_path))), 2)
-    assert "about to sleep" in caught.value.output
+    assert "sleeping" in caught.value.output
     pids = {int(path.read_text()) for path in ranks}
     assert len(pids) == 2
     assert not pids & set(descendants(os.getpid()))
