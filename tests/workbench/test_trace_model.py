@@ -16,6 +16,8 @@ from distlab.trace.journals import trace_of
 from distlab.trace.links import PARTS, shares
 from distlab.trace.model import NONE, STATES, Trace
 from distlab.trace.story import story
+from tests.workbench.golden import Golden
+from tests.workbench.naming import named, numbers
 from tests.workbench.traces import (
     call,
     ended,
@@ -55,7 +57,7 @@ def test_channels_are_kept_apart_by_group_and_tag_and_refused_calls_met_nobody()
 
 def test_times_states_and_lines_of_real_ranks(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text("first\ncomm.recv(box, 1)  # here\n")
+    file.write_text("first\ncomm.recv(box)\n")
     done = run_of(
         call(1, "recv", 100.5, 103.5, src=1, file=str(file), line=2),
         [event("post", 1, "isend", 102.0, dst=0),
@@ -73,7 +75,7 @@ def test_times_states_and_lines_of_real_ranks(tmp_path: Path) -> None:
     assert [trace.ops[row["op"]] for row in (post, wait)] == ["isend", "wait"]
     assert stuck["end_ps"] == trace.end_ps > 3.5 * S
     site = trace.sites[recv["site"]]
-    assert (site.line, site.text) == (2, "comm.recv(box, 1)  # here")
+    assert (site.line, site.text) == (2, "comm.recv(box)")
     assert len(trace.messages) == 1
     message = trace.messages.row(0)
     assert (message["start_ps"], message["end_ps"]) == (1.5 * S, 3 * S)
@@ -164,9 +166,9 @@ def test_the_bus_bandwidth_of_a_ring_is_the_speed_of_its_links() -> None:
         assert bus_bandwidth(done, 4000 * n) == pytest.approx(2e9)
         used = [link.mean for link in utilisation(done)]
         assert used == pytest.approx([1.0] * 2 * n)
-    with pytest.raises(ValueError, match="no bus bandwidth is defined for barrier"):
+    with pytest.raises(ValueError, match=r"\bbarrier\b"):
         bus_bandwidth(done, 1, "barrier")
-    with pytest.raises(ValueError, match="took no time"):
+    with pytest.raises(ValueError, match="time"):
         bus_bandwidth(run(ring, 1, 1), 1)
 
 
@@ -188,7 +190,7 @@ def test_the_busiest_link_comes_first() -> None:
 # ── what went wrong ─────────────────────────────────────────────────────────────────
 
 
-def test_a_lost_message_is_marked_and_told() -> None:
+def test_a_lost_message_is_marked_and_told(golden: Golden) -> None:
     faults = Faults(loss=0.4, seed=3)
     done = run(talk, 3, [(0, 1), (0, 1), (2, 0)] * 3, net=NET, faults=faults)
     trace = trace_of(done)
@@ -196,7 +198,9 @@ def test_a_lost_message_is_marked_and_told() -> None:
     assert trace.messages["lost"].sum() == len(done.lost) > 0
     gone = trace.messages.only(trace.messages["lost"] == 1)
     assert gone["src"].tolist() == [loss.src for loss in done.lost]
-    assert any("the message was lost on its way" in line for line in story(done))
+    told = "\n".join(story(done))
+    assert any(named(told, f"rank {loss.src}", f"rank {loss.dst}") for loss in done.lost)
+    golden("trace/lost message", told)
     waiting = {r.rank for r in done.ranks if r.status == "waiting"}
     assert set(trace.stuck) == waiting
 
@@ -206,4 +210,6 @@ def test_without_journals_too_it_is_known_who_waits_for_ever() -> None:
     trace = trace_of(done)
     assert sorted(trace.stuck) == list(range(5))
     assert {since for since, _ in trace.stuck.values()} < {0, trace.end_ps}
-    assert "That is a circle" in story(done)[-1]
+    told = story(done)
+    circle = [numbers(line)[:2] for line in told[:5]]
+    assert circle == [[0, 1], [1, 2], [2, 3], [3, 4], [4, 0]]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import pytest
 
+from distlab.runner import Run
 from distlab.sim import AlphaBeta, run
 from distlab.trace import critical_path
 from distlab.trace.critical_path import Segment, seconds_by_kind
 from distlab.trace.story import story
+from tests.workbench.golden import Golden
+from tests.workbench.naming import named, numbers
 from tests.workbench.traces import (
     call,
     event,
@@ -109,42 +113,49 @@ def test_what_is_sent_eagerly_leaves_before_its_receiver_is_there() -> None:
 # ── why nobody goes on ──────────────────────────────────────────────────────────────
 
 
+def chain(*waits: Sequence[int], finished: int = 1) -> Run:
+    """Rank i receives from its peers; ranks behind these have ended."""
+    op = "all_reduce" if len(waits) == 1 else "recv"
+    journals = [
+        [event("enter", 1, op, **({} if op == "all_reduce" else {"src": peers[0]}))]
+        for peers in waits
+    ]
+    return run_of(
+        *journals,
+        *([[]] * finished),
+        outcome="deadlock",
+        waits_for={rank: tuple(peers) for rank, peers in enumerate(waits)},
+    )
+
+
 def test_a_circle_is_told_rank_by_rank_and_a_large_one_shortened() -> None:
     told = story(stuck_ring())
-    assert told[0] == (
-        "Rank 0 is sending to rank 1 (template_collectives.py:41) and waits until that "
-        "one receives."
-    )
-    assert "That is a circle" in told[-1]
-    assert "no rank reaches its recv" in told[-1]
+    assert [numbers(line)[:2] for line in told[:3]] == [[0, 1], [1, 2], [2, 0]]
+    assert all(named(line, "template_collectives.py:41") for line in told[:3])
+    assert len(told) == 4  # and that it is a circle
     many = story(stuck_ring(1024))
     assert len(many) == 5
-    assert many[3] == "1021 more ranks do the same, round to rank 0."
+    assert numbers(many[3]) == [1021, 0]
 
 
 def test_a_rank_that_has_ended_is_named_and_those_behind_it_are_counted() -> None:
-    done = run_of(
-        [event("enter", 1, "recv", src=1)],
-        [event("enter", 1, "recv", src=2)],
-        [],
-        outcome="deadlock",
-        waits_for={0: (1,), 1: (2,)},
-    )
-    assert story(done) == [
-        "Rank 1 is receiving (template_collectives.py:41) and waits until rank 2 sends"
-        ". But rank 2 has already ended and never will.",
-        "1 more rank waits for one of these, and so cannot go on either.",
-    ]
+    first, behind = story(chain([1], [2]))
+    assert named(first, "Rank 1", "template_collectives.py:41", "rank 2", "rank 2")
+    assert numbers(behind) == [1]
     assert story(run_of([])) == []
 
 
 def test_a_collective_that_some_never_join() -> None:
-    done = run_of(
-        [event("enter", 1, "all_reduce")],
-        [],
-        [],
-        outcome="deadlock",
-        waits_for={0: (1, 2)},
-    )
-    (told,) = story(done)
-    assert told.endswith("But ranks 1 and 2 have already ended and never will.")
+    (told,) = story(chain([1, 2], finished=2))
+    assert numbers(told)[-2:] == [1, 2]
+
+
+def test_the_stories(golden: Golden) -> None:
+    runs = {
+        "circle": stuck_ring(),
+        "large circle": stuck_ring(1024),
+        "has ended": chain([1], [2]),
+        "never join": chain([1, 2], finished=2),
+    }
+    texts = [f"{name}:\n" + "\n".join(story(run)) for name, run in runs.items()]
+    golden("trace/stories", "\n\n".join(texts))
