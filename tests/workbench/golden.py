@@ -18,6 +18,7 @@ FOLDER = ROOT / "tests" / "golden"
 # Whatever differs from one machine or run to the next.
 VARIES = (
     (re.compile(r"\x1b\[[0-9;]*m"), ""),
+    (re.compile(r"\S+ -m distlab\b|\S+/bin/distlab\b"), "distlab"),
     (re.compile(re.escape(str(ROOT))), "<root>"),
     (
         re.compile(r"/[\w./-]*/pytest-of-[^/\s]+/pytest-\d+(?:/popen-gw\d+)?/[^/\s]+"),

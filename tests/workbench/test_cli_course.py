@@ -18,6 +18,8 @@ from distlab.curriculum.misconceptions import read_misconceptions
 from distlab.curriculum.path import current_task, following
 from distlab.tutor.concepts import read_concepts
 from tests.workbench.course import FIRST, ROOT, SECOND, Course
+from tests.workbench.golden import Golden
+from tests.workbench.refusals import refusal
 
 Capture = pytest.CaptureFixture[str]
 
@@ -29,50 +31,48 @@ WHOLE = (ROOT / "curriculum.toml").read_text(encoding="utf-8")
 GOOD = "[[phase]]".join(WHOLE.split("[[phase]]")[:2])  # the first phase is enough
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        ("[[phase]]", "[[phase", "not valid TOML"),
-        ("[[phase]]", "[phase]", r"\[\[phase\]\] is not a list"),
-        ('folder = "phase1_data_parallel"', "", "Ranks that agree lacks 'folder'"),
-        ("number = 1\n", "number = true\n", "'number' of Ranks that agree cannot be"),
-        ('id = "collectives.exchange"', "", "rank 0 sends, .* lacks 'id'"),
-        ('number = "1.2"', 'number = "1.1"', "1.1 is used by two tasks"),
-        ('number = "1.2"', 'number = "one"', "'one' of .*pass_around is not like 1.4"),
-        ('number = "1.2"', "number = 1.2", "'number' of .*pass_around cannot be 1.2"),
-        ('id = "collectives.pass_around"', 'id = "round"', "'round' is not like unit"),
-        (
-            'id = "collectives.pass_around"',
-            'id = "trainer.round"',
-            "stands under another unit",
-        ),
-        ('  "collectives.exchange",', '  "no.task",', "route ddp has no task no.task"),
-        ('id = "collectives.broadcast"', f'id = "{SECOND}"', "is used by two tasks"),
-        ("needs = []", f'needs = ["{SECOND}"]', "exchange needs .*is not before it"),
-        ("needs = []", "needs = 3", "'needs' of .* cannot be 3"),
-        ("minutes = 5", "minutes = 0", "exchange has no time"),
-        ("minutes = 5", 'minutes = "5"', "'minutes' of .* cannot be '5'"),
-        ("points = 1", "points = 1\ntime_limit_s = 0", "exchange has no time"),
-        ('name = "trainer"', 'name = "collectives"', "two of unit collectives"),
-        (GOOD[GOOD.index("clauses =") :][:60], "clauses = {} #", "has no clauses"),
-        (GOOD, "", "there is no task in it"),
-        (GOOD, "phase = 3", r"\[\[phase\]\] is not a list"),
-    ],
-)
-def test_a_broken_manifest(here: Course, old: str, new: str, says: str) -> None:
-    assert old in GOOD
+BROKEN = [
+    ("[[phase]]", "[[phase", r"\bTOML\b.*\bline \d+\b"),
+    ("[[phase]]", "[phase]", r"\[\[phase\]\]"),
+    ('folder = "phase1_data_parallel"', "", "'folder'"),
+    ("number = 1\n", "number = true\n", r"'number'.*\bTrue\b"),
+    ('id = "collectives.exchange"', "", "'id'"),
+    ('number = "1.2"', 'number = "1.1"', r"\b1\.1\b"),
+    ('number = "1.2"', 'number = "one"', f"'one'.*{SECOND}"),
+    ('number = "1.2"', "number = 1.2", rf"'number'.*{SECOND}.*\b1\.2\b"),
+    ('id = "collectives.pass_around"', 'id = "round"', "'round'"),
+    ('id = "collectives.pass_around"', 'id = "trainer.round"', r"trainer\.round"),
+    ('  "collectives.exchange",', '  "no.task",', r"\bddp\b.*\bno\.task\b"),
+    ('id = "collectives.broadcast"', f'id = "{SECOND}"', SECOND),
+    ("needs = []", f'needs = ["{SECOND}"]', f"{FIRST}.*{SECOND}"),
+    ("needs = []", "needs = 3", rf"'needs'.*{FIRST}.*\b3\b"),
+    ("minutes = 5", "minutes = 0", FIRST),
+    ("minutes = 5", 'minutes = "5"', f"'minutes'.*{FIRST}.*'5'"),
+    ("points = 1", "points = 1\ntime_limit_s = 0", FIRST),
+    ('name = "trainer"', 'name = "collectives"', r"\bcollectives$"),
+    (GOOD[GOOD.index("clauses =") :][:60], "clauses = {} #", FIRST),
+    (GOOD, "", ""),
+    (GOOD, "phase = 3", r"\[\[phase\]\]"),
+]
+
+
+def test_a_broken_manifest(here: Course, golden: Golden) -> None:
     path = here.root / "curriculum.toml"
-    path.write_text(GOOD.replace(old, new, 1), encoding="utf-8")
-    with pytest.raises(CurriculumError, match=f"(?s)curriculum.toml.*{says}") as caught:
-        load_curriculum()
-    assert len(str(caught.value).splitlines()) == 1
+    told = []
+    for old, new, named in BROKEN:
+        assert old in GOOD
+        path.write_text(GOOD.replace(old, new, 1), encoding="utf-8")
+        said = refusal(CurriculumError, load_curriculum)
+        assert re.fullmatch(rf".*\bcurriculum\.toml\b.*{named}.*", said), (said, named)
+        told.append(re.sub(r"(\bTOML: ).*", r"\1<why>", said))
+    golden("curriculum/broken", "\n".join(told))
 
 
 def test_a_manifest_that_is_no_text(here: Course) -> None:
     (here.root / "curriculum.toml").write_bytes(b"\xff")
     done = here.distlab("status")
     assert (done.code, done.out) == (2, "")
-    assert "is not valid TOML" in done.err
+    assert re.fullmatch(r"distlab: .*\bcurriculum\.toml\b.*\n", done.err)
 
 
 @pytest.mark.parametrize(
@@ -109,18 +109,20 @@ def test_hints_deepen_and_stop(here: Course, capsys: Capture) -> None:
         heads.append(capsys.readouterr().out.splitlines()[0][-24:])
     assert [re.findall(r"\d of 4", head)[0][0] for head in heads] == list("123444")
     assert hint("exchange", level=2) == 0
-    assert "hint 2 of 4" in capsys.readouterr().out
+    assert re.search(r"\b2 of 4\b", capsys.readouterr().out.splitlines()[0])
     for level in (0, 5, -1):
-        with pytest.raises(ValueError, match="levels are 1 to 4"):
+        with pytest.raises(ValueError, match=rf"\b1\b.*\b4\b.* {level}$"):
             hint("1.1", level=level)
 
 
 def test_the_verdict_opens_the_hint(here: Course, capsys: Capture) -> None:
+    known = read_misconceptions()
+
     def level(task: str) -> str:
         assert hint(task) == 0
         head, because, *_ = capsys.readouterr().out.splitlines()
-        number = re.findall(r"hint (\d) of 4", head)[0]
-        opened = re.findall(r"^  opened because of (\S+)$", because)
+        number = re.findall(r"(\d) of 4", head)[0]
+        opened = [word for word in because.split()[-1:] if word in known]
         return " ".join([number, *opened])
 
     progress = Progress(here.root)
@@ -150,33 +152,30 @@ def test_explain(here: Course, capsys: Capture) -> None:
     ):
         assert explain(near) == 0
         assert f"  {meant} " in capsys.readouterr().out
-    with pytest.raises(ValueError, match="no explanation is called 'xyzzy'"):
+    with pytest.raises(ValueError, match="'xyzzy'"):
         explain("xyzzy")
     for slug in known:
-        explain(slug)
-    said = capsys.readouterr().out
-    assert max(len(line) for line in (listed + said).splitlines()) <= 92
+        assert explain(slug) == 0
 
 
 def test_a_bare_explain_explains_the_last_verdict(
     here: Course, capsys: Capture
 ) -> None:
     assert explain() == 0
-    assert "has no name to explain" in capsys.readouterr().out
+    assert "explain --all" in capsys.readouterr().out
     progress = Progress(here.root)
     progress.record_verdict(SECOND, passed=False, digest="", slug="ring-of-sends")
     assert explain() == 0
     assert capsys.readouterr().out.startswith("ring-of-sends: ")
     progress.record_verdict(SECOND, passed=True, digest="")
     assert explain() == 0
-    assert "has no name to explain" in capsys.readouterr().out
+    assert "explain --all" in capsys.readouterr().out
 
 
-def test_a_milestone_is_wrapped(here: Course, capsys: Capture) -> None:
+def test_a_milestone_is_marked(here: Course, capsys: Capture) -> None:
     curriculum, progress = load_curriculum(), Progress(here.root)
     for task in curriculum.tasks:
         lines = next_task(curriculum, progress, task.id)
-        assert max(len(line) for _, line in lines) <= 80
         assert bool(task.milestone) == any("◆" in line for _, line in lines)
 
 
@@ -187,7 +186,7 @@ def test_a_sentence_is_as_wide_as_the_screen(
         done = here.distlab("explain", "a text that nobody knows", COLUMNS=width)
         assert done.code == 2
         assert max(map(len, done.err.splitlines())) <= most
-        assert " ".join(done.err.split()).endswith("paste its last line")
+        assert len(done.err.splitlines()) > 1
     monkeypatch.delenv("COLUMNS", raising=False)
     warn("one " * 40)
     assert capsys.readouterr().err.count("\n") == 1
@@ -218,8 +217,10 @@ def test_a_sign_of_life_on_a_screen_only(
 
 def test_reset_keeps_every_file(here: Course, capsys: Capture) -> None:
     template, fresh = here.template(), here.template().read_bytes()
+    before = here.files()
     assert reset("collectives") == 0
-    assert "untouched" in capsys.readouterr().out
+    assert here.files() == before
+    capsys.readouterr()
     for number in range(3):  # within one second, most likely
         template.write_text(f"# {number}")
         assert reset("collectives") == 0
@@ -261,6 +262,7 @@ def test_a_reset_that_fails_changes_nothing(
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr("distlab.cli.reset.os.replace", full)
-    with pytest.raises(CurriculumError, match=r"cannot reset .*No space left"):
+    named = rf"{here.template().name}.*{os.strerror(28)}"
+    with pytest.raises(CurriculumError, match=named):
         reset("collectives")
     assert here.template().read_text() == "# mine"

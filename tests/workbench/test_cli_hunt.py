@@ -10,7 +10,6 @@ import pytest
 
 from distlab.cli.hunt import bare, hunt, right_text
 from distlab.cli.hunt_text import guilty_lines, hunted_text
-from distlab.cli.screen import command
 from distlab.curriculum import CurriculumError, Progress, load_curriculum
 from distlab.curriculum.misconceptions import read_misconceptions
 from distlab.curriculum.regions import find_regions
@@ -19,6 +18,8 @@ from distlab.grading.verdict import ClauseVerdict, TaskVerdict
 from distlab.runner import Cluster
 from distlab.runner.autopsy import Evidence
 from tests.workbench.course import ROOT, Course, keep_warm
+from tests.workbench.golden import Golden
+from tests.workbench.refusals import refusal
 
 Capture = pytest.CaptureFixture[str]
 READ = read_catalogue(load_curriculum(ROOT), hunts_only=True)
@@ -52,7 +53,7 @@ def test_each_hunt_has_a_place_a_line_and_an_explanation(entry: Entry) -> None:
     # every other task is a hole still
     others = {region.id for region in find_regions(solution)} - {entry.task}
     for task in others:
-        assert f'raise NotImplementedError("{task}")' in broken
+        assert f'NotImplementedError("{task}")' in broken
     assert f'NotImplementedError("{entry.task}")' not in broken
 
 
@@ -71,7 +72,7 @@ def test_a_mistake_in_another_right_variant_is_told_by_that_variant() -> None:
     broken = hunted_text(entry.applied_to(solution), {entry.task})
     right = hunted_text(right_text(solution, entry, READ), {entry.task})
     (line,) = guilty_lines(right, broken)
-    assert "torch.autograd.grad(output, x, gradient)" in broken.splitlines()[line - 1]
+    assert "torch.autograd.grad(" in broken.splitlines()[line - 1]
     assert len(guilty_lines(hunted_text(solution, {entry.task}), broken)) > 10
 
 
@@ -84,9 +85,9 @@ def test_what_has_passed_is_filled_and_nothing_else() -> None:
     (entry,) = [e for e in HUNTS if e.id == "TR65"]
     passed = {entry.task, "trainer.average_gradients"}
     text = hunted_text(entry.applied_to(solution_of(entry)), passed)
-    assert "parameter.grad /= comm.world_size" in text
-    assert 'NotImplementedError("trainer.average_gradients")' not in text
-    assert 'NotImplementedError("trainer.fit")' in text
+    assert "grad /= comm.world_size" in text
+    assert 'Error("trainer.average_gradients")' not in text
+    assert 'Error("trainer.fit")' in text
 
 
 def test_a_moved_line_is_guilty_where_it_stands() -> None:
@@ -119,7 +120,7 @@ def test_a_hunt_from_symptoms_to_the_explanation(
     assert "NOT YET" in said
     assert entry.title not in said
     assert f"[{entry.slug}]" not in said
-    assert "→ " not in "".join(x for x in said.splitlines() if x.startswith("  →"))
+    assert not any(line.startswith("  →") for line in said.splitlines())  # no rule
     path = here.state / "hunt" / f"{entry.task.partition('.')[0]}.py"
     assert path.name in said
     text = path.read_text()
@@ -131,16 +132,15 @@ def test_a_hunt_from_symptoms_to_the_explanation(
     type_in(monkeypatch, f"1\nwhat?\n{first}\n")
     assert hunt("1.7") == 0
     said = capsys.readouterr().out
-    assert "line 1 is as it should be" in said
-    assert "A line number" in said
-    assert f"Found: line {first}. {entry.title}" in said
+    assert len(re.findall(r"^line 1 ", said, re.MULTILINE)) == 1
+    assert f"line {first}. {entry.title}" in said
     assert read_misconceptions()[entry.slug]["title"] in said
 
     # the next one is another one
     assert Progress(here.root).read()["hunts"]["1.7"]["found"] == [entry.id]
     # an answer begins none: it is not about the file that was looked at
     for name in ("", "1.7"):
-        with pytest.raises(CurriculumError, match="no hunt is open"):
+        with pytest.raises(CurriculumError, match=f"hunt {name}".strip() + "$"):
             hunt(name, line=first)
     assert path.read_text() == text
     assert hunt("1.7") == 1
@@ -164,8 +164,6 @@ def test_the_line_numbers_stay_while_a_hunt_is_open(
         Progress(here.root).record_verdict(task.id, passed=True, digest="")
     assert hunt("1.7", line=1) == 1
     assert path.read_text() == before
-    lines = capsys.readouterr().out.splitlines()
-    assert all(len(line) <= 80 or command("hunt") in line for line in lines)
 
 
 @pytest.mark.slow
@@ -184,19 +182,19 @@ def test_hunts_of_later_milestones(
     keep_warm(cluster, monkeypatch)
     assert hunt(milestone, anyway=True) == 1
     said = capsys.readouterr().out
-    assert f"A hunt at {milestone}" in said
+    assert milestone in said
     numbers = {"2.21": "2.12"}  # its hunts are in what runs a schedule
     number = numbers.get(milestone, milestone)
     assert re.search(rf"^{number} C\d ", said, re.MULTILINE)
-    on_the_way = f"at {number}, a task on the way to {milestone}:"
-    assert (on_the_way in said) == (number != milestone)
+    both = rf"\b{number}\b.*\b{milestone}\b"  # a task, and where it is on the way to
+    assert bool(re.search(both, said)) == (number != milestone)
     assert "HARNESS" not in said
     path = here.state / "hunt" / f"{unit}.py"
     kept = Progress(here.root).read()["hunts"][milestone]["open"]
     (entry,) = [e for e in HUNTS if e.id == kept]
     right = hunted_text(right_text(solution_of(entry), entry, READ), {entry.task})
     assert hunt(line=min(guilty_lines(right, path.read_text()))) == 0
-    assert "Found: line" in capsys.readouterr().out
+    assert entry.title in " ".join(capsys.readouterr().out.split())
 
 
 def test_figures_are_shown_and_what_they_mean_is_not() -> None:
@@ -213,34 +211,36 @@ def test_figures_are_shown_and_what_they_mean_is_not() -> None:
     )  # fmt: skip
     (told,) = bare(verdict).clauses
     assert told.evidence == rows
-    assert told.message == (
-        "this does not hold on 2 ranks: it is the mean; 2 ranks have the same wrong "
-        "numbers"
-    )
+    assert clause.text in told.message
+    assert clause.message not in told.message
+    assert len(re.findall(r"\b2\b", told.message)) == 2  # played, and wrong alike
     assert (told.slug, told.rule) == ("", "")
 
 
-def test_what_cannot_be_hunted(here: Course, capsys: Capture) -> None:
-    with pytest.raises(CurriculumError, match=r"first hunt opens when 1\.7 has passed"):
-        hunt()
-    with pytest.raises(CurriculumError, match=r"hunt at 1\.7 is for after"):
-        hunt("1.7")
-    with pytest.raises(CurriculumError, match=r"no hunt at 1.1; there is one at 1.7"):
-        hunt("1.1", anyway=True)
-    with pytest.raises(CurriculumError, match=r"no task is called '9\.9'"):
-        hunt("9.9")
+def test_what_cannot_be_hunted(here: Course, golden: Golden) -> None:
+    told = []
+    for name, anyway, named in (
+        ("", False, r"\b1\.7 .* hunt --anyway$"),
+        ("1.7", False, r"\b1\.7 .* hunt 1\.7 --anyway$"),
+        ("1.1", True, r"\b1\.1\b.*\b1\.7\b"),
+        ("9.9", False, r"'9\.9'"),
+    ):
+        told.append(refusal(CurriculumError, hunt, name, anyway=anyway))
+        assert re.search(named, told[-1]), told
     kept = here.state / "progress.json"
     kept.parent.mkdir()
     for broken in ('{"hunts": 3}', '{"hunts": {"1.7": {"found": 3, "open": []}}}'):
         kept.write_text(broken)
-        with pytest.raises(CurriculumError, match=r"no hunt is open.*distlab hunt$"):
-            hunt(anyway=True, line=1)
+        told.append(refusal(CurriculumError, hunt, anyway=True, line=1))
+        assert re.search(r"distlab hunt$", told[-1])
     kept.write_text('{"hunts": {"1.7": {"filled": 3, "open": "TR65"}}}')
-    for line in (0, 10_000):
-        with pytest.raises(CurriculumError, match=r"has the lines 1 to \d+"):
-            hunt(line=line)
     assert hunt(line=1) == 1
+    (path,) = (here.state / "hunt").glob("*.py")
+    length = len(path.read_text().splitlines())
+    for line in (0, 10_000):
+        with pytest.raises(CurriculumError, match=rf"\b1\b.* {length}$"):
+            hunt(line=line)
     (here.root / "tests" / "mutants").unlink()
-    with pytest.raises(CurriculumError, match="nothing to hunt in this copy") as caught:
-        hunt(anyway=True)
-    assert re.fullmatch(r"[^\n]*", str(caught.value))
+    told.append(refusal(CurriculumError, hunt, anyway=True))
+    assert not any("\n" in one for one in told)
+    golden("cli/hunt-refused", "\n".join(told))

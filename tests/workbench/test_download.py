@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +13,7 @@ import pytest
 
 from distlab.data.download import DownloadError, download
 from distlab.data.idx_sets import NAMES, find_files, read_images
+from tests.workbench.golden import Golden
 from tests.workbench.images import contents, known_set
 
 Answer = Callable[[BaseHTTPRequestHandler, bytes], None]
@@ -117,28 +119,30 @@ def test_four_files_come_and_are_not_fetched_again(
     read_images(find_files(folder), known)
 
 
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [
-        (cut, r"it broke off after [\d,]+ of [\d,]+ bytes"),
-        (short, "cannot be unpacked, it is cut short or damaged"),
-        (another, r"has not the content .* SHA-256 is \w{12}…"),
-        (a_page, "is not an IDX file: it begins with 3c 68"),
-        (gone, "it answered 404 Not Found"),
-        (silent, "it broke off: "),
-    ],
-)
 def test_a_bad_answer_leaves_no_file(
-    mirror: Mirror, tmp_path: Path, answer: Answer, why: str
+    mirror: Mirror, tmp_path: Path, golden: Golden
 ) -> None:
-    mirror.answer = answer
-    with pytest.raises(DownloadError, match=why) as caught:
-        download(known_set(mirror.address), tmp_path / "new", say=print)
-    sentence = str(caught.value)
-    assert sentence.startswith(f"Squares could not be downloaded: {NAMES[0]}.gz: 127.")
-    assert sentence.endswith("use --data-dir FOLDER")
-    assert "\n" not in sentence
-    assert list(tmp_path.iterdir()) == []  # an empty folder would look like a data set
+    size = len(gzip.compress(contents()[NAMES[0]]))
+    told = []
+    for answer, why in (
+        (cut, rf"\b{size - 100:,} \w+ {size:,}\b"),
+        (short, r"127\.0"),
+        (another, r"\bSHA-256\b.*\b\w{12}…"),
+        (a_page, r"\bIDX\b.*\b3c 68"),
+        (gone, r"\b404\b"),
+        (silent, r"127\.0"),
+    ):
+        mirror.answer = answer
+        with pytest.raises(DownloadError, match=why) as caught:
+            download(known_set(mirror.address), tmp_path / "new", say=print)
+        sentence = str(caught.value)
+        assert f"{NAMES[0]}.gz" in sentence
+        assert "127.0.0.1" in sentence
+        assert "--data-dir" in sentence
+        assert "\n" not in sentence
+        assert list(tmp_path.iterdir()) == []  # an empty one would look like a data set
+        told.append(re.sub(r"[\d,]+ of [\d,]+", "<got> of <promised>", sentence))
+    golden("data/download-refused", "\n".join(told))
 
 
 def test_the_next_mirror_is_asked(mirror: Mirror, tmp_path: Path) -> None:
@@ -152,12 +156,12 @@ def test_the_next_mirror_is_asked(mirror: Mirror, tmp_path: Path) -> None:
 
 def test_offline(tmp_path: Path, mirror: Mirror) -> None:
     known = known_set("http://127.0.0.1:9", "http://127.0.0.1:9")
-    with pytest.raises(DownloadError, match=r"refused; 127.0.0.1:9: it cannot be rea"):
+    with pytest.raises(DownloadError, match=r"127\.0\.0\.1:9\b.*127\.0\.0\.1:9\b"):
         download(known, tmp_path, say=print)
 
 
 def test_no_other_kind_of_address(tmp_path: Path, mirror: Mirror) -> None:
-    with pytest.raises(DownloadError, match="begins with http:// or https://"):
+    with pytest.raises(DownloadError, match=r"http://.*https://"):
         download(known_set(f"file://{tmp_path}"), tmp_path / "new", say=print)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import pytest
 
 from distlab import install
 from distlab.install import CPU_INDEX, PipResult, TorchPlan, choose_torch
+from tests.workbench.golden import Golden
 
 WANTED = "torch>=2.11,<2.14"
 SCRIPT = Path(install.__file__)
@@ -100,7 +102,7 @@ def test_a_wish_in_the_environment_counts_unless_a_flag_says_more() -> None:
     assert install.read_wish("auto", {}) == "auto"
     assert install.read_wish("auto", {"DISTLAB_TORCH": "cpu"}) == "cpu"
     assert install.read_wish("default", {"DISTLAB_TORCH": "cpu"}) == "default"
-    with pytest.raises(install.InstallError, match=r"DISTLAB_TORCH is 'rocm'"):
+    with pytest.raises(install.InstallError, match=r"DISTLAB_TORCH.*'rocm'"):
         install.read_wish("auto", {"DISTLAB_TORCH": "rocm"})
 
 
@@ -118,7 +120,7 @@ def test_the_range_is_read_from_pyproject(tmp_path: Path) -> None:
     file.write_text('[project]\ndependencies = ["torch-else", "torch>=9,<10", "rich"]')
     assert install.torch_requirement(file) == "torch>=9,<10"
     file.write_text("[project]\ndependencies = []")
-    with pytest.raises(install.InstallError, match="which torch"):
+    with pytest.raises(install.InstallError, match=r"pyproject\.toml"):
         install.torch_requirement(file)
 
 
@@ -171,44 +173,48 @@ UNREACHABLE = (
 )
 
 
-@pytest.mark.parametrize(
-    ("lines", "reason"),
-    [(UNREACHABLE, "cannot be reached"), (UNREACHABLE[-1:], "has no wheel")],
-)
+@pytest.mark.parametrize("lines", [UNREACHABLE, UNREACHABLE[-1:]])
 def test_an_index_that_does_not_help_is_said_and_pip_decides(
-    lines: tuple[str, ...], reason: str
+    lines: tuple[str, ...],
 ) -> None:
     pip = FakePip(PipResult(1, lines), PipResult(0))
     code, said = do("cpu", pip)
     assert code == 0
     assert pip.asked[1] == ["install", "-e", "."]
-    assert sum(f"{CPU_INDEX} {reason}" in line for line in said) == 1
+    assert sum(CPU_INDEX in line for line in said) == 1
 
 
 def test_a_full_disk_is_not_answered_with_a_larger_download() -> None:
     pip = FakePip(PipResult(1, ["ERROR: [Errno 28] No space left on device"]))
     code, said = do("cpu", pip)
     assert code == install.HALF_DONE
-    assert said[-1].startswith("The disk is full")
+    assert len(pip.asked) == 1
+    assert "pip:" not in said[-1]
 
 
-@pytest.mark.parametrize(
-    ("lines", "sentence", "code"),
-    [
-        (UNREACHABLE, "could not reach its package index", install.REFUSED),
-        (UNREACHABLE[-1:], "no wheel for this Python", install.REFUSED),
-        (["error: externally-managed-environment"], "make", install.REFUSED),
-        (["something new"], "its last lines", install.HALF_DONE),
-        ([], "did not succeed", install.HALF_DONE),
-    ],
-)
-def test_a_failure_shows_pip_and_ends_in_one_sentence(
-    lines: Sequence[str], sentence: str, code: int
-) -> None:
-    result, said = do("pip", FakePip(PipResult(1, lines)))
-    assert result == code
-    assert sentence in said[-1]
-    assert [line for line in said if "pip:" in line] == [f"  pip: {x}" for x in lines]
+FAILURES: list[tuple[Sequence[str], int]] = [
+    (UNREACHABLE, install.REFUSED),
+    (UNREACHABLE[-1:], install.REFUSED),
+    (["error: externally-managed-environment"], install.REFUSED),
+    (["ERROR: [Errno 28] No space left on device"], install.HALF_DONE),
+    (["something new"], install.HALF_DONE),
+    ([], install.HALF_DONE),
+]
+
+
+def test_a_failure_shows_pip_and_ends_in_one_sentence(golden: Golden) -> None:
+    told = []
+    for lines, code in FAILURES:
+        result, said = do("pip", FakePip(PipResult(1, lines)))
+        assert result == code
+        assert [line for line in said if "pip:" in line] == [
+            f"  pip: {line}" for line in lines
+        ]
+        assert "pip:" not in said[-1]
+        told += [*said, ""]
+    for lines in (UNREACHABLE, UNREACHABLE[-1:]):
+        told += [*do("cpu", FakePip(PipResult(1, lines), PipResult(0)))[1], ""]
+    golden("install/failures", "\n".join(told))
 
 
 def test_only_the_end_of_long_output_is_shown() -> None:
@@ -239,31 +245,29 @@ def test_the_script_shows_what_it_would_do() -> None:
 def test_the_script_answers_a_bad_wish_without_a_traceback() -> None:
     done = script("--dry-run", DISTLAB_TORCH="rocm")
     assert done.returncode == install.USAGE
-    assert "auto, cpu, default" in done.stdout
+    assert {"rocm", "auto", "cpu", "default"} <= set(re.findall(r"\w+", done.stdout))
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        ([], ""),
-        (["Looking in links: wheels"], ""),
-        (["Collecting torch<2.14,>=2.11"], "collecting torch"),
-        (
-            ["Collecting a", "  Downloading torch-2.13.0-cp312-none.whl (200 MB)"],
-            "downloading torch",
-        ),
-        (
-            ["Collecting numpy (from distlab)", "   ━━━━ 5.3/20.1 MB"],
-            "collecting numpy",
-        ),
-        (["  Downloading https://there/a/pillow-1.0.whl"], "downloading pillow"),
-        (["Building wheel for nbval (pyproject.toml): started"], "building nbval"),
-        (
-            ["Collecting a", "Installing collected packages: a, b, torch"],
-            "installing 3 packages",
-        ),
-    ],
-)
-def test_what_pip_does_is_read_from_its_lines(lines: list[str], said: str) -> None:
-    assert install.activity(lines) == said
+ACTIVITIES = [
+    (["Collecting torch<2.14,>=2.11"], "torch"),
+    (
+        ["Collecting a", "  Downloading torch-2.13.0-cp312-none.whl (200 MB)"],
+        "torch",
+    ),
+    (["Collecting numpy (from distlab)", "   ━━━━ 5.3/20.1 MB"], "numpy"),
+    (["  Downloading https://there/a/pillow-1.0.whl"], "pillow"),
+    (["Building wheel for nbval (pyproject.toml): started"], "nbval"),
+    (["Collecting a", "Installing collected packages: a, b, torch"], "3"),
+]
+
+
+def test_what_pip_does_is_read_from_its_lines(golden: Golden) -> None:
+    for nothing in ([], ["Looking in links: wheels"]):
+        assert install.activity(nothing) == ""
+    told = []
+    for lines, what in ACTIVITIES:
+        said = install.activity(lines)
+        assert said.split()[1] == what
+        told.append(said)
+    golden("install/activity", "\n".join(told))

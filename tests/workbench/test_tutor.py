@@ -43,8 +43,7 @@ each = pytest.mark.parametrize("concept", CONCEPTS.values(), ids=[*CONCEPTS])
 # ── the concepts ────────────────────────────────────────────────────────────────────
 
 
-def test_there_are_enough_and_their_names_are_theirs_alone() -> None:
-    assert len(CONCEPTS) >= 60
+def test_their_names_are_theirs_alone() -> None:
     others = {*read_misconceptions(), *(error.name for error in read_torch_errors())}
     spelled = [{c.name, *c.also} for c in CONCEPTS.values()]
     names = [
@@ -71,12 +70,8 @@ def test_a_snippet_runs_and_prints_what_is_said(
 
 @each
 def test_a_concept_is_complete_and_what_it_names_is_there(concept: Concept) -> None:
-    assert len(concept.title) <= 60
     assert concept.asks
     assert bool(concept.picture) != bool(concept.command)
-    assert 2 <= len(concept.text.splitlines()) <= 9
-    for text in (concept.text, concept.snippet, concept.prints):
-        assert max(map(len, text.splitlines())) <= 86
     if concept.picture:
         assert (ROOT / concept.picture).is_file()
     if concept.command and "--help" not in concept.command:
@@ -93,12 +88,6 @@ def test_a_concept_is_complete_and_what_it_names_is_there(concept: Concept) -> N
         assert CURRICULUM.task(number).number == number
     assert set(concept.mistakes) <= set(read_misconceptions())
     assert set(concept.errors) <= {error.name for error in read_torch_errors()}
-
-
-def test_most_concepts_lead_to_a_mistake_or_an_error() -> None:
-    linked = [c for c in CONCEPTS.values() if c.mistakes or c.errors]
-    assert len(linked) >= 0.9 * len(CONCEPTS)
-    assert {c.topic for c in CONCEPTS.values()} >= {"processes", "production"}
 
 
 # ── questions ───────────────────────────────────────────────────────────────────────
@@ -136,7 +125,9 @@ def test_a_tie_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> Non
     monkeypatch.setattr("distlab.tutor.ranking.TIE", 0.0)
     assert explain("Why does my all-reduce hang?") == 0
     said = capsys.readouterr().out
-    assert re.match(r"hang, .* are equally near; here is the first\.", said)
+    near = ties(nearest("Why does my all-reduce hang?"))
+    assert len(near) > 1
+    assert all(one.concept.name in said.partition("\n\n")[0] for one in near)
 
 
 def test_names_are_found_however_they_are_written(capsys: Capture) -> None:
@@ -169,7 +160,7 @@ def test_tools_have_a_schema_that_fits_the_function() -> None:
     assert schema["properties"]["lr"] == {"type": "number", "default": 0.2}
     assert tools["solution"]["input_schema"]["required"] == ["task"]
     for name, tool in tools.items():
-        assert len(tool["description"]) > 40, name
+        assert tool["description"], name
         assert "Raises" not in tool["description"]
         assert callable(tool["callable"])
 
@@ -211,16 +202,12 @@ def test_a_lesson(
     assert "DEADLOCK" in why["verdict"]
     assert "send" in why["picture"]
     assert why["text"].startswith("ring-of-sends: ")
-    assert (
-        "timed-out"
-        in tutor.why_did_it_hang(
-            "Timed out waiting 1ms for recv operation to complete"
-        )["text"]
-    )
+    pasted = "Timed out waiting 1ms for recv operation to complete"
+    assert "timed-out" in tutor.why_did_it_hang(pasted)["text"]
     here.fill(FIRST, EXCHANGE)
     assert tutor.check()["status"] == "pass"
     assert tutor.next_task()["id"] == SECOND
-    assert "comm.recv(tensor, src=0)" in tutor.solution("1.1")["code"]
+    assert "comm.recv(" in tutor.solution("1.1")["code"]
 
 
 def test_an_unsolved_solution_is_refused_and_not_even_read(
@@ -233,7 +220,7 @@ def test_an_unsolved_solution_is_refused_and_not_even_read(
         return read(path, *args, **kwargs)
 
     monkeypatch.setattr(Path, "read_text", watched)
-    with pytest.raises(NotSolvedYetError, match="has not passed"):
+    with pytest.raises(NotSolvedYetError, match=r"\b1\.4\b"):
         tutor.solution("1.4")
 
 
@@ -257,14 +244,16 @@ def test_status_of_a_route(
     assert status(route="ddp") == 0
     said = capsys.readouterr().out
     assert f"1 of {len(CURRICULUM.route('ddp').tasks)}  route ddp" in said
-    assert "next on this route: 1.2 at " in said
-    with pytest.raises(ValueError, match="there is ddp, llm, survive"):
+    assert re.search(r"^next\b.*\b1\.2 ", said, re.MULTILINE)
+    with pytest.raises(ValueError, match="sideways") as caught:
         status(route="sideways")
+    assert all(route.name in str(caught.value) for route in CURRICULUM.routes)
     # After a gap it is the task that `start` and `watch` open, if the route has it.
     later = next(task for task in CURRICULUM.tasks if task.number == "1.5")
     monkeypatch.setattr("distlab.cli.status.next_task", lambda *_: later)
     assert status(route="ddp") == 0
-    assert "next on this route: 1.5 at " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert re.search(r"^next\b.*\b1\.5 ", said, re.MULTILINE)
 
 
 def test_scores_of_hunts_and_of_tests_are_in_the_status(
@@ -276,5 +265,5 @@ def test_scores_of_hunts_and_of_tests_are_in_the_status(
     progress.keep("tests", {"collectives": {"caught": 3, "of": 188}})
     assert status() == 0
     said = capsys.readouterr().out
-    assert re.search(r"^hunts: 1 of \d+ found$", said, re.MULTILINE)
-    assert "tests of collectives: 3 of 188 caught" in said
+    assert re.search(r"^hunts: 1 of \d+\b", said, re.MULTILINE)
+    assert re.search(r"\bcollectives: 3 of 188\b", said)

@@ -104,14 +104,14 @@ def test_a_lesson_over_stdio(here: Course, capsys: pytest.CaptureFixture[str]) -
         )
     assert value_of(told["explained"])["topics"][0] == "hang"
     assert told["refused"].is_error
-    assert "has not passed" in told["refused"].content[0].text
+    assert "1.1" in told["refused"].content[0].text
     assert "comm.send" not in told["refused"].content[0].text
     run = value_of(told["run"])
     assert run["status"] == "finished"
     assert len(set(run["metrics"]["weight_digests"])) == 1
     assert len(run["metrics"]["weight_digests"]) == 2
     assert value_of(told["checked"])["status"] == "pass"
-    assert "comm.send(tensor, dst=1)" in value_of(told["shown"])["code"]
+    assert "comm.send(" in value_of(told["shown"])["code"]
     assert told["unknown"].is_error
     uris = {str(resource.uri) for resource in told["resources"]}
     assert {"distlab://progress", "distlab://guide/collectives"} <= uris
