@@ -364,14 +364,18 @@ def test_a_real_failure_in_words(cluster: Cluster) -> None:
         (
             programs.reduces_unlike_dtypes,
             0,
-            ("rank 0", "all_reduce", "[4] float32")
-            + ("rank 1", "all_reduce", "[4] float64"),
+            (
+                *("rank 0", "all_reduce", "[4] float32"),
+                *("rank 1", "all_reduce", "[4] float64"),
+            ),
         ),
         (
             programs.broadcasts_unlike_sizes,
             1,
-            ("rank 1", "broadcast", "rank 0", "[4] float32")
-            + ("rank 0", "broadcast", "rank 0", "[8] float32"),
+            (
+                *("rank 1", "broadcast", "rank 0", "[4] float32"),
+                *("rank 0", "broadcast", "rank 0", "[8] float32"),
+            ),
         ),
     ],
 )

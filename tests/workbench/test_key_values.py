@@ -7,7 +7,6 @@ import pytest
 from distlab.comm.key_values import KeyValues, StoreByCalls
 from tests.workbench.golden import Golden
 
-
 NO_REQUESTS = [
     b"",
     b"\x09",

@@ -138,7 +138,7 @@ def test_an_error_in_on_report_ends_the_run(cluster: Cluster) -> None:
     def fail(rank: int, value: object) -> None:
         raise LookupError("parent")
 
-    with pytest.raises(LookupError, match="^parent$"):
+    with pytest.raises(LookupError, match=r"^parent$"):
         cluster.run(programs.sleeps_long, 2, on_report=fail)
     assert ranks_left(cluster) == []
     assert cluster.run(programs.hello, 1).outcome == "finished"

@@ -199,7 +199,9 @@ def test_a_lost_message_is_marked_and_told(golden: Golden) -> None:
     gone = trace.messages.only(trace.messages["lost"] == 1)
     assert gone["src"].tolist() == [loss.src for loss in done.lost]
     told = "\n".join(story(done))
-    assert any(named(told, f"rank {loss.src}", f"rank {loss.dst}") for loss in done.lost)
+    assert any(
+        named(told, f"rank {loss.src}", f"rank {loss.dst}") for loss in done.lost
+    )
     golden("trace/lost message", told)
     waiting = {r.rank for r in done.ranks if r.status == "waiting"}
     assert set(trace.stuck) == waiting
