@@ -38,7 +38,7 @@ def mutants(
         bool,
         typer.Option(
             "--touched",
-            help="What changed since it was noted, and a tenth of the rest.",
+            help="What changed since it was noted; of each other unit one entry.",
         ),
     ] = False,
     stamp: Annotated[

@@ -34,8 +34,8 @@ def mutants(
 
     With `generated`, generated mutants too: each is rejected, or survives for
     a reason that is written down. With `touched`, what has changed since `stamp` noted
-    that it was right, and a tenth of the rest. After `minutes` no other entry of the
-    catalogue begins; then they are played in an order that mixes all tasks.
+    that it was right, and of each other unit one entry. After `minutes` no other entry
+    of the catalogue begins; then they are played in an order that mixes all tasks.
 
     Raises:
         ValueError: an unknown phase, nothing to grade, or a catalogue that is broken.

@@ -4,8 +4,8 @@
 what belongs to the unit alone: its solution, its checks and its catalogue. Comments and
 docstrings change no verdict, nor does the order of the entries, and so no digest. What
 all units share changes the verdicts of all, and to play all takes half an hour:
-`--touched` plays a tenth of what is noted, another tenth whenever the shared code
-changes.
+`--touched` plays one entry of each unit that is noted, another one whenever the shared
+code changes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import ast
 import hashlib
 import json
 import tomllib
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import TypeGuard
 
@@ -24,7 +24,6 @@ from distlab.curriculum import Curriculum
 from distlab.grading.catalogue import FOLDER, CatalogueError, Entry
 
 NAME = "verified.toml"
-TENTH = 10
 _HEAD = """\
 # The digest at which a unit's whole catalogue was last played, every entry judged as it
 # says: `distlab mutants --stamp` writes it, `--touched` plays what has changed since.
@@ -54,17 +53,28 @@ def unverified(curriculum: Curriculum) -> list[str]:
 
 
 def touched(curriculum: Curriculum, entries: Iterable[Entry]) -> list[Entry]:
-    """Every entry of what has changed, and of the rest the tenth whose turn it is."""
-    changed = unverified(curriculum)
+    """Every entry of the units that changed, and of each other one that is in turn."""
+    changed, turn = unverified(curriculum), _turn(curriculum)
+    chosen = []
+    for unit, own in groupby(entries, key=_unit_of):
+        found = list(own)
+        quick = [entry for entry in found if not entry.limit_s]  # others never end
+        if unit in changed:
+            chosen += found
+        elif quick:
+            chosen.append(quick[turn % len(quick)])
+    return chosen
+
+
+def _unit_of(entry: Entry) -> str:
+    return entry.task.partition(".")[0]
+
+
+def _turn(curriculum: Curriculum) -> int:
+    """A number that the code which all units share decides."""
     grading = curriculum.root / "distlab" / "grading"
     shared = [f for f in sorted(grading.rglob("*.py")) if "checks" not in f.parts]
-    turn = int(_digest((file.name, _code(_text(file))) for file in shared), 16)
-    return [
-        entry
-        for entry in entries
-        if entry.task.partition(".")[0] in changed
-        or (zlib.crc32(entry.id.encode()) + turn) % TENTH == 0
-    ]
+    return int(_digest((file.name, _code(_text(file))) for file in shared), 16)
 
 
 def stamp(
