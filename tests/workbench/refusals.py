@@ -1,7 +1,8 @@
-"""What a call is refused with, as text: for what it names, and for golden files."""
+"""Texts for golden files: what a call is refused with, and screens full of figures."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,3 +16,12 @@ def refusal(
     with pytest.raises(kind) as caught:
         call(*args, **options)
     return str(caught.value)
+
+
+def without_figures(text: str) -> str:
+    """`text` with `#` for numbers and digests, one space where there may be several."""
+    number = r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
+    lines = re.sub(
+        rf"(?<![\w.])(?:{number}|[0-9a-f]{{8}})(?!\w)", "#", text
+    ).splitlines()
+    return "\n".join(re.sub(r" +", " ", line).rstrip() for line in lines)

@@ -106,7 +106,7 @@ def test_a_nested_state_comes_back_shared_out_over_the_ranks() -> None:
 
 
 def test_an_object_that_is_no_plain_data_is_refused_by_its_name() -> None:
-    with pytest.raises(TypeError, match=r'"own\.a\.b".*\bobject\b'):
+    with pytest.raises(TypeError, match=r'"own\.a\.b"'):
         pack({}, {"a": {"b": object()}}, 0, 1)
 
 

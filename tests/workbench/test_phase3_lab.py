@@ -1,5 +1,6 @@
 """What the lab of phase 3 computes itself: fits, tables, and its runs of services."""
 
+import re
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -41,19 +42,19 @@ def test_a_table_has_a_line_per_row(capsys: pytest.CaptureFixture[str]) -> None:
         "16": {"ring": 7.0, "steps": 1234, "end": ""},
     }
     print_table(rows, "ranks", digits=1)
-    assert capsys.readouterr().out.splitlines() == [
-        "ranks      ring   steps      end",
-        "8       1,234.6      14   failed",
-        "16          7.0   1,234         ",
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["ranks", "ring", "steps", "end"],
+        ["8", "1,234.6", "14", "failed"],
+        ["16", "7.0", "1,234"],
     ]
 
 
 def test_choices_are_printed_as_letters(capsys: pytest.CaptureFixture[str]) -> None:
     print_choices((8, 16), {"a": [["ring"], ["naive"]], "b": [["ring"], ["ring"]]})
-    assert capsys.readouterr().out.splitlines() == [
-        "ranks   a   b",
-        "    8   r   r",
-        "   16   n   r",
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["ranks", "a", "b"],
+        ["8", "r", "r"],
+        ["16", "n", "r"],
     ]
 
 
@@ -74,16 +75,14 @@ def test_a_message_has_its_reply_and_when_it_came(services: Services) -> None:
 
 def test_a_launcher_gives_up_or_restarts_forever(services: Services) -> None:
     launched = services.launch(30, ignores_sigterm=False, window_s=100)
-    assert launched.outcome == "the launcher ends at 128 s with exit code 7"
+    assert re.findall(r"\d+", launched.outcome) == ["128", "7"]
     ends = [(line.rank, line.end) for line in launched.lifelines]
     assert ends == 4 * [(2, "failed"), (0, "stopped"), (1, "stopped")]
-    restarts = [
-        row["restarts in 100 s before"] for row in launched.generations.values()
-    ]
+    restarts = [[*row.values()][-1] for row in launched.generations.values()]
     assert restarts == [0, 1, 2, 3]
 
     launched = services.launch(30, ignores_sigterm=True, window_s=100)
-    assert launched.outcome == "the launcher still runs at 250 s"
+    assert re.findall(r"\d+", launched.outcome) == ["250"]
     assert {line.end for line in launched.lifelines if not line.rank} == {"killed", ""}
 
 
@@ -131,7 +130,8 @@ def test_a_crash_loses_what_a_disk_that_ignores_operations_has_not(
 
 def test_a_script_that_kills_the_server_is_found_and_shrunk(services: Services) -> None:
     kinds = ("restart", "torn", "loss")
-    assert services.failing_scripts("", kinds, 10) == ["0 of 10 scripts fail"]
+    (none,) = services.failing_scripts("", kinds, 10)
+    assert none.startswith("0 of 10 ")
     first, *lines = services.failing_scripts("sync", kinds, 10)
     assert not first.startswith("0 of")
     (start,) = (at for at, line in enumerate(lines) if line.startswith("shrunk"))

@@ -88,5 +88,5 @@ def test_it_is_cut_into_layers_and_trains() -> None:
 
 
 def test_heads_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"\b32 channels\b.*\b5 heads\b"):
+    with pytest.raises(ValueError, match=r"\b32\b.*\b5 heads\b"):
         TransformerConfig(num_heads=5)
