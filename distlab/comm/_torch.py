@@ -355,6 +355,19 @@ class TorchComm:
         for group in (self, *self._groups):
             group._close()
 
+    def close(self) -> None:
+        """End gloo's threads; of this communicator nothing is asked any more.
+
+        They outlive the last collective by the moment in which they drop its tensors,
+        for which they need the interpreter's lock. One that asks for it while the
+        program ends is ended by Python, and takes the process along (SIGABRT).
+        """
+        self._under_way.clear()
+        for group in self._groups:
+            group.close()
+        if self._device.type == "cpu":
+            self._group = _Closed()  # the last reference: torch waits for the threads
+
     def _close(self) -> None:
         if self._device.type == "cuda":
             self._group.abort()
@@ -398,3 +411,10 @@ class TorchComm:
         self._under_way.add(work)
         work.finish = partial(self._under_way.discard, work)
         return work
+
+
+class _Closed:
+    """In place of a group that was closed."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise CommRefusedError(f"{name}: the group of this communicator is closed")

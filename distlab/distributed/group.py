@@ -76,7 +76,7 @@ def init_process_group(
     check_backend(backend)
     if (regrouping := open_regrouping(backend, timeout_s)) is not None:
         place = Place(rank=0, world_size=1, local_rank=0)
-        _STATE.group = Group(regrouping, backend, place, regrouping.leave)
+        _STATE.group = Group(regrouping, backend, place, regrouping.end)
         return
     place = read_place(init_method, world_size, rank)
     comm, close = open_comm(backend, place, timeout_s, _STATE.num_opened)
@@ -97,9 +97,14 @@ def destroy_process_group() -> None:
     """
     group, _STATE.group = _STATE.group, None
     if group is not None:
+        all_are_done = False
         if sys.exc_info()[0] is None:
             with contextlib.suppress(RuntimeError, ValueError):  # PeerLost and others
                 group.comm.barrier(timeout_s=PARTING_S)
+                all_are_done = True
+        if not all_are_done and group.backend == "gloo":
+            with contextlib.suppress(RuntimeError):
+                group.comm.abort()  # gloo's threads may wait for a rank that is gone
         group.close()
 
 

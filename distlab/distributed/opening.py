@@ -74,7 +74,7 @@ def open_comm(
         local_rank=place.local_rank,
     )
     # Cast: mypy reads TorchComm's narrower returns as another protocol.
-    return cast(Comm, comm), lambda: None
+    return cast(Comm, comm), comm.close
 
 
 def _open_tcp(

@@ -88,6 +88,11 @@ class RegroupingComm(Wrapper):
         with contextlib.suppress(RuntimeError):
             self._inner.abort()
 
+    def end(self) -> None:
+        """Leave the last group, and end its threads."""
+        self.leave()
+        cast(TorchComm, self._inner).close()
+
     def _around(self, call: Call, proceed: Callable[[], T]) -> T:
         if call.op == "new_group":
             raise CommRefusedError(

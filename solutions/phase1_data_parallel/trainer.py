@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before a group is made: it would keep that group alive
 from torch import Tensor, nn
 
 if TYPE_CHECKING:  # this file runs without distlab: see main()
