@@ -17,6 +17,8 @@ from distlab.curriculum import SourceError
 from distlab.training.digits import DigitsConfig, train_on_ranks
 from distlab.training.mesh_code import choose_units
 from tests.workbench.course import Course
+from tests.workbench.golden import Golden
+from tests.workbench.refusals import refusal
 
 GONE = os.strerror(errno.ENOENT)
 
@@ -58,6 +60,17 @@ def test_a_file_that_is_no_python_is_named_with_its_line(
     with pytest.raises(SourceError, match=r"^broken\.py: ") as said:
         read("broken.py")
     assert (said.value.line, said.value.is_syntax) == (2, True)
+
+
+def test_how_files_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken.py").write_text("x = 1\ndef f(:\n")
+    Path("bytes.py").write_bytes(b"\xe9")
+    files = ("nosuch.py", "broken.py", "bytes.py")
+    told = [refusal(SourceError, meshed, name) for name in files]
+    golden("curriculum/files-that-cannot-be-read", "\n".join(told))
 
 
 def test_a_template_that_is_no_text_is_named_once(here: Course) -> None:
