@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from distlab.grading.static_checks import flaw_in, not_a_def
 from distlab.runner.incoming import record_in
 from distlab.runner.processes import is_stopped
 from distlab.runner.wire import encode
+from tests.workbench.golden import Golden
 
 Hook = Callable[..., None]
 
@@ -47,36 +49,36 @@ def hook(course: Path, monkeypatch: pytest.MonkeyPatch) -> Hook:
 
 W = os.O_WRONLY
 REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
-    ("open", ("{course}/x", "w", 0), "x: a rank may not change the course's files"),
-    ("open", ("{course}/x", "r+", 0), "x: a rank may not change"),
-    ("open", ("{course}/x", None, W), "x: a rank may not change"),
-    ("open", ("../x", "a", 0), "x: a rank may not change"),
-    ("open", (b"../x", "a", 0), "x: a rank may not change"),
+    ("open", ("{course}/x", "w", 0), "x: "),
+    ("open", ("{course}/x", "r+", 0), "x: "),
+    ("open", ("{course}/x", None, W), "x: "),
+    ("open", ("../x", "a", 0), "x: "),
+    ("open", (b"../x", "a", 0), "x: "),
     (
         "open",
         ("{course}/solutions/a.py", "r", 0),
-        "solutions/a.py: a rank may not read",
+        "solutions/a.py: ",
     ),
-    ("open", ("../solutions/a.py", "rb", 0), "solutions/a.py: a rank may not read"),
-    ("os.remove", ("{course}/x", -1), "x: a rank may not change"),
-    ("os.rename", ("here", "{course}/x", -1, -1), "x: a rank may not change"),
-    ("os.rename", ("{course}/x", "here", -1, -1), "x: a rank may not change"),
-    ("os.symlink", ("here", "{course}/x", -1), "x: a rank may not change"),
-    ("os.mkdir", ("{course}/new", 0o777, -1), "new: a rank may not change"),
-    ("shutil.rmtree", ("{course}", None), "a rank may not change the course's files"),
-    ("open", ("{course}", None, os.O_RDONLY), "a rank may not open this folder"),
-    ("open", ("/", None, os.O_RDONLY), "/: a rank may not open this folder"),
-    ("sqlite3.connect", ("{course}/x",), "x: a rank may not change the course's files"),
-    ("os.kill", (1, 9), "may not send a signal to process 1"),
-    ("os.kill", (-1, 9), "may not send a signal to other processes"),
-    ("os.killpg", (1, 9), "may not send a signal to other processes"),
-    ("os.system", (b"ls",), "may not start another program: b'ls'"),
-    ("subprocess.Popen", ("ls", [], None, None), "may not start another program: 'ls'"),
-    ("socket.connect", (None, ("localhost", 1)), "ranks talk through comm"),
-    ("socket.bind", (None, ("localhost", 1)), "ranks talk through comm"),
-    ("socket.sendmsg", (None, ("localhost", 1)), "ranks talk through comm"),
-    ("resource.setrlimit", (2, (1, 1)), "may not change its own limits"),
-    ("mmap.__new__", (-1, 20 << 30, 0, 0), "out of memory: a rank may not map 20 GiB"),
+    ("open", ("../solutions/a.py", "rb", 0), "solutions/a.py: "),
+    ("os.remove", ("{course}/x", -1), "x: "),
+    ("os.rename", ("here", "{course}/x", -1, -1), "x: "),
+    ("os.rename", ("{course}/x", "here", -1, -1), "x: "),
+    ("os.symlink", ("here", "{course}/x", -1), "x: "),
+    ("os.mkdir", ("{course}/new", 0o777, -1), "new: "),
+    ("shutil.rmtree", ("{course}", None), ""),
+    ("open", ("{course}", None, os.O_RDONLY), ""),
+    ("open", ("/", None, os.O_RDONLY), "/: "),
+    ("sqlite3.connect", ("{course}/x",), "x: "),
+    ("os.kill", (1, 9), "process 1"),
+    ("os.kill", (-1, 9), ""),
+    ("os.killpg", (1, 9), ""),
+    ("os.system", (b"ls",), "b'ls'"),
+    ("subprocess.Popen", ("ls", [], None, None), "'ls'"),
+    ("socket.connect", (None, ("localhost", 1)), "(socket.connect)"),
+    ("socket.bind", (None, ("localhost", 1)), "(socket.bind)"),
+    ("socket.sendmsg", (None, ("localhost", 1)), "(socket.sendmsg)"),
+    ("resource.setrlimit", (2, (1, 1)), ""),
+    ("mmap.__new__", (-1, 20 << 30, 0, 0), "20 GiB"),
 ]
 ALLOWED: list[tuple[str, tuple[Any, ...]]] = [
     ("open", ("{course}/x", "r", 0)),
@@ -101,13 +103,16 @@ def placed(course: Path, values: tuple[Any, ...]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("event", "values", "sentence"), REFUSED)
-def test_what_a_rank_may_not_do_is_refused_with_a_sentence(
-    hook: Hook, course: Path, event: str, values: tuple[Any, ...], sentence: str
+def test_what_a_rank_may_not_do_is_refused(
+    hook: Hook, course: Path, golden: Golden
 ) -> None:
-    with pytest.raises(ForbiddenError) as caught:
-        hook(event, *placed(course, values))
-    assert sentence in str(caught.value)
+    said = []
+    for event, values, named in REFUSED:
+        with pytest.raises(ForbiddenError) as caught:
+            hook(event, *placed(course, values))
+        assert named in str(caught.value)
+        said.append(f"{event}: {caught.value}")
+    golden("grading/refused_by_the_guard", "\n".join(said))
 
 
 @pytest.mark.parametrize(("event", "values"), ALLOWED)
@@ -135,7 +140,7 @@ def test_the_files_of_the_run_are_not_changed(
     (tmp_path / "run" / "rank0").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "run" / "rank0")
     guard = _Guard([], [])
-    with pytest.raises(ForbiddenError, match="may not change the run's own files"):
+    with pytest.raises(ForbiddenError, match=rf"^\S*{name or '/run'}: "):
         guard.hook("os.remove", (str(tmp_path / "run" / name), -1))
     for free in ("rank0", "rank0/x", "box.pt", "stack"):
         guard.hook("os.remove", (str(tmp_path / "run" / free), -1))
@@ -151,7 +156,7 @@ def test_only_the_doors_of_the_run_are_connected_to(hook: Hook) -> None:
         ("socket.bind", ("127.0.0.1", 4711)),
         ("socket.sendto", ("127.0.0.1", 4711)),
     ):
-        with pytest.raises(ForbiddenError, match="ranks talk through comm"):
+        with pytest.raises(ForbiddenError, match=re.escape(f"({event})")):
             guard.hook(event, (None, address))
 
 
@@ -172,7 +177,7 @@ def test_the_history_is_where_git_keeps_it(tmp_path: Path) -> None:
 def test_forks_are_counted_and_come_to_an_end(hook: Hook) -> None:
     for _ in range(MAX_FORKS):
         hook("os.fork")
-    with pytest.raises(ForbiddenError, match=f"{MAX_FORKS} forks are enough"):
+    with pytest.raises(ForbiddenError, match=rf"^{MAX_FORKS}\b"):
         hook("os.fork")
 
 
@@ -262,42 +267,53 @@ def test_anything_less_is_no_record(line: bytes) -> None:
 REFERENCE = "def f(comm):\n    return 1\nclass T:\n    def g(self):\n        yield 1\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "sentence"),
-    [
-        ("async def f(): pass", "f", "f is an async def: calling it runs nothing"),
-        ("class f: pass", "f", "f is a class"),
-        ("f = lambda: 1", "f", "f is assigned, not defined"),
-        ("f: object = print", "f", "f is assigned, not defined"),
-        ("class T:\n    g = print", "T.g", "g is assigned, not defined"),
-        ("def h(): pass", "f", ""),
-        ("", "T.g", ""),
-    ],
-)
-def test_what_stands_in_place_of_a_function(
-    text: str, name: str, sentence: str
-) -> None:
-    said = not_a_def(ast.parse(text), name)
-    assert said.startswith(sentence)
-    assert bool(said) == bool(sentence)
+IN_PLACE = [
+    ("async def f(): pass", "f"),
+    ("class f: pass", "f"),
+    ("f = lambda: 1", "f"),
+    ("f: object = print", "f"),
+    ("class T:\n    g = print", "T.g"),
+]
+FLAWS = [
+    ("def f(comm):\n    yield", 2, "f "),
+    ("def f(comm):\n    if 1:\n        yield from ()", 3, "f "),
+    ("def f(comm):\n    comm._inner.send()", 2, "comm._inner"),
+    ("def f(self):\n    self.comm._x", 2, "comm._x"),
+]
+
+
+def test_what_stands_in_place_of_a_function_is_named(golden: Golden) -> None:
+    said = [not_a_def(ast.parse(text), name) for text, name in IN_PLACE]
+    for text, (_, name) in zip(said, IN_PLACE, strict=True):
+        assert text.startswith(f"{name[-1]} is ")
+    assert len(set(said)) == 4  # two are assigned in the same way
+    golden("grading/no_functions", "\n".join(said))
+
+
+@pytest.mark.parametrize(("text", "name"), [("def h(): pass", "f"), ("", "T.g")])
+def test_nothing_stands_in_place_of_a_function(text: str, name: str) -> None:
+    assert not_a_def(ast.parse(text), name) == ""
+
+
+def test_a_flaw_that_the_file_shows_is_named_with_its_line(golden: Golden) -> None:
+    said = []
+    for text, line, named in FLAWS:
+        said.append(flaw_in(ast.parse(text), ast.parse(REFERENCE), ["f", "T.g"]))
+        assert said[-1].startswith(f"line {line}: ")
+        assert named in said[-1]
+    golden("grading/flaws_in_the_file", "\n".join(said))
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    "text",
     [
-        ("def f(comm):\n    yield", "line 2: yield makes f a generator"),
-        ("def f(comm):\n    if 1:\n        yield from ()", "line 3: yield makes f"),
-        ("def f(comm):\n    def inner():\n        yield\n    inner()", ""),
-        ("def f(comm):\n    comm._inner.send()", "line 2: comm._inner is not part of"),
-        ("def f(self):\n    self.comm._x", "line 2: comm._x is not part of comm"),
-        ("def f(comm):\n    comm.rank, comm.__class__, self._x", ""),
-        ("class T:\n    def g(self):\n        yield 2", ""),
+        "def f(comm):\n    def inner():\n        yield\n    inner()",
+        "def f(comm):\n    comm.rank, comm.__class__, self._x",
+        "class T:\n    def g(self):\n        yield 2",
     ],
 )
-def test_flaws_that_the_file_shows(text: str, sentence: str) -> None:
-    said = flaw_in(ast.parse(text), ast.parse(REFERENCE), ["f", "T.g"])
-    assert said.startswith(sentence)
-    assert bool(said) == bool(sentence)
+def test_a_file_may_show_no_flaw(text: str) -> None:
+    assert flaw_in(ast.parse(text), ast.parse(REFERENCE), ["f", "T.g"]) == ""
 
 
 def test_the_rules_name_real_paths_and_the_history(tmp_path: Path) -> None:

@@ -18,40 +18,40 @@ def test_each_task_meets_each_stressor_or_is_excused() -> None:
     assert not faults, "\n".join(faults)
 
 
-def test_a_reason_is_a_sentence() -> None:
-    reasons = {cell.why for cell in stressor_table(COURSE, ENTRIES) if cell.why}
-    bad = [why for why in reasons if len(why.split()) < 4 or not why.endswith(".")]
-    assert not bad
-
-
 def test_a_cell_without_proof_or_excuse_is_named() -> None:
     gone = next(entry for entry in ENTRIES if entry.stressor)
     task, stressor = gone.task, gone.stressor.split()[0]
     left = [entry for entry in ENTRIES if entry.task != task]
-    faults = [cell.fault for cell in stressor_table(COURSE, left) if cell.fault]
-    assert f"{task} × {stressor}: no entry proves it, and it is not excused" in faults
+    (cell,) = (
+        cell
+        for cell in stressor_table(COURSE, left)
+        if (cell.task, cell.stressor) == (task, stressor)
+    )
+    assert (cell.entries, cell.why) == ((), "")
+    assert cell.fault.startswith(f"{task} × {stressor}:")
 
 
 def test_a_cell_with_both_is_named() -> None:
     cell = Cell(task="t.a", stressor="twice", entries=("TA01",), why="No calls.")
-    assert cell.fault == "t.a × twice: excused, although TA01 proves it"
+    assert cell.fault.startswith("t.a × twice:")
+    assert "TA01" in cell.fault
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ('tasks = ["no.such"]\nstressors = ["twice"]\nwhy = "."', "no task 'no.such'"),
+        ('tasks = ["no.such"]\nstressors = ["twice"]\nwhy = "."', "'no.such'"),
         (
             'tasks = ["collectives.exchange"]\nstressors = ["heat"]\nwhy = "."',
-            "no stressor 'heat'",
+            "'heat'",
         ),
-        ('tasks = []\nstressors = ["twice"]', "tasks, stressors and why"),
+        ('tasks = []\nstressors = ["twice"]', "tasks, stressors .* why"),
         (
             'tasks = ["collectives.exchange"]\nstressors = ["twice", "twice"]\n'
             'why = "."',
-            "is repeated",
+            "collectives.exchange × twice",
         ),
-        ("tasks = ", "cannot be read"),
+        ("tasks = ", f"{FOLDER}/{NAME}"),
     ],
 )
 def test_a_wrong_excuse_is_refused(tmp_path: Path, row: str, said: str) -> None:
