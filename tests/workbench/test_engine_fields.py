@@ -7,7 +7,6 @@ fail.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -16,11 +15,13 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks._both_ways import leave, meet
+from benchmarks._engine_ranks import LIMITS
 from distlab.engines import DistributedConfig, PyTorchDDPTrainer
+from distlab.engines.start import take_part
+from distlab.runner import Cluster, RankContext
 from tests.workbench.engine_effects import EFFECTS
 from tests.workbench.engine_probes import Net, loader
-
-STARTS_RANKS = {"num_gpus", "lr_scaling"}
 
 
 @pytest.fixture(autouse=True)
@@ -46,20 +47,14 @@ def take_out(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(DistributedConfig, name, gone)
 
 
-CASES = [
-    pytest.param(name, marks=pytest.mark.slow if name in STARTS_RANKS else ())
-    for name in EFFECTS
-]
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EFFECTS)
 def test_a_field_has_its_effect(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     EFFECTS[name](tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EFFECTS)
 def test_what_shows_the_effect_fails_without_the_field(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,33 +73,45 @@ def test_every_field_is_shown() -> None:
 # ── what takes two ranks to be seen ─────────────────────────────────────────────────
 
 
-def counting(folder: Path) -> Any:
-    """Makes an optimizer that writes down how many numbers this rank updates."""
-
-    class Counting(torch.optim.SGD):
-        def step(self, closure: Any = None) -> Any:
-            own = [p for group in self.param_groups for p in group["params"]]
-            held = sum(getattr(p, "to_local", lambda p=p: p)().numel() for p in own)
-            (folder / f"{os.environ['RANK']}.txt").write_text(str(held))
-            return super().step(closure)
-
-    return lambda parameters: Counting(parameters, lr=0.1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "config",
-    [{"zero_stage": 1}, {"backend": "fsdp2", "zero_stage": 2}, {"backend": "fsdp2"}],
-    ids=str,
+SHARES = (
+    {"zero_stage": 1},
+    {"backend": "fsdp2", "zero_stage": 2},
+    {"backend": "fsdp2"},
 )
+
+
+class Counting(torch.optim.SGD):
+    """Notes how many numbers it updates."""
+
+    held = 0
+
+    def step(self, closure: Any = None) -> Any:
+        own = [p for group in self.param_groups for p in group["params"]]
+        Counting.held = sum(
+            getattr(p, "to_local", lambda p=p: p)().numel() for p in own
+        )
+        return super().step(closure)
+
+
+def held_by(context: RankContext, folder: str) -> list[int]:
+    """How many numbers the optimizer of this rank updates, by configuration."""
+    meet(context, folder)
+    found = []
+    for config in SHARES:
+        trainer = PyTorchDDPTrainer(
+            Net(), optimizer=lambda own: Counting(own, lr=0.1), verbose=False, **config
+        )
+        trainer.runs_jobs_with = take_part
+        trainer.fit(loader(), max_steps=1)
+        found.append(Counting.held)
+    leave()
+    return found
+
+
 def test_two_ranks_share_what_the_optimizer_holds(
-    config: dict[str, Any], tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
-    model = Net()
-    trainer = PyTorchDDPTrainer(
-        model, optimizer=counting(tmp_path), verbose=False, num_gpus=2, **config
-    )
-    trainer.fit(loader(), max_steps=1)
-    held = [int(path.read_text()) for path in tmp_path.iterdir()]
-    assert len(held) == 2
-    assert max(held) < sum(held) == sum(p.numel() for p in model.parameters())
+    run = cluster.run(held_by, 2, str(tmp_path), limits=LIMITS, journal=False)
+    in_all = sum(parameter.numel() for parameter in Net().parameters())
+    for one, other in zip(*run.require_finished().values, strict=True):
+        assert max(one, other) < one + other == in_all

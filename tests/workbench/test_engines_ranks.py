@@ -42,6 +42,7 @@ def cases(folder: Path) -> dict[str, dict[str, Any]]:
     named["offloads both"] = {**named["offloads"], "offload_optimizer": True}
     for name in ("fp16", "powersgd", "bf16"):
         named[f"compression {name}"] = {"compression": name}
+    named["scales"] = {"lr_scaling": "linear", "max_steps": 1}
     with_state = {"optimizer": "momentum"}
     named["unbroken"] = {**with_state, "epochs": 3}
     named["stage 2"] = {**with_state, "backend": "fsdp2", "zero_stage": 2, "epochs": 3}
@@ -107,6 +108,11 @@ def test_microbatches_and_clipping_are_the_same_on_every_engine(
     assert not same(results, "pytorch-ddp clips", "pytorch-ddp")
 
 
+def test_the_rate_grows_with_the_ranks(results: Results) -> None:
+    for rank in results["scales"]:
+        assert rank["epochs"][-1]["learning_rate"] == 2 * ranks.LEARNING_RATE
+
+
 def test_offloading_and_compression(results: Results) -> None:
     assert same(results, "offloads", "pytorch-ddp")
     assert same(results, "offloads both", "pytorch-ddp")
@@ -114,7 +120,7 @@ def test_offloading_and_compression(results: Results) -> None:
         assert not same(results, f"compression {name}", "pytorch-ddp")
     first = results["pytorch-ddp"][0]["losses"]
     assert results["compression fp16"][0]["losses"] == pytest.approx(first, abs=1e-3)
-    assert "gloo cannot sum bfloat16" in results["compression bf16"][0]
+    assert "bfloat16" in results["compression bf16"][0]
 
 
 def test_a_checkpoint_of_one_engine_is_continued_by_every_engine(
@@ -183,23 +189,16 @@ def run(*command: object, folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def test_a_script_without_a_main_guard_starts_its_ranks(script: Path) -> None:
+def test_a_script_starts_its_ranks_or_joins_a_job(script: Path) -> None:
+    """Without a main guard, and by `distlab train`; the losses are equal."""
     (two,) = run(script, '{"num_gpus": 2}', folder=script.parent)
-    (one,) = run(script, '{"batch_size": 8}', folder=script.parent)
-    assert (two["n"], one["n"]) == (2, 1)
-    assert two["losses"] == pytest.approx(one["losses"], abs=1e-6)
-    assert two["bias"] == pytest.approx(one["bias"], abs=1e-6)
-
-
-def test_the_same_script_joins_a_job(script: Path) -> None:
+    assert (two["n"], two["backend"]) == (2, "pytorch-ddp")
     flags = ("--script", script, "--backend", "fsdp2", "--num-gpus", 2)
     own = run("-m", "distlab", "train", *flags, "--", "{}", folder=script.parent)
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
-    its = run(*torchrun, script, "{}", folder=script.parent)
     assert [(line["n"], line["backend"]) for line in own] == [(2, "fsdp2")] * 2
-    assert [(line["n"], line["backend"]) for line in its] == [(2, "pytorch-ddp")] * 2
-    for line in (*own, *its):
-        assert line["losses"] == pytest.approx(own[0]["losses"], abs=1e-6)
+    for line in own:
+        assert line["losses"] == pytest.approx(two["losses"], abs=1e-6)
+        assert line["bias"] == pytest.approx(two["bias"], abs=1e-6)
 
 
 def wrong_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -212,5 +211,5 @@ def test_a_rank_that_fails_is_named_in_one_line() -> None:
     inputs = torch.randn(8, 2)
     data = DataLoader(TensorDataset(inputs, torch.zeros(8, dtype=torch.long)), 2)
     trainer = PyTorchDDPTrainer(torch.nn.Linear(2, 2), loss=wrong_loss, num_gpus=2)
-    with pytest.raises(EngineError, match="rank 1 failed: RuntimeError: the loss is"):
+    with pytest.raises(EngineError, match=r"rank 1 .*RuntimeError: the loss is wrong"):
         trainer.fit(data)
