@@ -64,6 +64,11 @@ for step in dist.elastic(state, **OPTIONS).steps(NUM_STEPS):
         time.sleep(0.02)
 """
 
+LAUNCH = """
+import runpy
+runpy.run_module("distlab.launch", run_name="__main__", alter_sys=True)
+"""
+
 Launch = Callable[..., subprocess.Popen[str]]
 
 pytestmark = [linux, pytest.mark.slow]
@@ -74,10 +79,16 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
     """Starts the program with these lines before the training."""
     started = []
 
-    def start(before: str, *flags: str) -> subprocess.Popen[str]:
+    def start(before: str, *flags: str, agent: str = "") -> subprocess.Popen[str]:
         path = tmp_path / "program.py"
         path.write_text(PROGRAM.replace("BEFORE", textwrap.dedent(before)))
-        command = [sys.executable, "-m", "distlab.launch", "--log-dir", str(tmp_path)]
+        command = [
+            sys.executable,
+            "-c",
+            f"{agent}\n{LAUNCH}",
+            "--log-dir",
+            str(tmp_path),
+        ]
         process = subprocess.Popen(
             [*command, *flags, str(path)],
             cwd=ROOT,
@@ -131,7 +142,7 @@ def test_a_trainer_that_hangs_after_a_checkpoint_is_found(
     process = launch(hangs, *flags)
     said = said_by(process)
     assert process.returncode == 0, said
-    assert "rank 1 was ended by SIGKILL" in said
+    assert re.search(r"rank 1\b.*SIGKILL", said)
     assert steps_in(tmp_path, 0)[-1] == (29, 2)
 
 
@@ -185,6 +196,7 @@ def test_one_frozen_newcomer_does_not_cost_the_others_their_steps(
     launch: Launch, tmp_path: Path
 ) -> None:
     freezes = """
+    regrouping.FORM_S = 3.0
     make_group = regrouping.make_gloo_group
     def frozen(*arguments):
         is_new = not me.get("trains") and (here / "rank 0 is gone").exists()
@@ -200,18 +212,17 @@ def test_one_frozen_newcomer_does_not_cost_the_others_their_steps(
             kill()
     """
     flags = ("--nproc-per-node", "3", "--standby", "1", "--max-restarts", "5")
-    process = launch(freezes, *flags)
+    # A form that takes too long is noticed sooner than it is for users.
+    soon = "import distlab.launch.agent as agent; agent.FORMING_S = 8.0"
+    process = launch(freezes, *flags, agent=soon)
     said = said_by(process)
     assert process.returncode == 0, said
     later = [step for step, generation in steps_in(tmp_path, 1) if generation > 1]
     assert later[0] == 10
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)]
-)
 def test_a_signal_to_all_processes_is_still_a_notice(
-    launch: Launch, tmp_path: Path, number: signal.Signals, code: int
+    launch: Launch, tmp_path: Path
 ) -> None:
     saves = """
     NUM_STEPS = 100_000
@@ -220,9 +231,9 @@ def test_a_signal_to_all_processes_is_still_a_notice(
     """
     process = launch(saves, "--nproc-per-node", "2", "--standby", "1")
     wait_for_steps(tmp_path, 10)
-    os.killpg(process.pid, number)
+    os.killpg(process.pid, signal.SIGHUP)
     said = said_by(process)
-    assert process.returncode == code, said
+    assert process.returncode == 129, said
     (manifest,) = (tmp_path / "saved").glob("*.json")
     assert int(manifest.stem[5:]) == len(steps_in(tmp_path, 0))
 
@@ -265,17 +276,3 @@ def test_sigterm_between_two_groups_ends_the_survivor_at_once(
     assert process.returncode == 143, said
     saved = sorted(path.name for path in (tmp_path / "saved").glob("*.json"))
     assert saved[-1] == "step-8.json"
-
-
-def test_a_sharded_optimizer_is_refused_in_one_sentence(launch: Launch) -> None:
-    sharded = """
-    make_elastic = dist.elastic
-    def with_sharded(state, **options):
-        state["optimizer"].state_by_name = lambda: {}  # as that of 3.13 has
-        return make_elastic(state, **options)
-    dist.elastic = with_sharded
-    """
-    process = launch(sharded, "--nproc-per-node", "2", "--standby", "1")
-    said = said_by(process)
-    assert process.returncode != 0
-    assert "elastic() cannot keep a sharded optimizer" in said

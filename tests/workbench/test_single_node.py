@@ -15,7 +15,7 @@ from tests.workbench.course import ROOT
 
 pytestmark = pytest.mark.slow
 SCRIPT = ROOT / "solutions/phase4_production/deployment/train_single_node.sh"
-EPOCHS = 40
+EPOCHS = 12
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -50,32 +50,24 @@ def ranks_of(launcher: int) -> list[int]:
 
 
 def ending(log: str) -> str:
-    return re.findall(r"the same weights on 2 ranks: \w{8}", log)[0]
+    return re.findall(r"\b2 ranks: (\w{8})$", log, re.MULTILINE)[0]
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
-    with start(tmp_path_factory.mktemp("whole")) as launcher:
-        log, _ = launcher.communicate(timeout=300)
-    assert launcher.returncode == 0, log
-    return log
-
-
-@pytest.mark.parametrize("keeps", [True, False])
-def test_a_killed_rank_is_started_again_and_work_is_kept_if_it_was_saved(
-    whole: str, tmp_path: Path, keeps: bool
+def test_a_killed_rank_is_started_again_and_no_saved_work_is_lost(
+    tmp_path: Path,
 ) -> None:
-    folder = tmp_path / "checkpoints"
+    with start(tmp_path) as launcher:
+        whole, _ = launcher.communicate(timeout=300)
+    assert launcher.returncode == 0, whole
     lines: list[str] = []
-    with start(tmp_path, *([f"--checkpoint={folder}"] if keeps else [])) as launcher:
+    with start(tmp_path, f"--checkpoint={tmp_path / 'checkpoints'}") as launcher:
         assert launcher.stdout is not None
         for line in launcher.stdout:
-            if "epoch 5 " in line and "epoch 5 " not in "".join(lines):
+            if "epoch 3 " in line and "epoch 3 " not in "".join(lines):
                 os.kill(ranks_of(launcher.pid)[-1], signal.SIGKILL)
             lines.append(line)
     log = "".join(lines)
     assert launcher.returncode == 0, log
-    assert "was ended by SIGKILL" in log
-    assert "restart 1, at most 3" in log
-    assert log.count("epoch 1 ") == (1 if keeps else 2)
+    assert re.search(r"\[distlab\] rank \d\b.*SIGKILL.*\b1\b.*\b3\b", log)
+    assert log.count("epoch 1 ") == 1
     assert ending(log) == ending(whole)
