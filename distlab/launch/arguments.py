@@ -50,6 +50,7 @@ Several nodes, with one agent on each; under srun they need none of these:
   --master-addr ADDR     an address of node 0
   --master-port PORT     one node: of the store (a free one); several: where agents meet
   --start-timeout S      seconds that the agents wait for one another (300)
+  --node-timeout S       seconds of silence after which a node is lost (15)
 
 Flags may stand after script.py too, before `--`. The agents decide with tasks 3.17 and
 3.18: `distlab use mine process_group` has them run your code.
@@ -81,6 +82,7 @@ _KINDS: dict[str, Callable[[str], Any]] = {
     "monitor_interval": float,
     "start_timeout": float,
     "last_call": float,
+    "node_timeout": float,
     "grace_period": float,
     "log_dir": str,
     "standby": int,

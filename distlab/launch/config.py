@@ -49,6 +49,8 @@ class LaunchConfig:
     """Seconds that the agents of several nodes wait for one another."""
     last_call: float = 30.0
     """With min_nodes: seconds that so many nodes wait for the others."""
+    node_timeout: float = 15.0
+    """Seconds of silence after which a node is lost; torchrun: three times 5 s."""
     grace_period: float = 30.0
     """Seconds from SIGTERM to SIGKILL."""
     log_dir: str | Path = "."
@@ -140,7 +142,7 @@ class LaunchConfig:
     def _expect_seconds(self) -> None:
         may_be_zero = ("grace_period", "join_grace")
         others = ("monitor_interval", "start_timeout", "last_call", "freeze_timeout")
-        for name in (*others, *may_be_zero):
+        for name in (*others, "node_timeout", *may_be_zero):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not abs(value) < math.inf:
                 raise LaunchError(f"{name} is {value!r}, must be a number of seconds")

@@ -20,7 +20,7 @@ from distlab.launch.config import LaunchConfig
 from distlab.launch.hub import Say
 from distlab.launch.inbox import Inbox
 from distlab.launch.logs import Log, Terminal
-from distlab.launch.nodes import ALIVE_S, LOST_S, Client, StaleError
+from distlab.launch.nodes import ALIVE_S, Client, StaleError
 from distlab.launch.ranks import Meeting, Ranks
 from distlab.launch.report import NUM_LINES, PREFIX, interrupted
 
@@ -189,7 +189,7 @@ class Follower:
             nodes = self._client.join(generation, until)
             self._inbox.queue.put(Joined(generation, nodes))
             while not self._is_over.wait(ALIVE_S):
-                until = time.monotonic() + LOST_S
+                until = time.monotonic() + self._config.node_timeout
                 self._client.ask("add", generation, key=key, amount=1, until=until)
         except StaleError:
             pass  # the other thread says so
@@ -227,7 +227,7 @@ class Follower:
         self._try_to_say(key, json.dumps(words))
 
     def _try_to_say(self, key: str, text: str) -> None:
-        until = time.monotonic() + LOST_S
+        until = time.monotonic() + self._config.node_timeout
         try:
             self._client.ask("set", self._generation, key=key, value=text, until=until)
         except StaleError:

@@ -38,7 +38,6 @@ from distlab.comm.tcp.server import Server
 from distlab.launch.config import LaunchConfig, LaunchError
 
 ALIVE_S = 1.0  # between two signs of life
-LOST_S = 15.0  # without any: torchrun's keep-alive, 5 s, three times
 _NAME = "agents"
 _PAUSE_S = 0.05
 
@@ -181,6 +180,7 @@ class Hall:
         inbox: SimpleQueue[object],
     ) -> None:
         self._rendezvous, self._inbox = rendezvous, inbox
+        self._timeout_s = config.node_timeout
         self._nodes: dict[int, int] = {}  # by the number of the caller
         self.heard_s: dict[int, float] = {}  # the last word of each node
         self._claimed: dict[int, set[int]] = {}  # by generation
@@ -208,7 +208,9 @@ class Hall:
     def on(self, event: object, now_s: float) -> Sequence[object]:
         """An agent whose connections are closed has ended."""
         if isinstance(event, PeerGone) and event.peer in self._nodes:
-            self._inbox.put(NodeLost(self._nodes.pop(event.peer)))
+            node = self._nodes.pop(event.peer)
+            self.heard_s.pop(node, None)  # nobody waits for a word of it any more
+            self._inbox.put(NodeLost(node))
         return []
 
     def claimed(self, generation: int) -> list[int]:
@@ -216,13 +218,13 @@ class Hall:
         return sorted(self._claimed.get(generation, ()))
 
     def silent(self) -> list[int]:
-        """The nodes from which nothing has come for LOST_S."""
+        """The nodes from which nothing has come for too long."""
         now = time.monotonic()
         known = set(self._nodes.values())
         return [
             node
-            for node, at in self.heard_s.items()
-            if node in known and node and now - at > LOST_S
+            for node, at in list(self.heard_s.items())
+            if node in known and node and now - at > self._timeout_s
         ]
 
     def close(self) -> None:

@@ -98,7 +98,7 @@ class Stage:
         """The nodes from which nothing has come for too long."""
         found = self._hall.silent()
         for node in found:
-            del self._hall.heard_s[node]
+            self._hall.heard_s.pop(node, None)
         return [NodeLost(node) for node in found]
 
     def close(self) -> None:

@@ -34,6 +34,9 @@ def script(folder: Path, program: str) -> Path:
     return path
 
 
+LAST_WORDS = "about to die"
+START = "--- start {} of this rank ---"  # between two starts, in the log
+
 DIES = """
 print(f"start {generation}")
 say_pid()
@@ -75,6 +78,13 @@ def free_port() -> int:
 
 def outputs(agents: Sequence[Agent]) -> list[str]:
     return [agent.communicate(timeout=300)[0] for agent in agents]
+
+
+def wait_for(path: Path) -> None:
+    until = time.monotonic() + 240
+    while not path.exists():
+        assert time.monotonic() < until, f"there is no {path.name}"
+        time.sleep(0.02)
 
 
 def log(folder: Path, rank: int) -> list[str]:
