@@ -1,4 +1,4 @@
-"""The autograder against wrong and right solutions: three of each unit.
+"""The autograder against wrong and right solutions: two of each unit.
 
 All of them: `make mutants`. Those of what changed: `make test-touched`.
 """
@@ -22,20 +22,25 @@ from distlab.grading.changes import with_changes
 from distlab.grading.differential.observe import COMPILER
 from distlab.grading.mutants import EntryResult, judge
 from distlab.runner import Cluster
+from tests.workbench.golden import Golden
 from tests.workbench.judging import CURRICULUM, catalogue
 
 BY_ID = catalogue()
 ENTRIES = [*BY_ID.values()]
 
 
+# To import torch's checkpoints takes longer than to grade all the others' samples, and
+# the right solution is graded by test_invariants.py.
+SLOW_TO_START = {"checkpoint_port"}
+
+
 def sample() -> list[Entry]:
-    """Of each unit a wrong solution and a right one; a third has a stressor's name."""
-    chosen: dict[tuple[str, ...], Entry] = {}
+    """Of each unit a wrong solution and a right one."""
+    chosen: dict[tuple[str, bool], Entry] = {}
     for entry in ENTRIES:
         unit = entry.task.partition(".")[0]
-        kind = "right" if not entry.is_mutant else "stressor" if entry.stressor else ""
-        if not entry.limit_s:  # what never ends costs its whole limit
-            chosen.setdefault((unit, kind), entry)
+        if not entry.limit_s and unit not in SLOW_TO_START:  # no endless one
+            chosen.setdefault((unit, entry.is_mutant), entry)
     return [*chosen.values()]
 
 
@@ -75,77 +80,74 @@ def test_titles_tell_the_entries_of_a_task_apart() -> None:
     assert len(set(titles)) == len(titles)
 
 
-Broken = Callable[..., str]
-
-
-@pytest.fixture
-def broken(tmp_path: Path) -> Broken:
+def refused(
+    folder: Path,
+    text: str = "",
+    *,
+    name: str = "CO01",
+    file: str = "exchange.toml",
+    twice: bool = False,
+    **changes: Any,
+) -> str:
     """What is said about a catalogue of one entry, or about two of the same id."""
-
-    def say(
-        text: str = "",
-        *,
-        name: str = "CO01",
-        file: str = "exchange.toml",
-        twice: bool = False,
-        **changes: Any,
-    ) -> str:
-        row = {"title": "nothing", "rejected": "C1", "body": "pass"} | changes
-        lines = "".join(
-            f"{k} = {json.dumps(v)}\n" for k, v in row.items() if v is not None
-        )
-        path = tmp_path / "collectives" / file
-        path.parent.mkdir()
-        path.write_text(text or f"[{name}]\n{lines}")
-        if twice:
-            shutil.copy(path, path.with_name("pass_around.toml"))
-        with pytest.raises(CatalogueError) as caught:
-            read_catalogue(CURRICULUM, tmp_path)
-        return str(caught.value)
-
-    return say
+    row = {"title": "nothing", "rejected": "C1", "body": "pass"} | changes
+    lines = "".join(f"{k} = {json.dumps(v)}\n" for k, v in row.items() if v is not None)
+    path = folder / "collectives" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(text or f"[{name}]\n{lines}")
+    if twice:
+        shutil.copy(path, path.with_name("pass_around.toml"))
+    with pytest.raises(CatalogueError) as caught:
+        read_catalogue(CURRICULUM, folder)
+    return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        ({"title": None}, "exchange.toml: CO01: title is missing"),
-        ({"color": "red"}, "CO01: color means nothing here"),
-        ({"name": "X1"}, "X1: no entry is called so"),
-        ({"name": "A01"}, "a right one neither"),
-        ({"rejected": None}, "two letters and `rejected`"),
-        ({"file": "nothing.toml"}, "nothing.toml: there is no such task"),
-        ({"rejected": "C9"}, "has no clause 'C9'"),
-        ({"rejected": "C1 bad-luck"}, "no misconception is called bad-luck"),
-        ({"twin": "A01"}, "there is no entry A01"),
-        ({"function": "nothing"}, "collectives.exchange has no hole in 'nothing'"),
-        ({"body": "return ("}, "was never closed"),
-        ({"body": 3}, "body has the wrong type"),
-        ({"body": None, "change": [["dst=1"]]}, "change has the wrong type"),
-        ({"body": None}, "a body or a change, one of the two"),
-        ({"change": [["dst=1", "dst=0"]]}, "a body or a change, one of the two"),
-        ({"body": None, "change": [["dst=7", "dst=0"]]}, "'dst=7' is there 0 times"),
-        ({"body": None, "change": [["comm", "c"]]}, "'comm' is there 4 times"),
-        ({"body": None, "change": []}, "that is the solution itself"),
-        ({"twice": True}, "CO01 is used by two entries"),
-        ({"text": "[[mutant]\n"}, "is not valid TOML"),
-        ({"text": "CO01 = 3\n"}, "CO01: no entry is called so"),
-    ],
-)
-def test_a_broken_catalogue_is_refused_with_a_sentence(
-    broken: Broken, changes: dict[str, Any], complaint: str
-) -> None:
-    assert complaint in broken(**changes)
+BROKEN: list[tuple[dict[str, Any], str]] = [
+    ({"title": None}, "exchange.toml: CO01: title "),
+    ({"color": "red"}, "CO01: color "),
+    ({"name": "X1"}, "X1: "),
+    ({"name": "A01"}, "A01: .* `rejected`"),
+    ({"rejected": None}, "CO01: .* `rejected`"),
+    ({"file": "nothing.toml"}, "nothing.toml: "),
+    ({"rejected": "C9"}, "CO01: .* 'C9'"),
+    ({"rejected": "C1 bad-luck"}, "CO01: .* bad-luck"),
+    ({"twin": "A01"}, "CO01: .* A01"),
+    ({"function": "nothing"}, "CO01: collectives.exchange .* 'nothing'"),
+    ({"body": "return ("}, "CO01: .*return [(]"),
+    ({"body": 3}, "CO01: body "),
+    ({"body": None, "change": [["dst=1"]]}, "CO01: change "),
+    ({"body": None}, "CO01: .* body .* change"),
+    ({"change": [["dst=1", "dst=0"]]}, "CO01: .* body .* change"),
+    ({"body": None, "change": [["dst=7", "dst=0"]]}, "CO01: .*'dst=7' .* 0 "),
+    ({"body": None, "change": [["comm", "c"]]}, "CO01: .*'comm' .* 4 "),
+    ({"body": None, "change": []}, "CO01: "),
+    ({"twice": True}, "CO01 "),
+    ({"text": "[[mutant]\n"}, "exchange.toml "),
+    ({"text": "CO01 = 3\n"}, "CO01: "),
+]
 
 
-def test_the_solution_itself_is_no_entry(broken: Broken) -> None:
+def test_a_broken_catalogue_is_refused(tmp_path: Path, golden: Golden) -> None:
+    said = []
+    for number, (changes, named) in enumerate(BROKEN):
+        text = refused(tmp_path / f"{number}", **changes)
+        assert re.search(named, text), (changes, text)
+        if "body" not in changes or changes["body"] != "return (":  # Python's words
+            said.append(re.sub(r"^/.*/|(?<=TOML): .*", "", text))
+    golden("grading/broken_catalogue", "\n".join(said))
+
+
+def test_the_solution_itself_is_no_entry(tmp_path: Path) -> None:
     body = """
     if comm.rank == 0:
         comm.send(tensor, dst=1)
     elif comm.rank == 1:
         comm.recv(tensor, src=0)
     """
-    assert "that is the solution itself" in broken(body=body)
+    other = body.replace("src=0", "src=1")
+    assert "CO01: " in refused(tmp_path / "same", body=body)
+    with pytest.raises(pytest.fail.Exception):  # nothing is wrong with it
+        refused(tmp_path / "other", body=other)
 
 
 def test_a_change_keeps_the_indentation_of_its_place() -> None:
@@ -267,14 +269,14 @@ def test_command_says_what_it_had_no_time_for(
     assert command.mutants(minutes=1) == 0
     out = capsys.readouterr().out
     assert sum(out.count(name) for name in ("CO01 ", "CO02 ", "A01 ")) == 2
-    assert "1 entries were not played: 1 minutes" in out
+    assert re.search(r"^1 \D+ 1 minutes$", out, re.MULTILINE)
 
 
 def test_command_refuses_what_matches_nothing(run_on: Callable[..., None]) -> None:
     run_on(BY_ID["CO01"])
-    with pytest.raises(ValueError, match="matches 'TR99'"):
+    with pytest.raises(ValueError, match="'TR99'"):
         command.mutants(only="TR99")
-    with pytest.raises(ValueError, match="no phase 9"):
+    with pytest.raises(ValueError, match=r"\b9\b"):
         command.mutants(phase=9)
 
 

@@ -15,6 +15,7 @@ from distlab.grading.kit.live_bytes import FreedMemoryError, LiveBytes
 from distlab.grading.mutants import judge
 from distlab.grading.report import lines_of, plain
 from distlab.runner import Cluster
+from tests.workbench.golden import Golden
 from tests.workbench.judging import CURRICULUM, verdict_on_entry
 
 
@@ -39,12 +40,14 @@ def test_who_is_in_a_sum_is_told_in_few_words(counts: list[int], words: str) -> 
     assert in_words(counts) == words
 
 
-def test_a_wrong_sign_shows_as_a_sign(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_wrong_sign_shows_as_a_sign(
+    cluster: Cluster, tmp_path: Path, golden: Golden
+) -> None:
     verdict = verdict_on_entry(cluster, tmp_path, "RA52")
     shown = plain(lines_of(verdict))
-    assert "something was subtracted" in " ".join(shown.split())
     assert "−" in shown
     assert not re.search(r"\d\+(\d)\+\1", shown)
+    golden("grading/a_wrong_sign", verdict.message)
 
 
 @pytest.mark.slow
@@ -85,7 +88,8 @@ def test_a_plan_that_never_ends_is_the_code_s_and_no_rank_s(cluster: Cluster) ->
         body="while True:\n    pass\n", limit_s=1.0,
     )  # fmt: skip
     (result,) = judge(CURRICULUM, cluster, [entry])
-    assert result.message.startswith("your code had not finished after 1 s; it was at")
+    assert result.slug == "spinning"
+    assert re.search(r"\b1 s\b.*XX01_topology\.py:\d+", result.message)
     assert "rank" not in result.message
 
 
@@ -114,7 +118,7 @@ def test_operations_on_freed_memory_are_refused() -> None:
             part.sum,
             lambda: part.copy_(torch.ones(3)),
         ):
-            with pytest.raises(FreedMemoryError, match="memory was freed"):
+            with pytest.raises(FreedMemoryError, match="freed"):
                 act()
         with pytest.raises(FreedMemoryError):
             torch.cat([torch.ones(1), part])
