@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from distlab.chaos import plan as chaos_plan
+from distlab.chaos import play
 from distlab.chaos.campaign import Player, campaign_of
 from distlab.chaos.judge import (
     FAILED,
@@ -106,13 +109,7 @@ def without(run: Run, **fields: Any) -> list[Any]:
 def test_a_run_that_ends_as_the_unbroken_one_has_recovered() -> None:
     result = judge(KILL, TINY, broken(), unbroken())
     assert (result.status, result.num_lost) == (RECOVERED, 0)
-    assert result.segments == {
-        "detect and stop": 2.0,
-        "start": 6.0,
-        "rendezvous": 0.5,
-        "restore": 0.25,
-        "first step": 1.25,
-    }
+    assert [*result.segments.values()] == [2.0, 6.0, 0.5, 0.25, 1.25]
     assert result.recovery_s == 10.0
     assert status(broken(lines=unbroken().lines), SLOW) == WENT_ON
 
@@ -123,7 +120,7 @@ def test_other_weights_on_one_rank_are_found() -> None:
         if one["what"] == "ended" and one["rank"] == 1:
             one["weights"] = "other"
     result = judge(KILL, TINY, run, unbroken())
-    assert (result.status, result.why) == (WEIGHTS, "the ranks have different weights")
+    assert result.status == WEIGHTS
     assert status(broken(lines=ordered(lived(1, 1, 0.0, "v")))) == WEIGHTS
     run = broken()
     run.lines = without(run, what="ended", rank=1)
@@ -200,7 +197,7 @@ def test_each_cell_has_one_place_and_its_plan_is_drawn_from_the_seed() -> None:
             assert 2 * setting.save_every < plan.step < setting.num_steps
     drawn = {plan_of(KILL, Setting(seed=seed), "").step for seed in range(20)}
     assert len(drawn) > 5
-    with pytest.raises(ValueError, match=r"no cell .* faults are exception, "):
+    with pytest.raises(ValueError, match=r"'kill-nobody'.*\bkill-worker\b"):
         cells("kill-nobody")
 
 
@@ -222,9 +219,10 @@ def test_a_report_is_read_back_and_shown_three_ways() -> None:
     assert [one.status for one in results] == [RECOVERED, WEIGHTS]
     assert again.not_played.keys() == campaign.not_played.keys()
     text = markdown(results, again, data["machine"])
-    assert "| SIGKILL worker | recovered | * | * | ✗ | * |" in text
-    assert "1 WRONG WEIGHTS" in text
-    assert "n = 1, p50 10.00 s" in text
+    (line_of_cells,) = (one for one in text.splitlines() if "| SIGKILL worker |" in one)
+    assert line_of_cells.split(" | ")[1:] == ["recovered", "*", "*", "✗", "* |"]
+    assert re.search(r"\b1 WRONG WEIGHTS", text)
+    assert re.search(r"\bn = 1\b.*\b10\.00 s", text)
     told = row(KILL.fault, "restart", {first.cell.id: first})
     assert told.split() == ["SIGKILL", "worker", "10.0", "s", "*", "*", "*", "*"]
     assert max(len(row(fault, "restart", {})) for fault in FAULTS) <= 88
@@ -240,18 +238,18 @@ def test_a_report_is_read_back_and_shown_three_ways() -> None:
     shown = page([first, bad], campaign, TINY)
     assert "10.0 s" in shown
     assert "&lt;b&gt;" in shown
-    with pytest.raises(ValueError, match="no report"):
+    with pytest.raises(ValueError, match="report"):
         from_data({"cells": [{}]})
 
 
 def test_the_verb_refuses_what_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="5 ranks"):
         chaos(n=5, only="", code="reference", seed=0, html="", out="", readme="")
-    with pytest.raises(ValueError, match="choose mine or reference"):
+    with pytest.raises(ValueError, match=r"mine.*reference"):
         chaos(n=2, only="", code="yours", seed=0, html="", out="", readme="")
     path = tmp_path / "no.json"
     path.write_text("{")
-    with pytest.raises(ValueError, match="no JSON"):
+    with pytest.raises(ValueError, match=r"no\.json.*JSON"):
         verb.write_readme(path)
 
 
@@ -275,7 +273,7 @@ def test_a_campaign_goes_on_with_what_its_file_does_not_have(tmp_path: Path) -> 
         for cell in chosen[:count]:
             assert kept.play(cell).status == WENT_ON
         assert counting.played == [cell.id for cell in chosen[:count]][-(4 - count) :]
-    with pytest.raises(ValueError, match="seed 0, not 1"):
+    with pytest.raises(ValueError, match=r"\b0\b.*\b1\b"):
         Kept(Counting(), path, campaign, Setting(seed=1))
 
 
@@ -304,6 +302,27 @@ def test_the_table_of_readme_has_a_place() -> None:
     assert text.count(verb.BEGIN) == text.count(verb.END) == 1
 
 
+def test_the_demo_judges_a_kill_by_the_unbroken_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights = iter(("w", "w", "w", "other"))
+
+    def play_cell(cell: Cell | None, *_: object) -> Run:
+        run = broken() if cell else unbroken()
+        now = next(weights)
+        for one in run.lines:
+            one |= {"weights": now} if one["what"] == "ended" else {}
+        return run
+
+    monkeypatch.setattr(play, "play_cell", play_cell)
+    monkeypatch.setattr(chaos_plan, "Setting", lambda **_: TINY)
+    code, data = demo_recovery(seed=5, quiet=True)
+    assert (code, data["status"], data["repeated_steps"]) == (0, RECOVERED, 0)
+    assert data["weights"] == data["weights_unbroken"] == "w"
+    code, data = demo_recovery(seed=5, quiet=True)
+    assert (code, data["status"]) == (1, WEIGHTS)
+
+
 def test_the_demo_says_what_is_not_written(capsys: pytest.CaptureFixture[str]) -> None:
     state = "4.3 fault_tolerance.save"
     assert demo_recovery(code="mine") == (0, {"missing": state})
@@ -312,29 +331,19 @@ def test_the_demo_says_what_is_not_written(capsys: pytest.CaptureFixture[str]) -
 
 # ── real cells ──────────────────────────────────────────────────────────────────────
 
-REAL = [
-    "exception@forward/restart",
-    "exception@save/restart",
-    "kill-worker@all-reduce/restart",
+# `make chaos` plays every cell; these are one of each mode, and share an unbroken run:
+# without dropout, the number of ranks does not change what is computed.
+REAL = (
     "kill-worker@save/restart",
-    "kill-rank-0@optimizer/restart",
-    "kill-rank-0@epoch/restart",
-    "notice@all-reduce/restart",
-    "kill-launcher@forward/restart",
-    "truncate@forward/restart",
-    "flip-bit@save/restart",
-    "disk-full@save/restart",
-    "nan@all-reduce/restart",
-    "kill-data-worker@forward/restart",
     "kill-rank-0@optimizer/standby",
-    "disk-full@save/standby",
     "kill-worker@all-reduce/elastic",
-]
+)
+SHORT = Setting(num_ranks=2, save_every=2, num_samples=384, dropout=0.0)
 
 
 @pytest.fixture(scope="module")
 def player() -> Player:
-    return Player(Setting(num_ranks=2))
+    return Player(SHORT)
 
 
 @linux
@@ -343,47 +352,24 @@ def player() -> Player:
 def test_a_real_training_survives(name: str, player: Player) -> None:
     (cell,) = cells(name)
     result = player.play(cell)
-    wanted = WENT_ON if cell.goes_on else RECOVERED
-    assert result.status == wanted, (result.why, result.evidence)
+    assert result.status == RECOVERED, (result.why, result.evidence)
 
 
-LOADS = "        found = self.unit.load(self.real_disk)\n"
 RESTORES = "            self.unit.restore(self.run, shared, owns, rank, size)\n"
-AFTER = RESTORES + " " * 12
-PLANTED = {
-    # as if the checkpoint lacked the state of the random generators
-    "random": (RESTORES, f"{AFTER}training_state.seed_all(rank)\n", WEIGHTS),
-    # as if it lacked the optimizer's momentum
-    "momentum": (RESTORES, f"{AFTER}self.optimizer.state.clear()\n", WEIGHTS),
-    # a step is lost: nobody trains with its samples
-    "step": (RESTORES, f"{AFTER}self.loader.num_delivered += 1\n", SAMPLES),
-    # nobody looks for a checkpoint: right in the end, but the work was lost
-    "load": (LOADS, "        found = None\n", LOST),
-}
+FORGETS = " " * 12 + "self.optimizer.state.clear()\n"
 
 
 @linux
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_mistake_of_the_training_is_found(
-    name: str, player: Player, tmp_path: Path
+def test_a_training_that_forgets_the_momentum_is_found(
+    player: Player, tmp_path: Path
 ) -> None:
-    old, new, wanted = PLANTED[name]
     text = TRAIN.read_text(encoding="utf-8")
-    assert text.count(old) == 1
+    assert text.count(RESTORES) == 1
     script = tmp_path / "train.py"
-    script.write_text(text.replace(old, new), encoding="utf-8")
-    planted = Player(Setting(num_ranks=2), script)
+    script.write_text(text.replace(RESTORES, RESTORES + FORGETS), encoding="utf-8")
+    planted = Player(SHORT, script)
     planted._unbroken = player._unbroken
     (cell,) = cells("kill-worker@forward/restart")
     result = planted.play(cell)
-    assert result.status == wanted, (result.why, result.evidence)
-
-
-@linux
-@pytest.mark.slow
-def test_the_demo_ends_with_the_weights_of_the_unbroken_run() -> None:
-    code, data = demo_recovery(seed=5, quiet=True)
-    assert (code, data["status"]) == (0, RECOVERED), data
-    assert data["weights"] == data["weights_unbroken"]
-    assert len(data["weights"]) == 16
+    assert result.status == WEIGHTS, (result.why, result.evidence)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from distlab.launch.logs import Log
+from distlab.launch.report import interrupted
 from tests.workbench.course import ROOT
-from tests.workbench.launching import linux, script
+from tests.workbench.launching import START, linux, script
 
 # ── a full disk ─────────────────────────────────────────────────────────────────────
 
@@ -36,11 +38,10 @@ def test_a_full_disk_under_its_output_ends_no_training(
     assert "Traceback" not in said
     for rank in (0, 1):
         lines = (tmp_path / f"rank_{rank}.log").read_text().splitlines()
-        assert lines[-2:] == ["--- start 2 of this rank ---", "up"]
+        assert lines[-2:] == [START.format(2), "up"]
 
 
 @linux
-@pytest.mark.slow
 def test_a_full_disk_under_the_logs_hinders_no_restart(tmp_path: Path) -> None:
     log = Log(0, tmp_path)
     with open("/dev/full", "w") as disk:
@@ -84,5 +85,5 @@ def test_ctrl_c_during_an_import_is_one_line(
         timeout=300,
         check=False,
     )
-    said = "[distlab] stopped by SIGINT; exit code 130\n"
+    said = interrupted(signal.SIGINT, 130)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
