@@ -4,12 +4,13 @@
 
 Each rank writes `FOLDER/stamps/<rank>.<pid>`: a line for each completed step, with its
 time. Where FOLDER/checkpoints is, it saves there. A step takes 10 ms longer as long as
-FOLDER/slow is there; what is computed does not change. Rank 0 writes the digest of the
-weights to FOLDER/digest.
+FOLDER/slow is there, or the seconds that it names; what is computed does not change.
+Rank 0 writes the digest of the weights to FOLDER/digest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -52,8 +53,8 @@ def main(num_steps: int, folder: Path) -> None:
             batch = step.index % num_batches * GLOBAL_BATCH
             ids = order[batch : batch + GLOBAL_BATCH]
             own = ids[dist.get_rank() :: dist.get_world_size()]
-            if (folder / "slow").exists():
-                time.sleep(PAUSE_S)
+            with contextlib.suppress(FileNotFoundError):
+                time.sleep(float((folder / "slow").read_text() or PAUSE_S))
             optimizer.zero_grad()
             outputs = model(digits.train_inputs[own])
             nn.functional.cross_entropy(outputs, digits.train_targets[own]).backward()

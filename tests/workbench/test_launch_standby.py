@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,9 @@ from torch import nn
 
 import distlab.distributed as dist
 from benchmarks import _recovery_jobs as jobs
+from distlab.comm import TorchComm
 from distlab.comm.services import WakeAt
+from distlab.distributed import elastic_training
 from distlab.distributed.copies import Holdings, Label, plan_of, shared_of
 from distlab.given.launching import Begin, Finish, Interrupted
 from distlab.given.recovering import Ended, Ready, Signal, Start
@@ -102,15 +108,15 @@ def test_copies_do_not_change_with_the_training_and_two_steps_are_kept() -> None
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"standby": -1}, "standby is -1, must be at least 0"),
-        ({"standby": 1, "nnodes": 2, "node_rank": 0}, "standby knows one node only"),
-        ({"standby": 1, "backend": "tcp"}, "standby knows backend gloo only, not tcp"),
-        ({"elastic": "4"}, "elastic is '4', must be MIN:MAX"),
-        ({"elastic": "3:2"}, "must be MIN:MAX"),
-        ({"elastic": "0:2"}, "must be MIN:MAX"),
-        ({"elastic": "1:2", "standby": 1}, "standby and elastic exclude each other"),
-        ({"elastic": "1:2", "nproc_per_node": 3}, "leave --nproc-per-node"),
-        ({"elastic": "1:4", "global_batch_size": 3}, "must be at least 4, as MAX"),
+        ({"standby": -1}, r"^standby\b.*-1\b"),
+        ({"standby": 1, "nnodes": 2, "node_rank": 0}, "^standby .*--nnodes"),
+        ({"standby": 1, "backend": "tcp"}, "^standby .*gloo.*tcp$"),
+        ({"elastic": "4"}, "^elastic .*'4'.*MIN:MAX"),
+        ({"elastic": "3:2"}, "'3:2'.*MIN:MAX"),
+        ({"elastic": "0:2"}, "'0:2'.*MIN:MAX"),
+        ({"elastic": "1:2", "standby": 1}, "^standby .*elastic"),
+        ({"elastic": "1:2", "nproc_per_node": 3}, "^elastic .*--nproc-per-node"),
+        ({"elastic": "1:4", "global_batch_size": 3}, r"^global_batch_size\b.*\b4\b"),
     ],
 )
 def test_settings_that_exclude_each_other(settings: dict[str, Any], said: str) -> None:
@@ -118,17 +124,24 @@ def test_settings_that_exclude_each_other(settings: dict[str, Any], said: str) -
         LaunchConfig(**settings)
 
 
-def test_a_state_without_an_optimizer_is_refused() -> None:
+def test_a_state_that_cannot_be_kept_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     dist.init_process_group("gloo", world_size=1, rank=0)
     try:
-        with pytest.raises(ValueError, match='a "model" and an "optimizer"'):
+        with pytest.raises(ValueError, match=r'"model".*"optimizer"'):
             dist.elastic({"model": nn.Linear(1, 1)})
         model = nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         state = {"model": model, "optimizer": optimizer}
-        with pytest.raises(ValueError, match="needs a folder"):
+        with pytest.raises(ValueError, match=r"save_every.*folder"):
             dist.elastic(state, save_every=3)
-        with pytest.raises(RuntimeError, match="must be in `with step:`"):
+        with monkeypatch.context() as patch:  # as under an agent, with 3.13's optimizer
+            patch.setattr(elastic_training, "RegroupingComm", TorchComm)
+            patch.setattr(optimizer, "state_by_name", dict, raising=False)
+            with pytest.raises(ValueError, match="sharded"):
+                dist.elastic(state)
+        with pytest.raises(RuntimeError, match="`with step:`"):
             for _ in dist.elastic(state).steps(2):
                 pass
         step = next(dist.elastic(state).steps(2))
@@ -142,7 +155,7 @@ def test_a_sampler_before_the_rank_is_known_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("distlab.distributed.sampler.has_rank", lambda: False)
-    with pytest.raises(ValueError, match="this process has no rank yet"):
+    with pytest.raises(ValueError, match=r"--standby.*--elastic"):
         dist.DistributedSampler(dataset_size=8)
     assert len(dist.DistributedSampler(dataset_size=8, num_replicas=2, rank=1)) == 4
 
@@ -164,7 +177,7 @@ def test_a_process_joins_the_newest_round_only() -> None:
         assert member.join(lambda: {"step": 5}).generation == 7
         assert control.receive(ours) == {"joined": 2, "step": 5}
         assert not member.must_regroup
-    with pytest.raises(control.AgentGoneError, match="agent of this job has ended"):
+    with pytest.raises(control.AgentGoneError):
         member.join(dict)
 
 
@@ -251,7 +264,7 @@ def test_the_size_is_read_from_a_file(tmp_path: Path) -> None:
 # ── real processes ──────────────────────────────────────────────────────────────────
 
 
-NUM_STEPS = 300
+NUM_STEPS = 500
 
 
 @pytest.fixture(scope="module")
@@ -261,50 +274,45 @@ def expected() -> str:
         return job.finish()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_killed_rank_costs_no_step_and_no_bit(rank: int, expected: str) -> None:
-    with jobs.ours(NUM_STEPS) as job:
-        kill = job.kill(rank, needs_standby=True)
-        assert job.finish() == expected
-    assert kill.lost_steps == 0
-    assert kill.stages["rank"] == rank
-    said = kill.stages["lost_s"], kill.stages["completed_s"]
-    assert kill.killed_s < said[0] < said[1]
+def are_replaced(job: jobs.Job, before: dict[int, int], ranks: Iterable[int]) -> bool:
+    now = job.newest()
+    return all(now[rank] != before[rank] for rank in ranks)
 
 
 @pytest.mark.slow
-def test_two_deaths_at_once_cost_no_step(expected: str) -> None:
-    with jobs.ours(NUM_STEPS) as job:
-        job.wait_until(job.has_standby, "standby")
-        job.wait_for_steps(20)
-        for rank in (0, 1):
-            subprocess.run(["kill", "-9", str(job.newest()[rank])], check=True)
-        assert job.finish() == expected
-
-
-@pytest.mark.slow
-def test_a_frozen_rank_is_found_by_its_steps(expected: str) -> None:
+def test_no_fault_costs_a_step_or_a_bit(expected: str) -> None:
+    """One training: a death, two at once, a frozen rank, SIGTERM; and it goes on."""
     with jobs.ours(NUM_STEPS, flags=("--freeze-timeout", "2")) as job:
-        job.wait_for_steps(20)
-        subprocess.run(["kill", "-STOP", str(job.newest()[1])], check=True)
-        assert job.finish() == expected
-        said = (job.folder / "said.txt").read_text()
-    assert "rank 1 was ended by SIGKILL" in said
-
-
-@pytest.mark.slow
-def test_sigterm_is_answered_with_a_checkpoint(expected: str) -> None:
-    with jobs.ours(NUM_STEPS) as job:
+        (job.folder / "slow").write_text("0.04")  # so that there are steps enough
         (job.folder / "checkpoints").mkdir()
-        job.wait_for_steps(20)
+        kill = job.kill(0, needs_standby=True)
+        assert kill.lost_steps == 0
+        assert kill.stages["rank"] == 0
+        said = kill.stages["lost_s"], kill.stages["completed_s"]
+        assert kill.killed_s < said[0] < said[1]
+
+        for ranks, number in (((1, 2), signal.SIGKILL), ((1,), signal.SIGSTOP)):
+            job.wait_until(job.has_standby, "standby")
+            before = job.newest()
+            for rank in ranks:
+                os.kill(before[rank], number)
+            job.wait_until(partial(are_replaced, job, before, ranks), "new processes")
+            job.wait_for_steps(5)
         job.process.terminate()
         assert job.process.wait(60) == 143
+        said_text = (job.folder / "said.txt").read_text()
+        assert re.search(r"rank 1\b.*SIGKILL", said_text)  # who was frozen
         steps = [int(p.stem[5:]) for p in (job.folder / "checkpoints").glob("*.json")]
+        earlier = {pid for by in job.stamps().values() for pid in by}
         again = jobs.Job(job.folder, subprocess.Popen(job.process.args))
         assert again.finish() == expected
-        firsts = {rows[0][0] for by in again.stamps().values() for rows in by.values()}
-    assert firsts == {1, max(steps) + 1}
+        firsts = {
+            rows[0][0]
+            for by in again.stamps().values()
+            for pid, rows in by.items()
+            if pid not in earlier
+        }
+    assert firsts == {max(steps) + 1}
 
 
 def samples(folder: Path) -> Iterator[tuple[int, int, int, list[int]]]:
@@ -321,7 +329,7 @@ def test_four_two_three_ranks_in_one_epoch_train_each_sample_once(
 ) -> None:
     program = ROOT / "tests" / "workbench" / "elastic_training.py"
     command = [sys.executable, "-m", "distlab.launch", "--elastic", "2:4"]
-    command += ["--log-dir", str(tmp_path), "--join-grace", "20", str(program)]
+    command += ["--log-dir", str(tmp_path), "--join-grace", "3", str(program)]
     sizes = []
     with subprocess.Popen([*command, str(tmp_path)], cwd=ROOT) as process:
         for size in (4, 2, 3):
@@ -339,7 +347,9 @@ def test_four_two_three_ranks_in_one_epoch_train_each_sample_once(
     size_of = {step: size for step, size, *_ in rows}
     num_steps, batch = 120, 12
     assert sorted(size_of) == list(range(num_steps))
-    assert list(dict.fromkeys(size_of[s] for s in range(num_steps))) == [4, 2, 3]
+    # On a busy machine the first group may begin before the fourth process is there.
+    order = [size for size, _ in groupby(size_of[s] for s in range(num_steps))]
+    assert order[order.index(4) :] == [4, 2, 3]
     seen = [i for step, size, rank, ids in rows for i in ids]
     # A rank that was killed may have completed its last step without writing it down.
     assert len(seen) == len(set(seen))
@@ -360,21 +370,14 @@ def test_the_size_that_an_earlier_job_was_set_to_is_not_taken(
     assert not (tmp_path / RANKS).exists()
 
 
-@pytest.mark.slow
-def test_a_script_that_joins_no_group_is_told_so(tmp_path: Path) -> None:
+def test_a_script_that_joins_no_group_is_told_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "plain.py"
     path.write_text('print("trained alone")\n')
-    flags = ["--nproc-per-node", "2", "--standby", "1", "--log-dir", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "-m", "distlab.launch", *flags, str(path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "a process without a rank ended with exit code 0" in done.stderr
-    assert "script trains with distlab.distributed.elastic" in done.stderr
-    assert "    trained alone\n" in done.stderr
-    assert "process_" not in done.stderr  # that log is gone
+    how = {"nproc_per_node": 2, "standby": 1, "log_dir": tmp_path}
+    assert launch_distributed_training(path, **how) == 1
+    said = capfd.readouterr().err
+    assert "distlab.distributed.elastic" in said
+    assert "    trained alone\n" in said
+    assert "process_" not in said  # that log is gone
