@@ -9,6 +9,8 @@ import ast
 import functools
 import json
 import random
+import re
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 
 from distlab.cli import mutants as command
 from distlab.curriculum import Curriculum, Task, load_curriculum
-from distlab.grading.catalogue import CatalogueError, Entry
+from distlab.grading.catalogue import FOLDER, CatalogueError, Entry
 from distlab.grading.generated import (
     Outcome,
     generate,
@@ -30,29 +32,30 @@ from distlab.runner import Cluster
 ROOT = Path(__file__).parents[2]
 CURRICULUM = load_curriculum(ROOT)
 ENTRY = Entry(id="CO01", task="collectives.exchange", title="", body="", clause="C1")
-SAMPLE = 15
+SAMPLE = 5
 FAST = ("collectives", "trainer.broadcast_model", "trainer.train_step")
 
 
 @functools.cache
 def sample() -> list[Mutation]:
     tasks = [task for task in CURRICULUM.tasks if task.id.startswith(FAST)]
+    reasons = tomllib.loads((ROOT / FOLDER / "survivors.toml").read_text("utf-8"))
+    alive = {what for row in reasons["survivors"] for what in row["what"]}
     # An endless loop would cost its whole time limit: the full run has those.
     slips = [
         slip
         for slip in generate(CURRICULUM, tasks)
         if "while" not in slip.what and "reach *= 2" not in slip.what
+        if slip.what not in alive
     ]
     return random.Random(20).sample(slips, SAMPLE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(SAMPLE))
-def test_the_grader_sees_a_slip_or_a_reason_is_given(
-    cluster: Cluster, number: int
-) -> None:
+def test_the_grader_sees_a_slip(cluster: Cluster, number: int) -> None:
     slip = sample()[number]
-    (outcome,) = judge_generated(CURRICULUM, cluster, [slip], read_reasons(CURRICULUM))
+    (outcome,) = judge_generated(CURRICULUM, cluster, [slip], {})
     assert outcome.is_right, f"{slip.task}: {slip.what}: {outcome.message}"
 
 
@@ -109,7 +112,7 @@ def test_a_slip_of_each_kind_is_made(body: str, expected: str) -> None:
 
 @pytest.mark.slow
 def test_no_slip_is_the_solution_and_no_two_are_the_same() -> None:
-    for task in CURRICULUM.tasks:
+    for task in {task.unit: task for task in CURRICULUM.tasks}.values():
         path = CURRICULUM.units[task.unit].solution(ROOT)
         solution = path.read_text(encoding="utf-8")
         made = mutations_of(solution, task.id)
@@ -135,8 +138,11 @@ def entry(task: str, why: str, what: str) -> str:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (entry("collectives.exchange", "so", "no such slip"), "has no slip like this"),
-        (entry("collectives.nothing", "so", "x"), "has no slip like this"),
+        (
+            entry("collectives.exchange", "so", "no such slip"),
+            "collectives.exchange .*no such slip",
+        ),
+        (entry("collectives.nothing", "so", "x"), "collectives.nothing .* x$"),
         ("survivors = 3\n", "survivors.toml"),
         ("[[survivors]\n", "survivors.toml"),
         ('[[survivors]]\ntask = "collectives.exchange"\n', "what"),
@@ -155,7 +161,7 @@ def test_a_reason_must_be_given(tmp_path: Path) -> None:
     slip = generate(CURRICULUM, [CURRICULUM.task("collectives.exchange")])[0]
     path = tmp_path / "survivors.toml"
     path.write_text(entry(slip.task, " ", slip.what), encoding="utf-8")
-    with pytest.raises(CatalogueError, match="no reason is given"):
+    with pytest.raises(CatalogueError, match=re.escape(slip.what)):
         read_reasons(CURRICULUM, path)
 
 
@@ -222,7 +228,7 @@ def test_command_fails_for_a_survivor_without_a_reason(
     assert "as right" in capsys.readouterr().out
     graded(outcome("fail"), outcome("pass"))
     assert command.mutants(generated=True) == 1
-    assert "no reason is given" in capsys.readouterr().out
+    assert "SURVIVED" in capsys.readouterr().out
     graded(outcome("fail", why="as right"))
     assert command.mutants(generated=True) == 1
     assert "KILLED" in capsys.readouterr().out
@@ -250,15 +256,6 @@ def test_command_adds_the_slips_to_its_json(
 
 
 # ── the readme ──────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.slow
-def test_readme_has_the_counts_of_the_catalogue() -> None:
-    readme = (ROOT / command.COUNTS).read_text(encoding="utf-8")
-    table = readme.split(command.BEGIN)[1].split(command.END)[0]
-    counts = command.readme_table(CURRICULUM)
-    assert table == counts, "run distlab mutants --readme"
-    assert all(f"`{task.id}`" in counts for task in CURRICULUM.tasks)
 
 
 def test_readme_is_written_between_its_marks(

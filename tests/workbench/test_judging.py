@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from distlab.grading import TaskVerdict
 from distlab.grading.parts import parts_beside, parts_used
 from distlab.grading.report import lines_of, plain
 from distlab.runner import Cluster
+from tests.workbench.golden import Golden
 from tests.workbench.judging import solution_of, verdict_on, with_body
 
 Judged = Callable[..., TaskVerdict]
@@ -27,25 +29,25 @@ WHOLE = solution_of("collectives")
 
 
 @pytest.mark.parametrize(
-    ("text", "slug", "sentence"),
+    ("text", "slug", "named"),
     [
-        (WHOLE.replace("def broadcast(", "def brodcast("), "renamed", "no function"),
-        (WHOLE.replace("-> None:", "-> None", 1), "syntax-error", "is not Python"),
+        (WHOLE.replace("def broadcast(", "def brodcast("), "renamed", "broadcast"),
+        (WHOLE.replace("-> None:", "-> None", 1), "syntax-error", "line "),
         (
             WHOLE.replace("tensor, dst=1", "tensor, dst=", 1),
             "syntax-error",
-            "is not Python",
+            "line ",
         ),
-        (WHOLE + "   x = 1\n", "syntax-error", "is not Python"),
-        (WHOLE + "return 1\n", "syntax-error", "is not Python"),
-        (WHOLE.encode() + b"# \xe9t\xe9\n", "", "not UTF-8 text"),
-        (WHOLE.encode("utf-16"), "", "not UTF-8 text"),
-        (WHOLE + "\0", "syntax-error", "a null byte"),
-        ("x = " + "(" * 5000, "syntax-error", "is not Python"),
-        ("x = " + "-" * 100_000 + "1", "", "nested too deeply"),
-        ("", "renamed", "it is empty"),
-        ("# nothing yet\n", "renamed", "no function"),
-        (None, "", "cannot be read: No such file"),
+        (WHOLE + "   x = 1\n", "syntax-error", "line "),
+        (WHOLE + "return 1\n", "syntax-error", "line "),
+        (WHOLE.encode() + b"# \xe9t\xe9\n", "", "UTF-8"),
+        (WHOLE.encode("utf-16"), "", "UTF-8"),
+        (WHOLE + "\0", "syntax-error", "null"),
+        ("x = " + "(" * 5000, "syntax-error", "line "),
+        ("x = " + "-" * 100_000 + "1", "", "nested"),
+        ("", "renamed", "empty"),
+        ("# nothing yet\n", "renamed", "broadcast"),
+        (None, "", "No such file"),
     ],
     ids=str.split(
         "renamed colon-forgotten call-unfinished indent return-outside latin-1 "
@@ -53,11 +55,11 @@ WHOLE = solution_of("collectives")
     ),
 )
 def test_a_file_that_is_none_is_a_clear_failure(
-    text: str | bytes | None, slug: str, sentence: str, judged: Judged
+    text: str | bytes | None, slug: str, named: str, judged: Judged
 ) -> None:
     verdict = judged("collectives.broadcast", text, exit_code=1)
     assert (verdict.status, verdict.slug) == ("fail", slug), verdict.message
-    assert sentence in verdict.message
+    assert named in verdict.message
     shown = plain(lines_of(verdict))
     assert "Traceback" not in shown
     assert "collectives.py" in shown
@@ -119,9 +121,7 @@ def test_a_mistake_in_a_part_is_laid_at_that_part(
     verdict = judged(graded, with_body(solution_of(unit), broken, body))
     failure = verdict.first_failure()
     assert failure is not None
-    assert failure.rule == (
-        f"this part is right: it passes with the reference's {name}; fix yours"
-    )
+    assert re.search(rf"\b{name}\b", failure.rule)
 
 
 def test_a_part_is_what_the_code_mentions_also_by_way_of_a_helper() -> None:
@@ -162,7 +162,7 @@ def test_a_mistake_of_ones_own_is_not_laid_at_a_part(judged: Judged) -> None:
     verdict = judged("collectives.all_reduce", text)
     failure = verdict.first_failure()
     assert failure is not None
-    assert "the reference's" not in failure.rule
+    assert "broadcast" not in failure.rule
 
 
 IF_RANK_0 = """
@@ -186,34 +186,38 @@ broadcast(comm, tensor, 0)
 """
 
 
-@pytest.mark.parametrize(
-    ("task", "body", "says"),
-    [
-        ("all_reduce", IF_RANK_0, "ran on rank 0, not on rank 1: all ranks must call"),
-        ("all_reduce", DOUBLED, "rank 0  wrong  had 1   got 200   expected 111"),
-        (
-            "exchange",
-            "if comm.rank == 0:\n    comm.send(tensor, 1)",
-            "rank 1 made no call",
-        ),
-        (
-            "exchange",
-            "comm.sendrecv(tensor, tensor, 0, 1)",
-            "comm.sendrecv(send_tensor, dst, recv_tensor, src)",
-        ),
-        ("exchange", "comm.send(tensor, tensor)", "a Tensor: a rank is a whole number"),
-        ("exchange", "input()", "ranks have no keyboard"),
-        ("exchange", "comm.send(comm.send(tensor, 1), 1) / 2", "called send to rank 1"),
-        ("exchange", "print('seen')\ntensor += comm.rank", "[rank 0] seen"),
-    ],
-    ids=str.split("via doubled no-call order no-rank keyboard nested printed"),
-)
-def test_a_verdict_says_what_to_do(
-    task: str, body: str, says: str, judged: Judged
-) -> None:
-    text = with_body(WHOLE, f"collectives.{task}", body)
-    verdict = judged(f"collectives.{task}", text, exit_code=1)
-    assert says in " ".join(plain(lines_of(verdict)).split("\n  ")), says
+MISTAKES = {
+    "exchange without a receiver": "if comm.rank == 0:\n    comm.send(tensor, 1)",
+    "arguments in another order": "comm.sendrecv(tensor, tensor, 0, 1)",
+    "a tensor for a rank": "comm.send(tensor, tensor)",
+    "input": "input()",
+    "a call in a call": "comm.send(comm.send(tensor, 1), 1) / 2",
+    "printed": "print('seen')\ntensor += comm.rank",
+}
+
+
+def test_a_verdict_says_what_to_do(judged: Judged, golden: Golden) -> None:
+    cases = [("exchange", title, body) for title, body in MISTAKES.items()]
+    cases += [("all_reduce", "one rank calls broadcast", IF_RANK_0)]
+    cases += [("all_reduce", "doubled", DOUBLED)]
+    said, failures = [], {}
+    for task, title, body in cases:
+        text = with_body(WHOLE, f"collectives.{task}", body)
+        verdict = judged(f"collectives.{task}", text, exit_code=1)
+        failure = failures[title] = verdict.first_failure()
+        assert failure is not None
+        # Which of several ranks is heard of first is a race.
+        message = re.sub(r"\brank \d", "rank r", failure.message)
+        said.append(f"{title} [{verdict.slug}]\n  {message}\n  {failure.rule}")
+    golden("grading/verdicts_of_phase_1", "\n".join(said))
+    doubled, printed = failures["doubled"], failures["printed"]
+    assert doubled is not None
+    assert re.search(r"\b1 .*\b200 .*\b111\b", doubled.evidence[0].text)
+    line = failures["one rank calls broadcast"]
+    assert line is not None
+    assert re.search(r"^line \d+ .*rank 0.*rank 1", line.rule)
+    assert printed is not None
+    assert "[rank 0] seen" in printed.output
 
 
 def test_the_line_named_is_that_of_the_rank_that_failed(judged: Judged) -> None:
