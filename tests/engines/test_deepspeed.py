@@ -76,15 +76,15 @@ def test_its_own_settings_are_added_and_contradictions_refused(tmp_path: Path) -
     assert read(path)["wall_clock_breakdown"] is True
     own = read({"zero_optimization": {"overlap_comm": True}}, zero_stage=2)
     assert own["zero_optimization"] == {"stage": 2, "overlap_comm": True}
-    with pytest.raises(EngineError, match="has bf16: mixed_precision says that"):
+    with pytest.raises(EngineError, match="mixed_precision"):
         read({"bf16": {"enabled": True}})
-    with pytest.raises(EngineError, match="has stage 1, zero_stage is 3"):
+    with pytest.raises(EngineError, match="zero_stage is 3"):
         read({"zero_optimization": {"stage": 1}}, zero_stage=3)
     path.write_text("[")
-    with pytest.raises(EngineError, match="cannot be read"):
+    with pytest.raises(EngineError, match=r"\bds\.json\b"):
         read(path)
     double = DeepSpeedTrainer(make_mlp().double(), verbose=False)
-    with pytest.raises(EngineError, match="needs a float32 model"):
+    with pytest.raises(EngineError, match="float32"):
         double.fit(digits())
 
 
@@ -94,5 +94,5 @@ def failing(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def test_a_failure_is_one_line() -> None:
     trainer = DeepSpeedTrainer(make_mlp().float(), loss=failing, num_gpus=2)
-    with pytest.raises(EngineError, match=r"rank . failed: RuntimeError: the loss"):
+    with pytest.raises(EngineError, match=r"rank \d .*RuntimeError: the loss is wrong"):
         trainer.fit(digits())

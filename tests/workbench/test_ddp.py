@@ -112,7 +112,7 @@ def test_gpus_are_one_for_each_rank() -> None:
     two = Wishes(device="auto", world_size=2)
     assert make_config(two, num_gpus=2).backend == "nccl"
     assert make_config(two, num_gpus=1).device == "cpu"
-    with pytest.raises(ValueError, match="2 ranks need 2 GPUs, and torch sees 1"):
+    with pytest.raises(ValueError, match=r"\b2 GPUs\b.* 1;"):
         make_config(replace(two, device="cuda"), num_gpus=1)
 
 
@@ -145,7 +145,8 @@ def test_data_that_is_not_there(
 def test_ones_own_files_are_not_taken_for_mnist(tmp_path: Path) -> None:
     folder = write_set(tmp_path)
     own, claimed = locate("idx", folder=folder), locate("mnist", folder=folder)
-    assert "no checksum is known" in own.note
+    assert own.note
+    assert own.note != claimed.note
     assert len(read_split(own.files, own.known).train_targets) == NUM_TRAIN
     with pytest.raises(IdxError, match="SHA-256"):
         read_split(claimed.files, claimed.known)
@@ -209,7 +210,7 @@ def test_ranks_do_the_training_of_one_process(
     assert losses == [(0, pytest.approx(row.train_loss))]
     ((rank, line),) = logged
     assert rank == 0
-    assert line.startswith("epoch 1  training loss ")
+    assert line.startswith("epoch 1 ")
 
 
 def test_images_are_learnt_by_ranks(cluster: Cluster, tmp_path: Path) -> None:
@@ -254,8 +255,8 @@ def test_sums_are_seen_after_the_first_step(
     summed = changed(tmp_path, "parameter.grad /= comm.world_size", "pass")
     result = train(cluster, config_of(), None, choose_units((summed,)))
     assert result.failures() == []  # equal on all ranks, and wrong on all
-    (sentence,) = compare(result, alone).failures()
-    assert "after the first step the weights are up to" in sentence
+    assert compare(result, alone).first_difference > 1e-3
+    assert len(compare(result, alone).failures()) == 1
 
 
 def test_without_messages_replicas_and_metrics_differ(
@@ -264,18 +265,16 @@ def test_without_messages_replicas_and_metrics_differ(
     own = changed(tmp_path, "    average_gradients(comm, model)\n", "")
     result = train(cluster, config_of(), None, choose_units((own,)))
     (sentence,) = result.failures()
-    assert sentence.startswith("REPLICAS DIFFER: 2 ranks hold 2 different sets")
+    assert sentence.startswith("REPLICAS DIFFER: ")
     assert result.step_bytes == 8  # the loss
     lonely = changed(tmp_path, "comm.all_reduce(sums)", "pass")
     result = train(cluster, config_of(), None, choose_units((lonely,)))
-    assert result.failures() == [
-        "METRICS DIFFER: the ranks report different accuracies"
-    ]
+    (sentence,) = result.failures()
+    assert sentence.startswith("METRICS DIFFER: ")
     unequal = changed(tmp_path, "    comm.all_reduce(mean_loss)\n", "")
     result = train(cluster, config_of(), None, choose_units((unequal,)))
-    assert result.failures() == [
-        "LOSSES DIFFER: fit returned different losses on the ranks"
-    ]
+    (sentence,) = result.failures()
+    assert sentence.startswith("LOSSES DIFFER: ")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +78,9 @@ def test_a_training_goes_on_bit_by_bit_in_the_middle_of_an_epoch(
     assert manifest_steps(RealDisk(tmp_path).names()) == [45, 46]
     forget(tmp_path, 46)
     resumed, said = trained(cluster, units, tmp_path, n, resume=True)
-    assert said == [("checkpoint", f"from step 45 in {tmp_path}")]
+    ((kind, text),) = said
+    assert kind == "checkpoint"
+    assert {"45", str(tmp_path)} <= set(text.split())
     assert resumed.digests == whole.digests
     assert resumed.accuracies == whole.accuracies
     assert resumed.num_steps == whole.num_steps
@@ -96,7 +99,9 @@ def test_other_ranks_go_on(
     trained(cluster, units, tmp_path, 2)
     forget(tmp_path, 46)
     resumed, said = trained(cluster, units, tmp_path, 3, resume=True)
-    assert said == [("checkpoint", f"from step 45 in {tmp_path}")]
+    ((kind, text),) = said
+    assert kind == "checkpoint"
+    assert {"45", str(tmp_path)} <= set(text.split())
     assert len(set(resumed.digests)) == 1
 
 
@@ -106,7 +111,7 @@ def test_another_training_is_refused_in_one_sentence(
     trained(cluster, units, tmp_path)
     with pytest.raises(RefusedError) as caught:
         trained(cluster, units, tmp_path, resume=True, seed=7)
-    assert "--seed 0, and this is a training with 7" in str(caught.value)
+    assert re.search(r"--seed 0\b.*\b7\b", str(caught.value))
     assert "\n" not in str(caught.value)
 
 
@@ -127,7 +132,7 @@ def test_a_pickle_is_refused_in_one_line(
     cluster: Cluster, units: dict[str, Choice], tmp_path: Path
 ) -> None:
     torch.save({"weight": torch.ones(2)}, tmp_path / "model.pt")
-    with pytest.raises(RefusedError, match=r"model\.pt is a pickle.*not opened$"):
+    with pytest.raises(RefusedError, match=r"\bmodel\.pt\b.*pickle"):
         trained(cluster, units, tmp_path, resume=True)
 
 
@@ -135,9 +140,10 @@ def test_no_checkpoint_yet_is_no_error(
     cluster: Cluster, units: dict[str, Choice], tmp_path: Path
 ) -> None:
     _, said = trained(cluster, units, tmp_path / "new", resume=True)
-    assert said == [
-        ("checkpoint", f"there is none in {tmp_path / 'new'} yet: from step 0")
-    ]
+    ((kind, text),) = said
+    assert kind == "checkpoint"
+    assert f"{tmp_path / 'new'} " in text
+    assert text.endswith(" 0")
 
 
 def test_a_folder_that_cannot_be_made_is_one_warning(
@@ -148,7 +154,7 @@ def test_a_folder_that_cannot_be_made_is_one_warning(
     assert len(set(result.digests)) == 1
     ((kind, text),) = said
     assert kind == "warning"
-    assert text.startswith("training goes on without a checkpoint: ")
+    assert str(tmp_path / "file") in text
 
 
 def test_a_disk_that_is_full_for_a_while_is_one_warning_and_a_count(
@@ -167,14 +173,9 @@ def test_a_disk_that_is_full_for_a_while_is_one_warning_and_a_count(
     result, said = trained(cluster, units | {"fault_tolerance": broken}, tmp_path)
     whole, _ = trained(cluster, units, tmp_path / "elsewhere")
     assert result.digests == whole.digests
-    assert said == [
-        (
-            "warning",
-            "training goes on without a checkpoint: step 18 was not saved: rank 1: the "
-            "disk is full",
-        ),
-        ("warning", "2 of 6 checkpoints were not saved"),
-    ]
+    assert [kind for kind, _ in said] == ["warning", "warning"]
+    assert re.search(r"\b18\b.*\brank 1: the disk is full$", said[0][1])
+    assert re.search(r"\b2 of 6\b", said[1][1])
     assert manifest_steps(RealDisk(tmp_path).names()) == [45, 46]
 
 

@@ -89,12 +89,12 @@ def at_another_size(context: RankContext, folder: str) -> list[Any]:
     trainer = Trainer()
     parts: dict[str, Any] = {"scheduler": trainer.scheduler}
     step = dist.load_checkpoint(folder, *trainer.arguments, **parts)
-    with pytest.raises(ValueError, match="num_replicas is 3 here, but 2 in the state"):
+    with pytest.raises(ValueError, match=r"num_replicas\b.* 3\b.* 2\b"):
         dist.load_checkpoint(folder, *trainer.arguments, **trainer.parts)
     scaler: Any = trainer.scheduler
-    with pytest.raises(ValueError, match="has no 'scaler': it was saved without it"):
+    with pytest.raises(ValueError, match="'scaler'"):
         dist.load_checkpoint(folder, *trainer.arguments, scaler=scaler)
-    with pytest.raises(ValueError, match="of another model"):
+    with pytest.raises(ValueError, match="another model"):
         dist.load_checkpoint(folder, nn.Linear(2, 2), trainer.optimizer)
     return [step, trainer.weights()]
 
@@ -131,7 +131,7 @@ def test_what_cannot_be_saved_is_refused_on_every_rank(
 ) -> None:
     (tmp_path / "file").write_text("no folder")
     for said in ranks(cluster, refusals, 2, str(tmp_path)):
-        assert re.match(r"step 1 was not saved: rank 1: .*file", said[0])
-        assert said[1].startswith("'random' is a name of the checkpoint's own")
-        assert said[2].startswith("the ranks of TensorParallel hold different")
+        assert re.match(r"step 1 .*: rank 1: .*file", said[0])
+        assert said[1].startswith("'random' ")
+        assert "TensorParallel" in said[2]
         assert not any("\n" in line for line in said)

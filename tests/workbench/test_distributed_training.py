@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -178,10 +179,10 @@ def bypasses_the_wrapper(context: RankContext) -> list[str]:
 
 def test_what_the_wrapper_refuses(cluster: Cluster) -> None:
     (said,) = ranks(cluster, bypasses_the_wrapper, 1)
-    assert "call the wrapper instead of its module" in said[0]
-    assert said[1] == "zero_loss() needs find_unused_parameters=True"
-    assert said[2] == "join() needs find_unused_parameters=True"
-    assert said[3] == "bucket_size_mb is bucket_size_mib: give one of them"
+    assert "wrapper" in said[0]
+    assert {"zero_loss()", "find_unused_parameters=True"} <= set(said[1].split())
+    assert {"join()", "find_unused_parameters=True"} <= set(said[2].split())
+    assert re.match(r"bucket_size_mb\b.*\bbucket_size_mib\b", said[3])
 
 
 def syncs_late(context: RankContext, find: bool) -> dict[str, Any]:
@@ -267,7 +268,7 @@ def test_the_sampler_continues_in_mid_epoch() -> None:
     other.set_epoch(5)
     assert list(batches(other)) != every
     wrong = dist.DistributedSampler(dataset_size=24, num_replicas=2, rank=1, seed=5)
-    with pytest.raises(ValueError, match="num_samples is 24 here, but 23 in the state"):
+    with pytest.raises(ValueError, match=r"num_samples\b.* 24\b.* 23\b"):
         wrong.load_state_dict(sampler.state_dict())
-    with pytest.raises(ValueError, match="one of them"):
+    with pytest.raises(ValueError, match="dataset"):
         dist.DistributedSampler(num_replicas=1, rank=0)

@@ -117,7 +117,7 @@ def test_a_node_rank_needs_several_nodes(
 
 def test_a_job_that_runs_has_its_own_number_of_ranks() -> None:
     assert with_world_size(DistributedConfig(), 8).world_size == 8
-    with pytest.raises(EngineError, match="the configuration says 4"):
+    with pytest.raises(EngineError, match=r"\b4\b"):
         with_world_size(DistributedConfig(num_gpus=4), 8)
     nodes = DistributedConfig(num_nodes=2, gpus_per_node=4)
     assert (nodes.world_size, nodes.ranks_per_node) == (8, 4)
@@ -293,9 +293,9 @@ def test_a_checkpoint_is_continued_and_frequency_counts_epochs(tmp_path: Path) -
     assert fit(epochs=4, **part).losses == whole.losses  # from the one before
     torn = tmp_path / "b" / "torn.pt"
     torn.write_bytes(b"torn")
-    with pytest.raises(EngineError, match="damaged or no checkpoint"):
+    with pytest.raises(EngineError, match=r"\btorn\.pt\b"):
         fit(resume_from_checkpoint=torn)
-    with pytest.raises(EngineError, match="there is no checkpoint"):
+    with pytest.raises(EngineError, match=r"\bnone\.pt\b"):
         fit(resume_from_checkpoint=tmp_path / "none.pt")
 
 
@@ -325,34 +325,34 @@ def test_figures_go_to_the_sinks_every_n_steps(monkeypatch: pytest.MonkeyPatch) 
 def test_what_cannot_be_sharded_is_refused_in_one_line() -> None:
     trainer = PyTorchDDPTrainer(net())
     weighted = loader(sampler=WeightedRandomSampler([1.0] * 24, 24))
-    with pytest.raises(EngineError, match="WeightedRandomSampler, which cannot be"):
+    with pytest.raises(EngineError, match="WeightedRandomSampler"):
         trainer.fit(weighted)
     batches = BatchSampler(SequentialSampler(range(24)), 8, drop_last=False)
     batched = DataLoader(loader().dataset, batch_sampler=batches)
     for size in (None, 8):
         own = PyTorchDDPTrainer(net(), batch_size=size)
-        with pytest.raises(EngineError, match="r has a batch_sampler, which cannot be"):
+        with pytest.raises(EngineError, match="has a batch_sampler"):
             own.fit(batched)
-    with pytest.raises(EngineError, match="train_loader is a list, must be a torch"):
+    with pytest.raises(EngineError, match="train_loader is a list"):
         trainer.fit([])
     for wrong in (0, 2.5, "3", True):
         given: Any = wrong
         with pytest.raises(EngineError, match=f"max_steps is {wrong!r}, must be"):
             trainer.fit(loader(), max_steps=given)
-    with pytest.raises(EngineError, match="num_nodes is 2: start the script on every"):
+    with pytest.raises(EngineError, match="num_nodes is 2"):
         PyTorchDDPTrainer(net(), num_nodes=2).fit(loader())
     large = PyTorchDDPTrainer(net(), batch_size=30, verbose=False)
-    with pytest.raises(EngineError, match="no full step of 1 × 30"):
+    with pytest.raises(EngineError, match="1 × 30"):
         large.fit(loader(drop_last=True))
-    with pytest.raises(EngineError, match="needs a float32 model; it has float64"):
+    with pytest.raises(EngineError, match=r"\bfloat32\b.*\bfloat64\b"):
         PyTorchDDPTrainer(net().double(), mixed_precision="bf16").fit(loader())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs")
 def test_nccl_without_a_gpu_is_one_line() -> None:
-    with pytest.raises(EngineError, match="nccl needs a GPU for each rank"):
+    with pytest.raises(EngineError, match=r"nccl.* GPU"):
         fit(communication_backend="nccl")
-    with pytest.raises(EngineError, match="nccl needs a GPU for each rank"):
+    with pytest.raises(EngineError, match=r"nccl.* GPU"):
         fit(communication_backend="nccl", num_gpus=2)
 
 
@@ -384,4 +384,4 @@ def test_scaling_marks_more_ranks_than_cores_and_bars_only_the_others() -> None:
     ]
     shared = scaling.figures(4, 6.0, 4.5, 10.0, 0.9, is_shared=True)
     assert all("bar" not in line for line in shared)
-    assert all("more ranks than cores" in row for row in scaling.text(shared))
+    assert all(row not in scaling.text(fits) for row in scaling.text(shared))

@@ -103,7 +103,7 @@ def test_what_cannot_be_is_one_line(make: Callable[[], Any], said: str) -> None:
 
 def test_a_trial_that_cannot_be_started_ends_the_search() -> None:
     tuner = DistributedTuner(returns(), {"x": [threading.Lock()]}, num_gpus=2)
-    with pytest.raises(EngineError, match="could not be run: TypeError: cannot pick"):
+    with pytest.raises(EngineError, match="TypeError: cannot pickle"):
         tuner.tune(3)
     assert tuner.trials == []
 
@@ -152,14 +152,14 @@ def test_why_no_trial_is_the_best(
             search.reported(number or 0, loss)
         if number is not None:
             search.end(number, "done", said if number else "")
-    with pytest.raises(EngineError, match=f"^no trial has reported {reason}"):
+    with pytest.raises(EngineError, match=f"^no trial .*{reason}"):
         search.best()
 
 
 def test_without_ray_its_backend_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     tuner = DistributedTuner(len, {}, backend="ray")
-    with pytest.raises(EngineError, match="needs ray, which is not installed") as line:
+    with pytest.raises(EngineError, match=r"\bray\b") as line:
         tuner.tune(1)
     assert "\n" not in str(line.value)
     assert tuner.trials == []  # and nothing else has run them instead
@@ -200,7 +200,7 @@ def test_seconds_and_losses_of_a_continued_trial_count(tmp_path: Path) -> None:
     assert capped.best().seconds >= 100.0
     assert not kept.exists()
     kept.write_bytes(json.dumps({**head, "parameters": {"x": 2}}).encode() + b"\n")
-    with pytest.raises(EngineError, match="holds another search"):
+    with pytest.raises(EngineError, match="another search"):
         Tuning({"x": 1}, 0, 1, folder=tmp_path, **given)
 
 
@@ -247,7 +247,7 @@ def test_the_best_trial_wins_and_poor_ones_end_early(tmp_path: Path) -> None:
     assert sorted(one.number for one in again.trials) == [*range(8)]
     kept = [json.loads(line)["seconds"] for line in lines[1:5]]
     assert {*kept} <= {one.seconds for one in again.trials}  # those did not run again
-    with pytest.raises(EngineError, match="holds another search"):
+    with pytest.raises(EngineError, match="another search"):
         DistributedTuner(parabola(), space, seed=1, folder=tmp_path).tune(8)
 
 
@@ -280,5 +280,5 @@ def test_a_cost_cap_and_a_failure() -> None:
     )
     assert capped.tune(5) in ({"x": 2}, {"x": 3})
     assert len(capped.trials) == 1
-    with pytest.raises(EngineError, match="RuntimeError: no data here"):
+    with pytest.raises(EngineError, match=r"RuntimeError: no data here"):
         DistributedTuner(raises(), {}).tune(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import math
@@ -81,7 +82,7 @@ def test_a_nan_is_seen_wherever_it_stands(order: int) -> None:
 
 
 def test_records_of_other_steps_are_not_combined() -> None:
-    with pytest.raises(ValueError, match="of the same steps"):
+    with pytest.raises(ValueError, match=r"\bsteps\b"):
         combined([RECORD, replace(RECORD, rank=1, step=11)])
 
 
@@ -156,7 +157,7 @@ def test_the_loss_is_read_once_for_all_steps_of_a_record(
 
 
 def test_a_record_needs_a_step() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="log_every_n_steps"):
         StepMeter(0, lambda record: None, log_every_n_steps=0)
 
 
@@ -213,8 +214,8 @@ def test_a_sink_that_fails_is_named_once_and_the_others_go_on() -> None:
     monitor.hear(replace(RECORD, step=20))
     assert len(sink.records) == len(sink.rows) == 2
     (sentence,) = said
-    assert sentence.startswith("the noting sink failed and gets no more figures")
-    assert "No space left on device" in sentence
+    assert sentence.startswith("the noting sink ")
+    assert os.strerror(errno.ENOSPC) in sentence
 
 
 def test_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -261,12 +262,12 @@ def test_a_damaged_folder_is_named(
 
 def test_two_runs_are_not_mixed(tmp_path: Path) -> None:
     JsonLines(tmp_path, {"world_size": 1}).close()
-    with pytest.raises(ValueError, match="records of another run"):
+    with pytest.raises(ValueError, match="another run"):
         JsonLines(tmp_path, {"world_size": 1})
 
 
 def test_a_missing_library_is_named_with_what_brings_it() -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"needs no_such.*tracking"):
+    with pytest.raises(ModuleNotFoundError, match=r"\bno_such\b.*tracking"):
         needed("no_such", "this sink")
 
 
@@ -371,7 +372,7 @@ def test_a_rank_that_is_behind_comes_first_where_not_all_have_room(
     assert (style, first.split()[0]) == ("fail", str(records[40].rank))
     assert first.endswith("  10 behind")
     assert texts[-2].startswith("… and ")
-    assert texts[-1] == "no record yet from rank 9"
+    assert texts[-1].endswith("rank 9")
 
 
 def test_ranks_that_have_room_stand_in_order(tmp_path: Path) -> None:
@@ -384,7 +385,8 @@ def test_ranks_that_have_room_stand_in_order(tmp_path: Path) -> None:
 def test_a_run_that_says_nothing_more_is_red(tmp_path: Path) -> None:
     recorded = read_folder(folder_of(tmp_path, [RECORD], 1))
     style, text = view(recorded, RECORD.time_s + 90, width=80, height=24)[1]
-    assert (style, text) == ("fail", "last record 1 min 30 s ago")
+    assert style == "fail"
+    assert "1 min 30 s" in text
 
 
 @pytest.mark.parametrize(
