@@ -69,6 +69,7 @@ def test_an_assertion_that_no_wrong_solution_makes_speak_is_silent(
     assert all(findings[text].entry == "" for text in silent)
 
 
+@pytest.mark.slow
 def test_everything_is_in_its_place_again(
     cluster: Cluster, findings: dict[str, Finding]
 ) -> None:

@@ -116,21 +116,21 @@ def only(program: Callable[..., Any]) -> Case:
 
 
 WRONG = [
-    (only(off_by_one), "rank 1 returned [2.0], not [1.0]"),
-    (only(unmarked), "no line marked as guilty"),
-    (replace(case_of("triangle", 3), outcome="finished"), "deadlock, not finished"),
-    (replace(case_of("domino", 2), outcome="deadlock"), "finished, not deadlock"),
-    (replace(case_of("domino", 2), slug="never-waited"), "judged right, not never-wai"),
-    (replace(case_of("never_waited", 2), slug=""), "judged never-waited, not right"),
-    (replace(case_of("one_raises", 2), error="OSError"), "KeyError, not OSError"),
-    (replace(case_of("ping_pong", 2), gives=lambda rank, n: []), "not []"),
+    (only(off_by_one), "rank 1 "),
+    (only(unmarked), "guilty"),
+    (replace(case_of("triangle", 3), outcome="finished"), "deadlock, "),
+    (replace(case_of("domino", 2), outcome="deadlock"), "finished, "),
+    (replace(case_of("domino", 2), slug="never-waited"), "never-waited"),
+    (replace(case_of("never_waited", 2), slug=""), "never-waited"),
+    (replace(case_of("one_raises", 2), error="OSError"), "KeyError, "),
+    (replace(case_of("ping_pong", 2), gives=lambda rank, n: []), "[]"),
 ]
 
 
-@pytest.mark.parametrize(("case", "sentence"), WRONG, ids=[x[1] for x in WRONG])
-def test_a_wrong_expectation_is_a_disagreement(case: Case, sentence: str) -> None:
+@pytest.mark.parametrize(("case", "named"), WRONG, ids=[case.name for case, _ in WRONG])
+def test_a_wrong_expectation_is_a_disagreement(case: Case, named: str) -> None:
     row = judge(case, {"sim": on_sim})
-    assert any(sentence in problem for problem in row.disagreements)
+    assert any(named in problem for problem in row.disagreements)
 
 
 def test_a_line_that_is_not_in_the_verdict_is_not_named() -> None:
