@@ -77,7 +77,6 @@ def functions_of_task(task: Task) -> tuple[str, ...]:
 # Each is graded for long, and so is another task of its unit by the same mechanism.
 # At every size, each of them: `distlab check --phase N --code reference`.
 LONG = {
-    "checkpoint_port.saver",
     "elastic.resize",
     "fault_tolerance.full_state",
     "fault_tolerance.save",
@@ -90,6 +89,11 @@ LONG = {
     "torch_ports.hybrid_shard",
 }
 QUICK = [task for task in TASKS if task.id not in LONG]
+
+
+def test_each_unit_has_a_task_that_is_graded_quickly() -> None:
+    assert {task.id for task in TASKS} >= LONG
+    assert {task.unit for task in QUICK} == {task.unit for task in TASKS}
 
 
 def first_sizes(task: Task) -> tuple[int, ...]:
@@ -172,8 +176,11 @@ def test_a_no_op_is_a_failure_not_a_crash(task: Task, judged: Judged) -> None:
     assert verdict.message
 
 
+WITH_SIBLINGS = [task for task in TASKS if len(UNITS[task.unit].tasks) > 1]
+
+
 @pytest.mark.slow
-@each_task
+@pytest.mark.parametrize("task", WITH_SIBLINGS, ids=lambda task: task.id)
 def test_a_task_passes_while_its_siblings_are_unfinished(
     task: Task, judged: Judged
 ) -> None:
