@@ -108,7 +108,7 @@ def test_ones_own_files(run: CliRunner, tmp_path: Path) -> None:
 def test_ones_own_code(run: CliRunner, course: Course, tmp_path: Path) -> None:
     done = run.invoke(app, ["ddp", "--code", "mine"])
     assert done.exit_code == 2
-    assert "1.5 trainer.broadcast_model" in done.stderr
+    assert "1.5 trainer.broadcast_model, 1.6 " in done.stderr
     assert "1.10 data_loader.loader" in done.stderr
     assert "1.15" not in done.stderr  # nothing is resumed
 

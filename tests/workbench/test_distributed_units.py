@@ -147,7 +147,8 @@ def test_a_unit_that_raises_is_named_in_one_line(
     for sentence in said:
         assert "\n" not in sentence
         assert re.fullmatch(
-            rf"{re.escape(task)} \(.*{path}\) .*{error}.* {task_id}\b.*",
+            rf"{re.escape(task)} \(.*{path}\) .*{error}.*"
+            rf"`distlab use reference {task_id}`.*",
             sentence,
         )
 
