@@ -225,7 +225,6 @@ def test_sigterm_to_torchrun_with_data_workers_saves_a_step(
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
-            "TMPDIR": str(tmp_path),
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
