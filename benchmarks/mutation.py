@@ -78,7 +78,6 @@ class Results:
 def measure(tests: Tests, results: Results, count: int, end: float) -> None:
     """Meet new mutants until the time is over."""
     tests.learn()
-    return
     for number, place in enumerate(draw(all_places(tests.repo), count), 10**9):
         if place.mutant not in results and time.monotonic() < end:
             outcome = tests.meet(place, number, *tests.choose(place.mutant))
@@ -98,7 +97,11 @@ def replay(tests: Tests, results: Results, before: list[Record], end: float) -> 
             continue
         if place is None:
             results.add(mutant, record["line"], {**old, "outcome": "gone"})
-        elif record["outcome"] != "killed" or by == "crash" or ("::" in by and same):
+        elif (
+            record["outcome"] != "killed"
+            or by == "crash"
+            or (record["digest"] and same)
+        ):
             results.add(mutant, place.line, old)
         elif not (tests.repo / by.partition("::")[0]).exists() or (
             "::" not in by or by in tests.distrusted
@@ -135,7 +138,7 @@ def main() -> int:
     changes = subprocess.check_output(["git", "diff", "HEAD", "--name-only"], cwd=repo)
     if changes:
         parser.error(f"{repo} has changes that are not committed")
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         tests = Tests(repo, Path(scratch), known)
         try:
             before = json.loads(options.replay.read_text()) if options.replay else []
@@ -150,6 +153,7 @@ def main() -> int:
                 nodes = {by for by, _ in killers - trusted if "::" in by}
                 wrong = tests.distrust(sorted(nodes))
                 results.forget(wrong)
+                trusted |= killers
         finally:
             tests.close()
     summary = results.summary()
