@@ -24,13 +24,17 @@ FOLDER = pytest.StashKey[str]()
 OURS = ("distlab-", "chaos-", "dl-", "ray-")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest itself reads `basetemp` in this hook
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):  # xdist's workers inherit it
         return
-    folder = tempfile.mkdtemp(prefix="dt-")  # short: sockets lie below it
+    folder = tempfile.mkdtemp(prefix="dt-")
     os.chmod(folder, 0o1777)  # as /tmp is: some tests act as an ordinary user
     config.stash[FOLDER] = folder
     os.environ["TMPDIR"] = tempfile.tempdir = folder
+    # Shorter than pytest's own: the path of a Unix socket has 107 characters at most,
+    # and a data worker or a Docker engine that can't bind one hangs.
+    config.option.basetemp = config.option.basetemp or f"{folder}/t"
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -18,12 +18,9 @@ FOLDER = ROOT / "tests" / "golden"
 # Whatever differs from one machine or run to the next.
 VARIES = (
     (re.compile(r"\x1b\[[0-9;]*m"), ""),
-    (re.compile(r"\S+ -m distlab\b|\S+/bin/distlab\b"), "distlab"),
+    (re.compile(r"[^\s`]+ -m distlab\b|[^\s`]+/bin/distlab\b"), "distlab"),
     (re.compile(re.escape(str(ROOT))), "<root>"),
-    (
-        re.compile(r"/[\w./-]*/pytest-of-[^/\s]+/pytest-\d+(?:/popen-gw\d+)?/[^/\s]+"),
-        "<tmp>",
-    ),
+    (re.compile(r"/[\w./-]*/dt-[^/\s]+/t(?:/popen-gw\d+)?/[^/\s]+"), "<tmp>"),
     (re.compile(r"/tmp/[\w.-]+"), "<tmp>"),
     (re.compile(r"\b(?:127\.0\.0\.1|localhost):\d+"), "127.0.0.1:<port>"),
     (re.compile(r"\b(pid|process|port) \d+"), r"\1 <number>"),
