@@ -38,7 +38,7 @@ def mutants(
         bool,
         typer.Option(
             "--touched",
-            help="What changed since it was noted; of each other unit one entry.",
+            help="The units that changed, and one entry of each other unit.",
         ),
     ] = False,
     stamp: Annotated[

@@ -33,9 +33,9 @@ def mutants(
     """Grade the catalogue; 0 when each entry was judged as it says itself, else 1.
 
     With `generated`, generated mutants too: each is rejected, or survives for
-    a reason that is written down. With `touched`, what has changed since `stamp` noted
-    that it was right, and of each other unit one entry. After `minutes` no other entry
-    of the catalogue begins; then they are played in an order that mixes all tasks.
+    a reason that is written down. With `touched`, every entry of the units that changed
+    since `stamp` noted them as right, and one entry of each other unit. No entry begins
+    once `minutes` have passed; with that limit, the order mixes all tasks.
 
     Raises:
         ValueError: an unknown phase, nothing to grade, or a catalogue that is broken.

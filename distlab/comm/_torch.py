@@ -356,11 +356,11 @@ class TorchComm:
             group._close()
 
     def close(self) -> None:
-        """End gloo's threads; of this communicator nothing is asked any more.
+        """End gloo's threads. The communicator can't be used afterwards.
 
-        They outlive the last collective by the moment in which they drop its tensors,
-        for which they need the interpreter's lock. One that asks for it while the
-        program ends is ended by Python, and takes the process along (SIGABRT).
+        After the last collective, a thread of gloo still has to drop its tensors, for
+        which it needs the interpreter's lock. If the interpreter is shutting down by
+        then, Python ends that thread, and the whole process dies with SIGABRT.
         """
         self._under_way.clear()
         for group in self._groups:
@@ -414,7 +414,7 @@ class TorchComm:
 
 
 class _Closed:
-    """In place of a group that was closed."""
+    """Stands for a group that was closed, and refuses every call."""
 
     def __getattr__(self, name: str) -> Any:
         raise CommRefusedError(f"{name}: the group of this communicator is closed")

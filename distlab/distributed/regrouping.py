@@ -89,7 +89,7 @@ class RegroupingComm(Wrapper):
             self._inner.abort()
 
     def end(self) -> None:
-        """Leave the last group, and end its threads."""
+        """Leave the last group and end its threads."""
         self.leave()
         cast(TorchComm, self._inner).close()
 

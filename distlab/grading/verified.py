@@ -4,8 +4,8 @@
 what belongs to the unit alone: its solution, its checks and its catalogue. Comments and
 docstrings change no verdict, nor does the order of the entries, and so no digest. What
 all units share changes the verdicts of all, and to play all takes half an hour:
-`--touched` plays one entry of each unit that is noted, another one whenever the shared
-code changes.
+`--touched` plays one entry of each unit that is noted as right, and a different one
+whenever the shared code changes.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ def unverified(curriculum: Curriculum) -> list[str]:
 
 
 def touched(curriculum: Curriculum, entries: Iterable[Entry]) -> list[Entry]:
-    """Every entry of the units that changed, and of each other one that is in turn."""
+    """Return every entry of the units that changed, and one of each other unit."""
     changed, turn = unverified(curriculum), _turn(curriculum)
     chosen = []
     for unit, own in groupby(entries, key=_unit_of):
         found = list(own)
-        quick = [entry for entry in found if not entry.limit_s]  # others never end
+        # Entries with a limit never end by themselves.
+        quick = [entry for entry in found if not entry.limit_s]
         if unit in changed:
             chosen += found
         elif quick:
@@ -71,7 +72,7 @@ def _unit_of(entry: Entry) -> str:
 
 
 def _turn(curriculum: Curriculum) -> int:
-    """A number that the code which all units share decides."""
+    """Return a number that changes with the code that all units share."""
     grading = curriculum.root / "distlab" / "grading"
     shared = [f for f in sorted(grading.rglob("*.py")) if "checks" not in f.parts]
     return int(_digest((file.name, _code(_text(file))) for file in shared), 16)

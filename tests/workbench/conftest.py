@@ -29,10 +29,10 @@ def pytest_report_header() -> list[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def small_heap() -> None:
-    """What was imported is garbage to nobody.
+    """Exclude everything imported so far from garbage collection.
 
-    An engine collects garbage when it closes. To look through all that belongs to torch
-    takes three quarters of a small training.
+    An engine collects garbage when it closes, and searching torch's own objects takes
+    three quarters of a small training.
     """
     gc.collect()
     gc.freeze()

@@ -1,8 +1,8 @@
-"""One file per kind of output holds its wording, so that no test has to.
+"""Keep the wording of each kind of output in one file, so that no test depends on it.
 
 A test asserts what happened: a status, a clause, a rank, a line, a number, an exit
-code. How it is said is kept in `tests/golden/<name>.txt`. After an edit of a sentence,
-run `pytest tests/workbench --regenerate-golden` and read the diff.
+code. The sentences are kept in `tests/golden/<name>.txt`. After you change one, run
+`pytest tests/workbench --regenerate-golden` and read the diff.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.workbench.course import ROOT
 
 FOLDER = ROOT / "tests" / "golden"
 
-# Whatever differs from one machine or run to the next.
+# Everything that differs between machines or runs.
 VARIES = (
     (re.compile(r"\x1b\[[0-9;]*m"), ""),
     (re.compile(r"[^\s`]+ -m distlab\b|[^\s`]+/bin/distlab\b"), "distlab"),
@@ -30,13 +30,13 @@ VARIES = (
 
 
 class Golden:
-    """Compares texts with the files in `tests/golden`, or writes those anew."""
+    """Compares texts with the files in `tests/golden`, or rewrites those files."""
 
     def __init__(self, regenerate: bool) -> None:
         self.regenerate = regenerate
 
     def __call__(self, name: str, text: str) -> None:
-        """Hold `text` against `tests/golden/<name>.txt`."""
+        """Compare `text` with `tests/golden/<name>.txt`."""
         for pattern, instead in VARIES:
             text = pattern.sub(instead, text)
         text = text.strip("\n") + "\n"

@@ -1,4 +1,4 @@
-"""What a sentence must name, however it is put."""
+"""Check which values a message names, however it is worded."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 
 
 def named(text: str, *values: object) -> bool:
-    """Whether `text` has these values in this order, each as a word of its own."""
+    """Return True if `text` has these values in this order, each as a whole word."""
     found = (rf"(?<![\w.]){re.escape(str(value))}(?!\w|\.\d)" for value in values)
     return re.search(".*".join(found), text, re.DOTALL) is not None
 
 
 def numbers(text: str) -> list[int]:
-    """The whole numbers in `text`, in order."""
+    """Return the integers in `text`, in order."""
     return [int(found) for found in re.findall(r"(?<![\w.])\d+(?!\w|\.\d)", text)]

@@ -1,4 +1,4 @@
-"""Texts for golden files: what a call is refused with, and screens full of figures."""
+"""Prepare texts for golden files: refusals, and screens full of figures."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 def refusal(
     kind: type[BaseException], call: Callable[..., Any], *args: Any, **options: Any
 ) -> str:
-    """The message of the error of this kind with which `call` ends."""
+    """Return the message of the error that `call` raises."""
     with pytest.raises(kind) as caught:
         call(*args, **options)
     return str(caught.value)
 
 
 def without_figures(text: str) -> str:
-    """`text` with `#` for numbers and digests, one space where there may be several."""
+    """Replace numbers and digests by `#`, and runs of spaces by one."""
     number = r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
     lines = re.sub(
         rf"(?<![\w.])(?:{number}|[0-9a-f]{{8}})(?!\w)", "#", text
