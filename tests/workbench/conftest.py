@@ -27,15 +27,17 @@ def pytest_report_header() -> list[str]:
     ]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def small_heap() -> None:
-    """Exclude everything imported so far from garbage collection.
+@pytest.fixture(scope="module")
+def small_heap() -> Iterator[None]:
+    """Exclude everything imported so far from garbage collection, for this module.
 
     An engine collects garbage when it closes, and searching torch's own objects takes
-    three quarters of a small training.
+    three quarters of a small training. The ablation finds functions by that search.
     """
     gc.collect()
     gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,8 @@ from distlab.engines.samples import epoch_order, epoch_plan
 from distlab.engines.tensorflow_engine import TensorFlowDistributedTrainer
 from distlab.engines.torch_engine import accepted_defaults
 
+pytestmark = pytest.mark.usefixtures("small_heap")
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"num_gpu": 4}, "no field 'num_gpu'; did you mean 'num_gpus'"),
     (

@@ -17,6 +17,8 @@ from distlab.engines.samples import read_loader
 from distlab.engines.worker import train
 from tests.workbench.engine_probes import Net, fit, loader, sgd
 
+pytestmark = pytest.mark.usefixtures("small_heap")
+
 WAIT_S = 20.0  # for a rank that will not come: the test has failed then
 
 

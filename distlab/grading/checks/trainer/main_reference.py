@@ -59,6 +59,12 @@ def given() -> ModuleType:
     return load("trainer", "reference")
 
 
+# Steps that are a hundred times too large make a training chaotic, and how much of a
+# rounding error is left at the end depends on the processor. The first step tells the
+# mistakes apart already.
+UNSTABLE = 1e-6
+
+
 @lru_cache(maxsize=16)
 def right_weights(num_epochs: int) -> Tensor:
     """The weights of one process, end to end."""
@@ -128,7 +134,13 @@ def suspects_of(
         for how in mistakes:
             values = trained(num_epochs, world_size, how, first)
             if values:
-                yield Suspect(slug=slug, values=values, sentence=sentence, rule=rule)
+                yield Suspect(
+                    slug=slug,
+                    values=values,
+                    sentence=sentence,
+                    rule=rule,
+                    tolerance=UNSTABLE,
+                )
     if num_epochs > 1:
         yield Suspect(
             slug="epoch-not-set",
