@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import socket
 import subprocess
 import sys
@@ -72,8 +74,15 @@ Agent = subprocess.Popen[str]
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """Return a port that is still free when the agent binds it.
+
+    One that the kernel picks may become the source port of any other connection before
+    then, so this one lies below the range from which the kernel picks.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def outputs(agents: Sequence[Agent]) -> list[str]:
