@@ -1,0 +1,115 @@
+"""torch's own DistributedDataParallel tests, on distlab's wrapper beside torch's.
+
+    python benchmarks/torch_suite.py [--ranks 3] [--only TEXT] [--json]
+
+A test applies if it passes on torch's wrapper on this machine: most of the others need
+a GPU. Of those that apply, this counts which pass on ours, which ask for something that
+ours doesn't offer, and which fail. Needs `pip install expecttest`, like torch's suite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import inspect
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+CASE = Path(__file__).with_name("_torch_suite_case.py")
+ABOUT_DDP = re.compile(
+    r"ddp|DistributedDataParallel|SyncBatchNorm|unused|undefined_grad|static_graph"
+    r"|stateless|forward_backward_hook",
+    re.IGNORECASE,
+)
+LIMIT_S = 240.0
+
+
+def main() -> int:
+    """Run the suite twice, print the table; 1 if a test fails on ours only."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=3)
+    parser.add_argument("--only", default="", help="tests with this in their name")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if importlib.util.find_spec("expecttest") is None:
+        parser.error("torch's suite needs expecttest: pip install expecttest")
+    results = []
+    for name in [name for name in names() if options.only in name]:
+        row = {"test": name, **run(name, "torch", options.ranks)}
+        if row["outcome"] == "passed":
+            row = {"test": name, **run(name, "ours", options.ranks)}
+        else:
+            row["outcome"] = "does not apply"
+        results.append(row)
+        if not options.json:
+            reason = "" if row["outcome"] == "passed" else last_line(row["text"])
+            print(f"{row['outcome']:15}{name}  {reason}", flush=True)
+    counts = Counter(row["outcome"] for row in results)
+    if options.json:
+        report = {"bench": "torch_suite", "counts": counts, "results": results}
+        print(json.dumps(report, indent=1))
+    else:
+        print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+    return int(counts["failed"] > 0)
+
+
+def names() -> list[str]:
+    """The tests of torch's suite that are about the wrapper, in their order."""
+    spec = importlib.util.find_spec(
+        "torch.testing._internal.distributed.distributed_test"
+    )
+    assert spec is not None
+    assert spec.origin is not None
+    found = re.findall(r"^        def (test_\w+)", Path(spec.origin).read_text(), re.M)
+    return list(dict.fromkeys(name for name in found if ABOUT_DDP.search(name)))
+
+
+def run(name: str, whose: str, num_ranks: int) -> dict[str, Any]:
+    """The outcome of one test on `whose` wrapper, and its text."""
+    with tempfile.TemporaryDirectory(prefix="torch-suite-") as folder:
+        environment = {
+            **os.environ,
+            "DISTLAB_SUITE": whose,
+            "BACKEND": "gloo",
+            "WORLD_SIZE": str(num_ranks),
+            "TEMP_DIR": folder,
+            "OMP_NUM_THREADS": "1",
+        }
+        process = subprocess.Popen(
+            [sys.executable, str(CASE), name],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # so that no rank of it outlives a time limit
+        )
+        try:
+            out, said = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return {"outcome": "failed", "text": f"no end within {LIMIT_S:.0f} s"}
+    lines = [line for line in out.splitlines() if line.startswith('{"outcome"')]
+    if not lines:
+        return {"outcome": "failed", "text": said or out}
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def last_line(text: str) -> str:
+    """What an error ends with: the line that names it."""
+    lines = [line.strip() for line in inspect.cleandoc(text).splitlines()]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error)\b", line)]
+    return ((errors or lines or [""])[-1])[:150]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
