@@ -6,7 +6,7 @@ signature, in its place before the test begins. Its ranks are spawned and import
 module again, which is why the exchange happens at import.
 
     DISTLAB_SUITE=ours|torch BACKEND=gloo WORLD_SIZE=3 TEMP_DIR=… \
-        python benchmarks/_torch_suite_case.py test_ddp_…
+        python benchmarks/_torch_suite_case.py test_ddp_… | --list
 
 Prints one JSON object: the outcome (passed, skipped, refused or failed) and its text.
 An error that this module or distlab raises on purpose counts as refused.
@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the ranks import this by i
 
 import torch
 import torch.distributed as dist
+from torch.testing._internal.common_utils import instantiate_parametrized_tests
 from torch.testing._internal.distributed import distributed_test as suite
 
 from distlab.comm import TorchComm
@@ -100,6 +101,9 @@ class Case(suite.TestDistBackend, suite.DistributedTest._DistTestBase):
         self._spawn_processes()
 
 
+instantiate_parametrized_tests(Case)
+
+
 def is_refusal(text: str) -> bool:
     """Whether the error was raised on purpose: by this module, or in distlab."""
     frames = re.findall(r'File "([^"]+)", line \d+, in \w+\n +(\w*)', text)
@@ -107,8 +111,16 @@ def is_refusal(text: str) -> bool:
     return first_word == "raise" and (path == __file__ or "/distlab/" in path)
 
 
+def names() -> list[str]:
+    """All tests of the suite, parametrized ones under each of their names."""
+    return list(unittest.TestLoader().getTestCaseNames(Case))
+
+
 def main(name: str) -> int:
     """Run one test, and print how it ended."""
+    if name == "--list":
+        print(json.dumps(names()))
+        return 0
     result = unittest.TestResult()
     Case(name).run(result)  # type: ignore[no-untyped-call]
     text = "\n".join(text for _, text in [*result.errors, *result.failures])

@@ -42,7 +42,7 @@ def main() -> int:
     if importlib.util.find_spec("expecttest") is None:
         parser.error("torch's suite needs expecttest: pip install expecttest")
     results = []
-    for name in [name for name in names() if options.only in name]:
+    for name in [name for name in names(options.ranks) if options.only in name]:
         row = {"test": name, **run(name, "torch", options.ranks)}
         if row["outcome"] == "passed":
             row = {"test": name, **run(name, "ours", options.ranks)}
@@ -61,19 +61,34 @@ def main() -> int:
     return int(counts["failed"] > 0)
 
 
-def names() -> list[str]:
-    """The tests of torch's suite that are about the wrapper, in their order."""
-    spec = importlib.util.find_spec(
-        "torch.testing._internal.distributed.distributed_test"
-    )
-    assert spec is not None
-    assert spec.origin is not None
-    found = re.findall(r"^        def (test_\w+)", Path(spec.origin).read_text(), re.M)
-    return list(dict.fromkeys(name for name in found if ABOUT_DDP.search(name)))
+def names(num_ranks: int) -> list[str]:
+    """The tests of torch's suite that are about the wrapper."""
+    out, said = case("--list", "torch", num_ranks)
+    if not out:
+        raise SystemExit(f"torch's suite can't be imported: {last_line(said)}")
+    found: list[str] = json.loads(out.splitlines()[-1])
+    return [name for name in found if ABOUT_DDP.search(name)]
 
 
 def run(name: str, whose: str, num_ranks: int) -> dict[str, Any]:
     """The outcome of one test on `whose` wrapper, and its text."""
+    try:
+        out, said = case(name, whose, num_ranks)
+    except subprocess.TimeoutExpired:
+        return {"outcome": "failed", "text": f"no end within {LIMIT_S:.0f} s"}
+    lines = [line for line in out.splitlines() if line.startswith('{"outcome"')]
+    if not lines:
+        return {"outcome": "failed", "text": said or out}
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def case(argument: str, whose: str, num_ranks: int) -> tuple[str, str]:
+    """What the case's process prints, on both streams.
+
+    Raises:
+        subprocess.TimeoutExpired: it was still running after LIMIT_S, and was killed.
+    """
     with tempfile.TemporaryDirectory(prefix="torch-suite-") as folder:
         environment = {
             **os.environ,
@@ -84,7 +99,7 @@ def run(name: str, whose: str, num_ranks: int) -> dict[str, Any]:
             "OMP_NUM_THREADS": "1",
         }
         process = subprocess.Popen(
-            [sys.executable, str(CASE), name],
+            [sys.executable, str(CASE), argument],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -92,16 +107,11 @@ def run(name: str, whose: str, num_ranks: int) -> dict[str, Any]:
             start_new_session=True,  # so that no rank of it outlives a time limit
         )
         try:
-            out, said = process.communicate(timeout=LIMIT_S)
-        except subprocess.TimeoutExpired:
+            return process.communicate(timeout=LIMIT_S)
+        except BaseException:  # also Ctrl-C
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-            return {"outcome": "failed", "text": f"no end within {LIMIT_S:.0f} s"}
-    lines = [line for line in out.splitlines() if line.startswith('{"outcome"')]
-    if not lines:
-        return {"outcome": "failed", "text": said or out}
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+            raise
 
 
 def last_line(text: str) -> str:
