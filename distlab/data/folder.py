@@ -4,6 +4,7 @@
 
 Classes are numbered in the order of their names, by code points, so that every machine
 numbers them alike. Files may lie deeper than that; all of them belong to the class.
+What tools and desktops leave behind, such as .ipynb_checkpoints, is no class.
 """
 
 from __future__ import annotations
@@ -24,6 +25,17 @@ SUFFIXES = (
 MAX_BYTES = 1 << 28
 """Of one file: 256 MiB."""
 
+_OF_SYSTEMS = ("__MACOSX", "@eaDir", "lost+found", "$RECYCLE.BIN")
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of this name is of a tool, a desktop or a file system.
+
+    Those whose names begin with a dot, as Jupyter's .ipynb_checkpoints and the ._* of
+    macOS, and some more.
+    """
+    return (name.startswith(".") and name not in (".", "..")) or name in _OF_SYSTEMS
+
 
 class FolderSource:
     """The files of one split. `problems` are what the folder's listing showed.
@@ -42,7 +54,7 @@ class FolderSource:
         self.problems: list[Problem] = []
         folder = root / split
         try:
-            own = sorted(entry.name for entry in os.scandir(folder) if _is_dir(entry))
+            own = sorted(entry.name for entry in os.scandir(folder) if _is_class(entry))
         except OSError as error:
             why = error.strerror or error
             raise DataError(f"{folder} cannot be read: {why}") from error
@@ -105,11 +117,9 @@ class FolderSource:
                 self._note(path, "link loop", "a folder links to one around it")
                 continue
             seen.add((status.st_dev, status.st_ino))
-            pending += [path / e.name for e in reversed(entries) if _is_dir(e)]
+            pending += [path / e.name for e in reversed(entries) if _is_class(e)]
             for entry in entries:
-                if _is_dir(entry):
-                    continue
-                if entry.name.startswith("."):  # of the file system or the desktop
+                if is_hidden(entry.name) or _is_dir(entry):
                     continue
                 if entry.name.lower().endswith(SUFFIXES):
                     yield self._below(path / entry.name)
@@ -139,6 +149,11 @@ def read_regular(path: Path) -> bytes:
         if status.st_size > MAX_BYTES:
             raise ImageError("too large", f"the file has {status.st_size:,} bytes")
         return file.read()
+
+
+def _is_class(entry: os.DirEntry[str]) -> bool:
+    """A class, or a folder within one."""
+    return _is_dir(entry) and not is_hidden(entry.name)
 
 
 def _is_dir(entry: os.DirEntry[str]) -> bool:

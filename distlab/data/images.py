@@ -8,23 +8,31 @@
 What is random in a sample comes from (seed, epoch, index) and from nothing else: not
 from the rank, the data worker, or what was read before. So a resumed run, and one on
 another number of ranks, reads the same pixels.
+
+A data worker has a copy of the data set, and persistent ones keep it from epoch to
+epoch. The epoch is therefore in memory that they share, and a change that they could
+not see is an error in them.
 """
 
 from __future__ import annotations
 
 import logging
+import operator
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from distlab.data.decode import ImageError, open_image
 from distlab.data.folder import FolderSource
-from distlab.data.problems import DataError, Problem, refuse
-from distlab.data.shards import ShardSource
+from distlab.data.problems import DataError, Problem, refuse, summary
+from distlab.data.shards import ShardSource, class_names, shards_in
 from distlab.data.transforms import EvalTransform, TrainTransform, Transform
 
 SPLITS = ("train", "val")
@@ -67,6 +75,10 @@ class Images(Dataset[tuple[Tensor, int]]):
 
     An image that cannot be used is never fatal, unless `strict`: `images[i]` is then
     the next one that can, and the log says so. Who counts exactly uses `sample(i)`.
+
+    Data workers of torch's loader follow set_epoch, persistent ones too. They cannot
+    follow another `transform`, `seed` or `strict`: after such a change, a worker that
+    was started before raises DataError.
     """
 
     def __init__(
@@ -79,24 +91,83 @@ class Images(Dataset[tuple[Tensor, int]]):
     ) -> None:
         if strict:
             refuse(source.problems, "the data set")
-        self.source, self.transform = source, transform
-        self.seed, self.strict, self.epoch = seed, strict, 0
+        if seed < 0:
+            raise ValueError(f"seed is {seed}, must be at least 0")
+        self.source = source
+        self.version = 0  # of the three that data workers cannot follow
+        self._settings: dict[str, Any] = {
+            "transform": transform,
+            "seed": int(seed),
+            "strict": strict,
+        }
         self.classes, self.targets = source.classes, source.targets
         self.problems = source.problems
+        self._share(0)
 
     def __len__(self) -> int:
+        self._own()
         return len(self.source)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch whose random parts are drawn."""
+        self._own()
+        return int(self._shared[0])
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.set_epoch(epoch)
+
     def set_epoch(self, epoch: int) -> None:
-        """Draw the random parts of `epoch` from now on."""
-        self.epoch = epoch
+        """Draw the random parts of `epoch` from now on, in data workers too."""
+        if epoch < 0:
+            raise ValueError(f"epoch is {epoch}, must be at least 0")
+        self._own()
+        self._shared[0] = int(epoch)
+
+    @property
+    def transform(self) -> Transform:
+        """What is applied to each image."""
+        transform: Transform = self._settings["transform"]
+        return transform
+
+    @transform.setter
+    def transform(self, transform: Transform) -> None:
+        self._change("transform", transform)
+
+    @property
+    def seed(self) -> int:
+        """Of what is random in a sample."""
+        return int(self._settings["seed"])
+
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        self._change("seed", int(seed))
+
+    @property
+    def strict(self) -> bool:
+        """Whether an image that cannot be used is fatal."""
+        return bool(self._settings["strict"])
+
+    @strict.setter
+    def strict(self, strict: bool) -> None:
+        self._change("strict", strict)
 
     def sample(self, index: int, epoch: int | None = None) -> Sample:
         """Sample `index` as it is in `epoch`, by default that of set_epoch.
 
         Raises:
-            DataError: it cannot be used, and the data set is strict.
+            IndexError: there is no such sample; index -1 is the last.
+            DataError: it cannot be used, and the data set is strict; this data worker
+                has a transform, seed or strict that was changed since.
         """
+        index = self._place(index)
+        if int(self._shared[1]) != self.version:
+            raise DataError(
+                "the data set's transform, seed or strict was changed after this data "
+                "worker was started: make a new DataLoader, or one without "
+                "persistent_workers"
+            )
         epoch = self.epoch if epoch is None else epoch
         target = self.targets[index]
         # Integers of any size seed all of the generator's state: no two collide.
@@ -113,12 +184,14 @@ class Images(Dataset[tuple[Tensor, int]]):
     def usable(self, index: int, epoch: int | None = None) -> tuple[Tensor, int, int]:
         """The image and target at `index`, or the next ones that can be used.
 
-        Also how many were passed over: (image, target, number).
+        Also how many were passed over: (image, target, number). After the last sample
+        comes the first.
 
         Raises:
+            IndexError: there is no such sample.
             DataError: none of 50 in a row can be used.
         """
-        size = len(self)
+        size, index = len(self), self._place(index)
         for skipped in range(min(size, round(1 / _FEWEST_GOOD))):
             image, target, problem = self.sample((index + skipped) % size, epoch)
             if image is not None:
@@ -127,9 +200,51 @@ class Images(Dataset[tuple[Tensor, int]]):
         raise DataError(f"no image can be used from {self.source.name(index)} onward")
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """(image, target); the next usable image's where this one is not."""
+        """(image, target); the next usable image's where this one is not.
+
+        Raises:
+            IndexError: there is no such sample, which ends `for x in images`.
+        """
         image, target, _ = self.usable(index)
         return image, target
+
+    def _place(self, index: int) -> int:
+        index, size = operator.index(index), len(self.source)
+        if not -size <= index < size:
+            raise IndexError(f"sample {index}: there are {size}")
+        return index % size
+
+    # ── copies ──────────────────────────────────────────────────────────────────────
+
+    def _share(self, epoch: int) -> None:
+        """Memory for this process and the data workers that it will start."""
+        self._owner = os.getpid()
+        self._shared = torch.tensor([epoch, self.version], dtype=torch.int64)
+        with suppress(OSError, RuntimeError):  # without it there are no data workers
+            self._shared.share_memory_()
+
+    def _own(self) -> None:
+        """In another process that is no data worker, such as a rank: share no more."""
+        if os.getpid() != self._owner and get_worker_info() is None:
+            self._share(int(self._shared[0]))
+
+    def _change(self, name: str, value: Any) -> None:
+        self._own()
+        self._settings[name] = value
+        self.version += 1
+        self._shared[1] = self.version
+
+    def __copy__(self) -> Images:
+        """Another data set of this source, with an epoch and settings of its own."""
+        copy = Images.__new__(type(self))
+        copy.__dict__.update(self.__dict__, _settings=dict(self._settings))
+        copy._share(self.epoch)
+        return copy
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if not self._shared.is_shared():  # of another process's: a copy of its own
+            self._share(int(self._shared[0]))
 
 
 def open_images(
@@ -150,23 +265,70 @@ def open_images(
     if transform is None:
         transform = TrainTransform() if split == SPLITS[0] else EvalTransform()
     source = open_source(root, split)
-    return Images(source, transform, seed=seed, strict=strict)
+    images = Images(source, transform, seed=seed, strict=strict)
+    if source.problems:
+        _LOG.warning("%s of %s: %s", split, root, summary(source.problems))
+    return images
 
 
 def open_source(root: Path, split: str) -> Source:
     """The source of a split; classes are numbered as in train.
 
     Raises:
-        DataError: there is neither a folder nor a shard, or no image in them.
+        DataError: there is neither a folder nor a shard, or both, or no image in them;
+            the classes of shards have no names, or others than the folder beside them.
     """
     if not root.is_dir():
         what = "is not a folder" if root.exists() else "is not there"
         raise DataError(f"{root} {what}")
-    if any(root.glob(f"{split}-*.tar")):
-        return ShardSource(root, split)
-    if not (root / split).is_dir():
-        raise DataError(f"{root} has neither the folder {split} nor {split}-*.tar")
-    classes: Sequence[str] | None = None
-    if split != SPLITS[0] and (root / SPLITS[0]).is_dir():
-        classes = FolderSource(root, SPLITS[0]).classes
+    has_shards = _has_shards(root, split)
+    if split == SPLITS[0]:
+        return ShardSource(root, split) if has_shards else FolderSource(root, split)
+    classes = _classes_of_train(root, has_shards=has_shards)
+    if has_shards:
+        return ShardSource(root, split, classes=classes)
     return FolderSource(root, split, classes=classes)
+
+
+def _has_shards(root: Path, split: str) -> bool:
+    """Whether the split is in shards; if not, its folder is there."""
+    shards, folder = shards_in(root, split), root / split
+    if shards and folder.is_dir():
+        raise DataError(
+            f"{root} has both {split}/ and {shards[0].name}, and one may be out of "
+            "date: move one of them"
+        )
+    if not shards and not folder.is_dir():
+        packed = [p.name for p in root.glob(f"{split}-*.t*gz")]
+        hint = f"; unpack {packed[0]}: shards are read by position" if packed else ""
+        raise DataError(
+            f"{root} has neither the folder {split} nor {split}-*.tar{hint}"
+        )
+    return bool(shards)
+
+
+def _classes_of_train(root: Path, *, has_shards: bool) -> Sequence[str] | None:
+    """How another split is numbered, which is in shards or not; None without train.
+
+    Raises:
+        DataError: one of them is in shards and the other is a folder, and their classes
+            have other names.
+    """
+    train = SPLITS[0]
+    if not shards_in(root, train) and not (root / train).is_dir():
+        return None
+    train_has_shards = _has_shards(root, train)
+    if not train_has_shards:
+        classes: Sequence[str] = FolderSource(root, train).classes
+    else:
+        classes = ShardSource(root, train).classes
+    if has_shards != train_has_shards:
+        # Shards have numbers, and folders names: only classes.txt says which is which.
+        names = class_names(root)
+        if names is None or tuple(classes) != names:
+            raise DataError(
+                f"{root} has train and another split, one in shards and one in "
+                "folders: classes.txt must name the classes, in the order of the "
+                "folders' names"
+            )
+    return classes

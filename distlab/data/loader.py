@@ -10,6 +10,7 @@ An epoch is one order of all samples, split into global batches, and each of tho
 the ranks: as in task 1.10, so the position fits any number of ranks. A data worker is
 told (epoch, index) of each sample and keeps nothing between them, so workers live as
 long as the loader, and one that dies is replaced: the loader goes on at the same batch.
+An epoch that begins after the images got another transform has new workers.
 """
 
 from __future__ import annotations
@@ -167,6 +168,8 @@ class ImageLoader:
         self.epoch, self.num_delivered = state["epoch"], state["num_delivered"]
 
     def _iterate(self) -> Iterator[Batch]:
+        if self._version != self.images.version:  # the workers have old settings
+            self._loader = self._start()
         rest = self.batches()[self.num_delivered :]
         self._batches.places = [[(self.epoch, index) for index in b] for b in rest]
         return iter(self._loader)
@@ -187,6 +190,7 @@ class ImageLoader:
             return None
 
     def _start(self) -> DataLoader[Batch]:
+        self._version = self.images.version
         return DataLoader(
             _Samples(self.images, is_train=self.shuffle),
             batch_sampler=self._batches,
@@ -223,7 +227,8 @@ class _Samples(Dataset[Any]):
         image, target, problem = self.images.sample(index, epoch)
         if problem is None or not self.is_train:
             return image, target, [problem] if problem else []
-        image, target, _ = self.images.usable(index + 1, epoch)
+        following = (index + 1) % len(self.images)
+        image, target, _ = self.images.usable(following, epoch)
         return image, target, [problem]
 
 

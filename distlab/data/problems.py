@@ -31,6 +31,12 @@ def counted(problems: Iterable[Problem]) -> dict[str, int]:
     return dict(Counter(problem.kind for problem in problems).most_common())
 
 
+def summary(problems: Sequence[Problem]) -> str:
+    """Their kinds with numbers, and the first by name; there is at least one."""
+    kinds = ", ".join(f"{n} × {kind}" for kind, n in counted(problems).items())
+    return f"{kinds}; the first is {problems[0]}"
+
+
 def refuse(problems: Sequence[Problem], where: object) -> None:
     """For who asked for no problem at all.
 
@@ -38,5 +44,4 @@ def refuse(problems: Sequence[Problem], where: object) -> None:
         DataError: there is one; the sentence has their kinds, and the first by name.
     """
     if problems:
-        kinds = ", ".join(f"{n} × {kind}" for kind, n in counted(problems).items())
-        raise DataError(f"{where} has problems: {kinds}; the first is {problems[0]}")
+        raise DataError(f"{where} has problems: {summary(problems)}")

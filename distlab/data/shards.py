@@ -9,25 +9,43 @@ Reading is by position, not by stream: an index of a shard says where each image
 are, so a sample has a number, an epoch has each of them once, on any number of ranks
 and data workers, and a run resumes at its next sample. The order of an epoch shuffles
 the shards, then the samples of a few of them together: reads stay in a few files.
+
+Shards may come from any program. Files of a sample that don't lie beside each other are
+joined by their name, hidden files such as a desktop's are passed over, and a sample
+that can't be told for certain is a problem with its reason, not a guess.
 """
 
 from __future__ import annotations
 
 import bisect
+import glob
 import io
+import itertools
 import json
 import os
+import re
 import tarfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from distlab.data.decode import ImageError
-from distlab.data.folder import SUFFIXES
-from distlab.data.problems import DataError, Problem
+from distlab.data.folder import SUFFIXES, is_hidden
+from distlab.data.problems import DataError, Problem, summary
 
 INDEX = ".index.json"
 CLASSES = "classes.txt"
+
+_TICK_NS = 20_000_000
+"""A file that is written twice within a tick of the clock may keep its times."""
+
+_LONGEST_LABEL = 32  # bytes
+_UNNAMED_CLASSES = 1000
+"""More classes than this, and than samples, need names: labels may be ids."""
+
+_PACKED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "zstd"}
 
 
 class Member(NamedTuple):
@@ -39,29 +57,45 @@ class Member(NamedTuple):
     target: int
 
 
+class Stamp(NamedTuple):
+    """What tells one version of a file from the next."""
+
+    num_bytes: int
+    modified_ns: int
+    changed_ns: int  # set by the system at every change; no program can set it back
+
+
 class ShardSource:
     """The samples of one split, in the order of the shards' names.
 
+    The names of the classes are the lines of classes.txt, or their numbers. With
+    `classes`, those of train, another split is numbered like it; a class that train
+    lacks is a problem, and its samples are not used.
+
     Raises:
-        DataError: there is no shard of this split, or no sample in them.
+        DataError: there is no shard of this split, or no sample in them that can be
+            used; a label is no number of a class.
     """
 
-    def __init__(self, root: Path, split: str) -> None:
+    def __init__(
+        self, root: Path, split: str, *, classes: Sequence[str] | None = None
+    ) -> None:
         self.root, self.split = root, split
-        self.paths = sorted(root.glob(f"{split}-*.tar"))
+        self.paths = shards_in(root, split)
         self.problems: list[Problem] = []
         self.members: list[Member] = []
         self.starts: list[int] = []  # of each shard, in self.members
+        self._stamps: list[Stamp] = []  # of the shards that the members were read of
         for path in self.paths:
             self.starts.append(len(self.members))
-            members, problems = read_index(path)
-            self.members += members
+            stamp, members, problems = _read(path)
+            self._stamps.append(stamp)
             self.problems += problems
+            self.members += self._known(path, members, classes)
         if not self.members:
-            what = "has no sample" if self.paths else "is not there"
-            raise DataError(f"{root / split}-*.tar {what}")
+            raise DataError(f"{root / split}-*.tar {self._why_none()}")
         self.targets = [member.target for member in self.members]
-        self.classes = _classes(root, max(self.targets) + 1)
+        self.classes = self._classes() if classes is None else tuple(classes)
         self._files: dict[int, int] = {}  # shard -> descriptor, in this process
 
     def __len__(self) -> int:
@@ -75,7 +109,8 @@ class ShardSource:
         """The bytes of a sample's image.
 
         Raises:
-            ImageError: the shard cannot be read, or is shorter than it was.
+            ImageError: the shard cannot be read.
+            DataError: the shard was written again since the source was made.
         """
         shard, member = self._shard(index), self.members[index]
         try:
@@ -83,10 +118,15 @@ class ShardSource:
                 self._files[shard] = os.open(self.paths[shard], os.O_RDONLY)
             # Reads at an offset: data workers may share a descriptor.
             data = os.pread(self._files[shard], member.num_bytes, member.offset)
+            now = os.fstat(self._files[shard])
         except OSError as error:
             raise ImageError("unreadable", error.strerror or str(error)) from error
-        if len(data) < member.num_bytes:
-            raise ImageError("cut short", "the shard is shorter than its index says")
+        stamp = self._stamps[shard]
+        if (now.st_size, now.st_mtime_ns) != (stamp.num_bytes, stamp.modified_ns):
+            raise DataError(
+                f"{self.paths[shard]} was written again while it was in use: its "
+                "labels and positions are those of the old file; start again"
+            )
         return data
 
     def groups(self) -> list[range]:
@@ -105,32 +145,145 @@ class ShardSource:
     def _shard(self, index: int) -> int:
         return bisect.bisect_right(self.starts, index) - 1
 
+    def _known(
+        self, path: Path, members: list[Member], classes: Sequence[str] | None
+    ) -> list[Member]:
+        """The members whose class train has."""
+        if classes is None:
+            return members
+        for member in members:
+            if member.target >= len(classes):
+                why = f"the label {member.target}; train has {len(classes)} classes"
+                name = f"{path.name}/{member.key}"
+                self.problems.append(Problem(name, "unknown class", why))
+        return [member for member in members if member.target < len(classes)]
 
-def read_index(path: Path) -> tuple[list[Member], list[Problem]]:
-    """What a shard holds: from the index beside it, or else from its headers.
+    def _why_none(self) -> str:
+        if not self.paths:
+            return "is not there"
+        if not self.problems:
+            return f"has no file in {len(self.paths)} shards"
+        return f"has no sample that can be used: {summary(self.problems)}"
 
-    An index counts only if it was made of a shard of the same length.
+    def _classes(self) -> tuple[str, ...]:
+        """The names of the classes.
+
+        Raises:
+            DataError: a label is too large to number a class.
+        """
+        names = class_names(self.root)
+        largest = max(range(len(self)), key=self.targets.__getitem__)
+        num_classes = self.targets[largest] + 1
+        if names is not None:
+            if num_classes > len(names):
+                raise DataError(
+                    f"{self.name(largest)} has the label {num_classes - 1}, and "
+                    f"{self.root / CLASSES} names {len(names)} classes, from 0 on"
+                )
+            return names
+        if num_classes > max(_UNNAMED_CLASSES, len(self)):
+            raise DataError(
+                f"{self.name(largest)} has the label {num_classes - 1:,}, and there "
+                f"are {len(self):,} samples: labels number the classes from 0 on. "
+                f"Number them so, or name each class in a line of {CLASSES}"
+            )
+        return tuple(map(str, range(num_classes)))
+
+
+def shards_in(root: Path, split: str) -> list[Path]:
+    """The shards of a split, in the order of their names."""
+    return sorted(root.glob(f"{glob.escape(split)}-*.tar"))
+
+
+def class_names(root: Path) -> tuple[str, ...] | None:
+    """The lines of classes.txt: the name of class 0, of class 1, …; None without it.
+
+    Raises:
+        DataError: it is there and cannot be read, or is empty.
     """
     try:
-        size = path.stat().st_size
-        saved = json.loads(path.with_name(path.name + INDEX).read_text("utf-8"))
-        if saved["num_bytes"] == size:
-            return [Member(*member) for member in saved["members"]], []
+        names = (root / CLASSES).read_text("utf-8").rstrip().splitlines()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{root / CLASSES} cannot be read: {error}") from error
+    if not names:
+        raise DataError(f"{root / CLASSES} names no class")
+    return tuple(name.strip() for name in names)
+
+
+def _read(path: Path) -> tuple[Stamp, list[Member], list[Problem]]:
+    """What a shard holds: from the index beside it, or else from its headers.
+
+    An index counts only if the shard's file has not changed since: its size, and both
+    of its times. A copy has other times, and so has a shard that was written again and
+    given its old date. Their index is made anew, if it can be written.
+    """
+    index = _index_of(path)
+    try:
+        stamp = _stamp(path)
+    except OSError as error:
+        why = error.strerror or str(error)
+        return Stamp(0, 0, 0), [], [Problem(path.name, "damaged shard", why)]
+    try:
+        saved = json.loads(index.read_text("utf-8"))
+        age_ns = index.stat().st_mtime_ns - max(stamp[1:])
+        if tuple(saved["stamp"]) == stamp and age_ns > _TICK_NS:
+            return stamp, [Member(*member) for member in saved["members"]], []
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    return scan_shard(path)
+    members, problems = scan_shard(path)
+    if index.exists() and not problems:
+        with suppress(OSError):  # others' data, say: then it is read in full each time
+            _write_index(path, stamp, members)
+    return stamp, members, problems
+
+
+def _index_of(path: Path) -> Path:
+    return path.with_name(path.name + INDEX)
+
+
+def _stamp(path: Path) -> Stamp:
+    status = path.stat()
+    return Stamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _write_index(path: Path, stamp: Stamp, members: list[Member]) -> None:
+    """Under its name at once: ranks on one machine may write it at the same time."""
+    if _stamp(path) != stamp:  # the shard is being written: no index is right
+        return
+    index = _index_of(path)
+    unfinished = index.with_name(f".{index.name}.{os.getpid()}")
+    try:
+        text = json.dumps({"stamp": stamp, "members": members})
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(index)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def scan_shard(path: Path) -> tuple[list[Member], list[Problem]]:
     """The samples of a shard, by its headers; what follows damage is lost."""
-    members: list[Member] = []
+    groups: list[tuple[str, Files]] = []
     problems: list[Problem] = []
+    members: list[Member] = []
+    damage = ""
     try:
-        with tarfile.open(path, "r:") as tar:
-            for key, files in _samples(tar):
-                _add(path, key, files, members, problems)
+        with path.open("rb") as file:
+            if packed := _PACKED.get(file.read(2)):
+                why = f"it is packed with {packed}, and read by position: unpack it"
+                return [], [Problem(path.name, "damaged shard", why)]
+            file.seek(0)
+            with tarfile.open(fileobj=file, mode="r:") as tar:
+                for group in _groups(path, tar, problems):
+                    groups.append(group)
+                damage = _after_end(file, tar)
     except (tarfile.TarError, OSError, EOFError) as error:
-        why = f"{len(members)} samples before it are used: {error}"
+        damage = str(error)
+    for key, files in _joined(groups):
+        _add(path, key, files, members, problems)
+    if damage:
+        why = f"{len(members)} samples before it are used: {damage}"
         problems.append(Problem(path.name, "damaged shard", why))
     return members, problems
 
@@ -139,50 +292,103 @@ Files = dict[str, tuple[int, int, bytes]]
 """By suffix: offset and length of a file in the shard; the text of a short one."""
 
 
-def _samples(tar: tarfile.TarFile) -> Iterator[tuple[str, Files]]:
+def _groups(
+    path: Path, tar: tarfile.TarFile, problems: list[Problem]
+) -> Iterator[tuple[str, Files]]:
+    """Neighboring files of one name; another one begins where a suffix comes again."""
     key, files = "", Files()
     for member in tar:
-        if not member.isfile():
+        if any(map(is_hidden, member.name.split("/"))):
+            continue
+        if member.issparse() or not (member.isreg() or member.isdir()):
+            why = "a link, or a file with holes: pack it as a plain file"
+            problems.append(Problem(f"{path.name}/{member.name}", "not a file", why))
+            continue
+        if not member.isreg():
             continue
         folder, _, base = member.name.rpartition("/")
         stem, _, suffix = base.partition(".")
-        own = f"{folder}/{stem}" if folder else stem
-        if files and own != key:
+        own, suffix = f"{folder}/{stem}" if folder else stem, f".{suffix.lower()}"
+        if files and (own != key or suffix in files):
             yield key, files
             files = {}
         text = b""
-        if suffix.lower() == "cls":
+        if suffix == _LABEL:
             extracted = tar.extractfile(member)
-            text = extracted.read(32) if extracted else b""
+            text = extracted.read(_LONGEST_LABEL + 1) if extracted else b""
         key = own
-        files[f".{suffix.lower()}"] = (member.offset_data, member.size, text)
+        files[suffix] = (member.offset_data, member.size, text)
     if files:
         yield key, files
+
+
+_LABEL = ".cls"
+
+
+def _joined(groups: list[tuple[str, Files]]) -> Iterator[tuple[str, Files]]:
+    """The groups, and as one of them what lies apart, as after `tar *.jpg *.cls`.
+
+    Apart are files whose name has no whole sample; none of their suffixes comes twice.
+    """
+    alone: dict[str, list[Files]] = defaultdict(list)
+    whole = {key for key, files in groups if _LABEL in files and _images(files)}
+    for key, files in groups:
+        if key not in whole:
+            alone[key].append(files)
+    done: set[str] = set()
+    for key, files in groups:
+        parts = alone.get(key, [])
+        suffixes = [suffix for part in parts for suffix in part]
+        if len(parts) < 2 or len(set(suffixes)) < len(suffixes):
+            yield key, files
+        elif key not in done:
+            done.add(key)
+            yield key, {suffix: part[suffix] for part in parts for suffix in part}
+
+
+def _images(files: Files) -> list[str]:
+    """The suffixes of the images; where there are .jpg and .mask.png, only .jpg."""
+    found = [suffix for suffix in files if suffix.endswith(SUFFIXES)]
+    return [suffix for suffix in found if suffix in SUFFIXES] or found
 
 
 def _add(
     path: Path, key: str, files: Files, members: list[Member], problems: list[Problem]
 ) -> None:
-    image = next((files[s] for s in files if s.endswith(SUFFIXES)), None)
-    label = files.get(".cls", (0, 0, b""))[2].strip()
-    name = f"{path.name}/{key}"
-    if image is None:
-        problems.append(Problem(name, "no image"))
-    elif not label.isdigit():
-        problems.append(Problem(name, "no class", repr(label.decode("latin-1"))))
-    elif image[0] + image[1] > path.stat().st_size:
-        problems.append(Problem(name, "cut short", "the shard ends within it"))
+    images = _images(files)
+    label = files.get(_LABEL, (0, 0, b""))[2].strip()
+    name, has = f"{path.name}/{key}", f"its files are {', '.join(files)}"
+    if not images:
+        problems.append(Problem(name, "no image", has))
+    elif _LABEL not in files:
+        why = f"{has}, and none is {_LABEL}; a name ends at its first dot"
+        problems.append(Problem(name, "no class", why))
+    elif len(images) > 1:
+        why = f"which of {', '.join(images)} it is cannot be told"
+        problems.append(Problem(name, "several images", why))
+    elif not label.isdigit() or len(label) > _LONGEST_LABEL:
+        why = f"{label.decode('latin-1')!r} is no number from 0 on"
+        problems.append(Problem(name, "no class", why))
     else:
-        members.append(Member(key, image[0], image[1], int(label)))
+        offset, num_bytes, _ = files[images[0]]
+        members.append(Member(key, offset, num_bytes, int(label)))
 
 
-def _classes(root: Path, at_least: int) -> tuple[str, ...]:
-    try:
-        names = (root / CLASSES).read_text("utf-8").split("\n")
-        names = [name for name in names if name]
-    except (OSError, ValueError):
-        names = []
-    return tuple(names) + tuple(str(n) for n in range(len(names), at_least))
+def _after_end(file: IO[bytes], tar: tarfile.TarFile) -> str:
+    """What is wrong behind the last file: nothing, where zeros mark the end."""
+    last = max(tar.getmembers(), key=lambda member: member.offset_data, default=None)
+    if last is None or last.issparse():
+        return ""
+    stored = last.size if last.isreg() else 0
+    file.seek(last.offset_data + -(-stored // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
+    tail = file.read(tarfile.BLOCKSIZE)
+    if len(tail) < tarfile.BLOCKSIZE:
+        return "it has no mark of its end, and may have been cut there"
+    while tail and not tail.strip(b"\0"):
+        tail = file.read(1 << 16)
+    return "more follows its end: were shards joined with cat? Pack them anew" * bool(
+        tail
+    )
 
 
 def write_shards(
@@ -195,38 +401,74 @@ def write_shards(
 ) -> int:
     """Write (suffix, bytes of the image, class) as shards with an index each.
 
-    The same samples give the same bytes. Returns the number of shards.
+    The same samples give the same shards. Those of the split that are there, written
+    by this function before, are replaced when the new ones are whole: all of them, also
+    if the new ones are fewer. Returns the number of shards.
+
+    Raises:
+        ValueError: a suffix is no image's, a class is no number from 0 on, or not among
+            `classes`; per_shard is less than 1.
+        DataError: the folder has shards of the split with other names.
     """
+    if per_shard < 1:
+        raise ValueError(f"per_shard is {per_shard}, must be at least 1")
     folder.mkdir(parents=True, exist_ok=True)
-    if classes:
-        (folder / CLASSES).write_text("\n".join(classes) + "\n", encoding="utf-8")
-    num_shards = 0
-    tar: tarfile.TarFile | None = None
-    for number, (suffix, data, target) in enumerate(samples):
-        if number % per_shard == 0:
-            _finish(tar)
-            path = folder / f"{split}-{num_shards:06d}.tar"
-            tar = tarfile.open(path, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
-            num_shards += 1
-        assert tar is not None
-        key = f"{number:09d}"
-        _put(tar, f"{key}{suffix}", data)
-        _put(tar, f"{key}.cls", str(target).encode())
-    _finish(tar)
-    return num_shards
+    old = shards_in(folder, split)
+    for path in old:
+        if not re.fullmatch(r"-\d{6,}\.tar", path.name.removeprefix(split)):
+            raise DataError(
+                f"{path} is a shard of {split} as well: choose a new folder"
+            )
+    new: list[Path] = []
+    try:
+        for unfinished in _written(folder, split, samples, per_shard, classes):
+            new.append(unfinished)
+        for path in old[len(new) :]:
+            _index_of(path).unlink(missing_ok=True)
+            path.unlink()
+        if classes:
+            text = "\n".join(classes) + "\n"
+            (folder / CLASSES).write_text(text, encoding="utf-8")
+        for number, unfinished in enumerate(new):
+            path = folder / f"{split}-{number:06d}.tar"
+            members, _ = scan_shard(unfinished)
+            unfinished.replace(path)
+            _write_index(path, _stamp(path), members)
+    finally:
+        for unfinished in folder.glob(f".{glob.escape(split)}-*.tar.{os.getpid()}"):
+            unfinished.unlink()
+    return len(new)
+
+
+def _written(
+    folder: Path,
+    split: str,
+    samples: Iterable[tuple[str, bytes, int]],
+    per_shard: int,
+    classes: Sequence[str],
+) -> Iterator[Path]:
+    """The finished shards, under names for now that nobody takes for a shard's."""
+    numbered = iter(enumerate(samples))
+    for shard in itertools.count():
+        first = next(numbered, None)
+        if first is None:
+            return
+        path = folder / f".{split}-{shard:06d}.tar.{os.getpid()}"
+        with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+            rest = itertools.islice(numbered, per_shard - 1)
+            for number, (suffix, data, target) in itertools.chain([first], rest):
+                if suffix.lower() not in SUFFIXES:
+                    raise ValueError(
+                        f"sample {number}: {suffix!r} is no image's suffix"
+                    )
+                if target < 0 or (classes and target >= len(classes)):
+                    raise ValueError(f"sample {number}: {target} numbers no class")
+                _put(tar, f"{number:09d}{suffix}", data)
+                _put(tar, f"{number:09d}{_LABEL}", str(int(target)).encode())
+        yield path
 
 
 def _put(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     header = tarfile.TarInfo(name)
     header.size = len(data)
     tar.addfile(header, io.BytesIO(data))
-
-
-def _finish(tar: tarfile.TarFile | None) -> None:
-    if tar is None:
-        return
-    tar.close()
-    path = Path(str(tar.name))
-    members, _ = scan_shard(path)
-    index = {"num_bytes": path.stat().st_size, "members": members}
-    path.with_name(path.name + INDEX).write_text(json.dumps(index), encoding="utf-8")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import io
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import tarfile
 import time
 from itertools import chain
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from random import Random
 
@@ -19,6 +24,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from benchmarks._torchvision import torchvision
 from distlab.data.check import check
@@ -186,13 +192,280 @@ def test_an_index_of_another_shard_is_not_believed(root: Path, tmp_path: Path) -
     (whole,) = (root / "shards").glob("val-*.tar")
     copy = tmp_path / "val-000000.tar"
     copy.write_bytes(whole.read_bytes())
-    copy.with_name(copy.name + INDEX).write_text('{"num_bytes": 3, "members": []}')
-    assert len(ShardSource(tmp_path, "val")) == NUM_IMAGES // 5
+    size = copy.stat().st_size
+    for stamp in ([3, 0, 0], [size, 0, 0], size):
+        text = json.dumps({"stamp": stamp, "num_bytes": size, "members": []})
+        copy.with_name(copy.name + INDEX).write_text(text)
+        assert len(ShardSource(tmp_path, "val")) == NUM_IMAGES // 5
+
+
+def pack(path: Path, members: list[tuple[str, bytes]], mode: str = "w") -> None:
+    """A shard as another program writes it."""
+    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
+        for name, data in members:
+            header = tarfile.TarInfo(name)
+            header.size = len(data)
+            tar.addfile(header, io.BytesIO(data))
+
+
+def pair(key: str, label: object, image: bytes = b"x") -> list[tuple[str, bytes]]:
+    return [(f"{key}.png", image), (f"{key}.cls", str(label).encode())]
+
+
+def test_an_index_beside_a_changed_shard_is_made_anew(tmp_path: Path) -> None:
+    shard, index = tmp_path / "train-000000.tar", tmp_path / f"train-000000.tar{INDEX}"
+    write_shards(tmp_path, "train", [(".png", b"x", n) for n in (0, 1, 0)])
+    written = shard.stat()
+    pack(shard, [one for n in range(3) for one in pair(f"{n:09d}", (1, 0, 1)[n])])
+    assert shard.stat().st_size == written.st_size
+    assert ShardSource(tmp_path, "train").targets == [1, 0, 1]
+    # With its old date, too, as `cp -p` and rsync leave it.
+    pack(shard, [one for n in range(3) for one in pair(f"{n:09d}", (0, 1, 1)[n])])
+    os.utime(shard, ns=(written.st_atime_ns, written.st_mtime_ns))
+    os.utime(index, ns=(written.st_atime_ns, written.st_mtime_ns + 10**10))
+    assert ShardSource(tmp_path, "train").targets == [0, 1, 1]
+    # What was made anew is used: the times fit, so the shard is not read.
+    saved = json.loads(index.read_text())
+    saved["members"][0][3] = 1
+    index.write_text(json.dumps(saved))
+    later = max(shard.stat().st_mtime_ns, shard.stat().st_ctime_ns) + 10**9
+    os.utime(index, ns=(later, later))
+    assert ShardSource(tmp_path, "train").targets == [1, 1, 1]
+    os.utime(index, ns=(later, later - 10**9))  # within a tick, nothing is certain
+    assert ShardSource(tmp_path, "train").targets == [0, 1, 1]
+    assert {path.name for path in tmp_path.iterdir()} == {shard.name, index.name}
+
+
+def test_a_shard_that_changes_while_it_is_read_is_fatal(tmp_path: Path) -> None:
+    write_shards(tmp_path, "train", [(".png", b"x", n) for n in (0, 1)])
+    source, shard = ShardSource(tmp_path, "train"), tmp_path / "train-000000.tar"
+    assert source.read(0) == b"x"
+    pack(shard, pair("000000000", 1) + pair("000000001", 0))
+    os.utime(shard, ns=(1, 1))
+    with pytest.raises(DataError, match=r"train-000000\.tar"):
+        source.read(1)
+
+
+def test_shards_that_are_written_again_leave_nothing_of_the_old(tmp_path: Path) -> None:
+    seven = [(".png", b"x", 0)] * 7
+    classes = ("cat", "dog")
+    assert write_shards(tmp_path, "train", seven, per_shard=2, classes=classes) == 4
+    source = ShardSource(tmp_path, "train")
+    again = ((".png", source.read(i), 1) for i in range(3))  # reads what it replaces
+    assert write_shards(tmp_path, "train", again, per_shard=2) == 2
+    assert ShardSource(tmp_path, "train").targets == [1, 1, 1]
+    with pytest.raises(ValueError, match=r"\b1\b.*'png'"):
+        write_shards(tmp_path, "train", [(".png", b"x", 0), ("png", b"x", 0)])
+    with pytest.raises(ValueError, match=r"\b0\b.*-1"):
+        write_shards(tmp_path, "train", [(".png", b"x", -1)])
+    with pytest.raises(ValueError, match=r"\b0\b.* 2\b"):
+        write_shards(tmp_path, "train", [(".png", b"x", 2)], classes=classes)
+    assert ShardSource(tmp_path, "train").targets == [1, 1, 1]
+    assert len(list(tmp_path.iterdir())) == 5  # two shards, their indexes, the classes
+    pack(tmp_path / "train-more.tar", pair("1", 0))
+    with pytest.raises(DataError, match=r"train-more\.tar"):
+        write_shards(tmp_path, "train", seven)
+
+
+OTHERS = {
+    "./ prefix": ([*pair("./1", 3), *pair("./2", 4)], [3, 4], []),
+    "folders": ([*pair("a/1", 3), *pair("b/1", 4)], [3, 4], []),
+    "upper case": ([("1.PNG", b"x"), ("1.CLS", b"3"), *pair("2", 4)], [3, 4], []),
+    "long names": ([*pair("é" * 80, 3), *pair("z" * 150, 4)], [3, 4], []),
+    "a newline": (pair("1", " 3\n"), [3], []),
+    "label first": ([*pair("1", 3)[::-1], *pair("2", 4)[::-1]], [3, 4], []),
+    "sorted by type": (
+        [("1.png", b"x"), ("2.png", b"x"), ("1.cls", b"3"), ("2.cls", b"4")],
+        [3, 4],
+        [],
+    ),
+    "one name twice": ([*pair("1", 3), *pair("1", 4)], [3, 4], []),
+    "of a desktop": (
+        [("._1.png", b"x"), *pair("1", 3), *pair("__MACOSX/2", 4)],
+        [3],
+        [],
+    ),
+    "a mask": ([("1.mask.png", b"y"), *pair("1", 3)], [3], []),
+    "two images": (
+        [("1.in.png", b"x"), ("1.mask.png", b"y"), ("1.cls", b"3"), *pair("2", 4)],
+        [4],
+        ["several images"],
+    ),
+    "dots in names": ([*pair("a.v2.1", 3), *pair("b", 4)], [4], ["no class"]),
+    "json": ([("1.png", b"x"), ("1.json", b"3"), *pair("2", 4)], [4], ["no class"]),
+    "negative": ([*pair("1", -1), *pair("2", 4)], [4], ["no class"]),
+    "a name": ([*pair("1", "n01440764"), *pair("2", 4)], [4], ["no class"]),
+    "a long number": ([*pair("1", "3" * 40), *pair("2", 4)], [4], ["no class"]),
+    "apart and twice": (
+        [("1.png", b"x"), *pair("2", 4), ("1.png", b"y"), *pair("3", 0), *pair("1", 9)],
+        [4, 0, 9],
+        ["no class", "no class"],
+    ),
+}
+"""What other programs write: the files, the targets, the kinds of the problems."""
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_shards_of_other_programs(name: str, tmp_path: Path) -> None:
+    members, targets, kinds = OTHERS[name]
+    pack(tmp_path / "train-000000.tar", members)
+    source = ShardSource(tmp_path, "train")
+    assert source.targets == targets
+    assert [source.read(i) for i in range(len(source))] == [b"x"] * len(source)
+    assert [problem.kind for problem in source.problems] == kinds
+    assert all(problem.why for problem in source.problems)
+
+
+def test_shards_without_a_sample_are_refused_with_the_reason(tmp_path: Path) -> None:
+    shard = tmp_path / "train-000000.tar"
+    pack(shard, [("1.png", b"x"), ("1.txt", b"3"), ("2.png", b"x")])
+    with pytest.raises(DataError, match=r"\b2 × .*train-000000\.tar/1\b.*\.txt"):
+        ShardSource(tmp_path, "train")
+    pack(shard, pair("1", 3), mode="w:gz")
+    with pytest.raises(DataError, match=r"train-000000\.tar\b.*gzip"):
+        ShardSource(tmp_path, "train")
+    shard.rename(tmp_path / "train-000000.tar.gz")
+    with pytest.raises(DataError, match=r"train-000000\.tar\.gz"):
+        open_source(tmp_path, "train")
+
+
+def test_shards_joined_or_cut_at_a_whole_file_are_damaged(tmp_path: Path) -> None:
+    shard = tmp_path / "train-000000.tar"
+    pack(shard, pair("1", 3))
+    whole = shard.read_bytes()
+    shard.write_bytes(whole + whole)
+    assert [p.kind for p in ShardSource(tmp_path, "train").problems] == [
+        "damaged shard"
+    ]
+    shard.write_bytes(whole[: 4 * 512])  # two headers, two files of less than a block
+    source = ShardSource(tmp_path, "train")
+    assert source.targets == [3]
+    assert [problem.kind for problem in source.problems] == ["damaged shard"]
+
+
+def test_labels_that_are_ids_are_refused(tmp_path: Path) -> None:
+    shard = tmp_path / "train-000000.tar"
+    pack(shard, pair("1", 3) + pair("2", 1_000_000_007))
+    with pytest.raises(DataError, match=r"train-000000\.tar/2\b.*1,000,000,007"):
+        ShardSource(tmp_path, "train")
+    pack(shard, pair("1", 3) + pair("2", 999))  # some samples of many classes
+    assert len(ShardSource(tmp_path, "train").classes) == 1000
+    (tmp_path / "classes.txt").write_text("cat\r\n\r\ndog\n\n")
+    with pytest.raises(DataError, match=r"train-000000\.tar/2\b.*\b999\b.*\b3\b"):
+        ShardSource(tmp_path, "train")
+    pack(shard, pair("1", 2))
+    assert ShardSource(tmp_path, "train").classes == ("cat", "", "dog")
+    (tmp_path / "classes.txt").write_bytes(b"\xff")
+    with pytest.raises(DataError, match=r"classes\.txt"):
+        ShardSource(tmp_path, "train")
+
+
+def test_all_splits_are_numbered_as_train_is(root: Path, tmp_path: Path) -> None:
+    pack(tmp_path / "train-0.tar", pair("1", 0) + pair("2", 1))
+    pack(tmp_path / "val-0.tar", pair("1", 1) + pair("2", 2))
+    val = open_source(tmp_path, "val")
+    assert (val.classes, val.targets) == (("0", "1"), [1])
+    assert [problem.kind for problem in val.problems] == ["unknown class"]
+    # A folder has names, and a shard numbers.
+    (tmp_path / "val-0.tar").unlink()
+    (tmp_path / "val/dog").mkdir(parents=True)
+    (tmp_path / "val/dog/1.png").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"classes\.txt"):
+        open_source(tmp_path, "val")
+    (tmp_path / "classes.txt").write_text("cat\ndog\n")
+    assert open_source(tmp_path, "val").targets == [1]
+    pack(tmp_path / "val-0.tar", pair("1", 1))
+    with pytest.raises(DataError, match=r"val-0\.tar"):
+        open_source(tmp_path, "val")
+
+
+# ── copies of a data set ────────────────────────────────────────────────────────────
+
+
+def test_a_loop_over_the_images_ends(images: Images) -> None:
+    assert sum(1 for _ in images) == len(images)  # type: ignore[attr-defined]
+    last = len(images) - 1
+    assert torch.equal(images[-1][0], images[np.int64(last)][0])
+    for index in (len(images), -len(images) - 1):
+        with pytest.raises(IndexError, match=rf"{index}\b.* {len(images)}\b"):
+            images[index]
+        with pytest.raises(IndexError):
+            images.sample(index)
+
+
+def first_sums(images: Images, loader: DataLoader[Tensor], epochs: range) -> list[int]:
+    sums = []
+    for epoch in epochs:
+        images.set_epoch(epoch)
+        sums.append(int(next(iter(loader))[0].sum()))
+    return sums
+
+
+def test_persistent_workers_follow_the_epoch_and_refuse_another_transform(
+    images: Images,
+) -> None:
+    expected = first_sums(images, DataLoader(images, 4), range(3))
+    assert len(set(expected)) == 3
+    # Also the workers of a copy that came from another process: a rank's, say.
+    for own in (images, pickle.loads(pickle.dumps(images)), copy.deepcopy(images)):
+        loader = DataLoader(own, 4, num_workers=1, persistent_workers=True)
+        assert first_sums(own, loader, range(3)) == expected
+    images.set_epoch(0)
+    assert own.epoch == 2
+    own.transform = EvalTransform(size=24, resize=24)
+    with pytest.raises(DataError, match=r"\btransform\b"):
+        list(loader)
+    assert int(next(iter(DataLoader(own, 4, num_workers=1)))[0].sum())
+
+
+def test_copies_have_an_epoch_and_a_transform_of_their_own(images: Images) -> None:
+    other = copy.copy(images)
+    other.transform = EvalTransform(size=24, resize=24)
+    other.set_epoch(5)
+    assert (images.epoch, images.transform) == (0, SMALL)
+    assert images[0][0].shape == other[0][0].shape
+
+
+def note_epoch(
+    images: Images, rank: int, both: Barrier, found: SimpleQueue[tuple[int, int]]
+) -> None:
+    images.set_epoch(rank + 1)
+    both.wait()
+    found.put((rank, images.epoch))
+
+
+def test_ranks_that_were_given_the_images_have_an_epoch_of_their_own(
+    images: Images,
+) -> None:
+    fork = torch.multiprocessing.get_context("fork")
+    both, found = fork.Barrier(2), fork.SimpleQueue()
+    ranks = [
+        fork.Process(target=note_epoch, args=(images, rank, both, found))
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        rank.start()
+    assert dict(found.get() for _ in ranks) == {0: 1, 1: 2}
+    for rank in ranks:
+        rank.join()
+    assert images.epoch == 0
+
+
+def test_the_loader_follows_another_transform(images: Images) -> None:
+    loader = ImageLoader(images, 12, num_workers=1)
+    assert next(iter(loader)).images.shape[-1] == 24
+    loader.set_epoch(1)
+    images.transform = TrainTransform(size=16)
+    batches = list(loader)
+    assert [len(batch.images) for batch in batches] == [12, 12]
+    assert {batch.images.shape[-1] for batch in batches} == {16}
 
 
 def test_the_same_images_are_made_again(root: Path, tmp_path: Path) -> None:
     make(tmp_path / "again", "photos", num_images=NUM_IMAGES)
     for path in root.rglob("*.*"):
+        if path.name.endswith(INDEX):  # has the times of its shard's file
+            continue
         assert (tmp_path / "again" / path.relative_to(root)).read_bytes() == (
             path.read_bytes()
         )
