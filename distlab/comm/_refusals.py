@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from distlab.comm._protocol import CommRefusedError
@@ -62,6 +63,11 @@ class Refusals:
         if not isinstance(tensor, Tensor):
             raise CommRefusedError(
                 f"{op} takes a tensor, not {_kind(tensor)}: comm.{op}{_FORMS[op]}"
+            )
+        if tensor.layout is not torch.strided:
+            raise CommRefusedError(
+                f"{op} got a {tensor.layout} tensor, whose memory has only a part of "
+                "its elements: use to_dense()"
             )
         if not tensor.is_contiguous():
             # What .contiguous() returns is a copy: nothing may be received into it.

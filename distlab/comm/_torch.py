@@ -23,6 +23,7 @@ from torch import Tensor
 
 from distlab.comm import _process_groups as groups
 from distlab.comm._nccl import NcclMessages
+from distlab.comm._plain import plain
 from distlab.comm._protocol import ANY, SUM, Comm, CommRefusedError, PeerLost, ReduceOp
 from distlab.comm._refusals import Refusals
 from distlab.comm._started import later_or_now
@@ -153,12 +154,14 @@ class TorchComm:
 
     # ── point to point ──────────────────────────────────────────────────────────────
 
+    @plain
     def send(
         self, tensor: Tensor, dst: int, tag: int = 0, *, timeout_s: float | None = None
     ) -> None:
         """See `Comm.send`."""
         self.isend(tensor, dst, tag).wait(timeout_s)
 
+    @plain
     def recv(
         self,
         tensor: Tensor,
@@ -180,18 +183,21 @@ class TorchComm:
         work.wait(timeout_s)
         return work.source()
 
+    @plain
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> TorchWork:
         """See `Comm.isend`."""
         self._refuse.peer(dst, "sends to")
         self._refuse.tensor(tensor, "send")
         return self._message("send", tensor, dst, tag)
 
+    @plain
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> TorchWork:
         """See `Comm.irecv`."""
         self._refuse.peer(src, "receives from")
         self._refuse.tensor(tensor, "recv")
         return self._message("recv", tensor, src, tag)
 
+    @plain
     def sendrecv(
         self,
         send_tensor: Tensor,
@@ -221,6 +227,7 @@ class TorchComm:
         """See `Comm.barrier`."""
         self._work(self._group.barrier, None).wait(timeout_s)
 
+    @plain
     def broadcast(
         self, tensor: Tensor, src: int, *, timeout_s: float | None = None
     ) -> None:
@@ -232,6 +239,7 @@ class TorchComm:
         work = self._work(lambda: self._group.broadcast([tensor], options), None)
         work.wait(timeout_s)
 
+    @plain
     def all_reduce(
         self, tensor: Tensor, op: ReduceOp = SUM, async_op: bool = False
     ) -> TorchWork | None:
@@ -245,6 +253,7 @@ class TorchComm:
         )
         return later_or_now(work, async_op)
 
+    @plain
     def reduce(
         self,
         tensor: Tensor,
@@ -266,6 +275,7 @@ class TorchComm:
         )
         work.wait(timeout_s)
 
+    @plain
     def all_gather(
         self,
         output: Tensor,
@@ -277,12 +287,12 @@ class TorchComm:
         """See `Comm.all_gather`."""
         self._refuse.limit("all_gather", async_op, timeout_s)
         self._refuse.gathered(output, input, "all_gather")
-        parts = list(output.view(self._world_size, -1).unbind(0))
-        work = self._work(
-            lambda: self._group.allgather([parts], [input.view(-1)]), None
-        )
+        parts = list(_numbers(output).view(self._world_size, -1).unbind(0))
+        own = _numbers(input)
+        work = self._work(lambda: self._group.allgather([parts], [own]), None)
         return later_or_now(work, async_op, timeout_s)
 
+    @plain
     def reduce_scatter(
         self,
         output: Tensor,
@@ -306,6 +316,7 @@ class TorchComm:
         )
         return later_or_now(work, async_op, timeout_s)
 
+    @plain
     def all_to_all(
         self,
         output: Tensor,
@@ -317,10 +328,8 @@ class TorchComm:
         """See `Comm.all_to_all`."""
         self._refuse.limit("all_to_all", async_op, timeout_s)
         self._refuse.exchanged(output, input, "all_to_all")
-        work = self._work(
-            lambda: self._group.alltoall_base(output.view(-1), input.view(-1), [], []),
-            None,
-        )
+        both = _numbers(output), _numbers(input)
+        work = self._work(lambda: self._group.alltoall_base(*both, [], []), None)
         return later_or_now(work, async_op, timeout_s)
 
     def new_group(self, ranks: Sequence[int]) -> Comm | None:
@@ -411,6 +420,12 @@ class TorchComm:
         self._under_way.add(work)
         work.finish = partial(self._under_way.discard, work)
         return work
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    """A row of what gloo can move: of a complex tensor, the real numbers."""
+    is_complex = tensor.is_complex()
+    return (torch.view_as_real(tensor) if is_complex else tensor).view(-1)
 
 
 class _Closed:

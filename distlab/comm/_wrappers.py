@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from distlab.comm._call import COLLECTIVES, Call, Wrapper
@@ -104,7 +105,7 @@ class Journal(Wrapper):
             **_facts(call.sent, "shape", "dtype"),
             **_facts(call.received, "into_shape", "into_dtype"),
             "bytes": _bytes(call.sent),
-            "ptr": call.sent.data_ptr() if isinstance(call.sent, Tensor) else 0,
+            "ptr": _address(call.sent),
             **call_site(sys._getframe(1)),
             "t": time.monotonic(),
             "timeout_s": call.timeout_s,
@@ -285,6 +286,11 @@ def _who_calls() -> Event:
 
 def _bytes(tensor: object) -> int:
     return tensor.numel() * tensor.element_size() if isinstance(tensor, Tensor) else 0
+
+
+def _address(tensor: object) -> int:
+    is_dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided
+    return tensor.data_ptr() if is_dense else 0  # type: ignore[attr-defined]
 
 
 def _facts(tensor: object, shape: str, dtype: str) -> Event:

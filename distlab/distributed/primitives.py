@@ -1,8 +1,10 @@
 """Messages and collectives on the default group; each returns what it produces.
 
 Every collective is a task's function, of the learner or of the reference: see
-`parts.TABLE`. All take contiguous and other tensors, on the group's device. `comm`
-replaces the default group. Source: torch.distributed and MPI, for the names.
+`parts.TABLE`. All take contiguous and other tensors, on the group's device: transposed,
+conjugate or negative views, too. `comm` replaces the default group. Averages of float16
+are summed in float32, in twice the bytes, because a sum above 65,504 is inf where the
+mean is not. Source: torch.distributed and MPI, for the names.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ def send(tensor: Tensor, dst: int, tag: int = 0, comm: Comm | None = None) -> Te
         if get_rank() == 1:
             assert recv(torch.zeros(1), src=0).item() == 5
     """
-    (comm or default_comm()).send(tensor.detach().contiguous(), dst, tag)
+    (comm or default_comm()).send(_values(tensor), dst, tag)
     return tensor
 
 
@@ -53,7 +55,7 @@ def recv(
         else:
             send(torch.full((2,), float(get_rank())), dst=0)
     """
-    values = tensor.detach().contiguous()
+    values = _values(tensor)
     (comm or default_comm()).recv(values, src, tag)
     return _written(tensor, values)
 
@@ -77,10 +79,11 @@ def all_reduce(
     comm = comm or default_comm()
     _refuse_mean(tensor, op)
     if op in (ReduceOp.SUM, ReduceOp.AVG):
+        values = _summable(_values(tensor), op)
         with running():
-            unit("ring_allreduce").all_reduce(comm, tensor, average=op is ReduceOp.AVG)
-        return tensor
-    values = tensor.detach().contiguous().view(-1)
+            unit("ring_allreduce").all_reduce(comm, values, average=op is ReduceOp.AVG)
+        return _written(tensor, values)
+    values = _values(tensor).view(-1)
     with staging(comm.world_size * values.numel(), values) as gathered:
         _gather_into(gathered, values, comm)
         rows = gathered.view(comm.world_size, -1)
@@ -96,7 +99,7 @@ def broadcast(tensor: Tensor, src: int = 0, comm: Comm | None = None) -> Tensor:
         assert broadcast(mine, src=get_world_size() - 1) == 9 + get_world_size()
     """
     comm = comm or default_comm()
-    values = tensor.detach().contiguous()
+    values = _values(tensor)
     _require_rank(src, comm)
     with running():
         unit("collectives").broadcast(comm, values, src)
@@ -118,7 +121,7 @@ def reduce(
     if comm.rank == dst:
         return all_reduce(tensor, op, comm)
     with staging(tensor.numel(), tensor) as values:
-        values.copy_(tensor.detach().reshape(-1))
+        values.copy_(_values(tensor).view(-1))
         all_reduce(values, op, comm)
     return tensor
 
@@ -132,7 +135,7 @@ def all_gather(tensor: Tensor, comm: Comm | None = None) -> list[Tensor]:
         assert [int(rank) for rank in ranks] == list(range(get_world_size()))
     """
     comm = comm or default_comm()
-    values = tensor.detach().contiguous().view(-1)
+    values = _values(tensor).view(-1)
     output = values.new_empty(comm.world_size * values.numel())
     _gather_into(output, values, comm)
     return list(output.view(comm.world_size, *tensor.shape).unbind())
@@ -175,10 +178,10 @@ def reduce_scatter(
     values, shape = _chunked(tensor, comm)
     output = values.new_empty(values.numel() // comm.world_size)
     if op in (ReduceOp.SUM, ReduceOp.AVG):
+        sums, parts = _summable(output, op), _summable(values, op)
         with running():
-            unit("collectives").reduce_scatter(comm, output, values)
-        if op is ReduceOp.AVG:
-            output /= comm.world_size
+            unit("collectives").reduce_scatter(comm, sums, parts)
+        output.copy_(sums / comm.world_size if op is ReduceOp.AVG else sums)
     else:
         with staging(values.numel(), values) as received:
             with running():
@@ -216,7 +219,7 @@ def scatter(
         if comm.rank == src:
             if tensors is None or [t.shape for t in tensors] != [tensor.shape] * n:
                 raise ValueError(f"rank {src} scatters {n} tensors of {tensor.shape}")
-            torch.cat([t.detach().reshape(-1) for t in tensors], out=outgoing)
+            torch.cat([_values(t).view(-1) for t in tensors], out=outgoing)
         else:
             outgoing.zero_()
         with running():
@@ -258,6 +261,19 @@ def barrier(comm: Comm | None = None) -> None:
         unit("collectives").all_reduce(comm, torch.ones(1, device=comm.device))
 
 
+def _values(tensor: Tensor) -> Tensor:
+    """What the tensor says, contiguous in memory: itself if it can."""
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"a {tensor.layout} tensor can't be sent: use to_dense()")
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _summable(values: Tensor, op: ReduceOp) -> Tensor:
+    """The same in a dtype whose sum is finite where the mean is."""
+    is_narrow = op is ReduceOp.AVG and values.dtype is torch.float16
+    return values.float() if is_narrow else values
+
+
 def _gather_into(output: Tensor, values: Tensor, comm: Comm) -> None:
     with running():
         unit("collectives").all_gather(comm, output, values)
@@ -271,7 +287,7 @@ def _chunked(tensor: Tensor, comm: Comm) -> tuple[Tensor, tuple[int, ...]]:
             f"a tensor of shape {tuple(shape)} has no {n} equal chunks along its "
             "first dimension"
         )
-    return tensor.detach().contiguous().view(-1), (shape[0] // n, *shape[1:])
+    return _values(tensor).view(-1), (shape[0] // n, *shape[1:])
 
 
 def _written(tensor: Tensor, values: Tensor) -> Tensor:

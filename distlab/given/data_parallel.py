@@ -7,7 +7,7 @@ backward() it is that ends.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn
 
@@ -195,6 +195,17 @@ class DataParallelModule(nn.Module):
         self.active = [rank for rank in range(n) if usage[rank]]
         pairs = zip(self.trainable, usage[n:].tolist(), strict=True)
         return [parameter for parameter, count in pairs if not count]
+
+
+def flat_for(parameters: Sequence[Tensor]) -> Tensor:
+    """A vector with room for all gradients; float32 for those of float16.
+
+    A sum of float16 is inf above 65,504, where the mean over the ranks need not be.
+    """
+    dtype = parameters[0].dtype
+    size = sum(parameter.numel() for parameter in parameters)
+    wide = torch.float32 if dtype is torch.float16 else dtype
+    return parameters[0].new_empty(size, dtype=wide)
 
 
 def tensors_in(outputs: Any) -> list[Tensor]:

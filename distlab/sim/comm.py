@@ -21,6 +21,7 @@ from distlab.comm import (
     ReduceOp,
     Traffic,
 )
+from distlab.comm._plain import plain
 from distlab.comm._refusals import Refusals
 from distlab.comm._started import later_or_now
 from distlab.sim.channels import End, Group
@@ -185,6 +186,7 @@ class SimComm(FastExchange):
         self._refuse.tensor(tensor, "broadcast")
         self._join(("broadcast", src), tensor, tensor).wait(timeout_s)
 
+    @plain
     def all_reduce(
         self, tensor: Tensor, op: ReduceOp = SUM, async_op: bool = False
     ) -> SimWork | None:
@@ -194,6 +196,7 @@ class SimComm(FastExchange):
         work = self._join(("all_reduce", None), tensor, tensor, op)
         return later_or_now(work, async_op)
 
+    @plain
     def reduce(
         self,
         tensor: Tensor,
@@ -222,6 +225,7 @@ class SimComm(FastExchange):
         work = self._join(("all_gather", None), input, output)
         return later_or_now(work, async_op, timeout_s)
 
+    @plain
     def reduce_scatter(
         self,
         output: Tensor,

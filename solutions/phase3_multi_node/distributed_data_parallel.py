@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
 from distlab.comm import Comm, Work
-from distlab.given.data_parallel import DataParallelModule, tensors_in
+from distlab.given.data_parallel import DataParallelModule, flat_for, tensors_in
 from distlab.given.ddp_beside_torch import compare_with_torch
 
 
@@ -58,8 +58,9 @@ def assign_buckets(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[Te
 def pack(tensors: Sequence[Tensor], flat: Tensor) -> None:
     """Fill `flat`, in place, with all elements of the tensors, one after another.
 
-    Given: `flat` has one dimension, as many elements, the same dtype and device. A
-    tensor may have any shape, also (), and may be non-contiguous.
+    Given: `flat` has one dimension, as many elements, the same device and dtype, except
+    that it is float32 for float16: the sum of two such gradients may not fit into one.
+    A tensor may have any shape, also (), and may be non-contiguous.
     C4 unpack restores the values of every tensor; flat is filled in place
     """
     ### BEGIN SOLUTION distributed_data_parallel.buckets
@@ -83,8 +84,7 @@ class Bucket:
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
-        size = sum(parameter.numel() for parameter in parameters)
-        self.flat = parameters[0].new_empty(size)  # (elements of all gradients,)
+        self.flat = flat_for(parameters)  # (elements of all gradients,)
         self.num_ready = 0  # of their gradients, in this backward()
         self.work: Work | None = None  # the all_reduce, once it has started
 

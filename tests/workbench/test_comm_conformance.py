@@ -240,6 +240,8 @@ VALUES: dict[str, tuple[str, ...]] = {
     "scatter size": ("{twice}", "{twice_and_1}"),
     "all_to_all sizes": ("{twice}", "{n}"),
     "average of ints": ("torch.int64",),
+    "send sparse": ("{itself_or_sparse}",),
+    "all_reduce sparse": ("all_reduce", "torch.sparse_coo"),
 }
 
 
@@ -257,6 +259,7 @@ def test_mistakes_are_refused_with_a_sentence(
             "twice": 2 * n,
             "twice_and_1": 2 * n + 1,
             "itself_or_column": rank if n == 1 else "non-contiguous",
+            "itself_or_sparse": rank if n == 1 else "torch.sparse_coo",
         }
         for name, values in VALUES.items():
             assert named(texts[name], *(v.format(**facts) for v in values)), texts[name]
@@ -292,6 +295,29 @@ def test_all_reduce(start: Start, n: int) -> None:
         for async_op in (False, True)
     }
     assert start(programs.all_reduce_with_each, n) == [expected] * n
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_views_are_what_they_say(start: Start, n: int) -> None:
+    numbers = {
+        "conj": [[1.0, -r - 1.0] for r in range(n)],
+        "neg": [[-r - 1.0, 0.0] for r in range(n)],
+    }
+    for rank, got in enumerate(start(programs.what_views_say, n)):
+        for name, each in numbers.items():
+            total = [sum(column) for column in zip(*each, strict=True)]
+            assert got[f"{name} all_reduce"] == got[f"{name} started"] == [total] * 3
+            assert got[f"{name} broadcast"] == [each[-1]] * 2
+            assert got[f"{name} gathered"] == got[f"{name} exchanged"] == each
+            assert got[f"{name} scattered"] == [total]
+            assert got[f"{name} sendrecv"] == [each[rank - 1]]
+            assert got.get(f"{name} irecv", [each[rank - 1]]) == [each[rank - 1]]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_mean_of_float16_is_finite_where_the_sum_is_not(start: Start, n: int) -> None:
+    for got in start(programs.half_averages, n):
+        assert set(got) == {40000.0}
 
 
 @pytest.mark.parametrize("n", [1, 3, 4])

@@ -227,6 +227,9 @@ def reductions(n: int, rank: int) -> list[str]:
         wrong += differs(f"reduce {op}", reduced, expected)
         chunk = dist.reduce_scatter(values_of(rank, n), op)
         wrong += differs(f"reduce_scatter {op}", chunk, total[2 * rank : 2 * rank + 2])
+    half = torch.full((2 * n,), 40000.0, dtype=torch.float16)  # the sum is inf
+    for call in (dist.all_reduce, dist.reduce_scatter):
+        wrong += [] if (call(half.clone(), op=AVG) == 40000).all() else ["half mean"]
     if not refuses(dist.all_reduce, torch.ones(2, dtype=torch.int64), AVG):
         wrong.append("the mean of integers")
     return wrong
@@ -244,12 +247,28 @@ def movements(n: int, rank: int) -> list[str]:
     wrong += differs("scatter", dist.scatter(mine * 0, tensors, src=last), every[rank])
     wrong += differs("all_to_all", dist.all_to_all(mine), rows.flatten(0, 1))
     wrong += differs("broadcast", dist.broadcast(mine, src=last), every[last])
+    view = negated(rank, n)
+    said = -torch.arange(1.0, n + 1)  # rank r's n elements are all -r - 1
+    total = said.sum().expand(n)
+    wrong += differs("reduce_scatter of a view", dist.reduce_scatter(view), total[:1])
+    wrong += differs("gathered views", torch.stack(dist.all_gather(view))[:, 0], said)
+    wrong += differs("all_to_all of a view", dist.all_to_all(view), said)
+    wrong += differs("all_reduce of a view", dist.all_reduce(view), total)
+    broadcast = dist.broadcast(negated(rank, n), last)
+    wrong += differs("broadcast of a view", broadcast, said[last].expand(n))
+    if not refuses(dist.all_reduce, torch.ones(1).to_sparse()):
+        wrong.append("a sparse tensor")
     if not refuses(dist.broadcast, torch.ones(1), n):
         wrong.append("broadcast from a rank that does not exist")
     for call in (dist.reduce_scatter, dist.all_to_all):
         if n > 1 and not refuses(call, torch.ones(n + 1)):
             wrong.append(f"{call.__name__} of {n + 1} rows")
     return wrong
+
+
+def negated(rank: int, n: int) -> Tensor:
+    """n times -rank - 1, as a view of memory with rank + 1."""
+    return torch.full((n,), complex(1, rank + 1)).conj().imag
 
 
 def refuses(call: Callable[..., object], *arguments: Any) -> bool:

@@ -67,6 +67,33 @@ def test_bucket_size_mb_sets_the_messages(cluster: Cluster) -> None:
         }
 
 
+class Gain(nn.Module):
+    """A float16 weight whose gradient is the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, dtype=torch.float16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight * x).sum()
+
+
+def averages_halves(context: RankContext) -> list[float]:
+    rank, _ = begin(context)
+    found = []
+    for value in (40000.0, 2.0**-24 * (1 + 2 * rank)):  # a sum too large; the least
+        model = dist.DistributedDataParallel(Gain())
+        model(torch.tensor([value], dtype=torch.float16)).backward()
+        assert model.module.weight.grad is not None
+        found.append(model.module.weight.grad.item())
+    return found
+
+
+def test_gradients_of_float16_are_summed_in_float32(cluster: Cluster) -> None:
+    for found in ranks(cluster, averages_halves, 2):
+        assert found == [40000.0, 2 * 2.0**-24]
+
+
 class Branches(nn.Module):
     """Uses one of two layers."""
 

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from distlab.comm._plain import plain
 from distlab.comm._protocol import ANY, SUM, Comm, CommRefusedError, ReduceOp
 from distlab.comm._refusals import Refusals
 from distlab.comm._seams import Store
@@ -140,6 +141,7 @@ class TcpComm:
 
     # ── point to point ──────────────────────────────────────────────────────────────
 
+    @plain
     def send(
         self, tensor: Tensor, dst: int, tag: int = 0, *, timeout_s: float | None = None
     ) -> None:
@@ -148,6 +150,7 @@ class TcpComm:
         self.engine.post(lambda: self.engine.exchange.send(transfer))
         self._work(transfer, dst).wait(timeout_s)
 
+    @plain
     def recv(
         self,
         tensor: Tensor,
@@ -169,6 +172,7 @@ class TcpComm:
         self._work(transfer, None).wait(timeout_s)
         return self._group.members.index(transfer.peer)
 
+    @plain
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> TcpWork:
         """See `Comm.isend`."""
         transfer = self._sending(tensor, dst, tag)
@@ -176,12 +180,14 @@ class TcpComm:
         self.engine.post(lambda: exchange.send(transfer, look=True), overlap=True)
         return self._work(transfer, dst)
 
+    @plain
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> TcpWork:
         """See `Comm.irecv`."""
         transfer = self._receiving(tensor, src, tag)
         self.engine.post(lambda: self.engine.exchange.receive(transfer), overlap=True)
         return self._work(transfer, src)
 
+    @plain
     def sendrecv(
         self,
         send_tensor: Tensor,
@@ -216,6 +222,7 @@ class TcpComm:
         """See `Comm.barrier`."""
         self._barrier("barrier", timeout_s)
 
+    @plain
     def broadcast(
         self, tensor: Tensor, src: int, *, timeout_s: float | None = None
     ) -> None:
@@ -225,6 +232,7 @@ class TcpComm:
         steps = collectives.broadcast(*self._place(), _flat(tensor), src)
         self._start(f"broadcast {src}", steps).wait(timeout_s)
 
+    @plain
     def all_reduce(
         self, tensor: Tensor, op: ReduceOp = SUM, async_op: bool = False
     ) -> TcpWork | None:
@@ -235,6 +243,7 @@ class TcpComm:
         work = self._start("all_reduce", steps, overlap=async_op)
         return later_or_now(work, async_op)
 
+    @plain
     def reduce(
         self,
         tensor: Tensor,
@@ -250,6 +259,7 @@ class TcpComm:
         steps = collectives.reduce(*self._place(), _flat(tensor), dst, op)
         self._start(f"reduce {dst}", steps).wait(timeout_s)
 
+    @plain
     def all_gather(
         self,
         output: Tensor,
@@ -265,6 +275,7 @@ class TcpComm:
         work = self._start("all_gather", steps, overlap=async_op)
         return later_or_now(work, async_op, timeout_s)
 
+    @plain
     def reduce_scatter(
         self,
         output: Tensor,
@@ -283,6 +294,7 @@ class TcpComm:
         work = self._start("reduce_scatter", steps, overlap=async_op)
         return later_or_now(work, async_op, timeout_s)
 
+    @plain
     def all_to_all(
         self,
         output: Tensor,

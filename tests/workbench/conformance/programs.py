@@ -284,6 +284,8 @@ def refused_everywhere(ctx: RankContext) -> dict[str, str]:
             zeros(comm, 2), zeros(comm, 2 * n + 1)
         ),
         "all_to_all sizes": lambda: comm.all_to_all(zeros(comm, n), zeros(comm, 2 * n)),
+        "send sparse": lambda: comm.send(good.to_sparse(), (comm.rank + 1) % n),
+        "all_reduce sparse": lambda: comm.all_reduce(good.to_sparse()),
         "average of ints": lambda: comm.all_reduce(
             zeros(comm, 2, dtype=torch.int64), ReduceOp.AVG
         ),
@@ -349,6 +351,69 @@ def all_reduce_with_each(ctx: RankContext) -> dict[str, list[float]]:
                 work.wait()  # once more must change nothing
             got[f"{op} {async_op}"] = [float(work is not None), *tensor.tolist()]
     return got
+
+
+def conjugates(comm: Comm, *shape: int) -> Tensor:
+    """1 - (r + 1)i as a view: the memory has 1 + (r + 1)i."""
+    value = complex(1, comm.rank + 1)
+    return torch.full(shape, value, device=comm.device).conj()
+
+
+def what_views_say(ctx: RankContext) -> dict[str, Any]:
+    """Each call with a view whose memory isn't what it says; as [real, imaginary]."""
+    comm, n = ctx.comm, ctx.comm.world_size
+    right, left = (comm.rank + 1) % n, (comm.rank - 1) % n
+    got: dict[str, Any] = {}
+    for name in ("conj", "neg"):
+
+        def views(size: int, is_neg: bool = name == "neg") -> Tensor:
+            negated: Tensor = torch._neg_view(filled(comm, comm.rank + 1, size))
+            return negated if is_neg else conjugates(comm, size)
+
+        call = comm.all_reduce
+        got[f"{name} all_reduce"] = (mine := views(3))
+        call(mine)
+        got[f"{name} started"] = (mine := views(3))
+        work = call(mine, async_op=True)
+        assert work is not None
+        work.wait()
+        work.wait()
+        got[f"{name} broadcast"] = (mine := views(2))
+        comm.broadcast(mine, src=n - 1)
+        got[f"{name} gathered"] = output = views(n)
+        comm.all_gather(output, input=views(1))
+        got[f"{name} exchanged"] = output = views(n)
+        comm.all_to_all(output, views(n))
+        got[f"{name} scattered"] = output = views(1)
+        comm.reduce_scatter(output, views(n))
+        got[f"{name} sendrecv"] = (mine := views(1))
+        comm.sendrecv(views(1), right, mine, left)
+        if n > 1:
+            got[f"{name} irecv"] = (mine := views(1))
+            works = comm.irecv(mine, left), comm.isend(views(1), right)
+            for one in works:
+                one.wait()
+    return {
+        name: [[z.real, z.imag] for z in map(complex, tensor.tolist())]
+        for name, tensor in got.items()
+    }
+
+
+def half_averages(ctx: RankContext) -> list[float]:
+    """Of 40,000 on every rank in float16, where 65,504 is the largest number."""
+    comm, avg = ctx.comm, ReduceOp.AVG
+    mean, total, started = (filled(comm, 40000.0, 1).half() for _ in range(3))
+    comm.all_reduce(mean, avg)
+    comm.reduce(total, 0, avg)
+    work = comm.all_reduce(started, op=avg, async_op=True)
+    assert work is not None
+    work.wait()
+    chunk = filled(comm, 40000.0, comm.world_size).half()
+    part = torch.empty_like(chunk[:1])
+    comm.reduce_scatter(part, chunk, avg)
+    kept = float(chunk[0])
+    own = [float(total)] if comm.rank == 0 else []
+    return [float(mean), float(started), float(part), kept, *own]
 
 
 def reduce_with_each(ctx: RankContext) -> dict[str, list[list[float]]]:

@@ -15,7 +15,11 @@ from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 
-DTYPES = (torch.float64, torch.bfloat16)
+DTYPES = (  # of the tensors, and of flat
+    (torch.float64, torch.float64),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float32),
+)
 STALE = -77.0  # what the flat tensor holds before, and a nan
 
 
@@ -37,13 +41,15 @@ def _shaped(seed: int, dtype: torch.dtype) -> list[Tensor]:
 
 def carry(context: RankContext, unit: ModuleType, seed: int) -> list[dict[str, Any]]:
     """There and back, in each of DTYPES."""
-    return [_carried(unit, seed, dtype) for dtype in DTYPES]
+    return [_carried(unit, seed, *pair) for pair in DTYPES]
 
 
-def _carried(unit: ModuleType, seed: int, dtype: torch.dtype) -> dict[str, Any]:
+def _carried(
+    unit: ModuleType, seed: int, dtype: torch.dtype, wide: torch.dtype
+) -> dict[str, Any]:
     """The flat tensor, and what other tensors then hold."""
     given = _shaped(seed, dtype)
-    flat = torch.full((sum(map(Tensor.numel, given)),), STALE, dtype=dtype)
+    flat = torch.full((sum(map(Tensor.numel, given)),), STALE, dtype=wide)
     flat[-1] = torch.nan
     address = flat.data_ptr()
     with in_call("pack(tensors, flat)"):
@@ -66,7 +72,7 @@ def _carried(unit: ModuleType, seed: int, dtype: torch.dtype) -> dict[str, Any]:
 @clause("distributed_data_parallel.buckets", "C4", worlds=(1,), runs=[on_ranks(carry)])
 def what_was_packed_comes_back(runs: Runs) -> str | None:
     """V: in place, all numbers, and copies rather than views."""
-    for dtype, told in zip(DTYPES, worked_out(runs, carry).values[0], strict=True):
+    for (dtype, _), told in zip(DTYPES, worked_out(runs, carry).values[0], strict=True):
         _expect_carried(told, _shaped(runs.seed, dtype))
     return None
 
@@ -79,7 +85,7 @@ def _expect_carried(told: dict[str, Any], expected: list[Tensor]) -> None:
             slug="not-in-place",
             rule="write into flat: flat[…] = …, copy_, or out=flat",
         )
-    numbers = torch.cat([tensor.reshape(-1) for tensor in expected])
+    numbers = torch.cat([tensor.reshape(-1) for tensor in expected]).to(flat.dtype)
     if flat.isnan().any() or not torch.equal(flat.sort()[0], numbers.sort()[0]):
         raise NotYetError(
             f"pack does not fill flat with the tensors' {len(numbers)} elements: it "
