@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError, expect_float32
+from distlab.engines.optimizers import Make, make_optimizer
 from distlab.engines.outside import engine
-from distlab.engines.parallel import Make, make_optimizer
 from distlab.engines.torch_engine import InDefaultGroup
 
 FIELDS = {

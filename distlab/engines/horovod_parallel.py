@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from distlab.engines.config import DistributedConfig
+from distlab.engines.optimizers import Make, make_optimizer
 from distlab.engines.outside import engine
-from distlab.engines.parallel import Make, Parallel, make_optimizer, make_scaler
+from distlab.engines.parallel import Parallel, make_scaler
 from distlab.engines.torch_engine import device_of_rank
 
 HOW = "make test-horovod builds it in .venv-horovod"

@@ -11,17 +11,20 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from distlab.engines.config import DistributedConfig
+from distlab.engines.expect import EngineError
 from distlab.engines.history import History
-from distlab.engines.samples import Loading
+from distlab.engines.loaders import Loading
+from distlab.engines.losses import own_parameters
+from distlab.engines.optimizers import MakeOnCopy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +43,39 @@ class Job:
     mlflow_run: tuple[str, str] | None = None
     """The tracking server and the id of a run that the caller keeps open."""
     verbose: bool = True
+    keeps_optimizer: bool = False
+    """Whether the outcome has the optimizer's state."""
 
     def with_copy(self) -> Job:
-        """The same with a copy of the model, and of the optimizer on that copy."""
-        wanted = self.optimizer
-        if not isinstance(wanted, torch.optim.Optimizer):
-            return replace(self, model=copy.deepcopy(self.model))
-        model, optimizer = copy.deepcopy((self.model, wanted))
-        return replace(self, model=model, optimizer=optimizer)
+        """The same with copies of model and loss, and the optimizer on those copies.
+
+        Raises:
+            EngineError: Python cannot copy them.
+        """
+        model, loss, wanted = self.model, self.loss, self.optimizer
+        # A function is not copied; but one that belongs to a module is, with it.
+        owner = getattr(loss, "__self__", loss)
+        ours = [model, loss if isinstance(owner, nn.Module) else None]
+        if isinstance(wanted, torch.optim.Optimizer):
+            ours.append(wanted)
+        try:
+            model, own_loss, *optimizer = copy.deepcopy(ours)
+        except (TypeError, AttributeError, RuntimeError, pickle.PickleError) as error:
+            raise EngineError(f"the model cannot be copied: {first_line(error)}") from (
+                error
+            )
+        loss = loss if own_loss is None else own_loss
+        if not optimizer and isinstance(model, nn.Module):
+            pairs = [
+                *zip(self.model.parameters(), model.parameters(), strict=True),
+                *zip(_parameters(self.loss), _parameters(loss), strict=True),
+            ]
+            of_loss = own_parameters(loss, model).values()
+            learns = [p for p in of_loss if p.requires_grad]
+            optimizer = [MakeOnCopy(wanted or torch.optim.AdamW, pairs, learns)]
+        return replace(
+            self, model=model, loss=loss, optimizer=next(iter(optimizer), None)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +83,20 @@ class Outcome:
     """What a rank gives back."""
 
     history: History
-    weights: dict[str, Tensor]
+    weights: dict[str, Any]
+    loss_weights: dict[str, Any] = field(default_factory=dict)
+    """Of a loss that is a module."""
+    optimizer_state: dict[str, Any] | None = None
+    """By names; of an optimizer that was handed in."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, or its name where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _parameters(loss: Any) -> list[nn.Parameter]:
+    return [*loss.parameters()] if isinstance(loss, nn.Module) else []
 
 
 def write(value: Any, path: Path) -> None:

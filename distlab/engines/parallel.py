@@ -22,11 +22,21 @@ from torch import Tensor, nn
 
 from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError
-from distlab.engines.samples import Loading, Microbatch, make_loader
+from distlab.engines.loaders import Batches, Loading
+from distlab.engines.losses import Loss, Value, measure, own_parameters, tensors_in
+from distlab.engines.optimizers import (
+    expect_same_kind,
+    expect_same_weights,
+    full,
+    held_by,
+    indexed_state,
+    kept,
+    named_state,
+    names_of,
+)
+from distlab.engines.samples import Microbatch
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-Loss = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,9 @@ class Judged:
     """A batch of the validation: its mean loss, and how many targets were met."""
 
     loss: Tensor | float
+    count: Tensor | None = None
+    """What the mean was divided by; None: the number of samples."""
+    is_sum: bool = False
     num_right: Tensor | int = 0
     num_judged: int = 0
     """0 where the outputs are no class scores."""
@@ -54,45 +67,102 @@ class Parallel:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler | None = None
 
+    factor: float = 1.0
+    """By what the gradients of the last step were multiplied: see losses.py."""
+
     def __init__(self, config: DistributedConfig) -> None:
         self.config = config
+        self.loss: Any = None
+        self.loss_parameters: dict[str, nn.Parameter] = {}
+        self._batches: dict[int, Batches] = {}
+        self._counts: list[Tensor] = []  # of this rank's microbatches since the step
+        self._num_in_step = 0
+        self._num_mixed = 0
+
+    def take_loss(self, loss: Any) -> None:
+        """Place a loss that is a module like the model, with rank 0's values."""
+        if not isinstance(loss, nn.Module):
+            return
+        self.loss = loss.to(self.device)
+        self.loss_parameters = own_parameters(loss, self.module)
+        for value in (*self.loss_parameters.values(), *loss.buffers()):
+            if value.is_floating_point():
+                own = value.detach() if self.rank == 0 else torch.zeros_like(value)
+                value.data.copy_(self.sum(own.clone()))
 
     # ── a step ──────────────────────────────────────────────────────────────────────
 
     def batches(self, loading: Loading, plan: Sequence[Microbatch]) -> Iterable[Any]:
         """The batches of this rank's plan; local."""
-        return make_loader(loading, plan)
+        if id(loading) not in self._batches:
+            self._batches[id(loading)] = Batches(loading)
+        return self._batches[id(loading)].of(plan)
 
     def learn(self, loss: Loss, batch: Any, micro: Microbatch) -> Tensor:
-        """Add the gradients of a microbatch; its mean loss times its weight."""
+        """Add the gradients of a microbatch; its mean loss times its weight.
+
+        A rank without samples calls the model all the same, and multiplies the outputs
+        by 0 and not the loss: of a single sample that may be nan.
+        """
+        self._num_in_step = micro.num_in_step
         with contextlib.nullcontext() if micro.ends_step else self.no_sync():
-            weighted = self.loss_of(loss, batch)[0] * micro.weight
+            if micro.weight:
+                weighted = self._weighted(self.loss_of(loss, batch)[0], micro)
+            else:
+                weighted = self._nothing(loss, batch)
             self.backward(weighted)
         return weighted.detach()
+
+    def _weighted(self, value: Value, micro: Microbatch) -> Tensor:
+        num, weight, count = micro.num_samples, micro.weight, value.count
+        self._num_mixed += value.is_mixed
+        self._counts.append(torch.tensor(float(num)) if count is None else count)
+        if value.is_sum:
+            return value.loss * self.world_size
+        if count is None:
+            return value.loss * weight
+        return value.loss * (count / num * weight).to(value.loss.dtype)
+
+    def _nothing(self, loss: Loss, batch: Any) -> Tensor:
+        """Zero, with gradients of zero."""
+        outputs, targets = self._outputs(batch)
+        parts = [(one * 0).sum() for one in tensors_in(outputs) if one.requires_grad]
+        if not parts:
+            return measure(loss, outputs, targets).loss * 0
+        return torch.stack([one.double() for one in parts]).sum().nan_to_num()
 
     def judge(self, loss: Loss, batch: Any) -> Judged:
         """How good the model is on a batch of the validation."""
         value, outputs, targets = self.loss_of(loss, batch)
+        mean, own = value.loss.double(), (value.count, value.is_sum)
         if not _are_scores(outputs, targets):
-            return Judged(value.double())
-        right = (outputs.argmax(1) == targets).sum()
-        return Judged(value.double(), right, targets.numel())
+            return Judged(mean, *own)
+        counts = torch.ones_like(targets, dtype=torch.bool)
+        if value.ignored is not None:
+            counts = targets != value.ignored
+        right = ((outputs.argmax(1) == targets) & counts).sum()
+        return Judged(mean, *own, right, int(counts.sum()))
 
-    def loss_of(self, loss: Loss, batch: Any) -> tuple[Tensor, Any, Tensor]:
-        """The mean loss of a batch, the outputs and the targets.
+    def loss_of(self, loss: Loss, batch: Any) -> tuple[Value, Any, Any]:
+        """The loss of a batch, the outputs and the targets.
 
         Raises:
-            EngineError: the batch is no tuple of inputs and targets.
+            EngineError: the batch is no tuple of inputs and targets, or the loss gives
+                no single number.
         """
+        outputs, targets = self._outputs(batch)
+        with self.autocast():
+            return measure(loss, outputs, targets), outputs, targets
+
+    def _outputs(self, batch: Any) -> tuple[Any, Any]:
         if not isinstance(batch, list | tuple) or len(batch) < 2:
             raise EngineError(
                 "a batch must be a tuple of inputs and targets; it is a "
                 f"{type(batch).__name__}"
             )
-        *inputs, targets = (value.to(self.device, non_blocking=True) for value in batch)
+        *inputs, targets = (placed(value, self.device) for value in batch)
         with self.autocast():
-            outputs = self.forward(*inputs)
-            return loss(outputs, targets), outputs, targets
+            return self.forward(*inputs), targets
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -115,9 +185,11 @@ class Parallel:
 
         With fp16 a step whose gradients are not finite is left out on every rank.
         """
+        self.share_loss_gradients()
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
             self.share_overflow()
+        self.divide()
         norm = self.clip(self.config.gradient_clipping)
         if self.scaler:
             self.scaler.step(self.optimizer)
@@ -125,22 +197,67 @@ class Parallel:
         else:
             self.optimizer.step()
         self.optimizer.zero_grad()
+        for module in filter(None, (self.module, self.loss)):
+            module.zero_grad()  # else what the optimizer has not would grow
         return norm
+
+    def share_loss_gradients(self) -> None:
+        """Average those of the loss's own parameters, which no wrapper knows."""
+        for parameter in self.loss_parameters.values():
+            if not parameter.requires_grad:
+                continue
+            own = parameter.grad
+            if own is None:
+                own = torch.zeros_like(parameter)
+            parameter.grad = self.sum(own) / self.world_size
+
+    def divide(self) -> None:
+        """Have the gradients be those of a mean over all that counts in the step.
+
+        Raises:
+            EngineError: the loss has a part that cannot be joined; on every rank.
+        """
+        own = torch.zeros(3, dtype=torch.double, device=self.device)
+        for count in self._counts:
+            own[0] += count
+        own[1], own[2] = len(self._counts), self._num_mixed
+        count, num_parts, num_mixed = self.sum(own).tolist()
+        self._counts, self._num_mixed = [], 0
+        if num_mixed and num_parts > 1:
+            raise EngineError(
+                "the loss adds something to a cross-entropy with class weights or "
+                "ignored targets, so the parts of a step cannot be joined: sum that "
+                "cross-entropy up, and divide it by the number of samples"
+            )
+        self.factor = self._num_in_step / count if count else 1.0
+        if self.factor == 1.0:
+            return
+        gradients = [p.grad for p in self.trained() if p.grad is not None]
+        torch._foreach_mul_(gradients, self.factor)
+
+    def trained(self) -> list[nn.Parameter]:
+        """What the optimizer has, in the order of model and loss; local."""
+        held = {id(p) for p in held_by(self.optimizer)}
+        known = [*self.module.parameters(), *self.loss_parameters.values()]
+        return [p for p in known if id(p) in held]
 
     def share_overflow(self) -> None:
         """Have all ranks know whether one has a gradient that is not finite."""
 
     def clip(self, largest: float | None) -> float:
         """Scale the gradients to at most this norm; the norm before."""
-        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        parameters = self.trained()
+        gradients = [p.grad for p in parameters if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         if largest is not None:
-            nn.utils.clip_grads_with_norm_(self.module.parameters(), largest, norm)
+            nn.utils.clip_grads_with_norm_(parameters, largest, norm)
         return float(full(norm))
 
     def set_training(self, is_on: bool) -> None:
         """Switch dropout and the like on for training, off for validation; local."""
         self.module.train(is_on)
+        if self.loss is not None:
+            self.loss.train(is_on)
 
     def rates(self) -> list[float]:
         """The learning rate of each group of parameters; local."""
@@ -159,72 +276,74 @@ class Parallel:
 
     def weights(self) -> dict[str, Tensor]:
         """The unsharded state_dict of the model on the CPU, on every rank."""
-        return {
-            name: full(value).detach().cpu().clone()
-            for name, value in self.module.state_dict().items()
-        }
+        return kept_state(self.module)
+
+    def loss_weights(self) -> dict[str, Any]:
+        """The state_dict of a loss that is a module; local."""
+        return {} if self.loss is None else kept_state(self.loss)
 
     def optimizer_state(self) -> dict[str, Any]:
         """The state of the optimizer by the names of the parameters, on every rank."""
-        return named_state(self.optimizer.state_dict(), self.names())
+        state = self.optimizer.state_dict()
+        return named_state(self.optimizer, state, self.names())
 
-    def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Continue with what `weights()` and `optimizer_state()` gave."""
+    def expect_fits(self, state: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another model, loss or optimizer; local.
+
+        Raises:
+            EngineError: names, shapes or the kind of optimizer differ.
+        """
+        expect_same_weights(state["weights"], self.module.state_dict(), "model")
+        own = {} if self.loss is None else self.loss.state_dict()
+        expect_same_weights(state.get("loss", own), own, "loss")
+        expect_same_kind(state["optimizer"], self.optimizer)
+
+    def load(self, weights: dict[str, Any], state: dict[str, Any]) -> None:
+        """Continue with what `weights()` and `optimizer_state()` gave.
+
+        The optimizer's settings stay those of this training. A parameter that it has
+        had no state of begins without one.
+        """
         self.module.load_state_dict(weights)
-        self.optimizer.load_state_dict(indexed_state(state, self.names()))
+        groups = self.optimizer.param_groups
+        self.optimizer.load_state_dict(indexed_state(state, groups, self.names()))
+
+    def load_scaler(self, state: dict[str, Any]) -> None:
+        """Continue with a loss scale; its settings stay those of this training."""
+        assert self.scaler is not None
+        own = self.scaler.state_dict()
+        now = ("growth_factor", "backoff_factor", "growth_interval")
+        self.scaler.load_state_dict({**state, **{name: own[name] for name in now}})
+
+    def load_loss(self, weights: dict[str, Any]) -> None:
+        """Continue with what `loss_weights()` gave; local."""
+        if self.loss is not None and weights:
+            self.loss.load_state_dict(weights)
 
     def names(self) -> list[str]:
         """The names of the parameters in the order of the optimizer; local."""
-        by_id = {id(p): name for name, p in self.module.named_parameters()}
-        groups = self.optimizer.param_groups
-        return [by_id[id(p)] for group in groups for p in group["params"]]
+        return names_of(self.optimizer, self.module, self.loss_parameters)
 
     def close(self) -> None:
         """End the group, if this made it."""
 
 
-def full(value: Any) -> Any:
-    """A DTensor as the plain tensor that all shards are together; collective then."""
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
+def placed(value: Any, device: torch.device) -> Any:
+    """The tensors of a batch on a device; what is none stays as it is."""
+    if hasattr(value, "to"):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: placed(one, device) for key, one in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(placed(one, device) for one in value))
+    if isinstance(value, list | tuple):
+        return type(value)(placed(one, device) for one in value)
+    return value
 
 
-def named_state(state: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """An optimizer's state_dict with names in place of numbers, on the CPU."""
-    groups = [
-        {**group, "params": [names[index] for index in group["params"]]}
-        for group in state["param_groups"]
-    ]
-    values = {
-        names[index]: {key: _kept(value) for key, value in own.items()}
-        for index, own in sorted(state["state"].items())
-    }
-    return {"state": values, "param_groups": groups}
-
-
-def _kept(value: Any) -> Any:
-    return full(value).detach().cpu().clone() if isinstance(value, Tensor) else value
-
-
-def indexed_state(state: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """The reverse of `named_state`."""
-    number = {name: index for index, name in enumerate(names)}
-    return {
-        "state": {number[name]: dict(own) for name, own in state["state"].items()},
-        "param_groups": [
-            {**group, "params": [number[name] for name in group["params"]]}
-            for group in state["param_groups"]
-        ],
-    }
-
-
-def make_optimizer(
-    model: nn.Module, wanted: torch.optim.Optimizer | Make | None
-) -> torch.optim.Optimizer:
-    """The caller's optimizer, or what the caller's function makes; AdamW by default."""
-    if isinstance(wanted, torch.optim.Optimizer):
-        return wanted
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    return (wanted or torch.optim.AdamW)(parameters)
+def kept_state(module: nn.Module) -> dict[str, Any]:
+    """A state_dict, unsharded and on the CPU."""
+    return {name: kept(value) for name, value in module.state_dict().items()}
 
 
 def make_scaler(config: DistributedConfig, device: torch.device) -> Any:

@@ -13,38 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-)
-
-from distlab.engines.expect import EngineError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loading:
-    """What is kept of a caller's loader."""
-
-    dataset: Any
-    batch_size: int
-    shuffles: bool
-    drop_last: bool
-    num_workers: int = 0
-    collate_fn: Any = None
-    worker_init_fn: Any = None
-    pin_memory: bool = False
-
-    @property
-    def num_samples(self) -> int:
-        """Of the data set."""
-        return len(self.dataset)
+from torch.utils.data import Sampler
 
 
 @dataclass(frozen=True)
@@ -67,60 +38,13 @@ class Microbatch:
         return len(self.indices) if self.weight else 0
 
 
-def read_loader(loader: Any, batch_size: int | None, what: str) -> Loading:
-    """What of `loader` all ranks need; `batch_size` replaces its own.
-
-    Raises:
-        EngineError: it is no DataLoader, or its samples cannot be sharded.
-    """
-    if not isinstance(loader, DataLoader):
-        raise EngineError(
-            f"{what} is a {type(loader).__name__}, must be a torch DataLoader"
-        )
-    if isinstance(loader.dataset, IterableDataset):
-        raise EngineError(f"{what} has an IterableDataset, which has no indices")
-    if loader.batch_sampler is not None and loader.batch_size is None:
-        raise EngineError(
-            f"{what} has a batch_sampler, which cannot be sharded: pass a loader with "
-            "batch_size=…"
-        )
-    size = batch_size or loader.batch_size
-    if size is None:
-        raise EngineError(f"{what} has no batch_size: give batch_size=…")
-    if not len(loader.dataset):  # type: ignore[arg-type]
-        raise EngineError(f"{what} has no samples")
-    return Loading(
-        dataset=loader.dataset,
-        batch_size=size,
-        shuffles=_shuffles(loader.sampler, what),
-        drop_last=bool(loader.drop_last),
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        worker_init_fn=loader.worker_init_fn,
-        pin_memory=loader.pin_memory,
-    )
-
-
-def _shuffles(sampler: Any, what: str) -> bool:
-    if isinstance(sampler, DistributedSampler):
-        return bool(sampler.shuffle)
-    if isinstance(sampler, SequentialSampler):
-        return False
-    if isinstance(sampler, RandomSampler) and not sampler.replacement:
-        return True
-    raise EngineError(
-        f"{what} has a {type(sampler).__name__}, which cannot be sharded: pass a "
-        "loader with shuffle=True or without a sampler"
-    )
-
-
 def epoch_order(
     num_samples: int, *, shuffles: bool, seed: int, epoch: int
 ) -> list[int]:
     """The order of an epoch; the same on every rank."""
     if not shuffles:
         return list(range(num_samples))
-    generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)
+    generator = torch.Generator().manual_seed((1_000_003 * seed + epoch) % 2**63)
     return torch.randperm(num_samples, generator=generator).tolist()
 
 
@@ -155,7 +79,7 @@ def _step_plan(
         indices = tuple(mine[offset : offset + batch_size])
         weight = len(indices) * world_size / len(batch)
         yield Microbatch(
-            indices=indices or (batch[0],),
+            indices=indices or (batch[0],) * 2,  # batch norm refuses a single sample
             weight=weight,
             ends_step=offset + batch_size >= longest,
             num_in_step=len(batch),
@@ -175,15 +99,3 @@ class PlannedBatches(Sampler[list[int]]):
     def __len__(self) -> int:
         """The number of microbatches."""
         return len(self.plan)
-
-
-def make_loader(loading: Loading, plan: Sequence[Microbatch]) -> DataLoader[Any]:
-    """A loader of one rank for one epoch."""
-    return DataLoader(
-        loading.dataset,
-        batch_sampler=PlannedBatches(plan),
-        num_workers=loading.num_workers,
-        collate_fn=loading.collate_fn,
-        worker_init_fn=loading.worker_init_fn,
-        pin_memory=loading.pin_memory,
-    )

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import distlab.distributed as ours
 from distlab.engines.config import DistributedConfig
-from distlab.engines.parallel import Make, Parallel, make_optimizer, make_scaler
+from distlab.engines.optimizers import Make, make_optimizer
+from distlab.engines.parallel import Parallel, make_scaler
 
 TIMEOUT_S = 600.0
 

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from distlab.engines.expect import EngineError
+from distlab.engines.job import Outcome
 from distlab.engines.keras_model import expect_model, pack
-from distlab.engines.samples import Loading
+from distlab.engines.loaders import Loading
 from distlab.engines.tensorflow_parallel import assign
 from distlab.engines.tensorflow_start import tensorflow
 from distlab.engines.trainer import Trainer
@@ -57,9 +57,12 @@ class TensorFlowDistributedTrainer(Trainer):
         expect_model(model)
         self.shuffle = shuffle
 
-    def _take(self, weights: dict[str, Tensor]) -> None:
+    def _expect_trainable(self) -> None:
+        """See Trainer; `expect_model` has done that."""
+
+    def _take(self, outcome: Outcome) -> None:
         own: Any = self.model
-        assign("weights", own.variables, weights)
+        assign("weights", own.variables, outcome.weights)
 
     def _loading(self, given: Any, batch_size: int | None, what: str) -> Loading:
         named = what.replace("loader", "dataset")

@@ -22,8 +22,10 @@ from torch import Tensor
 from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError
 from distlab.engines.keras_model import KerasModel
-from distlab.engines.parallel import Judged, Loss, Parallel
-from distlab.engines.samples import Loading, Microbatch
+from distlab.engines.loaders import Loading
+from distlab.engines.losses import Loss
+from distlab.engines.parallel import Judged, Parallel
+from distlab.engines.samples import Microbatch
 from distlab.engines.tensorflow_start import open_strategy, tensorflow
 
 
@@ -131,7 +133,7 @@ class TensorFlow(Parallel):
     def judge(self, loss: Loss, batch: Any) -> Judged:
         """See Parallel; accuracy is that of targets which are class numbers."""
         value, right, num = self._judge(*self._tensors(batch))
-        return Judged(value.numpy().item(), int(right), int(num))
+        return Judged(value.numpy().item(), num_right=int(right), num_judged=int(num))
 
     def _judge_here(self, inputs: Any, targets: Any) -> tuple[Any, Any, Any]:
         tf = self.tf
@@ -241,6 +243,9 @@ class TensorFlow(Parallel):
     def optimizer_state(self) -> dict[str, Any]:
         """See Parallel; in the order of the optimizer."""
         return dict(_numbered(self.keras_optimizer.variables))
+
+    def expect_fits(self, state: dict[str, Any]) -> None:
+        """See Parallel; `load` does it, by numbers."""
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
         """See Parallel.

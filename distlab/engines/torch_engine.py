@@ -30,14 +30,8 @@ from torch.distributed.fsdp import (
 
 from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError
-from distlab.engines.parallel import (
-    DTYPES,
-    Make,
-    Parallel,
-    make_optimizer,
-    make_scaler,
-    named_state,
-)
+from distlab.engines.optimizers import Make, make_optimizer, named_state
+from distlab.engines.parallel import DTYPES, Parallel, make_scaler
 
 TIMEOUT = timedelta(minutes=10)
 
@@ -157,7 +151,8 @@ class Torch(InDefaultGroup):
         zero.consolidate_state_dict(to=0)
         state = [zero.state_dict() if self.rank == 0 else None]
         dist.broadcast_object_list(state, 0)
-        return named_state(state[0], self.names())  # type: ignore[arg-type]
+        found: Any = state[0]
+        return named_state(self.optimizer, found, self.names())
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
         """See Parallel."""

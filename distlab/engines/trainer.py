@@ -21,10 +21,21 @@ from distlab.engines.config import CORE, config_from
 from distlab.engines.expect import EngineError, expect_int
 from distlab.engines.history import History
 from distlab.engines.job import Job, Outcome
+from distlab.engines.loaders import Loading, read_loader
+from distlab.engines.losses import own_parameters
+from distlab.engines.optimizers import (
+    expect_known,
+    expect_sendable,
+    expect_step,
+    indexed_state,
+    names_of,
+)
 from distlab.engines.rank import number
 from distlab.engines.records import TrackedRun
-from distlab.engines.samples import Loading, read_loader
 from distlab.engines.start import Starter, is_rank, run
+
+TRAINS_LOSS = ("pytorch-ddp", "scratch", "ray")  # backends with whole gradients
+KEEPS_OPTIMIZER = (*CORE, "ray")  # backends whose optimizer has a state_dict of torch's
 
 
 class Trainer:
@@ -32,9 +43,10 @@ class Trainer:
 
     `optimizer` is one on `model`'s parameters, or a function of the parameters that
     makes one; AdamW by default. `loss(outputs, targets)` is a mean over the samples;
-    cross-entropy by default. All other arguments are fields of DistributedConfig.
-
-    Limits: the state of an optimizer that was handed in stays with the ranks.
+    cross-entropy by default. What torch's cross_entropy and nll_loss divide by, with
+    class weights or ignored targets, is taken into account, and so is reduction="sum".
+    A loss that is a module may have parameters: they are trained too. All other
+    arguments are fields of DistributedConfig.
 
     Raises:
         EngineError: a field is misspelt, cannot be, or contradicts another.
@@ -87,6 +99,7 @@ class Trainer:
         Raises:
             EngineError: the training cannot begin, or a rank failed; one line.
         """
+        self._expect_trainable()
         job = self._job(train_loader, val_loader, checkpoint_dir, max_steps)
         if mlflow_experiment is not None and not job.config.mlflow_tracking:
             job = replace(job, config=replace(job.config, mlflow_tracking=True))
@@ -103,12 +116,64 @@ class Trainer:
             raise
         if tracked:
             tracked.end("FINISHED")
-        self._take(outcome.weights)
+        self._take(outcome)
         self.history = replace(outcome.history, single_throughput=single_throughput)
         return self.history
 
-    def _take(self, weights: dict[str, Tensor]) -> None:
-        self.model.load_state_dict(weights)
+    def _take(self, outcome: Outcome) -> None:
+        """Give the caller's objects what the ranks arrived at."""
+        model = unwrapped(self.model)
+        model.load_state_dict(outcome.weights)
+        if isinstance(self.loss, nn.Module):
+            self.loss.load_state_dict(outcome.loss_weights)
+        own = self.optimizer
+        if isinstance(own, torch.optim.Optimizer) and outcome.optimizer_state:
+            names = names_of(own, model, own_parameters(self.loss, model))
+            state = indexed_state(outcome.optimizer_state, own.param_groups, names)
+            own.load_state_dict(state)
+
+    def _expect_trainable(self) -> None:
+        """Refuse a model, loss or optimizer that no rank could train with.
+
+        Raises:
+            EngineError: what it is.
+        """
+        if not isinstance(self.model, nn.Module):
+            raise EngineError(
+                f"the model is a {type(self.model).__name__}, must be a torch module"
+            )
+        model = unwrapped(self.model)
+        of_loss = [*own_parameters(self.loss, model).values()]
+        parameters = [*model.parameters(), *of_loss]
+        if any(isinstance(p, nn.parameter.UninitializedParameter) for p in parameters):
+            raise EngineError(
+                "the model has lazy layers, whose shapes are not known yet: call it "
+                "with a batch before"
+            )
+        if any(p.is_meta for p in parameters):
+            raise EngineError("the model is on device meta, and has no values to train")
+        if not any(p.requires_grad for p in model.parameters()):
+            raise EngineError(
+                "no parameter of the model has requires_grad: none learns"
+            )
+        if (
+            any(p.requires_grad for p in of_loss)
+            and self.config.backend not in TRAINS_LOSS
+        ):
+            known = ", ".join(TRAINS_LOSS)
+            raise EngineError(
+                f"the loss has parameters, and backend {self.config.backend} does not "
+                f"train them: choose {known}"
+            )
+        if isinstance(self.optimizer, torch.optim.Optimizer):
+            expect_known(self.optimizer, parameters)
+            expect_step(self.optimizer)
+            expect_sendable(self.optimizer)
+        elif self.optimizer is not None and not callable(self.optimizer):
+            raise EngineError(
+                f"optimizer is a {type(self.optimizer).__name__}, must be a torch "
+                "optimizer or a function that makes one"
+            )
 
     def _run(self, job: Job) -> Outcome:
         return self.runs_jobs_with(job, self.starter)
@@ -118,7 +183,7 @@ class Trainer:
 
     def _sent(self, train: Loading) -> Any:
         """The model as the ranks are given it."""
-        return self.model
+        return unwrapped(self.model)
 
     def _job(
         self,
@@ -145,6 +210,8 @@ class Trainer:
             config=_absolute(config),
             max_steps=max_steps,
             verbose=self.verbose,
+            keeps_optimizer=isinstance(self.optimizer, torch.optim.Optimizer)
+            and config.backend in KEEPS_OPTIMIZER,
         )
 
 
@@ -153,6 +220,14 @@ class PyTorchDDPTrainer(Trainer):
 
     Example: see the module.
     """
+
+
+def unwrapped(model: Any) -> Any:
+    """The model inside a wrapper that spreads it over devices: the ranks do that."""
+    from distlab.distributed import DistributedDataParallel as Ours
+
+    wrappers = nn.DataParallel, nn.parallel.DistributedDataParallel, Ours
+    return model.module if isinstance(model, wrappers) else model
 
 
 def _absolute(config: Any) -> Any:

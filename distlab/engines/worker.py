@@ -23,10 +23,12 @@ from distlab.engines.config import DistributedConfig, with_world_size
 from distlab.engines.expect import EngineError, expect_float32
 from distlab.engines.history import EpochRow, History
 from distlab.engines.job import Job, Outcome
+from distlab.engines.loaders import DrawnOrder, Loading, set_epoch
 from distlab.engines.opening import open_parallel
 from distlab.engines.parallel import Parallel
+from distlab.engines.randomness import random_numbers_kept, seed_all, seed_of
 from distlab.engines.records import Records
-from distlab.engines.samples import Loading, Microbatch, epoch_order, epoch_plan
+from distlab.engines.samples import Microbatch, epoch_order, epoch_plan
 
 
 def train(job: Job, parallel: Parallel | None = None) -> Outcome:
@@ -41,8 +43,9 @@ def train(job: Job, parallel: Parallel | None = None) -> Outcome:
     parallel = parallel or open_parallel(job)
     try:
         fitting = with_world_size(job.config, parallel.world_size)
+        parallel.take_loss(job.loss)
         records = Records(job, parallel.rank)
-        with contextlib.closing(records):
+        with contextlib.closing(records), random_numbers_kept():
             return TrainingLoop(replace(job, config=fitting), parallel, records).run()
     finally:
         parallel.close()
@@ -54,8 +57,8 @@ class TrainingLoop:
     def __init__(self, job: Job, parallel: Parallel, records: Records) -> None:
         self.job, self.parallel, self.records = job, parallel, records
         self.config: DistributedConfig = job.config
-        own = self.config.learning_rate
-        self.rates = [rate if own is None else own for rate in parallel.rates()]
+        self.rates = rates_of(parallel.rates(), self.config.learning_rate)
+        self.orders: dict[int, DrawnOrder] = {}
         self.rows: list[EpochRow] = []
         self.losses: list[float] = []
         self.num_steps = 0  # taken since the very beginning
@@ -81,16 +84,25 @@ class TrainingLoop:
             stopped_by=self.stopped_by,
             cost=self._cost(),
         )
-        return Outcome(history=history, weights=self.parallel.weights())
+        parallel = self.parallel
+        return Outcome(
+            history=history,
+            weights=parallel.weights(),
+            loss_weights=parallel.loss_weights(),
+            optimizer_state=(
+                parallel.optimizer_state() if self.job.keeps_optimizer else None
+            ),
+        )
 
     # ── an epoch ────────────────────────────────────────────────────────────────────
 
     def _epoch(self, number: int) -> None:
+        seed_all(seed_of(self.config.seed, number, self.parallel.rank))
         first, began = len(self.losses), time.perf_counter()
         plan = self._plan(self.job.train, epoch=number, training=True)
         self._train(plan)
         seconds = self._mean(time.perf_counter() - began)
-        values = self._validate()
+        values = self._validate(number)
         losses = self.losses[first:]
         sizes = [one.num_in_step for one in plan if one.ends_step][: len(losses)]
         num_samples = sum(sizes)
@@ -126,7 +138,7 @@ class TrainingLoop:
             self.rate = self._set_rate(per_epoch)
             self.grad_norm = parallel.step()
             self.num_steps += 1
-            sums.append(part)
+            sums.append(part * parallel.factor)
             part = torch.zeros_like(part)
             is_last = self._has_all_steps()
             if is_last or len(sums) == self.config.log_every_n_steps:
@@ -180,24 +192,26 @@ class TrainingLoop:
     # ── validation ──────────────────────────────────────────────────────────────────
 
     @torch.no_grad()
-    def _validate(self) -> tuple[float | None, float | None]:
+    def _validate(self, epoch: int) -> tuple[float | None, float | None]:
         """Mean loss and accuracy over every sample once; None where there is none."""
         if self.job.val is None:
             return None, None
         self.parallel.set_training(False)
-        plan = self._plan(self.job.val, epoch=0, training=False)
+        plan = self._plan(self.job.val, epoch=epoch, training=False)
         sums = torch.zeros(4, dtype=torch.double, device=self.parallel.device)
         batches = self.parallel.batches(self.job.val, plan)
         for micro, batch in zip(plan, batches, strict=True):
             judged = self.parallel.judge(self.job.loss, batch)
             if not micro.num_samples:
                 continue
-            sums[0] += judged.loss * micro.num_samples
-            sums[1] += micro.num_samples
+            count = micro.num_samples if judged.count is None else judged.count
+            sums[0] += judged.loss * (1 if judged.is_sum else count)
+            sums[1] += count
             sums[2] += judged.num_right
             sums[3] += judged.num_judged
         total, num, right, num_judged = self.parallel.sum(sums).tolist()
-        return total / num, right / num_judged if num_judged else None
+        mean = total / num if num else float("nan")
+        return mean, right / num_judged if num_judged else None
 
     def _has_all_steps(self) -> bool:
         most = self.job.max_steps
@@ -225,6 +239,7 @@ class TrainingLoop:
         state = {
             "weights": parallel.weights(),
             "optimizer": parallel.optimizer_state(),
+            "loss": parallel.loss_weights(),
             "scaler": parallel.scaler.state_dict() if parallel.scaler else {},
             "rows": [asdict(row) for row in self.rows],
             "losses": self.losses,
@@ -242,15 +257,18 @@ class TrainingLoop:
         self._expect_same_steps(state["num_steps"] if state else 0)
         if state is None:
             return
+        parallel = self.parallel
+        parallel.expect_fits(state)
         try:
-            self.parallel.load(state["weights"], state["optimizer"])
+            parallel.load(state["weights"], state["optimizer"])
+            parallel.load_loss(state.get("loss", {}))
         except (RuntimeError, KeyError, ValueError) as error:
-            first = str(error).splitlines()[0]
             raise EngineError(
-                f"the checkpoint does not fit this model and optimizer: {first}"
+                "the checkpoint does not fit this model and optimizer: "
+                f"{' '.join(str(error).split())}"
             ) from error
-        if self.parallel.scaler and state["scaler"]:
-            self.parallel.scaler.load_state_dict(state["scaler"])
+        if parallel.scaler and state["scaler"]:
+            parallel.load_scaler(state["scaler"])
         self.rows = [EpochRow(**row) for row in state["rows"]]
         self.losses = list(state["losses"])
         self.num_steps, self.spent_s = state["num_steps"], state["spent_s"]
@@ -279,10 +297,7 @@ class TrainingLoop:
     def _plan(
         self, loading: Loading, *, epoch: int, training: bool
     ) -> list[Microbatch]:
-        shuffles = training and loading.shuffles
-        order = epoch_order(
-            loading.num_samples, shuffles=shuffles, seed=self.config.seed, epoch=epoch
-        )
+        order = self._order(loading, epoch, training=training)
         plan = epoch_plan(
             order,
             rank=self.parallel.rank,
@@ -291,17 +306,65 @@ class TrainingLoop:
             num_microbatches=(
                 self.config.gradient_accumulation_steps if training else 1
             ),
-            drop_last=training and loading.drop_last,
+            drop_last=loading.drop_last,
         )
         if not plan:
             raise EngineError(
-                f"{loading.num_samples} samples give no full step of "
+                f"{len(order)} samples give no full step of "
                 f"{self.parallel.world_size} × {loading.batch_size}: without drop_last "
                 "there is one"
             )
         return plan
 
+    def _order(self, loading: Loading, epoch: int, *, training: bool) -> list[int]:
+        """The samples of an epoch, all ranks together; collective with a sampler."""
+        set_epoch(loading.dataset, epoch)
+        seed = self.config.seed if loading.seed is None else loading.seed
+        if loading.sampler is None:
+            return epoch_order(
+                loading.num_samples,
+                shuffles=training and loading.shuffles,
+                seed=seed,
+                epoch=epoch,
+            )
+        parallel, key = self.parallel, id(loading)
+        drawn: list[int] = []
+        refused: EngineError | None = None
+        if parallel.rank == 0:
+            if key not in self.orders:
+                num = loading.num_samples
+                self.orders[key] = DrawnOrder(loading.sampler, seed, num)
+            try:
+                drawn = self.orders[key].of(epoch)
+            except EngineError as error:
+                refused = error
+        own = [0.0 if refused else len(drawn), 1.0 if refused else 0.0]
+        found = torch.tensor(own, dtype=torch.double, device=parallel.device)
+        num, is_refused = parallel.sum(found).tolist()
+        if is_refused:
+            raise refused or EngineError("the sampler of rank 0 cannot be used")
+        order = torch.zeros(int(num), dtype=torch.double, device=parallel.device)
+        if parallel.rank == 0:
+            order += torch.tensor(drawn, dtype=torch.double, device=parallel.device)
+        return [int(index) for index in parallel.sum(order).tolist()]
+
     def _mean(self, value: float) -> float:
         device = self.parallel.device
         tensor = torch.tensor([value], dtype=torch.double, device=device)
         return float(self.parallel.sum(tensor)) / self.parallel.world_size
+
+
+def rates_of(own: list[float], wanted: float | None) -> list[float]:
+    """The learning rate of each group of parameters, before it is scaled.
+
+    Raises:
+        EngineError: one rate is wanted for groups that have different ones.
+    """
+    if wanted is None:
+        return own
+    if len(set(own)) > 1:
+        raise EngineError(
+            f"learning_rate is {wanted:g}, but the optimizer's groups have "
+            f"{', '.join(f'{rate:g}' for rate in own)}: leave learning_rate out"
+        )
+    return [wanted] * len(own)

@@ -12,8 +12,8 @@ import torch
 
 from distlab.engines import DistributedConfig, EngineError
 from distlab.engines.job import Job
+from distlab.engines.loaders import read_loader
 from distlab.engines.parallel import Parallel
-from distlab.engines.samples import read_loader
 from distlab.engines.worker import train
 from tests.workbench.engine_probes import Net, fit, loader, sgd
 
