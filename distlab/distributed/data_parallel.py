@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import weakref
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -22,21 +24,35 @@ from torch import Tensor, nn
 
 from distlab.comm import Comm, Work
 from distlab.distributed import registry
+from distlab.distributed.agreement import agreed, describe
+from distlab.distributed.ddp_changes import Seen, set_aside_buffers
 from distlab.distributed.group import default_comm
 from distlab.distributed.parts import running, unit
+from distlab.given.data_parallel import contiguous, tensors_in
 
 
 class DistributedDataParallel(nn.Module):
     """The module; when backward() returns, every .grad is the mean over the ranks.
 
-    Collective: every rank constructs it, from a module of the same architecture.
-    Parameters and buffers become rank 0's. `bucket_size_mb` is another name of
-    `bucket_size_mib`. `comm_hook(comm, bucket) -> Work` replaces the all_reduce of a
-    bucket. With `find_unused_parameters`, parameters may be without a gradient, and
-    ranks without a batch.
+    Collective: every rank constructs it, with the same arguments and from a module of
+    the same architecture, which the ranks compare. Parameters and buffers become rank
+    0's. `bucket_size_mb` is another name of `bucket_size_mib`.
+    `comm_hook(comm, bucket) -> Work` replaces the all_reduce of a bucket. With
+    `find_unused_parameters`, parameters may be without a gradient, and ranks without a
+    batch.
+
+    Don't unfreeze, add, replace or convert parameters afterwards: forward() refuses
+    a module whose gradients would no longer be averaged. Make a new
+    DistributedDataParallel of the changed module instead; it takes over from this one.
+    A deepcopy, such as an average of the weights, takes part in sync_gradients() only
+    once it has had a backward() of its own, so one rank alone may keep it.
 
     Raises:
-        ValueError: both names of the bucket size, or what the unit refuses.
+        ValueError: on every rank, if the ranks' modules or arguments differ: in a name,
+            the order, a shape, a dtype, or requires_grad. Also for a parameter that is
+            lazy or on the device meta, a module that is wrapped already, both names
+            of the bucket size, or what the unit refuses.
+        RuntimeError: in forward(), if the parameters have changed.
 
     Example:
         init_process_group()
@@ -59,20 +75,30 @@ class DistributedDataParallel(nn.Module):
         broadcast_buffers: bool = True,
         comm_hook: Any = None,
     ) -> None:
-        if bucket_size_mib is not None and bucket_size_mb is not None:
-            raise ValueError("bucket_size_mb is bucket_size_mib: give one of them")
+        comm = comm or default_comm()
         sizes = [s for s in (bucket_size_mib, bucket_size_mb) if s is not None]
+        options = {
+            "bucket_size_mib": sizes[0] if sizes else 25.0,
+            "find_unused_parameters": find_unused_parameters,
+            "broadcast_buffers": broadcast_buffers,
+        }
+
+        def described() -> str:
+            if len(sizes) > 1:
+                raise ValueError("bucket_size_mb is bucket_size_mib: give one of them")
+            _refuse_wrapped(module)
+            told = [f"{name}={value}" for name, value in options.items()]
+            told.append(f"comm_hook={_name_of(comm_hook)}")
+            return "\n".join((describe(module), *told))
+
+        advice = "give every rank the same model and the same arguments"
+        agreed(comm, described, advice)
         super().__init__()
         self.module = module
         # Not a submodule: its parameters are those of `module`, under other names.
-        self.__dict__["engine"] = _engine_class()(
-            module,
-            comm or default_comm(),
-            bucket_size_mib=sizes[0] if sizes else 25.0,
-            find_unused_parameters=find_unused_parameters,
-            broadcast_buffers=broadcast_buffers,
-            comm_hook=comm_hook,
-        )
+        engine = _engine_class()(module, comm, **options, comm_hook=comm_hook)
+        self.__dict__["engine"] = engine
+        _take_over(engine)
         registry.add(self)
 
     @property
@@ -86,11 +112,19 @@ class DistributedDataParallel(nn.Module):
         return self.__dict__["engine"].comm_hook
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """The outputs of the module."""
+        """The outputs of the module.
+
+        Raises:
+            RuntimeError: the parameters aren't those from which this was made.
+        """
         engine = self.__dict__["engine"]
-        if torch.is_grad_enabled():
-            engine.has_batch = True
-        return engine(*inputs, **named)
+        if not torch.is_grad_enabled():
+            return engine(*inputs, **named)
+        engine.seen.require_unchanged(self.module, engine.is_replaced)
+        engine.has_batch = True
+        outputs = engine(*inputs, **named)
+        engine.await_backward(outputs)
+        return outputs
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -183,6 +217,8 @@ class DistributedDataParallel(nn.Module):
         engine.__dict__ |= {"arrived": set(), "unused": [], "usage_work": None}
         engine.active = list(range(engine.comm.world_size))
         engine.has_batch = engine.is_stale = engine.expects_end = False
+        engine.pending.clear()
+        engine.versions.clear()
         engine.num_launched = 0
         for bucket in engine.buckets:
             # A transfer of the old group may still write into its buffer.
@@ -193,6 +229,9 @@ class DistributedDataParallel(nn.Module):
         """The same with a copy of the module, on this rank's comm; sends nothing."""
         twin = memo[id(self)] = type(self).__new__(type(self))
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        engine = twin.__dict__["engine"]
+        engine.takes_part = False  # one rank alone may have made it
+        _ENGINES.add(engine)
         registry.add(twin)
         return twin
 
@@ -234,12 +273,43 @@ def sync_gradients() -> None:
         assert all(m.module.weight.grad.item() == mean for m in models)
     """
     for wrapper in wrappers():
-        wrapper.sync_gradients()
+        if wrapper.__dict__["engine"].takes_part:
+            wrapper.sync_gradients()
 
 
 def wrappers() -> list[DistributedDataParallel]:
     """Those of this process, in the order of their construction."""
-    return [w for w in registry.alive() if isinstance(w, DistributedDataParallel)]
+    return [
+        wrapper
+        for wrapper in registry.alive()
+        if isinstance(wrapper, DistributedDataParallel)
+        and not wrapper.__dict__["engine"].is_replaced
+    ]
+
+
+def _refuse_wrapped(module: nn.Module) -> None:
+    if isinstance(
+        module, DistributedDataParallel | nn.parallel.DistributedDataParallel
+    ):
+        raise ValueError("the module is a DistributedDataParallel: give its .module")
+
+
+def _name_of(hook: Any) -> str:
+    if hook is None:
+        return "None"
+    return str(getattr(hook, "__qualname__", type(hook).__qualname__))
+
+
+def _take_over(engine: Any) -> None:
+    """Older engines of the same parameters stay silent from now on."""
+    own = set(engine.module.parameters())
+    for older in _ENGINES:
+        if own.issuperset(older.trainable):
+            older.is_replaced = True
+    _ENGINES.add(engine)
+
+
+_ENGINES: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 # ── the unit's class, and what the library adds to it ───────────────────────────────
@@ -248,9 +318,8 @@ def wrappers() -> list[DistributedDataParallel]:
 def _engine_class() -> Any:
     """A subclass of the unit's DistributedDataParallel."""
     base = unit("distributed_data_parallel").DistributedDataParallel
-    names = ("__init__", "on_gradient", "end_of_backward", "all_reduce_usage")
-    members = {name: _ADDED[name](base) for name in names}
-    members["sync_gradients"] = _sync_gradients
+    members = {name: added(base) for name, added in _ADDED.items()}
+    members |= {"sync_gradients": _sync_gradients, "await_backward": _await_backward}
     return type("Engine", (base,), members)
 
 
@@ -258,14 +327,25 @@ def _init(base: Any) -> Any:
     def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807
         self.__dict__["has_batch"] = False  # forward() has run in this step
         self.__dict__["is_stale"] = False  # .grad is this rank's own, not yet the mean
+        self.__dict__["is_replaced"] = False  # a newer engine has these parameters
+        self.__dict__["takes_part"] = True  # in the global sync_gradients()
+        self.__dict__["pending"] = set()  # forward()s whose backward() hasn't begun
+        self.__dict__["num_forwards"] = 0
+        self.__dict__["versions"] = {}  # of parameters, when their gradient came
         with running(ValueError):
             base.__init__(self, *arguments, **named)
+        self.__dict__["seen"] = Seen(self.module)
 
     return __init__
 
 
 def _on_gradient(base: Any) -> Any:
     def on_gradient(self: Any, parameter: Tensor) -> None:
+        if self.is_replaced:
+            return
+        self.takes_part = True
+        if self.syncs:
+            _require_own_gradients(self, parameter)
         self.is_stale = not self.syncs
         if self.syncs and not self.has_batch and self.find_unused_parameters:
             _require_zero(self, parameter)
@@ -275,6 +355,30 @@ def _on_gradient(base: Any) -> Any:
             base.on_gradient(self, parameter)
 
     return on_gradient
+
+
+def _require_own_gradients(engine: Any, parameter: Tensor) -> None:
+    """Refuse what would change or keep gradients before they are the mean."""
+    gradient = parameter.grad
+    if gradient is not None and gradient.requires_grad:
+        raise RuntimeError(
+            "backward(create_graph=True) makes gradients that can't be averaged in "
+            "place: for a gradient penalty call torch.autograd.grad(..., "
+            "create_graph=True) first, and then backward() without it"
+        )
+    if engine.versions:
+        _require_kept(engine, next(reversed(engine.versions)))
+    engine.versions[parameter] = parameter._version
+
+
+def _require_kept(engine: Any, *parameters: Tensor) -> None:
+    for parameter in parameters:
+        if parameter.grad is None or parameter._version != engine.versions[parameter]:
+            raise RuntimeError(
+                f"{engine.name_of(parameter)} was updated during backward(), by an "
+                "optimizer that steps in a hook: gradients are the mean over the ranks "
+                "only when backward() returns, so call optimizer.step() after it"
+            )
 
 
 def _require_zero(engine: Any, parameter: Tensor) -> None:
@@ -289,6 +393,12 @@ def _require_zero(engine: Any, parameter: Tensor) -> None:
 def _end_of_backward(base: Any) -> Any:
     def end_of_backward(self: Any) -> None:
         had_gradients = bool(self.arrived)
+        if had_gradients:
+            _require_kept(self, *self.versions)
+            self.versions.clear()
+            self.seen.require_trainable(self.arrived, self.find_unused_parameters)
+            if self.broadcast_buffers:
+                self.seen.buffers(self.module)
         with running():
             base.end_of_backward(self)
         if had_gradients:
@@ -307,12 +417,47 @@ def _all_reduce_usage(base: Any) -> Any:
     return all_reduce_usage
 
 
+def _finalize_backward(base: Any) -> Any:
+    def finalize_backward(self: Any) -> None:
+        if self.broadcast_buffers and self.pending:
+            set_aside_buffers(self.module)
+        self.pending.clear()
+        base.finalize_backward(self)
+
+    return finalize_backward
+
+
+def _shared_buffers(base: Any) -> Any:
+    def shared_buffers(self: Any) -> Iterator[Tensor]:
+        return contiguous(
+            self.seen.buffers(self.module) if self.broadcast_buffers else ()
+        )
+
+    return shared_buffers
+
+
 _ADDED = {
     "__init__": _init,
     "on_gradient": _on_gradient,
     "end_of_backward": _end_of_backward,
     "all_reduce_usage": _all_reduce_usage,
+    "finalize_backward": _finalize_backward,
+    "shared_buffers": _shared_buffers,
 }
+
+
+def _await_backward(self: Any, outputs: Any) -> None:
+    """Until the backward() of these outputs has begun, it needs today's buffers."""
+    self.num_forwards += 1
+    number = self.num_forwards
+    for tensor in tensors_in(outputs):
+        if tensor.grad_fn is not None:
+            self.pending.add(number)
+            tensor.register_hook(functools.partial(_begun, self.pending, number))
+
+
+def _begun(pending: set[int], number: int, _: Tensor) -> None:
+    pending.discard(number)
 
 
 def _sync_gradients(self: Any) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from distlab.comm import Comm
 from distlab.distributed import registry
+from distlab.distributed.agreement import agreed, describe
 from distlab.distributed.group import default_comm
 from distlab.distributed.parts import running, unit
 from distlab.given.pipeline import Action, ModelChunk
@@ -55,8 +56,15 @@ class TensorParallel(nn.Module):
         comm = comm or default_comm()
         attentions = [part for part in module.modules() if _is_attention(part)]
         mlps = [part for part in module.modules() if _is_mlp(part)]
-        named = {name: module.get_submodule(name) for name in plan or {}}
-        _check(comm.world_size, attentions, mlps, named, plan or {})
+        named: dict[str, Any] = {}
+
+        def described() -> str:
+            named.update(_named(module, plan or {}))
+            _check(comm.world_size, attentions, mlps, named, plan or {})
+            refuse_shared(module, [*_layers(attentions, mlps), *named.values()])
+            return f"{describe(module)}\nplan={dict(plan or {})}"
+
+        agreed(comm, described, "give every rank the same model and plan")
         tensor_parallel = unit("tensor_parallel")
         before, after = tensor_parallel.FULL
         with running():
@@ -120,14 +128,28 @@ class PipelineParallel(nn.Module):
         self.loss_fn, self.num_microbatches = loss_fn, num_microbatches
         name = schedule or ("1f1b" if num_chunks == 1 else "interleaved")
         n, rank = self.comm.world_size, self.comm.rank
-        self.actions = _actions(name, rank, n, num_microbatches, num_chunks)
         model = nn.Sequential(*layers)
         if costs is None:
             costs = [
                 float(sum(p.numel() for p in layer.parameters())) for layer in model
             ]
+        plan: tuple[list[Action], list[list[int]]] = ([], [])
+
+        def described() -> str:
+            nonlocal plan
+            actions = _actions(name, rank, n, num_microbatches, num_chunks)
+            with running(ValueError):
+                stages = unit("model_parallel").partition(costs, n * num_chunks)
+            plan = actions, [list(stage) for stage in stages]
+            kind = f"{tuple(example.shape)} {example.dtype}"
+            return (
+                f"{describe(model)}\n{name}, num_microbatches={num_microbatches}, "
+                f"num_chunks={num_chunks}\nstages={plan[1]}\nexample: {kind}"
+            )
+
+        agreed(self.comm, described, "give every rank the same layers and arguments")
+        self.actions, stages = plan
         with running(ValueError):
-            stages = unit("model_parallel").partition(costs, n * num_chunks)
             unit("trainer").broadcast_model(self.comm, model)
         samples = _samples(model, example)
         own = stages[rank::n]  # chunk c of rank r is stage c · n + r
@@ -195,6 +217,53 @@ def _samples(model: nn.Sequential, example: Tensor) -> list[Tensor]:
     for module, mode in modes.items():
         module.training = mode
     return samples
+
+
+def _named(module: nn.Module, plan: Mapping[str, str]) -> dict[str, nn.Module]:
+    """The layers that the plan names.
+
+    Raises:
+        ValueError: the module has no such layer.
+    """
+    layers = dict(module.named_modules(remove_duplicate=False))
+    for name in plan:
+        if name not in layers:
+            raise ValueError(f"plan: the module has no layer {name}")
+    return {name: layers[name] for name in plan}
+
+
+def _layers(attentions: Sequence[Any], mlps: Sequence[Any]) -> list[nn.Module]:
+    """The linear layers in them that will be replaced by shards."""
+    layers: list[nn.Module] = [
+        layer for part in attentions for layer in (part.qkv, part.proj)
+    ]
+    return layers + [layer for part in mlps for layer in (part.up, part.down)]
+
+
+def refuse_shared(module: nn.Module, layers: Sequence[nn.Module]) -> None:
+    """Refuse layers whose shard would lose something: a shared weight, a hook.
+
+    Raises:
+        ValueError: so it is.
+    """
+    places = dict[int, list[str]]()
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        places.setdefault(id(parameter), []).append(name)
+    whole = {id(part): name for name, part in module.named_modules()}
+    for layer in layers:
+        name = whole.get(id(layer), "a layer")
+        for parameter in layer.parameters(recurse=False):
+            if len(places[id(parameter)]) > 1:
+                first, second = places[id(parameter)][:2]
+                raise ValueError(
+                    f"{first} and {second} are one tensor, and a shard of {name} would "
+                    "be another one: leave the layer whole, or don't tie it"
+                )
+        if type(layer).forward is not nn.Linear.forward or list(layer.children()):
+            raise ValueError(
+                f"{name} computes more than an nn.Linear, such as a "
+                "parametrization, which its shards wouldn't: leave the layer whole"
+            )
 
 
 def _are_linear(part: nn.Module, *names: str) -> bool:

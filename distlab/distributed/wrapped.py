@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from distlab.comm import Comm, TorchComm, Wrapper
+from distlab.distributed.agreement import agreed, describe
 from distlab.distributed.data_parallel import DistributedDataParallel
 
 ENGINES = ("scratch", "ddp", "fsdp2")
@@ -88,12 +89,14 @@ class WrappedSharded(Wrapped):
 def wrap(engine: str, model: nn.Module, comm: Comm, hook: Any = None) -> Wrapped:
     """The model on an engine, with rank 0's weights; collective.
 
+    The ranks compare their models first, on every engine.
+
     `hook(comm, bucket)` compresses gradients, for "scratch" only. FSDP2 replaces the
     parameters of `model`: make the optimizer afterwards.
 
     Raises:
         ValueError: no such engine, or one that needs torch's process groups without
-            them, or with a hook.
+            them, or with a hook; or the models differ between ranks.
     """
     if engine not in ENGINES:
         raise ValueError(f"no engine is called {engine!r}: {', '.join(ENGINES)}")
@@ -102,6 +105,7 @@ def wrap(engine: str, model: nn.Module, comm: Comm, hook: Any = None) -> Wrapped
         return Wrapped(model, ours, comm)
     if hook is not None:
         raise ValueError(f"engine {engine} takes no compression hook: choose scratch")
+    agreed(comm, lambda: describe(model), "give every rank the same model")
     _default_group(engine, comm)
     for tensor in (*model.parameters(), *model.buffers()):
         comm.broadcast(tensor.detach(), 0)

@@ -1,0 +1,131 @@
+"""Ask all ranks whether they mean the same, before a message depends on it.
+
+A collective only works if every rank brings the same thing: the same model, the same
+call. If they don't, a transport sees a number of bytes that doesn't fit, or nothing at
+all. So the ranks compare a text first: 16 bytes of each rank while they agree, and the
+texts themselves once they don't.
+
+    describe(module)             one line for each parameter and buffer
+    require_same(comm, text, …)  an error on every rank that names the first difference
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from distlab.comm import Comm
+
+
+class DisagreementError(ValueError):
+    """The ranks of a collective call brought different things; raised on every rank."""
+
+
+def differing(comm: Comm, text: str) -> list[str] | None:
+    """Every rank's `text` if they differ, else None; collective."""
+    if comm.world_size == 1:
+        return None
+    data = text.encode()
+    digest = int.from_bytes(hashlib.sha256(data).digest()[:8], "big", signed=True)
+    rows = _gathered(comm, torch.tensor([digest, len(data)]))
+    if (rows == rows[0]).all():
+        return None
+    padded = torch.zeros(int(rows[:, 1].max()), dtype=torch.uint8)
+    padded[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
+    texts = _gathered(comm, padded)
+    pairs = zip(texts, rows[:, 1].tolist(), strict=True)
+    return [bytes(row[:size].tolist()).decode() for row, size in pairs]
+
+
+def _gathered(comm: Comm, row: Tensor) -> Tensor:
+    """(n, elements): the `row` of each rank, on the CPU."""
+    row = row.to(comm.device)
+    output = row.new_empty(comm.world_size * len(row))
+    comm.all_gather(output, row)
+    return output.view(comm.world_size, -1).cpu()
+
+
+def require_same(comm: Comm, text: str, advice: str) -> None:
+    """Compare the lines of `text` over the ranks; collective.
+
+    Raises:
+        DisagreementError: they differ; on every rank, with the first line that differs
+            and the ranks that have it.
+    """
+    texts = differing(comm, text)
+    if texts is None:
+        return
+    other = next(rank for rank, told in enumerate(texts) if told != texts[0])
+    first, second = _difference(texts[0].splitlines(), texts[other].splitlines())
+    raise DisagreementError(
+        f"rank 0 has {first}, but rank {other} has {second}: {advice}"
+    )
+
+
+def _difference(first: list[str], second: list[str]) -> tuple[str, str]:
+    """A line of each that the other one lacks, or the first that is elsewhere."""
+    mine = next((line for line in first if line not in set(second)), "")
+    theirs = next((line for line in second if line not in set(first)), "")
+    if not (mine or theirs):
+        return next((a, b) for a, b in zip(first, second, strict=True) if a != b)
+    return mine or f"no {theirs}", theirs or f"no {mine}"
+
+
+def agreed(comm: Comm, make: Callable[[], str], advice: str) -> None:
+    """`require_same` of what `make` returns; its ValueError is one on every rank.
+
+    Raises:
+        DisagreementError: the texts differ, or `make` failed on another rank.
+        ValueError: `make` failed on this rank.
+    """
+    failed: ValueError | None = None
+    try:
+        text = make()
+    except ValueError as error:
+        failed, text = error, f"an error, {error}"
+    try:
+        require_same(comm, text, advice)
+    finally:
+        if failed is not None:
+            raise failed
+
+
+def describe(module: nn.Module) -> str:
+    """Names, shapes and dtypes of all parameters and buffers, one a line, in order.
+
+    Raises:
+        ValueError: a tensor has no memory yet: it is lazy, or on the device meta.
+    """
+    return "\n".join(_lines(module))
+
+
+def _lines(module: nn.Module) -> Iterator[str]:
+    first: dict[int, str] = {}
+    for kind, named in (
+        ("parameter", module.named_parameters(remove_duplicate=False)),
+        ("buffer", module.named_buffers(remove_duplicate=False)),
+    ):
+        for name, tensor in named:
+            _require_memory(name, tensor)
+            if (before := first.setdefault(id(tensor), name)) != name:
+                yield f"{kind} {name}, which is {before}"
+                continue
+            grows = ", requires_grad" if tensor.requires_grad else ""
+            yield f"{kind} {name}: {tuple(tensor.shape)} {tensor.dtype}{grows}"
+
+
+def _require_memory(name: str, tensor: Tensor) -> None:
+    if is_lazy(tensor):
+        raise ValueError(
+            f"{name} is uninitialized: run one batch through the model first, so that "
+            "its lazy modules know their shapes"
+        )
+    if tensor.is_meta:
+        raise ValueError(
+            f"{name} is on the device meta, which has no memory: call "
+            "module.to_empty(device=...) and initialize it first"
+        )
