@@ -14,7 +14,7 @@ ifneq ($(shell test -x $(PY) && cat .venv/.ready 2>/dev/null),$(CURDIR))
 .PHONY: .venv/.ready
 endif
 
-.PHONY: help demo test test-slow test-touched test-failed test-all test-tracking test-manifests test-slurm test-docker test-trainer test-ray test-horovod test-deepspeed test-tensorflow check templates figures mutants notebooks bench chaos nodes soak
+.PHONY: help demo test test-slow test-touched test-failed test-all test-tracking test-manifests test-slurm test-docker test-trainer test-torch test-ray test-horovod test-deepspeed test-tensorflow check templates figures mutants notebooks bench chaos nodes soak
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +55,13 @@ test-docker: .venv/.ready  ## the compose file's two containers (root; docker.io
 
 test-trainer: .venv/.ready  ## the capstone: engines, each switch alone, kill and resume
 	@$(PY) -m pytest tests/workbench/test_imagenet_trainer_runs.py
+
+# The range is in pyproject.toml; .venv has the release that install.py finds first.
+TORCH ?= 2.14
+test-torch: .venv-torch-$(TORCH)/.ready  ## what rests on torch, on another release: TORCH=2.11
+	@.venv-torch-$(TORCH)/bin/python -m pytest -p no:nbval tests/workbench/test_sim_torch*.py \
+	  tests/workbench/test_comm*.py tests/workbench/test_torch*.py \
+	  tests/workbench/test_distributed*.py
 
 test-ray: .venv-ray/.ready  ## Ray Train and Ray Tune with two real workers
 	@.venv-ray/bin/python -m pytest tests/engines/test_ray.py tests/engines/test_ray_tune.py
@@ -158,6 +165,12 @@ soak: .venv/.ready  ## the reference passes 20 times in a row under CPU load
 .venv-ray/.ready: pyproject.toml distlab/install.py
 	@$(PYTHON) -m venv .venv-ray
 	@.venv-ray/bin/python distlab/install.py --extras ray
+	@touch $@
+
+.venv-torch-%/.ready: pyproject.toml distlab/install.py
+	@$(PYTHON) -m venv .venv-torch-$*
+	@.venv-torch-$*/bin/python -m pip install --quiet "torch==$*.*"
+	@.venv-torch-$*/bin/python distlab/install.py
 	@touch $@
 
 .venv-deepspeed/.ready: pyproject.toml distlab/install.py

@@ -8,7 +8,7 @@ A script for a fresh virtual environment, before anything is installed:
 It uses the standard library only. Two decisions are made here and nowhere else. On
 Linux the plain torch wheel brings gigabytes of CUDA, so a Linux machine without an
 NVIDIA GPU gets PyTorch's small CPU build. And whoever has told pip where wheels come
-from (a mirror, a folder of wheels) has decided already: pip is left alone.
+from (a mirror, a folder of wheels) has decided already: only there do we look for one.
 
 ``choose_torch`` decides on plain inputs; ``install`` does what was decided.
 """
@@ -50,8 +50,9 @@ LAST_LINES = 12  # of pip's output, shown when it fails: its reason is at the en
 class TorchPlan:
     """How torch gets here.
 
-    ``torch`` is ``keep`` (a fitting one is installed), ``cpu`` (from ``CPU_INDEX``) or
-    ``pip`` (whatever pip finds by itself); ``why`` is shown to the person waiting.
+    ``torch`` is ``keep`` (a fitting one is installed), ``cpu`` (from ``CPU_INDEX``),
+    ``small`` (the CPU build if pip's own sources have one) or ``pip`` (whatever pip
+    finds by itself); ``why`` is shown to the person waiting.
     """
 
     torch: str
@@ -96,7 +97,7 @@ def choose_torch(
         has_gpu: whether an NVIDIA GPU or its driver is here.
         sources: names of the pip options that already say where wheels come from.
         installed: the installed torch's version, if there is one.
-        wanted: the requirement, such as ``torch>=2.11,<2.14``.
+        wanted: the requirement, such as ``torch>=2.11,<2.15``.
     """
     if installed is not None and satisfies(installed, wanted):
         return TorchPlan("keep", f"{installed} is already here")
@@ -104,9 +105,11 @@ def choose_torch(
         return TorchPlan("cpu", "the CPU build was asked for")
     if wish == "default":
         return TorchPlan("pip", "pip's own choice was asked for")
+    leaves_it = system != "Linux" or has_gpu
     if sources:
         named = ", ".join(sources)
-        return TorchPlan("pip", f"pip's own settings ({named}) say where to get it")
+        why = f"pip's own settings ({named}) say where to get it"
+        return TorchPlan("pip" if leaves_it else "small", why)
     if system != "Linux" or machine not in {"x86_64", "aarch64"}:
         return TorchPlan(
             "pip", f"pip's own choice is the right one on {system} {machine}"
@@ -117,7 +120,7 @@ def choose_torch(
 
 
 def satisfies(version: str, requirement: str) -> bool:
-    """Whether a release lies in a range such as ``torch>=2.11,<2.14``.
+    """Whether a release lies in a range such as ``torch>=2.11,<2.15``.
 
     Only plain releases and numeric bounds are judged (a local label such as ``+cpu``
     is ignored); for anything else the answer is no, and pip then decides.
@@ -233,7 +236,8 @@ def install(
     plan: TorchPlan, *, wanted: str, extras: Sequence[str], pip: Pip, say: Say
 ) -> int:
     """Carry out a plan with the given pip; returns the exit code."""
-    minutes = "1 to 5 minutes" if plan.torch == "pip" else "about a minute"
+    minutes = "about a minute" if plan.torch in {"cpu", "keep"} else "1 to 5 minutes"
+    small = None
     if plan.torch == "cpu":
         say(f"torch: {plan.why} (a download of about 200 MB; 1 to 3 minutes)")
         # Two retries: where the index is out of reach, pip's own choice is waiting.
@@ -241,7 +245,7 @@ def install(
         failure = _explain(result)
         if failure is not None and not failure.elsewhere:
             return _give_up(result, failure, say)
-        if failure is not None:
+        if failure is not None and (small := _small_build(pip, wanted)) is None:
             say(
                 f"torch: {CPU_INDEX} {failure.elsewhere}, so pip chooses the build"
                 " (it may be gigabytes larger)"
@@ -249,11 +253,29 @@ def install(
             minutes = "several minutes"
     else:
         say(f"torch: {plan.why}")
+        small = _small_build(pip, wanted) if plan.torch == "small" else None
+    if small is not None:
+        say(f"torch: {small}, the small build that pip's sources have")
+        result = pip(["install", f"torch=={small}"])
+        failure = _explain(result)
+        if failure is not None:
+            return _give_up(result, failure, say)
+        minutes = "about a minute"
     target = ".[" + ",".join(extras) + "]" if extras else "."
     say(f"distlab: pip install -e {target}, with the libraries it needs ({minutes})")
     result = pip(["install", "-e", target])
     failure = _explain(result)
     return OK if failure is None else _give_up(result, failure, say)
+
+
+def _small_build(pip: Pip, wanted: str) -> str | None:
+    """The newest CPU build that fits and that pip itself can find: ``2.13.0+cpu``.
+
+    An index may have a newer torch, but only with CUDA, which is gigabytes larger.
+    """
+    listed = pip(["index", "versions", "torch"])
+    builds = re.findall(r"\d+(?:\.\d+)+\+cpu\b", "\n".join(listed.lines))
+    return next((build for build in builds if satisfies(build, wanted)), None)
 
 
 @dataclass(frozen=True)

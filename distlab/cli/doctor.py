@@ -77,7 +77,7 @@ def check_torch(facts: Callable[[], TorchFacts], wanted: str) -> Finding:
 
     Args:
         facts: asks the installed torch; may raise whatever importing it raises.
-        wanted: the requirement, such as `torch>=2.11,<2.14`; empty when unknown.
+        wanted: the requirement, such as `torch>=2.11,<2.15`; empty when unknown.
     """
     from distlab.install import satisfies
 

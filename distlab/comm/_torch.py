@@ -5,7 +5,7 @@ is set up, so two runs in one process cannot meet by accident. `TorchComm.from_d
 joins the default group where a real launcher (torchrun) has made it.
 
 Guide: the contract of each call is in `Comm`; here is only how torch fulfils it.
-Source: torch.distributed.ProcessGroup (2.11 to 2.13) for the calls underneath.
+Source: torch.distributed.ProcessGroup (2.11 to 2.14) for the calls underneath.
 """
 
 from __future__ import annotations

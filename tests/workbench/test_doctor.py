@@ -18,7 +18,7 @@ from distlab.cli import doctor as subject
 from distlab.cli.doctor import Finding, Start, TorchFacts
 from tests.workbench.golden import Golden
 
-WANTED = "torch>=2.11,<2.14"
+WANTED = "torch>=2.11,<2.15"
 GOOD_TORCH = TorchFacts("2.13.0+cpu", "cpu", 0, True)
 AGREED = Start(first_s=1.5, warm_s=0.1, values=[10, 10, 10, 10])
 

@@ -15,7 +15,7 @@ from distlab import install
 from distlab.install import CPU_INDEX, PipResult, TorchPlan, choose_torch
 from tests.workbench.golden import Golden
 
-WANTED = "torch>=2.11,<2.14"
+WANTED = "torch>=2.11,<2.15"
 SCRIPT = Path(install.__file__)
 
 LAPTOP = {
@@ -36,7 +36,8 @@ LAPTOP = {
         ({"machine": "aarch64"}, "cpu"),
         ({"machine": "riscv64"}, "pip"),
         ({"has_gpu": True}, "pip"),
-        ({"sources": ["find-links"]}, "pip"),
+        ({"sources": ["find-links"]}, "small"),
+        ({"sources": ["find-links"], "system": "Darwin"}, "pip"),
         ({"sources": ["extra-index-url"], "has_gpu": True}, "pip"),
         ({"system": "Darwin", "machine": "arm64"}, "pip"),
         ({"system": "Windows", "machine": "AMD64"}, "pip"),
@@ -46,7 +47,7 @@ LAPTOP = {
         ({"installed": "2.13.0+cpu"}, "keep"),
         ({"installed": "2.13.0+cpu", "wish": "default"}, "keep"),
         ({"installed": "2.10.1"}, "cpu"),
-        ({"installed": "2.14.0", "has_gpu": True}, "pip"),
+        ({"installed": "2.15.0", "has_gpu": True}, "pip"),
     ],
 )
 def test_choice(different: dict[str, object], torch: str) -> None:
@@ -65,8 +66,9 @@ def test_a_plan_says_which_settings_won() -> None:
         ("2.11.0", True),
         ("2.13.9+cu128", True),
         ("2.10.9", False),
-        ("2.14", False),
-        ("2.14.0+cpu", False),
+        ("2.14.1+cu130", True),
+        ("2.15", False),
+        ("2.15.0+cpu", False),
         ("2.12.0a0+git1234", False),  # pip judges pre-releases, we do not
         ("unknown", False),
     ],
@@ -169,7 +171,7 @@ UNREACHABLE = (
     "WARNING: Retrying (Retry(total=1)) after connection broken by"
     " 'NewConnectionError: [Errno -3] Temporary failure in name resolution'",
     "ERROR: Could not find a version that satisfies the requirement torch",
-    "ERROR: No matching distribution found for torch<2.14,>=2.11",
+    "ERROR: No matching distribution found for torch<2.15,>=2.11",
 )
 
 
@@ -177,11 +179,37 @@ UNREACHABLE = (
 def test_an_index_that_does_not_help_is_said_and_pip_decides(
     lines: tuple[str, ...],
 ) -> None:
-    pip = FakePip(PipResult(1, lines), PipResult(0))
+    pip = FakePip(PipResult(1, lines), PipResult(1), PipResult(0))
     code, said = do("cpu", pip)
     assert code == 0
-    assert pip.asked[1] == ["install", "-e", "."]
+    assert pip.asked[1:] == [["index", "versions", "torch"], ["install", "-e", "."]]
     assert sum(CPU_INDEX in line for line in said) == 1
+
+
+LISTED = "Available versions: 2.15.0+cpu, 2.14.1, 2.13.0+cpu, 2.12.1+cpu, 2.12.1"
+
+
+@pytest.mark.parametrize("plan", ["small", "cpu"])
+def test_a_small_build_among_pips_own_sources_is_taken(plan: str) -> None:
+    first = [PipResult(1, UNREACHABLE)] if plan == "cpu" else []
+    pip = FakePip(*first, PipResult(0, [LISTED]), PipResult(0), PipResult(0))
+    code, _ = do(plan, pip)
+    assert code == 0
+    assert pip.asked[-2:] == [["install", "torch==2.13.0+cpu"], ["install", "-e", "."]]
+
+
+@pytest.mark.parametrize("listed", [PipResult(1), PipResult(0, ["torch (2.14.1)"])])
+def test_without_a_small_build_pip_decides(listed: PipResult) -> None:
+    pip = FakePip(listed, PipResult(0))
+    code, _ = do("small", pip)
+    assert code == 0
+    assert pip.asked[-1] == ["install", "-e", "."]
+
+
+def test_a_small_build_that_fails_ends_the_installation() -> None:
+    pip = FakePip(PipResult(0, [LISTED]), PipResult(1, ["No space left on device"]))
+    code, _ = do("small", pip)
+    assert code == install.HALF_DONE
 
 
 def test_a_full_disk_is_not_answered_with_a_larger_download() -> None:
@@ -213,7 +241,10 @@ def test_a_failure_shows_pip_and_ends_in_one_sentence(golden: Golden) -> None:
         assert "pip:" not in said[-1]
         told += [*said, ""]
     for lines in (UNREACHABLE, UNREACHABLE[-1:]):
-        told += [*do("cpu", FakePip(PipResult(1, lines), PipResult(0)))[1], ""]
+        told += [
+            *do("cpu", FakePip(PipResult(1, lines), PipResult(1), PipResult(0)))[1],
+            "",
+        ]
     golden("install/failures", "\n".join(told))
 
 
@@ -250,7 +281,7 @@ def test_the_script_answers_a_bad_wish_without_a_traceback() -> None:
 
 
 ACTIVITIES = [
-    (["Collecting torch<2.14,>=2.11"], "torch"),
+    (["Collecting torch<2.15,>=2.11"], "torch"),
     (
         ["Collecting a", "  Downloading torch-2.13.0-cp312-none.whl (200 MB)"],
         "torch",

@@ -34,7 +34,7 @@ from distlab.sim.net.links import Network
 from distlab.sim.run import SimRun
 from distlab.sim.run import run as simulate
 
-TESTED = ("2.11", "2.12", "2.13")
+TESTED = ("2.11", "2.12", "2.13", "2.14")
 """The versions of torch whose private names are known to be as they are used here."""
 
 _BUSY = threading.Lock()

@@ -45,6 +45,10 @@ class Transfers(_Base):  # type: ignore[misc]
         """See `torch.distributed.get_backend`."""
         return "sim"
 
+    def _get_backend(self, device: Any) -> Transfers:
+        """Answer torch 2.14, which asks a group's backend if it coalesces messages."""
+        return self
+
     def _set_sequence_number_for_group(self) -> None: ...
 
     def _get_sequence_number_for_group(self) -> int:
