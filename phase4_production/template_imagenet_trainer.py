@@ -38,7 +38,10 @@ from distlab.given.checkpoint import CheckpointError
 from distlab.given.monitoring import checksum
 from distlab.given.trainer import Job, Metrics
 from distlab.given.training_state import Run
-from distlab.recipe.options import Options, read_options
+from distlab.recipe.options import Options, read_options, require_same
+
+SETTINGS = "settings"
+"""Beside the run's state in a checkpoint: the flags that must not change."""
 
 # ── 4.11 what a step, an epoch and a checkpoint consist of ──────────────────────────
 
@@ -115,17 +118,23 @@ class Saved:
 
     def __init__(self, options: Options, job: Job) -> None:
         self.job, self.run, self.every = job, run_of(job), options.save_every
+        self.folder = options.checkpoint
         self.disk = RealDisk(options.checkpoint) if options.checkpoint else None
         self.notice = Notice(job.comm) if self.disk else None
         self.units = unit("fault_tolerance")
         self.newest = 0  # the step of the newest checkpoint
 
     def restore(self) -> int:
-        """The newest complete checkpoint's step, restored; 0 if there is none."""
+        """The newest complete checkpoint's step, restored; 0 if there is none.
+
+        Raises:
+            ValueError: it was saved by a training with other settings.
+        """
         newest = self.units.load(self.disk) if self.disk else None
         if newest is None:
             return 0
         shared, owns = training_state.unpack(newest)
+        require_same(self.folder, self.job.settings, shared.get(SETTINGS))
         comm = self.job.comm
         self.units.restore(self.run, shared, owns, comm.rank, comm.world_size)
         self.newest = int(newest.step)
@@ -137,6 +146,7 @@ class Saved:
         if self.disk is None or not is_due:
             return
         shared, own = self.units.full_state(self.run)
+        shared[SETTINGS] = self.job.settings
         comm = self.job.comm
         state = training_state.pack(shared, own, comm.rank, comm.world_size)
         self.units.save(comm, self.disk, step, *state)
@@ -180,6 +190,8 @@ def train(options: Options) -> Metrics:
 
     if 0 < options.max_steps <= step:
         watch.say(f"--max-steps {options.max_steps}: the checkpoint has step {step}")
+    elif job.loader.epoch >= options.epochs:
+        watch.say(f"--epochs {options.epochs}: the checkpoint is in a later one")
     else:
         fit(job, options.epochs, on_step, on_epoch)
         saved.save(step, is_last=True)

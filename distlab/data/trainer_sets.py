@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from distlab.data.transforms import EvalTransform, TrainTransform
 class ImageSets:
     """Images are (channels, image_size, image_size), targets whole numbers.
 
-    float32 in [0, 1]; those of a folder are uint8.
+    float32 in [0, 1]; those of a folder are uint8. `identity` is the set's name; that
+    of a folder says which classes have which numbers, wherever the folder lies.
     """
 
     train: Dataset[Any]
@@ -28,6 +30,7 @@ class ImageSets:
     num_classes: int
     channels: int
     image_size: int
+    identity: str
 
 
 FOLDER_SIZE = 224  # pixels of a side, if nothing else is asked for
@@ -66,10 +69,12 @@ def open_sets(
         ]
     else:
         return _of_folder(Path(name), num_samples, image_size or FOLDER_SIZE, seed)
-    return _of_tensors(pairs, num_samples)
+    return _of_tensors(name, pairs, num_samples)
 
 
-def _of_tensors(pairs: list[tuple[Tensor, Tensor]], num_samples: int) -> ImageSets:
+def _of_tensors(
+    name: str, pairs: list[tuple[Tensor, Tensor]], num_samples: int
+) -> ImageSets:
     (inputs, targets), held_out = pairs
     if num_samples > len(inputs):
         raise ValueError(
@@ -82,6 +87,7 @@ def _of_tensors(pairs: list[tuple[Tensor, Tensor]], num_samples: int) -> ImageSe
         num_classes=int(torch.cat([targets, held_out[1]]).max()) + 1,
         channels=inputs.shape[1],
         image_size=inputs.shape[-1],
+        identity=name,
     )
 
 
@@ -97,7 +103,14 @@ def _of_folder(folder: Path, num_samples: int, image_size: int, seed: int) -> Im
     return ImageSets(
         train=train,
         held_out=open_images(folder, "val", crop),
-        num_classes=len(train.source.classes),
+        num_classes=len(train.classes),
         channels=3,
         image_size=image_size,
+        identity=_identity(train.classes),
     )
+
+
+def _identity(classes: tuple[str, ...]) -> str:
+    named = "\n".join(classes).encode("utf-8", "surrogateescape")
+    digest = hashlib.sha256(named).hexdigest()[:8]
+    return f"{len(classes)} classes, SHA-256 of their names {digest}…"

@@ -28,7 +28,7 @@ from distlab.models.image_models import make_image_model
 from distlab.recipe import mixing
 from distlab.recipe.average import WeightAverage
 from distlab.recipe.optimizers import make_optimizer
-from distlab.recipe.options import Options
+from distlab.recipe.options import Options, settings_of
 from distlab.recipe.schedules import image_size, learning_rate_factor
 
 HELD_OUT_BATCH = 500  # samples of one batch of an evaluation, on all ranks together
@@ -73,6 +73,11 @@ def build(options: Options, comm: Comm) -> Job:
             f"--num-classes {options.num_classes}: {options.data} has "
             f"{sets.num_classes} classes"
         )
+    if options.smallest_image > _side(options, sets):
+        raise ValueError(
+            f"--smallest-image {options.smallest_image}: the images have "
+            f"{_side(options, sets)} pixels"
+        )
     model = _model(options, sets, comm)
     hook = _hook(options.compression)
     engine = wrap(options.engine, model, comm, hook)
@@ -104,6 +109,7 @@ def build(options: Options, comm: Comm) -> Job:
         grad_accum_steps=options.grad_accum_steps,
         autocast=_autocast(options, comm.device),
         prepare=_preparation(options, sets, comm.device),
+        settings=settings_of(options) | {"data": sets.identity},
     )
 
 
@@ -179,7 +185,22 @@ def _scheduler(
         first=options.warmup_factor,
         step_size=round(options.step_epochs * steps),
     )
-    return LambdaLR(optimizer, lambda step: factor(step))
+    return Schedule(optimizer, lambda step: factor(step))
+
+
+class Schedule(LambdaLR):
+    """Of a run that goes on, possibly for more epochs: its own rate from the start."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue in the saved step, at the rate that this schedule has there."""
+        super().load_state_dict(state_dict)
+        rates = [
+            base * factor(self.last_epoch)
+            for base, factor in zip(self.base_lrs, self.lr_lambdas, strict=True)
+        ]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self._last_lr = rates
 
 
 def _autocast(

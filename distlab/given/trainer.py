@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -131,7 +131,8 @@ class Job:
 
     `model` is the module itself, and `engine` is called instead of it in training.
     `prepare` augments a batch, for the epoch. `evaluate(model)` is exact over all
-    ranks: collective, in evaluation mode, and back.
+    ranks: collective, in evaluation mode, and back. `settings` are those that a run
+    which goes on from a checkpoint has in common with the one that saved it.
     """
 
     comm: Comm
@@ -151,6 +152,7 @@ class Job:
     prepare: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]] = (
         lambda inputs, targets, epoch: (inputs, targets)
     )
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 class FullBatches:

@@ -45,7 +45,12 @@ class LARS(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Take one step with the gradients that there are."""
+        """Take one step with the gradients that there are.
+
+        With `closure`, call it once before, with gradients on: it computes them anew.
+        Return what it returned, such as the loss.
+        """
+        loss = _called(closure)
         for group in self.param_groups:
             for weights in group["params"]:
                 if weights.grad is None:
@@ -62,6 +67,7 @@ class LARS(Optimizer):
                     update, alpha=group["lr"]
                 )
                 weights -= state["momentum"]
+        return loss
 
 
 class LAMB(Optimizer):
@@ -86,7 +92,12 @@ class LAMB(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Take one step with the gradients that there are."""
+        """Take one step with the gradients that there are.
+
+        With `closure`, call it once before, with gradients on: it computes them anew.
+        Return what it returned, such as the loss.
+        """
+        loss = _called(closure)
         for group in self.param_groups:
             first, second = group["betas"]
             for weights in group["params"]:
@@ -111,6 +122,15 @@ class LAMB(Optimizer):
                     update += group["weight_decay"] * weights
                     update *= _ratio(weights.norm(), update.norm())
                 weights.add_(update, alpha=-group["lr"])
+        return loss
+
+
+def _called(closure: Any) -> Any:
+    """What the closure of a step returns; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:

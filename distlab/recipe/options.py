@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import tomllib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,34 +23,47 @@ CODES = ("auto", "mine", "reference")
 FILES = Path(__file__).with_name("files")
 
 
-def option(default: Any, text: str, choices: Sequence[str] = ()) -> Any:
-    """A field with a line of help."""
-    return field(default=default, metadata={"help": text, "choices": choices})
+def option(
+    default: Any, text: str, choices: Sequence[str] = (), *, may_change: bool = False
+) -> Any:
+    """A field with a line of help.
+
+    With `may_change`, a run that goes on from a checkpoint may have another value, and
+    heeds it. All others must be those that the checkpoint was saved with.
+    """
+    metadata = {"help": text, "choices": choices, "may_change": may_change}
+    return field(default=default, metadata=metadata)
+
+
+_free = functools.partial(option, may_change=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What is trained, and how. A flag for each: --global-batch-size and so on.
 
+    Every option has an effect, or is refused: by itself, with others that leave it
+    none, or by a checkpoint that was saved with another value.
+
     Raises:
         ValueError: two of them contradict each other; one line.
     """
 
-    recipe: str = option("", "a TOML file with values for the flags that are not given")
-    data: str = option("digits", "digits, mnist, fashion-mnist, or an image folder")
+    recipe: str = _free("", "a TOML file with values for the flags that are not given")
+    data: str = _free("digits", "digits, mnist, fashion-mnist, or an image folder")
     num_samples: int = option(0, "train on the first N samples only; 0: on all")
-    num_classes: int = option(0, "refuse data with another number of classes; 0: any")
+    num_classes: int = _free(0, "refuse data with another number of classes; 0: any")
     image_size: int = option(0, "pixels of a side; 0: the data's own")
-    num_workers: int = option(0, "data processes of each rank")
+    num_workers: int = _free(0, "data processes of each rank")
     model: str = option("narrow_resnet18", "the network", IMAGE_MODELS)
-    engine: str = option("scratch", "what averages", ("scratch", "ddp", "fsdp2"))
-    backend: str = option("", "gloo, nccl or tcp; nccl where there are GPUs")
-    code: str = option("auto", "whose units; auto: yours where it passes", CODES)
+    engine: str = _free("scratch", "what averages", ("scratch", "ddp", "fsdp2"))
+    backend: str = _free("", "gloo, nccl or tcp; nccl where there are GPUs")
+    code: str = _free("auto", "whose units; auto: yours where it passes", CODES)
     seed: int = option(0, "of weights, of the order of samples and of what is random")
-    epochs: int = option(1, "passes over the samples")
-    max_steps: int = option(0, "end after this step; 0: after the last epoch")
+    epochs: int = _free(1, "passes over the samples")
+    max_steps: int = _free(0, "end after this step; 0: after the last epoch")
     global_batch_size: int = option(64, "samples of one step, on all ranks together")
-    grad_accum_steps: int = option(1, "microbatches of a rank in one step")
+    grad_accum_steps: int = _free(1, "microbatches of a rank in one step")
     optimizer: str = option("sgd", "the optimizer", OPTIMIZERS)
     lr: float = option(0.1, "the highest learning rate")
     momentum: float = option(0.9, "of sgd and lars")
@@ -66,14 +80,14 @@ class Options:
     ema: float = option(0.0, "decay of the average of the weights; 0: none")
     smallest_image: int = option(0, "progressive resizing starts here; 0: none")
     precision: str = option("fp32", "of the computation", PRECISIONS)
-    channels_last: bool = option(False, "memory format of images: NHWC")
-    compile: bool = option(False, "torch.compile the model")
+    channels_last: bool = _free(False, "memory format of images: NHWC")
+    compile: bool = _free(False, "torch.compile the model")
     compression: str = option("none", "of gradients, with scratch", COMPRESSIONS)
-    checkpoint: str = option("", "folder of checkpoints; continues from the newest one")
-    save_every: int = option(100, "steps between two checkpoints")
-    records: str = option("", "new folder for the records of all ranks, as JSON lines")
-    profile: str = option("", "folder for a profiler's trace of each rank")
-    log_every: int = option(10, "steps between two lines")
+    checkpoint: str = _free("", "folder of checkpoints; continues from the newest one")
+    save_every: int = _free(100, "steps between two checkpoints")
+    records: str = _free("", "new folder for the records of all ranks, as JSON lines")
+    profile: str = _free("", "folder for a profiler's trace of each rank")
+    log_every: int = _free(10, "steps between two lines")
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -161,6 +175,65 @@ _AT_LEAST_0 = (
 )  # fmt: skip
 
 
+_NEEDS: dict[str, tuple[str, Callable[[Options], bool]]] = {
+    "momentum": ("--optimizer sgd or lars", lambda o: o.optimizer in ("sgd", "lars")),
+    "warmup_factor": ("--warmup-epochs", lambda o: o.warmup_epochs > 0),
+    "step_epochs": ("--schedule step", lambda o: o.schedule == "step"),
+    "save_every": ("--checkpoint", lambda o: bool(o.checkpoint)),
+}
+"""Which option another one needs, because alone it would change nothing."""
+
+
+def _require_use(options: Options, given: Iterable[str]) -> None:
+    """What was given changes something.
+
+    Raises:
+        ValueError: it does not; names what it needs.
+    """
+    for name in given:
+        needed, is_there = _NEEDS.get(name, ("", lambda _: True))
+        if not is_there(options):
+            value = getattr(options, name)
+            raise ValueError(f"{flag_of(name)} {value} has no effect without {needed}")
+
+
+def settings_of(options: Options) -> dict[str, Any]:
+    """What a run that goes on from a checkpoint has in common with the one before."""
+    return {
+        one.name: getattr(options, one.name)
+        for one in fields(options)
+        if not one.metadata["may_change"]
+    }
+
+
+def require_same(
+    folder: str, own: Mapping[str, Any], saved: Mapping[str, Any] | None
+) -> None:
+    """The run that goes on has the settings of the one that saved the checkpoint.
+
+    An option that was not known yet when it was saved had its default.
+
+    Raises:
+        ValueError: one differs; names the first, with both values. Or the checkpoint
+            has no settings.
+    """
+    if saved is None:
+        raise ValueError(
+            f"--checkpoint {folder}: it does not say what flags it was saved with, as "
+            "those of an older distlab: name a new folder"
+        )
+    defaults = {one.name: one.default for one in fields(Options)}
+    for name, value in own.items():
+        before, flag = saved.get(name, defaults[name]), flag_of(name)
+        if before != value:
+            was = f"without {flag}" if before is None else f"with {flag} {before}"
+            now = "without it" if value is None else f"with {value}"
+            raise ValueError(
+                f"--checkpoint {folder}: it was saved {was}, and this is a training "
+                f"{now}"
+            )
+
+
 def _check_value(name: str, value: Any, choices: Sequence[str]) -> None:
     """One option by itself."""
     flag = flag_of(name)
@@ -170,6 +243,8 @@ def _check_value(name: str, value: Any, choices: Sequence[str]) -> None:
         raise ValueError(f"{flag} {value}: at least 1")
     if name in _AT_LEAST_0 and not 0 <= value < math.inf:
         raise ValueError(f"{flag} {value}: at least 0")
+    if name == "seed" and value >= 1 << 32:
+        raise ValueError(f"{flag} {value}: less than {1 << 32}")
     if name in ("label_smoothing", "ema") and value >= 1:
         raise ValueError(f"{flag} {value}: less than 1")
     if name == "clip_norm" and value is not None and not value > 0:
@@ -190,7 +265,8 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
     """Flags first, then the recipe file's values, then the defaults.
 
     Raises:
-        ValueError: a flag or a value is unknown, or they contradict each other.
+        ValueError: a flag or a value is unknown, or they contradict each other, or one
+            has no effect.
     """
     parser = _Parser(description="train an image classifier", allow_abbrev=False)
     types_of = typing.get_type_hints(Options)
@@ -207,7 +283,11 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
     known = vars(parser.parse_args(arguments))
     given = {name: value for name, value in known.items() if value is not None}
     from_file = read_recipe(given["recipe"]) if given.get("recipe") else {}
-    return Options(**{**from_file, **given})
+    if from_file:
+        _require_use(Options(**from_file), from_file)
+    options = Options(**{**from_file, **given})
+    _require_use(options, given)
+    return options
 
 
 def recipe_path(name: str) -> Path:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from distlab.recipe import mixing
 from distlab.recipe.average import WeightAverage
-from distlab.recipe.optimizers import LAMB, LARS, make_optimizer
+from distlab.recipe.optimizers import LAMB, LARS, OPTIMIZERS, make_optimizer
 from distlab.recipe.schedules import image_size, learning_rate_factor
 
 STEPS, DECAY = 6, 0.01
@@ -97,6 +97,38 @@ def test_large_batch_optimizers_are_those_of_their_papers(name: str) -> None:
     for index, one in enumerate(weights):
         expected = torch.tensor(reference(index), dtype=torch.float64)
         assert (one.detach().flatten() - expected).abs().max() <= 1e-10
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_closure_is_called_once_and_its_loss_returned(name: str) -> None:
+    def fresh() -> tuple[nn.Linear, torch.optim.Optimizer]:
+        model = nn.Linear(3, 2, dtype=torch.float64)
+        nn.init.constant_(model.weight, 0.5)
+        nn.init.zeros_(model.bias)
+        return model, make_optimizer(name, model, lr=0.1)
+
+    inputs = torch.arange(6, dtype=torch.float64).view(2, 3)
+    models, losses = [], list[Tensor]()
+    for with_closure in (False, True):
+        model, optimizer = fresh()
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()  # noqa: B023
+            loss: Tensor = model(inputs).pow(2).sum()  # noqa: B023
+            loss.backward()
+            losses.append(loss)
+            return loss
+
+        for _ in range(3):
+            if with_closure:
+                assert optimizer.step(closure) is losses[-1]
+            else:
+                closure()
+                assert optimizer.step() is None
+        models.append(model)
+    assert len(losses) == 6
+    assert len({loss.item() for loss in losses}) == 3
+    assert torch.equal(models[0].weight, models[1].weight)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lars", "lamb"])

@@ -50,7 +50,8 @@ class Momentum(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """See `torch.optim.Optimizer.step`."""
+        """See `torch.optim.Optimizer.step`; nothing here gives it a closure."""
+        assert closure is None
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
