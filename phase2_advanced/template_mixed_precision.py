@@ -25,6 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from distlab.given.loss_scaling import LateGradients, check_scaling, in_range
+
 if TYPE_CHECKING:
     from distlab.comm import Comm
 
@@ -88,15 +90,22 @@ class LossScaler:
         scaler.update()
 
     The ranks may hold different parameters, as in model or tensor parallelism. Then an
-    overflow on one rank is not visible on the other ranks.
+    overflow on one rank is not visible on the other ranks. A step may have several
+    optimizers, as for the two networks of a GAN: unscale_ and step are called for each
+    of them, on every rank in the same order, and update once for all.
 
-    C1 the loss is multiplied by the scale; every gradient is divided by it, once
-    C2 if a gradient of any rank is inf or nan, no rank's optimizer steps
-    C3 the scale is the same on every rank: times backoff_factor after a skipped step,
-       times growth_factor after growth_interval successful steps in a row; after
+    C1 the loss is multiplied by the scale; every gradient is divided by it, once,
+       whichever optimizer it belongs to
+    C2 if a gradient of any rank is inf or nan, its optimizer steps on no rank; another
+       optimizer, whose gradients are finite on all ranks, does
+    C3 the scale is the same on every rank: times backoff_factor after a step in which
+       an optimizer was skipped, times growth_factor after growth_interval other steps
+       in a row, also if growth_interval has become smaller meanwhile; after
        load_state_dict the scaler continues with the same scales
+    Given: LateGradients. It refuses a backward() between unscale_ and step, and has a
+    sharded optimizer (3.13) reduce its gradients.
     In torch.distributed: torch.amp.GradScaler, which all_reduces for DTensors only
-    Cost: one all_reduce of one element per step. Check: distlab check 2.7
+    Cost: one all_reduce of one element per optimizer. Check: distlab check 2.7
     """
 
     def __init__(
@@ -108,12 +117,14 @@ class LossScaler:
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
     ) -> None:
+        check_scaling(init_scale, growth_factor, backoff_factor, growth_interval)
         self.comm = comm
         self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
         self.growth_interval = growth_interval
         self.loss_scale = init_scale
         self.good_steps = 0  # successful steps in a row since the scale last changed
-        self.overflow: bool | None = None  # in this step; None: not checked yet
+        self.overflow: dict[Any, bool] = {}  # of optimizers unscaled in this step
+        self.late = LateGradients()
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss times the scale: backward() then scales every gradient."""
@@ -122,14 +133,18 @@ class LossScaler:
         raise NotImplementedError("mixed_precision.loss_scaler")
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the optimizer's gradients by the scale, in place; set self.overflow.
+        """Divide the optimizer's gradients by the scale, in place; note its overflow.
 
         Collective. A second call before update() changes nothing. Skip parameters
         without a gradient; a rank may have no gradient at all. A gradient may have any
         dtype, be non-contiguous, or have no elements.
+
+        Raises:
+            RuntimeError: backward() has run since the first call.
         """
+        self.late.look(optimizer)
         # TODO(mixed_precision.loss_scaler)
-        # self.overflow: is a gradient inf or nan, on this rank or on any other rank?
+        # self.overflow[optimizer]: is a gradient of it inf or nan, on any rank?
         # the optimizer's parameters: group["params"] for group in param_groups
         raise NotImplementedError("mixed_precision.loss_scaler")
 
@@ -140,10 +155,16 @@ class LossScaler:
         raise NotImplementedError("mixed_precision.loss_scaler")
 
     def update(self) -> None:
-        """Set the scale for the next step; call this at the end of every step."""
+        """Set the scale for the next step; call this at the end of every step.
+
+        Raises:
+            FloatingPointError: the scale has shrunk so far that it can't be the reason.
+        """
+        self.late.forget()
         # TODO(mixed_precision.loss_scaler)
         # which attribute counts the steps in a row, and when is it reset?
         raise NotImplementedError("mixed_precision.loss_scaler")
+        self.loss_scale = in_range(self.loss_scale)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a checkpoint needs."""
@@ -153,7 +174,8 @@ class LossScaler:
         """Continue from a `state_dict()`, between two steps."""
         self.loss_scale = state["loss_scale"]
         self.good_steps = state["good_steps"]
-        self.overflow = None
+        self.overflow.clear()
+        self.late.forget()
 
 
 def train_step(

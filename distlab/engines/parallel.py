@@ -309,11 +309,17 @@ class Parallel:
         self.optimizer.load_state_dict(indexed_state(state, groups, self.names()))
 
     def load_scaler(self, state: dict[str, Any]) -> None:
-        """Continue with a loss scale; its settings stay those of this training."""
+        """Continue with a loss scale; its settings stay those of this training.
+
+        torch compares its count of good steps with the interval by ==: if the count is
+        past a smaller interval, the scale would never grow again.
+        """
         assert self.scaler is not None
         own = self.scaler.state_dict()
         now = ("growth_factor", "backoff_factor", "growth_interval")
-        self.scaler.load_state_dict({**state, **{name: own[name] for name in now}})
+        count = min(state["_growth_tracker"], own["growth_interval"] - 1)
+        kept = {**state, **{name: own[name] for name in now}, "_growth_tracker": count}
+        self.scaler.load_state_dict(kept)
 
     def load_loss(self, weights: dict[str, Any]) -> None:
         """Continue with what `loss_weights()` gave; local."""

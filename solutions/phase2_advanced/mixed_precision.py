@@ -25,6 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from distlab.given.loss_scaling import LateGradients, check_scaling, in_range
+
 if TYPE_CHECKING:
     from distlab.comm import Comm
 
@@ -102,15 +104,22 @@ class LossScaler:
         scaler.update()
 
     The ranks may hold different parameters, as in model or tensor parallelism. Then an
-    overflow on one rank is not visible on the other ranks.
+    overflow on one rank is not visible on the other ranks. A step may have several
+    optimizers, as for the two networks of a GAN: unscale_ and step are called for each
+    of them, on every rank in the same order, and update once for all.
 
-    C1 the loss is multiplied by the scale; every gradient is divided by it, once
-    C2 if a gradient of any rank is inf or nan, no rank's optimizer steps
-    C3 the scale is the same on every rank: times backoff_factor after a skipped step,
-       times growth_factor after growth_interval successful steps in a row; after
+    C1 the loss is multiplied by the scale; every gradient is divided by it, once,
+       whichever optimizer it belongs to
+    C2 if a gradient of any rank is inf or nan, its optimizer steps on no rank; another
+       optimizer, whose gradients are finite on all ranks, does
+    C3 the scale is the same on every rank: times backoff_factor after a step in which
+       an optimizer was skipped, times growth_factor after growth_interval other steps
+       in a row, also if growth_interval has become smaller meanwhile; after
        load_state_dict the scaler continues with the same scales
+    Given: LateGradients. It refuses a backward() between unscale_ and step, and has a
+    sharded optimizer (3.13) reduce its gradients.
     In torch.distributed: torch.amp.GradScaler, which all_reduces for DTensors only
-    Cost: one all_reduce of one element per step. Check: distlab check 2.7
+    Cost: one all_reduce of one element per optimizer. Check: distlab check 2.7
     """
 
     def __init__(
@@ -122,12 +131,14 @@ class LossScaler:
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
     ) -> None:
+        check_scaling(init_scale, growth_factor, backoff_factor, growth_interval)
         self.comm = comm
         self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
         self.growth_interval = growth_interval
         self.loss_scale = init_scale
         self.good_steps = 0  # successful steps in a row since the scale last changed
-        self.overflow: bool | None = None  # in this step; None: not checked yet
+        self.overflow: dict[Any, bool] = {}  # of optimizers unscaled in this step
+        self.late = LateGradients()
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss times the scale: backward() then scales every gradient."""
@@ -137,16 +148,20 @@ class LossScaler:
         ### END SOLUTION
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the optimizer's gradients by the scale, in place; set self.overflow.
+        """Divide the optimizer's gradients by the scale, in place; note its overflow.
 
         Collective. A second call before update() changes nothing. Skip parameters
         without a gradient; a rank may have no gradient at all. A gradient may have any
         dtype, be non-contiguous, or have no elements.
+
+        Raises:
+            RuntimeError: backward() has run since the first call.
         """
+        self.late.look(optimizer)
         ### BEGIN SOLUTION mixed_precision.loss_scaler
-        #| self.overflow: is a gradient inf or nan, on this rank or on any other rank?
+        #| self.overflow[optimizer]: is a gradient of it inf or nan, on any rank?
         #| the optimizer's parameters: group["params"] for group in param_groups
-        if self.overflow is not None:
+        if optimizer in self.overflow:
             return
         found_inf = torch.zeros(1, device=self.comm.device)
         for group in optimizer.param_groups:
@@ -155,7 +170,7 @@ class LossScaler:
                     parameter.grad /= self.loss_scale
                     found_inf += not parameter.grad.isfinite().all()
         self.comm.all_reduce(found_inf)
-        self.overflow = bool(found_inf)
+        self.overflow[optimizer] = bool(found_inf)
         ### END SOLUTION
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -163,26 +178,32 @@ class LossScaler:
         ### BEGIN SOLUTION mixed_precision.loss_scaler
         #| the caller may or may not have called unscale_
         self.unscale_(optimizer)
-        if self.overflow:
+        if self.overflow[optimizer]:
             return False
         optimizer.step()
         return True
         ### END SOLUTION
 
     def update(self) -> None:
-        """Set the scale for the next step; call this at the end of every step."""
+        """Set the scale for the next step; call this at the end of every step.
+
+        Raises:
+            FloatingPointError: the scale has shrunk so far that it can't be the reason.
+        """
+        self.late.forget()
         ### BEGIN SOLUTION mixed_precision.loss_scaler
         #| which attribute counts the steps in a row, and when is it reset?
-        if self.overflow:
+        if any(self.overflow.values()):
             self.loss_scale *= self.backoff_factor
             self.good_steps = 0
         else:
             self.good_steps += 1
-        if self.good_steps == self.growth_interval:
+        if self.good_steps >= self.growth_interval:
             self.loss_scale *= self.growth_factor
             self.good_steps = 0
-        self.overflow = None
+        self.overflow.clear()
         ### END SOLUTION
+        self.loss_scale = in_range(self.loss_scale)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a checkpoint needs."""
@@ -192,7 +213,8 @@ class LossScaler:
         """Continue from a `state_dict()`, between two steps."""
         self.loss_scale = state["loss_scale"]
         self.good_steps = state["good_steps"]
-        self.overflow = None
+        self.overflow.clear()
+        self.late.forget()
 
 
 def train_step(

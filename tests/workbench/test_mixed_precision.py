@@ -5,6 +5,8 @@ The checks go by closed forms; here the same numbers come out of torch's classes
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+import distlab.distributed as distributed
 from distlab.comm import leave_default_group
 from distlab.curriculum.units import load
 from distlab.grading.checks.mixed_precision import loss_scaler_runs as runs
@@ -184,3 +187,133 @@ def test_master_weights_are_those_of_fsdp2(cluster: Cluster, tmp_path: Path) -> 
         for master, shard in zip(mine, theirs, strict=True):
             assert master.dtype == shard.dtype == torch.float32
             assert torch.allclose(master, shard, atol=POLICY_TOLERANCE)
+
+
+# ── what a scaler remembers: for each optimizer, and for one step ───────────────────
+
+
+def shards_with_a_scaler(context: RankContext) -> dict[str, Any]:
+    """ZeRO stages 1 and 2, with and without an overflow; nobody calls reduce_gradients.
+
+    The weights of the step, and whether it was taken.
+    """
+    sharded = load("sharded_optimizer", "reference")
+    scaling = load("mixed_precision", "reference")
+    found: dict[str, Any] = {}
+    for stage in (1, 2):
+        for kind, factor in (("fine", 1.0), ("inf", torch.inf)):
+            torch.manual_seed(3)
+            model = nn.Linear(3, 5).double()
+            make = partial(torch.optim.SGD, lr=0.1)
+            optimizer = sharded.ShardedOptimizer(
+                context.comm, model, [{"params": list(model.parameters())}], make
+            )
+            optimizer = sharded.at_stage(stage, optimizer)
+            scaler = scaling.LossScaler(context.comm, init_scale=1024.0)
+            loss = model(torch.ones(2, 3).double() * (1 + context.rank)).sum()
+            last = context.rank == context.world_size - 1
+            scaler.scale(loss * (factor if last else 1.0)).backward()
+            taken = scaler.step(optimizer)
+            scaler.update()
+            weights = {n: t.clone() for n, t in optimizer.full_state_dict().items()}
+            found[f"{stage} {kind}"] = taken, weights["weight"]
+    return found
+
+
+def test_a_scaler_sees_the_gradients_of_shards(cluster: Cluster) -> None:
+    torch.manual_seed(3)
+    before = nn.Linear(3, 5).double().weight.detach()
+    inputs = sum(2 * (1 + rank) for rank in range(RANKS))
+    for found in ran(cluster, shards_with_a_scaler).values:
+        for stage in (1, 2):
+            taken, weight = found[f"{stage} fine"]
+            assert taken is True
+            assert torch.allclose(weight, before - 0.1 * inputs / RANKS)
+            taken, weight = found[f"{stage} inf"]
+            assert taken is False
+            assert torch.equal(weight, before)
+
+
+@pytest.fixture
+def scaler(unit: ModuleType) -> Iterator[Any]:
+    distributed.init_process_group("tcp", world_size=1, rank=0)
+    yield unit.LossScaler(distributed.default_comm(), init_scale=8.0)
+    distributed.destroy_process_group()
+
+
+def test_backward_after_unscale_is_refused(scaler: Any) -> None:
+    weight, later = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = torch.optim.SGD([weight, later], lr=0.1)
+    scaler.scale(weight.sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.unscale_(optimizer)
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [1.0, 1.0]
+    scaler.scale(weight.sum()).backward()
+    with pytest.raises(RuntimeError, match="1"):
+        scaler.unscale_(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    scaler.scale(weight.sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.scale(later.sum()).backward()
+    with pytest.raises(RuntimeError, match="1"):
+        scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    scaler.scale(weight.sum()).backward()
+    assert scaler.step(optimizer)
+
+
+def test_one_optimizers_step_may_be_followed_by_anothers_backward(scaler: Any) -> None:
+    """A GAN: the generator's loss goes through the discriminator, after its step."""
+    maker, judge = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    both = torch.optim.SGD([maker], lr=0.1), torch.optim.SGD([judge], lr=0.1)
+    for _ in range(2):
+        for one in both:
+            one.zero_grad()
+        scaler.scale((judge * maker.detach()).sum()).backward()
+        assert scaler.step(both[1])
+        scaler.scale((judge * maker).sum()).backward()
+        assert scaler.step(both[0])
+        scaler.update()
+    scaler.unscale_(both[0])
+    with pytest.raises(RuntimeError, match="two optimizers"):
+        scaler.unscale_(torch.optim.SGD([maker], lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("init_scale", 0.0),
+        ("init_scale", float("nan")),
+        ("init_scale", float("inf")),
+        ("growth_factor", 0.5),
+        ("growth_factor", float("inf")),
+        ("backoff_factor", 1.0),
+        ("backoff_factor", 0.0),
+        ("growth_interval", 0),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(
+    unit: ModuleType, name: str, value: float
+) -> None:
+    with pytest.raises(ValueError, match=f"{name} is {value}"):
+        unit.LossScaler(None, **{name: value})
+
+
+def test_the_scale_never_becomes_zero_or_infinite(scaler: Any) -> None:
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def steps(value: float) -> None:
+        for _ in range(200):
+            weight.grad = torch.tensor([value])
+            scaler.step(optimizer)
+            scaler.update()
+
+    scaler.growth_interval = 1
+    steps(1.0)
+    assert scaler.loss_scale == 2.0**126
+    with pytest.raises(FloatingPointError, match="e-20"):
+        steps(torch.nan)

@@ -106,6 +106,11 @@ class BucketOptimizer(torch.optim.Optimizer):
 
     # ── a step ──────────────────────────────────────────────────────────────────────
 
+    @property
+    def is_reduced(self) -> bool:
+        """Whether the shards have the gradients of this step."""
+        return self._is_reduced
+
     def reduce_gradients(self) -> None:
         """Set each bucket.shard.grad to this rank's chunk of the mean gradient.
 

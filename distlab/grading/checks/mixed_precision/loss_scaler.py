@@ -15,8 +15,10 @@ from distlab.grading.checks.mixed_precision.loss_scaler_runs import (
     HUGE,
     HUGE_AT,
     NO_GRADIENT_AT,
+    SLOPES,
     STEPS,
     TWICE_AT,
+    TWO_STEPS,
     halved,
     raw_gradient,
     scaled_steps,
@@ -33,7 +35,7 @@ WORLDS = (3, 2, 4, 5, 1)
 CALM = 4  # steps before the first overflow
 LOOSE = 1e-6
 STALE = "last-steps-answer"
-RULE_STALE = "update ends the step: reset self.overflow there"
+RULE_STALE = "update ends the step: empty self.overflow there"
 
 
 # ── C1: gradients ───────────────────────────────────────────────────────────────────
@@ -57,6 +59,8 @@ def unscaled_once(runs: Runs) -> str | None:
                 if step in _PLAYED[when]:
                     _expect_not_remembered(run, runs.seed, rank)
                     _expect_unscaled(record, when, raw, rank)
+    for rank, told in enumerate(run.values):
+        _expect_each_unscaled(told[-1]["two"]["grads"][0], rank)
     return None
 
 
@@ -108,6 +112,20 @@ def _undivided(run: Run, seed: int, step: int, rank: int) -> bool:
 def _same(found: Tensor | None, values: Tensor) -> bool:
     # Relative: after two divisions all that is left is small.
     return found is not None and torch.allclose(found, values, rtol=LOOSE, atol=0.0)
+
+
+def _expect_each_unscaled(found: list[Tensor | None], rank: int) -> None:
+    """Two optimizers, one step: the gradients of both are divided, once each."""
+    for number, (gradient, slope) in enumerate(zip(found, SLOPES, strict=True)):
+        if close(gradient, torch.full((2,), slope), LOOSE):
+            continue
+        got = "none" if gradient is None else brief(gradient)
+        raise NotYetError(
+            f"of two optimizers in one step, number {number + 1} has the gradient "
+            f"{got} on rank {rank}, expected {slope:g} with a scale of 8",
+            slug="per-scaler-state",
+            rule="remember for each optimizer whether its gradients were divided",
+        )
 
 
 _PLAYED = {"early": range(0, STEPS, 2), "again": [TWICE_AT], "after": range(STEPS)}
@@ -175,6 +193,15 @@ def all_or_none_step(runs: Runs) -> str | None:
                     rule="return whether the optimizer stepped: a schedule that "
                     "counts steps must not count a skipped one",
                 )
+    for rank, told in enumerate(run.values):
+        if (steps := told[-1]["two"]["steps"]) != TWO_STEPS:
+            raise NotYetError(
+                "two optimizers, and in the second step the first one has inf, in the "
+                f"third the second one: they stepped {steps} times on rank {rank}, "
+                f"expected {TWO_STEPS}",
+                slug="per-scaler-state",
+                rule="an optimizer is skipped for its own gradients only",
+            )
     expect_messages(run, "all ranks decide alike, but no message was sent")
     skipped = expected.count(0)
     return f"n = {n}: {skipped} of {STEPS} steps skipped, by all ranks together"

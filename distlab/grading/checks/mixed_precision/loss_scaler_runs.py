@@ -105,6 +105,8 @@ def scaled_steps(
         huge.grad = torch.full_like(huge, HUGE) if step == HUGE_AT else None
         record.append(_step(scaler, optimizer, masters, step))
     record[-1]["below"] = _below_one(unit, comm)
+    record[-1]["two"] = _two_optimizers(unit, comm)
+    record[-1]["sooner"] = _sooner(unit, comm)
     return record
 
 
@@ -129,6 +131,55 @@ def _below_one(unit: ModuleType, comm: Any) -> list[float]:
         scaler.update()
         found.append(float(scaler.loss_scale))
     return found
+
+
+SLOPES = (3.0, 5.0)  # the gradients of two optimizers' parameters
+TWO_SCALES = [8.0, 4.0, 2.0]  # after a good step, and after an overflow of each
+TWO_STEPS = [[1, 1], [0, 1], [1, 0]]
+
+
+def _two_optimizers(unit: ModuleType, comm: Any) -> dict[str, Any]:
+    """Three steps with two optimizers; in the second and third one of them overflows.
+
+    The gradients of the first one are wanted before its step, as for clipping.
+    """
+    scaler = unit.LossScaler(comm, init_scale=TWO_SCALES[0], growth_interval=100)
+    own = [nn.Parameter(torch.ones(2, device=comm.device)) for _ in SLOPES]
+    optimizers = [CountedSGD([parameter]) for parameter in own]
+    overflows = {(1, 0): comm.world_size - 1, (2, 1): 0}  # (step, optimizer): its rank
+    found: dict[str, Any] = {"grads": [], "steps": [], "scales": []}
+    for step in range(len(TWO_SCALES)):
+        parts = []
+        for number, parameter in enumerate(own):
+            parameter.grad = None
+            is_bad = overflows.get((step, number)) == comm.rank
+            parts.append((parameter * (torch.inf if is_bad else SLOPES[number])).sum())
+        scaled = scaler.scale(parts[0] + parts[1])
+        if isinstance(scaled, Tensor) and scaled.requires_grad:
+            scaled.backward()
+        before = [optimizer.num_steps for optimizer in optimizers]
+        scaler.unscale_(optimizers[0])
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        counts = zip(optimizers, before, strict=True)
+        found["steps"].append([one.num_steps - count for one, count in counts])
+        found["grads"].append([p.grad if p.grad is None else p.grad.cpu() for p in own])
+        found["scales"].append(float(scaler.loss_scale))
+    return found
+
+
+def _sooner(unit: ModuleType, comm: Any) -> float:
+    """The scale after a good step, where the interval became smaller than the count."""
+    scaler = unit.LossScaler(comm, init_scale=1.0, growth_interval=5)
+    parameter = nn.Parameter(torch.ones(1, device=comm.device))
+    for step in range(4):
+        if step == 3:
+            scaler.growth_interval = 3
+        parameter.grad = torch.ones_like(parameter)
+        scaler.step(CountedSGD([parameter]))
+        scaler.update()
+    return float(scaler.loss_scale)
 
 
 def _hand_out(gradient: Tensor | None, masters: list[nn.Parameter]) -> None:

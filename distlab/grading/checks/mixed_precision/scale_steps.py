@@ -9,6 +9,7 @@ from distlab.grading.checks.mixed_precision.loss_scaler_runs import (
     GROWTH_INTERVAL,
     OTHER,
     STEPS,
+    TWO_SCALES,
     any_rank,
     own_rank,
     scaled_steps,
@@ -49,6 +50,18 @@ def same_staircase(runs: Runs) -> str | None:
             f"a scale of 1 became {told[0]} after an overflow and a good step, "
             f"expected {told[1]} with {factors}",
         )
+    if (two := run.values[0][-1]["two"]["scales"]) != TWO_SCALES:
+        raise NotYetError(
+            "with two optimizers, of which the first has inf in step 2 and the second "
+            f"in step 3, the scale is {two}, expected {TWO_SCALES}",
+            rule="an overflow of any optimizer of the step lowers the scale",
+        )
+    if (sooner := run.values[0][-1]["sooner"]) != 2.0:
+        raise NotYetError(
+            "after 3 good steps growth_interval became 3, and after the next one the "
+            f"scale is {sooner:g} times what it was, expected 2 times",
+            rule="the count may be past growth_interval: compare with >=",
+        )
     if n == RESUME_WORLD:
         _expect_resumed(runs, expected)
     stairs = [s for s, was in zip(found[0], [0.0, *found[0]], strict=False) if s != was]
@@ -88,7 +101,7 @@ def _wrong_staircase(
         sentence,
         slug=slug,
         evidence=_stairs(found, expected),
-        rule="all ranks use the same self.overflow; an overflow lowers the scale and "
+        rule="all ranks use the same flag; an overflow lowers the scale and "
         "resets the count; growth_interval good steps in a row raise the scale",
     )
 

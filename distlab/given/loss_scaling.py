@@ -1,0 +1,101 @@
+"""What a loss scaler does beside the lesson of its task.
+
+It refuses settings that can't work and gradients that come too late, has a sharded
+optimizer average its gradients first, and keeps the scale in a range that means
+something.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+SMALLEST, LARGEST = 2.0**-64, 2.0**126
+
+
+class LateGradients:
+    """Which gradients have come since an optimizer's were unscaled, in this step.
+
+    backward() adds a scaled gradient to one that was divided already: no later division
+    can put that right.
+    """
+
+    def __init__(self) -> None:
+        self._without: dict[Any, list[Tensor]] = {}  # by optimizer; had no gradient
+        self._late: set[Tensor] = set()
+        self._owner: dict[Tensor, Any] = {}
+        self._hooks: list[Any] = []
+
+    def look(self, optimizer: Any) -> None:
+        """Collective with shards: at the beginning of unscale_, also from step.
+
+        Raises:
+            RuntimeError: backward() has run for a parameter of this optimizer since its
+                gradients were unscaled; or another optimizer, whose gradients were
+                unscaled in this step, has the same parameter.
+        """
+        own = [p for group in optimizer.param_groups for p in group["params"]]
+        if optimizer in self._without:
+            late = {p for p in own if p in self._late}
+            late |= {p for p in self._without[optimizer] if p.grad is not None}
+            if late:
+                raise RuntimeError(
+                    f"backward() has run for {len(late)} parameters since unscale_() "
+                    "divided their optimizer's gradients: call unscale_() and step() "
+                    "after the last backward(), and update() before the next step"
+                )
+            return
+        if any(p in self._owner for p in own):
+            raise RuntimeError(
+                "a parameter has two optimizers, and its gradient was unscaled for the "
+                "other one already: call update() between their steps"
+            )
+        if hasattr(optimizer, "reduce_gradients") and not optimizer.is_reduced:
+            optimizer.reduce_gradients()
+        self._without[optimizer] = [p for p in own if p.grad is None]
+        for parameter in own:
+            self._owner[parameter] = optimizer
+            if parameter.requires_grad and parameter.is_leaf:
+                add = parameter.register_post_accumulate_grad_hook
+                self._hooks.append(add(self._late.add))
+
+    def forget(self) -> None:
+        """A step ends: the next gradients are new ones."""
+        for hook in self._hooks:
+            hook.remove()
+        self._without, self._late, self._owner, self._hooks = {}, set(), {}, []
+
+
+def check_scaling(
+    init_scale: float, growth_factor: float, backoff_factor: float, growth_interval: int
+) -> None:
+    """Refuse settings with which the scale can't adapt.
+
+    Raises:
+        ValueError: one of them; the message names it.
+    """
+    if not SMALLEST <= init_scale <= LARGEST:
+        raise ValueError(f"init_scale is {init_scale}, must be positive and finite")
+    if not 1 <= growth_factor < math.inf:
+        raise ValueError(f"growth_factor is {growth_factor}, must be at least 1")
+    if not 0 < backoff_factor < 1:
+        raise ValueError(f"backoff_factor is {backoff_factor}, must be in 0 … 1")
+    if growth_interval < 1:
+        raise ValueError(f"growth_interval is {growth_interval}, must be at least 1")
+
+
+def in_range(scale: float) -> float:
+    """The scale, or the largest one that there is.
+
+    Raises:
+        FloatingPointError: it is so small that it can't be the reason for an overflow.
+    """
+    if scale < SMALLEST:
+        raise FloatingPointError(
+            f"the loss scale has shrunk to {scale:.1e}, and gradients are still inf or "
+            "nan: it isn't the scale; look for inf and nan in the inputs, the loss and "
+            "the weights"
+        )
+    return min(scale, LARGEST)
