@@ -28,6 +28,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from distlab.given.epochs import tell_epoch
+
 
 def shard_indices(
     num_samples: int, rank: int, world_size: int, drop_last: bool = False
@@ -143,6 +145,7 @@ class DistributedDataLoader:
         """Use the order of `epoch`; a new epoch starts at its first batch."""
         if epoch != self.epoch:
             self.epoch, self.num_delivered = epoch, 0
+        tell_epoch(self.dataset, epoch)  # it may draw crops anew
 
     def __len__(self) -> int:
         """The number of steps of an epoch: the same on every rank."""
@@ -209,6 +212,7 @@ class DistributedDataLoader:
         # compare the settings and refuse a state that differs; then load the position
         raise NotImplementedError("data_loader.resume")
         self._is_over = False  # given: the state says nothing of this loader's loop
+        tell_epoch(self.dataset, self.epoch)
 
     def _order(self) -> list[int]:
         """All samples in the order of this epoch."""

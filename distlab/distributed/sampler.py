@@ -10,6 +10,7 @@ from torch.utils.data import Dataset, Sampler
 
 from distlab.distributed.group import get_rank, get_world_size, has_rank
 from distlab.distributed.parts import running, unit
+from distlab.given.epochs import tell_epoch
 
 _SETTINGS = ("num_samples", "num_replicas", "shuffle", "seed", "drop_last")
 
@@ -20,6 +21,7 @@ class DistributedSampler(Sampler[int]):
     Give `dataset` or `dataset_size`. `num_replicas` and `rank` are the default group's
     if they are not given. All ranks construct it with the same other arguments. Every
     rank gets equally many samples: some are repeated, or left out with `drop_last`.
+    A data set that has set_epoch, such as images with random crops, is told the epoch.
 
     Raises:
         ValueError: neither or both of dataset and dataset_size, or no such rank.
@@ -60,7 +62,7 @@ class DistributedSampler(Sampler[int]):
         self.rank = get_rank() if rank is None else rank
         if not 0 <= self.rank < self.num_replicas:
             raise ValueError(f"rank {self.rank} of {self.num_replicas} replicas")
-        self.num_samples, self.shuffle = size, shuffle
+        self.num_samples, self.shuffle, self._dataset = size, shuffle, dataset
         self.seed, self.drop_last = seed, drop_last
         self.num_yielded = 0  # indices of this epoch that were drawn
         with running():
@@ -83,6 +85,7 @@ class DistributedSampler(Sampler[int]):
         if epoch != self.epoch:
             self.num_yielded = 0
         self._inner.set_epoch(epoch)
+        tell_epoch(self._dataset, epoch)
 
     def __len__(self) -> int:
         """The number of this rank's samples in an epoch."""
@@ -121,4 +124,5 @@ class DistributedSampler(Sampler[int]):
                     "state"
                 )
         self._inner.set_epoch(state["epoch"])
+        tell_epoch(self._dataset, state["epoch"])
         self.num_yielded = state["num_yielded"]

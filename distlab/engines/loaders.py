@@ -30,6 +30,7 @@ from torch.utils.data import (
 from distlab.engines.expect import EngineError
 from distlab.engines.randomness import random_numbers_kept, seed_all, seed_of
 from distlab.engines.samples import Microbatch, PlannedBatches
+from distlab.given.epochs import hears_epoch, tell_epoch
 
 OPTIONS = (
     "num_workers",
@@ -216,9 +217,7 @@ class DrawnOrder:
 
 def set_epoch(value: Any, epoch: int) -> None:
     """Tell a sampler or a data set its epoch, counted from 0 as torch does."""
-    told = getattr(value, "set_epoch", None)
-    if callable(told):
-        told(epoch - 1)
+    tell_epoch(value, epoch - 1)
 
 
 class Batches:
@@ -229,7 +228,7 @@ class Batches:
         self._generator = torch.Generator()
         self._seed = loading.worker_seed
         options = dict(loading.options)
-        if hasattr(loading.dataset, "set_epoch"):
+        if hears_epoch(loading.dataset):
             # Workers that stay would not hear of another epoch.
             options.pop("persistent_workers", None)
         self._loader: DataLoader[Any] = DataLoader(

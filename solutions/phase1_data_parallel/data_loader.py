@@ -28,6 +28,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from distlab.given.epochs import tell_epoch
+
 
 def shard_indices(
     num_samples: int, rank: int, world_size: int, drop_last: bool = False
@@ -157,6 +159,7 @@ class DistributedDataLoader:
         """Use the order of `epoch`; a new epoch starts at its first batch."""
         if epoch != self.epoch:
             self.epoch, self.num_delivered = epoch, 0
+        tell_epoch(self.dataset, epoch)  # it may draw crops anew
 
     def __len__(self) -> int:
         """The number of steps of an epoch: the same on every rank."""
@@ -243,6 +246,7 @@ class DistributedDataLoader:
         self.epoch, self.num_delivered = state["epoch"], state["num_delivered"]
         ### END SOLUTION
         self._is_over = False  # given: the state says nothing of this loader's loop
+        tell_epoch(self.dataset, self.epoch)
 
     def _order(self) -> list[int]:
         """All samples in the order of this epoch."""

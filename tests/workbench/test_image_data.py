@@ -24,7 +24,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from benchmarks._torchvision import torchvision
 from distlab.data.check import check
@@ -39,6 +39,8 @@ from distlab.data.transforms import (
     normalized,
     random_region,
 )
+from distlab.distributed import DistributedSampler
+from distlab.distributed.parts import unit
 
 ROOT = Path(__file__).parents[2]
 SMALL = TrainTransform(size=24)
@@ -416,6 +418,23 @@ def test_persistent_workers_follow_the_epoch_and_refuse_another_transform(
     with pytest.raises(DataError, match=r"\btransform\b"):
         list(loader)
     assert int(next(iter(DataLoader(own, 4, num_workers=1)))[0].sum())
+
+
+def test_loaders_and_samplers_tell_the_images_their_epoch(images: Images) -> None:
+    both = ConcatDataset([Subset(images, range(8)), Subset(images, range(8, 16))])
+    loader = unit("data_loader").DistributedDataLoader(both, 8, 0, 1, shuffle=False)
+    sampler = DistributedSampler(both, num_replicas=1, rank=0, shuffle=False)
+    for teller in (loader, sampler):
+        teller.set_epoch(2)
+        assert images.epoch == 2
+        state = teller.state_dict()
+        teller.set_epoch(0)
+        assert images.epoch == 0
+        teller.load_state_dict(state)
+        assert images.epoch == 2
+    images.set_epoch(3)  # one's own say counts until the next set_epoch
+    list(loader), list(sampler)
+    assert images.epoch == 3
 
 
 def test_copies_have_an_epoch_and_a_transform_of_their_own(images: Images) -> None:

@@ -69,10 +69,11 @@ def test_two_ranks_then_one_then_two_read_each_sample_once(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """One epoch of 8 steps in three starts, beside one start on two ranks."""
-    flags = "--model narrow_vit --precision fp64 --lr 0.02 --save-every 2 "
+    flags = "--model narrow_vit --precision fp64 --lr 0.02 "
     flags += "--global-batch-size 60 --num-samples 480 --code reference"
     unbroken = flags.split()
-    saves = [*unbroken, "--checkpoint", str(tmp_path / "saved"), "--max-steps"]
+    saves = [*unbroken, "--checkpoint", str(tmp_path / "saved")]
+    saves += ["--save-every", "2", "--max-steps"]
     losses, samples = [], Counter[str]()
     for n, last in ((2, 3), (1, 5), (2, 8)):
         cases = {"resumed": [*saves, str(last)]}
