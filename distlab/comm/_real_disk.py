@@ -20,18 +20,18 @@ else:
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OPEN = (
-    os.O_CLOEXEC
-    | getattr(os, "O_NOFOLLOW", 0)  # a link could lead out of the folder
-    | getattr(os, "O_NONBLOCK", 0)  # a pipe would make the caller wait
+    os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)  # a pipe would make the caller wait
 )
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # what is written stays in the folder
 
 
 class RealDisk:
     """The files of one folder, which is made (and made durable) if it is not there.
 
     `sync` and `sync_folder` are fsync (on macOS F_FULLFSYNC): they return when the
-    drive says that it has the data. A rename is atomic. Links, pipes and folders that
-    others put there are refused.
+    drive says that it has the data. A rename is atomic. A link to a file elsewhere, as
+    people leave one behind when a disk fills up, can be read and removed, but not
+    written through. Pipes and folders that others put there are refused.
 
     Raises:
         DiskError: the folder cannot be made or opened.
@@ -61,13 +61,14 @@ class RealDisk:
         Raises:
             DiskError: no such file, or the drive failed: then what it holds is unknown.
         """
-        with self._open(path, os.O_RDONLY) as file:
+        with self._open(path, os.O_RDONLY | _NO_LINK) as file:
             _fsync(file)
 
     def rename(self, source: str, target: str) -> None:
         """See `Disk.rename`."""
         require_name(target)
-        with self._open(source, os.O_RDONLY), self._open_folder() as folder:
+        opened = self._open(source, os.O_RDONLY | _NO_LINK)
+        with opened, self._open_folder() as folder:
             os.replace(source, target, src_dir_fd=folder, dst_dir_fd=folder)
 
     def sync_folder(self) -> None:
@@ -84,18 +85,30 @@ class RealDisk:
             return b"".join(parts)
 
     def names(self) -> list[str]:
-        """See `Disk.names`; what is no plain file is left out."""
+        """See `Disk.names`; pipes and folders are left out, and links are not.
+
+        Nor are links to nowhere: their file may be on a disk that isn't mounted.
+        """
         with self._open_folder() as folder, os.scandir(folder) as entries:
-            return sorted(e.name for e in entries if e.is_file(follow_symlinks=False))
+            return sorted(
+                entry.name
+                for entry in entries
+                if entry.is_file(follow_symlinks=False) or entry.is_symlink()
+            )
 
     def remove(self, path: str) -> None:
-        """See `Disk.remove`."""
-        with self._open(path, os.O_RDONLY), self._open_folder() as folder:
+        """See `Disk.remove`; of a link, the link."""
+        require_name(path)
+        with self._open_folder() as folder, _in_words(path):
+            mode = os.stat(path, dir_fd=folder, follow_symlinks=False).st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+                raise DiskError(f'"{path}" is no plain file')
             os.unlink(path, dir_fd=folder)
 
     def _put(self, path: str, data: bytes, how: int) -> None:
         require_bytes(data)
-        with self._open(path, os.O_WRONLY | os.O_CREAT | how) as file:
+        flags = os.O_WRONLY | os.O_CREAT | _NO_LINK | how
+        with self._open(path, flags) as file:
             left = memoryview(data)
             while left:
                 left = left[os.write(file, left) :]
@@ -104,7 +117,14 @@ class RealDisk:
     def _open(self, path: str, flags: int) -> Iterator[int]:
         require_name(path)
         with self._open_folder() as folder, _in_words(path):
-            file = os.open(path, flags | _OPEN, 0o600, dir_fd=folder)
+            try:
+                file = os.open(path, flags | _OPEN, 0o600, dir_fd=folder)
+            except FileNotFoundError:
+                if _is_link(path, folder):
+                    raise DiskError(
+                        f'"{path}" is a link to a file that is not there'
+                    ) from None
+                raise
             try:
                 if not stat.S_ISREG(os.fstat(file).st_mode):
                     raise DiskError(f'"{path}" is no plain file')
@@ -120,6 +140,14 @@ class RealDisk:
                 yield folder
             finally:
                 os.close(folder)
+
+
+def _is_link(path: str, folder: int) -> bool:
+    try:
+        mode = os.stat(path, dir_fd=folder, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return False
+    return stat.S_ISLNK(mode)
 
 
 @contextmanager

@@ -127,21 +127,30 @@ def test_a_real_disk_makes_its_folder_and_finds_it_again(tmp_path: Path) -> None
     assert isinstance(refused.value.__cause__, NotADirectoryError | FileExistsError)
 
 
-def test_a_real_disk_follows_no_link_and_waits_for_no_pipe(tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_bytes(b"secret")
+def test_a_real_disk_reads_links_and_waits_for_no_pipe(tmp_path: Path) -> None:
+    archive = tmp_path / "archived"
+    archive.write_bytes(b"archived")
     folder = tmp_path / "disk"
     disk = RealDisk(folder)
-    (folder / "link").symlink_to(secret)
+    (folder / "link").symlink_to(archive)
+    (folder / "lost").symlink_to(tmp_path / "not mounted")
     (folder / "sub").mkdir()
     os.mkfifo(folder / "pipe")
-    for name in ("link", "sub", "pipe"):
+    for name in ("sub", "pipe"):
         read = refusal(lambda n=name: disk.read(n))  # type: ignore[misc]
         assert named(read, f'"{name}"')
         assert refusal(lambda n=name: disk.write(n, b"")) == read  # type: ignore[misc]
         assert refusal(lambda n=name: disk.remove(n)) == read  # type: ignore[misc]
+    assert disk.names() == ["link", "lost"]
+    assert disk.read("link") == b"archived"
+    assert named(refusal(lambda: disk.read("lost")), '"lost"')
+    for name in ("link", "lost"):  # nothing is written outside of the folder
+        told = refusal(lambda n=name: disk.write(n, b"x"))  # type: ignore[misc]
+        assert named(told, f'"{name}"')
+        disk.remove(name)
     assert disk.names() == []
-    assert secret.read_bytes() == b"secret"
+    assert sorted(os.listdir(tmp_path)) == ["archived", "disk"]
+    assert archive.read_bytes() == b"archived"
 
 
 def test_a_real_disk_calls_fsync(
