@@ -36,6 +36,7 @@ from distlab.distributed.watch import Watch
 from distlab.given import training_state
 from distlab.given.checkpoint import CheckpointError
 from distlab.given.monitoring import checksum
+from distlab.given.saved_run import packed, resume
 from distlab.given.trainer import Job, Metrics
 from distlab.given.training_state import Run
 from distlab.recipe.options import Options, read_options, require_same
@@ -130,14 +131,21 @@ class Saved:
         Raises:
             ValueError: it was saved by a training with other settings.
         """
-        newest = self.units.load(self.disk) if self.disk else None
+        if self.disk is None:
+            return 0
+        disk, settings = self.disk, self.job.settings
+        newest = resume(
+            self.job.comm,
+            self.units,
+            lambda: disk,
+            self.run,
+            check=lambda it: require_same(self.folder, settings, it.get(SETTINGS)),
+        )
         if newest is None:
             return 0
-        shared, owns = training_state.unpack(newest)
-        require_same(self.folder, self.job.settings, shared.get(SETTINGS))
-        comm = self.job.comm
-        self.units.restore(self.run, shared, owns, comm.rank, comm.world_size)
-        self.newest = int(newest.step)
+        for line in newest.refused:
+            print(f"a newer checkpoint was not taken: {line}", file=sys.stderr)
+        self.newest = newest.step
         return self.newest
 
     def save(self, step: int, *, is_last: bool = False) -> None:
@@ -145,10 +153,9 @@ class Saved:
         is_due = step != self.newest and (is_last or step % self.every == 0)
         if self.disk is None or not is_due:
             return
-        shared, own = self.units.full_state(self.run)
-        shared[SETTINGS] = self.job.settings
+        settings = {SETTINGS: self.job.settings}
         comm = self.job.comm
-        state = training_state.pack(shared, own, comm.rank, comm.world_size)
+        state = packed(comm, self.units, self.run, shared=settings)
         self.units.save(comm, self.disk, step, *state)
         self.newest = step
 

@@ -40,6 +40,7 @@ from distlab.distributed.notice import SAVED, Notice
 from distlab.distributed.parts import unit
 from distlab.given import training_state
 from distlab.given.checkpoint import CheckpointError
+from distlab.given.saved_run import packed, resume
 from distlab.given.training_state import Run
 
 BUCKET_MIB = 0.05  # several buckets in each step
@@ -100,11 +101,8 @@ class ChaosTraining:
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
-        found = self.unit.load(self.real_disk)
+        found = resume(self.comm, self.unit, lambda: self.real_disk, self.run)
         if found is not None:
-            shared, owns = training_state.unpack(found)
-            rank, size = self.comm.rank, self.comm.world_size
-            self.unit.restore(self.run, shared, owns, rank, size)
             self.step = found.step
             for line in found.refused:
                 self._say(f"a newer checkpoint was not taken: {line}")
@@ -165,20 +163,18 @@ class ChaosTraining:
     def _save(self) -> None:
         """Begin to save; training goes on when a save fails."""
         self.faults.poison("save", self.step, next(self.module.parameters()))
-        shared, own = self.unit.full_state(self.run)
-        tensors, meta = training_state.pack(
-            shared, own, self.comm.rank, self.comm.world_size
-        )
-        self._require_finite(shared)
+        self._require_finite()
+        tensors, meta = packed(self.comm, self.unit, self.run)
         if self._attempt(lambda: self.saver.save(self.step, tensors, meta)):
             self._saving = self.step
         else:  # this step was not tried: the error was that of the one before
             self.saver.save(self.step, tensors, meta)
             self._saving = self.step
 
-    def _require_finite(self, shared: dict[str, Any]) -> None:
+    def _require_finite(self) -> None:
         """No checkpoint is saved that a run could not go on from."""
-        if not is_finite_everywhere(self.comm, shared["parameters"].values()):
+        weights = [p.detach() for p in self.module.parameters()]
+        if not is_finite_everywhere(self.comm, weights):
             raise StopError("a parameter is not finite: it is not saved")
 
     def _attempt(self, call: Any) -> bool:

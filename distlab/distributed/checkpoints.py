@@ -1,11 +1,12 @@
 """Checkpoints of phase 4 as two calls: one after a step, one at the start.
 
-save_checkpoint    full_state ─▶ pack ─▶ save      a shard of each rank, then commit
-load_checkpoint    load ─▶ unpack ─▶ restore       the newest one that is complete
+save_checkpoint    full_state ─▶ packed ─▶ save    a shard of each rank, then commit
+load_checkpoint    load ─▶ checked ─▶ restore      the newest one that is complete
 """
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from distlab.distributed.data_parallel import DistributedDataParallel
 from distlab.distributed.group import default_comm
 from distlab.distributed.model_parallel import PipelineParallel, TensorParallel
 from distlab.distributed.parts import running, unit
-from distlab.given import training_state
 from distlab.given.checkpoint import CheckpointError
-from distlab.given.training_state import Run, Stateful
+from distlab.given.saved_run import APART, NAMES, packed, resume
+from distlab.given.training_state import EXTRA, Run, Stateful
 
 _OWN_NAMES = {
     "parameters",
@@ -28,6 +29,9 @@ _OWN_NAMES = {
     "factors",
     "residuals",
     "random",
+    APART,
+    NAMES,
+    EXTRA,
 }
 
 
@@ -44,15 +48,17 @@ def save_checkpoint(
 
     Collective. `model` is data parallel or bare, `optimizer` any of torch's or the
     sharded one of 3.13. `parts` are what else has a state_dict(): scheduler, scaler,
-    sampler. The random numbers of each rank are saved too, and what a compression hook
-    keeps. When it returns on any rank, the checkpoint is complete; the newest `keep`
-    stay in `folder`, which all ranks share.
+    sampler. The random numbers of each rank are saved too, what a compression hook
+    keeps, and what modules return from get_extra_state(). State that differs between
+    the ranks, such as a position in a rank's own data, is saved for each of them, and
+    then only as many ranks can load it. When it returns on any rank, the checkpoint is
+    complete; the newest `keep` stay in `folder`, which all ranks share.
 
     Raises:
-        CheckpointError: it was not saved, on any rank: a disk is full, say. Training
-            can go on, and the checkpoints before it are as they were.
-        ValueError: the ranks of this model hold different parameters, or a name of
-            `parts` is taken.
+        CheckpointError: it was not saved, on any rank: a disk is full, or a state has a
+            value that is no tensor and no plain data. Training can go on, and the
+            checkpoints before it are as they were.
+        ValueError: the model is sharded over the ranks, or a name of `parts` is taken.
 
     Example:
         init_process_group()
@@ -66,16 +72,14 @@ def save_checkpoint(
     """
     comm, tasks = default_comm(), unit("fault_tolerance")
     run = _run(model, optimizer, parts)
-    with running(CheckpointError):
-        shared, own = tasks.full_state(run)
-    packed = training_state.pack(shared, own, comm.rank, comm.world_size)
+    state = packed(comm, tasks, run, within=lambda: running(CheckpointError))
     disk: RealDisk | _NoDisk
     try:
         disk = RealDisk(folder)
     except (DiskError, OSError) as error:
         disk = _NoDisk(error)
     with running(CheckpointError):
-        tasks.save(comm, disk, step, *packed, keep)
+        tasks.save(comm, disk, step, *state, keep)
 
 
 def load_checkpoint(
@@ -83,13 +87,15 @@ def load_checkpoint(
 ) -> int | None:
     """Continue from the newest checkpoint in `folder`: its step; None: there is none.
 
-    Every rank calls it, with objects made like those that were saved; it sends no
-    message. A checkpoint that is torn is passed over, and the one before it is taken.
-    Another number of ranks may load it, if the optimizer and all `parts` allow it.
+    Collective, with objects made like those that were saved. A checkpoint that is torn
+    is passed over with a warning, and the one before it is taken. All ranks take the
+    same one, or none: when this raises, what they have is as it was. Another number of
+    ranks may load it, if the optimizer and all `parts` allow it.
 
     Raises:
-        CheckpointError: there are checkpoints, and none of them is complete.
-        ValueError: it is of another model, or without one of `parts`.
+        CheckpointError: there are checkpoints, and none of them is complete; the ranks
+            found different ones; another rank could not load it.
+        ValueError: it is of another model or optimizer, or without one of `parts`.
         DiskError: the folder cannot be read.
 
     Example:
@@ -101,20 +107,18 @@ def load_checkpoint(
     """
     comm, tasks = default_comm(), unit("fault_tolerance")
     run = _run(model, optimizer, parts)
-    with running(CheckpointError, DiskError):
-        found = tasks.load(RealDisk(folder))
+    found = resume(
+        comm,
+        tasks,
+        lambda: RealDisk(folder),
+        run,
+        within=lambda: running(CheckpointError, DiskError, ValueError),
+    )
     if found is None:
         return None
-    shared, owns = training_state.unpack(found)
-    missing = sorted(set(parts) - set(shared))
-    if missing:
-        raise ValueError(
-            f"the checkpoint of step {found.step} has no {missing[0]!r}: it was saved "
-            "without it"
-        )
-    with running(ValueError):
-        tasks.restore(run, shared, owns, comm.rank, comm.world_size)
-    return int(found.step)
+    for line in found.refused:
+        warnings.warn(f"a newer checkpoint was not taken: {line}", stacklevel=2)
+    return found.step
 
 
 class _NoDisk:

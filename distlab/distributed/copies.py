@@ -23,6 +23,7 @@ from distlab.given.checkpoint import (
     Shard,
     decode_shard,
     encode_shard,
+    require_fit,
 )
 from distlab.given.training_state import State, pack, unpack
 
@@ -62,10 +63,15 @@ class Holdings:
     def copy(
         self, label: Label, rank: int, size: int, shared: State, own: State
     ) -> Slot:
-        """Copy the state of a step, instead of the oldest one that is held."""
+        """Copy the state of a step, instead of the oldest one that is held.
+
+        Raises:
+            TypeError: a value in it is no tensor and no plain data.
+        """
         slot = min(self._slots, key=lambda slot: slot.label)
         slot.label = NONE  # if an error comes between, it is not held
         tensors, meta = pack(shared, {}, 0, 1)
+        require_fit(meta)
         slot.shared, slot.shared_meta = slot.memory.of(tensors), meta
         slot.own, slot.theirs = encode_own(own), b""
         slot.rank, slot.size, slot.label = rank, size, label

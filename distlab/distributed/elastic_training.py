@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distlab.comm import PeerLost, RealDisk, ReduceOp
+from distlab.comm import DiskError, PeerLost, RealDisk, ReduceOp
 from distlab.distributed import registry
 from distlab.distributed.copies import (
     Holdings,
@@ -49,7 +49,8 @@ from distlab.distributed.state_transfer import gather_state
 from distlab.given.checkpoint import CheckpointError
 from distlab.given.data_parallel import contiguous
 from distlab.given.recovering import SAVE
-from distlab.given.training_state import Run, State, pack, unpack
+from distlab.given.saved_run import mark_of, packed, resume
+from distlab.given.training_state import Run, State
 from distlab.launch.control import Go
 
 
@@ -67,11 +68,12 @@ def elastic(
     and when SIGTERM arrives: then the processes end with exit code 143. (While a group
     is formed there is nothing that all could save; they end at once.) The newest one
     that is complete is where training begins. One that cannot be saved is a line on
-    stderr, and no reason to stop.
+    stderr, and no reason to stop. Under --standby and --elastic, "scheduler" and the
+    like have to be the same on all ranks.
 
     Raises:
-        ValueError: `state` lacks a model or an optimizer; or the optimizer is sharded,
-            and the launcher has --standby or --elastic.
+        ValueError: `state` lacks a model or an optimizer; or the launcher has --standby
+            or --elastic, and the optimizer is sharded, or a part is a rank's own.
 
     Example:
         init_process_group()
@@ -137,6 +139,7 @@ class Elastic:
         self._must_stop = False
         self._is_between = False  # between two groups
         self._times: dict[str, float] = {}
+        self._mark = 0  # of the parts after the newest step
 
     def steps(self, num_steps: int) -> Iterator[StepAttempt]:
         """Each step until `num_steps` are completed; one that was lost comes again.
@@ -173,14 +176,17 @@ class Elastic:
 
     def _first_state(self) -> None:
         """The newest checkpoint, or what rank 0 has made."""
-        checkpoint = None
-        if self._disk is not None:
-            with running():
-                checkpoint = unit("fault_tolerance").load(self._disk)
-        if checkpoint is not None:
-            self._restore(*unpack(checkpoint))
-            self.completed = checkpoint.step
-            return
+        disk = self._disk
+        if disk is not None:
+            tasks = unit("fault_tolerance")
+            found = resume(
+                self._comm, tasks, lambda: disk, self.run, within=_saying_whose_code
+            )
+            if found is not None:
+                self.completed = found.step
+                for line in found.refused:
+                    self._say(f"a newer checkpoint was not taken: {line}")
+                return
         model = self.run.model
         tensors = (*model.parameters(), *model.buffers(), *self.run.master)
         for tensor in contiguous(tensors):
@@ -212,20 +218,28 @@ class Elastic:
         return True
 
     def _commit(self, step: int) -> None:
-        flags = torch.zeros(2, dtype=torch.int32, device=self._comm.device)
+        flags = torch.zeros(4, dtype=torch.int64, device=self._comm.device)
         if self._group is not None:
             self._copy(step)
             flags[1] = self._group.member.must_regroup
+            flags[2] = self._mark
+            flags[3] = -self._mark
         flags[0] = self._must_stop
         if self._group is not None or self._disk is not None:
             self._comm.all_reduce(flags, ReduceOp.MAX)
+        must_stop, must_regroup, most, least = flags.tolist()
+        if most != -least:
+            raise ValueError(
+                f"after step {step} the parts {', '.join(self.run.parts)} are not the "
+                "same on all ranks, and elastic() keeps one state of each for all of "
+                "them: leave out what is a rank's own"
+            )
         # Here every rank has a copy of this step, and of the rank before.
         self.completed = step
         if self._group is not None:
             self._group.page.completed(step)
             self._report_times()
         is_due = self._save_every and step % self._save_every == 0
-        must_stop, must_regroup = flags.tolist()
         if self._disk is not None and (is_due or must_stop):
             self._save()
         if must_stop:
@@ -237,24 +251,26 @@ class Elastic:
         assert self._group is not None
         comm = self._comm
         label = Label(step, self._group.generation)
-        slot = self._holds.copy(label, comm.rank, comm.world_size, *self._state())
+        shared, own = self._state()
+        self._mark = mark_of({name: shared.get(name) for name in self.run.parts})
+        slot = self._holds.copy(label, comm.rank, comm.world_size, shared, own)
         slot.theirs = pass_on(comm, slot.own) if comm.world_size > 1 else b"alone"
 
     def _save(self) -> None:
-        shared, own = self._state()
-        comm = self._comm
-        tensors, meta = pack(shared, own, comm.rank, comm.world_size)
+        comm, tasks = self._comm, unit("fault_tolerance")
         group = self._group
         saving = group.page.during(SAVE) if group else contextlib.nullcontext()
         try:
-            with saving, running(CheckpointError):
-                unit("fault_tolerance").save(
-                    comm, self._disk, self.completed, tensors, meta
-                )
+            with saving:
+                state = packed(comm, tasks, self.run, within=_saying_whose_code)
+                with running(CheckpointError):
+                    tasks.save(comm, self._disk, self.completed, *state)
         except CheckpointError as error:  # on all ranks: none of them has to stop
-            if comm.rank == 0:
-                text = f"training goes on without a checkpoint: {error}"
-                print(text, file=sys.stderr, flush=True)
+            self._say(f"training goes on without a checkpoint: {error}")
+
+    def _say(self, text: str) -> None:
+        if self._comm.rank == 0:
+            print(text, file=sys.stderr, flush=True)
 
     # ── a peer is lost ──────────────────────────────────────────────────────────────
 
@@ -337,6 +353,10 @@ class Elastic:
         with running():
             state: tuple[State, State] = unit("fault_tolerance").full_state(self.run)
         return state
+
+
+def _saying_whose_code() -> contextlib.AbstractContextManager[None]:
+    return running(CheckpointError, DiskError, ValueError)
 
 
 def _as_run(state: Run | Mapping[str, Any]) -> Run:

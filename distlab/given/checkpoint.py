@@ -146,6 +146,7 @@ _DTYPES = {
 }  # fmt: skip
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _META = "__metadata__"
+_UNFIT = "unfit"
 _PIECE = 1 << 20
 
 
@@ -161,8 +162,10 @@ def encode_shard(tensors: Mapping[str, Tensor], meta: Mapping[str, JSON]) -> byt
     """The bytes of a shard. Tensors that share memory are each written in full.
 
     Raises:
-        TypeError: a dtype that the layout does not have, or `meta` does not fit JSON.
+        TypeError: a dtype that the layout does not have, or `meta` does not fit JSON,
+            or it is that of a state that fits no checkpoint: see `unfit`.
     """
+    require_fit(meta)
     header: dict[str, Any] = {_META: {"meta": json.dumps(meta)}}
     parts: list[bytes] = []
     end = 0
@@ -181,6 +184,25 @@ def encode_shard(tensors: Mapping[str, Tensor], meta: Mapping[str, JSON]) -> byt
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+
+
+def unfit(why: str) -> dict[str, JSON]:
+    """The `meta` of a state that can't be saved: encode_shard raises TypeError(why).
+
+    A rank that raised at once would leave the others waiting in `save`, which tells
+    all ranks of an error.
+    """
+    return {_UNFIT: why}
+
+
+def require_fit(meta: Mapping[str, JSON]) -> None:
+    """It is not that of a state that fits no checkpoint.
+
+    Raises:
+        TypeError: it is; says which value it was.
+    """
+    if _UNFIT in meta:
+        raise TypeError(meta[_UNFIT])
 
 
 def decode_shard(data: bytes) -> Shard:
@@ -233,11 +255,14 @@ def _bytes_of(tensor: Tensor) -> list[bytes]:
     holds Python's lock. Small copies do not, and bytes.join gives the lock up if all
     its parts are bytes.
     """
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    if not flat.numel():
-        return []
-    array = _as_bytes(flat)
+    array = bytes_of(tensor)
     return [array[i : i + _PIECE].tobytes() for i in range(0, len(array), _PIECE)]
+
+
+def bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
+    """A dense tensor's values, row by row; conjugate and negative bits are resolved."""
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
+    return _as_bytes(flat) if flat.numel() else np.empty(0, np.uint8)
 
 
 def _as_bytes(tensor: Tensor) -> npt.NDArray[np.uint8]:

@@ -12,10 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distlab.given.checkpoint import JSON, Checkpoint
+from distlab.given.checkpoint import JSON, Checkpoint, unfit
 
 State = dict[str, Any]
 """Nested dicts, lists and tuples of tensors, numpy arrays and plain values."""
+
+EXTRA = "extra_state"
+"""The part of a run with what its modules keep besides parameters and buffers."""
 
 
 class Stateful(Protocol):
@@ -35,6 +38,7 @@ class Run:
     `master`: the optimizer's float32 copies, if the model has a smaller dtype.
     `parts`: "scheduler", "scaler", "loader" and so on, those that there are.
     `hook`: a compression hook; it may have `residuals`, and `factors` as PowerSGD has.
+    If a module of `model` has get_extra_state(), `parts` has one more, "extra_state".
     """
 
     model: nn.Module
@@ -43,27 +47,75 @@ class Run:
     parts: Mapping[str, Stateful] = field(default_factory=dict)
     hook: Any = None
 
+    def __post_init__(self) -> None:
+        extra = ExtraState(self.model)
+        if extra.modules and EXTRA not in self.parts:
+            self.parts = {**self.parts, EXTRA: extra}
+
     @property
     def is_sharded(self) -> bool:
         """Whether each rank has another part of the optimizer's state, as in ZeRO."""
         return hasattr(self.optimizer, "state_by_name")
 
 
-def require_same_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """The saved parameters have the names and shapes of the model's.
+class ExtraState:
+    """What modules keep besides parameters and buffers, by their names in the model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = {
+            plain_name(name): module
+            for name, module in model.named_modules()
+            if type(module).get_extra_state is not nn.Module.get_extra_state
+        }
+
+    def state_dict(self) -> State:
+        """What get_extra_state() of each module returns."""
+        return {name: one.get_extra_state() for name, one in self.modules.items()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Give each module its own.
+
+        Raises:
+            ValueError: other modules had extra state when it was saved.
+        """
+        for name in [*self.modules, *state]:
+            if name not in self.modules or name not in state:
+                where = "the model" if name in state else "the checkpoint"
+                raise ValueError(f'"{name}" has no extra state in {where}')
+        for name, module in self.modules.items():
+            module.set_extra_state(state[name])
+
+
+def plain_name(name: str) -> str:
+    """A name in a model without the wrapper of torch.compile."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def require_same_model(
+    model: nn.Module,
+    saved: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor] | None = None,
+) -> None:
+    """The saved parameters have the names and shapes of the model's; so have `buffers`.
 
     Raises:
         ValueError: they have not; one line names the first difference.
     """
-    own = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    _require_same(dict(model.named_parameters()), saved)
+    if buffers is not None:
+        _require_same(dict(model.named_buffers()), buffers)
+
+
+def _require_same(here: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    own = {name: tuple(tensor.shape) for name, tensor in here.items()}
     other = {name: tuple(tensor.shape) for name, tensor in saved.items()}
     for name in [*own, *other]:
         if own.get(name) != other.get(name):
-            here = f"has shape {own[name]}" if name in own else "is not there"
+            in_model = f"has shape {own[name]}" if name in own else "is not there"
             there = f"has shape {other[name]}" if name in other else "is not there"
             raise ValueError(
-                f'the checkpoint is of another model: "{name}" {here} in the model, '
-                f"and {there} in the checkpoint"
+                f'the checkpoint is of another model: "{name}" {in_model} in the '
+                f"model, and {there} in the checkpoint"
             )
 
 
@@ -107,19 +159,22 @@ def pack(
     Each tensor of `shared`, which is the same on every rank, goes into the shard of one
     rank, so that every rank writes about as much; all of `own` into that of this rank.
 
-    Raises:
-        TypeError: a value is no tensor and no plain data.
+    It doesn't raise for a value that is no tensor and no plain data: `save` then fails
+    on all ranks, and says which value of which rank it was.
     """
     tensors: dict[str, Tensor] = {}
     loads = [0] * world_size
     all_shared: dict[str, Tensor] = {}
-    outline = _flatten(shared, "shared", all_shared)
+    try:
+        outline = flatten(shared, "shared", all_shared)
+        meta = {"own": flatten(own, "own", tensors)}
+    except TypeError as error:
+        return {}, unfit(str(error))
     for name in sorted(all_shared, key=lambda n: (-all_shared[n].nbytes, n)):
         writer = loads.index(min(loads))
         loads[writer] += all_shared[name].nbytes
         if writer == rank:
             tensors[name] = all_shared[name]
-    meta = {"own": _flatten(own, "own", tensors)}
     return tensors, meta | ({"shared": outline} if rank == 0 else {})
 
 
@@ -142,23 +197,30 @@ def unpack(checkpoint: Checkpoint) -> tuple[State, list[State]]:
     return shared, own
 
 
-def _flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> JSON:
-    """The value without its tensors, which go into `tensors`."""
+def flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> JSON:
+    """The value without its tensors, which go into `tensors`, each by its own name.
+
+    Raises:
+        TypeError: it, or a value in it, is no tensor and no plain data.
+    """
     if isinstance(value, Tensor):
-        tensors[name] = value
-        return {"tensor": name}
-    if isinstance(value, np.ndarray):
-        tensors[name] = torch.from_numpy(value.copy())
-        return {"array": name}
+        _require_dense(value, name)
+        return {"tensor": _noted(value, name, tensors)}
+    if isinstance(value, np.ndarray | np.number | np.bool_):
+        array = np.array(value)  # a copy
+        try:
+            tensor = torch.from_numpy(array)
+        except TypeError as error:
+            raise TypeError(f'"{name}" is an array of {array.dtype}') from error
+        kind = "array" if isinstance(value, np.ndarray) else "number"
+        return {kind: _noted(tensor, name, tensors)}
     if isinstance(value, Mapping):
         kind = "counter" if isinstance(value, Counter) else "dict"
-        for key in value:
-            if not isinstance(key, str | int):
-                raise TypeError(f'"{name}" has a key of type {type(key).__name__}')
-        items = [[k, _flatten(v, f"{name}.{k}", tensors)] for k, v in value.items()]
+        names = _names_of(value, name)
+        items = [[k, flatten(v, names[k], tensors)] for k, v in value.items()]
         return {kind: items}
     if isinstance(value, list | tuple):
-        rows = [_flatten(v, f"{name}.{i}", tensors) for i, v in enumerate(value)]
+        rows = [flatten(v, f"{name}.{i}", tensors) for i, v in enumerate(value)]
         return {"tuple" if isinstance(value, tuple) else "list": rows}
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -168,8 +230,47 @@ def _flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> JSON:
     )
 
 
+def _require_dense(tensor: Tensor, name: str) -> None:
+    """Its values are all here, one after the other."""
+    if hasattr(tensor, "full_tensor"):
+        raise TypeError(f'"{name}" is a DTensor, and this rank has a part of it only')
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+        raise TypeError(f'"{name}" is no dense tensor: {tensor.layout}, {tensor.dtype}')
+    if tensor.numel() and not tensor.untyped_storage().nbytes():
+        raise TypeError(f'"{name}" has no memory now: its layer is sharded')
+
+
+def _noted(tensor: Tensor, name: str, tensors: dict[str, Tensor]) -> str:
+    if name in tensors:
+        raise TypeError(f'two entries of the state are called "{name}"')
+    tensors[name] = tensor
+    return name
+
+
+def _names_of(mapping: Mapping[Any, Any], above: str) -> dict[Any, str]:
+    """A name for each entry: {"a": {"b": …}, "a.b": …, 0: …, "0": …} has four.
+
+    The names are the same on all ranks, in whatever order the entries were made.
+
+    Raises:
+        TypeError: a key is neither a str nor an int.
+    """
+    for key in mapping:
+        if not isinstance(key, str | int):
+            raise TypeError(f'"{above}" has a key of type {type(key).__name__}')
+    numbers = {str(key) for key in mapping if not isinstance(key, str)}
+    texts = {str(key) for key in mapping}
+    found = {}
+    for key in mapping:
+        parts = str(key).split(".")
+        beginnings = {".".join(parts[:end]) for end in range(1, len(parts))}
+        is_unclear = isinstance(key, str) and (key in numbers or beginnings & texts)
+        found[key] = f"{above}.{key!r}" if is_unclear else f"{above}.{key}"
+    return found
+
+
 def _restore(outline: JSON, tensors: Mapping[str, Tensor]) -> Any:
-    """The reverse of `_flatten`."""
+    """The reverse of `flatten`."""
     if not isinstance(outline, dict):
         return outline
     ((kind, content),) = outline.items()
@@ -177,6 +278,8 @@ def _restore(outline: JSON, tensors: Mapping[str, Tensor]) -> Any:
         return tensors[content]
     if kind == "array":
         return tensors[content].numpy()
+    if kind == "number":
+        return tensors[content].numpy()[()]
     if kind in ("dict", "counter"):
         items = {key: _restore(value, tensors) for key, value in content}
         return Counter(items) if kind == "counter" else items

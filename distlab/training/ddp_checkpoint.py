@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from types import ModuleType
 
 from distlab.comm import DiskError, RealDisk
-from distlab.given import training_state
 from distlab.given.checkpoint import CheckpointError, exchange
+from distlab.given.saved_run import packed, resume
 from distlab.given.training_state import Run, State
 from distlab.grading.kit.torchrun_env import unrecorded
 from distlab.runner import RankContext
@@ -81,26 +81,23 @@ class Checkpoints:
         """
         if not self._order.resume or self._disk is None:
             return None
-        comm, place = self._comm, self._order.folder
+        comm, place, disk = self._comm, self._order.folder, self._disk
         try:
-            found = self._unit.load(self._disk)
-            if found is None:
-                self._require_nothing_else()
-                self._tell("checkpoint", f"there is none in {place} yet: from step 0")
-                return None
-            shared, owns = training_state.unpack(found)
-            self._require_same(shared["settings"])
-            self._unit.restore(self._run, shared, owns, comm.rank, comm.world_size)
-        except RefusedError:
-            raise
-        except (DiskError, CheckpointError, ValueError, KeyError) as error:
+            found = resume(
+                comm, self._unit, lambda: disk, self._run, check=self._require_same
+            )
+        except (DiskError, CheckpointError, ValueError) as error:
             self._refuse(f"--resume from {place}: {_one_line(error)}")
+        if found is None:
+            self._require_nothing_else()
+            self._tell("checkpoint", f"there is none in {place} yet: from step 0")
+            return None
         for line in found.refused:
             self._tell("warning", f"a newer checkpoint was not taken: {line}")
         self._tell("checkpoint", f"from step {found.step} in {place}")
-        same = len(owns) == comm.world_size
-        progress: State = owns[comm.rank if same else 0]["progress"]
-        return progress | {"loader": shared["loader"]}
+        same = len(found.owns) == comm.world_size
+        progress: State = found.owns[comm.rank if same else 0]["progress"]
+        return progress | {"loader": found.shared["loader"]}
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is wanted after this step."""
@@ -114,15 +111,18 @@ class Checkpoints:
         """Begin to save; an earlier one that failed is said once."""
         if self._saver is None:
             return
-        shared, own = self._unit.full_state(self._run)
-        shared["settings"], own["progress"] = self._settings, progress
-        rank, size = self._comm.rank, self._comm.world_size
-        packed = training_state.pack(shared, own, rank, size)
+        state = packed(
+            self._comm,
+            self._unit,
+            self._run,
+            shared={"settings": self._settings},
+            own={"progress": progress},
+        )
         self._num_saved += 1
         saver = self._saver
-        if self._failed(lambda: saver.save(step, *packed)):
+        if self._failed(lambda: saver.save(step, *state)):
             # This step was not tried: the error was that of the last one.
-            self._failed(lambda: saver.save(step, *packed))
+            self._failed(lambda: saver.save(step, *state))
 
     def close(self) -> None:
         """Wait for the last one; say how many failed, if more than one did."""
@@ -143,13 +143,15 @@ class Checkpoints:
             return True
         return False
 
-    def _require_same(self, saved: State) -> None:
+    def _require_same(self, shared: State) -> None:
+        if "settings" not in shared:
+            raise ValueError("it was not saved by distlab ddp")
         for name, own in self._settings.items():
-            if saved[name] != own:
+            if (saved := shared["settings"][name]) != own:
                 flag = name.replace("_", "-").replace("learning-rate", "lr")
-                self._refuse(
-                    f"--resume from {self._order.folder}: it was saved with --{flag} "
-                    f"{saved[name]}, and this is a training with {own}"
+                raise ValueError(
+                    f"it was saved with --{flag} {saved}, and this is a training with "
+                    f"{own}"
                 )
 
     def _require_nothing_else(self) -> None:
@@ -159,7 +161,7 @@ class Checkpoints:
         if names:
             self._refuse(
                 f"--resume from {self._order.folder}: it has no checkpoint of distlab, "
-                f"and {names[0]}{_kind(self._disk.read(names[0]))}"
+                f"and {names[0]}{_kind(self._disk, names[0])}"
             )
 
     def _refuse(self, why: str) -> None:
@@ -181,8 +183,12 @@ def _opened(folder: str) -> tuple[RealDisk | None, str]:
         return None, _one_line(error)
 
 
-def _kind(data: bytes) -> str:
+def _kind(disk: RealDisk, name: str) -> str:
     """What to say of a file by its first bytes."""
+    try:
+        data = disk.read(name)
+    except DiskError:  # it is named, and that is enough
+        return ""
     is_pickle = data[:4] == b"PK\x03\x04" or (
         data[:1] == b"\x80" and data[1:2] <= b"\x05"
     )

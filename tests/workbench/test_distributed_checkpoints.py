@@ -135,3 +135,221 @@ def test_what_cannot_be_saved_is_refused_on_every_rank(
         assert said[1].startswith("'random' ")
         assert "TensorParallel" in said[2]
         assert not any("\n" in line for line in said)
+
+
+# ── what differs between ranks, and errors on one of them ───────────────────────────
+
+
+class Part:
+    """Whatever state it is given; loading it may fail."""
+
+    def __init__(self, state: Any, error: Exception | None = None) -> None:
+        self.state, self.error = state, error
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+        if self.error is not None:
+            raise self.error
+
+
+class Counting(nn.Linear):
+    """Keeps a number that is neither a parameter nor a buffer."""
+
+    calls = 0
+
+    def get_extra_state(self) -> Any:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.calls = state["calls"]
+
+
+def small(value: float = 0.0) -> tuple[nn.Module, Any]:
+    model = nn.Sequential(Counting(2, 2), nn.BatchNorm1d(2))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(value)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def bits(model: nn.Module, optimizer: Any) -> list[Any]:
+    values = [t.detach().tolist() for t in (*model.parameters(), *model.buffers())]
+    state = optimizer.state_dict()["state"]
+    return [values, {k: v["exp_avg"].tolist() for k, v in state.items()}]
+
+
+def told(call: Any) -> str:
+    try:
+        return str(call())
+    except (CheckpointError, ValueError, OSError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def on_two_ranks(context: RankContext, folder: str) -> dict[str, Any]:
+    rank, _ = begin(context)
+    said: dict[str, Any] = {}
+    model, optimizer = small(1.0)
+    model(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+    model[0].calls = 5 + rank  # type: ignore[union-attr]
+    own = {"position": 10 + rank, "order": torch.tensor([rank, rank])}
+    dist.save_checkpoint(f"{folder}/own", 1, model, optimizer, loader=Part(own))
+
+    again, fresh = small()
+    back = Part(None)
+    dist.load_checkpoint(f"{folder}/own", again, fresh, loader=back)
+    said["back"] = [back.state["position"], back.state["order"].tolist()]
+    said["extra"] = again[0].calls  # type: ignore[union-attr]
+    said["equal"] = bits(again, fresh) == bits(model, optimizer)
+
+    seen = Part({"seen": {1, 2} if rank else None})
+    broken = Part(None)
+    broken.state_dict = lambda: 1 // (1 - rank)  # type: ignore[method-assign]
+    for name, part in (("unfit", seen), ("broken", broken)):
+        place = f"{folder}/{name}"
+        said[name] = told(
+            lambda p=part, at=place: dist.save_checkpoint(at, 1, model, optimizer, it=p)
+        )
+
+    # another state than what was saved: refused before anything has changed
+    again, fresh = small(3.0)
+    again(torch.ones(3, 2)).sum().backward()
+    fresh.step()
+    before = bits(again, fresh)
+    for name, part, other in (
+        ("raises", Part(7, KeyError("x") if rank else None), (again, fresh)),
+        ("absent", Part(7), (again, fresh)),
+        ("groups", Part(7), (again, torch.optim.SGD([*again.parameters()][:2], 0.1))),
+    ):
+        parts = {"loader" if name != "absent" else "scaler": part}
+        at = f"{folder}/own"
+        said[name] = told(
+            lambda at=at, o=other, k=parts: dist.load_checkpoint(at, *o, **k)
+        )
+        said[f"{name} after"] = bits(again, fresh) == before and part.state == 7
+
+    at = f"{folder}/{'own' if rank else 'none'}"
+    said["apart"] = told(lambda: dist.load_checkpoint(at, *small(), loader=Part(7)))
+    at = f"{folder}/{'own' if rank else 'file'}"
+    said["unread"] = told(lambda: dist.load_checkpoint(at, *small(), loader=Part(7)))
+    return said
+
+
+def test_each_rank_has_its_own_and_an_error_is_everybodys(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    found = ranks(cluster, on_two_ranks, 2, str(tmp_path))
+    for rank, said in enumerate(found):
+        assert said["back"] == [10 + rank, [rank, rank]]
+        assert (said["extra"], said["equal"]) == (5 + rank, True)
+        assert re.match(
+            r"CheckpointError: .*\b1\b.*rank 1: .*it\.seen.*set", said["unfit"]
+        )
+        assert re.match(r"CheckpointError: .*rank 1: .*ZeroDivision", said["broken"])
+        assert re.search(r"'loader'.*KeyError: 'x'", said["raises"])
+        assert ("rank 1: " in said["raises"]) == (rank == 0)
+        assert re.match(r"ValueError: .*'scaler'", said["absent"])
+        assert re.match(r"ValueError: .*\[4\].*\[2\]", said["groups"])
+        assert all(said[f"{name} after"] for name in ("raises", "absent", "groups"))
+        assert re.match(
+            r"CheckpointError: .*rank 1 step 1\b.*rank 0 none", said["apart"]
+        )
+        assert ("rank 0: " in said["unread"]) == (rank == 1)
+    assert found[0]["unread"].startswith("DiskError: ")
+    alone = ranks(cluster, on_one_rank, 1, str(tmp_path / "own"))
+    assert re.match(r"ValueError: .*'loader'.* 2 .* 1\b", alone[0])
+
+
+def on_one_rank(context: RankContext, folder: str) -> str:
+    begin(context)
+    return told(lambda: dist.load_checkpoint(folder, *small(), loader=Part(None)))
+
+
+@pytest.fixture
+def _alone() -> Any:
+    dist.init_process_group(world_size=1, rank=0)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_alone")
+def test_a_checkpoint_is_found_behind_links_and_never_taken_for_none(
+    tmp_path: Path,
+) -> None:
+    folder, archive = tmp_path / "here", tmp_path / "archive"
+    archive.mkdir()
+    model, optimizer = small(2.0)
+    for step in (7, 8):
+        dist.save_checkpoint(folder, step, model, optimizer)
+    for path in [*folder.iterdir()]:
+        path.rename(archive / path.name)
+        path.symlink_to(archive / path.name)
+    assert dist.load_checkpoint(folder, *small()) == 8
+    (archive / "step-8.json").unlink()
+    with pytest.warns(UserWarning, match=r"step-8\.json"):
+        assert dist.load_checkpoint(folder, *small()) == 7
+    archive.rename(tmp_path / "not mounted")
+    with pytest.raises(CheckpointError, match=r"step-8\.json.*step-7\.json"):
+        dist.load_checkpoint(folder, *small())
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OSError, match="link"):
+        dist.load_checkpoint(link, *small())
+
+
+@pytest.mark.usefixtures("_alone")
+def test_the_same_model_in_other_wrappers_and_other_models(tmp_path: Path) -> None:
+    model, optimizer = small(2.0)
+    compiled = torch.compile(small(2.0)[0], backend="eager")
+    places = {"plain": (model, optimizer)}
+    places["compiled"] = (
+        dist.DistributedDataParallel(compiled),  # never called: it would be compiled
+        torch.optim.AdamW(compiled.parameters(), lr=0.1),
+    )
+    for name, (one, its) in places.items():
+        inner = compiled._orig_mod if name == "compiled" else one
+        inner(torch.ones(3, 2)).sum().backward()
+        its.step()
+        dist.save_checkpoint(tmp_path / name, 1, one, its)
+    for name in places:
+        again, fresh = small()
+        dist.load_checkpoint(tmp_path / name, again, fresh)
+        assert bits(again, fresh) == bits(model, optimizer)
+        at, options = tmp_path / name, {"lr": 0.1}
+        other = MoreState()
+        with pytest.raises(ValueError, match="'extra_state'"):
+            dist.load_checkpoint(at, other, torch.optim.AdamW(other.parameters()))
+        for wrong, named in (
+            (small()[0].double(), r'"0\.weight".*float64.*float32'),
+            (without_buffers(), r'"1\.running_mean"'),
+        ):
+            before = [p.clone() for p in wrong.parameters()]
+            its = torch.optim.AdamW(wrong.parameters(), **options)
+            with pytest.raises(ValueError, match=named):
+                dist.load_checkpoint(at, wrong, its)
+            assert all(map(torch.equal, before, wrong.parameters()))
+        again, _ = small()
+        order = [*again.parameters()]
+        order[1], order[2] = order[2], order[1]
+        with pytest.raises(ValueError, match=r'"0\.bias".*"1\.weight"'):
+            dist.load_checkpoint(at, again, torch.optim.AdamW(order, **options))
+
+
+def without_buffers() -> nn.Module:
+    model, _ = small()
+    model[1] = nn.BatchNorm1d(2, track_running_stats=False)  # type: ignore[operator]
+    return model
+
+
+class MoreState(nn.Sequential):
+    """The same parameters, and extra state where the other has none."""
+
+    def __init__(self) -> None:
+        super().__init__(Counting(2, 2), nn.BatchNorm1d(2))
+
+    def get_extra_state(self) -> Any:
+        return {}

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -105,9 +106,50 @@ def test_a_nested_state_comes_back_shared_out_over_the_ranks() -> None:
     assert owns == own
 
 
+def test_entries_whose_names_are_alike_stay_apart() -> None:
+    one, two, three, four = (torch.tensor([float(i)]) for i in range(4))
+    state = {
+        "a.b": one,
+        "a": {"b": two},
+        0: three,
+        "0": four,
+        "c": [one],
+        "c.0": two,
+        "x": {"y.z": one},
+        "x.y": {"z": two},
+    }
+    shuffled = dict(reversed(state.items()))
+    data = [given.encode_shard(*pack({}, it, 0, 1)) for it in (state, shuffled)]
+    for bytes_ in data:
+        shard = given.decode_shard(bytes_)
+        _, (found,) = unpack(given.Checkpoint(step=1, shards=(shard,)))
+        assert found == state
+        assert list(shard.tensors) == list(given.decode_shard(data[0]).tensors)
+
+
+def test_numbers_of_numpy_and_lazy_tensors_come_back() -> None:
+    z = torch.randn(3, dtype=torch.complex64)
+    state = {
+        "decay": np.logspace(-4, -2, 3)[0],
+        "count": np.int64(7),
+        "half": np.float16(0.1),
+        "flag": np.bool_(True),
+        "conj": z.conj(),
+        "negative": z.conj().imag,
+        "strided": z.conj().imag[::2],
+    }
+    data = given.encode_shard(*pack(state, {}, 0, 1))
+    shards = (given.decode_shard(data),)
+    found, _ = unpack(given.Checkpoint(step=1, shards=shards))
+    for name, value in state.items():
+        assert type(found[name]) is type(value)
+        assert torch.equal(torch.as_tensor(found[name]), torch.as_tensor(value))
+
+
 def test_an_object_that_is_no_plain_data_is_refused_by_its_name() -> None:
-    with pytest.raises(TypeError, match=r'"own\.a\.b"'):
-        pack({}, {"a": {"b": object()}}, 0, 1)
+    tensors, meta = pack({}, {"a": {"b": object()}}, 0, 1)
+    with pytest.raises(TypeError, match=r'"own\.a\.b"'):  # by then all ranks are there
+        given.encode_shard(tensors, meta)
 
 
 # ── crashes ─────────────────────────────────────────────────────────────────────────
