@@ -39,7 +39,9 @@ class Horovod(Parallel):
         self.rank, self.world_size = hvd.rank(), hvd.size()
         self.device = device_of_rank(config.communication_backend, hvd.local_rank())
         self.module = self.forward = model.to(self.device)
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        state = model.state_dict().items()  # also what get_extra_state() returns
+        tensors = {name: v for name, v in state if isinstance(v, Tensor)}
+        hvd.broadcast_parameters(tensors, root_rank=0)
         self.optimizer = hvd.DistributedOptimizer(
             make_optimizer(model, optimizer),
             named_parameters=model.named_parameters(),

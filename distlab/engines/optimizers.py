@@ -222,7 +222,7 @@ def expect_same_weights(saved: dict[str, Any], own: dict[str, Any], what: str) -
     """Refuse the weights of another model.
 
     Raises:
-        EngineError: names or shapes differ.
+        EngineError: names, shapes or dtypes differ.
     """
     parts = []
     for title, names in (
@@ -240,6 +240,15 @@ def expect_same_weights(saved: dict[str, Any], own: dict[str, Any], what: str) -
     if shapes:
         shown = [f"{name} {a} and {b}" for name, (a, b) in sorted(shapes.items())]
         parts.append(f"shapes differ, of {_some(shown)}")
+    dtypes = {
+        name: (saved[name].dtype, own[name].dtype)
+        for name in own
+        if name in saved and hasattr(own[name], "dtype")
+        if getattr(saved[name], "dtype", None) != own[name].dtype
+    }
+    if dtypes:
+        shown = [f"{name} {a} and {b}" for name, (a, b) in sorted(dtypes.items())]
+        parts.append(f"dtypes differ, of {_some(shown)}")
     if parts:
         raise EngineError(
             f"the checkpoint does not fit this {what}: {'; '.join(parts)}"

@@ -287,6 +287,18 @@ class Parallel:
         state = self.optimizer.state_dict()
         return named_state(self.optimizer, state, self.names())
 
+    def settings(self) -> Any:
+        """What `weights()` and `optimizer_state()` have besides tensors; local."""
+        groups = self.optimizer.param_groups
+        return [
+            [{k: v for k, v in group.items() if k != "params"} for group in groups],
+            {
+                name: value
+                for name, value in self.module.state_dict().items()
+                if not isinstance(value, Tensor)
+            },
+        ]
+
     def expect_fits(self, state: dict[str, Any]) -> None:
         """Refuse a checkpoint of another model, loss or optimizer; local.
 

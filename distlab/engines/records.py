@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ class Records:
     def __init__(self, job: Job, rank: int) -> None:
         sinks = make_sinks(job) if rank == 0 else []
         self._monitor = Monitor(1, sinks)
+        self._is_first = rank == 0
         self._says = rank == 0 and job.verbose
         self._num_epochs = job.config.epochs
 
@@ -43,6 +45,11 @@ class Records:
         self._monitor.figures(step, {k: v for k, v in named.items() if v is not None})
         if self._says:
             print(line_of(row, self._num_epochs), flush=True)
+
+    def warn(self, text: str) -> None:
+        """A line on stderr, also where nothing else is said."""
+        if self._is_first:
+            print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """End the sinks."""

@@ -2,38 +2,46 @@
 
     <folder>/epoch_0003.pt     what is left of a save that was cut short: *.tmp
 
-Any backend loads it on any number of ranks.
+Any backend loads it on any number of ranks. What is written is read again before it
+gets its name: a checkpoint that can't be loaded is an error now, not after a crash.
 """
 
 from __future__ import annotations
 
+import io
 import os
-import pickle
+import re
 import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from distlab.engines.expect import EngineError
 
 FORMAT = 1
+KEYS = ("weights", "optimizer", "scaler", "rows", "losses", "num_steps", "spent_s")
+_NAME = re.compile(r"epoch_(\d+)\.pt", re.ASCII)
 
 
 def save(folder: Path, epoch: int, state: dict[str, Any]) -> Path:
     """Write the checkpoint of `epoch` finished epochs; complete or not there.
 
     Raises:
-        EngineError: it cannot be written.
+        EngineError: it cannot be written, or not be read again.
     """
     path = folder / f"epoch_{epoch:04d}.pt"
     unfinished = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as file:
-            torch.save({"format": FORMAT, "epoch": epoch, **state}, file)
+            torch.save({"format": FORMAT, "epoch": epoch, **plain(state)}, file)
             file.flush()
             os.fsync(file.fileno())
+        _open(unfinished)
         unfinished.replace(path)
         _sync_folder(folder)
     except OSError as error:
@@ -41,9 +49,69 @@ def save(folder: Path, epoch: int, state: dict[str, Any]) -> Path:
         raise EngineError(
             f"the checkpoint {path} cannot be written: {reason}"
         ) from error
+    except Exception as error:
+        raise EngineError(
+            f"the checkpoint {path} could not be loaded again: {_why(error)}"
+        ) from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink()
     return path
+
+
+def expect_folder(folder: Path) -> None:
+    """Make the folder of the checkpoints, before the training begins.
+
+    Raises:
+        EngineError: it can't be made, or nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise EngineError(
+            f"checkpoint_dir {folder} cannot be made: {reason}"
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise EngineError(f"checkpoint_dir {folder} cannot be written")
+
+
+def expect_loadable(state: Any) -> None:
+    """See that a checkpoint may hold `state`, before the training begins.
+
+    Raises:
+        EngineError: it has a value that could not be loaded again.
+    """
+    file = io.BytesIO()
+    try:
+        torch.save(plain(state), file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception as error:
+        raise EngineError(
+            "the optimizer or the model has a state that no checkpoint can hold: "
+            f"{_why(error)}"
+        ) from error
+
+
+def plain(value: Any) -> Any:
+    """The value with Python's numbers in place of numpy's."""
+    if isinstance(value, np.number | np.bool_):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(plain(one) for one in value)
+    return value
+
+
+def _why(error: Exception) -> str:
+    """The type that torch doesn't load, or else the first line of the error."""
+    text = str(error).strip()
+    named = re.search(r"GLOBAL ([\w.]+)", text)
+    if named:
+        return f"{named[1]} is no plain data"
+    return (text.splitlines() or [type(error).__name__])[0]
 
 
 def _sync_folder(folder: Path) -> None:
@@ -57,39 +125,79 @@ def _sync_folder(folder: Path) -> None:
 def load(source: bool | str | Path, folder: str | Path | None) -> dict[str, Any] | None:
     """The checkpoint to continue from, or None: there is none in `folder` yet.
 
-    A damaged one in `folder` is passed over for the one before it.
+    The newest is the one of the most epochs. A damaged one in `folder` is passed over
+    for the one before it: "passed_over" then has a line for each.
 
     Raises:
-        EngineError: a file that was named is not there or is no checkpoint.
+        EngineError: a file that was named is not there or is no checkpoint; `folder`
+            can't be listed, or has checkpoints and none that can be loaded.
     """
     if source is False:
         return None
     if source is not True:
         return _read(Path(source))
     assert folder is not None
-    for path in sorted(Path(folder).glob("epoch_*.pt"), reverse=True):
+    passed_over: list[str] = []
+    for path in saved_in(Path(folder)):
         try:
-            return _read(path)
-        except EngineError:
-            continue
+            return _read(path) | {"passed_over": passed_over}
+        except EngineError as error:
+            passed_over.append(str(error))
+    if passed_over:
+        raise EngineError(
+            f"no checkpoint in {folder} can be loaded: {'; '.join(passed_over)}; to "
+            "train from the beginning, move them away"
+        )
     return None
 
 
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise EngineError(f"there is no checkpoint {path}")
+def saved_in(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the one of the most epochs first.
+
+    Raises:
+        EngineError: it can't be listed.
+    """
     try:
-        if not zipfile.is_zipfile(path):  # torch would read it as an older format
-            raise EngineError(f"{path} is damaged or no checkpoint")
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        OSError,
-        RuntimeError,
-        EOFError,
-        pickle.UnpicklingError,
-        zipfile.BadZipFile,
-    ) as error:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        if folder.is_symlink():
+            raise EngineError(f"{folder} is a link to no folder") from None
+        return []
+    except OSError as error:
+        raise EngineError(
+            f"the checkpoints in {folder} cannot be listed: {error.strerror}"
+        ) from error
+    epochs = {name: int(m[1]) for name in names if (m := _NAME.fullmatch(name))}
+    return [folder / name for name in sorted(epochs, key=epochs.__getitem__)[::-1]]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        state = _open(path)
+    except FileNotFoundError as error:
+        is_lost = path.is_symlink()
+        what = (
+            f"{path} is a link to no file"
+            if is_lost
+            else f"there is no checkpoint {path}"
+        )
+        raise EngineError(what) from error
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise EngineError(f"{path} cannot be read: {why}") from error
+    except Exception as error:
         raise EngineError(f"{path} is damaged or no checkpoint") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise EngineError(f"{path} is no checkpoint of distlab's engines")
     return state
+
+
+def _open(path: Path) -> Any:
+    """What torch.save wrote. torch itself doesn't notice when bytes have changed."""
+    with path.open("rb") as file:
+        with zipfile.ZipFile(file) as archive:  # or torch would read an older format
+            changed = archive.testzip()
+        if changed:
+            raise ValueError(f"{changed} has changed")
+        file.seek(0)
+        return torch.load(file, map_location="cpu", weights_only=True)

@@ -247,6 +247,10 @@ class TensorFlow(Parallel):
     def expect_fits(self, state: dict[str, Any]) -> None:
         """See Parallel; `load` does it, by numbers."""
 
+    def settings(self) -> Any:
+        """See Parallel: there is nothing."""
+        return None
+
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
         """See Parallel.
 

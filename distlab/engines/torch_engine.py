@@ -102,7 +102,8 @@ class Torch(InDefaultGroup):
     def _shard(self, optimizer: torch.optim.Optimizer) -> None:
         before = dict(self.module.named_parameters())
         for tensor in self.module.state_dict().values():
-            dist.broadcast(tensor, 0)
+            if isinstance(tensor, Tensor):  # not what get_extra_state() returns
+                dist.broadcast(tensor, 0)
         fully_sharded(self.module, self.config)
         after = dict(self.module.named_parameters())
         new = {id(before[name]): after[name] for name in before}

@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, replace
 from operator import mul
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,6 +70,7 @@ class TrainingLoop:
     def run(self) -> Outcome:
         """Train until the last epoch, or until something ends it before."""
         began = time.perf_counter()
+        self._expect_to_save()
         self._resume()
         if self._has_all_steps():
             self.stopped_by = "max_steps"
@@ -226,6 +228,19 @@ class TrainingLoop:
 
     # ── checkpoints ─────────────────────────────────────────────────────────────────
 
+    def _expect_to_save(self) -> None:
+        """What would fail after the first epoch fails now."""
+        folder, error = self.config.checkpoint_dir, None
+        if folder is None:
+            return
+        try:
+            saving.expect_loadable(self.parallel.settings())
+            if self.parallel.rank == 0:
+                saving.expect_folder(Path(folder))
+        except EngineError as found:
+            error = found
+        self._agree(error)
+
     def _save(self) -> None:
         config, number = self.config, len(self.rows)
         if config.checkpoint_dir is None:
@@ -246,32 +261,68 @@ class TrainingLoop:
             "num_steps": self.num_steps,
             "spent_s": self.spent_s,
         }
+        error: EngineError | None = None
         if parallel.rank == 0:
-            saving.save(Path(config.checkpoint_dir), number, state)
+            try:
+                saving.save(Path(config.checkpoint_dir), number, state)
+            except EngineError as found:
+                error = found
+        self._agree(error)
 
     def _resume(self) -> None:
         config = self.config
         if config.resume_from_checkpoint is False:
             return
-        state = saving.load(config.resume_from_checkpoint, config.checkpoint_dir)
+        state, error = None, None
+        try:
+            state = saving.load(config.resume_from_checkpoint, config.checkpoint_dir)
+            if state is not None:
+                self._expect_whole(state)
+        except EngineError as found:
+            error = found
+        self._agree(error)
         self._expect_same_steps(state["num_steps"] if state else 0)
         if state is None:
             return
+        for line in state.get("passed_over", ()):
+            self.records.warn(f"a newer checkpoint was not taken: {line}")
         parallel = self.parallel
         parallel.expect_fits(state)
         try:
             parallel.load(state["weights"], state["optimizer"])
             parallel.load_loss(state.get("loss", {}))
-        except (RuntimeError, KeyError, ValueError) as error:
+            if parallel.scaler and state["scaler"]:
+                parallel.load_scaler(state["scaler"])
+            self.rows = [EpochRow(**row) for row in state["rows"]]
+        except (RuntimeError, KeyError, ValueError, TypeError) as failed:
             raise EngineError(
                 "the checkpoint does not fit this model and optimizer: "
-                f"{' '.join(str(error).split())}"
-            ) from error
-        if parallel.scaler and state["scaler"]:
-            parallel.load_scaler(state["scaler"])
-        self.rows = [EpochRow(**row) for row in state["rows"]]
+                f"{' '.join(str(failed).split())}"
+            ) from failed
         self.losses = list(state["losses"])
         self.num_steps, self.spent_s = state["num_steps"], state["spent_s"]
+
+    def _expect_whole(self, state: dict[str, Any]) -> None:
+        missing = [key for key in saving.KEYS if key not in state]
+        if missing:
+            raise EngineError(f"the checkpoint has no {missing[0]!r}")
+
+    def _agree(self, error: EngineError | None) -> None:
+        """An error on one rank is one on all: none waits for a rank that has ended.
+
+        Raises:
+            EngineError: `error`, or that another rank has one.
+        """
+        parallel = self.parallel
+        failed = torch.zeros(
+            parallel.world_size, dtype=torch.double, device=parallel.device
+        )
+        failed[parallel.rank] = error is not None
+        ranks = parallel.sum(failed).nonzero().flatten().tolist()
+        if error is not None:
+            raise error
+        if ranks:
+            raise EngineError(f"rank {ranks[0]} has failed with a checkpoint")
 
     def _expect_same_steps(self, found: int) -> None:
         """Only rank 0 has saved: a rank with a disk of its own finds something else.

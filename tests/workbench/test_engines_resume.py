@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from distlab.engines import DistributedConfig, EngineError
+from distlab.engines import (
+    DistributedConfig,
+    EngineError,
+    PyTorchDDPTrainer,
+    saving,
+)
 from distlab.engines.job import Job
 from distlab.engines.loaders import read_loader
 from distlab.engines.parallel import Parallel
@@ -113,3 +120,180 @@ def test_ranks_that_find_different_checkpoints_do_not_begin(
     for outcome in in_threads(configs):
         assert isinstance(outcome, EngineError)
         assert said in str(outcome)
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    """With a number of NumPy's, as np.logspace gives one."""
+    decay = np.logspace(-4, -2, 3)[0]
+    return torch.optim.AdamW(parameters, lr=0.1, weight_decay=decay)
+
+
+class Counting(Net):
+    """Has state besides parameters and buffers."""
+
+    calls = 0
+
+    def get_extra_state(self) -> Any:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.calls = state["calls"]
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        return super().forward(inputs)
+
+
+def trained(
+    folder: Path, model: Any = None, optimizer: Any = adamw, **more: Any
+) -> Any:
+    net = model or Net()
+    trainer = PyTorchDDPTrainer(
+        net, optimizer=optimizer, verbose=False, checkpoint_dir=folder, **more
+    )
+    return trainer.fit(loader()), net
+
+
+@pytest.mark.parametrize("backend", ["pytorch-ddp", "scratch"])
+def test_numbers_of_numpy_and_extra_state_are_resumed(
+    backend: str, tmp_path: Path
+) -> None:
+    whole, net = trained(tmp_path / "a", Counting(), epochs=2, backend=backend)
+    trained(tmp_path / "b", Counting(), epochs=1, backend=backend)
+    resume = {"resume_from_checkpoint": True, "backend": backend}
+    again, other = trained(tmp_path / "b", Counting(), epochs=2, **resume)
+    assert again.losses == whole.losses
+    assert (net.calls, other.calls) == (6, 6)
+
+
+def test_a_state_that_no_checkpoint_can_hold_is_refused_before_a_step(
+    tmp_path: Path,
+) -> None:
+    def odd(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": parameters, "kind": Path}], lr=0.1)
+
+    Net.seen.clear()
+    with pytest.raises(EngineError, match="Path"):
+        trained(tmp_path, optimizer=odd)
+    assert Net.seen == []
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_the_newest_is_the_one_of_the_most_epochs(tmp_path: Path) -> None:
+    for epoch in (9998, 9999, 10000, 10001):
+        saving.save(tmp_path, epoch, {})
+    found = saving.load(True, tmp_path)
+    assert found is not None
+    assert (found["epoch"], found["passed_over"]) == (10001, [])
+    broken = tmp_path / "epoch_10001.pt"
+    data = bytearray(broken.read_bytes())
+    data[len(data) // 2] ^= 1
+    broken.write_bytes(data)
+    found = saving.load(True, tmp_path)
+    assert found is not None
+    assert found["epoch"] == 10000
+    assert len(found["passed_over"]) == 1
+    assert "epoch_10001.pt" in found["passed_over"][0]
+
+
+def flipped(path: Path) -> None:
+    """One bit of a weight: torch.load doesn't see it."""
+    with zipfile.ZipFile(path) as archive:
+        (entry,) = [e for e in archive.infolist() if e.filename.endswith("data/0")]
+        value = archive.read(entry)
+    data = bytearray(path.read_bytes())
+    data[data.index(value)] ^= 1
+    path.write_bytes(data)
+
+
+def linked_to_nothing(path: Path) -> None:
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.parent / "not mounted")
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("harm", [flipped, linked_to_nothing, emptied])
+def test_a_checkpoint_that_cannot_be_loaded_is_never_a_fresh_start(
+    harm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, _ = trained(tmp_path, epochs=2)
+    harm(tmp_path / "epoch_0002.pt")
+    again, _ = trained(tmp_path, epochs=2, resume_from_checkpoint=True)
+    assert again.losses == first.losses
+    assert "epoch_0002.pt" in capsys.readouterr().err
+    for path in tmp_path.glob("epoch_*.pt"):
+        harm(path)
+    kept = sorted(tmp_path.rglob("*"))
+    Net.seen.clear()
+    with pytest.raises(EngineError, match=r"epoch_0002\.pt.*epoch_0001\.pt"):
+        trained(tmp_path, epochs=2, resume_from_checkpoint=True)
+    assert Net.seen == []
+    assert sorted(tmp_path.rglob("*")) == kept
+
+
+def test_a_folder_that_cannot_be_listed_is_never_a_fresh_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "link").symlink_to(tmp_path / "not mounted")
+    for name in ("file", "link"):
+        with pytest.raises(EngineError, match=name):
+            saving.load(True, tmp_path / name)
+    assert saving.load(True, tmp_path / "new") is None
+
+
+def test_an_error_on_one_rank_is_one_on_all(tmp_path: Path) -> None:
+    folders = tmp_path / "node 0", tmp_path / "node 1"
+    for folder in folders:
+        fit(epochs=1, checkpoint_dir=folder)
+    emptied(folders[1] / "epoch_0001.pt")
+    (tmp_path / "file").write_text("no folder")
+    file = tmp_path / "file"
+    for places, resumes in ((folders, True), ((file, folders[0]), False)):
+        configs = [
+            DistributedConfig(
+                num_gpus=2,
+                epochs=2,
+                checkpoint_dir=one,
+                resume_from_checkpoint=resumes,
+            )
+            for one in places
+        ]
+        failed = 1 if resumes else 0
+        outcomes = in_threads(configs)
+        assert all(isinstance(outcome, EngineError) for outcome in outcomes)
+        assert str(places[failed]) in str(outcomes[failed])
+        assert f"rank {failed} " in str(outcomes[1 - failed])
+
+
+class Wider(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(4, 3)
+
+
+@pytest.mark.parametrize("backend", ["pytorch-ddp", "scratch", "fsdp2"])
+def test_another_model_is_named(backend: str, tmp_path: Path) -> None:
+    trained(tmp_path, epochs=1, backend=backend)
+    resume = {"resume_from_checkpoint": True, "backend": backend, "epochs": 2}
+    for model, named in (
+        (Wider(), r"\bhead\.weight \(2, 4\) and \(3, 4\)"),
+        (Net(has_idle=True), r"\bidle\.weight\b"),
+        (Net().double(), r"\blayer\.weight torch\.float32 and torch\.float64"),
+    ):
+        with pytest.raises(EngineError, match=named):
+            trained(tmp_path, model, **resume)
+
+
+def test_an_optimizer_with_its_parameters_in_another_order(tmp_path: Path) -> None:
+    whole, _ = trained(tmp_path / "a", epochs=2)
+    trained(tmp_path / "b", epochs=1)
+
+    def turned(parameters: Any) -> torch.optim.Optimizer:
+        return adamw([*parameters][::-1])
+
+    again, _ = trained(
+        tmp_path / "b", None, turned, epochs=2, resume_from_checkpoint=True
+    )
+    assert again.losses == whole.losses
