@@ -355,7 +355,7 @@ def test_a_real_training_survives(name: str, player: Player) -> None:
     assert result.status == RECOVERED, (result.why, result.evidence)
 
 
-RESTORES = "            self.unit.restore(self.run, shared, owns, rank, size)\n"
+RESTORES = "            self.step = found.step\n"
 FORGETS = " " * 12 + "self.optimizer.state.clear()\n"
 
 
