@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # these import torch, and a mistyped flag should not wait for
 
 _SINKS = "tensorboard, prometheus or prometheus:PORT"
 _HANG_AFTER_S = 600.0  # as long as NCCL's communication calls wait by default
+_LOG_EVERY = 10
 _PORT = 9400  # Prometheus's own is 9090, and node exporters begin at 9100
 
 
@@ -27,7 +28,7 @@ class MonitorOrder:
 
     folder: Path | None = None
     also: tuple[str, ...] = ()
-    log_every_n_steps: int = 10
+    log_every_n_steps: int | None = None
     profile: bool = False
     hang_after_s: float | None = None
 
@@ -44,13 +45,16 @@ class MonitorOrder:
         Raises:
             ValueError: an option needs another, or is out of range.
         """
-        if self.folder is None and (self.also or self.profile):
-            flag = "--profile" if self.profile else "--also"
-            raise ValueError(f"{flag} needs --monitor FOLDER")
-        if self.log_every_n_steps < 1:
-            raise ValueError(
-                f"--log-every-n-steps {self.log_every_n_steps}: choose at least 1"
-            )
+        every = self.log_every_n_steps
+        for flag, is_given in (
+            ("--profile", self.profile),
+            ("--also", bool(self.also)),
+            ("--log-every-n-steps", every is not None),
+        ):
+            if is_given and self.folder is None:
+                raise ValueError(f"{flag} needs --monitor FOLDER")
+        if every is not None and every < 1:
+            raise ValueError(f"--log-every-n-steps {every}: choose at least 1")
         if self.hang_after_s is not None and not 0 < self.hang_after_s < math.inf:
             raise ValueError(
                 f"--hang-after {self.hang_after_s:g}: choose a number of seconds"
@@ -95,9 +99,8 @@ class Monitoring:
         from distlab.training.ddp_rank import Monitored
 
         profile = str(self._profile) if self._order.profile else ""
-        return Monitored(
-            log_every_n_steps=self._order.log_every_n_steps, profile=profile
-        )
+        every = self._order.log_every_n_steps or _LOG_EVERY
+        return Monitored(log_every_n_steps=every, profile=profile)
 
     def autopsy(self, reason: str, lines: Sequence[str]) -> None:
         """Write down why the run did not finish; a warning where that fails."""

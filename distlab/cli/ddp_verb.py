@@ -69,7 +69,8 @@ Also = Annotated[
     ),
 ]
 LogEvery = Annotated[
-    int, typer.Option("--log-every-n-steps", help="Steps in one record.")
+    int | None,
+    typer.Option("--log-every-n-steps", help="Steps in one record; 10 if not given."),
 ]
 Profile = Annotated[
     bool,
@@ -127,7 +128,7 @@ def ddp(
     compare: Compare = False,
     monitor: MonitorFolder = None,
     also: Also = None,
-    log_every_n_steps: LogEvery = 10,
+    log_every_n_steps: LogEvery = None,
     profile: Profile = False,
     hang_after: HangAfter = None,
     save: Save = None,

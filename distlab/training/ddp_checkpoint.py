@@ -19,16 +19,12 @@ from distlab.grading.kit.torchrun_env import unrecorded
 from distlab.runner import RankContext
 from distlab.training.ddp_config import DdpConfig
 
-SETTINGS = (
-    "dataset",
-    "optimizer",
-    "learning_rate",
-    "momentum",
-    "weight_decay",
-    "seed",
-    "global_batch_size",
-)
-"""What a training that goes on has in common with the one that was stopped."""
+FREE = ("world_size", "multiple_of", "epochs", "lr_scaling", "device", "code")
+"""What a training that goes on may have another value of, and heeds.
+
+It has everything else in common with the one that was stopped. `lr_scaling` is part of
+the learning rate.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +41,10 @@ class RefusedError(ValueError):
 
 
 class Checkpoints:
-    """Collective: all ranks make it, and save in the same steps."""
+    """Collective: all ranks make it, and save in the same steps.
+
+    `data` tells one set of files from another.
+    """
 
     def __init__(
         self,
@@ -54,11 +53,13 @@ class Checkpoints:
         order: Checkpointing,
         config: DdpConfig,
         run: Run,
+        data: str,
     ) -> None:
         self._context, self._unit, self._order, self._run = context, unit, order, run
         # Its messages are none of the training's: they are not recorded or counted.
         self._comm = unrecorded(context.comm)
-        self._settings = {name: asdict(config)[name] for name in SETTINGS}
+        own = {name: v for name, v in asdict(config).items() if name not in FREE}
+        self._settings = own | {"data_dir": data}
         self._num_epochs = config.epochs
         self._num_failed, self._num_saved = 0, 0
         self._disk, error = _opened(order.folder)
@@ -111,11 +112,12 @@ class Checkpoints:
         """Begin to save; an earlier one that failed is said once."""
         if self._saver is None:
             return
+        num_epochs = len(progress["metrics"])
         state = packed(
             self._comm,
             self._unit,
             self._run,
-            shared={"settings": self._settings},
+            shared={"settings": self._settings, "num_epochs": num_epochs},
             own={"progress": progress},
         )
         self._num_saved += 1
@@ -146,13 +148,21 @@ class Checkpoints:
     def _require_same(self, shared: State) -> None:
         if "settings" not in shared:
             raise ValueError("it was not saved by distlab ddp")
+        saved, done = shared["settings"], shared.get("num_epochs", 0)
         for name, own in self._settings.items():
-            if (saved := shared["settings"][name]) != own:
-                flag = name.replace("_", "-").replace("learning-rate", "lr")
+            flag = "--" + name.replace("_", "-").replace("learning-rate", "lr")
+            if name not in saved:
+                raise ValueError(f"it does not say with what {flag} it was saved")
+            if saved[name] != own:
                 raise ValueError(
-                    f"it was saved with --{flag} {saved}, and this is a training with "
-                    f"{own}"
+                    f"it was saved with {flag} {saved[name]}, and this is a training "
+                    f"with {own}"
                 )
+        if done > self._num_epochs:
+            raise ValueError(
+                f"{done} epochs are done, and this is a training with --epochs "
+                f"{self._num_epochs}"
+            )
 
     def _require_nothing_else(self) -> None:
         """A folder without a checkpoint of ours, and with other files, is another's."""

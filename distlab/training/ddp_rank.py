@@ -25,11 +25,12 @@ from torch.utils.data import TensorDataset
 from distlab.curriculum import load_graft
 from distlab.curriculum.units import arrived
 from distlab.given.training_state import Run
+from distlab.grading.kit.values import digest
 from distlab.monitor.meter import StepMeter
 from distlab.monitor.profile import StepProfiler
 from distlab.runner import RankContext
 from distlab.training.ddp_checkpoint import Checkpointing, Checkpoints
-from distlab.training.ddp_config import DdpConfig
+from distlab.training.ddp_config import IDX, DdpConfig
 from distlab.training.ddp_data import (
     Split,
     make_model,
@@ -97,6 +98,7 @@ def train_as_rank(
             Checkpointing(**checkpointing),
             config,
             Run(model=model, optimizer=optimizer, parts={"loader": loader}),
+            _identity(config, data),
         )
     skipped = watch.resume()
     if monitored is not None:
@@ -355,6 +357,13 @@ def _report_shard(context: RankContext, loader: Any, sizes: list[int]) -> None:
             "num_steps": len(batches),
         }
     )
+
+
+def _identity(config: DdpConfig, data: Split) -> str:
+    """Tells files of one's own from others; a known set is what its name says."""
+    if config.dataset != IDX:
+        return ""
+    return f"of the SHA-256 {digest(data.train_inputs, data.train_targets)}…"
 
 
 def _sizes(config: DdpConfig, data: Split) -> list[int]:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from distlab.cli import ddp_verb
 from distlab.cli.ddp import Order, ddp
+from distlab.cli.ddp import _check as check
 from distlab.comm import RealDisk
 from distlab.curriculum.choose import Choice
 from distlab.given.checkpoint import manifest_steps
 from distlab.runner import Cluster
 from distlab.training.ddp import PRELOADS, DdpResult, train
-from distlab.training.ddp_checkpoint import Checkpointing, RefusedError
+from distlab.training.ddp_checkpoint import FREE, Checkpointing, RefusedError
 from distlab.training.ddp_code import choose_saver, choose_units
 from distlab.training.ddp_config import DdpConfig, Wishes, make_config
+from distlab.training.ddp_data import locate
 
 EVERY = 9  # of 23 steps in an epoch
 
@@ -105,14 +110,87 @@ def test_other_ranks_go_on(
     assert len(set(resumed.digests)) == 1
 
 
-def test_another_training_is_refused_in_one_sentence(
+OTHERS: dict[str, dict[str, Any]] = {
+    "dataset": {"dataset": "idx"},
+    "world_size": {"world_size": 3},
+    "multiple_of": {"multiple_of": 12},
+    "epochs": {"epochs": 3},
+    "global_batch_size": {"global_batch_size": 32},
+    "learning_rate": {"learning_rate": 0.01},
+    "lr_scaling": {"lr_scaling": "linear", "learning_rate": 0.4},
+    "optimizer": {"optimizer": "adam"},
+    "momentum": {"momentum": 0.5},
+    "weight_decay": {"weight_decay": 0.5},
+    "seed": {"seed": 7},
+    "device": {"device": "cuda"},
+    "code": {"code": ("mine",)},
+}
+"""Each field of a training with another value than the one that was stopped has."""
+
+
+def test_every_field_is_tried_in_a_training_that_goes_on() -> None:
+    assert OTHERS.keys() == {field.name for field in fields(DdpConfig)}
+    assert set(FREE) < OTHERS.keys()
+
+
+@pytest.fixture(scope="module")
+def stopped(
+    cluster: Cluster,
+    units: dict[str, Choice],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, DdpResult]:
+    """After the first of two epochs; and the result of both."""
+    folder = tmp_path_factory.mktemp("stopped")
+    whole, _ = trained(cluster, units, folder)
+    forget(folder, 46)
+    return folder, whole
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_flag_has_an_effect_in_a_training_that_goes_on_or_is_refused(
+    cluster: Cluster,
+    units: dict[str, Choice],
+    stopped: tuple[Path, DdpResult],
+    tmp_path: Path,
+    name: str,
+) -> None:
+    if name in ("device", "code"):  # what carries the ranks, and whose units they run
+        assert name in FREE
+        return
+    folder, whole = tmp_path / "copy", stopped[1]
+    shutil.copytree(stopped[0], folder)
+    config = replace(config_of(2), **OTHERS[name])
+    order = Checkpointing(folder=str(folder), every=EVERY, resume=True)
+
+    def resumed() -> DdpResult:
+        return train(cluster, config, None, units, checkpointing=order)
+
+    if name in FREE and name != "lr_scaling":
+        result = resumed()
+        assert len(result.epochs) == OTHERS[name].get("epochs", 2)
+        assert len(result.digests) == OTHERS[name].get("world_size", 2)
+        assert result.digests[:2] != whole.digests
+        return
+    with pytest.raises(RefusedError) as caught:
+        resumed()
+    flag = "lr" if name.startswith("l") else name.replace("_", "-")
+    before, now = (getattr(c, name) for c in (whole.config, config))
+    assert f"--{flag} " in str(caught.value)
+    assert name == "lr_scaling" or {str(before), str(now)} <= set(
+        str(caught.value).replace(",", "").split()
+    )
+    assert "\n" not in str(caught.value)
+
+
+def test_fewer_epochs_than_are_done_are_refused(
     cluster: Cluster, units: dict[str, Choice], tmp_path: Path
 ) -> None:
     trained(cluster, units, tmp_path)
-    with pytest.raises(RefusedError) as caught:
-        trained(cluster, units, tmp_path, resume=True, seed=7)
-    assert re.search(r"--seed 0\b.*\b7\b", str(caught.value))
-    assert "\n" not in str(caught.value)
+    order = Checkpointing(folder=str(tmp_path), every=EVERY, resume=True)
+    with pytest.raises(RefusedError, match=r"\b2\b.*--epochs 1\b"):
+        train(
+            cluster, replace(config_of(2), epochs=1), None, units, checkpointing=order
+        )
 
 
 def test_a_torn_checkpoint_is_passed_over_and_said(
@@ -209,3 +287,65 @@ def test_flags_that_cannot_be(tmp_path: Path, order: dict[str, Any], says: str) 
         order = order | {"checkpoint": tmp_path / order["checkpoint"]}
     with pytest.raises(ValueError, match=says):
         ddp(Wishes(), Order(**order))
+
+
+FLAGS: dict[str, Any] = {
+    "n": 3, "epochs": 5, "batch_size": 7, "global_batch_size": 32, "lr": 0.5,
+    "lr_scaling": "linear", "optimizer": "adam", "momentum": 0.5, "weight_decay": 0.5,
+    "dataset": "mnist", "data_dir": Path("data"), "download": True, "device": "cuda",
+    "code": ["mine"], "track": "mlflow", "cost_per_worker_hour": 2.0, "compare": True,
+    "monitor": Path("new"), "also": ["tensorboard"], "log_every_n_steps": 3,
+    "profile": True, "hang_after": 5.0, "save": Path("file"),
+    "checkpoint": Path("folder"), "checkpoint_every": 3, "resume": True, "seed": 3,
+    "as_json": True,
+}  # fmt: skip
+"""Each flag of `distlab ddp` with another value than its default."""
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "lr_scaling": {"batch_size": 7},
+    "data_dir": {"dataset": "mnist"},
+    "download": {"dataset": "mnist"},
+    "also": {"monitor": Path("new")},
+    "log_every_n_steps": {"monitor": Path("new")},
+    "profile": {"monitor": Path("new")},
+    "checkpoint_every": {"checkpoint": Path("folder")},
+    "resume": {"checkpoint": Path("folder")},
+}
+"""Without which flags a flag would change nothing, and is refused."""
+
+
+def ordered(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> tuple[Wishes, Order]:
+    """What the verb hands over."""
+    handed: list[tuple[Wishes, Order]] = []
+    monkeypatch.setattr("distlab.cli.ddp.ddp", lambda *both: handed.append(both))
+    ddp_verb.ddp(**flags)
+    return handed[0]
+
+
+def refusal(wishes: Wishes, order: Order) -> str:
+    """Why it is refused, before anything starts; or nothing."""
+    try:
+        check(order)
+        make_config(wishes, num_gpus=0)
+        locate(wishes.dataset, folder=order.data_dir, may_download=order.may_download)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_flag_is_handed_over_or_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    assert FLAGS.keys() == signature(ddp_verb.ddp).parameters.keys()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("distlab.training.ddp_data.download", lambda *_, **__: None)
+    plain = ordered(monkeypatch, **NEEDED.get(name, {}))
+    given = ordered(monkeypatch, **NEEDED.get(name, {}), **{name: FLAGS[name]})
+    assert given != plain
+    wishes, order = given
+    if name not in ("device", "lr_scaling") and order == plain[1]:
+        assert make_config(wishes, num_gpus=0) != make_config(plain[0], num_gpus=0)
+    if name in NEEDED:
+        alone = refusal(*ordered(monkeypatch, **{name: FLAGS[name]}))
+        assert f"--{name.replace('_', '-')}" in alone

@@ -86,6 +86,7 @@ def test_reports_are_signs_of_life(cluster: Cluster) -> None:
     ("order", "sentence"),
     [
         (MonitorOrder(profile=True), "--profile needs --monitor FOLDER"),
+        (MonitorOrder(log_every_n_steps=3), "--log-every-n-steps needs --monitor"),
         (MonitorOrder(also=("tensorboard",)), "--also needs --monitor FOLDER"),
         (replace(NEW, also=("wandb",)), "--also wandb: there are tensorboard"),
         (replace(NEW, also=("prometheus:x",)), "--also prometheus:x: there"),
