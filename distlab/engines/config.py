@@ -201,6 +201,11 @@ class DistributedConfig:
             raise EngineError(
                 f"compression is {self.compression!r}; backend {name} has {known}"
             )
+        if self.compression == "powersgd" and self.precision == "fp16":
+            raise EngineError(
+                "compression powersgd with mixed_precision fp16: torch's residual "
+                "keeps the inf of a step that is left out, forever; choose bf16"
+            )
         if self.compression == "bf16" and self.communication_backend == "gloo":
             raise EngineError("compression bf16 needs nccl: gloo cannot sum bfloat16")
         if self.find_unused_parameters and name not in ("pytorch-ddp", "scratch"):

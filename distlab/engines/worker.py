@@ -9,7 +9,9 @@ this rank's seconds: every rank decides alike when to end.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from operator import mul
 from pathlib import Path
@@ -220,11 +222,8 @@ class TrainingLoop:
         return most is not None and self.num_steps >= most
 
     def _has_stalled(self) -> bool:
-        patience = self.config.early_stopping
         losses = [r.loss if r.val_loss is None else r.val_loss for r in self.rows]
-        if patience is None or len(losses) <= patience:
-            return False
-        return min(losses[-patience:]) >= min(losses[:-patience])
+        return has_stalled(losses, self.config.early_stopping)
 
     # ── checkpoints ─────────────────────────────────────────────────────────────────
 
@@ -403,6 +402,17 @@ class TrainingLoop:
         device = self.parallel.device
         tensor = torch.tensor([value], dtype=torch.double, device=device)
         return float(self.parallel.sum(tensor)) / self.parallel.world_size
+
+
+def has_stalled(losses: Sequence[float], patience: int | None) -> bool:
+    """Whether none of the last `patience` epochs was better than all before them.
+
+    A loss that is nan or infinite, -inf too, is worse than any finite one.
+    """
+    if patience is None or len(losses) <= patience:
+        return False
+    worst = [loss if math.isfinite(loss) else math.inf for loss in losses]
+    return min(worst[-patience:]) >= min(worst[:-patience])
 
 
 def rates_of(own: list[float], wanted: float | None) -> list[float]:

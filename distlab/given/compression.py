@@ -69,7 +69,8 @@ class Residuals:
     """What a rank has not sent yet, for each parameter.
 
     It is kept by parameter: torch's DDP puts parameters into other buckets after its
-    first step.
+    first step. Of inf and nan nothing is kept: they are normal under loss scaling, and
+    would come back in every later step.
     """
 
     def __init__(self) -> None:
@@ -84,8 +85,9 @@ class Residuals:
         return torch.cat(parts)
 
     def keep(self, bucket: Bucket, rest: Tensor) -> None:
-        """From now on `rest`, which is like bucket.flat, is what `of` returns."""
+        """From now on `of` returns `rest`, like bucket.flat; 0 for inf and nan."""
         like_flat = rest.detach().to(bucket.flat, copy=True)
+        like_flat.nan_to_num_(0.0, 0.0, 0.0)
         parts = like_flat.split([p.numel() for p in bucket.parameters])
         self._by_parameter.update(zip(bucket.parameters, parts, strict=True))
 
@@ -114,9 +116,10 @@ class Factors:
         return found
 
     def keep(self, bucket: Bucket, factors: Sequence[Tensor]) -> None:
-        """From now on these are what `of` returns."""
-        pairs = zip(_matrices_in(bucket), factors, strict=True)
-        self._by_parameter.update((p, factor.clone()) for p, factor in pairs)
+        """From now on these are what `of` returns, except for those with inf or nan."""
+        for p, factor in zip(_matrices_in(bucket), factors, strict=True):
+            if factor.isfinite().all():  # the same on all ranks: it is a sum
+                self._by_parameter[p] = factor.clone()
 
     def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
         """The factors, by the names of the model's parameters."""
@@ -176,7 +179,10 @@ def _matrices_in(bucket: Bucket) -> list[Tensor]:
 
 
 def fp16(comm: Comm, bucket: Bucket) -> Work:
-    """Sum in float16: half of the bytes; above 65,504 a sum is inf."""
+    """Average in float16: half of the bytes; a gradient above 65,504 becomes inf.
+
+    Divided by n before the sum, which could be too large where the mean is not.
+    """
     return _cast(comm, bucket, torch.float16)
 
 
@@ -186,11 +192,12 @@ def bf16(comm: Comm, bucket: Bucket) -> Work:
 
 
 def _cast(comm: Comm, bucket: Bucket, dtype: torch.dtype) -> Work:
-    small = bucket.flat.to(dtype)
+    n = comm.world_size
+    small = (bucket.flat / n).to(dtype)
     work = comm.all_reduce(small, async_op=True)
 
     def finish() -> None:
-        bucket.flat.copy_(small)
+        bucket.flat.copy_(small).mul_(n)
 
     return Later([work], finish)
 
@@ -216,9 +223,8 @@ class Sign:
         corrected = flat + self._residuals.of(bucket)
         chunks = _padded(corrected, 8 * n).view(n, -1)  # (n, elements of a chunk)
         scales = chunks.abs().mean(1, keepdim=True)
-        self._residuals.keep(
-            bucket, corrected - (_signs(chunks) * scales).view(-1)[: len(flat)]
-        )
+        sent = (_signs(chunks) * scales).view(-1)[: len(flat)]
+        self._residuals.keep(bucket, corrected - sent)
         bits, own = to_bits(chunks), torch.empty_like(scales)
         got = torch.empty_like(bits)
         works = [
@@ -232,7 +238,8 @@ class Sign:
             if key in self._of_sums and len(self._of_sums[key]) == len(total):
                 total += self._of_sums[key]
             scale = total.abs().mean().view(1)
-            self._of_sums[key] = total - _signs(total) * scale
+            rest = total - _signs(total) * scale
+            self._of_sums[key] = rest.nan_to_num(0.0, 0.0, 0.0)
             all_bits, all_scales = torch.empty_like(bits), torch.empty_like(own)
             comm.all_gather(all_bits, to_bits(total[None]))
             comm.all_gather(all_scales, scale)

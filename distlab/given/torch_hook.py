@@ -52,18 +52,19 @@ def torch_hook(hook: Hook, comm: Comm | None = None) -> Callable[..., Any]:
 
     # torch compares annotations with its classes; here they are strings. So none.
     def registered(state, bucket):  # type: ignore[no-untyped-def]
-        given = FlatBucket(bucket.parameters(), bucket.buffer())
+        # Before the sum, as torch does: in float16 it may be inf where the mean is not.
+        given = FlatBucket(bucket.parameters(), bucket.buffer().div_(n))
         work = hook(both, given)
         future: torch.futures.Future[Tensor] = torch.futures.Future()
-        pool.submit(_finish, work, given.flat, n, future)
+        pool.submit(_finish, work, given.flat, future)
         return future
 
     return registered
 
 
-def _finish(work: Work, flat: Tensor, n: int, future: Any) -> None:
+def _finish(work: Work, flat: Tensor, future: Any) -> None:
     try:
         work.wait()
-        future.set_result(flat.div_(n))
+        future.set_result(flat)
     except BaseException as error:
         future.set_exception(error)

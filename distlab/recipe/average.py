@@ -14,7 +14,8 @@ class WeightAverage:
     """average = decay · average + (1 - decay) · weights, after each step.
 
     Buffers, such as the running statistics of batch norm, are those of the model. In
-    step t the decay is at most t / (t + 9): the first weights are soon forgotten.
+    step t the decay is at most t / (t + 9): the first weights are soon forgotten. Where
+    the average is inf or nan, because the weights once were, it restarts from them.
 
     Source: Polyak and Juditsky, Acceleration of Stochastic Approximation by Averaging
     (1992); Tarvainen and Valpola (arXiv 1703.01780), section 2, for the exponential
@@ -34,7 +35,10 @@ class WeightAverage:
         self.num_updates += 1
         decay = min(self.decay, self.num_updates / (self.num_updates + 9))
         for name, parameter in model.named_parameters():
-            self.weights[name].mul_(decay).add_(parameter, alpha=1 - decay)
+            average = self.weights[name]
+            is_lost = ~average.isfinite()
+            average.mul_(decay).add_(parameter, alpha=1 - decay)
+            average.copy_(torch.where(is_lost, parameter, average))
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:

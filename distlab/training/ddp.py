@@ -270,7 +270,8 @@ def _rounding(alone: DdpResult) -> float:
 
 
 def _apart(some: Tensor, others: Tensor) -> float:
-    return float((some - others).abs().max())
+    """The largest difference; inf where there is a nan, which max() would pass over."""
+    return float((some - others).abs().nan_to_num(torch.inf).max())
 
 
 def _row(index: int, values: list[dict[str, Any]]) -> EpochRow:

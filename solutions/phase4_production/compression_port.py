@@ -47,7 +47,7 @@ def top_k_hook(
 
     C1 .grad is 1/n of the sum of what the ranks have sent, zero where none sent
     C2 what a rank did not send is added to the same parameter's next gradient. Nothing
-    is left of an element that it sent, even if that was inf
+    is left of an element that it sent, nor of one that is inf or nan
     C3 a rank sends k indices of 4 bytes and k values for a bucket, nothing else
     C4 no hook and no callback waits for a message
     In torch.distributed: GradBucket, Work.get_future, torch.futures.collect_all
@@ -65,6 +65,7 @@ def top_k_hook(
     indices = corrected.abs().topk(k).indices.to(torch.int32)
     values = corrected[indices]
     corrected[indices] = 0
+    corrected.nan_to_num_(0.0, 0.0, 0.0)
     rest = corrected.split([p.numel() for p in parameters])
     state.residuals.update(zip(parameters, rest, strict=True))
     n = dist.get_world_size()

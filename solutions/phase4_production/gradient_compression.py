@@ -21,7 +21,7 @@ Given are fp16, bf16 and Sign, and:
 
     Later([work, …], finish)      a Work: its wait() waits for them and calls finish()
     Residuals().of(bucket)        what was kept, like bucket.flat; zeros at first
-    Residuals().keep(bucket, t)   keep t, which is like bucket.flat
+    Residuals().keep(bucket, t)   keep t, which is like bucket.flat; 0 for inf and nan
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from distlab.given.compression import (
 def largest(values: Tensor, ratio: float) -> Tensor:
     """The indices, int32, of the k elements with the largest magnitude, in any order.
 
-    Given: `values` has one dimension, at least one element and no nan; 0 < ratio <= 1.
+    Given: `values` has one dimension and at least one element; 0 < ratio <= 1. A nan
+    counts as larger than any number, as torch sorts it.
 
     C1 k = int(ratio * elements), but at least 1; the sign does not count. Of equal
     magnitudes any may be chosen
@@ -117,12 +118,13 @@ class Int8:
     def __call__(self, comm: Comm, bucket: Bucket) -> Work:
         """Start to agree on the scale; the Work's wait() sends the integers.
 
-        Collective, as TopK. Given: at most 127 ranks. torch.int8 holds -128 … 127, and
-        a sum beyond that wraps around without an error.
+        Collective, as TopK. torch.int8 holds -128 … 127, and a sum beyond that wraps
+        around without an error. So more than 127 ranks are refused.
 
         C1 each element is within n scales of the ranks' sum, with the scale (largest
         magnitude of gradient + residual on any rank) / (127 // n). A bucket of zeros
-        stays zeros: its scale is 0, and 0 / 0 would be nan
+        stays zeros: its scale is 0, and 0 / 0 would be nan. With an inf or nan on any
+        rank, the bucket has one on every rank, and the next bucket is right again
         C2 no int8 overflows, neither a rank's number nor the sum, whatever the ranks
         have. In 16 bits largest / scale may round to more than the 127 // n levels
         C3 what rounding has changed is added to the gradient in the next step
@@ -132,14 +134,21 @@ class Int8:
         Example: two ranks, 10 and 4, levels 63, scale 10/63: 63 + 25 = 88 → 13.97
         Cost: 2(n-1)/n · N bytes, two collectives. Check: distlab check 4.14
         """
+        if comm.world_size > 127:
+            raise ValueError(f"int8 adds up at most 127 ranks, not {comm.world_size}")
         ### BEGIN SOLUTION gradient_compression.int8
         #| which reduction gives all ranks one scale? how large may one rank's numbers
-        #| be, so that n of them fit into int8? the second collective belongs in finish
+        #| be, so that n of them fit into int8? the second collective belongs in finish.
+        #| what has MAX of nan and 1? no int8 is inf: who tells the other ranks?
         corrected = bucket.flat + self.residuals.of(bucket)
         scale = corrected.abs().max().view(1).float() / (127 // comm.world_size)
+        scale.nan_to_num_(torch.inf, torch.inf)  # MAX may lose a nan
         work = comm.all_reduce(scale, ReduceOp.MAX, async_op=True)
 
         def finish() -> None:
+            if scale.isinf():  # on every rank
+                bucket.flat.fill_(torch.nan)
+                return
             scale.clamp_(min=torch.finfo(scale.dtype).tiny)
             rounded = (corrected / scale).round()
             self.residuals.keep(bucket, corrected - rounded * scale)

@@ -22,9 +22,11 @@ from distlab.cli.train_verb import train
 from distlab.engines import DistributedConfig, EngineError, History, PyTorchDDPTrainer
 from distlab.engines import records as recording
 from distlab.engines.config import BACKEND_VARIABLE, config_from, with_world_size
+from distlab.engines.parallel import Parallel
 from distlab.engines.samples import epoch_order, epoch_plan
 from distlab.engines.tensorflow_engine import TensorFlowDistributedTrainer
 from distlab.engines.torch_engine import accepted_defaults
+from distlab.engines.worker import has_stalled
 
 pytestmark = pytest.mark.usefixtures("small_heap")
 
@@ -279,6 +281,48 @@ def test_what_ends_a_training_early() -> None:
     # A rate this small changes no float32 weight: no epoch is better than the first.
     stuck = fit(loader(), early_stopping=2, epochs=9, learning_rate=1e-30)
     assert (stuck.stopped_by, len(stuck.epochs)) == ("early_stopping", 3)
+
+
+@pytest.mark.parametrize(
+    ("losses", "ends_after"),
+    [
+        ([math.nan] * 6, 3),
+        ([1.0, math.nan, math.inf, 0.5, 0.4, 0.3], 3),
+        ([math.nan, 1.0, 1.1, 1.2, 1.3, 1.4], 4),
+        ([1.0, math.nan, 0.9, -math.inf, 0.95, 0.1], 5),
+        ([3.0, 2.0, 1.0], None),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_never_the_best(
+    losses: list[float], ends_after: int | None
+) -> None:
+    counts = range(1, len(losses) + 1)
+    ends = (n for n in counts if has_stalled(losses[:n], 2))
+    assert next(ends, None) == ends_after
+    assert not has_stalled(losses, None)
+
+
+def test_a_count_past_a_smaller_interval_lets_the_scale_grow() -> None:
+    def rank(interval: int) -> Any:
+        parallel: Any = Parallel(DistributedConfig(scaler_growth_interval=interval))
+        parallel.scaler = torch.amp.GradScaler(
+            "cpu", init_scale=4.0, growth_interval=interval
+        )
+        return parallel
+
+    def step(parallel: Any) -> float:
+        weight = torch.nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([weight])
+        parallel.scaler.scale(weight.sum()).backward()
+        parallel.scaler.step(optimizer)
+        parallel.scaler.update()
+        return float(parallel.scaler.get_scale())
+
+    before, after = rank(10), rank(3)
+    for _ in range(5):
+        assert step(before) == 4.0
+    after.load_scaler(before.scaler.state_dict())
+    assert step(after) == 8.0
 
 
 @pytest.mark.slow

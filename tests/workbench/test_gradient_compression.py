@@ -135,6 +135,59 @@ def test_half_precision_rounds_the_sum(cluster: Cluster, name: str) -> None:
         assert torch.allclose(value["total"], exact, rtol=0, atol=0.25)
 
 
+def overflows(context: RankContext, names: tuple[str, ...]) -> dict[str, list[bool]]:
+    """By hook and value, whether each step's gradients are finite: step 1 has one."""
+    ddp_unit = load("distributed_data_parallel", "reference")
+    found = {}
+    for name in names:
+        for value in (torch.inf, torch.nan):
+            torch.manual_seed(SEED)
+            model = torch.nn.Linear(4, 4)
+            ddp = ddp_unit.DistributedDataParallel(
+                model, context.comm, comm_hook=hook_of(name)
+            )
+            last = context.rank == context.world_size - 1
+            found[f"{name} {value}"] = seen = list[bool]()
+            for step in range(STEPS):
+                model.zero_grad()
+                is_bad = step == 1 and last
+                (ddp(torch.ones(2, 4)).sum() * (value if is_bad else 1.0)).backward()
+                grads = [p.grad for p in model.parameters() if p.grad is not None]
+                seen.append(all(bool(g.isfinite().all()) for g in grads))
+    return found
+
+
+def test_an_overflow_is_seen_by_all_ranks_in_its_own_step_only(
+    cluster: Cluster,
+) -> None:
+    names = ("fp16", "bf16", "sign", "top_k", "int8", "powersgd")
+    run = cluster.run(overflows, 3, names).require_finished()
+    for found in run.values:
+        for name, seen in found.items():
+            assert seen == [True, False, True, True], name
+
+
+def halves(context: RankContext) -> list[float]:
+    """The sum of 40,000 on each rank, by the fp16 hook, in units of n."""
+    bucket = compression.FlatBucket([torch.zeros(3)], torch.full((3,), 40000.0))
+    compression.fp16(context.comm, bucket).wait()
+    return (bucket.flat / context.world_size).tolist()
+
+
+def test_a_sum_in_half_precision_may_be_above_its_range(cluster: Cluster) -> None:
+    for found in cluster.run(halves, 2).require_finished().values:
+        assert found == [40000.0] * 3
+
+
+def test_int8_refuses_more_ranks_than_it_can_add_up() -> None:
+    class Crowd:
+        world_size = 128
+
+    bucket = compression.FlatBucket([torch.zeros(3)], torch.zeros(3))
+    with pytest.raises(ValueError, match=r"127 .* 128"):
+        hook_of("int8")(Crowd(), bucket)
+
+
 def test_signs_come_back_from_their_bits() -> None:
     rows = torch.tensor([[1.0, -2, 0, -4, 5, 6, -7, 8], [-1.0] * 8])
     bits = compression.to_bits(rows)

@@ -209,6 +209,20 @@ def test_the_average_is_an_exponential_one_and_can_be_swapped_in() -> None:
         WeightAverage(model, 1)
 
 
+def test_an_average_shows_a_nan_and_restarts_from_finite_weights() -> None:
+    model = nn.Linear(2, 1, bias=False).double()
+    average, fine = WeightAverage(model, 0.5), model.weight.detach().clone()
+    for value in (torch.nan, torch.inf):
+        with torch.no_grad():
+            model.weight[0, 0] = value
+        average.update(model)
+        assert average.weights["weight"].isfinite().tolist() == [[False, True]]
+        with torch.no_grad():
+            model.weight.copy_(fine)  # from a checkpoint, say
+        average.update(model)
+        assert torch.allclose(average.weights["weight"], fine)
+
+
 def test_the_learning_rate_rises_and_falls() -> None:
     def factor(step: int, **given: float) -> float:
         return learning_rate_factor(

@@ -37,7 +37,8 @@ RATIO = 0.1  # 15 of all 159 elements
 SMALL_RATIO = 0.005  # of any bucket less than one element
 STEPS = 4
 DTYPES = (torch.float64, torch.float32)  # of the first model and of the second
-INFINITE = 1, 1  # in the second model's second step rank 0 has an infinite gradient
+INFINITE = 1, 1  # in the second model's second step rank 0 has infinite gradients,
+INFINITES = slice(SIZES[0], SIZES[0] + 2)  # two in one bucket, and one of them is sent
 WAIT_S = 6.0  # how long the last rank waits for rank 0's hooks
 HOLD_S = 0.3  # how long a message is held back that a callback may be waiting for
 
@@ -139,11 +140,11 @@ def _train(
 
 @contextmanager
 def _infinite(module: Detour, is_on: bool) -> Iterator[None]:
-    """Meanwhile the first element of the first weight has an infinite gradient."""
+    """Meanwhile the first two elements of the first weight have infinite gradients."""
 
     def overflow(gradient: Tensor) -> Tensor:
         values = gradient.clone()
-        values.view(-1)[0] = torch.inf
+        values.view(-1)[:2] = torch.inf
         return values
 
     handle = module.layers[0].register_hook(overflow) if is_on else None

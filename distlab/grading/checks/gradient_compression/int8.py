@@ -19,6 +19,7 @@ from distlab.grading.checks.gradient_compression.hooked import (
 )
 from distlab.grading.checks.gradient_compression.int8_mistakes import MISTAKES, guesses
 from distlab.grading.checks.gradient_compression.int8_steps import (
+    LOST,
     NUM_SMALL,
     PEAK,
     RESIDUAL,
@@ -26,6 +27,7 @@ from distlab.grading.checks.gradient_compression.int8_steps import (
     STEPS,
     compress,
     compress_falling,
+    compress_infinite,
     compress_narrow,
     falling,
     gradients,
@@ -139,6 +141,30 @@ def _expect_one_scale(runs: Runs) -> None:
     )
 
 
+def _expect_infinite_once(runs: Runs) -> None:
+    """An inf or nan of one rank is seen by all, in its own step and in no other."""
+    n, run = runs.world_size, runs.finished(compress_infinite)
+    for step, of_buckets in LOST.items():
+        for bucket, (value, rank) in enumerate(of_buckets):
+            what = f"{'a nan' if value != value else 'an inf'} on rank {rank % n}"
+            seen = [not f.isfinite().all() for f in sums_of(run, step, bucket)]
+            if not all(seen):
+                raise NotYetError(
+                    f"the bucket has {what}; after wait() it is finite on rank "
+                    f"{seen.index(False)}",
+                    slug="overflow-swallowed",
+                    rule="no int8 is inf or nan: the scale tells all ranks, and MAX of "
+                    "nan and a number may be the number",
+                )
+            after = sums_of(run, step + 1, bucket)
+            if not all(bool(flat.isfinite().all()) for flat in after):
+                raise NotYetError(
+                    f"in the step after {what}, bucket.flat is still inf or nan",
+                    slug="residual-infinite",
+                    rule="keep nothing of an inf or nan",
+                )
+
+
 def _expect_narrow(runs: Runs) -> None:
     """bfloat16 has no room for the digits of a scale; an overflow is C2's."""
     for what, actual, total, bound, overflown in _narrow_results(runs):
@@ -185,6 +211,7 @@ def _narrow_results(runs: Runs) -> Iterator[_Narrow]:
 
 def _near(world_size: int) -> list[RunSpec]:
     plays: list[RunSpec] = [on_ranks(compress), on_ranks(compress_falling)]
+    plays += [on_ranks(compress_infinite)]
     return [*plays, *[on_ranks(compress_narrow)] * (world_size == 1)]
 
 
@@ -204,6 +231,7 @@ def near_the_sum(runs: Runs) -> str | None:
         _expect_one_scale(runs)
     else:
         _expect_narrow(runs)
+    _expect_infinite_once(runs)
     expect_messages(run, "bucket.flat is right, but comm was not used")
     return f"n = {runs.world_size}: {127 // runs.world_size} levels"
 

@@ -83,6 +83,23 @@ def falling(seed: int, n: int) -> Gradients:
     return found
 
 
+LOST = {1: ((torch.inf, -1), (torch.nan, 0)), 3: ((torch.nan, -1), (torch.nan, 1))}
+"""Step → by bucket: what is in one gradient of which rank; all others are zero."""
+
+
+@lru_cache(maxsize=32)
+def infinite(seed: int, n: int) -> Gradients:
+    """Five steps; those in LOST have an inf or a nan in each bucket."""
+    found: Gradients = []
+    for step, of_buckets in enumerate(gradients(seed, n)[:5]):
+        if step in LOST:
+            of_buckets = [[torch.zeros_like(t) for t in ranks] for ranks in of_buckets]
+            for of_ranks, (value, rank) in zip(of_buckets, LOST[step], strict=True):
+                of_ranks[rank % n][2] = value
+        found.append(of_buckets)
+    return found
+
+
 def narrow(seed: int) -> Gradients:
     """One step of bfloat16 on one rank: PEAKS / 127 is rounded down there."""
     found: Gradients = [[]]
@@ -111,6 +128,13 @@ def compress_falling(
 ) -> dict[str, Any]:
     """Two steps with the gradients of `falling`."""
     return take_steps(context, unit.Int8(), falling(seed, context.world_size))
+
+
+def compress_infinite(
+    context: RankContext, unit: ModuleType, seed: int
+) -> dict[str, Any]:
+    """Steps with the gradients of `infinite`."""
+    return take_steps(context, unit.Int8(), infinite(seed, context.world_size))
 
 
 class _Watch(TorchFunctionMode):
