@@ -132,8 +132,8 @@ def full_state(run: Run) -> tuple[State, State]:
 def restore(run: Run, shared: State, owns: list[State], rank: int, size: int) -> None:
     """Continue on `size` ranks from what full_state returned: `owns` on each rank.
 
-    `run` was made like the one that was saved. A model with other parameters is
-    refused, and not changed: training_state.require_same_model raises ValueError.
+    `run` was made like the one that was saved. A model with other parameters or buffers
+    is refused, and not changed: training_state.require_same_model raises ValueError.
 
     C3 as many ranks as before: all later steps are bit-equal to those without a stop
     C4 another number: a sharded optimizer loads a list of the states of all ranks; each

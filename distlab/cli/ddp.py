@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,7 @@ if TYPE_CHECKING:  # these import torch, and a mistyped flag should not wait for
     from distlab.training.ddp_tracking import Tracked, TrackedRun
 
 _TRACKERS = ("", "mlflow")
+_IS_MANIFEST = re.compile(r"step-\d+\.json").fullmatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +100,15 @@ def _check_checkpoints(order: Order) -> None:
         return
     if every is not None and every < 1:
         raise ValueError(f"--checkpoint-every {every}: choose at least 1 step")
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--checkpoint {folder} is a file: name a folder")
-    if not order.resume and any(folder.glob("step-*.json")):
+    try:  # Path.glob takes a folder that it can't list for an empty one
+        names = os.listdir(folder) if os.path.lexists(folder) else []
+    except NotADirectoryError:
+        raise ValueError(f"--checkpoint {folder} is a file: name a folder") from None
+    except OSError as error:
+        raise ValueError(
+            f"--checkpoint {folder} cannot be listed: {error.strerror}"
+        ) from error
+    if not order.resume and any(map(_IS_MANIFEST, names)):
         raise ValueError(
             f"--checkpoint {folder} has checkpoints of another training: --resume "
             "continues it, or name another folder"

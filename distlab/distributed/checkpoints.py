@@ -6,6 +6,7 @@ load_checkpoint    load ─▶ checked ─▶ restore      the newest one that i
 
 from __future__ import annotations
 
+import operator
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from distlab.distributed.group import default_comm
 from distlab.distributed.model_parallel import PipelineParallel, TensorParallel
 from distlab.distributed.parts import running, unit
 from distlab.given.checkpoint import CheckpointError
-from distlab.given.saved_run import APART, NAMES, packed, resume
+from distlab.given.saved_run import APART, NAMES, expect_shared, packed, resume
 from distlab.given.training_state import EXTRA, Run, Stateful
 
 _OWN_NAMES = {
@@ -58,7 +59,9 @@ def save_checkpoint(
         CheckpointError: it was not saved, on any rank: a disk is full, or a state has a
             value that is no tensor and no plain data. Training can go on, and the
             checkpoints before it are as they were.
-        ValueError: the model is sharded over the ranks, or a name of `parts` is taken.
+        ValueError: the model is sharded over the ranks, or lazy, or on the meta device;
+            a name of `parts` is taken; `step` or `keep` can't be, or the ranks have
+            different steps.
 
     Example:
         init_process_group()
@@ -71,8 +74,9 @@ def save_checkpoint(
         assert model.module.weight.count_nonzero() == 2
     """
     comm, tasks = default_comm(), unit("fault_tolerance")
+    step, keep = _whole("step", step, 0), _whole("keep", keep, 1)
     run = _run(model, optimizer, parts)
-    state = packed(comm, tasks, run, within=lambda: running(CheckpointError))
+    state = packed(comm, tasks, run, step=step, within=lambda: running(CheckpointError))
     disk: RealDisk | _NoDisk
     try:
         disk = RealDisk(folder)
@@ -80,6 +84,7 @@ def save_checkpoint(
         disk = _NoDisk(error)
     with running(CheckpointError):
         tasks.save(comm, disk, step, *state, keep)
+    expect_shared(comm, disk, step)
 
 
 def load_checkpoint(
@@ -119,6 +124,16 @@ def load_checkpoint(
     for line in found.refused:
         warnings.warn(f"a newer checkpoint was not taken: {line}", stacklevel=2)
     return found.step
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    try:
+        number = operator.index(value)  # also NumPy's and torch's
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise ValueError(f"{name} {value!r} must be a whole number from {least} on")
+    return number
 
 
 class _NoDisk:

@@ -49,7 +49,7 @@ from distlab.distributed.state_transfer import gather_state
 from distlab.given.checkpoint import CheckpointError
 from distlab.given.data_parallel import contiguous
 from distlab.given.recovering import SAVE
-from distlab.given.saved_run import mark_of, packed, resume
+from distlab.given.saved_run import expect_shared, mark_of, packed, resume
 from distlab.given.training_state import Run, State
 from distlab.launch.control import Go
 
@@ -257,14 +257,16 @@ class Elastic:
         slot.theirs = pass_on(comm, slot.own) if comm.world_size > 1 else b"alone"
 
     def _save(self) -> None:
-        comm, tasks = self._comm, unit("fault_tolerance")
+        comm, tasks, disk = self._comm, unit("fault_tolerance"), self._disk
+        assert disk is not None
         group = self._group
         saving = group.page.during(SAVE) if group else contextlib.nullcontext()
         try:
             with saving:
                 state = packed(comm, tasks, self.run, within=_saying_whose_code)
                 with running(CheckpointError):
-                    tasks.save(comm, self._disk, self.completed, *state)
+                    tasks.save(comm, disk, self.completed, *state)
+                expect_shared(comm, disk, self.completed)
         except CheckpointError as error:  # on all ranks: none of them has to stop
             self._say(f"training goes on without a checkpoint: {error}")
 

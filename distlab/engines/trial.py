@@ -22,6 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from distlab.engines.expect import EngineError
+
 WATCH_S = 0.5
 
 
@@ -54,10 +56,12 @@ class LossReport:
         self.state: Any = None
         head = what_was_kept(kept)
         self.losses, self._before_s = head["losses"], head["seconds"]
-        if kept is not None and kept.exists():
-            with kept.open("rb") as file:
-                file.readline()
-                self.state = pickle.load(file)
+        text = None if kept is None else bytes_if_there(kept)
+        if text is not None:
+            try:
+                self.state = pickle.loads(text.partition(b"\n")[2])
+            except Exception as error:  # whatever is in the file
+                raise damaged(kept) from error
 
     def __call__(self, loss: float, state: Any = None) -> None:
         """Report a loss; returns only if the trial goes on."""
@@ -84,12 +88,38 @@ class LossReport:
 
 
 def what_was_kept(path: Path | None) -> dict[str, Any]:
-    """Parameters, losses and seconds of a trial that is to be continued."""
-    if path is None or not path.exists():
+    """Parameters, losses and seconds of a trial that is to be continued.
+
+    Raises:
+        EngineError: there is such a file, and it can't be read.
+    """
+    text = None if path is None else bytes_if_there(path)
+    if text is None:
         return {"losses": [], "seconds": 0.0}
-    with path.open("rb") as file:
-        head: dict[str, Any] = json.loads(file.readline())
-    return head
+    try:
+        head: dict[str, Any] = json.loads(text.partition(b"\n")[0])
+        return {**head, "losses": head["losses"], "seconds": head["seconds"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise damaged(path) from error
+
+
+def bytes_if_there(path: Path) -> bytes | None:
+    """All of a file; None only if there is none, and no link to one either.
+
+    Raises:
+        EngineError: it can't be read: what it holds would be lost.
+    """
+    if not os.path.lexists(path):
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise EngineError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def damaged(path: Path | None) -> EngineError:
+    """What to raise for a file that holds something else."""
+    return EngineError(f"{path} is damaged: remove it, and the trial begins anew")
 
 
 def as_json(value: Any) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from distlab.cost import cost_of
 from distlab.engines.expect import EngineError
 from distlab.engines.search import draw
-from distlab.engines.trial import as_json, what_was_kept
+from distlab.engines.trial import as_json, bytes_if_there, what_was_kept
 
 DONE, STOPPED, FAILED = "done", "stopped", "failed"
 
@@ -175,9 +175,7 @@ class Tuning:
             self._expect_same(self.folder, number, what_was_kept(self.kept(number)))
         path = self.folder / "trials.jsonl"
         found = {}
-        for line in (
-            path.read_text(encoding="utf-8").split("\n") if path.exists() else ()
-        ):
+        for line in (bytes_if_there(path) or b"").decode().split("\n"):
             try:
                 one = Trial(**json.loads(line))
             except ValueError:  # torn, or the empty first line

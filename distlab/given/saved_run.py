@@ -18,13 +18,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn, no_grad
+from torch.nn.parameter import is_lazy
 
 from distlab.comm import Comm, Disk
 from distlab.given.checkpoint import (
     JSON,
     CheckpointError,
     bytes_of,
+    decode_manifest,
     exchange,
+    manifest_name,
     unfit,
 )
 from distlab.given.training_state import (
@@ -56,6 +59,7 @@ def packed(
     tasks: Any,
     run: Run,
     *,
+    step: int = 0,
     shared: State | None = None,
     own: State | None = None,
     within: Within = nullcontext,
@@ -68,6 +72,8 @@ def packed(
     tell its state, `save` raises a CheckpointError on all ranks.
 
     Raises:
+        ValueError: the ranks save different steps, or the model has tensors that are
+            not here: lazy, on the meta device, a DTensor.
         Exception: the error of full_state, if every rank has one.
     """
     everywhere: State = {}
@@ -75,6 +81,7 @@ def packed(
     raised: Exception | None = None
     report: dict[str, JSON]
     try:
+        _require_memory(run.model)
         with within():
             everywhere, mine = tasks.full_state(run)
         everywhere = {**everywhere, NAMES: _optimizer_names(run), **(shared or {})}
@@ -84,7 +91,10 @@ def packed(
         raised, report = None, {"error": str(error)}
     except Exception as error:
         raised, report = error, {"error": one_line(error), "raised": True}
-    reports = exchange(comm, report)
+    reports = exchange(comm, {**report, "step": step})
+    steps = [one["step"] for one in reports]
+    if len(set(steps)) > 1:
+        raise ValueError(f"the ranks save different steps: {steps}, in rank order")
     if raised is not None and all("raised" in one for one in reports):
         raise raised
     if "error" in report:
@@ -92,8 +102,35 @@ def packed(
     marks = [one["marks"] for one in reports if "marks" in one]
     apart = differing(marks)
     if apart:
-        mine[APART] = {name: everywhere.pop(name) for name in apart}
+        mine[APART] = {n: everywhere.pop(n) for n in apart if n in everywhere}
     return pack(everywhere, mine, comm.rank, comm.world_size)
+
+
+def expect_shared(comm: Comm, disk: Disk, step: int) -> None:
+    """See that rank 0 finds the shards of all ranks beside the manifest; collective.
+
+    With a folder of its own on each node every rank writes its shard without an error,
+    and no rank can ever load them all.
+
+    Raises:
+        CheckpointError: it doesn't; on all ranks.
+    """
+    said = ""
+    if comm.rank == 0:
+        try:
+            names = disk.names()
+            manifest = decode_manifest(disk.read(manifest_name(step)))
+            lost = [r for r, f in enumerate(manifest.files) if f.name not in names]
+            if lost:
+                said = (
+                    f"step {step} was not saved: rank 0 doesn't see the shard of rank "
+                    f"{lost[0]}: all ranks need one folder that they share"
+                )
+        except (OSError, ValueError) as error:
+            said = f"step {step} was not saved: rank 0: {one_line(error)}"
+    said = exchange(comm, said)[0]
+    if said:
+        raise CheckpointError(said)
 
 
 def mark_of(value: Any, name: str = "") -> int:
@@ -296,6 +333,7 @@ def fitted(
     Raises:
         ValueError: it doesn't fit the run; one line says what.
     """
+    _require_memory(run.model)
     shared = {"parameters": {}, "master": [], **shared}
     shared, owns = _renamed(run.model, shared, [{"buffers": {}, **o} for o in owns])
     for own in owns:
@@ -317,6 +355,20 @@ def fitted(
             )
     _require_optimizer(run, shared, owns, step)
     return shared, owns
+
+
+def _require_memory(model: nn.Module) -> None:
+    """All its parameters are here, and can be filled."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            why = "has no shape yet: call the model with a batch first"
+        elif tensor.is_meta:
+            why = "is on the meta device, without memory: call to_empty() first"
+        elif hasattr(tensor, "full_tensor"):
+            why = "is a DTensor, and a checkpoint has whole tensors"
+        else:
+            continue
+        raise ValueError(f'"{name}" {why}')
 
 
 def _renamed(

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from distlab.given.checkpoint import JSON, Checkpoint, unfit
 
@@ -232,6 +233,8 @@ def flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> JSON:
 
 def _require_dense(tensor: Tensor, name: str) -> None:
     """Its values are all here, one after the other."""
+    if is_lazy(tensor):
+        raise TypeError(f'"{name}" has no shape yet')
     if hasattr(tensor, "full_tensor"):
         raise TypeError(f'"{name}" is a DTensor, and this rank has a part of it only')
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:

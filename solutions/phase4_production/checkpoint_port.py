@@ -15,6 +15,7 @@ There is no comm in this file: everything goes through torch's process groups.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,10 @@ def load(
     """Set model, optimizer and `own` in place; return the step; None if there is none.
 
     Given: `model` is sharded over the ranks that there are now, perhaps not as many as
-    saved it. Nothing else is in `folder`; it may not be there. A save that failed or
-    was killed has left a part of its files, and no `.metadata`: DCP writes that last.
+    saved it. Nothing else is in `folder`; it may not be there. One that is there and
+    can't be listed is an OSError: None would start from step 0 again. A save that
+    failed or was killed has left a part of its files, and no `.metadata`: DCP writes
+    that last.
 
     C1 to C5 as above
     In torch.distributed: dcp.load, FileSystemReader(…).read_metadata()
@@ -121,6 +124,8 @@ def load(
     #| which folders have a .metadata? Compare the steps as numbers.
     #| dcp.load fails if it is asked for a name that was not saved:
     #| read_metadata().state_dict_metadata has the names
+    if os.path.lexists(folder):
+        os.listdir(folder)  # glob takes a folder that it can't list for an empty one
     steps = [int(path.parent.name) for path in Path(folder).glob("*/.metadata")]
     if not steps:
         return None

@@ -202,8 +202,8 @@ def full_state(run: Run) -> tuple[State, State]:
 def restore(run: Run, shared: State, owns: list[State], rank: int, size: int) -> None:
     """Continue on `size` ranks from what full_state returned: `owns` on each rank.
 
-    `run` was made like the one that was saved. A model with other parameters is
-    refused, and not changed: training_state.require_same_model raises ValueError.
+    `run` was made like the one that was saved. A model with other parameters or buffers
+    is refused, and not changed: training_state.require_same_model raises ValueError.
 
     C3 as many ranks as before: all later steps are bit-equal to those without a stop
     C4 another number: a sharded optimizer loads a list of the states of all ranks; each
@@ -216,9 +216,9 @@ def restore(run: Run, shared: State, owns: list[State], rank: int, size: int) ->
     ### BEGIN SOLUTION fault_tolerance.full_state
     #| item by item; copy_ under no_grad keeps each parameter the same object. random
     #| numbers last: does anything before draw some?
-    training_state.require_same_model(run.model, shared["parameters"])
     is_same_size = len(owns) == size
     own = owns[rank if is_same_size else 0]
+    training_state.require_same_model(run.model, shared["parameters"], own["buffers"])
     targets = dict(run.model.named_parameters()) | dict(run.model.named_buffers())
     with torch.no_grad():
         for name, saved in (shared["parameters"] | own["buffers"]).items():

@@ -36,7 +36,7 @@ from distlab.distributed.watch import Watch
 from distlab.given import training_state
 from distlab.given.checkpoint import CheckpointError
 from distlab.given.monitoring import checksum
-from distlab.given.saved_run import packed, resume
+from distlab.given.saved_run import expect_shared, packed, resume
 from distlab.given.trainer import Job, Metrics
 from distlab.given.training_state import Run
 from distlab.recipe.options import Options, read_options, require_same
@@ -196,6 +196,7 @@ class Saved:
         comm = self.job.comm
         state = packed(comm, self.units, self.run, shared=settings)
         self.units.save(comm, self.disk, step, *state)
+        expect_shared(comm, self.disk, step)
         self.newest = step
 
     def must_end(self) -> bool:

@@ -277,10 +277,13 @@ def test_a_read_only_folder_is_one_warning(
         ({"checkpoint": ".", "checkpoint_every": 0}, "choose at least 1 step"),
         ({"checkpoint": "file"}, "is a file"),
         ({"checkpoint": "used"}, "--resume continues it"),
+        ({"checkpoint": "lost"}, "--checkpoint .*lost"),
+        ({"checkpoint": "lost", "resume": True}, "--checkpoint .*lost"),
     ],
 )
 def test_flags_that_cannot_be(tmp_path: Path, order: dict[str, Any], says: str) -> None:
     (tmp_path / "file").write_text("")
+    (tmp_path / "lost").symlink_to(tmp_path / "not mounted")
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "step-3.json").write_text("")
     if "checkpoint" in order:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -231,6 +232,12 @@ def on_two_ranks(context: RankContext, folder: str) -> dict[str, Any]:
         )
         said[f"{name} after"] = bits(again, fresh) == before and part.state == 7
 
+    for name, step in (("steps", 3 + rank), ("nodes", 3)):
+        at = f"{folder}/{name} {rank if name == 'nodes' else ''}"
+        said[name] = told(
+            lambda at=at, n=step: dist.save_checkpoint(at, n, model, optimizer)
+        )
+
     at = f"{folder}/{'own' if rank else 'none'}"
     said["apart"] = told(lambda: dist.load_checkpoint(at, *small(), loader=Part(7)))
     at = f"{folder}/{'own' if rank else 'file'}"
@@ -250,6 +257,8 @@ def test_each_rank_has_its_own_and_an_error_is_everybodys(
             r"CheckpointError: .*\b1\b.*rank 1: .*it\.seen.*set", said["unfit"]
         )
         assert re.match(r"CheckpointError: .*rank 1: .*ZeroDivision", said["broken"])
+        assert re.match(r"ValueError: .*\[3, 4\]", said["steps"])
+        assert re.match(r"CheckpointError: .* 3 .*rank 0 .*rank 1", said["nodes"])
         assert re.search(r"'loader'.*KeyError: 'x'", said["raises"])
         assert ("rank 1: " in said["raises"]) == (rank == 0)
         assert re.match(r"ValueError: .*'scaler'", said["absent"])
@@ -337,6 +346,31 @@ def test_the_same_model_in_other_wrappers_and_other_models(tmp_path: Path) -> No
         order[1], order[2] = order[2], order[1]
         with pytest.raises(ValueError, match=r'"0\.bias".*"1\.weight"'):
             dist.load_checkpoint(at, again, torch.optim.AdamW(order, **options))
+
+
+@pytest.mark.usefixtures("_alone")
+def test_models_that_cannot_be_filled_and_steps_that_no_name_has(
+    tmp_path: Path,
+) -> None:
+    model, optimizer = small(1.0)
+    for more in ({"step": -1}, {"step": 1.0}, {"step": "1"}, {"keep": 0}):
+        ((name, value),) = more.items()
+        with pytest.raises(ValueError, match=rf"{name} {value!r}"):
+            dist.save_checkpoint(
+                tmp_path,
+                **{"step": 1, "model": model, "optimizer": optimizer, **more},  # type: ignore[arg-type]
+            )
+    assert [*tmp_path.iterdir()] == []
+    dist.save_checkpoint(tmp_path, np.int64(7), model, optimizer)  # type: ignore[arg-type]
+    with torch.device("meta"):
+        meta = nn.Linear(2, 2)
+    for other in (meta, nn.LazyLinear(2)):
+        plain = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+        with pytest.raises(ValueError, match='"weight"'):
+            dist.load_checkpoint(tmp_path, other, plain)
+        with pytest.raises(ValueError, match='"weight"'):
+            dist.save_checkpoint(tmp_path, 8, other, plain)
+    assert dist.load_checkpoint(tmp_path, *small()) == 7
 
 
 def without_buffers() -> nn.Module:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -202,6 +203,17 @@ def test_seconds_and_losses_of_a_continued_trial_count(tmp_path: Path) -> None:
     kept.write_bytes(json.dumps({**head, "parameters": {"x": 2}}).encode() + b"\n")
     with pytest.raises(EngineError, match="another search"):
         Tuning({"x": 1}, 0, 1, folder=tmp_path, **given)
+    for content in (b"", b"{}\n", json.dumps(head).encode() + b"\ntorn"):
+        kept.write_bytes(content)
+        with pytest.raises(EngineError, match=r"trial-0\.state"):
+            LossReport(lambda losses: None, {"x": 1}, kept)
+    for name in ("trial-0.state", "trials.jsonl"):  # on a disk that isn't mounted
+        path = tmp_path / name
+        path.unlink(missing_ok=True)
+        path.symlink_to(tmp_path / "not mounted")
+        with pytest.raises(EngineError, match=re.escape(name)):
+            Tuning({"x": 1}, 0, 1, folder=tmp_path, **given)
+        path.unlink()
 
 
 # Inner functions travel by value: their processes need not import this module.

@@ -112,8 +112,14 @@ def test_half_a_state_is_refused() -> None:
     for bucket in zero.buckets:
         bucket.shard.grad = torch.ones_like(bucket.shard)
     zero.optimizer.step()
-    with pytest.raises(ValueError, match=r"\b0\.weight\b"):
-        zero.load_state_dict([zero.state_dict()])
+    state = zero.state_dict()
+    state["param_groups"][0]["lr"] = 7.0
+    for states in ([state], [state, state]):  # a rank is missing, or is there twice
+        with pytest.raises(ValueError, match=r"\b0\.weight\b"):
+            zero.load_state_dict(states)
+    with pytest.raises(ValueError, match=r"\bsharded\b"):
+        zero.load_state_dict([{}, {}])
+    assert zero.param_groups[0]["lr"] == 0.1
 
 
 def test_dtypes_of_a_layer_have_buckets_of_their_own() -> None:

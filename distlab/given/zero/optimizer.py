@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from distlab.comm import Comm
 from distlab.given.zero.backward import Backward, Reducer
 from distlab.given.zero.buckets import Bucket, ParamGroup, Ranges, layers_of
-from distlab.given.zero.state import Entry, load_bucket, load_groups, saved_groups
+from distlab.given.zero.state import (
+    Entry,
+    entries_for,
+    load_bucket,
+    load_groups,
+    saved_groups,
+)
 from distlab.given.zero.uneven import agree, cut, leave_unused
 
 OptimizerFactory = Callable[[list[ParamGroup]], torch.optim.Optimizer]  # e.g. AdamW
@@ -279,12 +285,17 @@ class BucketOptimizer(torch.optim.Optimizer):
         Settings such as the learning rate are those that were saved.
 
         Raises:
-            ValueError: a state is missing or incomplete, or has other groups.
+            ValueError: a state is missing or incomplete, or has other groups; nothing
+                has changed then.
         """
         every = [states] if isinstance(states, dict) else list(states)
+        if not every or not all({"state", "param_groups"} <= {*one} for one in every):
+            raise ValueError("these are no states of a sharded optimizer")
+        parts = [one["state"] for one in every]
+        found = [entries_for(bucket, parts) for bucket in self.buckets]
         load_groups(self.optimizer, self.buckets, every[0]["param_groups"])
-        for bucket in self.buckets:
-            load_bucket(self.optimizer, bucket, [one["state"] for one in every])
+        for bucket, entries in zip(self.buckets, found, strict=True):
+            load_bucket(self.optimizer, bucket, entries)
         self._own = self._optimized()
 
     def full_state_dict(self) -> dict[str, Tensor]:

@@ -47,18 +47,22 @@ def load_groups(
         group.update({k: deepcopy(v) for k, v in settings.items() if k != "names"})
 
 
-def load_bucket(
-    optimizer: torch.optim.Optimizer, bucket: Bucket, states: Sequence[dict[str, Entry]]
-) -> None:
-    """Set what the optimizer keeps for this rank's shard of the bucket.
+def entries_for(bucket: Bucket, states: Sequence[dict[str, Entry]]) -> list[Entry]:
+    """What the states have for each range of this rank's shard; nothing is set yet.
 
     Raises:
-        ValueError: the states have not all elements of a parameter.
+        ValueError: the states have not all elements of a parameter, or some twice.
     """
-    entries = [
+    return [
         _entry(states, bucket.names[number], start, stop, bucket.sizes[number])
         for number, start, stop in bucket.shard_ranges
     ]
+
+
+def load_bucket(
+    optimizer: torch.optim.Optimizer, bucket: Bucket, entries: list[Entry]
+) -> None:
+    """Set what the optimizer keeps for this rank's shard of the bucket."""
     if not bucket.pieces and not all(_is_like(entry, entries[0]) for entry in entries):
         split(optimizer, bucket)
     if bucket.pieces:
@@ -72,11 +76,13 @@ def _entry(
     states: Sequence[dict[str, Entry]], name: str, start: int, stop: int, size: int
 ) -> Entry:
     saved = [one[name] for one in states if name in one]
-    saved.sort(key=lambda entry: int(entry["start"]))
-    if sum(int(s["stop"]) - int(s["start"]) for s in saved) != size:
-        raise ValueError(f"{name} is incomplete in these states")
+    saved.sort(key=lambda entry: (int(entry["start"]), int(entry["stop"])))
+    ends = [0, *(int(entry["stop"]) for entry in saved)]
+    if [int(entry["start"]) for entry in saved] != ends[:-1] or ends[-1] != size:
+        whose = "; each rank's is needed once" if len(states) > 1 else ""
+        raise ValueError(f"{name} is incomplete in these states{whose}")
     found: Entry = {}
-    for key, value in saved[0].items():
+    for key, value in saved[0].items() if saved else ():  # or it has no elements
         if is_per_element(value):
             found[key] = torch.cat([entry[key] for entry in saved])[start:stop].clone()
         elif key not in RANGE:

@@ -193,16 +193,44 @@ def resume(context: RankContext, unit: ModuleType, seed: int, size: int) -> Any:
             for own, state in zip(owns, states, strict=True)
         ],
         "final": final,
-        "other": _other_model(unit, shared, owns, seed, size),
+        "others": _other_models(unit, shared, owns, seed, size),
     }
 
 
-def _other_model(
+def _other_models(
     unit: ModuleType, shared: Any, owns: Any, seed: int, size: int
+) -> dict[str, list[Any]]:
+    """What restore says to each of _OTHERS, and whether it changed it."""
+    return {
+        what: _refusal(unit, make(seed), shared, owns, size)
+        for what, make in _OTHERS.items()
+    }
+
+
+def _with_buffer(seed: int) -> Run:
+    run = new_run(seed)
+    run.model.register_buffer("more", torch.zeros(2))
+    return run
+
+
+def _without_buffers(seed: int) -> Run:
+    run = new_run(seed)
+    run.model[1]._buffers.clear()  # type: ignore[index]
+    return run
+
+
+_OTHERS = {
+    "with other shapes": lambda seed: new_run(seed, width=5),
+    "with one more buffer": _with_buffer,
+    "without buffers": _without_buffers,
+}
+
+
+def _refusal(
+    unit: ModuleType, run: Run, shared: Any, owns: Any, size: int
 ) -> list[Any]:
-    """What restore says to a model with other shapes, and whether it changed it."""
-    run = new_run(seed, width=5)
-    before = digest(list(run.model.parameters()))
+    tensors = [*run.model.parameters(), *run.model.buffers(), *run.master]
+    before = digest(tensors)
     try:
         unit.restore(run, shared, owns, 0, size)
     except ValueError as error:
@@ -211,7 +239,7 @@ def _other_model(
         said = f"~{type(error).__name__}"
     else:
         said = "~nothing"
-    return [said, before == digest(list(run.model.parameters()))]
+    return [said, before == digest(tensors)]
 
 
 RESUMED = [on_ranks(resume, size=size) for size in SIZES]
@@ -227,16 +255,22 @@ def bit_equal(runs: Runs) -> str | None:
         for size in SIZES:
             record = worked_out(runs, resume, size=size).values[0]
             _expect_restored(record, size)
-            said, same = record["other"]
-            if said.startswith("~") or not same:
-                got = f"raises {said[1:]}" if said.startswith("~") else "changed it"
-                raise NotYetError(
-                    f"a model with other shapes: restore {got}, expected a ValueError "
-                    "and an unchanged model",
-                    slug="half-restored" if not same else "",
-                    rule="call require_same_model first" if not same else "",
-                )
+            for what, (said, same) in record["others"].items():
+                _expect_refused(what, said, same)
     return f"{AFTER} steps after the resume; dropout, master weights, residuals"
+
+
+def _expect_refused(what: str, said: str, same: bool) -> None:
+    if said.startswith("~") or not same:
+        got = f"raises {said[1:]}" if said.startswith("~") else "changed it"
+        raise NotYetError(
+            f"a model {what}: restore {got}, expected a ValueError and an unchanged "
+            "model",
+            slug="half-restored" if not same else "",
+            rule="call require_same_model first, with parameters and buffers"
+            if not same
+            else "",
+        )
 
 
 def _expect_restored(record: dict[str, Any], size: int) -> None:
