@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from distlab.distributed import registry
 from distlab.distributed.parts import running, unit
+from distlab.distributed.recomputation import Surroundings
 
 
 @contextmanager
@@ -22,8 +23,10 @@ def checkpoint_scope(*blocks: nn.Module) -> Iterator[list[nn.Module]]:
     takes one tensor that requires a gradient, its first argument, and returns a tensor.
     Without `blocks`, they are those in an nn.Sequential or nn.ModuleList of any
     wrapper of this process that have layers inside them, the outermost ones. The scope
-    has the list of all blocks. A block may draw random numbers, but it may not be part
-    of a DistributedDataParallel with find_unused_parameters: see 2.5.
+    has the list of all blocks. A block may draw random numbers, run under autocast, and
+    update buffers, such as batch norm's: the second run finds what the first one found
+    and its updates are dropped. A block may not be part of a DistributedDataParallel
+    with find_unused_parameters: see 2.5.
 
     Raises:
         ValueError: there is no block; in forward(), a second tensor of a block
@@ -52,7 +55,7 @@ def checkpoint_scope(*blocks: nn.Module) -> Iterator[list[nn.Module]]:
 @contextmanager
 def _checkpointed(block: nn.Module) -> Iterator[None]:
     before, forward = block.__dict__.get("forward"), block.forward
-    block.__dict__["forward"] = _recomputing(forward)
+    block.__dict__["forward"] = _recomputing(block, forward)
     try:
         yield
     finally:
@@ -62,7 +65,7 @@ def _checkpointed(block: nn.Module) -> Iterator[None]:
             block.__dict__["forward"] = before
 
 
-def _recomputing(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _recomputing(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
     def run(first: Any, *others: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled() or not isinstance(first, Tensor):
             return forward(first, *others, **named)
@@ -72,10 +75,20 @@ def _recomputing(forward: Callable[..., Any]) -> Callable[..., Any]:
                     "a checkpointed block has a second tensor that requires a "
                     "gradient: 2.5 gives a gradient to the first one only"
                 )
+        surroundings = Surroundings(block)
+        is_again = False
+
+        def play(tensor: Tensor) -> Any:
+            nonlocal is_again
+            with surroundings.again() if is_again else nullcontext():
+                outputs = forward(tensor, *others, **named)
+            if not is_again:
+                surroundings.forget_unchanged(block)
+            is_again = True
+            return outputs
+
         with running():
-            return unit("activation_checkpointing").checkpoint(
-                lambda tensor: forward(tensor, *others, **named), first
-            )
+            return unit("activation_checkpointing").checkpoint(play, first)
 
     return run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -135,3 +136,55 @@ def test_checkpoint_scope_keeps_less_and_gives_the_same(cluster: Cluster) -> Non
 def test_checkpoint_scope_needs_blocks() -> None:
     with pytest.raises(ValueError, match="name them"), dist.checkpoint_scope():
         pass
+
+
+# ── checkpoint_scope: what the second run must find again ───────────────────────────
+
+
+class Counted(nn.Module):
+    """Multiplies by the number of its calls, which it puts into a new buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.count = self.count + 1
+        return self.layer(inputs) * self.count
+
+
+def stateful_blocks() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+    return {
+        "batch norm": nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh()),
+        "mean of all": nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None)),
+        "spectral norm": nn.Sequential(spectral, nn.Tanh()),
+        "dropout": nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)),
+        "counter": Counted(),
+    }
+
+
+@pytest.mark.parametrize("name", stateful_blocks())
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_checkpoint_scope_finds_autocast_buffers_and_random_numbers_again(
+    name: str, dtype: torch.dtype | None
+) -> None:
+    found = []
+    for is_checkpointed in (False, True):
+        block, inputs = stateful_blocks()[name], torch.randn(8, 4)
+        torch.manual_seed(1)
+        for _ in range(2):
+            scope = dist.checkpoint_scope(block) if is_checkpointed else nullcontext()
+            cast = torch.autocast("cpu", dtype) if dtype else nullcontext()
+            with scope, cast:
+                loss = block(inputs).square().mean()
+            buffers = list(block.buffers())
+            loss.backward()  # outside autocast, as torch recommends
+            pairs = zip(block.buffers(), buffers, strict=True)
+            assert all(now is before for now, before in pairs)
+        tensors = [*[p.grad for p in block.parameters()], *block.buffers()]
+        found.append([*tensors, torch.rand(1)])
+    for plain, ours in zip(*found, strict=True):
+        assert torch.equal(plain, ours)

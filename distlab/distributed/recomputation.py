@@ -1,0 +1,77 @@
+"""What a block must find again when it is recomputed: autocast and its buffers.
+
+Recomputing replays the random numbers, which is 2.5's part. Two more things differ
+between forward() and backward(): autocast has usually ended, and a block may have
+written to its buffers. Batch norm would count each step twice, and spectral norm would
+start from another vector. So the block is given the buffers it started with, as
+copies, and what it writes to them the second time is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+Place = tuple[nn.Module, str]
+"""A module and the name of one of its buffers."""
+
+
+class Surroundings:
+    """Autocast and buffers at the beginning of a block's forward()."""
+
+    def __init__(self, block: nn.Module) -> None:
+        kinds = {"cpu"} | {tensor.device.type for tensor in block.parameters()}
+        self._autocast = [
+            torch.autocast(
+                kind,
+                torch.get_autocast_dtype(kind),
+                torch.is_autocast_enabled(kind),
+                torch.is_autocast_cache_enabled(),
+            )
+            for kind in sorted(kinds)
+        ]
+        self._at = _buffers(block)
+        self._values = {place: value.clone() for place, value in self._at.items()}
+        self._versions = {place: value._version for place, value in self._at.items()}
+
+    def forget_unchanged(self, block: nn.Module) -> None:
+        """After forward(): keep copies only of the buffers that it wrote to.
+
+        A kernel may write without counting it as a new version, so values count too.
+        """
+        now = _buffers(block)
+        self._values = {
+            place: value
+            for place, value in self._values.items()
+            if now.get(place) is not self._at[place]
+            or now[place]._version != self._versions[place]
+            or not torch.equal(now[place], value)
+        }
+        self._at, self._versions = {}, {}
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """In this block, the same autocast, and copies of the same buffers."""
+        now = {(part, name): part._buffers.get(name) for part, name in self._values}
+        for (part, name), value in self._values.items():
+            part._buffers[name] = value.clone()
+        with ExitStack() as stack:
+            for context in self._autocast:
+                stack.enter_context(context)
+            try:
+                yield
+            finally:
+                for (part, name), buffer in now.items():
+                    part._buffers[name] = buffer
+
+
+def _buffers(block: nn.Module) -> dict[Place, Tensor]:
+    return {
+        (part, name): buffer
+        for part in block.modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None
+    }
