@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from distlab.comm import Comm
 
@@ -92,6 +94,44 @@ def agreed(comm: Comm, make: Callable[[], str], advice: str) -> None:
     finally:
         if failed is not None:
             raise failed
+
+
+def require_close(comm: Comm, values: Any, what: str) -> None:
+    """Compare tensors in lists, tuples and dicts over the ranks; collective.
+
+    Two numbers stand for each tensor, so that a rounding error isn't a difference.
+
+    Raises:
+        DisagreementError: shapes, dtypes or values differ; on every rank.
+    """
+    tensors = [
+        leaf.detach() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)
+    ]
+    kinds = [f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors]
+    advice = f"every rank of {what} must get the same inputs"
+    require_same(comm, f"inputs {', '.join(kinds)}", advice)
+    if comm.world_size == 1 or not tensors:
+        return
+    rows = _gathered(comm, torch.stack([_fingerprint(t) for t in tensors]).flatten())
+    same = torch.isclose(rows, rows[0], rtol=1e-3, atol=1e-3, equal_nan=True).all(1)
+    if not same.all():
+        other = int(same.int().argmin())
+        raise DisagreementError(
+            f"the inputs of rank {other} have other values than rank 0's: {advice}"
+        )
+
+
+def _fingerprint(tensor: Tensor) -> Tensor:
+    """Two random projections of the values, and their size: (3,), of float64."""
+    values = tensor.cpu().to(torch.complex128 if tensor.is_complex() else torch.double)
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    flat = values.flatten()
+    generator = torch.Generator().manual_seed(len(flat))
+    weights = torch.randn(2, len(flat), generator=generator, dtype=torch.double)
+    size = flat.norm()
+    scale = size if size > 0 and size.isfinite() else torch.ones((), dtype=torch.double)
+    return torch.cat([weights @ (flat / scale), size[None].log1p()])
 
 
 def describe(module: nn.Module) -> str:

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from distlab.comm import Comm
 from distlab.distributed import registry
-from distlab.distributed.agreement import agreed, describe
+from distlab.distributed.agreement import agreed, describe, require_close
 from distlab.distributed.group import default_comm
+from distlab.distributed.norms import clip
 from distlab.distributed.parts import running, unit
+from distlab.distributed.random_numbers import Stream, shared
 from distlab.given.pipeline import Action, ModelChunk
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
@@ -32,8 +34,16 @@ class TensorParallel(nn.Module):
     layers that `plan` names, as "column" (its outputs stay sharded) or "row" (it takes
     such outputs). All other layers stay in full on every rank.
 
+    Every rank draws rank 0's random numbers in forward(), so that a dropout is the same
+    on all of them; between a column and a row layer, each rank draws its own. Clip
+    gradients with clip_grad_norm_() of this class: torch's function sees only one
+    rank's shards, and would scale the full layers differently on each rank.
+
     Raises:
-        ValueError: nothing to shard, or n does not divide a layer. Nothing is changed.
+        ValueError: on every rank; the models differ between ranks, nothing to shard, n
+            does not divide a layer, or a layer to shard shares its weight with another
+            one or is parametrized. Nothing is changed. In the first forward(): the
+            inputs differ between ranks.
 
     Example:
         init_process_group()
@@ -53,7 +63,9 @@ class TensorParallel(nn.Module):
         plan: Mapping[str, Literal["column", "row"]] | None = None,
     ) -> None:
         super().__init__()
-        comm = comm or default_comm()
+        self.comm = comm = comm or default_comm()
+        self.stream = Stream(comm)
+        self.has_compared_inputs = False
         attentions = [part for part in module.modules() if _is_attention(part)]
         mlps = [part for part in module.modules() if _is_mlp(part)]
         named: dict[str, Any] = {}
@@ -79,12 +91,50 @@ class TensorParallel(nn.Module):
                     make, operator = tensor_parallel.RowParallelLinear, after
                 module.set_submodule(name, make(comm, named[name], operator))
         self.module = module
+        columns = [layer for layer in module.modules() if _is_column(layer)]
+        rows = [layer for layer in module.modules() if _is_row(layer)]
+        if comm.world_size > 1 and rows:
+            self.stream.surround(columns, rows)
         registry.add(self)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """The outputs of the module, the same on every rank."""
-        with running():
-            return self.module(*inputs, **named)
+        """The outputs of the module, the same on every rank.
+
+        Raises:
+            ValueError: the inputs of this first call differ between ranks.
+        """
+        if not self.has_compared_inputs:
+            require_close(self.comm, (inputs, named), "TensorParallel")
+            self.has_compared_inputs = True
+        self.stream.forget()
+        with shared(self.comm), running():
+            outputs = self.module(*inputs, **named)
+            self.stream.end()
+        return outputs
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale all gradients to `max_norm` if the full gradient is longer; collective.
+
+        Returns the norm of the full gradient before that, the same on every rank.
+
+        Example:
+            init_process_group()
+            layers = torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)
+            model = TensorParallel(
+                torch.nn.Sequential(*layers), plan={"0": "column", "2": "row"}
+            )
+            model(torch.ones(3, 8)).sum().backward()
+            assert model.clip_grad_norm_(0.1) > 0.1
+            assert model.clip_grad_norm_(0.1) < 0.1001
+        """
+        sharded = [
+            parameter
+            for layer in self.module.modules()
+            for parameter in _sharded_parameters(layer)
+        ]
+        known = set(sharded)
+        full = [p for p in self.module.parameters() if p not in known]
+        return clip(self.comm, max_norm, sharded, full)
 
 
 class PipelineParallel(nn.Module):
@@ -98,8 +148,14 @@ class PipelineParallel(nn.Module):
     expensive stage is made as cheap as possible. With num_chunks > 1 the schedule is
     "interleaved". Does not run on NCCL, whose messages have no tags.
 
+    A parameter may be part of several stages, such as an embedding that is also the
+    output layer: after each batch every rank that has it adds up the gradients of all.
+    Each rank draws random numbers of its own, also from equal seeds. Clip gradients
+    with clip_grad_norm_() of this class: torch's function sees one rank's stages only.
+
     Raises:
-        ValueError: fewer layers than stages, or schedule and num_chunks do not fit.
+        ValueError: on every rank; fewer layers than stages, schedule and num_chunks do
+            not fit, or layers or arguments differ between ranks.
 
     Example:
         init_process_group()
@@ -153,6 +209,10 @@ class PipelineParallel(nn.Module):
             unit("trainer").broadcast_model(self.comm, model)
         samples = _samples(model, example)
         own = stages[rank::n]  # chunk c of rank r is stage c · n + r
+        self.__dict__["tied"] = _held_by_several(
+            [[model[k] for stage in stages[r::n] for k in stage] for r in range(n)]
+        )
+        self.stream = Stream(self.comm)
         parts = [nn.Sequential(*(model[k] for k in stage)) for stage in own]
         self.stages = nn.ModuleList(parts)
         self.chunks = [
@@ -174,12 +234,43 @@ class PipelineParallel(nn.Module):
         if len(inputs) < m:
             raise ValueError(f"{len(inputs)} samples do not make {m} microbatches")
         pairs = zip(inputs.tensor_split(m), targets.tensor_split(m), strict=True)
+        held = [p for p, ranks in self.__dict__["tied"] if self.comm.rank in ranks]
+        before = {parameter: parameter.grad for parameter in held}
+        for parameter in held:
+            parameter.grad = None
+        if self.comm.world_size > 1:
+            self.stream.forget()
+            self.stream.begin()
         with running():
-            return float(
-                unit("pipeline_parallel").execute(
-                    self.comm, self.chunks, self.actions, self.loss_fn, list(pairs)
-                )
+            loss = unit("pipeline_parallel").execute(
+                self.comm, self.chunks, self.actions, self.loss_fn, list(pairs)
             )
+        self.stream.end()
+        for parameter, ranks in self.__dict__["tied"]:
+            _add_up(self.comm, parameter, ranks)
+        for parameter, gradient in before.items():
+            if gradient is not None and parameter.grad is not None:
+                parameter.grad += gradient
+        return float(loss)
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale all gradients to `max_norm` if the full gradient is longer; collective.
+
+        Returns the norm of the gradient of all stages before that, on every rank.
+
+        Example:
+            init_process_group()
+            layers = [torch.nn.Linear(4, 4) for _ in range(4)]
+            mse = torch.nn.functional.mse_loss
+            model = PipelineParallel(layers, torch.zeros(4), mse, num_microbatches=4)
+            model.train_batch(torch.ones(8, 4), torch.full((8, 4), 9.0))
+            assert model.clip_grad_norm_(0.1) > 0.1
+            assert model.clip_grad_norm_(0.1) < 0.1001
+        """
+        copies = {p for p, ranks in self.__dict__["tied"] if ranks[0] != self.comm.rank}
+        own = [p for p in self.stages.parameters() if p not in copies]
+        held = [p for p in self.stages.parameters() if p in copies]
+        return clip(self.comm, max_norm, own, copies=held)
 
     def forward(self, *_: Any) -> Any:
         """Not available: no rank has all layers.
@@ -188,6 +279,39 @@ class PipelineParallel(nn.Module):
             RuntimeError: always.
         """
         raise RuntimeError("no rank has the full model: call train_batch()")
+
+
+Tied = list[tuple[Tensor, list[int]]]
+
+
+def _held_by_several(layers: Sequence[Sequence[nn.Module]]) -> Tied:
+    """Trained parameters that are in the layers of several ranks, with those ranks."""
+    ranks: dict[Tensor, list[int]] = {}
+    for rank, own in enumerate(layers):
+        for parameter in nn.ModuleList(own).parameters():
+            ranks.setdefault(parameter, []).append(rank)
+    return [(p, held) for p, held in ranks.items() if len(held) > 1 and p.requires_grad]
+
+
+def _add_up(comm: Comm, parameter: Tensor, ranks: Sequence[int]) -> None:
+    """On these ranks, .grad becomes the sum of theirs, equal to the last bit."""
+    first, *others = ranks
+    if comm.rank not in ranks:
+        return
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    total = parameter.grad.contiguous()
+    if comm.rank == first:
+        received = torch.empty_like(total)
+        for rank in others:
+            comm.recv(received, rank)
+            total += received
+        for rank in others:
+            comm.send(total, rank)
+    else:
+        comm.send(total, first)
+        comm.recv(total, first)
+    parameter.grad = total
 
 
 def _actions(name: str, rank: int, n: int, m: int, num_chunks: int) -> list[Action]:
@@ -264,6 +388,21 @@ def refuse_shared(module: nn.Module, layers: Sequence[nn.Module]) -> None:
                 f"{name} computes more than an nn.Linear, such as a "
                 "parametrization, which its shards wouldn't: leave the layer whole"
             )
+
+
+def _is_column(layer: nn.Module) -> bool:
+    return isinstance(layer, unit("tensor_parallel").ColumnParallelLinear)
+
+
+def _is_row(layer: nn.Module) -> bool:
+    return isinstance(layer, unit("tensor_parallel").RowParallelLinear)
+
+
+def _sharded_parameters(layer: nn.Module) -> list[Tensor]:
+    """Those of which this rank has a part: a row layer's bias is full."""
+    if _is_row(layer):
+        return [layer.get_parameter("weight")]
+    return list(layer.parameters(recurse=False)) if _is_column(layer) else []
 
 
 def _are_linear(part: nn.Module, *names: str) -> bool:

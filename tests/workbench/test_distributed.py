@@ -27,6 +27,8 @@ PATIENT = Limits(seconds=300)
 AVG = dist.ReduceOp.AVG
 METHODS = {
     "DistributedDataParallel": ("no_sync", "join", "zero_loss", "sync_gradients"),
+    "PipelineParallel": ("clip_grad_norm_",),
+    "TensorParallel": ("clip_grad_norm_",),
 }
 
 

@@ -138,6 +138,230 @@ def test_checkpoint_scope_needs_blocks() -> None:
         pass
 
 
+# ── what the parts of a model share ─────────────────────────────────────────────────
+
+
+def embedded(seed: int) -> list[nn.Module]:
+    """The first and the last layer have one weight, and so do two in the middle."""
+    torch.manual_seed(seed)
+    layers = [nn.Linear(4, 4).double() for _ in range(6)]
+    layers[5].weight = layers[0].weight
+    layers[3].weight = layers[2].weight
+    return [*layers[:3], nn.Tanh(), *layers[3:]]
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    shape = 3, 2, 8, 4  # steps, inputs and targets, samples, features
+    values = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    return [(5 * x, y) for x, y in values]
+
+
+def tied_alone() -> dict[str, Any]:
+    model = nn.Sequential(*embedded(0))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    norms = []
+    for step, (x, y) in enumerate(batches()):
+        if step != 1:  # the gradients of two batches in the second step
+            optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.2)))
+        optimizer.step()
+    return {"weights": [p.detach() for p in model.parameters()], "norms": norms}
+
+
+def tied_in_stages(context: RankContext, num_chunks: int) -> dict[str, Any]:
+    rank, _ = begin(context)
+    model = dist.PipelineParallel(
+        embedded(rank),
+        torch.zeros(4, dtype=torch.float64),
+        nn.functional.mse_loss,
+        num_microbatches=4,
+        num_chunks=num_chunks,
+        costs=[1.0] * 7,
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    norms = []
+    for step, (x, y) in enumerate(batches()):
+        if step != 1:
+            optimizer.zero_grad()
+        model.train_batch(x, y)
+        norms.append(float(model.clip_grad_norm_(0.2)))
+        optimizer.step()
+    return {"weights": [p.detach() for p in model.parameters()], "norms": norms}
+
+
+@pytest.mark.parametrize(("n", "num_chunks"), [(2, 1), (3, 1), (2, 2)])
+def test_a_weight_of_several_stages_trains_as_in_one_process(
+    cluster: Cluster, n: int, num_chunks: int
+) -> None:
+    alone = tied_alone()
+    found = ranks(cluster, tied_in_stages, n, num_chunks)
+    for own in found:
+        assert own["norms"] == pytest.approx(alone["norms"], rel=1e-6)
+        for weight in own["weights"]:
+            assert any(
+                weight.shape == other.shape and torch.allclose(weight, other, rtol=1e-9)
+                for other in alone["weights"]
+            )
+    num_weights = sum(len(own["weights"]) for own in found)
+    assert num_weights > len(alone["weights"])  # some rank has a copy
+
+
+class Halves(nn.Module):
+    """An MLP with a dropout of its hidden channels, whose masks it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32).double(), nn.Linear(32, 8).double()
+        self.inside, self.after = nn.Dropout(0.5), nn.Dropout(0.5)
+        self.masks: list[Tensor] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.up(inputs)
+        inside = self.inside(torch.ones_like(hidden))
+        outputs = self.down(hidden * inside)
+        after = self.after(torch.ones_like(outputs))
+        self.masks += [inside.detach(), after.detach()]
+        return outputs * after + inputs
+
+
+def drawn(context: RankContext, are_equal: bool) -> dict[str, Any]:
+    rank, _ = begin(context)
+    torch.manual_seed(0)
+    model = dist.TensorParallel(
+        nn.Sequential(Halves(), Halves(), nn.LayerNorm(8)).double()
+    )
+    torch.manual_seed(5 if are_equal else 5 + rank)
+    inputs, found = torch.ones(3, 8, dtype=torch.float64), dict[str, Any]()
+    gradients = []
+    for is_scoped in (False, True):
+        state = torch.get_rng_state()
+        model.zero_grad()
+        with dist.checkpoint_scope(*model.module[:2]) if is_scoped else nullcontext():
+            outputs = model(inputs.clone().requires_grad_())
+        outputs.pow(3).sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+        found["next"] = torch.rand(2)
+        torch.set_rng_state(state)
+    found["replayed"] = all(map(torch.equal, *gradients))
+    found["outputs"] = outputs.detach()
+    found["masks"] = [*model.module[0].masks[:2], *model.module[1].masks[:2]]
+    full = list(model.module[2].parameters())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    found["norm"] = float(model.clip_grad_norm_(0.5))
+    optimizer.step()
+    found["full"] = torch.cat([p.detach() for p in full])
+    return found
+
+
+@pytest.mark.parametrize("are_equal", [False, True])
+def test_random_numbers_agree_outside_of_shards_and_differ_inside(
+    cluster: Cluster, are_equal: bool
+) -> None:
+    first, second = ranks(cluster, drawn, 2, are_equal)
+    for found in (first, second):
+        assert found["replayed"]
+        assert not torch.equal(found["masks"][0], found["masks"][2])
+        assert not torch.equal(found["masks"][1], found["masks"][3])
+    same = [
+        torch.equal(*pair) for pair in zip(first["masks"], second["masks"], strict=True)
+    ]
+    assert same == [False, True, False, True]
+    assert torch.equal(first["outputs"], second["outputs"])
+    assert torch.equal(first["full"], second["full"])
+    assert first["norm"] == second["norm"]
+    assert torch.equal(first["next"], second["next"]) == are_equal
+
+
+def clipped(context: RankContext) -> dict[str, Any]:
+    rank, _ = begin(context)
+    found: dict[str, Any] = {"norms": []}
+    model = dist.TensorParallel(make_transformer(CONFIG, seed=rank))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        next_token_loss(model(tokens()), tokens()).backward()
+        found["norms"].append(float(model.clip_grad_norm_(0.5)))
+        optimizer.step()
+    found["tied"] = refused(tied_head)
+    found["parametrized"] = refused(parametrized)
+    found["inputs"] = refused(lambda: other_inputs(rank))
+    found["shapes"] = refused(lambda: other_inputs(rank, rows=2 + rank))
+    return found
+
+
+def refused(act: Callable[[], Any]) -> str:
+    try:
+        act()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def tied_head() -> None:
+    model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8, bias=False))
+    model[1].weight = model[0].weight
+    dist.TensorParallel(model, plan={"1": "column"})
+
+
+def parametrized() -> None:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 8))
+    dist.TensorParallel(nn.Sequential(layer), plan={"0": "column"})
+
+
+def other_inputs(rank: int, rows: int = 2) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+    wrapped = dist.TensorParallel(model, plan={"0": "column", "1": "row"})
+    wrapped(torch.full((rows, 4), float(rank)))
+
+
+def test_shards_are_clipped_as_one_gradient_and_refuse_what_they_would_break(
+    cluster: Cluster,
+) -> None:
+    model, norms = make_transformer(CONFIG), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        next_token_loss(model(tokens()), tokens()).backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+        optimizer.step()
+    for found in ranks(cluster, clipped, 2):
+        assert found["norms"] == pytest.approx(norms, rel=1e-6)
+        assert re.match(r"0\.weight .*\b1\.weight\b", found["tied"])
+        assert re.match(r"0 .*\bparametrization\b", found["parametrized"])
+        assert re.search(r"\brank 1\b.*\brank 0\b", found["inputs"])
+        assert re.search(r"\brank 0\b.*\(2, 4\).*\(3, 4\)", found["shapes"])
+
+
+def drawn_in_stages(context: RankContext) -> list[Tensor]:
+    begin(context)
+    torch.manual_seed(0)
+    masks: list[Tensor] = []
+
+    class Masked(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            mask = nn.functional.dropout(torch.ones_like(inputs), 0.5, self.training)
+            masks.extend([mask] if self.training else [])
+            return inputs * mask
+
+    layers = [nn.Linear(16, 16), Masked(), nn.Linear(16, 16), Masked()]
+    model = dist.PipelineParallel(
+        layers, torch.zeros(16), nn.functional.mse_loss, num_microbatches=2
+    )
+    for _ in range(2):
+        model.train_batch(torch.ones(4, 16), torch.ones(4, 16))
+    return masks
+
+
+def test_stages_draw_other_numbers_from_equal_seeds(cluster: Cluster) -> None:
+    first, second = ranks(cluster, drawn_in_stages, 2)
+    masks = [*first, *second]
+    assert len(masks) == 8
+    for k, mask in enumerate(masks):
+        assert not any(torch.equal(mask, other) for other in masks[:k])
+
+
 # ── checkpoint_scope: what the second run must find again ───────────────────────────
 
 

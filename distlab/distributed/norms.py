@@ -1,0 +1,44 @@
+"""The norm of gradients that lie in parts on several ranks, and clipping by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from distlab.comm import Comm
+
+
+def clip(
+    comm: Comm,
+    max_norm: float,
+    own: Iterable[Tensor],
+    common: Iterable[Tensor] = (),
+    copies: Iterable[Tensor] = (),
+) -> Tensor:
+    """Scale all gradients as torch.nn.utils.clip_grad_norm_ would one model's.
+
+    Collective. `own` are parameters, or parts of them, that only this rank has;
+    `common` are those that every rank has, with equal gradients; `copies` are copies
+    of another rank's own. Returns the norm before that, on every rank.
+    """
+    mine, everywhere, elsewhere = (_gradients(group) for group in (own, common, copies))
+    square = _square(mine).to(comm.device)
+    comm.all_reduce(square)
+    norm = (square + _square(everywhere).to(comm.device)).sqrt()
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in (*mine, *everywhere, *elsewhere):
+        gradient.mul_(factor.to(gradient.dtype))
+    return norm
+
+
+def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    return [p.grad.detach() for p in parameters if p.grad is not None]
+
+
+def _square(gradients: list[Tensor]) -> Tensor:
+    total = torch.zeros((), dtype=torch.double)
+    for gradient in gradients:
+        total = total.to(gradient.device) + gradient.abs().double().square().sum()
+    return total
