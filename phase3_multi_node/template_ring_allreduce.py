@@ -83,6 +83,11 @@ def all_reduce(comm: Comm, tensor: Tensor, average: bool = False) -> None:
     Example: n = 3, tensors 1 2, 10 20 and 100 200 → 111 222 on every rank
     Cost: 2(n - 1) messages of S/n bytes per rank. Check: distlab check 3.3
     """
+    if average and tensor.dtype is torch.float16:  # the sum may be inf, the mean not
+        wide = tensor.detach().float()
+        all_reduce(comm, wide, average=True)
+        tensor.detach().copy_(wide)
+        return
     # TODO(ring_allreduce.all_reduce)
     # after reduce_scatter every rank has one finished chunk. how does that chunk reach
     # all other ranks, one step at a time? (.contiguous() returns the tensor itself, or

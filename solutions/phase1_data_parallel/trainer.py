@@ -82,8 +82,8 @@ def average_gradients(comm: Comm, model: nn.Module) -> None:
     #| comm.all_reduce(tensor) gives the sum, in place
     for parameter in model.parameters():
         if parameter.grad is not None:
+            parameter.grad /= comm.world_size  # before: a float16 sum may overflow
             comm.all_reduce(parameter.grad)
-            parameter.grad /= comm.world_size
     ### END SOLUTION
 
 

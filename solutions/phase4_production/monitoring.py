@@ -225,8 +225,8 @@ def reduce_gradients(comm: Comm, timer: StepTimer, gradients: Sequence[Tensor]) 
     num_nonfinite = count_nonfinite(gradients)
     with timer.measure("communication"):
         for gradient in gradients:
-            comm.all_reduce(gradient)
             gradient /= comm.world_size
+            comm.all_reduce(gradient)
     return num_nonfinite
     ### END SOLUTION
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import distlab.distributed as dist
 from distlab.comm import PeerLost
 from distlab.distributed.environment import read_place
-from distlab.distributed.parts import TABLE, tasks
+from distlab.distributed.parts import TABLE, tasks, unit
 from distlab.grading.kit.torchrun_env import like_torchrun
 from distlab.runner import Cluster, Limits, RankContext
 
@@ -232,6 +232,13 @@ def reductions(n: int, rank: int) -> list[str]:
     half = torch.full((2 * n,), 40000.0, dtype=torch.float16)  # the sum is inf
     for call in (dist.all_reduce, dist.reduce_scatter):
         wrong += [] if (call(half.clone(), op=AVG) == 40000).all() else ["half mean"]
+    model = torch.nn.Linear(2 * n, 1, bias=False).half()
+    model.weight.grad = half.clone().view(1, -1)
+    unit("trainer").average_gradients(dist.default_comm(), model)
+    unit("ring_allreduce").all_reduce(dist.default_comm(), half, average=True)
+    wrong += (
+        [] if {*half.tolist(), *model.weight.grad[0].tolist()} == {4e4} else ["4e4"]
+    )
     if not refuses(dist.all_reduce, torch.ones(2, dtype=torch.int64), AVG):
         wrong.append("the mean of integers")
     return wrong
