@@ -49,8 +49,15 @@ from distlab.distributed.state_transfer import gather_state
 from distlab.given.checkpoint import CheckpointError
 from distlab.given.data_parallel import contiguous
 from distlab.given.recovering import SAVE
-from distlab.given.saved_run import expect_shared, mark_of, packed, resume
-from distlab.given.training_state import Run, State
+from distlab.given.saved_run import (
+    APART,
+    expect_shared,
+    mark_of,
+    merged,
+    packed,
+    resume,
+)
+from distlab.given.training_state import EXTRA, Run, State
 from distlab.launch.control import Go
 
 
@@ -345,16 +352,18 @@ class Elastic:
         self._comm.barrier()
 
     def _restore(self, shared: State, owns: list[State]) -> None:
-        comm = self._comm
+        rank, size = self._comm.rank, self._comm.world_size
+        shared = merged(shared, owns, rank, size, self.run)
         with running():
-            unit("fault_tolerance").restore(
-                self.run, shared, owns, comm.rank, comm.world_size
-            )
+            unit("fault_tolerance").restore(self.run, shared, owns, rank, size)
 
     def _state(self) -> tuple[State, State]:
+        """full_state; like its buffers, the modules' extra state is a rank's own."""
         with running():
-            state: tuple[State, State] = unit("fault_tolerance").full_state(self.run)
-        return state
+            shared, own = unit("fault_tolerance").full_state(self.run)
+        if EXTRA in shared:
+            own[APART] = {EXTRA: shared.pop(EXTRA)}
+        return shared, own
 
 
 def _saying_whose_code() -> contextlib.AbstractContextManager[None]:

@@ -11,6 +11,7 @@ import torch
 
 import distlab.distributed as dist
 from distlab.comm import DiskError, RealDisk
+from distlab.distributed.copies import decode_own, encode_own
 from distlab.distributed.parts import unit
 from distlab.sim.observed_disk import ObservedDisk
 
@@ -55,3 +56,29 @@ def test_a_full_disk_costs_a_checkpoint_and_no_step(
     assert said.count("\n") == 1
     assert re.search(r"\bstep 2\b", said)
     assert str(FULL) in said
+
+
+class Counting(torch.nn.Linear):
+    """Keeps a number that is neither a parameter nor a buffer."""
+
+    calls = 0
+
+    def get_extra_state(self) -> int:
+        return self.calls
+
+    def set_extra_state(self, state: int) -> None:
+        self.calls = state
+
+
+@pytest.mark.usefixtures("_alone")
+def test_extra_state_is_copied_in_memory_as_a_ranks_own() -> None:
+    model = Counting(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = dist.elastic({"model": model, "optimizer": optimizer})
+    model.calls = 5
+    shared, own = training._state()
+    other = own | {"apart": {"extra_state": {"": 7}}}
+    for owns, calls in (([own], 5), ([other], 7), ([other, own], 7)):
+        model.calls = 0
+        training._restore(shared, [decode_own(encode_own(one)) for one in owns])
+        assert model.calls == calls

@@ -154,7 +154,7 @@ def trained(
     return trainer.fit(loader()), net
 
 
-@pytest.mark.parametrize("backend", ["pytorch-ddp", "scratch"])
+@pytest.mark.parametrize("backend", ["pytorch-ddp", "scratch", "fsdp2"])
 def test_numbers_of_numpy_and_extra_state_are_resumed(
     backend: str, tmp_path: Path
 ) -> None:
