@@ -172,7 +172,7 @@ class LossScaler:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict()`, between two steps."""
-        self.loss_scale = state["loss_scale"]
+        self.loss_scale = in_range(state["loss_scale"])
         self.good_steps = state["good_steps"]
         self.overflow.clear()
         self.late.forget()

@@ -55,7 +55,7 @@ def recv(
         else:
             send(torch.full((2,), float(get_rank())), dst=0)
     """
-    values = _values(tensor)
+    values = _values(tensor, is_written=True)
     (comm or default_comm()).recv(values, src, tag)
     return _written(tensor, values)
 
@@ -78,12 +78,13 @@ def all_reduce(
     """
     comm = comm or default_comm()
     _refuse_mean(tensor, op)
+    own = _values(tensor, is_written=True)
     if op in (ReduceOp.SUM, ReduceOp.AVG):
-        values = _summable(_values(tensor), op)
+        values = _summable(own, op)
         with running():
             unit("ring_allreduce").all_reduce(comm, values, average=op is ReduceOp.AVG)
         return _written(tensor, values)
-    values = _values(tensor).view(-1)
+    values = own.view(-1)
     with staging(comm.world_size * values.numel(), values) as gathered:
         _gather_into(gathered, values, comm)
         rows = gathered.view(comm.world_size, -1)
@@ -99,7 +100,7 @@ def broadcast(tensor: Tensor, src: int = 0, comm: Comm | None = None) -> Tensor:
         assert broadcast(mine, src=get_world_size() - 1) == 9 + get_world_size()
     """
     comm = comm or default_comm()
-    values = _values(tensor)
+    values = _values(tensor, is_written=True)
     _require_rank(src, comm)
     with running():
         unit("collectives").broadcast(comm, values, src)
@@ -261,10 +262,16 @@ def barrier(comm: Comm | None = None) -> None:
         unit("collectives").all_reduce(comm, torch.ones(1, device=comm.device))
 
 
-def _values(tensor: Tensor) -> Tensor:
+def _values(tensor: Tensor, is_written: bool = False) -> Tensor:
     """What the tensor says, contiguous in memory: itself if it can."""
     if tensor.layout is not torch.strided:
         raise ValueError(f"a {tensor.layout} tensor can't be sent: use to_dense()")
+    places = zip(tensor.shape, tensor.stride(), strict=True) if is_written else ()
+    if any(size > 1 and not stride for size, stride in places):
+        raise ValueError(
+            f"several elements of a tensor of shape {tuple(tensor.shape)} are one in "
+            "memory, as after expand(): give a clone() of it to write into"
+        )
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 

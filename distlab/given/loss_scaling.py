@@ -32,6 +32,7 @@ class LateGradients:
         """Collective with shards: at the beginning of unscale_, also from step.
 
         Raises:
+            ValueError: a gradient is sparse.
             RuntimeError: backward() has run for a parameter of this optimizer since its
                 gradients were unscaled; or another optimizer, whose gradients were
                 unscaled in this step, has the same parameter.
@@ -54,6 +55,11 @@ class LateGradients:
             )
         if hasattr(optimizer, "reduce_gradients") and not optimizer.is_reduced:
             optimizer.reduce_gradients()
+        if any(p.grad is not None and p.grad.is_sparse for p in own):
+            raise ValueError(
+                "a gradient is sparse, which a loss scaler can't check: use dense "
+                "ones, as of nn.Embedding(…, sparse=False)"
+            )
         self._without[optimizer] = [p for p in own if p.grad is None]
         for parameter in own:
             self._owner[parameter] = optimizer
@@ -92,7 +98,7 @@ def in_range(scale: float) -> float:
     Raises:
         FloatingPointError: it is so small that it can't be the reason for an overflow.
     """
-    if scale < SMALLEST:
+    if not scale >= SMALLEST:  # nan is not, either
         raise FloatingPointError(
             f"the loss scale has shrunk to {scale:.1e}, and gradients are still inf or "
             "nan: it isn't the scale; look for inf and nan in the inputs, the loss and "

@@ -265,8 +265,9 @@ def movements(n: int, rank: int) -> list[str]:
     wrong += differs("all_reduce of a view", dist.all_reduce(view), total)
     broadcast = dist.broadcast(negated(rank, n), last)
     wrong += differs("broadcast of a view", broadcast, said[last].expand(n))
-    if not refuses(dist.all_reduce, torch.ones(1).to_sparse()):
-        wrong.append("a sparse tensor")
+    for bad in (torch.ones(1).to_sparse(), torch.ones(1).expand(3)):
+        if not refuses(dist.all_reduce, bad) or not refuses(dist.broadcast, bad):
+            wrong.append(f"written: {bad.layout} {bad.shape}")
     if not refuses(dist.broadcast, torch.ones(1), n):
         wrong.append("broadcast from a rank that does not exist")
     for call in (dist.reduce_scatter, dist.all_to_all):

@@ -282,6 +282,16 @@ def test_one_optimizers_step_may_be_followed_by_anothers_backward(scaler: Any) -
         scaler.unscale_(torch.optim.SGD([maker], lr=0.1))
 
 
+def test_a_sparse_gradient_and_a_saved_scale_of_zero_are_refused(scaler: Any) -> None:
+    words = nn.Embedding(4, 2, sparse=True)
+    scaler.scale(words(torch.tensor([1, 1])).sum()).backward()
+    with pytest.raises(ValueError, match="sparse=False"):
+        scaler.step(torch.optim.SGD(words.parameters(), lr=0.1))
+    for value in (0.0, torch.nan):
+        with pytest.raises(FloatingPointError, match=str(value)[:2]):
+            scaler.load_state_dict({"loss_scale": value, "good_steps": 0})
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
