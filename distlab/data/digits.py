@@ -29,9 +29,10 @@ class Digits:
     held_out_targets: Tensor
 
 
-@functools.cache
 def load_digits_split(seed: int = 0) -> Digits:
     """1,437 images to train on and 360 held out; the same split for the same seed.
+
+    The tensors are the caller's own, who may change them.
 
     Raises:
         ModuleNotFoundError: scikit-learn is not installed.
@@ -48,6 +49,7 @@ def load_digits_split(seed: int = 0) -> Digits:
     )
 
 
+@functools.cache
 def _read_table() -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """One row per image: 64 pixels and the digit.
 

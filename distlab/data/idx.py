@@ -68,6 +68,15 @@ def read_idx(path: Path, num_dims: int, *, sha256: str = "") -> Bytes:
     return np.frombuffer(bytearray(body), dtype=np.uint8).reshape(sizes)
 
 
+def content_of(path: Path) -> bytes:
+    """The unpacked bytes of a file; none where it cannot be read or unpacked."""
+    try:
+        with _opened(path) as file:
+            return file.read(MAX_BYTES)
+    except (OSError, EOFError, zlib.error, IdxError):
+        return b""
+
+
 def _opened(path: Path) -> IO[bytes]:
     with path.open("rb") as file:
         start = file.read(2)

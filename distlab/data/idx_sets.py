@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from distlab.data.idx import IdxError, read_idx
+from distlab.data.idx import IdxError, content_of, read_idx
 
 NAMES = (
     "train-images-idx3-ubyte",
@@ -77,8 +77,12 @@ def cache_folder(name: str) -> Path:
 def find_files(folder: Path) -> Files:
     """The four files in `folder`, under their usual names, plain or packed.
 
+    All are of one layout, so that the labels of one set never go with the images of
+    another.
+
     Raises:
-        IdxError: the folder cannot be read, or one of the files is not in it.
+        IdxError: the folder cannot be read, or one of the files is not in it, or is
+            there plain and packed with different contents.
     """
     try:
         present = [path for path in _candidates(folder) if path.is_file()]
@@ -89,15 +93,29 @@ def find_files(folder: Path) -> Files:
             os.listdir(folder)  # says why, if it is that we may not look inside
     except OSError as error:
         raise IdxError(f"{folder} cannot be read: {error.strerror or error}") from error
-    files: Files = {}
-    for path in present:
-        files.setdefault(_canonical(path), path)
-    missing = [name for name in NAMES if name not in files]
-    if len(missing) == len(NAMES):
+    if not present:
         raise IdxError(f"none of the four files is in {folder}: {NAMES[0]}[.gz], …")
+    layouts: dict[Path, dict[str, list[Path]]] = {}
+    for path in present:
+        found = layouts.setdefault(path.parent, {})
+        found.setdefault(_canonical(path), []).append(path)
+    where, files = max(layouts.items(), key=lambda layout: len(layout[1]))
+    missing = [name for name in NAMES if name not in files]
     if missing:
-        raise IdxError(f"there is no {' and no '.join(missing)}[.gz] in {folder}")
-    return files
+        raise IdxError(f"there is no {' and no '.join(missing)}[.gz] in {where}")
+    return {name: _one_of(paths) for name, paths in files.items()}
+
+
+def _one_of(paths: list[Path]) -> Path:
+    """The first, if all have the same content."""
+    first, *others = paths
+    for other in others:
+        if content_of(other) != content_of(first):
+            raise IdxError(
+                f"{first} and {other.name} beside it have different contents: remove "
+                "the one that is out of date"
+            )
+    return first
 
 
 def usual_files(known: KnownSet) -> Files | None:

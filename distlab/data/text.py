@@ -30,9 +30,17 @@ class Text:
         return self.tokens[starts + torch.arange(length)]
 
 
-@functools.cache
 def load_text() -> Text:
-    """The text that comes with distlab; nothing is downloaded."""
+    """The text that comes with distlab; nothing is downloaded.
+
+    The tokens are the caller's own, who may change them.
+    """
+    text = _load_text()
+    return Text(text.letters, text.tokens.clone())
+
+
+@functools.cache
+def _load_text() -> Text:
     path = Path(__file__).with_name("course.txt")
     text = path.read_text(encoding="utf-8")
     letters = "".join(sorted(set(text)))

@@ -31,10 +31,16 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Take the weights of the model into the average; sends nothing."""
+        """Take the weights of the model into the average; sends nothing.
+
+        Raises:
+            ValueError: the model has a parameter that it did not have.
+        """
         self.num_updates += 1
         decay = min(self.decay, self.num_updates / (self.num_updates + 9))
         for name, parameter in model.named_parameters():
+            if name not in self.weights:
+                raise ValueError(f"the average has no {name}: it is newer than that")
             average = self.weights[name]
             is_lost = ~average.isfinite()
             average.mul_(decay).add_(parameter, alpha=1 - decay)
@@ -55,7 +61,20 @@ class WeightAverage:
         return {"num_updates": self.num_updates, "weights": self.weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict()`."""
+        """Continue from a `state_dict()`.
+
+        Raises:
+            ValueError: it is of a model with other parameters. The average is then
+                unchanged.
+        """
+        own = {name: tuple(one.shape) for name, one in self.weights.items()}
+        saved = {name: tuple(one.shape) for name, one in state["weights"].items()}
+        if own != saved:
+            name = next(n for n in [*own, *saved] if own.get(n) != saved.get(n))
+            raise ValueError(
+                f"the average is of another model: {name} has the shape "
+                f"{own.get(name)} here, and {saved.get(name)} in the state"
+            )
         self.num_updates = state["num_updates"]
         for name, weights in state["weights"].items():
             self.weights[name].copy_(weights)

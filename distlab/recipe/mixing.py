@@ -15,15 +15,15 @@ def soft_targets(targets: Tensor, num_classes: int) -> Tensor:
     """(N,) classes to (N, num_classes) probabilities in float32; others unchanged.
 
     Raises:
-        ValueError: a class is not below num_classes.
+        ValueError: a class is not in 0 … num_classes - 1.
     """
     if targets.dim() == 2:
         return targets
-    if len(targets) and int(targets.max()) >= num_classes:
-        raise ValueError(
-            f"a target is class {int(targets.max())}, but the model has {num_classes} "
-            "classes"
-        )
+    for target in (int(targets.min()), int(targets.max())) if len(targets) else ():
+        if not 0 <= target < num_classes:
+            raise ValueError(
+                f"a target is class {target}, but the model has {num_classes} classes"
+            )
     return functional.one_hot(targets, num_classes).float()
 
 

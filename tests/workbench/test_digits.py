@@ -15,7 +15,9 @@ import torch
 from distlab.cli.demo import demo
 from distlab.cli.screen import command
 from distlab.curriculum import find_root
+from distlab.data import digits
 from distlab.data.digits import load_digits_split
+from distlab.data.text import load_text
 from distlab.models.mlp import make_mlp
 from distlab.runner import Cluster, RunnerError
 from distlab.training.digits import (
@@ -66,15 +68,17 @@ def test_digits_are_those_of_scikit_learn() -> None:
 
 
 def test_the_split_depends_on_the_seed_alone() -> None:
-    assert load_digits_split() is load_digits_split()
-    load_digits_split.cache_clear()
-    first = load_digits_split(0)
-    load_digits_split.cache_clear()
-    assert torch.equal(first.train_inputs, load_digits_split(0).train_inputs)
-    assert not torch.equal(first.train_inputs, load_digits_split(1).train_inputs)
+    first, before = load_digits_split(0), load_digits_split(0).train_inputs
+    first.train_inputs.add_(1)  # a caller's own, not everybody's
+    assert torch.equal(before, load_digits_split(0).train_inputs)
+    text = load_text()
+    text.tokens.zero_()
+    assert load_text().tokens.count_nonzero()
+    assert not torch.equal(before, load_digits_split(1).train_inputs)
 
 
 def test_without_scikit_learn_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    digits._read_table.cache_clear()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="scikit-learn"):
         load_digits_split(seed=7)

@@ -164,6 +164,28 @@ def test_usual_names_and_layouts_are_found(tmp_path: Path) -> None:
     assert find_files(tmp_path)[NAMES[0]] == tmp_path / NAMES[0]
 
 
+def test_labels_never_go_with_the_images_of_another_set(tmp_path: Path) -> None:
+    write_set(tmp_path / "MNIST" / "raw")
+    for name in NAMES[1::2]:  # as after an unfinished copy
+        (tmp_path / name).write_bytes((tmp_path / "MNIST" / "raw" / name).read_bytes())
+    assert {path.parent for path in find_files(tmp_path).values()} == {
+        tmp_path / "MNIST" / "raw"
+    }
+    (tmp_path / "MNIST" / "raw" / NAMES[1]).unlink()
+    with pytest.raises(IdxError, match=NAMES[1]):
+        find_files(tmp_path)
+
+
+def test_a_packed_file_that_says_something_else_is_refused(tmp_path: Path) -> None:
+    write_set(tmp_path, packed=True)
+    write_set(tmp_path)
+    assert find_files(tmp_path)[NAMES[1]].name == NAMES[1]
+    plain = tmp_path / NAMES[1]
+    plain.write_bytes(plain.read_bytes()[:-1] + b"\7")
+    with pytest.raises(IdxError, match=rf"{NAMES[1]} .*{NAMES[1]}\.gz"):
+        find_files(tmp_path)
+
+
 def test_what_is_missing_is_named(tmp_path: Path, golden: Golden) -> None:
     told = [refusal(IdxError, find_files, tmp_path)]
     assert str(tmp_path) in told[-1]

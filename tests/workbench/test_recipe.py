@@ -173,6 +173,8 @@ def test_cutmix_targets_have_the_share_of_the_area() -> None:
 def test_mixtures_are_refused_for_classes_that_are_not_there() -> None:
     with pytest.raises(ValueError, match=r"\b7\b.* 5\b"):
         mixing.mixup(torch.zeros(2, 1, 2, 2), torch.tensor([0, 7]), 5, 0.2)
+    with pytest.raises(ValueError, match=r"-1\b.* 5\b"):
+        mixing.mixup(torch.zeros(2, 1, 2, 2), torch.tensor([0, -1]), 5, 0.2)
 
 
 @pytest.mark.parametrize("soft", [False, True])
@@ -244,6 +246,17 @@ def test_the_learning_rate_rises_and_falls() -> None:
         learning_rate_factor(0, num_steps=5, warmup_steps=5)
     with pytest.raises(ValueError, match="'linear'"):
         learning_rate_factor(0, num_steps=5, schedule="linear")
+
+
+def test_an_average_of_another_model_is_refused() -> None:
+    average = WeightAverage(nn.Linear(2, 2), 0.5)
+    before = average.weights["weight"].clone()
+    other = WeightAverage(nn.Linear(2, 3), 0.5).state_dict()
+    with pytest.raises(ValueError, match=r"\bweight\b.*\(2, 2\).*\(3, 2\)"):
+        average.load_state_dict(other)
+    assert torch.equal(average.weights["weight"], before)
+    with pytest.raises(ValueError, match=r"\b0\.weight\b"):
+        average.update(nn.Sequential(nn.Linear(2, 2)))
 
 
 def test_images_grow() -> None:
