@@ -28,7 +28,7 @@ Wire = Annotated[
     str | None, typer.Option("--communication-backend", help="nccl or gloo.")
 ]
 LogDir = Annotated[
-    Path | None, typer.Option(help="The folder of rank_<r>.log; else this one.")
+    Path | None, typer.Option(help="Keep rank_<r>.log in this folder.")
 ]
 Rate = Annotated[float, typer.Option("--cost-per-gpu-hour", help="Of one rank.")]
 MaxCost = Annotated[

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from distlab.launch.slurm import rank_environment
 
@@ -55,13 +56,14 @@ def read_place(
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size}: ranks count from 0")
     address = _address(init_method, env, needs_one=world_size > 1)
-    local_rank = next((int(env[n]) for n in _NAMES["local_rank"] if env.get(n)), rank)
+    local_rank = _first_number(_NAMES["local_rank"], env, rank)
+    restarts = _first_number(("TORCHELASTIC_RESTART_COUNT",), env, 0)
     return Place(
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,
         address=address if world_size > 1 else None,
-        generation=1 + int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        generation=1 + restarts,
         has_agent=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
@@ -76,31 +78,61 @@ def own_host(address: tuple[str, int] | None) -> str:
     """The address of this machine by which the other ranks reach it.
 
     It is the one that the system would use to reach `address`; nothing is sent.
+
+    Raises:
+        ValueError: there is no way to that address, or its name is not known.
     """
     if address is None:
         return LOOPBACK
-    family, kind, protocol, _, where = socket.getaddrinfo(
-        *address, type=socket.SOCK_DGRAM
-    )[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(where)
-        return str(probe.getsockname()[0])
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            *address, type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(where)
+            return str(probe.getsockname()[0])
+    except (OSError, UnicodeError) as error:
+        raise ValueError(
+            f"MASTER_ADDR is {address[0]!r}, which this machine can't reach or look "
+            f"up: {getattr(error, 'strerror', None) or error}"
+        ) from error
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """IPv6 for an address such as ::1, and IPv4 for other ones and for names."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _number(what: str, given: int | None, env: Mapping[str, str]) -> int:
     if given is not None:
         return given
-    for name in _NAMES[what]:
-        if env.get(name):
-            try:
-                return int(env[name])
-            except ValueError:
-                raise ValueError(f"{name}={env[name]} is no integer") from None
+    found = _first_number(_NAMES[what], env, None)
+    if found is not None:
+        return found
     names = " nor ".join(_NAMES[what])
     raise ValueError(
         f"no {what}: neither {names} is set; start the script with a launcher such as "
         "torchrun, or pass world_size=1, rank=0 for a single process"
     )
+
+
+@overload
+def _first_number(names: Sequence[str], env: Mapping[str, str], other: int) -> int: ...
+@overload
+def _first_number(
+    names: Sequence[str], env: Mapping[str, str], other: None
+) -> int | None: ...
+def _first_number(
+    names: Sequence[str], env: Mapping[str, str], other: int | None
+) -> int | None:
+    """The first variable that is set; without one, `other`."""
+    for name in names:
+        if env.get(name):
+            try:
+                return int(env[name])
+            except ValueError:
+                raise ValueError(f"{name}={env[name]} is no integer") from None
+    return other
 
 
 def _address(
@@ -117,6 +149,8 @@ def _address(
             f"init_method is {init_method!r}: choose env:// or tcp://host:port"
         )
     if host and port.isdecimal():
+        if not 0 < int(port) < 2**16:
+            raise ValueError(f"{what}: {port} is no port, must be 1 to 65535")
         return host.strip("[]"), int(port)
     if needs_one:
         raise ValueError(f"{what} must name the host and the port where ranks meet")

@@ -20,7 +20,7 @@ from typing import Any
 from distlab.comm import PeerLost
 from distlab.comm.tcp.endpoint import STORE, Directory, TcpEndpoint
 from distlab.comm.tcp.server import Server
-from distlab.distributed.environment import Place
+from distlab.distributed.environment import Place, family_of
 from distlab.distributed.parts import UnitError, running, unit
 
 _KEY = "meeting"
@@ -117,7 +117,13 @@ def _serve(host: str, secret: bytes, world_size: int) -> tuple[Server, int]:
             reply: bytes | None = rendezvous.handle(peer, message)
         return reply
 
-    listener = socket.create_server((host, 0))
+    try:
+        listener = socket.create_server((host, 0), family=family_of(host))
+    except OSError as error:
+        raise ValueError(
+            f"rank 0 can't listen at {host}: {error.strerror}; DISTLAB_HOST, if it is "
+            "set, must be an address of this machine"
+        ) from error
     identity = Directory(addresses={}, secret=secret, world_size=world_size).identity()
     server = Server(listener, identity, STORE, handle)
     port = int(listener.getsockname()[1])

@@ -10,6 +10,7 @@ other through that one, and everything else they send is TcpComm's.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,7 +23,8 @@ from torch.distributed import (  # type: ignore[attr-defined]
     TCPStore,
 )
 
-from distlab.comm import Comm, TcpComm, TorchComm
+from distlab.comm import Comm, MeetingError, TcpComm, TorchComm
+from distlab.distributed.attendance import check_in, report_second_keeper
 from distlab.distributed.environment import Place, own_host
 from distlab.distributed.meeting import meet
 from distlab.distributed.parts import UnitError
@@ -57,11 +59,16 @@ def open_comm(
     """Meet the other ranks (collective); the communicator, and what ends it.
 
     `number` counts the groups that this process has opened before: equal on all ranks.
+
+    Raises:
+        ValueError: MASTER_ADDR can't be looked up, MASTER_PORT is in use, or ranks
+            disagree about RANK or WORLD_SIZE.
+        MeetingError: a rank did not come within `timeout_s`.
     """
-    store = PrefixStore(
-        f"distlab/{place.generation}/{number}", _base_store(place, timeout_s)
-    )
+    prefix = f"distlab/{place.generation}/{number}"
+    store = PrefixStore(prefix, _base_store(place, timeout_s, prefix))
     host = os.environ.get("DISTLAB_HOST") or own_host(place.address)
+    check_in(PrefixStore("attendance", store), place, timeout_s)
     if backend == "tcp":
         return _open_tcp(store, place, host, timeout_s)
     comm = TorchComm.from_store(
@@ -104,24 +111,51 @@ def _open_tcp(
     return comm, close
 
 
+_ANSWER_S = 2.0
 _STORES: dict[tuple[str, int], Any] = {}
 """Torch's stores by their address: a later group of this process uses the same."""
 
 
-def _base_store(place: Place, timeout_s: float) -> Any:
+def _base_store(place: Place, timeout_s: float, prefix: str) -> Any:
     if place.address is None:
         return HashStore()
     if place.address not in _STORES:
         host, port = place.address
-        _STORES[place.address] = TCPStore(
-            host_name=host,
-            port=port,
-            world_size=place.world_size,
-            is_master=place.rank == 0 and not place.has_agent,
-            timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
+        is_keeper = place.rank == 0 and not place.has_agent
+        try:
+            _STORES[place.address] = TCPStore(
+                host_name=host,
+                port=port,
+                world_size=place.world_size,
+                is_master=is_keeper,
+                timeout=timedelta(seconds=timeout_s),
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
+        except RuntimeError as error:
+            if is_keeper:
+                _tell_the_other(place, prefix)
+                raise ValueError(
+                    f"rank 0 can't keep the job's store at port {port} of {host}: "
+                    "another program, or a second rank 0, has it, or the address isn't "
+                    "this machine's; set MASTER_ADDR and MASTER_PORT"
+                ) from error
+            raise MeetingError(
+                f"rank {place.rank} waited {timeout_s:g} s for rank 0, which keeps "
+                f"the job's store: nobody answers at port {port} of {host}; are "
+                "MASTER_ADDR and MASTER_PORT the same on all ranks?"
+            ) from error
     found = _STORES[place.address]
     found.set_timeout(timedelta(seconds=timeout_s))
     return found
+
+
+def _tell_the_other(place: Place, prefix: str) -> None:
+    """If another rank 0 keeps a store there, it needn't wait for its timeout."""
+    assert place.address is not None
+    host, port = place.address
+    limit = timedelta(seconds=_ANSWER_S)
+    with contextlib.suppress(RuntimeError):  # it is some other program
+        other = TCPStore(host, port, is_master=False, timeout=limit)
+        store = PrefixStore("attendance", PrefixStore(prefix, other))
+        report_second_keeper(store, place)

@@ -108,7 +108,7 @@ def _launch(
         nproc_per_node=config.ranks_per_node,
         backend=config.communication_backend
         or ("nccl" if torch.cuda.is_available() else "gloo"),
-        log_dir=log_dir or ".",
+        log_dir=log_dir,
         **nodes,
     )
 

@@ -28,6 +28,7 @@ def _launch(arguments: list[str]) -> int:
     from distlab.launch.arguments import USAGE, HelpAsked, parse
     from distlab.launch.config import config_from
     from distlab.launch.interrupts import ending_at_once
+    from distlab.launch.report import misplaced
     from distlab.launch.slurm import agent_settings
     from distlab.launch.streams import tell
 
@@ -35,8 +36,10 @@ def _launch(arguments: list[str]) -> int:
         from distlab.launch.decisions import DecisionError
         from distlab.launch.launcher import DistributedLauncher
     try:
-        line = parse(arguments)
-        config = config_from({**agent_settings(os.environ), **line.settings})
+        line = parse(arguments, os.environ, agent_settings(os.environ))
+        config = config_from(line.settings)
+        if line.misplaced:
+            tell(sys.stderr, misplaced(line.misplaced, line.script))
         return DistributedLauncher(config).launch(line.script, *line.arguments)
     except HelpAsked:
         tell(sys.stdout, USAGE)
@@ -49,8 +52,10 @@ def _launch(arguments: list[str]) -> int:
 if __name__ == "__main__":
     put_last()
     code = main(sys.argv[1:])
-    from distlab.launch.streams import let_go
+    from distlab.launch.streams import is_stuck, let_go
 
+    if is_stuck():
+        os._exit(code)
     let_go(sys.stdout)
     let_go(sys.stderr)
     sys.exit(code)

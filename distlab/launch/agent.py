@@ -42,9 +42,11 @@ from distlab.launch.forked import Exited, Forked, Heard
 from distlab.launch.inbox import Inbox
 from distlab.launch.logs import Log, Terminal
 from distlab.launch.pages import Page
+from distlab.launch.records import write_error_file
 from distlab.launch.report import (
     NUM_LINES,
     PREFIX,
+    USAGE_ERROR,
     Failure,
     gave_up,
     interrupted,
@@ -110,6 +112,7 @@ class Agent:
         processes: Forked,
         logs: dict[int, Log],
         folder: Path,
+        forwarded: frozenset[int] = frozenset(),
         terminal: Terminal,
         inbox: Inbox,
         store: Store,
@@ -118,14 +121,14 @@ class Agent:
         self._on, self._detect, self._resize = on, detect, resize
         self._forked, self._logs, self._folder = processes, logs, folder
         self._terminal, self._inbox, self._store = terminal, inbox, store
-        self._say = say
+        self._say, self._forwarded = say, forwarded
         self._processes: dict[int, Process] = {}
         self._round = Round()
         self._num_rounds = 0
         self._completed = -1
         self._failure: Failure | None = None  # the newest
         self._told: Failure | None = None  # the newest after which all went on
-        self._stopped_by = self._code = 0
+        self._stopped_by = self._code = self._usage_error = 0
         self._wake_at_s, self._look_at_s = math.inf, 0.0
         self._times: list[dict[str, Any]] = []
 
@@ -208,6 +211,14 @@ class Agent:
             with contextlib.suppress(OSError):
                 os.unlink(process.log.path)
         process.page.close()
+        if exited.code == USAGE_ERROR and process.rank is None and not process.must_end:
+            # The next process would end in the same way.
+            self._usage_error = USAGE_ERROR
+            return [
+                *events,
+                Ended(exited.number, exited.code),
+                Interrupted(signal.SIGTERM),
+            ]
         if self._round.is_over and exited.number in self._round.members.values():
             # There is no step left: what went wrong is the code of the job.
             self._code = self._code or exit_code_of(exited.code)
@@ -252,9 +263,7 @@ class Agent:
             case Start(number):
                 self._start(number)
             case Signal(number, which):
-                if which == signal.SIGTERM and number in self._processes:
-                    self._processes[number].must_end = True
-                self._forked.signal(number, which)
+                self._signal(number, which)
             case Form(generation, members):
                 self._form(Round(generation=generation, members=members))
             case ElasticForm(generation, members, source, num_steps):
@@ -277,11 +286,19 @@ class Agent:
             case _:
                 raise TypeError(f"{action!r} is no action of a Supervisor")
 
+    def _signal(self, number: int, which: int) -> None:
+        if which == signal.SIGTERM and number in self._processes:
+            self._processes[number].must_end = True
+            if self._stopped_by in self._forwarded:
+                which = self._stopped_by
+        self._forked.signal(number, which)
+
     def _start(self, number: int) -> None:
         log = Log(number, self._folder, name=f"process_{number}.log")
         page = Page.new()
         self._processes[number] = Process(page, log)
-        self._forked.start(number, log.descriptor, page.descriptor)
+        error_file = str(log.error_file.absolute())
+        self._forked.start(number, log.descriptor, page.descriptor, error_file)
 
     def _form(self, group: Round) -> None:
         self._num_rounds += 1
@@ -336,7 +353,8 @@ class Agent:
             code=exited.code,
             generation=self._round.generation,
             lines=log.last_lines(NUM_LINES),
-            log=str(log.path),
+            log=log.where,
+            record=process.log.record(),
             ended_s=time.monotonic(),
         )
 
@@ -373,12 +391,18 @@ class Agent:
         self._say(recovered(failure, len(group.members), words["step"], seconds))
 
     def _finish(self, code: int) -> int:
+        if code:
+            self._terminal.hurry()
         self._terminal.catch_up(list(self._logs))
         text = ""
+        if self._usage_error and not self._stopped_by:
+            code = self._usage_error
         if self._stopped_by:
             text = interrupted(self._stopped_by, code)
         elif code:
             text = gave_up(self._failure, code, self._round.generation)
+            if self._failure is not None:
+                write_error_file(self._failure.record, self._failure.what, code)
         if text:
             self._say(text)
         return code

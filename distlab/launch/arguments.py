@@ -1,32 +1,49 @@
 """The command line: our flags, the script, and what is the script's own.
 
     python -m distlab.launch --nproc-per-node 4 train.py --epochs 3
-    python -m distlab.launch train.py --epochs 3 --nproc_per_node=4 -- --max-restarts 1
+    python -m distlab.launch --standalone --nproc_per_node=gpu -m package.train --lr 0.1
 
-Flags may be written with - or _. Where the script stands first, known flags after it
-are ours, up to `--`; everything else is the script's.
+Flags may be written with - or _. As with torchrun, all that stands after the script is
+the script's, and PET_<NAME> in the environment stands for an option of torchrun.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distlab.launch.config import LaunchConfig, LaunchError
+from distlab.launch import options
+from distlab.launch.config import LaunchError
 
 USAGE = """\
 usage: python -m distlab.launch [flags] script.py [arguments of the script]
 
 Starts the ranks of script.py, with the environment that torchrun gives them.
 
-  --nproc-per-node N     ranks on this node (1)
-  --max-restarts N       after a failure start all ranks again, at most so often (0)
+  --nproc-per-node N     ranks on this node (1); or auto, gpu, cpu: one for each
+  --max-restarts N       after a failure start all ranks again, at most so often (0);
+                         exit code 2 says that the script was called in a wrong way,
+                         so it ends the job
   --monitor-interval S   seconds from one look at the ranks to the next (0.1)
-  --grace-period S       seconds from SIGTERM to SIGKILL (30)
-  --log-dir DIR          where to write rank_<r>.log (.)
+  --grace-period S       seconds from SIGTERM to SIGKILL (30); also --shutdown-timeout
+  --signals-to-handle L  further signals that stop the job, such as SIGUSR1,SIGUSR2:
+                         the ranks get them as they are
   --backend NAME         gloo, nccl or tcp (gloo)
+  -m, --module           script.py is the name of a module, as in python -m
+  --no-python            it is a command of its own
+  --run-path             it is run by runpy.run_path
+
+What the ranks print is shown, each line after its rank:
+
+  --log-dir DIR          keep rank_<r>.log there
+  -r, --redirects WHICH  do not show stdout (1), stderr (2), both (3), or by local
+                         rank: 0:3,1:1; they are in the logs only
+  -t, --tee WHICH        show them, and keep the logs
+  --local-ranks-filter L show these ranks only, such as 0,1
+  --duplicate-stdout-filters, --duplicate-stderr-filters TEXTS
+                         copy lines with one of the texts to filtered_<stream>.log
+  --role NAME            ROLE_NAME of the ranks (default)
 
   --standby K            K more processes, of which one replaces a rank that dies: the
                          others stay, and no step is lost; the script trains with
@@ -49,11 +66,23 @@ Several nodes, with one agent on each; under srun they need none of these:
   --node-rank R          which one this is, from 0
   --master-addr ADDR     an address of node 0
   --master-port PORT     one node: of the store (a free one); several: where agents meet
+  --rdzv-backend c10d    node 0 is where --rdzv-endpoint is, and numbers the others
+  --rdzv-endpoint H:P    the same as --master-addr H --master-port P
+  --rdzv-id NAME         of this job: agents with another one are refused
+  --rdzv-conf K=V,…      join_timeout, last_call_timeout, is_host, …
+  --local-addr ADDR      this node's own address
+  --standalone           one node, whatever srun and the environment say
   --start-timeout S      seconds that the agents wait for one another (300)
   --node-timeout S       seconds of silence after which a node is lost (15)
 
-Flags may stand after script.py too, before `--`. The agents decide with tasks 3.17 and
-3.18: `distlab use mine process_group` has them run your code.
+  --virtual-local-rank   LOCAL_RANK is 0, and each rank sees its own GPU only
+  --numa-binding HOW     keep each rank on the CPUs beside its GPU, as torchrun does
+  --start-method M       spawn, fork or forkserver: for scripts there is no difference
+  --event-log-handler H  null or console, the same
+
+All that stands after script.py is the script's. PET_NNODES and so on stand for options
+of torchrun. The agents decide with tasks 3.17 and 3.18: `distlab use mine
+process_group` has them run your code.
 """
 
 
@@ -69,34 +98,25 @@ class CommandLine:
     script: str
     arguments: tuple[str, ...]
 
+    @property
+    def misplaced(self) -> str:
+        """An option that only a launcher has, after the script without one before it.
 
-_KINDS: dict[str, Callable[[str], Any]] = {
-    "nproc_per_node": int,
-    "nnodes": int,
-    "min_nodes": int,
-    "node_rank": int,
-    "master_addr": str,
-    "master_port": int,
-    "backend": str,
-    "max_restarts": int,
-    "monitor_interval": float,
-    "start_timeout": float,
-    "last_call": float,
-    "node_timeout": float,
-    "grace_period": float,
-    "log_dir": str,
-    "standby": int,
-    "elastic": str,
-    "global_batch_size": int,
-    "microbatch_size": int,
-    "join_grace": float,
-    "freeze_timeout": float,
-}
-assert set(_KINDS) == set(LaunchConfig.__dataclass_fields__)
+        The script gets it, and may know it; if it doesn't, this says why.
+        """
+        if self.settings:
+            return ""
+        names = ("--nproc", "--nnodes", "--node-rank", "--node_rank")
+        flags = (text.partition("=")[0] for text in self.arguments)
+        return next((flag for flag in flags if flag.startswith(names)), "")
 
 
-def parse(arguments: Sequence[str]) -> CommandLine:
-    """Read the command line.
+def parse(
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    srun: Mapping[str, Any] | None = None,
+) -> CommandLine:
+    """Read the command line; what it leaves out, `environment` and `srun` may say.
 
     Raises:
         LaunchError: a flag is not known or has no value that it can have, or no
@@ -104,52 +124,31 @@ def parse(arguments: Sequence[str]) -> CommandLine:
         HelpAsked: somebody wants to see USAGE.
     """
     left = list(arguments)
-    settings: dict[str, Any] = {}
+    said = options.from_environment(environment or {})
     while left and left[0].startswith("-") and left[0] != "--":
         if left[0] in ("-h", "--help"):
             raise HelpAsked
-        if _name_of(left[0]) not in _KINDS:
-            raise LaunchError(_unknown(left[0]))
-        _take(left, settings)
+        _take(left, said)
     if left and left[0] == "--":
         del left[0]
     if not left:
         raise LaunchError("no script is named: python -m distlab.launch script.py")
-    script, rest = left[0], left[1:]
-    if settings:  # the flags came first: the rest is the script's
-        return CommandLine(settings, script, tuple(rest))
-    own: list[str] = []
-    while rest and rest[0] != "--":
-        if rest[0].startswith("--") and _name_of(rest[0]) in _KINDS:
-            _take(rest, settings)
-        else:
-            own.append(rest.pop(0))
-    return CommandLine(settings, script, (*own, *rest[1:]))
+    return CommandLine(options.settings_of(said, srun), left[0], tuple(left[1:]))
 
 
-def _name_of(flag: str) -> str:
-    return flag.partition("=")[0].lstrip("-").replace("-", "_")
-
-
-def _take(left: list[str], settings: dict[str, Any]) -> None:
+def _take(left: list[str], said: dict[str, Any]) -> None:
     """Take one flag, and its value, from the front."""
     flag, has_value, text = left.pop(0).partition("=")
-    name = _name_of(flag)
+    if not flag.startswith("--") and len(flag) > 2:  # -r3
+        flag, has_value, text = flag[:2], "=", flag[2:] + has_value + text
+    name = options.find(flag)
+    if options.OPTIONS[name].is_flag:
+        if has_value:
+            raise LaunchError(f"{flag} has no value, but is given {text!r}")
+        said[name] = True
+        return
     if not has_value:
         if not left:
             raise LaunchError(f"{flag} has no value")
         text = left.pop(0)
-    try:
-        if name == "nnodes" and ":" in text:
-            least, _, text = text.partition(":")
-            settings["min_nodes"] = int(least)
-        settings[name] = _KINDS[name](text)
-    except ValueError:
-        kind = "a whole number" if _KINDS[name] is int else "a number"
-        raise LaunchError(f"{flag} is {text!r}, must be {kind}") from None
-
-
-def _unknown(flag: str) -> str:
-    near = difflib.get_close_matches(_name_of(flag), _KINDS, n=1)
-    hint = f"; did you mean --{near[0].replace('_', '-')}?" if near else ""
-    return f"there is no flag {flag.partition('=')[0]}{hint or ': see --help'}"
+    said[name] = options.value(name, text, flag)

@@ -5,13 +5,19 @@ The names and their meanings are torchrun's.
 
 from __future__ import annotations
 
+import ipaddress
 import math
+import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from distlab.launch.output import Output
+
 BACKENDS = ("gloo", "nccl", "tcp")
+RUN_AS = ("script", "module", "command", "path")
+HANDLED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")  # as torchrun
 DEFAULT_PORT = 29500  # torchrun's
 LOOPBACK = "127.0.0.1"
 LONGEST_S = 10**9  # 31 years; no wait of Python's can be longer than 292 years
@@ -53,8 +59,31 @@ class LaunchConfig:
     """Seconds of silence after which a node is lost; torchrun: three times 5 s."""
     grace_period: float = 30.0
     """Seconds from SIGTERM to SIGKILL."""
-    log_dir: str | Path = "."
-    """The folder of rank_<r>.log; made if it is not there."""
+    log_dir: str | Path | None = None
+    """The folder of rank_<r>.log; made if it is not there. None: nothing is kept."""
+    output: Output = field(default_factory=Output)
+    """Which lines the terminal shows."""
+    run_as: str = "script"
+    """What the script is: also a `module`, a `command` without Python, or the `path`
+    of a script for runpy.run_path."""
+    role: str = "default"
+    """The ranks find it in ROLE_NAME."""
+    run_id: str | None = None
+    """A name of this job, for TORCHELASTIC_RUN_ID; agents with another one are refused
+    where this job's agents meet."""
+    local_addr: str | None = None
+    """This node's own address, if the ranks are not to find it themselves."""
+    any_node: bool = False
+    """Instead of node_rank: node 0 is where master_addr is, and numbers the others."""
+    any_port: bool = False
+    """One node: take another port if master_port is in use."""
+    signals_to_handle: tuple[str, ...] = HANDLED
+    """Besides SIGTERM, SIGINT and SIGHUP: these stop the job too, and reach the ranks
+    as what they are; the others reach them as SIGTERM."""
+    virtual_local_rank: bool = False
+    """LOCAL_RANK is 0 on all ranks, and each sees its own GPU only."""
+    numa_binding: str | None = None
+    """Keep each rank on the CPUs beside its GPU: node, socket, exclusive, …"""
     standby: int | None = None
     """Processes that wait to replace a rank that dies, while the other ranks stay."""
     elastic: str | None = None
@@ -69,6 +98,8 @@ class LaunchConfig:
     """With these: a rank is frozen after so many seconds, and ten usual steps."""
 
     def __post_init__(self) -> None:
+        host = self.master_addr.removeprefix("[").removesuffix("]")  # as in [::1]:29500
+        object.__setattr__(self, "master_addr", host)
         self._expect_whole_numbers()
         self._expect_seconds()
         if self.backend not in BACKENDS:
@@ -76,6 +107,9 @@ class LaunchConfig:
             raise LaunchError(f"backend is {self.backend!r}; there are {known}")
         if not 0 <= self.master_port < 2**16:
             raise LaunchError(f"master_port is {self.master_port}, no port: 0 to 65535")
+        if self.run_as not in RUN_AS:
+            raise LaunchError(f"run_as is {self.run_as!r}; there are {RUN_AS}")
+        self._expect_signals()
         self._expect_node_rank()
         self._expect_nodes()
         self._expect_one_node()
@@ -112,6 +146,10 @@ class LaunchConfig:
         """`node_rank`, where 0 need not be said."""
         return self.node_rank or 0
 
+    def local_rank(self, rank: int) -> int:
+        """Which rank of its node this is."""
+        return rank if self.stays else rank % self.nproc_per_node
+
     @property
     def meeting_port(self) -> int:
         """Where the agents of several nodes meet."""
@@ -123,8 +161,14 @@ class LaunchConfig:
 
         On its own node a name often stands for 127.0.1.1, which no other node reaches.
         """
-        is_number = self.master_addr.replace(".", "").isdigit()
+        is_number = is_address(self.master_addr)
         return self.master_addr if is_number or self.nnodes == 1 else ""
+
+    @property
+    def forwarded(self) -> frozenset[int]:
+        """The signals that the ranks get as they are, and not as SIGTERM."""
+        own = [name for name in self.signals_to_handle if name not in HANDLED]
+        return frozenset(getattr(signal, name) for name in own)
 
     def _expect_whole_numbers(self) -> None:
         least = {"nproc_per_node": 1, "nnodes": 1, "max_restarts": 0, "master_port": 0}
@@ -177,9 +221,33 @@ class LaunchConfig:
             raise LaunchError(f"{name} knows one node only; leave --nnodes out")
         if self.backend != "gloo":
             raise LaunchError(f"{name} knows backend gloo only, not {self.backend}")
+        self._expect_what_forked_processes_can(name)
+
+    def _expect_what_forked_processes_can(self, name: str) -> None:
+        if self.run_as == "command":
+            raise LaunchError(f"{name} runs Python scripts only; leave --no-python out")
+        if any(self.output.is_split(rank) for rank in range(self.world_size)):
+            raise LaunchError(
+                f"{name} keeps both streams of a rank in one file: redirect both or "
+                "neither, and leave --duplicate-stdout-filters out"
+            )
+        for option in ("virtual_local_rank", "numa_binding"):
+            if getattr(self, option):
+                flag = option.replace("_", "-")
+                raise LaunchError(f"{name} does not know --{flag}; leave it out")
+
+    def _expect_signals(self) -> None:
+        for name in self.signals_to_handle:
+            number = getattr(signal, name, None)
+            if not name.startswith("SIG") or not isinstance(number, signal.Signals):
+                raise LaunchError(
+                    f"signals_to_handle names {name!r}, no signal; say SIGUSR1, say"
+                )
+            if number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
+                raise LaunchError(f"signals_to_handle: {name} can't be handled")
 
     def _expect_node_rank(self) -> None:
-        if self.nnodes > 1 and self.node_rank is None:
+        if self.nnodes > 1 and self.node_rank is None and not self.any_node:
             raise LaunchError(
                 f"nnodes is {self.nnodes}: say which node this is, with --node-rank "
                 f"0 to {self.nnodes - 1}"
@@ -192,13 +260,22 @@ class LaunchConfig:
             )
 
 
+def is_address(host: str) -> bool:
+    """Whether this is an IP address, and no name."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
 def config_from(values: Mapping[str, Any]) -> LaunchConfig:
     """A configuration from names and values.
 
     Raises:
         LaunchError: there is no such name, or a value cannot be.
     """
-    known = [field.name for field in fields(LaunchConfig)]
+    known = [one.name for one in fields(LaunchConfig)]
     for name in values:
         if name not in known:
             raise LaunchError(f"there is no {name!r}; there are {', '.join(known)}")

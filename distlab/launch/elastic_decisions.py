@@ -121,7 +121,7 @@ class ElasticDecisions(UnitDecisions):
     def resize(self) -> list[Any]:
         """What the file of the wanted size asks for, if anything."""
         try:
-            wanted = int((Path(self._config.log_dir) / RANKS).read_text())
+            wanted = int((Path(self._config.log_dir or ".") / RANKS).read_text())
         except (OSError, ValueError):
             return []
         if not self._num_started or wanted == self._wanted:

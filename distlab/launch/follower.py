@@ -146,18 +146,30 @@ class Follower:
             )
             for rank in words["start"]:
                 if rank not in self._logs:  # with fewer nodes other ranks are here
-                    folder = Path(self._config.log_dir)
-                    self._logs[rank] = Log(rank, folder, is_new=False)
+                    self._logs[rank] = self._new_log(rank)
                 self._ranks.start(rank, meeting)
         elif "signal" in words:
             self._ranks.signal(*words["signal"])
         elif "finish" in words:
             self._ranks.kill()
+            if words["finish"]:
+                self._terminal.hurry()
             self._terminal.catch_up(list(self._logs))
             self._say(words["text"])
             self._try_to_say(f"bye/{self._config.node}", "")
             return int(words["finish"])
         return None
+
+    def _new_log(self, rank: int) -> Log:
+        one = next(iter(self._logs.values()))
+        is_split = self._config.output.is_split(self._config.local_rank(rank))
+        return Log(
+            rank,
+            Path(self._config.log_dir or "."),
+            is_new=False,
+            is_split=is_split,
+            is_kept=one.is_kept,
+        )
 
     def _listen(self, generation: int) -> None:
         inbox, ask = self._inbox.queue, self._client.ask
@@ -206,7 +218,8 @@ class Follower:
             "code": code,
             "generation": self._generation,
             "lines": self._logs[rank].last_lines(NUM_LINES) if code else [],
-            "log": str(self._logs[rank].path.resolve()),
+            "log": self._logs[rank].where,
+            "record": self._logs[rank].record() if code else {},
             "node": f"node {self._config.node} ({socket.gethostname()})",
         }
         self._tell(words)
@@ -248,6 +261,7 @@ class Follower:
                     self._ranks.buried(event.rank)
             self._inbox.wait(min(self._config.monitor_interval, 0.1))
         self._ranks.kill()
+        self._terminal.hurry()
         self._terminal.catch_up(list(self._logs))
         if self._stopped_by:
             code = 128 + self._stopped_by

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,24 +49,40 @@ class Forked:
     """Processes that run one script; their numbers are never used again."""
 
     def __init__(
-        self, script: str, arguments: Sequence[str], environment: Mapping[str, str]
+        self,
+        program: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        run_as: str = "script",
     ) -> None:
-        """Start the forker; it imports torch meanwhile."""
-        self._script, self._arguments = script, list(arguments)
-        self._environment = dict(environment)
+        """Start the forker; it imports torch meanwhile.
+
+        Raises:
+            LaunchError: the system refuses.
+        """
         self._ends: dict[int, socket.socket] = {}
         self._pids: dict[int, int] = {}
         self._socket, theirs = control.pair()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, forker.AGENTS)
+        job = {"program": [*program], "run_as": run_as, "environment": {**environment}}
         try:
-            with theirs:
-                descriptor = theirs.fileno()
+            # A file: an environment may be too large for a packet.
+            with theirs, tempfile.TemporaryFile() as file:
+                file.write(json.dumps(job).encode())
+                file.seek(0)
+                descriptors = [theirs.fileno(), file.fileno()]
                 self._forker = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _PROGRAM, str(descriptor), *PRELOADED],
-                    pass_fds=[descriptor],
+                    [
+                        *(sys.executable, "-P", "-c", _PROGRAM),
+                        *(*map(str, descriptors), *PRELOADED),
+                    ],
+                    pass_fds=descriptors,
                     env={**environment, "PYTHONPATH": _python_path(environment)},
                     stdin=subprocess.DEVNULL,
                 )
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise LaunchError(f"the ranks can't be started: {reason}") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -85,15 +102,10 @@ class Forked:
         """What becomes readable when there is something to take."""
         return [self._socket, *self._ends.values()]
 
-    def start(self, number: int, log: int, page: int) -> None:
+    def start(self, number: int, log: int, page: int, error_file: str) -> None:
         """Start a process; what it prints goes into the descriptor `log`."""
         ours, theirs = control.pair()
-        request = {
-            "number": number,
-            "script": self._script,
-            "arguments": self._arguments,
-            "environment": self._environment,
-        }
+        request = {"number": number, "error_file": error_file}
         with theirs:
             packet = json.dumps(request).encode()
             socket.send_fds(self._socket, [packet], [theirs.fileno(), log, page])

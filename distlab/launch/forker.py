@@ -1,6 +1,6 @@
 """A process that has imported torch, and forks processes that run the script.
 
-    python -m distlab.launch.forker DESCRIPTOR MODULE …
+    python -m distlab.launch.forker SOCKET JOB MODULE …      both are descriptors
 
 It starts no thread and makes no group, so that what it forks can. It ends when its
 agent does, and all that it has forked with it. Requests and replies are those of
@@ -20,12 +20,13 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from distlab.launch.control import CONTROL
 from distlab.launch.pages import PAGE
+from distlab.launch.records import ERROR_FILE
 from distlab.runner.processes import (
     become_subreaper,
     die_with_parent,
@@ -46,16 +47,16 @@ Handlers = Mapping[int, Any]
 class Job:
     """What a forked process is to run."""
 
-    script: str
-    arguments: list[str]
+    program: list[str]
+    run_as: str  # "script", "module" or "path", see LaunchConfig
     environment: dict[str, str]
 
 
 class Forker:
     """Serves one agent until its socket closes."""
 
-    def __init__(self, agent: socket.socket, handlers: Handlers) -> None:
-        self._agent, self._handlers = agent, handlers
+    def __init__(self, agent: socket.socket, job: Job, handlers: Handlers) -> None:
+        self._agent, self._job, self._handlers = agent, job, handlers
         self._numbers: dict[int, int] = {}  # of the processes, by pid
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._woken, False)
@@ -126,12 +127,9 @@ class Forker:
         os.dup2(log, 2)
         os.close(null)
         os.close(log)
-        environment = request["environment"] | {CONTROL: str(control), PAGE: str(page)}
-        return Job(
-            script=request["script"],
-            arguments=request["arguments"],
-            environment=environment,
-        )
+        own = {CONTROL: str(control), PAGE: str(page)}
+        own[ERROR_FILE] = request["error_file"]
+        return replace(self._job, environment=self._job.environment | own)
 
     def _collect(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -161,9 +159,15 @@ def run(job: Job) -> None:
     """Run the script as its own program."""
     os.environ.clear()
     os.environ.update(job.environment)
-    sys.argv[:] = [job.script, *job.arguments]
-    sys.path.insert(0, str(Path(job.script).resolve().parent))
-    runpy.run_path(job.script, run_name="__main__")
+    sys.argv[:] = job.program
+    script = job.program[0]
+    if job.run_as == "module":
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+        return
+    if job.run_as == "script":
+        sys.path.insert(0, str(Path(script).resolve().parent))
+    runpy.run_path(script, run_name="__main__")
 
 
 def main(arguments: list[str], handlers: Handlers) -> None:
@@ -173,9 +177,11 @@ def main(arguments: list[str], handlers: Handlers) -> None:
     """
     become_subreaper()
     die_with_parent()
-    descriptor, *modules = arguments
+    descriptor, job_file, *modules = arguments
+    with open(int(job_file), "rb") as file:
+        job = Job(**json.load(file))
     for module in modules:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # keep the collector from touching, and so copying, shared pages
-    run(Forker(socket.socket(fileno=int(descriptor)), handlers).serve())
+    run(Forker(socket.socket(fileno=int(descriptor)), job, handlers).serve())

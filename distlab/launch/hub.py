@@ -26,6 +26,7 @@ from distlab.launch.inbox import Inbox
 from distlab.launch.logs import Log, Terminal
 from distlab.launch.nodes import NodeLost, Said
 from distlab.launch.ranks import Meeting, Ranks
+from distlab.launch.records import timestamp, write_error_file
 from distlab.launch.report import (
     NUM_LINES,
     Failure,
@@ -33,6 +34,7 @@ from distlab.launch.report import (
     gave_up,
     going_on,
     interrupted,
+    not_restarting,
     restarting,
 )
 from distlab.launch.stage import Stage
@@ -66,8 +68,10 @@ class Hub:
         self._generation = 0
         self._num_before = 0  # generations of launchers before this one
         self._failure: Failure | None = None
+        self._codes: dict[int, int] = {}  # of the ranks that have ended
         self._stopped_by = 0
         self._wake_at_s = math.inf
+        self._forwarded = config.forwarded
 
     def run(self) -> int:
         """Return the exit code, once all ranks have ended for good.
@@ -133,12 +137,15 @@ class Hub:
 
     def _note_end(self, event: Ended, words: dict[str, Any]) -> None:
         self._alive.discard(event.rank)
+        self._codes[event.rank] = event.code
         lines, log, node = words.get("lines", []), words.get("log", ""), ""
+        record = words.get("record", {})
         if event.rank in self._logs:
             self._ranks.buried(event.rank)
             self._terminal.catch_up([event.rank])
             lines = self._logs[event.rank].last_lines(NUM_LINES)
-            log = str(self._logs[event.rank].path)
+            log = self._logs[event.rank].where
+            record = self._logs[event.rank].record()
         else:
             node = words.get("node", f"node {self._node_of(event.rank)}")
         is_first = self._failure is None and not self._stopped_by
@@ -151,6 +158,7 @@ class Hub:
                 log=log,
                 node=node,
                 is_lost=event.rank in self._lost_ranks,
+                record=record,
             )
 
     def _note_interrupt(self, number: int) -> None:
@@ -166,6 +174,9 @@ class Hub:
             return None
         actions = self._on(event, time.monotonic())
         starts = [action for action in actions if isinstance(action, Start)]
+        if starts and self._failure is not None and self._failure.is_usage_error:
+            self._say(not_restarting(self._failure))
+            return self._failure.code
         if starts:
             self._start(starts)
         for action in actions:
@@ -177,6 +188,8 @@ class Hub:
     def _do(self, action: Action) -> int | None:
         match action:
             case Signal(rank, number):
+                if number == signal.SIGTERM and self._stopped_by in self._forwarded:
+                    number = self._stopped_by
                 self._signal(rank, number)
             case WakeAt(at_s):
                 self._wake_at_s = at_s
@@ -245,6 +258,7 @@ class Hub:
     def _begin(self, generation: int) -> None:
         self._generation = generation
         self._failure, self._wake_at_s = None, math.inf
+        self._codes.clear()
         self._lost_ranks.clear()
 
     def _signal(self, rank: int, number: int) -> None:
@@ -258,16 +272,42 @@ class Hub:
         if self._stopped_by:
             text = interrupted(self._stopped_by, code)
         elif code:
+            self._failure = self._first_recorded(self._failure)
             text = gave_up(self._failure, code, self._generation)
+            if self._failure is not None:
+                write_error_file(self._failure.record, self._failure.what, code)
         elif not self._store.was_used and self._num_ranks > 1:
             text = apart(self._num_ranks)
         self._ranks.kill()
+        if code:
+            self._terminal.hurry()
         self._terminal.catch_up(list(self._logs))
         if text:
             self._say(text)
         if self._stage:
             self._stage.finish(code, text)
         return code
+
+    def _first_recorded(self, failure: Failure | None) -> Failure | None:
+        """The failure whose exception came first, as torch's @record dates them.
+
+        The rank that ends first need not be it: another one may take longer to end.
+        """
+        if failure is None or not failure.record or failure.rank not in self._logs:
+            return failure
+        for rank, log in self._logs.items():
+            record = log.record()
+            if record and timestamp(record) < timestamp(failure.record):
+                code = self._codes.get(rank, failure.code)
+                failure = replace(
+                    failure,
+                    rank=rank,
+                    code=code,
+                    lines=log.last_lines(NUM_LINES),
+                    log=log.where,
+                    record=record,
+                )
+        return failure
 
     @property
     def _num_ranks(self) -> int:

@@ -16,13 +16,15 @@ from typing import Any
 
 from distlab.given.launching import Interrupted
 
-_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ALWAYS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class Inbox:
     """A queue that is looked into now and then, or at once when a signal came."""
 
-    def __init__(self) -> None:
+    def __init__(self, signals: Sequence[str] = ()) -> None:
+        """`signals`: names of those that stop the job, besides the usual three."""
+        self._numbers = [getattr(signal, name) for name in {*_ALWAYS, *signals}]
         self.queue: SimpleQueue[object] = SimpleQueue()  # a signal handler may put
         self.num_interrupts = 0
         self._woken, self._wake = os.pipe()
@@ -64,7 +66,7 @@ class Inbox:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """SIGINT, SIGTERM and SIGHUP come as Interrupted meanwhile.
+        """SIGINT, SIGTERM, SIGHUP and the others come as Interrupted meanwhile.
 
         Not in a thread: Python handles signals in the main one only.
         """
@@ -72,7 +74,7 @@ class Inbox:
             yield
             return
         before = {}
-        for number in _NUMBERS:
+        for number in self._numbers:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, say
                 before[number] = signal.signal(number, self._interrupted)
         try:

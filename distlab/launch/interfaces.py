@@ -14,9 +14,12 @@ _NAME_BYTES = 16
 def interface_to(address: str) -> str:
     """The name of the interface that has the address by which we reach `address`.
 
-    Empty where the system does not say: only Linux does, with IPv4.
+    Empty where the system does not say: only Linux does, with IPv4 and of IPv6 the
+    loopback.
     Example: 127.0.0.1 → lo
     """
+    if address == "::1" and sys.platform.startswith("linux"):
+        return "lo"
     own = address_to(address)
     if not own or not sys.platform.startswith("linux"):
         return ""

@@ -10,24 +10,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from distlab.launch.agent import Agent
 from distlab.launch.config import LaunchConfig, LaunchError, config_from
 from distlab.launch.decisions import LAUNCH, RENDEZVOUS, DecisionError, Decisions
 from distlab.launch.elastic_decisions import ElasticDecisions, forget_resize
+from distlab.launch.expectations import expect_program, expect_resources
 from distlab.launch.follower import Follower
 from distlab.launch.forked import Forked
 from distlab.launch.hub import Hub, Say
 from distlab.launch.inbox import Inbox
-from distlab.launch.logs import Log, Terminal, open_logs
+from distlab.launch.logs import Folder, Log, Terminal, open_logs
+from distlab.launch.numbering import numbered
 from distlab.launch.ranks import Meeting, Ranks, command_for, rank_variables
 from distlab.launch.recovery_decisions import RecoveryDecisions
 from distlab.launch.report import PREFIX
 from distlab.launch.stage import Stage
-from distlab.launch.stores import Store
+from distlab.launch.stores import Store, open_store
 from distlab.launch.streams import tell
 from distlab.runner.processes import become_subreaper, stop_being_subreaper
 
@@ -52,33 +56,39 @@ class DistributedLauncher:
             LaunchError: it cannot begin: no such script, a port in use, …
             DecisionError: the code of task 3.17 or 3.18 has a mistake.
         """
-        path = Path(script)
-        if not path.is_file():
-            is_there = path.exists()
-            what = "is no file" if is_there else "is not there"
-            raise LaunchError(f"the script {path} {what}")
-        expect_gpus(self.config)
-        command = command_for(str(path), [str(argument) for argument in arguments])
+        expect_program(str(script), self.config.run_as)
+        expect_resources(self.config)
+        program = [str(script), *map(str, arguments)]
         decisions = Decisions()
-        inbox = Inbox()
+        inbox = Inbox(self.config.signals_to_handle)
         with inbox.signals(), contextlib.closing(inbox), _orphans_come_here():
-            return self._run(command, decisions, inbox)
+            return self._run(program, decisions, inbox)
 
-    def _run(self, command: Sequence[str], decisions: Decisions, inbox: Inbox) -> int:
-        config = self.config
-        num_here = config.world_size if config.stays else config.nproc_per_node
-        first = config.node * config.nproc_per_node
+    def _run(self, program: Sequence[str], decisions: Decisions, inbox: Inbox) -> int:
         with contextlib.ExitStack() as stack:
+            config, listener = numbered(self.config, lambda: inbox.num_interrupts > 0)
             store, stage = None, None
             if config.node == 0:
-                store, stage = self._open(decisions, inbox, stack)
-            logs = self._logs(range(first, first + num_here), stack)
-            terminal = Terminal(logs, _show)
-            stack.callback(terminal.close)
+                store, stage = _open(config, decisions, inbox, stack, listener)
+            folder = Folder(config.log_dir, is_kept=config.output.keeps_logs)
+            stack.callback(folder.close)
+            if config.log_dir is None and folder.is_kept:
+                _say(f"{PREFIX} the ranks' logs are in {folder.path}\n")
+            config = replace(config, log_dir=folder.path)
+            logs = _logs(config, folder, stack)
+            terminal = Terminal(
+                logs,
+                _show,
+                config.output,
+                local_rank=config.local_rank,
+                gives_back=not folder.is_kept,
+            )
+            stack.callback(_close, terminal, folder)
+            if store is not None and config.stays:
+                return _run_agent(config, program, store, logs, terminal, inbox, stack)
+            command = command_for(program, config.run_as)
             ranks = Ranks(config, command, logs, inbox.queue)
             stack.callback(ranks.kill)
-            if store is not None and config.stays:
-                return self._run_agent(command, store, logs, terminal, inbox, stack)
             if store is None:
                 return Follower(
                     config,
@@ -101,78 +111,6 @@ class DistributedLauncher:
             )
             return _with_farewell(hub, stage, ranks, inbox)
 
-    def _run_agent(
-        self,
-        command: Sequence[str],
-        store: Store,
-        logs: dict[int, Log],
-        terminal: Terminal,
-        inbox: Inbox,
-        stack: contextlib.ExitStack,
-    ) -> int:
-        """Ranks and standbys, which stay when one of them dies."""
-        config = self.config
-        meeting = Meeting(address=config.master_addr, port=store.port, generation=1)
-        forget_resize(Path(config.log_dir))
-        environment = rank_variables(config, 0, meeting, os.environ)
-        for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"):
-            environment.pop(name)
-        processes = Forked(command[1], command[2:], environment)
-        stack.callback(processes.close)
-        recovery = RecoveryDecisions(config)
-        decisions = ElasticDecisions(config) if config.elastic else recovery
-        own = [*decisions.own, *recovery.own]
-        if own := list(dict.fromkeys(own)):
-            _say(f"{PREFIX} with your {' and '.join(own)}\n")
-        return Agent(
-            on=decisions.on,
-            detect=recovery.detect,
-            resize=getattr(decisions, "resize", list),
-            processes=processes,
-            logs=logs,
-            folder=Path(config.log_dir),
-            terminal=terminal,
-            inbox=inbox,
-            store=store,
-            say=_say,
-        ).run()
-
-    def _open(
-        self, decisions: Decisions, inbox: Inbox, stack: contextlib.ExitStack
-    ) -> tuple[Store, Stage | None]:
-        """Node 0's ports: that of the store, and where agents meet."""
-        config, stage = self.config, None
-        tasks = [LAUNCH, RENDEZVOUS] if config.nnodes > 1 else [LAUNCH]
-        if own := [task for task in tasks if decisions.whose(task) == "yours"]:
-            _say(f"{PREFIX} with your {' and '.join(own)}\n")
-        if config.nnodes > 1:
-            rendezvous = decisions.rendezvous(config.nnodes)
-            stage = Stage(config, rendezvous, inbox)
-            stack.callback(stage.close)
-        port = 0 if stage else config.master_port
-        store = Store(config.master_addr, port, config.listens_on)
-        stack.callback(store.close)
-        return store, stage
-
-    def _logs(
-        self, ranks: Sequence[int], stack: contextlib.ExitStack
-    ) -> dict[int, Log]:
-        try:
-            logs = open_logs(Path(self.config.log_dir), ranks)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise LaunchError(
-                f"the logs cannot be written in {self.config.log_dir}: {reason}; name "
-                "another folder with --log-dir"
-            ) from error
-
-        def close() -> None:
-            for log in logs.values():
-                log.close()
-
-        stack.callback(close)
-        return logs
-
 
 def launch_distributed_training(
     script: str | Path, *args: object, **config: object
@@ -189,22 +127,95 @@ def launch_distributed_training(
     return DistributedLauncher(config_from(config)).launch(script, *args)
 
 
-def expect_gpus(config: LaunchConfig) -> None:
-    """See that `nccl` has what it needs.
+def _run_agent(
+    config: LaunchConfig,
+    program: Sequence[str],
+    store: Store,
+    logs: dict[int, Log],
+    terminal: Terminal,
+    inbox: Inbox,
+    stack: contextlib.ExitStack,
+) -> int:
+    """Ranks and standbys, which stay when one of them dies."""
+    folder = Path(config.log_dir or ".")
+    meeting = Meeting(address=config.master_addr, port=store.port, generation=1)
+    forget_resize(folder)
+    environment = rank_variables(config, 0, meeting, os.environ)
+    for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"):
+        environment.pop(name)
+    processes = Forked(program, environment, run_as=config.run_as)
+    stack.callback(processes.close)
+    recovery = RecoveryDecisions(config)
+    decisions = ElasticDecisions(config) if config.elastic else recovery
+    own = [*decisions.own, *recovery.own]
+    if own := list(dict.fromkeys(own)):
+        _say(f"{PREFIX} with your {' and '.join(own)}\n")
+    return Agent(
+        on=decisions.on,
+        detect=recovery.detect,
+        resize=getattr(decisions, "resize", list),
+        processes=processes,
+        logs=logs,
+        folder=folder,
+        forwarded=config.forwarded,
+        terminal=terminal,
+        inbox=inbox,
+        store=store,
+        say=_say,
+    ).run()
 
-    Raises:
-        LaunchError: this node has fewer GPUs than ranks.
-    """
-    if config.backend != "nccl":
-        return
-    import torch
 
-    num_gpus = torch.cuda.device_count()
-    if num_gpus < config.nproc_per_node:
-        raise LaunchError(
-            f"backend nccl needs a GPU for each of {config.nproc_per_node} ranks, and "
-            f"torch finds {num_gpus}: choose gloo or tcp"
+def _open(
+    config: LaunchConfig,
+    decisions: Decisions,
+    inbox: Inbox,
+    stack: contextlib.ExitStack,
+    listener: socket.socket | None,
+) -> tuple[Store, Stage | None]:
+    """Node 0's ports: that of the store, and where agents meet."""
+    stage = None
+    tasks = [LAUNCH, RENDEZVOUS] if config.nnodes > 1 else [LAUNCH]
+    if own := [task for task in tasks if decisions.whose(task) == "yours"]:
+        _say(f"{PREFIX} with your {' and '.join(own)}\n")
+    if config.nnodes > 1:
+        rendezvous = decisions.rendezvous(config.nnodes)
+        stage = Stage(config, rendezvous, inbox, listener)
+        stack.callback(stage.close)
+    store = open_store(config)
+    stack.callback(store.close)
+    return store, stage
+
+
+def _logs(
+    config: LaunchConfig, folder: Folder, stack: contextlib.ExitStack
+) -> dict[int, Log]:
+    num_here = config.world_size if config.stays else config.nproc_per_node
+    first = config.node * config.nproc_per_node
+    try:
+        logs = open_logs(
+            folder,
+            range(first, first + num_here),
+            lambda rank: config.output.is_split(config.local_rank(rank)),
         )
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise LaunchError(
+            f"the logs cannot be written in {folder.path}: {reason}; name another "
+            "folder with --log-dir"
+        ) from error
+
+    def close() -> None:
+        for log in logs.values():
+            log.close()
+
+    stack.callback(close)
+    return logs
+
+
+def _close(terminal: Terminal, folder: Folder) -> None:
+    terminal.close()
+    if terminal.left_out:  # we have said that the rest is there
+        folder.is_kept = True
 
 
 def _with_farewell(hub: Hub, stage: Stage | None, ranks: Ranks, inbox: Inbox) -> int:

@@ -1,118 +1,349 @@
 """rank_<r>.log, and its lines on the terminal.
 
 A rank writes into its file itself: nothing is lost when the agent dies, and no rank
-waits for a slow terminal. The agent reads the files as they grow.
+waits for a slow terminal. The agent reads the files as they grow, in a thread of its
+own, so that a slow terminal never keeps it from noticing that a rank has failed.
+
+One file per rank holds both streams. Where `Output` treats them differently, stderr
+goes to rank_<r>.stderr.log.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import math
 import os
+import shutil
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from distlab.launch.config import LaunchError
+from distlab.launch.output import STDERR, STDOUT, Output
+from distlab.launch.records import read_record
+from distlab.launch.streams import TERMINAL
 
 LOOK_S = 0.05  # between two looks at the files
 TAIL_BYTES = 1 << 16  # of a log, in which the last lines are looked for
-_READ_BYTES = 1 << 18
+READ_BYTES = 1 << 20
+LEFT_BYTES = 1 << 20
+"""Of each log, at the end of a job that failed: the rest isn't shown any more."""
+LAST_S = 10.0  # that the terminal may take for them
 _LONGEST = 1 << 16  # of a line without an end
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # fallocate(2)
 
 
-class Log:
-    """The file of one rank; a restart appends to it.
+class Stream:
+    """A file that a rank writes to, and that is read as it grows."""
 
-    `is_new`: what the file holds is of an earlier launch, and goes.
-    """
-
-    def __init__(
-        self, rank: int, folder: Path, name: str = "", *, is_new: bool = True
-    ) -> None:
-        self.rank, self.path = rank, folder / (name or f"rank_{rank}.log")
+    def __init__(self, path: Path, kind: int, *, is_new: bool) -> None:
+        self.path, self.kind = path, kind
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self.descriptor = os.open(self.path, flags | os.O_TRUNC * is_new, 0o644)
-        self._read = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        os.lseek(self._read, 0, os.SEEK_END)
-        self._began = 0  # where this generation's lines begin
+        self.descriptor = os.open(path, flags | os.O_TRUNC * is_new, 0o644)
+        self._read = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._at = os.lseek(self._read, 0, os.SEEK_END)
+        self._given_back = 0
         self._rest = b""
 
-    def begin(self, generation: int) -> None:
-        """A process is about to start; from the second on a line says so."""
-        if generation > 1:
-            line = f"--- start {generation} of this rank ---\n"
-            if os.fstat(self.descriptor).st_size and not self._ends_with_newline():
-                line = "\n" + line
-            with contextlib.suppress(OSError):  # a full disk is no reason to end
-                os.write(self.descriptor, line.encode())
-        self._began = os.fstat(self.descriptor).st_size
+    @property
+    def size(self) -> int:
+        """The bytes written so far."""
+        return os.fstat(self._read).st_size
 
-    def new_lines(self, *, is_over: bool = False) -> list[str]:
-        """What has been written since the last call, whole lines, or all if over."""
-        data = self._rest
-        while piece := os.read(self._read, _READ_BYTES):
-            data += piece
-        *lines, self._rest = data.split(b"\n")
-        if self._rest and (is_over or len(self._rest) > _LONGEST):
+    def read(self, until: int) -> list[bytes]:
+        """The next whole lines, of at most READ_BYTES; none at `until`, a size."""
+        piece = os.pread(
+            self._read, max(0, min(READ_BYTES, until - self._at)), self._at
+        )
+        self._at += len(piece)
+        if not piece:
+            return []
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        if len(self._rest) > _LONGEST:
             lines.append(self._rest)
             self._rest = b""
-        return [_as_text(line) for line in lines]
+        return lines
 
-    def last_lines(self, count: int) -> list[str]:
-        """The last lines of the process that ran last; empty ones are left out."""
-        size = os.fstat(self._read).st_size
-        begin = max(self._began, size - TAIL_BYTES)
+    def rest(self) -> list[bytes]:
+        """What stands after the last end of a line: the rank writes no more."""
+        rest, self._rest = self._rest, b""
+        return [rest] if rest else []
+
+    def is_read(self, until: int) -> bool:
+        """Whether all that was there at this size has been read."""
+        return self._at >= until
+
+    def skip(self, until: int) -> int:
+        """Leave out all but the last LEFT_BYTES before `until`; how many were."""
+        begin = until - LEFT_BYTES
+        if begin <= self._at:
+            return 0
+        newline = os.pread(self._read, TAIL_BYTES, begin).find(b"\n")
+        left_out = begin + newline + 1 - self._at
+        self._at, self._rest = begin + newline + 1, b""
+        return left_out
+
+    def give_back(self) -> None:
+        """Free the disk under what has been read, except for the last lines (Linux)."""
+        end = self._at - TAIL_BYTES
+        if (
+            sys.platform.startswith("linux")
+            and end - self._given_back > 64 * READ_BYTES
+        ):
+            libc, offset = ctypes.CDLL(None), ctypes.c_int64
+            length = end - self._given_back
+            mode = _KEEP_SIZE | _PUNCH_HOLE
+            libc.fallocate(
+                self.descriptor, mode, offset(self._given_back), offset(length)
+            )
+            self._given_back = end
+
+    def last_lines(self, begin: int, count: int) -> list[str]:
+        """The last ones written from `begin` on; empty ones are left out."""
+        size = self.size
+        begin = max(begin, size - TAIL_BYTES)
         text = os.pread(self._read, size - begin, begin)
         lines = [_as_text(line) for line in text.split(b"\n") if line.strip()]
         return lines[-count:]
+
+    def mark(self, line: str) -> None:
+        """Write a line of our own."""
+        size = self.size
+        if size and os.pread(self._read, 1, size - 1) != b"\n":
+            line = "\n" + line
+        with contextlib.suppress(OSError):  # a full disk is no reason to end
+            os.write(self.descriptor, line.encode())
 
     def close(self) -> None:
         """Give the file up."""
         os.close(self.descriptor)
         os.close(self._read)
 
-    def _ends_with_newline(self) -> bool:
-        size = os.fstat(self._read).st_size
-        return os.pread(self._read, 1, size - 1) == b"\n"
+
+class Log:
+    """The file of one rank, or the two of its streams; a restart appends.
+
+    `is_new`: what the file holds is of an earlier launch, and goes. `is_kept`: it
+    outlives this launch.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        folder: Path,
+        name: str = "",
+        *,
+        is_new: bool = True,
+        is_split: bool = False,
+        is_kept: bool = True,
+    ) -> None:
+        self.rank, self.path = rank, folder / (name or f"rank_{rank}.log")
+        self.is_kept = is_kept
+        self.error_file = self.path.with_suffix(".error.json")
+        both = STDOUT | STDERR
+        kind = STDOUT if is_split else both
+        self.streams = [Stream(self.path, kind, is_new=is_new)]
+        if is_split:
+            path = folder / f"rank_{rank}.stderr.log"
+            self.streams.append(Stream(path, STDERR, is_new=is_new))
+        self._began = [0 for _ in self.streams]  # where this generation's lines begin
+
+    @property
+    def descriptor(self) -> int:
+        """Of the file that a rank's stdout goes to."""
+        return self.streams[0].descriptor
+
+    @property
+    def stderr(self) -> int:
+        """The same for stderr."""
+        return self.streams[-1].descriptor
+
+    def begin(self, generation: int) -> None:
+        """A process is about to start; from the second on a line says so."""
+        with contextlib.suppress(OSError):
+            self.error_file.unlink(missing_ok=True)
+        for stream in self.streams:
+            if generation > 1:
+                stream.mark(f"--- start {generation} of this rank ---\n")
+        self._began = [stream.size for stream in self.streams]
+
+    def last_lines(self, count: int) -> list[str]:
+        """The last lines of the process that ran last: its stderr, if it is apart."""
+        for stream, began in zip(
+            reversed(self.streams), reversed(self._began), strict=True
+        ):
+            if lines := stream.last_lines(began, count):
+                return lines
+        return []
+
+    @property
+    def where(self) -> str:
+        """The file, for a report; empty if it goes with the launch."""
+        return str(self.path.absolute()) if self.is_kept else ""
+
+    def record(self) -> dict[str, Any]:
+        """What torch's @record has noted of the rank's exception."""
+        return read_record(self.error_file)
+
+    def close(self) -> None:
+        """Give the files up."""
+        for stream in self.streams:
+            stream.close()
 
 
 class Terminal:
-    """Shows the lines of all logs, each after the rank that wrote it."""
+    """Shows the lines of all logs, each after the rank that wrote it.
 
-    def __init__(self, logs: Mapping[int, Log], show: Callable[[str], None]) -> None:
-        self._logs, self._show = logs, show
-        self._lock = threading.Lock()
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
+    `gives_back`: the logs are nobody's, so what has been shown need not stay on disk.
+    """
+
+    def __init__(
+        self,
+        logs: Mapping[int, Log],
+        show: Callable[[str], None],
+        output: Output | None = None,
+        *,
+        local_rank: Callable[[int], int] = lambda rank: rank,
+        gives_back: bool = False,
+    ) -> None:
+        self._logs, self._show, self._output = logs, show, output or Output()
+        self._local_rank, self._gives_back = local_rank, gives_back
+        self._changed = threading.Condition()
+        self._wanted = self._done = 0  # looks
+        self._ended: set[int] = set()  # ranks that write no more
+        self._is_over = self._is_late = False
+        self.left_out: list[Path] = []
+        """The files that were not shown in full."""
+        self._thread = threading.Thread(target=self._follow, daemon=True, name=TERMINAL)
         self._thread.start()
 
-    def catch_up(self, ranks: Sequence[int] = ()) -> None:
-        """Show what is there now; of `ranks`, which have ended, the last line too."""
-        with self._lock:
-            for rank, log in list(self._logs.items()):
-                for line in log.new_lines(is_over=rank in ranks):
-                    self._show(f"[rank {rank}] {line}\n")
+    def catch_up(self, ranks: Sequence[int] = (), *, within_s: float = 1.0) -> None:
+        """Show what is there now; of `ranks`, which have ended, the last line too.
+
+        A terminal that takes longer goes on while the caller does other things.
+        """
+        with self._changed:
+            self._ended |= set(ranks)
+            self._wanted += 1
+            mine = self._wanted
+            self._changed.notify_all()
+            limit_s = None if math.isinf(within_s) else within_s
+            self._changed.wait_for(lambda: self._done >= mine, limit_s)
+
+    def hurry(self) -> None:
+        """The job has failed: of a lot that is left, show the last part only."""
+        self._is_late = True
 
     def close(self) -> None:
-        """Show the rest, and stop."""
-        self._is_over.set()
-        self._thread.join()
-        self.catch_up(list(self._logs))
+        """Show the rest, and stop; after `hurry`, as far as LAST_S allows."""
+        with self._changed:
+            self._ended |= set(self._logs)
+            self._is_over = True
+            self._changed.notify_all()
+        self._thread.join(LAST_S if self._is_late else None)
 
     def _follow(self) -> None:
-        while not self._is_over.wait(LOOK_S):
-            self.catch_up()
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._wanted > self._done or self._is_over, LOOK_S
+                )
+                wanted, is_over, ended = self._wanted, self._is_over, {*self._ended}
+            with contextlib.suppress(OSError):  # closed, after LAST_S
+                self._look(ended)
+            with self._changed:
+                self._done = wanted
+                self._ended -= ended
+                self._changed.notify_all()
+            if is_over:
+                return
+
+    def _look(self, ended: set[int]) -> None:
+        """Show what is there now, a piece of each file in turn."""
+        streams = [
+            (log, stream, stream.size)
+            for log in list(self._logs.values())
+            for stream in log.streams
+        ]
+        while streams:
+            for log, stream, until in streams:
+                if self._is_late and (left_out := stream.skip(until)):
+                    self._say_what_is_left_out(log, stream, left_out)
+                self._show_lines(log, stream, stream.read(until))
+                if self._gives_back:
+                    stream.give_back()
+            streams = [entry for entry in streams if not entry[1].is_read(entry[2])]
+        for rank in ended & self._logs.keys():
+            for stream in self._logs[rank].streams:
+                self._show_lines(self._logs[rank], stream, stream.rest())
+
+    def _show_lines(self, log: Log, stream: Stream, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        local_rank = self._local_rank(log.rank)
+        prefix = self._output.prefix(log.rank, local_rank)
+        if self._output.filters(stream.kind):
+            tagged = [prefix + _as_text(line) for line in lines]
+            self._output.duplicate(stream.path.parent, stream.kind, tagged)
+        if self._output.shows(local_rank, stream.kind):
+            self._show("".join(f"{prefix}{_as_text(line)}\n" for line in lines))
+
+    def _say_what_is_left_out(self, log: Log, stream: Stream, num_bytes: int) -> None:
+        if stream.path not in self.left_out:
+            self.left_out.append(stream.path)
+        local_rank = self._local_rank(log.rank)
+        if self._output.shows(local_rank, stream.kind):
+            prefix = self._output.prefix(log.rank, local_rank)
+            megabytes = num_bytes / 1e6
+            self._show(f"{prefix}… {megabytes:.1f} MB more are in {stream.path}\n")
 
 
-def open_logs(folder: Path, ranks: Sequence[int]) -> dict[int, Log]:
+class Folder:
+    """Where the logs are: the user's folder, or one that goes with the launch.
+
+    Raises:
+        LaunchError: there is no place for a folder.
+    """
+
+    def __init__(self, given: str | Path | None, *, is_kept: bool = True) -> None:
+        self.is_kept = is_kept or given is not None
+        if given is not None:
+            self.path = Path(given)
+            return
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix="distlab-launch-"))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise LaunchError(
+                f"there is no place for the ranks' logs: {reason}; name a folder with "
+                "--log-dir"
+            ) from error
+
+    def close(self) -> None:
+        """Remove it, if nobody wants it."""
+        if not self.is_kept:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+def open_logs(
+    folder: Folder, ranks: Sequence[int], is_split: Callable[[int], bool]
+) -> dict[int, Log]:
     """The logs of these ranks, empty; the folder is made if it is not there.
 
     Raises:
         OSError: they cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.path.mkdir(parents=True, exist_ok=True)
     logs: dict[int, Log] = {}
     with contextlib.ExitStack() as stack:
         for rank in ranks:
-            logs[rank] = Log(rank, folder)
+            logs[rank] = Log(
+                rank, folder.path, is_split=is_split(rank), is_kept=folder.is_kept
+            )
             stack.callback(logs[rank].close)
         stack.pop_all()
     return logs

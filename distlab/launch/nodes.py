@@ -5,6 +5,7 @@ own included, is a client. A generation of the launcher is one of the rendezvous
 agent that is refused as stale knows that all ranks start again.
 
     config          node 0 sets it: what all agents must agree on
+    seat            which node an agent is, if nobody has told it
     claim/<k>       compare_set by node k: two agents cannot be the same node
     join            answered once all agents are there
     members         instead of it where fewer may go on: node 0 says who is there
@@ -40,6 +41,8 @@ from distlab.launch.config import LaunchConfig, LaunchError
 ALIVE_S = 1.0  # between two signs of life
 _NAME = "agents"
 _PAUSE_S = 0.05
+_SEAT = "seat"
+_SEAT_S = 30.0  # from the number that an agent is given to its claim
 
 
 class StaleError(Exception):
@@ -62,9 +65,13 @@ class Said:
 
 
 def identity(config: LaunchConfig) -> Identity:
-    """What an agent proves: DISTLAB_SECRET, or else only where it meets."""
+    """What an agent proves: DISTLAB_SECRET, or else only where it meets, and the job.
+
+    So agents of two jobs that were given the same place don't join each other.
+    """
     own = os.environ.get("DISTLAB_SECRET", "")
     text = own or f"distlab.launch {config.meeting_port} {config.nnodes}"
+    text += f" {config.run_id}" * (config.run_id is not None)
     return Identity(hashlib.sha256(text.encode()).digest(), NO_RANK, config.nnodes)
 
 
@@ -106,6 +113,22 @@ class Client:
             else:
                 return True
         return False
+
+    def seat(self, until: float) -> int:
+        """Which node this is to be: node 0 numbers the others as they come.
+
+        Raises:
+            LaunchError: there are as many as there may be.
+            GoneError, TimeoutError, OSError: node 0 has ended, or can't be reached.
+        """
+        try:
+            return int(self.ask(_SEAT, 0, key="", until=until))
+        except StaleError:
+            where = f"{self._config.master_addr}:{self._config.meeting_port}"
+            raise LaunchError(
+                f"all {self._config.nnodes} nodes have come to {where} already: is "
+                "--nnodes right?"
+            ) from None
 
     def claim(self, generation: int, until: float) -> None:
         """Be this node in this generation.
@@ -184,12 +207,16 @@ class Hall:
         self._nodes: dict[int, int] = {}  # by the number of the caller
         self.heard_s: dict[int, float] = {}  # the last word of each node
         self._claimed: dict[int, set[int]] = {}  # by generation
+        self._num_nodes = config.nnodes
+        self._seated_s: dict[int, float] = {}  # when a node was given its number
         self._server = Server(listener, identity(config), _NAME, self)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
 
     def handle(self, peer: int, message: bytes) -> bytes | None:
         """A `Handle`: that of task 3.17, and a note of who it was."""
+        if json.loads(message)["op"] == _SEAT:
+            return self._seat()
         try:
             reply = self._rendezvous(peer, message)
         except Exception as error:
@@ -210,8 +237,19 @@ class Hall:
         if isinstance(event, PeerGone) and event.peer in self._nodes:
             node = self._nodes.pop(event.peer)
             self.heard_s.pop(node, None)  # nobody waits for a word of it any more
+            self._seated_s.pop(node, None)
             self._inbox.put(NodeLost(node))
         return []
+
+    def _seat(self) -> bytes:
+        now_s = time.monotonic()
+        here = set(self._nodes.values())
+        for node in range(1, self._num_nodes):
+            given_s = self._seated_s.get(node, -_SEAT_S)
+            if node not in here and now_s - given_s >= _SEAT_S:
+                self._seated_s[node] = now_s
+                return json.dumps({"reply": node}).encode()
+        return json.dumps({"refused": "no seat"}).encode()
 
     def claimed(self, generation: int) -> list[int]:
         """The nodes whose agents have come to this generation."""

@@ -15,15 +15,22 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from queue import SimpleQueue
 
 from distlab.given.launching import Ended
 from distlab.launch import boot
-from distlab.launch.config import LaunchConfig
+from distlab.launch.config import LaunchConfig, LaunchError
 from distlab.launch.interfaces import interface_to
 from distlab.launch.logs import Log
+from distlab.launch.records import ERROR_FILE
 from distlab.runner.processes import descendants, end_sessions, is_stopped
+
+LOCAL_RANK_MACRO = "${local_rank}"  # torchrun fills it in, in a script's arguments
+_RUN_PATH = """\
+import runpy, sys
+sys.argv[:] = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,18 +60,27 @@ class Ranks:
         self._sessions: set[int] = set()
 
     def start(self, rank: int, meeting: Meeting) -> None:
-        """Start one; what it prints goes into its log."""
+        """Start one; what it prints goes into its log.
+
+        Raises:
+            LaunchError: the system refuses.
+        """
         log = self._logs[rank]
         log.begin(meeting.generation)
-        first = [sys.executable, "-I", "-S", boot.__file__, str(os.getpid())]
-        process = subprocess.Popen(
-            [*first, *self._command],
-            env=rank_variables(self._config, rank, meeting, os.environ),
-            stdin=subprocess.DEVNULL,
-            stdout=log.descriptor,
-            stderr=log.descriptor,
-            start_new_session=True,
-        )
+        variables = rank_variables(self._config, rank, meeting, os.environ)
+        variables[ERROR_FILE] = str(log.error_file.absolute())
+        try:
+            process = subprocess.Popen(
+                self._command_of(rank),
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=log.descriptor,
+                stderr=log.stderr,
+                start_new_session=True,
+            )
+        except OSError as error:  # too many processes, arguments that are too long, …
+            reason = error.strerror or str(error)
+            raise LaunchError(f"rank {rank} can't be started: {reason}") from error
         self._running[rank] = process
         self._sessions.add(process.pid)
         threading.Thread(target=self._wait, args=(rank, process), daemon=True).start()
@@ -111,6 +127,13 @@ class Ranks:
             pid for pid in descendants(os.getpid()) if _session(pid) in self._sessions
         ]
 
+    def _command_of(self, rank: int) -> list[str]:
+        local_rank = str(self._config.local_rank(rank))
+        own = [part.replace(LOCAL_RANK_MACRO, local_rank) for part in self._command]
+        if self._config.numa_binding is not None:
+            own = bound_to_cpus(own, int(local_rank), self._config.numa_binding)
+        return [sys.executable, "-I", "-S", boot.__file__, str(os.getpid()), *own]
+
     def _wait(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         self._inbox.put(Ended(rank, process.wait()))
 
@@ -126,37 +149,88 @@ def rank_variables(
     nproc, nodes = config.nproc_per_node, meeting.nodes or range(config.nnodes)
     place = nodes.index(config.node)
     world_size = config.world_size if config.stays else len(nodes) * nproc
+    local_rank = rank - place * nproc
     own: dict[str, object] = {
         "RANK": rank,
-        "LOCAL_RANK": rank - place * nproc,
+        "LOCAL_RANK": local_rank,
         "WORLD_SIZE": world_size,
         "LOCAL_WORLD_SIZE": nproc,
         "GROUP_RANK": place,
         "GROUP_WORLD_SIZE": len(nodes),
-        "ROLE_NAME": "default",
+        "ROLE_NAME": config.role,
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": world_size,
         "MASTER_ADDR": meeting.address,
         "MASTER_PORT": meeting.port,
         "TORCHELASTIC_RESTART_COUNT": meeting.generation - 1,
         "TORCHELASTIC_MAX_RESTARTS": config.max_restarts,
-        "TORCHELASTIC_RUN_ID": inherited.get("SLURM_JOB_ID", "none"),
+        "TORCHELASTIC_RUN_ID": config.run_id or inherited.get("SLURM_JOB_ID", "none"),
         "TORCHELASTIC_USE_AGENT_STORE": True,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(config.signals_to_handle),
         "DISTLAB_BACKEND": config.backend,
     }
+    if config.virtual_local_rank:
+        own["LOCAL_RANK"] = 0
+        own["CUDA_VISIBLE_DEVICES"] = own_gpu(local_rank, inherited)
     defaults = {"PYTHONUNBUFFERED": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if nproc > 1:
         defaults["OMP_NUM_THREADS"] = "1"  # as torchrun; the ranks share the cores
-    if interface := interface_to(meeting.address):
+    if config.local_addr is not None:
+        defaults["DISTLAB_HOST"] = config.local_addr
+    if interface := interface_to(config.local_addr or meeting.address):
         # gloo would look up the host's own name: often 127.0.1.1, or slow.
         defaults["GLOO_SOCKET_IFNAME"] = interface
     texts = {name: str(value) for name, value in own.items()}
     return defaults | dict(inherited) | texts
 
 
-def command_for(script: str, arguments: Sequence[str]) -> list[str]:
-    """How a script is run: by this Python."""
-    return [sys.executable, str(Path(script)), *map(str, arguments)]
+def own_gpu(local_rank: int, inherited: Mapping[str, str]) -> str:
+    """The GPU of a rank that is to see no other one, as CUDA_VISIBLE_DEVICES.
+
+    Raises:
+        LaunchError: fewer are visible here.
+    """
+    visible = inherited.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return str(local_rank)
+    names = [name.strip() for name in visible.split(",")]
+    if local_rank >= len(names):
+        raise LaunchError(
+            f"--virtual-local-rank: local rank {local_rank} has no GPU of its own in "
+            f"CUDA_VISIBLE_DEVICES={visible}"
+        )
+    return names[local_rank]
+
+
+def bound_to_cpus(command: Sequence[str], gpu: int, how: str) -> list[str]:
+    """The command, kept on the CPUs beside a GPU; torch finds out which they are.
+
+    Raises:
+        LaunchError: this torch can't, or there is no such GPU.
+    """
+    try:
+        from torch.numa import binding
+
+        options = binding.NumaOptions(affinity_mode=binding.AffinityMode(how))
+        wrap = binding._maybe_wrap_command_args_with_numa_binding
+        return list(wrap(tuple(command), gpu_index=gpu, numa_options=options))
+    except Exception as error:  # whatever its private function raises
+        raise LaunchError(
+            f"--numa-binding {how}: torch can't bind local rank {gpu} to the CPUs "
+            f"beside its GPU ({type(error).__name__}: {error}); leave the option out"
+        ) from error
+
+
+def command_for(program: Sequence[str], run_as: str = "script") -> list[str]:
+    """How a script is run: by this Python, or by PYTHON_EXEC, as torchrun does."""
+    python = os.environ.get("PYTHON_EXEC") or sys.executable
+    first = {
+        "script": [python],
+        "module": [python, "-m"],
+        "command": [],
+        "path": [python, "-c", _RUN_PATH],
+    }
+    return [*first[run_as], *program]
 
 
 def _session(pid: int) -> int:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from distlab.launch.records import message
 from distlab.paths import shown
 from distlab.runner.signals import meaning_of_signal, name_of_signal
 
 NUM_LINES = 12  # the last ones of a log
+USAGE_ERROR = 2  # the exit code of argparse, of a shell, and of Python without a script
 PREFIX = "[distlab]"
 
 
@@ -26,6 +29,13 @@ class Failure:
     node: str = ""  # where the log is, if elsewhere
     is_lost: bool = False  # nothing is heard of its node
     ended_s: float = 0.0  # when the agent heard of it
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """What torch's @record has noted of its exception."""
+
+    @property
+    def is_usage_error(self) -> bool:
+        """Whether it would fail in the same way after each restart."""
+        return self.code == USAGE_ERROR
 
     @property
     def what(self) -> str:
@@ -46,6 +56,22 @@ def restarting(failure: Failure | None, max_restarts: int, generation: int) -> s
     """One line: all ranks are about to start again."""
     what = failure.what if failure else "a rank failed"
     return f"{PREFIX} {what}; restart {generation - 1}, at most {max_restarts}\n"
+
+
+def not_restarting(failure: Failure) -> str:
+    """One line: the next start would fail in the same way."""
+    return (
+        f"{PREFIX} {failure.what}, which says that it was called in a wrong way: it "
+        "isn't started again\n"
+    )
+
+
+def misplaced(flag: str, script: str) -> str:
+    """One line: the script gets a flag that looks like ours."""
+    return (
+        f"{PREFIX} {flag} stands after {script}, so the script gets it; what is meant "
+        "for the launcher stands before the script\n"
+    )
 
 
 def going_on(num_nodes: int, most: int, world_size: int) -> str:
@@ -71,6 +97,8 @@ def gave_up(failure: Failure | None, code: int, generation: int) -> str:
         restarts = f"{generation - 1} restart{'s' * (generation > 2)}"
         after = f", after {restarts}"
     lines = [f"{PREFIX} gave up{after}: {failure.what}"]
+    if recorded := message(failure.record):
+        lines.append(f"{PREFIX} it recorded: {recorded}")
     where = shown(Path(failure.log)) if not failure.node else failure.log
     where += f" on {failure.node}" * bool(failure.node)
     if failure.rank < 0:  # it leaves no log
@@ -79,9 +107,14 @@ def gave_up(failure: Failure | None, code: int, generation: int) -> str:
             "trains with distlab.distributed.elastic"
         )
         lines += [f"    {line}" for line in failure.lines]
+    elif failure.lines and not failure.log:
+        lines.append(f"{PREFIX} its last lines; --log-dir DIR would keep all of them:")
+        lines += [f"    {line}" for line in failure.lines]
     elif failure.lines:
         lines.append(f"{PREFIX} its last lines; all of them are in {where}:")
         lines += [f"    {line}" for line in failure.lines]
+    elif not failure.log:
+        lines.append(f"{PREFIX} it printed nothing")
     else:
         lines.append(f"{PREFIX} it printed nothing; its log would be {where}")
     lines.append(f"{PREFIX} exit code {code}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -25,14 +26,20 @@ _LOOK_S = 0.02
 class Stage:
     """All other nodes, as node 0's agent sees them."""
 
-    def __init__(self, config: LaunchConfig, rendezvous: Handle, inbox: Inbox) -> None:
-        """Open the port where agents meet.
+    def __init__(
+        self,
+        config: LaunchConfig,
+        rendezvous: Handle,
+        inbox: Inbox,
+        listener: socket.socket | None = None,
+    ) -> None:
+        """Open the port where agents meet, unless there is a listener already.
 
         Raises:
             LaunchError: it is in use, or master_addr is not this node's.
         """
         self._config, self._inbox = config, inbox
-        listener = listen(config.listens_on, config.meeting_port)
+        listener = listener or listen(config.listens_on, config.meeting_port)
         self._hall = Hall(config, listener, rendezvous, inbox.queue)
         self._client = Client(config)
         self._generation = 0

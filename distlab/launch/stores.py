@@ -14,7 +14,7 @@ import socket
 from datetime import timedelta
 from typing import Any
 
-from distlab.launch.config import LaunchError
+from distlab.launch.config import LaunchConfig, LaunchError
 
 _BACKLOG = 1024
 _TIMEOUT = timedelta(seconds=60)
@@ -26,16 +26,50 @@ def listen(address: str, port: int) -> socket.socket:
     Raises:
         LaunchError: the port is in use, or the address is not this node's.
     """
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener = None
     try:
+        family, where = _resolved(address, port)
+        listener = socket.socket(family, socket.SOCK_STREAM)
         # A port whose last connections are ending is free again.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
+        if family == socket.AF_INET6 and not address:  # IPv4 too
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(where)
         listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
+    except (OSError, UnicodeError) as error:
+        if listener is not None:
+            listener.close()
         raise LaunchError(_why_not(address, port, error)) from error
     return listener
+
+
+def is_own(address: str) -> bool:
+    """Whether this is an address of this node, or a name of one."""
+    try:
+        family, where = _resolved(address, 0)
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(where)
+    except (OSError, UnicodeError):
+        return False
+    return True
+
+
+def open_store(config: LaunchConfig) -> Store:
+    """Node 0's store: at master_port, if the agents don't meet there.
+
+    Raises:
+        LaunchError: see `listen`.
+    """
+    port = config.master_port if config.nnodes == 1 else 0
+    try:
+        return Store(config.master_addr, port, config.listens_on)
+    except LaunchError as error:
+        is_taken = isinstance(error.__cause__, OSError) and (
+            error.__cause__.errno == errno.EADDRINUSE
+        )
+        if not (config.any_port and is_taken):
+            raise
+    return Store(config.master_addr, 0, config.listens_on)
 
 
 class Store:
@@ -87,7 +121,21 @@ class Store:
             self._listener.close()
 
 
-def _why_not(address: str, port: int, error: OSError) -> str:
+def _resolved(address: str, port: int) -> tuple[int, Any]:
+    """The family and the socket address; of no address, all of this node's."""
+    if not address:
+        if socket.has_dualstack_ipv6():
+            return socket.AF_INET6, ("::", port)
+        return socket.AF_INET, ("", port)
+    # IPv4 first: it is what gloo and torch's store prefer for a name that has both.
+    found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    family, _, _, _, where = min(found, key=lambda one: one[0] != socket.AF_INET)
+    return family, where
+
+
+def _why_not(address: str, port: int, error: OSError | UnicodeError) -> str:
+    if isinstance(error, UnicodeError):
+        return f"master_addr {address!r} is no name of a machine"
     if error.errno == errno.EADDRINUSE:
         return (
             f"port {port} of {address} is in use: name another one with "

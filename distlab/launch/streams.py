@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from typing import TextIO
+
+TERMINAL = "distlab terminal"  # the thread that shows what ranks print
 
 
 def tell(stream: TextIO | None, text: str) -> None:
@@ -16,6 +19,11 @@ def tell(stream: TextIO | None, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
             stream.write(text)
             stream.flush()
+
+
+def is_stuck() -> bool:
+    """Whether nobody reads what we show: a thread waits, and would wait in flush."""
+    return any(thread.name == TERMINAL for thread in threading.enumerate())
 
 
 def let_go(stream: TextIO | None) -> None:

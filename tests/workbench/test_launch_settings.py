@@ -74,7 +74,12 @@ def test_what_is_said_of_settings_that_cannot_be(golden: Golden) -> None:
         with pytest.raises(LaunchError) as caught:
             LaunchConfig(**config)
         said.append(str(caught.value))
-    for line in ("", "--nproc-per-node", "--nproc-per-nod 4 s.py", "--nnodes two s.py"):
+    for line in (
+        "",
+        "--nproc-per-node",
+        "--nproc-per-mode 4 s.py",
+        "--nnodes two s.py",
+    ):
         with pytest.raises(LaunchError) as caught:
             parse(line.split())
         said.append(str(caught.value))
@@ -115,8 +120,10 @@ def test_last_lines_are_those_of_the_last_start(tmp_path: Path) -> None:
     [
         ("--nproc-per-node 4 s.py --max-restarts 1", {"nproc_per_node": 4}, 2),
         ("--nproc_per_node=4 s.py", {"nproc_per_node": 4}, 0),
-        ("s.py --epochs 3 --max_restarts 2 x", {"max_restarts": 2}, 3),
-        ("s.py --lr 1 -- --max-restarts 2", {}, 4),
+        ("--nproc-per 4 s.py", {"nproc_per_node": 4}, 0),
+        ("s.py --epochs 3 --max_restarts 2 x", {}, 5),
+        ("s.py --lr 1 -- --max-restarts 2", {}, 5),
+        ("-- s.py --backend nccl", {}, 2),
         ("--monitor-interval 0.5 -- s.py --lr", {"monitor_interval": 0.5}, 1),
     ],
 )
@@ -124,7 +131,12 @@ def test_flags(said: str, settings: dict[str, Any], arguments: int) -> None:
     line = parse(said.split())
     assert (line.settings, line.script) == (settings, "s.py")
     assert len(line.arguments) == arguments
-    assert "--" not in line.arguments
+
+
+def test_a_launchers_flag_after_the_script_is_the_scripts_and_is_noticed() -> None:
+    assert parse(["s.py", "--nproc-per-node=4"]).misplaced == "--nproc-per-node"
+    assert parse(["--max-restarts", "1", "s.py", "--nnodes", "2"]).misplaced == ""
+    assert parse(["s.py", "--backend", "nccl"]).misplaced == ""
 
 
 @pytest.mark.parametrize(
@@ -132,7 +144,7 @@ def test_flags(said: str, settings: dict[str, Any], arguments: int) -> None:
     [
         ("", "script.py"),
         ("--nproc-per-node", "--nproc-per-node"),
-        ("--nproc-per-nod 4 s.py", "--nproc-per-node?"),
+        ("--nproc-per-mode 4 s.py", "--nproc-per-node?"),
         ("--nnodes two s.py", "'two'"),
     ],
 )

@@ -3,7 +3,8 @@
 #
 #   ./train_single_node.sh --data /data/imagenet --checkpoint runs/one
 #
-# A rank that dies is started again, with all others, at most MAX_RESTARTS times.
+# A rank that dies is started again, with all others, at most MAX_RESTARTS times. LOGS
+# names a folder in which the output of each rank is kept.
 set -eu
 
 if [ -z "${RANKS:-}" ]; then
@@ -12,5 +13,5 @@ if [ -z "${RANKS:-}" ]; then
 fi
 cd "$(dirname "$0")/../../.." # the root of the checkout
 exec "${PYTHON:-python}" -m distlab.launch --nproc-per-node "$RANKS" \
-  --max-restarts "${MAX_RESTARTS:-3}" --log-dir "${LOGS:-.}" \
+  --max-restarts "${MAX_RESTARTS:-3}" ${LOGS:+--log-dir "$LOGS"} \
   "${TRAIN:-solutions/phase4_production/imagenet_trainer.py}" "$@"
