@@ -50,7 +50,7 @@ class Engine:
 
 def ray() -> Gaps:
     """Ray Train."""
-    from distlab.engines.ray_engine import RayTrainer
+    from distlab.engines import RayTrainer
 
     model = make_mlp()
     trainer = RayTrainer(model, dict(GIVEN), optimizer=ranks.sgd, verbose=False)
@@ -59,7 +59,7 @@ def ray() -> Gaps:
 
 def horovod() -> Gaps:
     """Horovod's ring."""
-    from distlab.engines.horovod_engine import HorovodTrainer
+    from distlab.engines import HorovodTrainer
 
     model = make_mlp()
     trainer = HorovodTrainer(model, ranks.sgd, verbose=False, **GIVEN)

@@ -16,27 +16,35 @@ script        `distlab train`: the same for a user's own script
 tuner         DistributedTuner; tuning notes its trials, search draws and decides
 trial         one trial; trial_processes runs them here, ray_tune on Ray Tune
 
-ray_engine    RayTrainer; imports Ray when it is used, as ray_tune does
+ray_engine    starts the ranks on Ray, which it imports when it is used; ray_trainer
 horovod_engine, deepspeed_engine: the same for these; *_parallel: their ranks
 tensorflow_engine, tensorflow_parallel: the same for a Keras model and tf.data
 tensorflow_start, tensorflow_rank, keras_model: how its ranks meet, what they are sent
 """
 
 from distlab.engines.config import DistributedConfig
+from distlab.engines.deepspeed_engine import DeepSpeedTrainer
 from distlab.engines.expect import EngineError
 from distlab.engines.history import EpochRow, History
+from distlab.engines.horovod_trainer import HorovodTrainer
+from distlab.engines.ray_trainer import RayTrainer
 from distlab.engines.search import Asha, choice, loguniform, uniform
+from distlab.engines.tensorflow_engine import TensorFlowDistributedTrainer
 from distlab.engines.trainer import PyTorchDDPTrainer
 from distlab.engines.tuner import DistributedTuner
 
 __all__ = [
     "Asha",
+    "DeepSpeedTrainer",
     "DistributedConfig",
     "DistributedTuner",
     "EngineError",
     "EpochRow",
     "History",
+    "HorovodTrainer",
     "PyTorchDDPTrainer",
+    "RayTrainer",
+    "TensorFlowDistributedTrainer",
     "choice",
     "loguniform",
     "uniform",

@@ -15,11 +15,14 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from distlab.engines.expect import (
     EngineError,
     expect_among,
     expect_int,
     expect_number,
+    expect_path,
 )
 
 Backend = Literal[
@@ -48,7 +51,8 @@ class DistributedConfig:
     """Ranks in total. None: num_nodes × gpus_per_node."""
     num_nodes: int = 1
     gpus_per_node: int | None = None
-    backend: str = "pytorch-ddp"
+    backend: str = ""
+    """"": pytorch-ddp, or fsdp2 for zero_stage 2 and 3."""
     batch_size: int | None = None
     """Samples of one rank in a microbatch. None: that of the loader."""
     epochs: int = 1
@@ -57,6 +61,7 @@ class DistributedConfig:
     mixed_precision: bool | str = False
     """False, "bf16" or "fp16"; True is "fp16"."""
     scaler_init_scale: float = 65536.0
+    """Of the loss, for fp16. A resumed training continues with the scale it had."""
     scaler_growth_interval: int = 2000
     gradient_accumulation_steps: int = 1
     gradient_clipping: float | None = None
@@ -80,24 +85,28 @@ class DistributedConfig:
     checkpoint_dir: str | Path | None = None
     resume_from_checkpoint: bool | str | Path = False
     """True: the newest of checkpoint_dir; or a file."""
-    mlflow_tracking: bool = False
+    mlflow_tracking: bool | None = None
+    """None: where mlflow_experiment is given."""
     mlflow_experiment: str | None = None
-    tensorboard: bool = False
+    tensorboard: bool | None = None
+    """None: where tensorboard_dir is given."""
     tensorboard_dir: str | Path | None = None
     log_every_n_steps: int = 10
     early_stopping: int | None = None
     """Epochs without a better validation loss after which the training ends."""
     seed: int = 0
-    """Of the order of the samples."""
+    """Of the order of the samples, and of the random numbers of each rank."""
     cost_per_gpu_hour: float = 0.0
     max_cost: float | None = None
     """The training ends at the next record of steps once it has cost this much."""
 
     def __post_init__(self) -> None:
+        self._settle()
         self._expect_resources()
+        self._expect_switches()
         self._expect_whole_numbers()
-        self._expect_numbers()
         self._expect_choices()
+        self._expect_numbers()
         self._expect_backend_fits()
         self._expect_places()
 
@@ -133,6 +142,28 @@ class DistributedConfig:
         return {"none": 1.0, "linear": float(world), "sqrt": math.sqrt(world)}[
             self.lr_scaling
         ]
+
+    def _settle(self) -> None:
+        """Numbers of NumPy as Python's, and what one field says of another."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.generic):
+                object.__setattr__(self, field.name, value.item())
+        implied = {
+            "backend": self.backend
+            or ("fsdp2" if self.zero_stage in (2, 3) else CORE[0]),
+            "tensorboard": _or(self.tensorboard, self.tensorboard_dir is not None),
+            "mlflow_tracking": _or(
+                self.mlflow_tracking, self.mlflow_experiment is not None
+            ),
+        }
+        for name, value in implied.items():
+            object.__setattr__(self, name, value)
+
+    def _expect_switches(self) -> None:
+        """The text "false" would count as true."""
+        for name in SWITCHES:
+            expect_among(name, getattr(self, name), (False, True))
 
     def _expect_resources(self) -> None:
         for name in ("num_gpus", "num_nodes", "gpus_per_node"):
@@ -175,6 +206,14 @@ class DistributedConfig:
             expect_number(name, getattr(self, name), is_zero_fine=True)
         if self.max_cost is not None and not self.cost_per_gpu_hour:
             raise EngineError("max_cost needs cost_per_gpu_hour, which is 0")
+        if self.precision != "fp16":
+            for field in fields(self):
+                is_given = getattr(self, field.name) != field.default
+                if field.name.startswith("scaler_") and is_given:
+                    raise EngineError(
+                        f"{field.name} is given, but mixed_precision is "
+                        f"{self.precision}: it is for fp16"
+                    )
 
     def _expect_choices(self) -> None:
         if self.backend in ABSENT:
@@ -248,6 +287,10 @@ class DistributedConfig:
             )
 
     def _expect_places(self) -> None:
+        for name in ("checkpoint_dir", "tensorboard_dir"):
+            expect_path(name, getattr(self, name))
+        if not isinstance(self.resume_from_checkpoint, bool):
+            expect_path("resume_from_checkpoint", self.resume_from_checkpoint)
         if self.resume_from_checkpoint is True and self.checkpoint_dir is None:
             raise EngineError("resume_from_checkpoint is True, but no checkpoint_dir")
         if self.mlflow_experiment is not None and not self.mlflow_tracking:
@@ -257,6 +300,55 @@ class DistributedConfig:
 
 
 WIRES = ("gloo", "nccl")
+SWITCHES = (
+    "find_unused_parameters",
+    "offload_optimizer",
+    "offload_params",
+    "mlflow_tracking",
+    "tensorboard",
+)
+ELSEWHERE = {
+    "lr": "learning_rate",
+    "max_epochs": "epochs",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "world_size": "num_gpus",
+    "nproc_per_node": "gpus_per_node",
+    "devices": "num_gpus",
+    "gpus": "num_gpus",
+    "num_workers": "num_gpus",
+    "nodes": "num_nodes",
+    "nnodes": "num_nodes",
+    "strategy": "backend",
+    "precision": "mixed_precision",
+    "amp": "mixed_precision",
+    "fp16": "mixed_precision",
+    "bf16": "mixed_precision",
+    "accumulate_grad_batches": "gradient_accumulation_steps",
+    "accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clip_val": "gradient_clipping",
+    "max_grad_norm": "gradient_clipping",
+    "clip_grad_norm": "gradient_clipping",
+    "micro_batch_size": "batch_size",
+    "train_batch_size": "batch_size",
+    "per_device_train_batch_size": "batch_size",
+    "patience": "early_stopping",
+    "early_stopping_patience": "early_stopping",
+    "warmup_steps": "warmup_epochs",
+    "save_every": "checkpoint_frequency",
+    "output_dir": "checkpoint_dir",
+    "ckpt_path": "resume_from_checkpoint",
+    "resume": "resume_from_checkpoint",
+    "logging_steps": "log_every_n_steps",
+    "log_dir": "tensorboard_dir",
+    "random_seed": "seed",
+    "criterion": "loss",
+    "loss_fn": "loss",
+    "loss_function": "loss",
+    "optim": "optimizer",
+    "max_steps": "fit(max_steps=…)",
+}
+"""What other libraries call a field, or an argument of the trainers."""
 COMPRESSIONS = {
     "pytorch-ddp": ("none", "fp16", "bf16", "powersgd"),
     "ray": ("none", "fp16", "bf16", "powersgd"),
@@ -279,9 +371,12 @@ def config_from(values: Mapping[str, Any]) -> DistributedConfig:
     known = [field.name for field in fields(DistributedConfig)]
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise EngineError(f"DistributedConfig has no field {name!r}{hint}")
+            near = difflib.get_close_matches(name, [*known, *ELSEWHERE], n=1)
+            meant = ELSEWHERE.get(near[0], near[0]) if near else None
+            hint = (
+                f"did you mean {meant!r}?" if meant else f"there are {', '.join(known)}"
+            )
+            raise EngineError(f"DistributedConfig has no field {name!r}; {hint}")
     given = dict(values)
     if "backend" not in given and (named := os.environ.get(BACKEND_VARIABLE)):
         given["backend"] = named
@@ -301,6 +396,10 @@ def with_world_size(config: DistributedConfig, world_size: int) -> DistributedCo
             f"{config.world_size}: leave num_gpus out under a launcher"
         )
     return replace(config, num_gpus=world_size, num_nodes=1, gpus_per_node=None)
+
+
+def _or(given: bool | None, otherwise: bool) -> bool:
+    return otherwise if given is None else given
 
 
 def _expect_stage(config: DistributedConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import torch
@@ -40,6 +41,16 @@ def expect_number(name: str, value: Any, *, is_zero_fine: bool) -> None:
     if not math.isfinite(value) or value < 0 or (value == 0 and not is_zero_fine):
         least = "at least 0" if is_zero_fine else "more than 0"
         raise EngineError(f"{name} is {value:g}, must be {least}")
+
+
+def expect_path(name: str, value: Any) -> None:
+    """Refuse what names no file or folder; None passes.
+
+    Raises:
+        EngineError: it is neither text nor a path.
+    """
+    if value is not None and not (value and isinstance(value, str | os.PathLike)):
+        raise EngineError(f"{name} is {value!r}, must be a path")
 
 
 def expect_among(name: str, value: Any, known: tuple[Any, ...]) -> None:

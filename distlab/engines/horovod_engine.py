@@ -13,61 +13,24 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor, nn
 
 from distlab.engines import rank as ranks
 from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError
 from distlab.engines.horovod_parallel import HOW
 from distlab.engines.outside import engine
-from distlab.engines.trainer import Trainer
 
 GRACE_S = 10.0
 
 
-class HorovodTrainer(Trainer):
-    """Trains with Horovod; under horovodrun, fit() takes part in that job.
-
-    `loss_fn(outputs, targets)` is a mean over the samples. `timeline`: a file for
-    Horovod's own record of what it sent when, in the format of chrome://tracing.
-
-    Example: `HorovodTrainer(model, num_gpus=2, compression="fp16").fit(train_loader)`
-    """
-
-    backends = ("horovod",)
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | Callable[..., Any] | None = None,
-        loss_fn: Callable[..., Tensor] | None = None,
-        verbose: bool = True,
-        *,
-        timeline: str | Path | None = None,
-        **config: Any,
-    ) -> None:
-        own: dict[str, Any] = {"optimizer": optimizer, "loss": loss_fn}
-        super().__init__(model, verbose=verbose, **own, **config)
-        self.timeline = timeline
-        self.starter = self._start
-
-    def _start(self, folder: Path, config: DistributedConfig) -> int:
-        command = [sys.executable, ranks.__file__, str(folder)]
-        return horovodrun(command, config, folder / "launch.txt", self.timeline)
-
-    @staticmethod
-    def metric_average(value: float, name: str) -> float:
-        """The mean of a value over the ranks; all call it with the same name."""
-        hvd = engine("horovod.torch", "horovod", HOW)
-        if not hvd.is_initialized():
-            return float(value)
-        own = torch.tensor(float(value), dtype=torch.double)
-        return float(hvd.allreduce(own, name=name, op=hvd.Average))
+def start_with_horovodrun(
+    folder: Path, config: DistributedConfig, timeline: str | Path | None = None
+) -> int:
+    """Run rank.py with a folder on all ranks; the exit code."""
+    command = [sys.executable, ranks.__file__, str(folder)]
+    return horovodrun(command, config, folder / "launch.txt", timeline)
 
 
 def run_script_on_horovod(

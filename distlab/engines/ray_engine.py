@@ -28,43 +28,33 @@ import torch
 
 from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError
-from distlab.engines.job import Job, Outcome
+from distlab.engines.job import Job, Outcome, first_line
 from distlab.engines.outside import engine
-from distlab.engines.trainer import Trainer
 
 OBJECT_STORE_BYTES = 100 << 20  # Ray's own default takes a third of the memory
 ANSWER_S = 5.0
 
 
-class RayTrainer(Trainer):
-    """Trains on a Ray cluster; without `address` on one of this machine's own.
+def train_on_ray(job: Job, address: str | None) -> Outcome:
+    """Train `job` on ranks that Ray starts.
 
-    Example: `RayTrainer(model, {"num_gpus": 2, "epochs": 3}).fit(train_loader)`
+    Raises:
+        EngineError: it can't be sent, Ray isn't reachable, or a rank failed.
     """
-
-    backends = ("ray",)
-
-    def __init__(
-        self,
-        model: Any,
-        config: dict[str, Any] | None = None,
-        *,
-        address: str | None = None,
-        **more: Any,
-    ) -> None:
-        super().__init__(model, **{**(config or {}), **more})
-        self.address = address
-
-    def _run(self, job: Job) -> Outcome:
+    try:
         sent = cloudpickle.dumps(job)
+    except Exception as error:  # an object's own __reduce__ raises what it likes
+        raise EngineError(
+            f"the job cannot go to other processes: {first_line(error)}"
+        ) from error
 
-        def as_rank() -> bytes:
-            from distlab.engines.worker import train
+    def as_rank() -> bytes:
+        from distlab.engines.worker import train
 
-            return cloudpickle.dumps(train(pickle.loads(sent)))  # type: ignore[no-any-return]
+        return cloudpickle.dumps(train(pickle.loads(sent)))  # type: ignore[no-any-return]
 
-        outcome: Outcome = pickle.loads(on_ray(as_rank, job.config, self.address))
-        return outcome
+    outcome: Outcome = pickle.loads(on_ray(as_rank, job.config, address))
+    return outcome
 
 
 def run_script_on_ray(

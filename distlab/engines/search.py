@@ -70,19 +70,34 @@ def _interval(low: float, high: float, *, is_log: bool) -> Uniform:
 def draw(space: Mapping[str, Any], seed: int, trial: int) -> dict[str, Any]:
     """The parameters of a trial: the same for the same seed, in any order of trials.
 
-    A list is a choice; anything else that cannot be drawn from is a constant.
+    A list is a choice, and a dictionary holds further parameters. Domains of Ray Tune
+    and distributions of SciPy are drawn from too; anything else is a constant.
 
     Raises:
-        EngineError: a list is empty.
+        EngineError: a list is empty, or is a grid.
     """
     source = random.Random(f"{seed}/{trial}")
-    found = {}
-    for name, own in space.items():
-        if isinstance(own, list) and not own:
-            raise EngineError(f"{name} is [], which has no value to draw")
-        one = choice(own) if isinstance(own, list) else own
-        found[name] = one.draw(source) if hasattr(one, "draw") else one
-    return found
+    return {name: _drawn(name, own, source) for name, own in space.items()}
+
+
+def _drawn(name: str, own: Any, source: random.Random) -> Any:
+    if isinstance(own, list) and not own:
+        raise EngineError(f"{name} is [], which has no value to draw")
+    one = choice(own) if isinstance(own, list) else own
+    if isinstance(one, dict):
+        if one.keys() == {"grid_search"}:
+            raise EngineError(
+                f"{name} is a grid, and trials here are drawn: give the list by itself"
+            )
+        return {key: _drawn(f"{name}.{key}", v, source) for key, v in one.items()}
+    if hasattr(one, "draw"):
+        return one.draw(source)
+    for method in ("rvs", "sample"):  # SciPy's and Ray's
+        drawn = getattr(one, method, None)
+        if callable(drawn) and type(one).__module__.startswith(("scipy.", "ray.")):
+            value = drawn(random_state=source.getrandbits(32))
+            return value.item() if hasattr(value, "item") else value
+    return one
 
 
 class Asha:

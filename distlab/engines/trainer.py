@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.engines.config import CORE, config_from
+from distlab.engines.config import BACKENDS, CORE, config_from
 from distlab.engines.expect import EngineError, expect_int
 from distlab.engines.history import History
 from distlab.engines.job import Job, Outcome
@@ -52,8 +52,10 @@ class Trainer:
         EngineError: a field is misspelt, cannot be, or contradicts another.
     """
 
-    backends: tuple[str, ...] = CORE
+    backends: tuple[str, ...] = tuple(b for b in BACKENDS if b != "tensorflow")
     starter: Starter | None = None
+    address: str | None = None
+    """Of a Ray cluster."""
 
     def __init__(
         self,
@@ -91,16 +93,19 @@ class Trainer:
         mlflow_experiment: str | None = None,
         max_steps: int | None = None,
         single_throughput: float | None = None,
+        epochs: int | None = None,
     ) -> History:
         """Train `model`; each rank gets its part of the loaders' samples.
 
+        `checkpoint_dir` and `epochs` replace those of the configuration.
         `single_throughput`, of one process, gives History.speedup.
 
         Raises:
             EngineError: the training cannot begin, or a rank failed; one line.
         """
         self._expect_trainable()
-        job = self._job(train_loader, val_loader, checkpoint_dir, max_steps)
+        given = {"checkpoint_dir": checkpoint_dir, "epochs": epochs}
+        job = self._job(train_loader, val_loader, given, max_steps)
         if mlflow_experiment is not None and not job.config.mlflow_tracking:
             job = replace(job, config=replace(job.config, mlflow_tracking=True))
         tracked = (
@@ -176,7 +181,16 @@ class Trainer:
             )
 
     def _run(self, job: Job) -> Outcome:
-        return self.runs_jobs_with(job, self.starter)
+        starter = self.starter
+        if job.config.backend == "ray" and not is_rank():
+            from distlab.engines.ray_engine import train_on_ray
+
+            return train_on_ray(job, self.address)
+        if job.config.backend == "horovod" and starter is None:
+            from distlab.engines.horovod_engine import start_with_horovodrun
+
+            starter = start_with_horovodrun
+        return self.runs_jobs_with(job, starter)
 
     def _loading(self, given: Any, batch_size: int | None, what: str) -> Loading:
         return read_loader(given, batch_size, what)
@@ -189,12 +203,16 @@ class Trainer:
         self,
         train_loader: Any,
         val_loader: Any,
-        checkpoint_dir: str | Path | None,
+        given: dict[str, Any],
         max_steps: int | None,
     ) -> Job:
-        config = self.config
-        if checkpoint_dir is not None:
-            config = replace(config, checkpoint_dir=checkpoint_dir)
+        own = {name: value for name, value in given.items() if value is not None}
+        config = replace(self.config, **own)
+        if config.checkpoint_frequency > 1 and config.checkpoint_dir is None:
+            raise EngineError(
+                f"checkpoint_frequency is {config.checkpoint_frequency}, but there is "
+                "no checkpoint_dir to save to"
+            )
         if max_steps is not None:
             expect_int("max_steps", max_steps, 1)
         val = None
@@ -216,7 +234,9 @@ class Trainer:
 
 
 class PyTorchDDPTrainer(Trainer):
-    """Trains with torch's DDP; `backend` may also be fsdp2 or scratch.
+    """Trains with torch's DDP; `backend` may also be another that trains torch modules.
+
+    These are fsdp2, scratch, ray, horovod and deepspeed.
 
     Example: see the module.
     """

@@ -12,6 +12,7 @@ pickled state. It is replaced as a whole, so a killed trial leaves no half of it
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import pickle
@@ -63,9 +64,16 @@ class LossReport:
             except Exception as error:  # whatever is in the file
                 raise damaged(kept) from error
 
-    def __call__(self, loss: float, state: Any = None) -> None:
-        """Report a loss; returns only if the trial goes on."""
-        self.losses.append(float(loss))
+    def __call__(self, loss: Any, state: Any = None) -> None:
+        """Report a loss, or a dictionary with one; returns only if the trial goes on.
+
+        Raises:
+            TypeError: it is no number.
+        """
+        number = number_in(loss)
+        if number is None:
+            raise TypeError(f"report({loss!r}): a loss must be a number")
+        self.losses.append(number)
         if state is not None and self._kept is not None:
             self._keep(self._kept, state)
         self._send(self.losses)
@@ -129,13 +137,34 @@ def as_json(value: Any) -> str:
 
 def call(train_fn: Callable[..., Any], parameters: Any, report: LossReport) -> None:
     """Run the trial to its end; a loss that is returned is a report too."""
-    loss = number_in(train_fn(parameters, report))
+    given = (parameters, report)[: num_arguments(train_fn)]
+    loss = number_in(train_fn(*given))
     if loss is not None:
         report(loss)
 
 
+def num_arguments(train_fn: Callable[..., Any]) -> int:
+    """How many of the parameters and the report it takes; 2 where it can't be seen."""
+    try:
+        found = inspect.signature(train_fn).parameters.values()
+    except (TypeError, ValueError):
+        return 2
+    if any(one.kind is one.VAR_POSITIONAL for one in found):
+        return 2
+    positional = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
+    return min(2, sum(one.kind in positional for one in found))
+
+
 def number_in(value: Any) -> float | None:
-    """A number, also of NumPy or torch, as a float; None where it is something else."""
+    """A number, also of NumPy or torch, as a float; None where it is something else.
+
+    Of a dictionary it is the value of "loss".
+    """
+    if isinstance(value, dict):
+        value = value.get("loss")
     if not hasattr(value, "__float__"):
         return None
     try:

@@ -21,6 +21,13 @@ from distlab.engines.expect import EngineError
 from distlab.engines.search import Asha
 from distlab.engines.tuning import DONE, FAILED, STOPPED, Tuning
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_gpu(number: int, visible: str | None) -> str:
+    """A trial's GPU by the name that CUDA knows: one of those this process may use."""
+    return visible.split(",")[number].strip() if visible else str(number)
+
 
 class TrialProcesses:
     """Runs the trials of a search, `num_gpus * trials_per_gpu` at a time."""
@@ -42,8 +49,14 @@ class TrialProcesses:
         """Run all that wait; no process of a trial outlives this call.
 
         Raises:
-            EngineError: a trial could not be started.
+            EngineError: a trial could not be started, or there are too few GPUs.
         """
+        found = torch.cuda.device_count()
+        if 0 < found < self.num_gpus:
+            raise EngineError(
+                f"num_gpus is {self.num_gpus}, and torch finds {found}: a trial "
+                "without a GPU would train on the CPU"
+            )
         slots = [
             threading.Thread(target=self._slot, args=(index,), daemon=True)
             for index in range(self.num_gpus * self.trials_per_gpu)
@@ -95,7 +108,7 @@ class TrialProcesses:
     def _process(self, folder: Path, log: Path, gpu: int) -> Any:
         environment = dict(os.environ)
         if torch.cuda.is_available():
-            environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+            environment[VISIBLE] = visible_gpu(gpu, environment.get(VISIBLE))
         reports, its_reports = os.pipe()
         its_answers, answers = os.pipe()
         pipes = its_reports, its_answers

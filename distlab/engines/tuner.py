@@ -20,7 +20,6 @@ all nodes must reach `folder`.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,9 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from distlab.engines.expect import EngineError, expect_int
+from distlab.engines.job import first_line
 from distlab.engines.search import Asha, draw
+from distlab.engines.trial import num_arguments
 from distlab.engines.trial_processes import TrialProcesses
 from distlab.engines.tuning import Trial, Tuning
 
@@ -39,7 +40,8 @@ class DistributedTuner:
     """Runs `num_gpus * trials_per_gpu` trials at a time and keeps the best.
 
     `train_fn(parameters, report)` calls `report(loss)` or `report(loss, state)` as it
-    goes, or returns a loss. Once all trials together have cost `max_cost` no other
+    goes, or returns a loss; `train_fn(parameters)` returns one. A dictionary with
+    "loss" counts as that loss. Once all trials together have cost `max_cost` no other
     begins, and those that run end at their next report.
 
     Raises:
@@ -68,6 +70,8 @@ class DistributedTuner:
         if max_cost is not None and not cost_per_gpu_hour > 0:
             raise EngineError("max_cost needs cost_per_gpu_hour, which is 0")
         _expect_backend(backend, address)
+        if not callable(train_fn) or not num_arguments(train_fn):
+            raise EngineError("train_fn must be a function of the parameters")
         draw(search_space, seed, 0)  # an empty list is refused here, not in a trial
         self.train_fn, self.search_space = train_fn, dict(search_space)
         self.num_gpus, self.trials_per_gpu = num_gpus, trials_per_gpu
@@ -122,8 +126,10 @@ class DistributedTuner:
 def _expect_sendable(train_fn: Callable[..., Any]) -> None:
     try:
         cloudpickle.dumps(train_fn)
-    except (TypeError, AttributeError, RuntimeError, pickle.PicklingError) as error:
-        raise EngineError(f"train_fn cannot go to another process: {error}") from error
+    except Exception as error:  # an object's own __reduce__ raises what it likes
+        raise EngineError(
+            f"train_fn cannot go to another process: {first_line(error)}"
+        ) from error
 
 
 def _expect_backend(backend: str, address: str | None) -> None:

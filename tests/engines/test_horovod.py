@@ -11,8 +11,7 @@ import torch
 
 from benchmarks import _engine_ranks as ranks
 from distlab.cli.train_verb import train
-from distlab.engines import EngineError, PyTorchDDPTrainer
-from distlab.engines.horovod_engine import HorovodTrainer
+from distlab.engines import EngineError, HorovodTrainer, PyTorchDDPTrainer
 from distlab.models.mlp import make_mlp
 
 pytest.importorskip("horovod.torch", reason="`make test-horovod` builds it")
@@ -83,7 +82,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import horovod.torch as hvd
-from distlab.engines.horovod_engine import HorovodTrainer
+from distlab.engines import HorovodTrainer
 hvd.init()
 mean = HorovodTrainer.metric_average(float(hvd.rank()), "rank")
 Path(sys.argv[1], str(hvd.rank())).write_text(str(mean))

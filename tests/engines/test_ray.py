@@ -10,8 +10,7 @@ import torch
 from benchmarks import _engine_ranks as ranks
 from benchmarks import _outside_engines as outside
 from distlab.cli.train_verb import train
-from distlab.engines import EngineError
-from distlab.engines.ray_engine import RayTrainer
+from distlab.engines import EngineError, RayTrainer
 from distlab.models.mlp import make_mlp
 
 pytest.importorskip("ray", reason="`make test-ray` installs it")

@@ -40,12 +40,12 @@ def without_effects(names: set[str]) -> set[str]:
 
 def take_out(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Whatever is given for the field, it has its default, in started ranks too."""
-    (field,) = (one for one in fields(DistributedConfig) if one.name == name)
+    default = getattr(DistributedConfig(), name)
 
     def ignore(config: object, value: object) -> None:
         """As if the value had not been given."""
 
-    gone = property(lambda config: field.default, ignore)
+    gone = property(lambda config: default, ignore)
     monkeypatch.setattr(DistributedConfig, name, gone)
 
 

@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -19,14 +20,25 @@ from torch.utils.data import (
 
 from benchmarks import scaling
 from distlab.cli.train_verb import train
-from distlab.engines import DistributedConfig, EngineError, History, PyTorchDDPTrainer
+from distlab.engines import (
+    DeepSpeedTrainer,
+    DistributedConfig,
+    EngineError,
+    History,
+    HorovodTrainer,
+    PyTorchDDPTrainer,
+    RayTrainer,
+    TensorFlowDistributedTrainer,
+    ray_engine,
+)
 from distlab.engines import records as recording
+from distlab.engines import trainer as trainers
 from distlab.engines.config import BACKEND_VARIABLE, config_from, with_world_size
 from distlab.engines.parallel import Parallel
 from distlab.engines.samples import epoch_order, epoch_plan
-from distlab.engines.tensorflow_engine import TensorFlowDistributedTrainer
 from distlab.engines.torch_engine import accepted_defaults
 from distlab.engines.worker import has_stalled
+from distlab.engines.worker import train as train_job
 
 pytestmark = pytest.mark.usefixtures("small_heap")
 
@@ -49,7 +61,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"backend": "ddp"}, "backend is 'ddp'; there are pytorch-ddp, fsdp2"),
     ({"mixed_precision": "fp8"}, "mixed_precision is 'fp8'; there are False, True"),
     ({"mixed_precision": 1}, "mixed_precision is 1"),
-    ({"zero_stage": 3}, "zero_stage is 3, but backend is pytorch-ddp: choose fsdp2"),
+    (
+        {"backend": "pytorch-ddp", "zero_stage": 3},
+        "zero_stage is 3, but backend is pytorch-ddp: choose fsdp2",
+    ),
     ({"backend": "fsdp2", "zero_stage": 1}, "backend is fsdp2: choose pytorch-ddp"),
     ({"offload_params": True}, "offloading needs backend fsdp2"),
     ({"backend": "fsdp2", "offload_optimizer": True}, "fsdp2 offloads both or neither"),
@@ -69,8 +84,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"backend": "scratch", "communication_backend": "nccl"}, "scratch runs on gloo"),
     ({"lr_scaling": "log"}, "lr_scaling is 'log'; there are none, linear, sqrt"),
     ({"resume_from_checkpoint": True}, "but no checkpoint_dir"),
-    ({"mlflow_experiment": "a"}, "mlflow_tracking is off"),
-    ({"tensorboard_dir": "a"}, "tensorboard is off"),
+    ({"mlflow_experiment": "a", "mlflow_tracking": False}, "mlflow_tracking is off"),
+    ({"tensorboard_dir": "a", "tensorboard": False}, "tensorboard is off"),
+    ({"offload_params": "false"}, "offload_params is 'false'; there are False, True"),
+    ({"find_unused_parameters": 0}, "find_unused_parameters is 0"),
+    ({"scaler_init_scale": 2.0}, "scaler_init_scale is given, but mixed_precision is"),
+    ({"scaler_growth_interval": 2, "mixed_precision": "bf16"}, "interval is given"),
+    ({"checkpoint_dir": 3}, "checkpoint_dir is 3, must be a path"),
+    ({"resume_from_checkpoint": ""}, "resume_from_checkpoint is '', must be a path"),
+    ({"max_grad_norm": 1.0}, "'max_grad_norm'; did you mean 'gradient_clipping'?"),
+    ({"num_epoch": 1.0}, "'num_epoch'; did you mean 'epochs'?"),
+    ({"qqq": 1.0}, "no field 'qqq'; there are num_gpus, num_nodes"),
     ({"max_cost": 3.0}, "max_cost needs cost_per_gpu_hour"),
 ]
 
@@ -81,6 +105,86 @@ def test_a_contradiction_is_one_line(values: dict[str, Any], said: str) -> None:
         config_from(values)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+TRAINERS = {
+    PyTorchDDPTrainer: "pytorch-ddp",
+    RayTrainer: "ray",
+    HorovodTrainer: "horovod",
+    DeepSpeedTrainer: "deepspeed",
+}
+
+
+@pytest.mark.parametrize("kind", TRAINERS, ids=lambda kind: kind.__name__)
+def test_the_classes_that_users_arrive_with(kind: Any) -> None:
+    assert kind(net(), num_gpus=2).config.backend == TRAINERS[kind]
+    for backend in TRAINERS.values():
+        same = PyTorchDDPTrainer(net(), backend=backend)
+        assert same.config.backend == backend
+
+
+@pytest.mark.parametrize("kind", [RayTrainer, PyTorchDDPTrainer])
+def test_a_trainer_starts_on_ray_or_takes_part_in_a_job(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+
+    def on_ray(as_rank: Any, config: Any, address: Any) -> Any:
+        started.append(config.backend)
+        return as_rank()
+
+    def take_part(job: Any, starter: Any) -> Any:
+        started.append("takes part")
+        return train_job(job)
+
+    monkeypatch.setattr(ray_engine, "on_ray", on_ray)
+    trainer = kind(net(), backend="ray", verbose=False)
+    trainer.runs_jobs_with = take_part
+    assert len(trainer.fit(loader()).losses) == 3
+    monkeypatch.setattr(trainers, "is_rank", lambda: True)
+    assert len(trainer.fit(loader()).losses) == 3
+    assert started == ["ray", "takes part"]
+
+
+def test_horovods_own_compression_is_known() -> None:
+    named = type("FP16Compressor", (), {})
+    assert HorovodTrainer(net(), compression=named).config.compression == "fp16"
+
+
+def test_fit_takes_epochs() -> None:
+    trainer = PyTorchDDPTrainer(net(), verbose=False, epochs=5)
+    assert len(trainer.fit(loader(), epochs=2).epochs) == 2
+    with pytest.raises(EngineError, match="epochs is 0"):
+        trainer.fit(loader(), epochs=0)
+
+
+def test_a_frequency_of_no_checkpoints_is_refused(tmp_path: Path) -> None:
+    trainer = PyTorchDDPTrainer(net(), verbose=False, checkpoint_frequency=2)
+    with pytest.raises(EngineError, match="checkpoint_frequency is 2"):
+        trainer.fit(loader())
+    trainer.fit(loader(), checkpoint_dir=tmp_path)
+
+
+def test_a_field_may_say_another() -> None:
+    assert config_from({"zero_stage": 3}).backend == "fsdp2"
+    assert config_from({"zero_stage": 1}).backend == "pytorch-ddp"
+    assert config_from({"tensorboard_dir": "a"}).tensorboard is True
+    assert config_from({"mlflow_experiment": "a"}).mlflow_tracking is True
+    plain = config_from({})
+    assert (plain.tensorboard, plain.mlflow_tracking) == (False, False)
+
+
+def test_a_number_of_numpy_is_a_number() -> None:
+    config = config_from(
+        {
+            "num_gpus": np.int64(2),
+            "learning_rate": np.float32(0.5),
+            "offload_params": np.False_,
+        }
+    )
+    found = config.num_gpus, config.learning_rate, config.offload_params
+    assert found == (2, 0.5, False)
+    assert [type(one) for one in found] == [int, float, bool]
 
 
 def test_the_backend_may_come_from_the_command_line(
@@ -304,7 +408,10 @@ def test_a_loss_that_is_not_finite_is_never_the_best(
 
 def test_a_count_past_a_smaller_interval_lets_the_scale_grow() -> None:
     def rank(interval: int) -> Any:
-        parallel: Any = Parallel(DistributedConfig(scaler_growth_interval=interval))
+        config = DistributedConfig(
+            mixed_precision="fp16", scaler_growth_interval=interval
+        )
+        parallel: Any = Parallel(config)
         parallel.scaler = torch.amp.GradScaler(
             "cpu", init_scale=4.0, growth_interval=interval
         )

@@ -27,6 +27,7 @@ from distlab.engines import (
 )
 from distlab.engines.search import draw
 from distlab.engines.trial import LossReport, call
+from distlab.engines.trial_processes import visible_gpu
 from distlab.engines.tuning import Tuning
 
 
@@ -82,6 +83,9 @@ def locked() -> Callable[..., float]:
         (lambda: DistributedTuner(len, {}, backend="rai"), "processes or ray"),
         (lambda: DistributedTuner(len, {}, address="h:1"), "is for backend ray"),
         (lambda: DistributedTuner(len, {"lr": []}), "^lr is .., which has no value"),
+        (lambda: DistributedTuner(len, {"x": {"grid_search": [1]}}), "^x is a grid"),
+        (lambda: DistributedTuner(lambda: 1.0, {}), "must be a function"),
+        (lambda: DistributedTuner(None, {}), "must be a function"),  # type: ignore[arg-type]
         (lambda: DistributedTuner(len, {}).tune(0), "num_samples is 0, must be at"),
         (lambda: DistributedTuner(len, {}).tune(half()), "num_samples is 2.5, must be"),
         (
@@ -116,6 +120,8 @@ def test_a_trial_that_cannot_be_started_ends_the_search() -> None:
         (np.float32(0.5), [0.5]),
         (torch.tensor(0.5), [0.5]),
         (Fraction(1, 4), [0.25]),
+        ({"loss": 0.5, "accuracy": 1}, [0.5]),
+        ({"accuracy": 1}, []),
         (None, []),
         ("0.5", []),
         (torch.zeros(3), []),
@@ -128,7 +134,55 @@ def test_a_number_that_is_returned_is_a_report(
     sent: list[float] = []
     report = LossReport(lambda losses: sent.append(losses[-1]), {}, None)
     call(lambda parameters, report: returned, {}, report)
-    assert sent == reported
+    call(lambda parameters: returned, {}, report)
+    call(lambda *given: returned if len(given) == 2 else "one", {}, report)
+    assert sent == reported * 3
+
+
+def test_a_dictionary_is_reported_and_anything_else_is_no_loss() -> None:
+    sent: list[float] = []
+    report = LossReport(lambda losses: sent.append(losses[-1]), {}, None)
+    report({"loss": np.float32(0.5)})
+    assert sent == [0.5]
+    for wrong in ("0.5", {"accuracy": 1.0}, None):
+        with pytest.raises(TypeError):
+            report(wrong)
+
+
+class Domain:
+    """As Ray Tune and SciPy have them."""
+
+    def __init__(self, module: str) -> None:
+        self.__class__ = type("Domain", (Domain,), {"__module__": module})
+
+    def sample(
+        self, config: Any = None, size: int = 1, random_state: Any = None
+    ) -> Any:
+        return np.float64(random_state % 1000)
+
+
+def test_spaces_hold_dictionaries_and_the_domains_of_others() -> None:
+    space = {"optim": {"lr": uniform(0, 1), "name": ["a", "b"], "c": {"d": 7}}}
+    drawn = [draw(space, 0, trial)["optim"] for trial in range(20)]
+    assert {one["name"] for one in drawn} == {"a", "b"}
+    assert len({one["lr"] for one in drawn}) == 20
+    assert all(one["c"] == {"d": 7} for one in drawn)
+    theirs = {"x": Domain("ray.tune.search.sample"), "y": Domain("mine")}
+    found = [draw(theirs, 0, trial) for trial in range(3)]
+    assert found == [{**draw(theirs, 0, t), "y": theirs["y"]} for t in range(3)]
+    assert {type(one["x"]) for one in found} == {float}
+    assert len({one["x"] for one in found}) == 3
+
+
+def test_a_trial_gets_one_of_the_gpus_that_this_process_may_use() -> None:
+    assert [visible_gpu(n, None) for n in (0, 1)] == ["0", "1"]
+    assert [visible_gpu(n, "5, GPU-7") for n in (0, 1)] == ["5", "GPU-7"]
+
+
+def test_more_gpus_than_there_are_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(EngineError, match=r"\b3\b.*\b2\b"):
+        DistributedTuner(returns(), {"x": 1}, num_gpus=3).tune(1)
 
 
 @pytest.mark.parametrize(
