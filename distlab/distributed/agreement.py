@@ -27,44 +27,54 @@ class DisagreementError(ValueError):
     """The ranks of a collective call brought different things; raised on every rank."""
 
 
-def differing(comm: Comm, text: str) -> list[str] | None:
-    """Every rank's `text` if they differ, else None; collective."""
+def differing(comm: Comm, text: str, note: str = "") -> list[list[str]] | None:
+    """Every rank's `text` and `note` if the texts differ, else None; collective."""
     if comm.world_size == 1:
         return None
-    data = text.encode()
-    digest = int.from_bytes(hashlib.sha256(data).digest()[:8], "big", signed=True)
+    summary = hashlib.sha256(text.encode()).digest()
+    digest = int.from_bytes(summary[:8], "big", signed=True)
+    data = f"{text}\0{note}".encode()
     rows = _gathered(comm, torch.tensor([digest, len(data)]))
-    if (rows == rows[0]).all():
+    if (rows[:, 0] == rows[0, 0]).all():
         return None
     padded = torch.zeros(int(rows[:, 1].max()), dtype=torch.uint8)
     padded[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
     texts = _gathered(comm, padded)
     pairs = zip(texts, rows[:, 1].tolist(), strict=True)
-    return [bytes(row[:size].tolist()).decode() for row, size in pairs]
+    return [bytes(row[:size].tolist()).decode().split("\0") for row, size in pairs]
 
 
 def _gathered(comm: Comm, row: Tensor) -> Tensor:
     """(n, elements): the `row` of each rank, on the CPU."""
-    row = row.to(comm.device)
-    output = row.new_empty(comm.world_size * len(row))
-    comm.all_gather(output, row)
-    return output.view(comm.world_size, -1).cpu()
+    n, rank = comm.world_size, comm.rank
+    rows = [row.to(comm.device).contiguous() for _ in range(n)]
+    for hop in range(1, n):  # round the ring, so that a lost peer has a name
+        sent, received = rows[(rank - hop + 1) % n], torch.empty_like(rows[0])
+        comm.sendrecv(sent, (rank + 1) % n, received, (rank - 1) % n)
+        rows[(rank - hop) % n] = received
+    return torch.stack(rows).cpu()
 
 
-def require_same(comm: Comm, text: str, advice: str) -> None:
+def require_same(
+    comm: Comm, text: str, advice: str, *, verb: str = "has", note: str = ""
+) -> None:
     """Compare the lines of `text` over the ranks; collective.
+
+    The error says "rank 0 has …", with this `verb`, and each rank's `note`.
 
     Raises:
         DisagreementError: they differ; on every rank, with the first line that differs
             and the ranks that have it.
     """
-    texts = differing(comm, text)
-    if texts is None:
+    told = differing(comm, text, note)
+    if told is None:
         return
-    other = next(rank for rank, told in enumerate(texts) if told != texts[0])
+    texts, notes = zip(*told, strict=True)
+    other = next(rank for rank, text in enumerate(texts) if text != texts[0])
     first, second = _difference(texts[0].splitlines(), texts[other].splitlines())
     raise DisagreementError(
-        f"rank 0 has {first}, but rank {other} has {second}: {advice}"
+        f"rank 0 {verb} {first}{notes[0]}, but rank {other} {verb} "
+        f"{second}{notes[other]}: {advice}"
     )
 
 
@@ -77,7 +87,7 @@ def _difference(first: list[str], second: list[str]) -> tuple[str, str]:
     return mine or f"no {theirs}", theirs or f"no {mine}"
 
 
-def agreed(comm: Comm, make: Callable[[], str], advice: str) -> None:
+def agreed(comm: Comm, make: Callable[[], str], advice: str, **named: str) -> None:
     """`require_same` of what `make` returns; its ValueError is one on every rank.
 
     Raises:
@@ -90,7 +100,7 @@ def agreed(comm: Comm, make: Callable[[], str], advice: str) -> None:
     except ValueError as error:
         failed, text = error, f"an error, {error}"
     try:
-        require_same(comm, text, advice)
+        require_same(comm, text, advice, **named)
     finally:
         if failed is not None:
             raise failed

@@ -5,6 +5,11 @@ Every collective is a task's function, of the learner or of the reference: see
 conjugate or negative views, too. `comm` replaces the default group. Averages of float16
 are summed in float32, in twice the bytes, because a sum above 65,504 is inf where the
 mean is not. Source: torch.distributed and MPI, for the names.
+
+Ranks that make different calls, or bring other shapes or dtypes, get a
+DisagreementError, a ValueError with both calls and their lines: each collective
+compares 16 bytes of every rank first, and a header precedes each message. So `send`
+needs this module's `recv` on the other side.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import torch
 from torch import Tensor
 
 from distlab.comm import ANY, Comm, ReduceOp
+from distlab.distributed.calls import kind_of, require_header, same_call, send_header
 from distlab.distributed.group import default_comm
 from distlab.distributed.parts import running, unit
 from distlab.distributed.pool import staging
@@ -38,7 +44,9 @@ def send(tensor: Tensor, dst: int, tag: int = 0, comm: Comm | None = None) -> Te
         if get_rank() == 1:
             assert recv(torch.zeros(1), src=0).item() == 5
     """
-    (comm or default_comm()).send(_values(tensor), dst, tag)
+    comm, values = comm or default_comm(), _values(tensor)
+    send_header(comm, values, dst, tag)
+    comm.send(values, dst, tag)
     return tensor
 
 
@@ -46,6 +54,9 @@ def recv(
     tensor: Tensor, src: int = ANY, tag: int = 0, comm: Comm | None = None
 ) -> Tensor:
     """Receive into `tensor`, in place, from rank `src` or from any; return it.
+
+    Raises:
+        ValueError: the message has another number of elements, or another dtype.
 
     Example:
         init_process_group()
@@ -55,8 +66,9 @@ def recv(
         else:
             send(torch.full((2,), float(get_rank())), dst=0)
     """
-    values = _values(tensor, is_written=True)
-    (comm or default_comm()).recv(values, src, tag)
+    comm, values = comm or default_comm(), _values(tensor, is_written=True)
+    source = require_header(comm, values, src, tag)
+    comm.recv(values, source, tag)
     return _written(tensor, values)
 
 
@@ -77,7 +89,14 @@ def all_reduce(
         assert total.tolist() == [get_world_size(), 2 * get_world_size()]
     """
     comm = comm or default_comm()
-    _refuse_mean(tensor, op)
+    same_call(
+        comm,
+        lambda: f"all_reduce({_reducible(_values(tensor, is_written=True), op)})",
+    )
+    return _all_reduce(tensor, op, comm)
+
+
+def _all_reduce(tensor: Tensor, op: ReduceOp, comm: Comm) -> Tensor:
     own = _values(tensor, is_written=True)
     if op in (ReduceOp.SUM, ReduceOp.AVG):
         values = _summable(own, op)
@@ -101,7 +120,9 @@ def broadcast(tensor: Tensor, src: int = 0, comm: Comm | None = None) -> Tensor:
     """
     comm = comm or default_comm()
     values = _values(tensor, is_written=True)
-    _require_rank(src, comm)
+    same_call(
+        comm, lambda: f"broadcast({kind_of(tensor)}, src={_require_rank(src, comm)})"
+    )
     with running():
         unit("collectives").broadcast(comm, values, src)
     return _written(tensor, values)
@@ -118,12 +139,15 @@ def reduce(
         assert total.sum() == 3 * (get_world_size() if get_rank() == 0 else 1)
     """
     comm = comm or default_comm()
-    _require_rank(dst, comm)
+    same_call(
+        comm,
+        lambda: f"reduce({_reducible(tensor, op)}, dst={_require_rank(dst, comm)})",
+    )
     if comm.rank == dst:
-        return all_reduce(tensor, op, comm)
+        return _all_reduce(tensor, op, comm)
     with staging(tensor.numel(), tensor) as values:
         values.copy_(_values(tensor).view(-1))
-        all_reduce(values, op, comm)
+        _all_reduce(values, op, comm)
     return tensor
 
 
@@ -136,6 +160,11 @@ def all_gather(tensor: Tensor, comm: Comm | None = None) -> list[Tensor]:
         assert [int(rank) for rank in ranks] == list(range(get_world_size()))
     """
     comm = comm or default_comm()
+    same_call(comm, lambda: f"all_gather({kind_of(tensor)})")
+    return _all_gather(tensor, comm)
+
+
+def _all_gather(tensor: Tensor, comm: Comm) -> list[Tensor]:
     values = _values(tensor).view(-1)
     output = values.new_empty(comm.world_size * values.numel())
     _gather_into(output, values, comm)
@@ -155,8 +184,10 @@ def gather(
         assert (rows is None) == (get_rank() != 0)
     """
     comm = comm or default_comm()
-    _require_rank(dst, comm)
-    tensors = all_gather(tensor, comm)
+    same_call(
+        comm, lambda: f"gather({kind_of(tensor)}, dst={_require_rank(dst, comm)})"
+    )
+    tensors = _all_gather(tensor, comm)
     return tensors if comm.rank == dst else None
 
 
@@ -175,7 +206,9 @@ def reduce_scatter(
         assert mine.tolist() == [2 * get_rank() * n, (2 * get_rank() + 1) * n]
     """
     comm = comm or default_comm()
-    _refuse_mean(tensor, op)
+    same_call(
+        comm, lambda: f"reduce_scatter({_reducible(_with_chunks(tensor, comm), op)})"
+    )
     values, shape = _chunked(tensor, comm)
     output = values.new_empty(values.numel() // comm.world_size)
     if op in (ReduceOp.SUM, ReduceOp.AVG):
@@ -214,12 +247,19 @@ def scatter(
     """
     comm = comm or default_comm()
     n, size = comm.world_size, tensor.numel()
-    _require_rank(src, comm)
+
+    def call() -> str:
+        _require_rank(src, comm)
+        kinds = [kind_of(t) for t in tensors or ()]
+        if comm.rank == src and kinds != [kind_of(tensor)] * n:
+            raise ValueError(f"rank {src} scatters {n} tensors of {kind_of(tensor)}")
+        return f"scatter({kind_of(tensor)}, src={src})"
+
+    same_call(comm, call)
     with staging(2 * n * size, tensor) as buffer:
         outgoing, incoming = buffer.tensor_split(2)
         if comm.rank == src:
-            if tensors is None or [t.shape for t in tensors] != [tensor.shape] * n:
-                raise ValueError(f"rank {src} scatters {n} tensors of {tensor.shape}")
+            assert tensors is not None
             torch.cat([_values(t).view(-1) for t in tensors], out=outgoing)
         else:
             outgoing.zero_()
@@ -243,6 +283,7 @@ def all_to_all(tensor: Tensor, comm: Comm | None = None) -> Tensor:
         assert received.tolist() == [10 * p + get_rank() for p in range(n)]
     """
     comm = comm or default_comm()
+    same_call(comm, lambda: f"all_to_all({kind_of(_with_chunks(tensor, comm))})")
     values, _ = _chunked(tensor, comm)
     output = torch.empty_like(values)
     with running():
@@ -258,6 +299,7 @@ def barrier(comm: Comm | None = None) -> None:
         barrier()
     """
     comm = comm or default_comm()
+    same_call(comm, lambda: "barrier()")
     with running():
         unit("collectives").all_reduce(comm, torch.ones(1, device=comm.device))
 
@@ -297,6 +339,11 @@ def _chunked(tensor: Tensor, comm: Comm) -> tuple[Tensor, tuple[int, ...]]:
     return _values(tensor).view(-1), (shape[0] // n, *shape[1:])
 
 
+def _with_chunks(tensor: Tensor, comm: Comm) -> Tensor:
+    _chunked(tensor, comm)
+    return tensor
+
+
 def _written(tensor: Tensor, values: Tensor) -> Tensor:
     """`tensor`, which holds `values` now."""
     if values.data_ptr() != tensor.data_ptr():
@@ -304,12 +351,14 @@ def _written(tensor: Tensor, values: Tensor) -> Tensor:
     return tensor
 
 
-def _refuse_mean(tensor: Tensor, op: ReduceOp) -> None:
+def _reducible(tensor: Tensor, op: ReduceOp) -> str:
     if op is ReduceOp.AVG and not tensor.is_floating_point():
         raise ValueError(f"{tensor.dtype} has no mean: use SUM and divide")
+    return f"{kind_of(tensor)}, {op.name}"
 
 
-def _require_rank(rank: int, comm: Comm) -> None:
+def _require_rank(rank: int, comm: Comm) -> int:
     if not 0 <= rank < comm.world_size:
         last = comm.world_size - 1
         raise ValueError(f"there is no rank {rank}: ranks are 0 … {last}")
+    return rank

@@ -350,3 +350,67 @@ def test_the_table_names_tasks_of_the_course() -> None:
     ]
     listed = {row["task"] for row in info["units"]}
     assert listed == {task for names in TABLE.values() for task in names}
+
+
+# ── ranks that make different calls ─────────────────────────────────────────────────
+
+
+def pairs_of_calls(rank: int) -> dict[str, tuple[Callable[[], Any], str]]:
+    """What each rank calls, and what the error names."""
+    long = torch.zeros(2 + 2 * rank)
+    other = torch.zeros(2, dtype=torch.int32 if rank else torch.float32)
+    rows = torch.zeros(2 + 2 * rank, 4 - 2 * rank)
+    op = dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM
+    row = torch.zeros(2)
+    return {
+        "size": (lambda: dist.all_reduce(long), r"all_reduce.*\(2,\).*\(4,\)"),
+        "dtype": (lambda: dist.all_reduce(other), r"float32, SUM.*int32, SUM"),
+        "op": (lambda: dist.all_reduce(row, op), r"SUM.*MAX"),
+        "shape": (lambda: dist.all_gather(rows), r"\(2, 4\).*\(4, 2\)"),
+        "root": (lambda: dist.broadcast(row, rank), r"src=0.*src=1"),
+        "reduce": (lambda: dist.reduce(row, rank), r"dst=0.*dst=1"),
+        "gather": (lambda: dist.gather(long), r"gather.*\(2,\).*\(4,\)"),
+        "reduce_scatter": (lambda: dist.reduce_scatter(long), r"\(2,\).*\(4,\)"),
+        "all_to_all": (lambda: dist.all_to_all(long), r"\(2,\).*\(4,\)"),
+        "scatter": (lambda: dist.scatter(row, [row], src=0), r"\b2 .*\(2,\)"),
+        "name": (
+            lambda: dist.barrier() if rank else dist.all_reduce(row),
+            r"all_reduce\(.*barrier\(\)",
+        ),
+        "message": (
+            lambda: dist.recv(row[:1].double(), 0) if rank else dist.send(row, 1),
+            r"^$|2 elements of torch\.float32 .*\b1 element of torch\.float64",
+        ),
+        "longer": (
+            lambda: dist.recv(row) if rank else dist.send(torch.zeros(4), 1),
+            r"^$|4 elements.*\b2 elements",
+        ),
+    }
+
+
+def disagree(context: RankContext, backend: str) -> dict[str, str]:
+    like_torchrun(context, PATIENCE_S)
+    dist.init_process_group(backend, timeout_s=PATIENCE_S)
+    found = {}
+    for name, (call, _) in pairs_of_calls(context.rank).items():
+        found[name] = ""
+        try:
+            call()
+        except ValueError as error:
+            found[name] = str(error)
+    assert dist.all_reduce(torch.ones(1)).item() == 2  # nothing is left over
+    return found
+
+
+@pytest.mark.parametrize("backend", ["gloo", "tcp"])
+def test_calls_that_differ_are_named_with_their_lines(
+    cluster: Cluster, backend: str
+) -> None:
+    run = cluster.run(disagree, 2, backend, limits=PATIENT).require_finished()
+    for rank, found in enumerate(run.values):
+        for name, (_, pattern) in pairs_of_calls(0).items():
+            assert re.search(pattern, found[name]), (name, found[name])
+            is_silent = not rank and name in ("message", "longer")
+            assert (found[name] == "") == is_silent
+        for name in ("size", "name", "root"):
+            assert len(re.findall(r"\btest_distributed\.py:\d+", found[name])) == 2
