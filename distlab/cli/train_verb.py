@@ -27,9 +27,7 @@ MasterPort = Annotated[int, typer.Option(help="Where the nodes meet.")]
 Wire = Annotated[
     str | None, typer.Option("--communication-backend", help="nccl or gloo.")
 ]
-LogDir = Annotated[
-    Path | None, typer.Option(help="Keep rank_<r>.log in this folder.")
-]
+LogDir = Annotated[Path | None, typer.Option(help="Keep rank_<r>.log in this folder.")]
 Rate = Annotated[float, typer.Option("--cost-per-gpu-hour", help="Of one rank.")]
 MaxCost = Annotated[
     float | None, typer.Option(help="The ranks end once they have cost this much.")
