@@ -34,6 +34,7 @@ from distlab.data.folder import FolderSource
 from distlab.data.problems import DataError, Problem, refuse, summary
 from distlab.data.shards import ShardSource, class_names, shards_in
 from distlab.data.transforms import EvalTransform, TrainTransform, Transform
+from distlab.given.seeds import any_seed
 
 SPLITS = ("train", "val")
 _LOG = logging.getLogger("distlab.data")
@@ -91,13 +92,14 @@ class Images(Dataset[tuple[Tensor, int]]):
     ) -> None:
         if strict:
             refuse(source.problems, "the data set")
+        seed = any_seed(seed)
         if seed < 0:
             raise ValueError(f"seed is {seed}, must be at least 0")
         self.source = source
         self.version = 0  # of the three that data workers cannot follow
         self._settings: dict[str, Any] = {
             "transform": transform,
-            "seed": int(seed),
+            "seed": seed,
             "strict": strict,
         }
         self.classes, self.targets = source.classes, source.targets

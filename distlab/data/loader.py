@@ -11,6 +11,7 @@ the ranks: as in task 1.10, so the position fits any number of ranks. A data wor
 told (epoch, index) of each sample and keeps nothing between them, so workers live as
 long as the loader, and one that dies is replaced: the loader goes on at the same batch.
 An epoch that begins after the images got another transform has new workers.
+So does a loop during which another one, such as a look at a batch, used the workers.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from distlab.data.images import Images
 from distlab.data.problems import Problem
+from distlab.given.loops import EpochLoops, check_state
+from distlab.given.seeds import any_seed
 
 Place = tuple[int, int]
 """An epoch, and the number of a sample in the data set."""
@@ -49,12 +52,15 @@ class Batch(NamedTuple):
         return Batch(self.images.pin_memory(), self.targets.pin_memory(), self.problems)
 
 
-class ImageLoader:
+class ImageLoader(EpochLoops):
     """A rank's batches of each epoch; all ranks construct it alike, except `rank`.
 
     With `is_train`, an image that cannot be used is replaced by the next that can, so
     that batches keep their size. Otherwise it is left out: an evaluation then counts
     each usable image once. `problems` has both, by name.
+
+    A loop begins with the first batch of the epoch; after load_state_dict with the next
+    one, until a loop reaches the end or another epoch starts.
 
     `wait_s` is how long iterating has waited for batches, `worker_restarts` how often
     data workers were replaced.
@@ -74,18 +80,18 @@ class ImageLoader:
         pin_memory: bool | None = None,
         max_restarts: int = 3,
     ) -> None:
+        super().__init__()
         if global_batch_size < 1:
             raise ValueError(f"the global batch size is {global_batch_size}")
         self.images, self.num_samples = images, len(images)
         self.global_batch_size = global_batch_size
         self.rank, self.world_size = rank, world_size
-        self.shuffle, self.seed = is_train, seed
-        self.epoch = self.num_delivered = self.worker_restarts = 0
+        self.shuffle, self.seed = is_train, any_seed(seed)
+        self.worker_restarts = 0
         if pin_memory is None:
             pin_memory = torch.cuda.is_available()
         self.max_restarts, self.wait_s = max_restarts, 0.0
         self.problems: dict[str, Problem] = {}
-        self._is_over = False
         self._batches = _Batches()
         self._arguments: dict[str, Any] = {
             "num_workers": num_workers,
@@ -100,28 +106,25 @@ class ImageLoader:
         """The number of steps of an epoch: the same on every rank."""
         return math.ceil(self.num_samples / self.global_batch_size)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Use the order of `epoch`; a new epoch starts at its first batch."""
-        if epoch != self.epoch:
-            self.epoch, self.num_delivered = epoch, 0
-
     def __iter__(self) -> Iterator[Batch]:
-        """The remaining batches of this epoch; after its end, all batches again."""
-        if self._is_over and self.num_delivered == len(self):
-            self.num_delivered = 0
-        self._is_over = False
-        batches = self._iterate()
-        for _ in range(self.num_delivered, len(self)):
+        """The batches of this epoch; after load_state_dict, those that are left."""
+        yield from self.follow(self._read(self._begin))
+
+    def _read(self, first: int) -> Iterator[Batch]:
+        """The batches of this epoch from number `first` on."""
+        places = [[(self.epoch, index) for index in b] for b in self.batches()[first:]]
+        batches: Iterator[Batch] | None = None
+        for number in range(len(places)):
             start_s = time.perf_counter()
+            if batches is None or self._batches.places is not places:
+                batches = self._iterate(places, number)
             batch = self._next(batches)
             if batch is None:
-                batches = self._iterate()
+                batches = self._iterate(places, number)
                 batch = next(batches)
             self.wait_s += time.perf_counter() - start_s
-            self.num_delivered += 1  # when it is given, not when it is read ahead
             self.problems |= {problem.name: problem for problem in batch.problems}
             yield batch
-        self._is_over = True
 
     def batches(self) -> list[list[int]]:
         """The samples of this rank in this epoch, one list per step."""
@@ -161,17 +164,15 @@ class ImageLoader:
             ValueError: its data size, batch size, shuffle or seed differs. This loader
                 is then unchanged.
         """
-        for name in _SETTINGS:
-            own, saved = getattr(self, name), state[name]
-            if own != saved:
-                raise ValueError(f"{name} is {own} here, but {saved} in the state")
-        self.epoch, self.num_delivered = state["epoch"], state["num_delivered"]
+        check_state(self, state, _SETTINGS, ("epoch", "num_delivered"))
+        self.epoch = state["epoch"]
+        self.begin_at(state["num_delivered"])
 
-    def _iterate(self) -> Iterator[Batch]:
+    def _iterate(self, places: list[list[Place]], number: int) -> Iterator[Batch]:
+        """Let the data workers read `places` from number `number` on."""
         if self._version != self.images.version:  # the workers have old settings
             self._loader = self._start()
-        rest = self.batches()[self.num_delivered :]
-        self._batches.places = [[(self.epoch, index) for index in b] for b in rest]
+        self._batches.places, self._batches.first = places, number
         return iter(self._loader)
 
     def _next(self, batches: Iterator[Batch]) -> Batch | None:
@@ -208,12 +209,13 @@ class _Batches:
 
     def __init__(self) -> None:
         self.places: list[list[Place]] = []
+        self.first = 0
 
     def __iter__(self) -> Iterator[list[Place]]:
-        return iter(self.places)
+        return iter(self.places[self.first :])
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.places) - self.first
 
 
 class _Samples(Dataset[Any]):

@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+import operator
+import sys
+import weakref
 from collections.abc import Iterator
 from itertools import islice
+from types import FrameType
 from typing import Any
 
 from torch.utils.data import Dataset, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from distlab.distributed.group import get_rank, get_world_size, has_rank
 from distlab.distributed.parts import running, unit
 from distlab.given.epochs import tell_epoch
+from distlab.given.loops import EpochLoops, Loop, check_state
+from distlab.given.seeds import any_seed
 
 _SETTINGS = ("num_samples", "num_replicas", "shuffle", "seed", "drop_last")
+_NEAR = 4  # frames between the sampler and the DataLoader's iterator that draws from it
 
 
-class DistributedSampler(Sampler[int]):
+class DistributedSampler(EpochLoops, Sampler[int]):
     """This rank's samples in the order of this epoch's shuffle.
 
     Give `dataset` or `dataset_size`. `num_replicas` and `rank` are the default group's
     if they are not given. All ranks construct it with the same other arguments. Every
     rank gets equally many samples: some are repeated, or left out with `drop_last`.
     A data set that has set_epoch, such as images with random crops, is told the epoch.
+    `seed` is any integer, numpy's included.
+
+    A loop begins at the start of the epoch, whatever loops there were before. After
+    load_state_dict it begins at the loaded position, until a loop reaches the end or
+    set_epoch names another epoch. So it's safe to look at a batch on one rank alone. To
+    go on in the same process where a loop was left, keep that loop's iterator, or load
+    the sampler's own state.
 
     Raises:
-        ValueError: neither or both of dataset and dataset_size, or no such rank.
+        ValueError: neither or both of dataset and dataset_size, a data set without a
+            length, a seed that is no integer, or no such rank.
 
     Example:
         init_process_group()
@@ -49,10 +65,10 @@ class DistributedSampler(Sampler[int]):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
+        super().__init__()
         if (dataset is None) == (dataset_size is None):
             raise ValueError("give dataset or dataset_size, one of them")
-        size = dataset_size if dataset is None else len(dataset)  # type: ignore[arg-type]
-        assert size is not None
+        size = _length(dataset) if dataset_size is None else dataset_size
         if None in (num_replicas, rank) and not has_rank():
             raise ValueError(
                 "this process has no rank yet: under --standby and --elastic, draw the "
@@ -62,30 +78,40 @@ class DistributedSampler(Sampler[int]):
         self.rank = get_rank() if rank is None else rank
         if not 0 <= self.rank < self.num_replicas:
             raise ValueError(f"rank {self.rank} of {self.num_replicas} replicas")
-        self.num_samples, self.shuffle, self._dataset = size, shuffle, dataset
-        self.seed, self.drop_last = seed, drop_last
-        self.num_yielded = 0  # indices of this epoch that were drawn
+        self.num_samples, self.shuffle = operator.index(size), shuffle
+        self._dataset = dataset
+        self.seed, self.drop_last = any_seed(seed), drop_last
+        self._done_epoch: int | None = None  # a loaded state says that it is over
         with running():
             self._inner = unit("data_loader").DistributedSampler(
-                size,
+                self.num_samples,
                 self.rank,
                 self.num_replicas,
                 shuffle=shuffle,
-                seed=seed,
+                seed=self.seed,
                 drop_last=drop_last,
             )
 
     @property
-    def epoch(self) -> int:
-        """The epoch whose shuffle is used."""
-        return int(self._inner.epoch)
+    def num_yielded(self) -> int:
+        """How many indices of this epoch the newest loop has, as state_dict saves it.
+
+        In a DataLoader these are the samples of the batches that it has returned: data
+        workers draw ahead, which doesn't count.
+        """
+        return self.current().returned
 
     def set_epoch(self, epoch: int) -> None:
-        """Use the order of `epoch` from now on; another epoch starts at its start."""
-        if epoch != self.epoch:
-            self.num_yielded = 0
-        self._inner.set_epoch(epoch)
-        tell_epoch(self._dataset, epoch)
+        """Use the order of `epoch` from now on; call it before each epoch.
+
+        Another epoch begins at its start. The same one begins where it would have begun
+        without the call: at a loaded position, if one is left.
+        """
+        done, self._done_epoch = self._done_epoch, None
+        super().set_epoch(epoch)
+        if done is not None and self.epoch == done:
+            self.begin_at(len(self))
+        tell_epoch(self._dataset, self.epoch)
 
     def __len__(self) -> int:
         """The number of this rank's samples in an epoch."""
@@ -94,35 +120,122 @@ class DistributedSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """The indices of this rank; after load_state_dict, those that are left."""
-        if self.num_yielded >= len(self):
-            self.num_yielded = 0
+        self.settle()
+        self._done_epoch = None
+        loop = _DataLoaderLoop.of_caller(self._begin)
         with running():
-            for index in islice(iter(self._inner), self.num_yielded, None):
-                self.num_yielded += 1
-                yield index
+            self._inner.set_epoch(self.epoch)
+            rest = islice(iter(self._inner), self._begin, None)
+            yield from self.follow(rest, loop)
 
     def state_dict(self) -> dict[str, Any]:
         """The position in this epoch, and what the order depends on; fit for json.
 
-        The position counts indices that were drawn. Data workers draw ahead of the
-        batches they return, so with num_workers > 0 save between epochs; or use the
-        loader of 1.15, which counts batches and fits any number of ranks.
+        Save it inside a loop, after one that a `break` ended, or between epochs. With a
+        DataLoader, also one with data workers, the position is that of the batches
+        that it returned. Only a batch sampler of your own, without batch_size, makes it
+        that of the indices drawn.
         """
         settings = {name: getattr(self, name) for name in _SETTINGS}
-        return {"epoch": self.epoch, "num_yielded": self.num_yielded, **settings}
+        loop = self.current()
+        return {
+            "epoch": self.epoch,
+            "num_yielded": loop.returned,
+            "is_over": loop.has_all and not loop.is_running,
+            **settings,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the sampler that saved `state` was.
 
+        If that epoch's loop had ended, `epoch` is the next one. If it hadn't, the first
+        loop has what is left of the epoch, maybe nothing. So this trains each sample
+        once, and does what comes at an epoch's end once:
+
+            for epoch in range(sampler.epoch, num_epochs):
+                sampler.set_epoch(epoch)
+                for batch in loader: ...
+
         Raises:
-            ValueError: a setting differs; this sampler is then unchanged.
+            ValueError: a setting differs, or it isn't a sampler's state; this sampler
+                is then unchanged.
         """
-        for name in _SETTINGS:
-            if getattr(self, name) != state[name]:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)} here, but {state[name]} in the "
-                    "state"
-                )
-        self._inner.set_epoch(state["epoch"])
-        tell_epoch(self._dataset, state["epoch"])
-        self.num_yielded = state["num_yielded"]
+        check_state(self, state, _SETTINGS, ("epoch", "num_yielded"))
+        self._done_epoch = None
+        self.epoch = operator.index(state["epoch"])
+        if state.get("is_over"):
+            self._done_epoch = self.epoch
+            self.epoch += 1
+            self.begin_at(0)
+        else:
+            self.begin_at(operator.index(state["num_yielded"]))
+        tell_epoch(self._dataset, self.epoch)
+
+
+class _DataLoaderLoop(Loop):
+    """A loop of torch's DataLoader, whose data workers draw ahead of what it returns.
+
+    Our counter takes the place of its iterator's, because it is needed when the
+    iterator is gone: after a `break`. To keep that would keep its data workers.
+    """
+
+    def __init__(self, iterator: _BaseDataLoaderIter, size: int, begin: int) -> None:
+        super().__init__(begin)
+        self._iterator, self._size, self._begin = weakref.ref(iterator), size, begin
+        self._drop_last = bool(getattr(iterator._index_sampler, "drop_last", False))
+        self._batches = _Counter()
+        iterator._num_yielded = self._batches  # type: ignore[assignment]
+
+    @classmethod
+    def of_caller(cls, begin: int) -> _DataLoaderLoop | None:
+        """The one for which a sampler's `__iter__` runs, if there is one."""
+        frame: FrameType | None = sys._getframe(2)
+        for _ in range(_NEAR):
+            caller = frame.f_locals.get("self") if frame else None
+            if isinstance(caller, _BaseDataLoaderIter):
+                is_batched = caller._auto_collation
+                sampler = caller._index_sampler
+                size = getattr(sampler, "batch_size", None) if is_batched else 1
+                return cls(caller, size, begin) if size else None
+            frame = frame.f_back if frame else None
+        return None
+
+    @property
+    def returned(self) -> int:
+        """The samples of the batches that the caller's loop has had."""
+        return min(self.drawn, self._begin + self._batches.number * self._size)
+
+    @property
+    def has_all(self) -> bool:
+        """Whether no batch is left; with drop_last, a part of one may be."""
+        num_left_out = (self.drawn - self._begin) % self._size * self._drop_last
+        return self.has_drawn_all and self.returned >= self.drawn - num_left_out
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its iterator is there, and still in this loop."""
+        iterator = self._iterator()
+        return getattr(iterator, "_num_yielded", None) is self._batches
+
+
+class _Counter:
+    """Counts the batches that a DataLoader's iterator has returned."""
+
+    number = 0
+
+    def __iadd__(self, other: int) -> _Counter:
+        self.number += other
+        return self
+
+    def __int__(self) -> int:
+        return self.number
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except TypeError:
+        raise ValueError(
+            f"a {type(dataset).__name__} has no length, so its samples can't be "
+            "divided among the ranks"
+        ) from None

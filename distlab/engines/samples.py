@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch.utils.data import Sampler
 
+from distlab.given.seeds import small_seed
+
 
 @dataclass(frozen=True)
 class Microbatch:
@@ -44,7 +46,7 @@ def epoch_order(
     """The order of an epoch; the same on every rank."""
     if not shuffles:
         return list(range(num_samples))
-    generator = torch.Generator().manual_seed((1_000_003 * seed + epoch) % 2**63)
+    generator = torch.Generator().manual_seed(1_000_003 * small_seed(seed) + epoch)
     return torch.randperm(num_samples, generator=generator).tolist()
 
 

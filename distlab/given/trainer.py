@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -182,8 +181,9 @@ class FullBatches:
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """See Loader."""
-        left = self.num_full - self.loader.num_delivered
-        yield from islice(self.loader, max(0, left))
+        for batch in self.loader:  # to its end: only then the next loop begins anew
+            if self.loader.num_delivered <= self.num_full:
+                yield batch
 
     def state_dict(self) -> State:
         """See Stateful."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from distlab.given.checkpoint import JSON, Checkpoint, unfit
+from distlab.given.seeds import small_seed
 
 State = dict[str, Any]
 """Nested dicts, lists and tuples of tensors, numpy arrays and plain values."""
@@ -143,7 +144,8 @@ def set_random_state(state: State) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Start all generators anew; 0 <= seed < 2**32."""
+    """Start all generators anew; `seed` is any integer."""
+    seed = small_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from distlab.given.seeds import small_seed
+
 
 def make_convnet(seed: int = 0) -> nn.Sequential:
     """(N, 1, 28, 28) to ten scores, in float32, 80,202 parameters.
@@ -16,7 +18,7 @@ def make_convnet(seed: int = 0) -> nn.Sequential:
     The same seed gives the same weights; torch's own generator is left as it was.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(small_seed(seed))
         return nn.Sequential(
             nn.Conv2d(1, 16, kernel_size=5),  # (N, 16, 24, 24)
             nn.MaxPool2d(2),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from distlab.given.seeds import small_seed
 from distlab.models import resnet, vit
 
 IMAGE_MODELS = (
@@ -45,7 +46,7 @@ def make_image_model(
             f"{name} takes images of {least} × {least} pixels or more, not {image_size}"
         )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(small_seed(seed))
         if name == "narrow_vit":
             return vit.narrow_vit(num_classes, in_channels, image_size)
         module = vit if name.startswith("vit") else resnet

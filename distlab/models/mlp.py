@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from distlab.given.seeds import small_seed
+
 NUM_PIXELS = 64
 NUM_DIGITS = 10
 
@@ -15,7 +17,7 @@ def make_mlp(hidden: int = 64, seed: int = 0) -> nn.Sequential:
     The same seed gives the same weights; torch's own generator is left as it was.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(small_seed(seed))
         return nn.Sequential(
             nn.Linear(NUM_PIXELS, hidden, dtype=torch.float64),
             nn.ReLU(),

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from distlab.given.seeds import small_seed
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
@@ -127,7 +129,7 @@ def make_transformer(config: TransformerConfig, seed: int = 0) -> nn.Sequential:
     The same seed gives the same weights; torch's own generator is left as it was.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(small_seed(seed))
         blocks = [Block(config) for _ in range(config.num_layers)]
         layers = [Embedding(config), *blocks, Head(config)]
         return nn.Sequential(*layers).double()

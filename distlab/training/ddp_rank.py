@@ -311,6 +311,7 @@ class _WatchedLoader:
                 if is_due and num_left:  # the last one waits for the evaluation
                     account.settle()
                     watch.save()
+        next(batches, None)  # to its end: only then the next loop begins anew
         account.settle()
         watch.end_epoch()
         self._at_end()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -92,6 +92,7 @@ class ResumedTraining:
         self._optimizer = torch.optim.SGD(self._master, lr=0.1, momentum=0.9)
         schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, _falling)
         self._schedule, self._loader = schedule, _make_loader(context, data_loader)
+        self._batches = self._all_epochs()
         self._hook, self._scaler, scaler = None, None, {}
         if half == "float16":
             self._scaler = precision.LossScaler(self._comm, **_SCALE)
@@ -109,16 +110,19 @@ class ResumedTraining:
 
     def steps(self, first: int, last: int) -> list[StepState]:
         """The steps from `first` to `last`."""
-        done, step = [], first
-        while step <= last:
-            for inputs, targets in self._loader:
-                self._step(inputs, targets)
-                done.append(self._noted(step))
-                step += 1
-                if step > last:
-                    return done
-            self._loader.set_epoch(self._loader.epoch + 1)
+        done: list[StepState] = []
+        for step, (inputs, targets) in zip(
+            range(first, last + 1), self._batches, strict=False
+        ):
+            self._step(inputs, targets)
+            done.append(self._noted(step))
         return done
+
+    def _all_epochs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches from the loader's position on, through all epochs."""
+        while True:
+            yield from self._loader
+            self._loader.set_epoch(self._loader.epoch + 1)
 
     def _step(self, inputs: Tensor, targets: Tensor) -> None:
         noise = np.random.standard_normal(inputs.shape)

@@ -29,6 +29,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from distlab.given.epochs import tell_epoch
+from distlab.given.loops import EpochLoops
+from distlab.given.seeds import small_seed
+from distlab.given.stepped_data import SteppedData
 
 
 def shard_indices(
@@ -60,7 +63,7 @@ class DistributedSampler(Sampler[int]):
     """One rank's samples in the order of this epoch's shuffle; for a DataLoader.
 
     All ranks construct it with the same arguments, except `rank`. Without `shuffle` the
-    order is 0, 1, 2, … in every epoch.
+    order is 0, 1, 2, … in every epoch. `seed` is any integer: self.seed has 32 bits.
 
     C1 all ranks shard one shuffle as in 1.8; epoch and seed change the shuffle
     C2 len() is the number of this rank's samples; no global random state is modified
@@ -79,7 +82,8 @@ class DistributedSampler(Sampler[int]):
         drop_last: bool = False,
     ) -> None:
         self.num_samples, self.rank, self.world_size = num_samples, rank, world_size
-        self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
+        self.shuffle, self.drop_last = shuffle, drop_last
+        self.seed = small_seed(seed)
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -116,12 +120,18 @@ class DistributedSampler(Sampler[int]):
         )
 
 
-class DistributedDataLoader:
+class DistributedDataLoader(EpochLoops):
     """One rank's shard of each global batch, as in an epoch of a single process.
 
     All ranks construct it with the same arguments, except `rank`. Each step has one
     global batch of `global_batch_size` samples; the last of an epoch may be smaller. A
     rank gets a batch without samples if its shard of the last global batch is empty.
+    `seed` is any integer: self.seed has 32 bits.
+
+    A loop begins with the first batch of the epoch, and num_delivered counts its
+    batches. After load_state_dict it begins with the next batch instead, until a loop
+    reaches the end or another epoch starts: a look at a batch doesn't move it. With
+    equally many ranks and data workers, a resumed epoch has the same random numbers.
 
     1.10 C1 in every step the ranks together have the global batch of a single process;
             the shard sizes differ by at most one
@@ -147,45 +157,41 @@ class DistributedDataLoader:
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
+        super().__init__()
         self.dataset, self.num_samples = dataset, len(dataset)  # type: ignore[arg-type]
         self.global_batch_size = global_batch_size
         self.rank, self.world_size = rank, world_size
-        self.shuffle, self.seed, self.num_workers = shuffle, seed, num_workers
+        self.shuffle, self.num_workers = shuffle, num_workers
+        self.seed = small_seed(seed)
         self.epoch = 0
         self.num_delivered = 0  # batches of this epoch that iterating has returned
-        self._is_over = False  # this loader's loop has ended; not part of the state
 
     def set_epoch(self, epoch: int) -> None:
         """Use the order of `epoch`; a new epoch starts at its first batch."""
-        if epoch != self.epoch:
-            self.epoch, self.num_delivered = epoch, 0
-        tell_epoch(self.dataset, epoch)  # it may draw crops anew
+        super().set_epoch(epoch)
+        tell_epoch(self.dataset, self.epoch)  # it may draw crops anew
 
     def __len__(self) -> int:
         """The number of steps of an epoch: the same on every rank."""
         return math.ceil(self.num_samples / self.global_batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        """The remaining batches of this epoch; after its end, all batches again."""
-        if self._is_over and self.num_delivered == len(self):
-            self.num_delivered = 0
-        self._is_over = False
-        batches = self.batches()[self.num_delivered :]
+        """The batches of this epoch; after load_state_dict, those that are left."""
+        rest = enumerate(self.batches()[self._begin :], self._begin)
+        # Data workers get a base seed from it, not from the global generator.
+        generator = torch.Generator()
+        if self.num_workers:
+            generator.manual_seed(self.worker_seed(0) % 2**64)
         loader = DataLoader(
-            self.dataset,
-            batch_sampler=batches,
+            SteppedData(self.dataset, self._seed_step if self.num_workers else None),
+            # Each index has its step: a data worker seeds itself before each batch.
+            batch_sampler=[[(step, i) for i in batch] for step, batch in rest],
             num_workers=self.num_workers,
             collate_fn=self._collate,
-            worker_init_fn=self._start_worker,
-            # Data workers get a base seed from it, not from the global generator.
-            generator=torch.Generator(),
+            generator=generator,
         )
-        for batch in loader:
-            # Counted when it is returned, not when it is loaded: workers prefetch.
-            self.num_delivered += 1
-            yield batch
-        # Not yet back to 0: a state that is saved now says that no batch is left.
-        self._is_over = True
+        # Counted when a batch is returned, not when it is loaded: workers prefetch.
+        yield from self.follow(loader)
 
     def batches(self) -> list[list[int]]:
         """The indices of this rank's samples in this epoch, one list per step."""
@@ -200,9 +206,9 @@ class DistributedDataLoader:
     def worker_seed(self, worker: int) -> int:
         """The seed for data worker `worker` (0 … num_workers - 1) of this rank.
 
-        torch's CPU generator uses only the lowest 32 bits of a seed, so the seeds of a
-        run must differ in these bits. Tried with up to 128 ranks, 40 workers and 200
-        epochs.
+        Before each batch a worker seeds itself from this number and the step. torch's
+        CPU generator uses only the lowest 32 bits of a seed, so the seeds of a run must
+        differ in these bits. Tried with up to 128 ranks, 40 workers and 200 epochs.
         """
         ### BEGIN SOLUTION data_loader.loader
         #| what must the seed depend on, so that no two workers of a run share it?
@@ -245,7 +251,7 @@ class DistributedDataLoader:
                 raise ValueError(f"{name} is {own} here, but {saved} in the state")
         self.epoch, self.num_delivered = state["epoch"], state["num_delivered"]
         ### END SOLUTION
-        self._is_over = False  # given: the state says nothing of this loader's loop
+        self.begin_at(self.num_delivered)  # given: there the next loop begins
         tell_epoch(self.dataset, self.epoch)
 
     def _order(self) -> list[int]:
@@ -268,9 +274,14 @@ class DistributedDataLoader:
         ]
         return tuple(column[:0] if is_empty else column for column in columns)
 
-    def _start_worker(self, worker: int) -> None:
-        """In a new data worker: seed torch, Python's random and numpy."""
-        seed = self.worker_seed(worker)
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # numpy takes 32 bits
+    def _seed_step(self, step: int) -> None:
+        """In a data worker, before a batch: seed torch, Python's random and numpy.
+
+        Worker w of an epoch has the steps w, w + num_workers, … The seed is the same
+        where the epoch is resumed at this step.
+        """
+        seed = self.worker_seed(step % self.num_workers) % 2**64
+        words = np.random.SeedSequence([seed, step]).generate_state(4)
+        torch.default_generator.manual_seed(int(words[0]))  # takes 32 bits
+        random.seed(words.tobytes())
+        np.random.seed(words)

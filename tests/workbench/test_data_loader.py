@@ -6,7 +6,9 @@ which code under judgement may not open. So their random numbers are tried here.
 
 from __future__ import annotations
 
+import json
 import random
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -165,6 +167,84 @@ def test_a_state_of_mid_epoch_fits_a_loader_that_was_at_its_end(
     whole = delivered(loader)
     loader.load_state_dict(state)
     assert delivered(loader) == whole[2:]
+
+
+def test_only_a_loop_that_ends_moves_where_the_next_begins(unit: ModuleType) -> None:
+    loader = unit.DistributedDataLoader(Drawn(20), 4, 0, 2)
+    whole = delivered(loader)
+    looked = iter(loader)
+    next(looked)  # and it stays open
+    loader.set_epoch(0)
+    counts = []
+    for _ in loader:
+        next(iter(loader))  # a look at a batch in the middle of the training
+        counts.append(loader.state_dict()["num_delivered"])
+    assert counts == [1, 2, 3, 4, 5]
+    for _ in islice(loader, 3):
+        pass
+    state = loader.state_dict()
+    assert state["num_delivered"] == 3
+    assert delivered(loader) == whole
+    fresh = unit.DistributedDataLoader(Drawn(20), 4, 0, 2)
+    fresh.load_state_dict(state)
+    next(iter(fresh))
+    fresh.set_epoch(0)
+    next(iter(fresh))
+    assert delivered(fresh) == whole[3:]
+    assert delivered(fresh) == whole
+    fresh.load_state_dict(state)
+    fresh.set_epoch(1)
+    assert len(delivered(fresh)) == 5
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_resumed_epoch_has_the_random_numbers_of_an_unbroken_one(
+    unit: ModuleType,
+) -> None:
+    def make() -> Any:
+        loader = unit.DistributedDataLoader(Drawn(20), 4, 1, 2, seed=3, num_workers=2)
+        loader.set_epoch(2)
+        return loader
+
+    torch.manual_seed(1)
+    whole = [drawn for _, drawn in make()]
+    torch.manual_seed(2)
+    stopped = make()
+    for _ in islice(stopped, 3):
+        pass
+    resumed = make()
+    resumed.load_state_dict(stopped.state_dict())
+    rest = [drawn for _, drawn in resumed]
+    assert all(map(torch.equal, rest, whole[3:]))
+    assert len(rest) == 2
+    assert len(set(torch.cat(whole).flatten().tolist())) == 10 * 3
+
+
+@pytest.mark.parametrize("seed", [2**63, -5, np.int64(7), np.uint64(2**64 - 1)])
+def test_any_integer_is_a_seed(unit: ModuleType, seed: Any) -> None:
+    loader = unit.DistributedDataLoader(Drawn(40), 40, 0, 1, seed=seed, num_workers=1)
+    same = unit.DistributedDataLoader(Drawn(40), 40, 0, 1, seed=int(seed))
+    other = unit.DistributedDataLoader(Drawn(40), 40, 0, 1, seed=int(seed) + 2**32)
+    assert loader.batches() == same.batches() != other.batches()
+    torch.manual_seed(loader.worker_seed(0))
+    same.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    with pytest.raises(ValueError, match="seed"):
+        unit.DistributedDataLoader(Drawn(4), 4, 0, 1, seed=0.5)
+
+
+class AtOnce(Drawn):
+    """Reads the samples of a batch together, as some data sets do."""
+
+    def __getitem__(self, place: int) -> Row:
+        raise AssertionError("one by one")
+
+    def __getitems__(self, places: list[int]) -> list[Row]:
+        return [super(AtOnce, self).__getitem__(place) for place in places]
+
+
+def test_a_data_set_may_read_a_batch_at_once(unit: ModuleType) -> None:
+    loader = unit.DistributedDataLoader(AtOnce(8), 4, 0, 1, shuffle=False)
+    assert delivered(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 @pytest.mark.slow

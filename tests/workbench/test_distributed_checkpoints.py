@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,10 @@ class Trainer:
         self.sampler = dist.DistributedSampler(dataset_size=500, seed=2)
         generator = torch.Generator().manual_seed(3)
         self.data = torch.randn(500, 64, dtype=torch.float64, generator=generator)
+        self.indices: Iterator[int] | None = None
 
     def steps(self, count: int) -> None:
-        indices = iter(self.sampler)
+        self.indices = indices = self.indices or iter(self.sampler)
         for _ in range(count):
             batch = self.data[[next(indices) for _ in range(SIZE)]]
             self.optimizer.zero_grad()

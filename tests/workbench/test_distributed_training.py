@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader, TensorDataset
 
 import distlab.distributed as dist
 from distlab.comm import SUM, Comm, ReduceOp, Work
@@ -267,35 +265,3 @@ def copies(context: RankContext) -> bool:
 
 def test_a_copy_synchronizes_too(cluster: Cluster) -> None:
     assert ranks(cluster, copies, 2) == [True, True]
-
-
-# ── the sampler ─────────────────────────────────────────────────────────────────────
-
-
-def test_the_sampler_continues_in_mid_epoch() -> None:
-    numbers = TensorDataset(torch.arange(23))
-
-    def make() -> dist.DistributedSampler:
-        return dist.DistributedSampler(numbers, num_replicas=2, rank=1, seed=5)
-
-    def batches(sampler: dist.DistributedSampler) -> Iterator[list[int]]:
-        for (batch,) in DataLoader(numbers, batch_size=3, sampler=sampler):
-            yield batch.tolist()
-
-    sampler = make()
-    sampler.set_epoch(4)
-    every = list(batches(sampler))
-    assert sum(map(len, every)) == len(sampler) == 12
-    assert list(batches(sampler)) == every  # another pass over the same epoch
-    half = batches(sampler)
-    first = [next(half), next(half)]
-    other = make()
-    other.load_state_dict(sampler.state_dict())
-    assert first + list(batches(other)) == every
-    other.set_epoch(5)
-    assert list(batches(other)) != every
-    wrong = dist.DistributedSampler(dataset_size=24, num_replicas=2, rank=1, seed=5)
-    with pytest.raises(ValueError, match=r"num_samples\b.* 24\b.* 23\b"):
-        wrong.load_state_dict(sampler.state_dict())
-    with pytest.raises(ValueError, match="dataset"):
-        dist.DistributedSampler(num_replicas=1, rank=0)

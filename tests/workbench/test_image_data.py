@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Iterable
 from itertools import chain
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
@@ -29,7 +30,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 from benchmarks._torchvision import torchvision
 from distlab.data.check import check
 from distlab.data.images import Images, open_images, open_source
-from distlab.data.loader import ImageLoader
+from distlab.data.loader import Batch, ImageLoader
 from distlab.data.make import make
 from distlab.data.problems import DataError
 from distlab.data.shards import INDEX, ShardSource, scan_shard, write_shards
@@ -110,6 +111,36 @@ def test_a_loader_resumes_at_its_next_batch_on_other_ranks(images: Images) -> No
     assert sorted(rest[0] + rest[1]) == sorted(chain(*all_targets[2:]))
     with pytest.raises(ValueError, match=r"\bseed\b.* 4\b.* 3\b"):
         ImageLoader(images, 7, seed=4).load_state_dict(state)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("num_workers", [0, 1])  # which stays for all loops
+def test_a_look_at_a_batch_moves_nothing(images: Images, num_workers: int) -> None:
+    def targets(batches: Iterable[Batch]) -> list[list[int]]:
+        return [batch.targets.tolist() for batch in batches]
+
+    loader = ImageLoader(images, 7, seed=3, num_workers=num_workers)
+    next(iter(loader))
+    whole = targets(loader)
+    found, counts = [], []
+    for batch in loader:
+        found += targets([batch])
+        next(iter(loader))
+        counts.append(loader.state_dict()["num_delivered"])
+    assert found == whole
+    assert counts == [1, 2, 3, 4]
+    loader.load_state_dict({**loader.state_dict(), "num_delivered": 2})
+    next(iter(loader))
+    assert [targets(loader), targets(loader)] == [whole[2:], whole]
+    with pytest.raises(ValueError, match=r"\bImageLoader\b.*\bshuffle\b"):
+        loader.load_state_dict({"seed": 3})
+
+
+def test_numbers_of_numpy_are_seeds(root: Path, images: Images) -> None:
+    same = open_images(root, "train", SMALL, seed=np.int64(5))
+    assert torch.equal(same[3][0], images[3][0])
+    orders = [ImageLoader(images, 4, seed=np.int64(s)).order() for s in (3, 4)]
+    assert orders[0] == ImageLoader(images, 4, seed=3).order() != orders[1]
 
 
 @pytest.mark.slow

@@ -51,8 +51,6 @@ def goes_on_with_the_next(runs: Runs) -> str | None:
             zip(case["rest"], case["whole"], strict=True)
         ):
             if rest != whole[stop:]:
-                if found["carries_end"] and rest == whole and stop == STEPS:
-                    raise _end_carried_over(case, rank, rest)
                 raise _not_next(case, rank, rest, whole, stop)
         if case["later"] != case["others"][EPOCH + 1]:
             raise NotYetError(
@@ -63,15 +61,6 @@ def goes_on_with_the_next(runs: Runs) -> str | None:
             )
     sizes = ", ".join(map(str, sorted(RANKS)))
     return f"stopped after 0 to {STEPS} of {STEPS} steps, on {sizes} ranks"
-
-
-def _end_carried_over(case: Record, rank: int, rest: Batches) -> NotYetError:
-    return NotYetError(
-        f"{_setting(case)}: the state contains `_is_over`, so the new loader "
-        "restarts the epoch",
-        evidence=_rows(rank, rest, []),
-        rule="_is_over belongs to the old loader's loop: leave it out of the state",
-    )
 
 
 def _gone_on(runs: Runs) -> Record:
