@@ -24,8 +24,33 @@ _HEADER_BYTES = 256
 
 
 def kind_of(tensor: Tensor) -> str:
-    """Its shape and dtype."""
+    """Its shape and dtype.
+
+    Raises:
+        ValueError: it can't be sent.
+    """
+    require_sendable(tensor)
     return f"{tuple(tensor.shape)} {tensor.dtype}"
+
+
+def require_sendable(tensor: object) -> None:
+    """Refuse what is no tensor, or has no elements in a row in memory.
+
+    Raises:
+        ValueError: so it is.
+    """
+    if not isinstance(tensor, Tensor):
+        what = type(tensor).__name__
+        raise ValueError(f"a {what} can't be sent: give a tensor")
+    for is_one, what, advice in (
+        (tensor.is_nested, "nested", "send the tensors that unbind() returns"),
+        (tensor.is_quantized, "quantized", "use dequantize()"),
+        (tensor.is_meta, "meta", "it has no values"),
+    ):
+        if is_one:
+            raise ValueError(f"a {what} tensor can't be sent: {advice}")
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"a {tensor.layout} tensor can't be sent: use to_dense()")
 
 
 def same_call(comm: Comm, call: Callable[[], str]) -> None:

@@ -15,12 +15,20 @@ needs this module's `recv` on the other side.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
 from distlab.comm import ANY, Comm, ReduceOp
-from distlab.distributed.calls import kind_of, require_header, same_call, send_header
+from distlab.distributed.calls import (
+    kind_of,
+    require_header,
+    require_sendable,
+    same_call,
+    send_header,
+)
 from distlab.distributed.group import default_comm
 from distlab.distributed.parts import running, unit
 from distlab.distributed.pool import staging
@@ -119,10 +127,13 @@ def broadcast(tensor: Tensor, src: int = 0, comm: Comm | None = None) -> Tensor:
         assert broadcast(mine, src=get_world_size() - 1) == 9 + get_world_size()
     """
     comm = comm or default_comm()
+
+    def call() -> str:
+        _values(tensor, is_written=True)
+        return f"broadcast({kind_of(tensor)}, src={_require_rank(src, comm)})"
+
+    same_call(comm, call)
     values = _values(tensor, is_written=True)
-    same_call(
-        comm, lambda: f"broadcast({kind_of(tensor)}, src={_require_rank(src, comm)})"
-    )
     with running():
         unit("collectives").broadcast(comm, values, src)
     return _written(tensor, values)
@@ -139,10 +150,13 @@ def reduce(
         assert total.sum() == 3 * (get_world_size() if get_rank() == 0 else 1)
     """
     comm = comm or default_comm()
-    same_call(
-        comm,
-        lambda: f"reduce({_reducible(tensor, op)}, dst={_require_rank(dst, comm)})",
-    )
+
+    def call() -> str:
+        _require_rank(dst, comm)
+        _values(tensor, is_written=comm.rank == dst)
+        return f"reduce({_reducible(tensor, op)}, dst={dst})"
+
+    same_call(comm, call)
     if comm.rank == dst:
         return _all_reduce(tensor, op, comm)
     with staging(tensor.numel(), tensor) as values:
@@ -246,16 +260,18 @@ def scatter(
         assert mine.tolist() == [get_rank(), 10 * get_rank()]
     """
     comm = comm or default_comm()
-    n, size = comm.world_size, tensor.numel()
+    n = comm.world_size
 
     def call() -> str:
         _require_rank(src, comm)
+        _values(tensor, is_written=True)
         kinds = [kind_of(t) for t in tensors or ()]
         if comm.rank == src and kinds != [kind_of(tensor)] * n:
             raise ValueError(f"rank {src} scatters {n} tensors of {kind_of(tensor)}")
         return f"scatter({kind_of(tensor)}, src={src})"
 
     same_call(comm, call)
+    size = tensor.numel()
     with staging(2 * n * size, tensor) as buffer:
         outgoing, incoming = buffer.tensor_split(2)
         if comm.rank == src:
@@ -306,8 +322,12 @@ def barrier(comm: Comm | None = None) -> None:
 
 def _values(tensor: Tensor, is_written: bool = False) -> Tensor:
     """What the tensor says, contiguous in memory: itself if it can."""
-    if tensor.layout is not torch.strided:
-        raise ValueError(f"a {tensor.layout} tensor can't be sent: use to_dense()")
+    require_sendable(tensor)
+    if is_written and tensor.is_inference() and not torch.is_inference_mode_enabled():
+        raise ValueError(
+            "a tensor made in inference_mode() can't be written outside of it: give "
+            "a clone() of it"
+        )
     places = zip(tensor.shape, tensor.stride(), strict=True) if is_written else ()
     if any(size > 1 and not stride for size, stride in places):
         raise ValueError(
@@ -330,6 +350,7 @@ def _gather_into(output: Tensor, values: Tensor, comm: Comm) -> None:
 
 def _chunked(tensor: Tensor, comm: Comm) -> tuple[Tensor, tuple[int, ...]]:
     """The tensor's elements in a row, and the shape of one of its n chunks."""
+    require_sendable(tensor)
     n, shape = comm.world_size, tensor.shape
     if not shape or shape[0] % n:
         raise ValueError(
@@ -352,12 +373,32 @@ def _written(tensor: Tensor, values: Tensor) -> Tensor:
 
 
 def _reducible(tensor: Tensor, op: ReduceOp) -> str:
+    if not isinstance(op, ReduceOp):
+        raise ValueError(f"op is {op!r}: take one of distlab.distributed.ReduceOp")
+    require_sendable(tensor)
     if op is ReduceOp.AVG and not tensor.is_floating_point():
         raise ValueError(f"{tensor.dtype} has no mean: use SUM and divide")
+    if not _can_combine(tensor.dtype, op):
+        raise ValueError(f"torch has no {op.name} of {tensor.dtype}: convert it first")
     return f"{kind_of(tensor)}, {op.name}"
 
 
+@cache
+def _can_combine(dtype: torch.dtype, op: ReduceOp) -> bool:
+    rows = torch.zeros(2, 1, dtype=dtype)
+    try:
+        if op in (ReduceOp.SUM, ReduceOp.AVG):
+            rows[0].add_(rows[1])  # as the rings do
+        else:
+            _COMBINE[op](rows)
+    except RuntimeError:  # a NotImplementedError is one
+        return False
+    return True
+
+
 def _require_rank(rank: int, comm: Comm) -> int:
+    if not isinstance(rank, Integral):
+        raise ValueError(f"{rank!r} is no rank: give a whole number")
     if not 0 <= rank < comm.world_size:
         last = comm.world_size - 1
         raise ValueError(f"there is no rank {rank}: ranks are 0 … {last}")

@@ -414,3 +414,52 @@ def test_calls_that_differ_are_named_with_their_lines(
             assert (found[name] == "") == is_silent
         for name in ("size", "name", "root"):
             assert len(re.findall(r"\btest_distributed\.py:\d+", found[name])) == 2
+
+
+def cannot_be_sent(rank: int) -> dict[str, Callable[[], Any]]:
+    """What rank 1 gets wrong, beside a call of rank 0 that is right."""
+    row = torch.ones(2)
+    with torch.inference_mode():
+        fixed = torch.ones(2)
+    return {
+        "list": lambda: dist.all_gather([row] if rank else row),  # type: ignore[arg-type]
+        "meta": lambda: dist.broadcast(row.to("meta") if rank else row),
+        "quantized": lambda: dist.all_reduce(
+            torch.quantize_per_tensor(row, 0.1, 0, torch.quint8) if rank else row
+        ),
+        "nested": lambda: dist.gather(
+            torch.nested.nested_tensor([row], layout=torch.jagged) if rank else row
+        ),
+        "sparse": lambda: dist.all_gather(row.to_sparse() if rank else row),
+        "made in inference_mode": lambda: dist.all_reduce(fixed if rank else row),
+        "one element for two": lambda: dist.broadcast(
+            row[:1].expand(2) if rank else row
+        ),
+        "of the root": lambda: dist.reduce(row[:1].expand(2) if rank else row, dst=1),
+        "op": lambda: dist.all_reduce(row, "sum" if rank else dist.ReduceOp.SUM),  # type: ignore[arg-type]
+        "no such sum": lambda: dist.all_reduce(row.to(torch.float8_e5m2)),
+        "no such maximum": lambda: dist.reduce_scatter(row * 1j, dist.ReduceOp.MAX),
+        "rank": lambda: dist.broadcast(row, None if rank else 0),  # type: ignore[arg-type]
+    }
+
+
+def refused_together(context: RankContext, backend: str) -> dict[str, str]:
+    like_torchrun(context, PATIENCE_S)
+    dist.init_process_group(backend, timeout_s=PATIENCE_S)
+    found = {}
+    for name, call in cannot_be_sent(context.rank).items():
+        try:
+            found[name] = f"returned {call()}"
+        except Exception as error:
+            found[name] = "" if isinstance(error, ValueError) else repr(error)
+    assert dist.all_reduce(torch.ones(1)).item() == 2  # nothing is left over
+    return found
+
+
+@pytest.mark.parametrize("backend", ["gloo", "tcp"])
+def test_a_tensor_that_cannot_be_sent_is_refused_on_every_rank(
+    cluster: Cluster, backend: str
+) -> None:
+    run = cluster.run(refused_together, 2, backend, limits=PATIENT).require_finished()
+    for found in run.values:
+        assert {name: what for name, what in found.items() if what} == {}
