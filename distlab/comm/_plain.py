@@ -1,12 +1,12 @@
-"""Tensors whose memory is not what they say, and averages that float16 can't sum.
+"""Give transports plain memory, and sum float16 averages in float32.
 
-A conjugate or negative view shares the memory of another tensor and flips the sign as
-it is read. A transport reads and writes memory, so it would send the wrong numbers.
-And the sum of two float16 numbers may be inf where their mean is not, so an average of
-float16 is summed in float32, in twice the bytes.
+A conjugate or negative view shares the memory of another tensor and flips signs when
+it is read. A transport reads the memory directly, so it would send the wrong numbers.
+Averages of float16 need care too: the sum of two numbers can overflow to inf even when
+their mean fits. We sum them in float32, which doubles the bytes sent.
 
-    @plain        the method gets ordinary tensors; what it writes into them is
-                  copied back, by wait() if the call returns a Work
+    @plain        pass ordinary tensors to the method, and copy its results back into
+                  the caller's tensors (in wait(), if the call returns a Work)
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _TENSORS = frozenset({"tensor", "recv_tensor", "output", *_SENT})
 
 
 def resolved(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy in memory of what a conjugate or negative view says."""
+    """Return the tensor, or a plain copy if it is a conjugate or negative view."""
     return tensor.resolve_conj().resolve_neg()
 
 
 def is_view(tensor: object) -> bool:
-    """Whether it is a tensor with a conjugate or negative bit."""
+    """Return True if `tensor` is a tensor with its conjugate or negative bit set."""
     return isinstance(tensor, Tensor) and (tensor.is_conj() or tensor.is_neg())
 
 
 def plain(method: F) -> F:
-    """Let a transport's method see plain memory: see above."""
+    """Wrap a transport's method so that it only sees tensors in plain memory."""
     signature = inspect.signature(method)
     is_sent = _SENT | ({"tensor"} if "send" in method.__name__ else set())
 
@@ -69,14 +69,14 @@ def plain(method: F) -> F:
 def _values(tensor: Any, halves: bool) -> Any:
     is_dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided
     if not is_dense or not tensor.is_contiguous():
-        return tensor  # for the method to refuse
+        return tensor  # the method itself rejects these
     if halves and tensor.dtype is torch.float16:
         return tensor.detach().float()
     return resolved(tensor.detach()) if is_view(tensor) else tensor
 
 
 class _CopiedBack:
-    """A Work whose wait() also fills the tensors that the caller gave."""
+    """A Work whose wait() also copies the results into the caller's tensors."""
 
     def __init__(self, work: Work, copies: list[tuple[Tensor, Tensor]]) -> None:
         self._work, self._copies = work, copies

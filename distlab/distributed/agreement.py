@@ -1,12 +1,12 @@
-"""Ask all ranks whether they mean the same, before a message depends on it.
+"""Check that all ranks agree before a message depends on it.
 
-A collective only works if every rank brings the same thing: the same model, the same
-call. If they don't, a transport sees a number of bytes that doesn't fit, or nothing at
-all. So the ranks compare a text first: 16 bytes of each rank while they agree, and the
-texts themselves once they don't.
+A collective only works if every rank makes the same call with the same model. If they
+don't, the transport may notice a wrong number of bytes, or it may notice nothing. So
+the ranks first compare a text that describes what they are about to do. While they
+agree, this costs 16 bytes per rank. Only if they disagree do they send the full texts.
 
     describe(module)             one line for each parameter and buffer
-    require_same(comm, text, …)  an error on every rank that names the first difference
+    require_same(comm, text, …)  raise on every rank and name the first difference
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from distlab.comm import Comm
 
 
 class DisagreementError(ValueError):
-    """The ranks of a collective call brought different things; raised on every rank."""
+    """Raised on every rank when the ranks disagree about a collective call."""
 
 
 def differing(comm: Comm, text: str, note: str = "") -> list[list[str]] | None:
-    """Every rank's `text` and `note` if the texts differ, else None; collective."""
+    """Return every rank's `text` and `note`, or None if all texts are the same.
+
+    Collective.
+    """
     if comm.world_size == 1:
         return None
     summary = hashlib.sha256(text.encode()).digest()
@@ -45,10 +48,10 @@ def differing(comm: Comm, text: str, note: str = "") -> list[list[str]] | None:
 
 
 def _gathered(comm: Comm, row: Tensor) -> Tensor:
-    """(n, elements): the `row` of each rank, on the CPU."""
+    """Gather each rank's `row` into a CPU tensor of shape (n, elements)."""
     n, rank = comm.world_size, comm.rank
     rows = [row.to(comm.device).contiguous() for _ in range(n)]
-    for hop in range(1, n):  # round the ring, so that a lost peer has a name
+    for hop in range(1, n):  # a ring, so that an error can name the lost peer
         sent, received = rows[(rank - hop + 1) % n], torch.empty_like(rows[0])
         comm.sendrecv(sent, (rank + 1) % n, received, (rank - 1) % n)
         rows[(rank - hop) % n] = received
@@ -58,13 +61,14 @@ def _gathered(comm: Comm, row: Tensor) -> Tensor:
 def require_same(
     comm: Comm, text: str, advice: str, *, verb: str = "has", note: str = ""
 ) -> None:
-    """Compare the lines of `text` over the ranks; collective.
+    """Require that `text` is the same on all ranks; collective.
 
-    The error says "rank 0 has …", with this `verb`, and each rank's `note`.
+    The error reads "rank 0 has …, but rank 3 has …", where `verb` replaces "has", and
+    each rank's `note` follows its line.
 
     Raises:
-        DisagreementError: they differ; on every rank, with the first line that differs
-            and the ranks that have it.
+        DisagreementError: on every rank if the texts differ. It shows the first line
+            that differs, and which ranks have it.
     """
     told = differing(comm, text, note)
     if told is None:
@@ -79,7 +83,10 @@ def require_same(
 
 
 def _difference(first: list[str], second: list[str]) -> tuple[str, str]:
-    """A line of each that the other one lacks, or the first that is elsewhere."""
+    """Return one line from each text that the other lacks.
+
+    If both have the same lines in another order, return the first pair that differs.
+    """
     mine = next((line for line in first if line not in set(second)), "")
     theirs = next((line for line in second if line not in set(first)), "")
     if not (mine or theirs):
@@ -88,7 +95,9 @@ def _difference(first: list[str], second: list[str]) -> tuple[str, str]:
 
 
 def agreed(comm: Comm, make: Callable[[], str], advice: str, **named: str) -> None:
-    """`require_same` of what `make` returns; its ValueError is one on every rank.
+    """Call `make` on every rank and require the same text from all of them.
+
+    If `make` raises a ValueError on one rank, all ranks raise an error.
 
     Raises:
         DisagreementError: the texts differ, or `make` failed on another rank.
@@ -107,12 +116,13 @@ def agreed(comm: Comm, make: Callable[[], str], advice: str, **named: str) -> No
 
 
 def require_close(comm: Comm, values: Any, what: str) -> None:
-    """Compare tensors in lists, tuples and dicts over the ranks; collective.
+    """Require that all ranks have nearly the same tensors; collective.
 
-    Two numbers stand for each tensor, so that a rounding error isn't a difference.
+    `values` may nest them in lists, tuples and dicts. We compare a short fingerprint
+    of each tensor with a tolerance, so rounding errors don't count as a difference.
 
     Raises:
-        DisagreementError: shapes, dtypes or values differ; on every rank.
+        DisagreementError: on every rank if shapes, dtypes or values differ.
     """
     tensors = [
         leaf.detach() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)
@@ -127,12 +137,12 @@ def require_close(comm: Comm, values: Any, what: str) -> None:
     if not same.all():
         other = int(same.int().argmin())
         raise DisagreementError(
-            f"the inputs of rank {other} have other values than rank 0's: {advice}"
+            f"the inputs of rank {other} have different values from rank 0's: {advice}"
         )
 
 
 def _fingerprint(tensor: Tensor) -> Tensor:
-    """Two random projections of the values, and their size: (3,), of float64."""
+    """Return two random projections of the values and their norm, as (3,) float64."""
     values = tensor.cpu().to(torch.complex128 if tensor.is_complex() else torch.double)
     if values.is_complex():
         values = torch.view_as_real(values)
@@ -145,10 +155,10 @@ def _fingerprint(tensor: Tensor) -> Tensor:
 
 
 def describe(module: nn.Module) -> str:
-    """Names, shapes and dtypes of all parameters and buffers, one a line, in order.
+    """List the name, shape and dtype of every parameter and buffer, one per line.
 
     Raises:
-        ValueError: a tensor has no memory yet: it is lazy, or on the device meta.
+        ValueError: a tensor has no memory yet because it is lazy or on the meta device.
     """
     return "\n".join(_lines(module))
 
@@ -176,6 +186,6 @@ def _require_memory(name: str, tensor: Tensor) -> None:
         )
     if tensor.is_meta:
         raise ValueError(
-            f"{name} is on the device meta, which has no memory: call "
+            f"{name} is on the meta device, which has no memory: call "
             "module.to_empty(device=...) and initialize it first"
         )

@@ -1,12 +1,12 @@
-"""Before ranks connect: has each rank of the job come, once, and do all agree how many?
+"""Check, before ranks connect, that each has arrived once and they agree how many.
 
-    rank/<r>    who this rank is: two processes can't be the same one
-    size        WORLD_SIZE, as the first rank has it
-    go          set once: empty when all have come, else what is wrong
+    rank/<r>    which process claimed this rank, so that a second one can't
+    size        WORLD_SIZE as the first rank knows it
+    go          set once: "all" when every rank has arrived, otherwise the error
 
-A launcher that is started twice, or a variable that is wrong on one node, ends here, in
-one sentence and on every rank. Without it, ranks would wait for each other until their
-timeout, or two of them would train as one.
+If you start the launcher twice, or a variable is wrong on one node, every rank stops
+here with the same one-sentence error. Without this check, ranks would wait for each
+other until they time out, or two processes would train as the same rank.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from distlab.comm import MeetingError
 from distlab.distributed.environment import Place
 
 _TOKEN = secrets.token_hex(8)
-_LINGER_S = 0.5  # that rank 0 keeps its store for others to read what is wrong
+_LINGER_S = 0.5  # how long rank 0 keeps its store open so others can read the error
 _MOST_NAMED = 8
 
 
 def check_in(store: Any, place: Place, timeout_s: float) -> None:
-    """Wait until each rank of the job has come; collective. `store` is torch's.
+    """Wait until every rank of the job has arrived; collective. `store` is torch's.
 
     Raises:
-        ValueError: two processes have the same rank, or ranks disagree about how many
-            there are: on each rank that has come.
-        MeetingError: a rank did not come within `timeout_s`.
+        ValueError: two processes have the same rank, or the ranks disagree about the
+            world size. Every rank that has arrived raises it.
+        MeetingError: a rank did not arrive within `timeout_s`.
     """
     if place.world_size == 1:
         return
     try:
         wrong = _enter(store, place) or _wait(store, place, timeout_s)
     except MeetingError:
-        _linger(place)  # so that the others can say so, too
+        _linger(place)  # so that the other ranks can report it too
         raise
-    except RuntimeError as error:  # torch's store: rank 0, which keeps it, has ended
+    except RuntimeError as error:  # rank 0, which hosts torch's store, has exited
         raise MeetingError(
-            f"rank {place.rank} lost the store of the job at {_where(place)}: rank 0, "
-            "or the launcher, has ended; its own error says why"
+            f"rank {place.rank} lost the store of the job at {_where(place)}, because "
+            "rank 0 or the launcher has exited; look for the reason in its own error"
         ) from error
     if wrong:
         _linger(place)
@@ -52,7 +52,7 @@ def check_in(store: Any, place: Place, timeout_s: float) -> None:
 
 
 def report_second_keeper(store: Any, place: Place) -> None:
-    """Tell the rank 0 that keeps `store` that this process is rank 0 as well."""
+    """Tell the rank 0 that hosts `store` that this process is rank 0 as well."""
     _enter(store, place)
 
 
@@ -62,7 +62,7 @@ def _linger(place: Place) -> None:
 
 
 def _enter(store: Any, place: Place) -> str:
-    """Say that this rank is here; what is wrong with that."""
+    """Register this rank; return the error, or "" if there is none."""
     rank, size = place.rank, place.world_size
     wrong = ""
     process = f"process {os.getpid()} on {socket.gethostname()}"
@@ -73,8 +73,8 @@ def _enter(store: Any, place: Place) -> str:
     if seated != me:
         other = seated.partition("|")[0]
         wrong = (
-            f"two processes are rank {rank}: {other}, and {process}; each needs a RANK "
-            "of its own, and each job a MASTER_PORT of its own"
+            f"two processes are rank {rank}: {other}, and {process}; give each process "
+            "its own RANK, and each job its own MASTER_PORT"
         )
     elif theirs != str(size):
         wrong = (
@@ -100,7 +100,7 @@ def _wait(store: Any, place: Place, timeout_s: float) -> str:
         ranks = f"rank{'s' * (len(missing) > 1)} {names}"
         raise MeetingError(
             f"rank {place.rank} waited {timeout_s:g} s for {ranks}, which did not "
-            f"come: WORLD_SIZE is {place.world_size}, and all ranks must be started"
+            f"arrive: WORLD_SIZE is {place.world_size}, so start that many ranks"
         ) from error
     said: str = store.get("go").decode()
     return "" if said == "all" else said

@@ -1,8 +1,9 @@
-"""Whether all ranks make the same call, before its data is on the way.
+"""Check that all ranks make the same call before any of its data is sent.
 
-A transport sees bytes only: two float32 fit into one float64, and 4 elements may arrive
-for a tensor of 2. So each collective compares its name, its arguments, shape and dtype
-first, 16 bytes of each rank, and a message is preceded by a header.
+A transport only sees bytes. Two float32 numbers fit into one float64, and 4 elements
+may arrive for a tensor of 2. So before each collective, the ranks compare its name,
+arguments, shape and dtype, which costs 16 bytes per rank. Each point-to-point message
+is preceded by a header.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ _HEADER_BYTES = 256
 
 
 def kind_of(tensor: Tensor) -> str:
-    """Its shape and dtype.
+    """Return the tensor's shape and dtype as text.
 
     Raises:
-        ValueError: it can't be sent.
+        ValueError: the tensor can't be sent.
     """
     require_sendable(tensor)
     return f"{tuple(tensor.shape)} {tensor.dtype}"
@@ -54,29 +55,29 @@ def require_sendable(tensor: object) -> None:
 
 
 def same_call(comm: Comm, call: Callable[[], str]) -> None:
-    """Compare what `call` returns over the ranks; collective.
+    """Require that `call` returns the same text on all ranks; collective.
 
     Raises:
-        DisagreementError: they make different calls; on every rank, with both calls
-            and the lines they are on.
-        ValueError: of `call`, which may refuse this rank's arguments.
+        DisagreementError: on every rank if they make different calls. It shows both
+            calls and the lines that made them.
+        ValueError: raised by `call` itself, which may reject this rank's arguments.
     """
     advice = "every rank must make the same call"
     agreed(comm, call, advice, verb="calls", note=f" at {_place()}")
 
 
 def send_header(comm: Comm, tensor: Tensor, dst: int, tag: int) -> None:
-    """Announce a message: what it is, and which line sends it."""
+    """Announce a message's size and dtype, and the line that sends it."""
     text = f"{tensor.numel()}|{tensor.dtype}|{_place()}".encode()[:_HEADER_BYTES]
     header = torch.tensor(list(text.ljust(_HEADER_BYTES, b"\0")), dtype=torch.uint8)
     comm.send(header.to(comm.device), dst, tag)
 
 
 def require_header(comm: Comm, tensor: Tensor, src: int, tag: int) -> int:
-    """The rank whose message comes next, and fits into `tensor`.
+    """Return the rank whose message comes next, once we know it fits into `tensor`.
 
     Raises:
-        DisagreementError: it doesn't fit; it has then been received and dropped.
+        DisagreementError: it doesn't fit. The message has been received and discarded.
     """
     header = torch.zeros(_HEADER_BYTES, dtype=torch.uint8, device=comm.device)
     source = comm.recv(header, src, tag)
@@ -89,7 +90,7 @@ def require_header(comm: Comm, tensor: Tensor, src: int, tag: int) -> int:
     raise DisagreementError(
         f"rank {source} sends {_counted(int(size))} of {dtype} at {place}, but rank "
         f"{comm.rank} receives {_counted(math.prod(tensor.shape))} of {tensor.dtype} "
-        f"at {_place()}: both must be of one size and dtype"
+        f"at {_place()}: both must have the same size and dtype"
     )
 
 
@@ -98,7 +99,7 @@ def _counted(size: int) -> str:
 
 
 def _place() -> str:
-    """The user's line: the innermost one that isn't in this package."""
+    """Return the user's file and line: the innermost frame outside this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back

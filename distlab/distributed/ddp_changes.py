@@ -1,8 +1,8 @@
-"""What has changed in a module since its DistributedDataParallel was made.
+"""Detect changes to a module after DistributedDataParallel has wrapped it.
 
-Hooks, buckets and the order of messages are those of the parameters it was made from.
-So a parameter that is unfrozen, added or replaced afterwards would train on each rank's
-own gradient, and nobody would notice until the ranks have drifted apart.
+The wrapper sets up its hooks, buckets and message order for the parameters that it
+finds. If you unfreeze, add or replace a parameter afterwards, each rank would train it
+on its own gradient, and nobody would notice until the ranks have drifted apart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ADVICE = "make a new DistributedDataParallel after such a change"
 
 
 class _Kind(NamedTuple):
-    """What a message about a tensor depends on."""
+    """The properties of a tensor that determine the messages it needs."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -32,7 +32,7 @@ def _kind(tensor: Tensor) -> _Kind:
 
 
 class _Parameter(NamedTuple):
-    """What a parameter was when the wrapper was made."""
+    """A parameter as it was when the wrapper was made."""
 
     name: str
     is_trained: bool
@@ -53,15 +53,15 @@ class Seen:
     def require_unchanged(self, module: nn.Module, is_replaced: bool) -> None:
         """Raise an error if a gradient of `module` would not be averaged.
 
-        Names and their order may change, as pruning does.
+        Names and their order may change, because pruning changes them.
 
         Raises:
-            RuntimeError: a parameter is unfrozen, added, replaced or converted, or a
-                newer DistributedDataParallel has this module.
+            RuntimeError: a parameter was unfrozen, added, replaced or converted, or a
+                newer DistributedDataParallel has wrapped this module.
         """
         if is_replaced:
             raise RuntimeError(
-                "a newer DistributedDataParallel was made of this module: call that one"
+                "a newer DistributedDataParallel has wrapped this module: call that one"
             )
         num_known = 0
         for parameter in module.parameters():
@@ -105,7 +105,7 @@ class Seen:
         """Raise an error if a parameter without a gradient has been frozen.
 
         Raises:
-            RuntimeError: so it is.
+            RuntimeError: one has been frozen, and `finds_unused` is False.
         """
         for parameter, known in self._parameters.items():
             if finds_unused or parameter in arrived:
@@ -117,10 +117,10 @@ class Seen:
                 )
 
     def buffers(self, module: nn.Module) -> list[Tensor]:
-        """The module's buffers that rank 0's fit into: not those added since.
+        """Return the buffers to fill with rank 0's, without any added since.
 
         Raises:
-            RuntimeError: a buffer is of another shape or dtype, or gone.
+            RuntimeError: a buffer has changed its shape or dtype, or is gone.
         """
         now = dict(module.named_buffers())
         for name, kind in self._buffers.items():
@@ -129,13 +129,13 @@ class Seen:
                 raise RuntimeError(
                     f"buffer {name} was {kind} when the DistributedDataParallel was "
                     f"made and is {found} now, so rank 0's may not fit: set "
-                    "broadcast_buffers=False, or give it its final shape at the start"
+                    "broadcast_buffers=False, or give it its final shape beforehand"
                 )
         return [now[name] for name in self._buffers]
 
 
 def set_aside_buffers(module: nn.Module) -> None:
-    """Put a copy in the place of every buffer: a graph may still need the old one."""
+    """Replace every buffer with a copy, because a graph may still need the old one."""
     copies: dict[int, Tensor] = {}
     for part in module.modules():
         for name, buffer in part._buffers.items():

@@ -1,4 +1,4 @@
-"""The norm of gradients that lie in parts on several ranks, and clipping by it."""
+"""Clip gradients by their norm when they are spread over several ranks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ def clip(
     common: Iterable[Tensor] = (),
     copies: Iterable[Tensor] = (),
 ) -> Tensor:
-    """Scale all gradients as torch.nn.utils.clip_grad_norm_ would one model's.
+    """Scale all gradients as torch.nn.utils.clip_grad_norm_ would for a whole model.
 
-    Collective. `own` are parameters, or parts of them, that only this rank has;
-    `common` are those that every rank has, with equal gradients; `copies` are copies
-    of another rank's own. Returns the norm before that, on every rank.
+    Collective. `own` holds parameters, or parts of them, that only this rank has.
+    `common` holds parameters that every rank has, with equal gradients. `copies` holds
+    copies of parameters that another rank owns. Every rank gets the norm from before
+    clipping.
     """
     mine, everywhere, elsewhere = (_gradients(group) for group in (own, common, copies))
     square = _square(mine).to(comm.device)

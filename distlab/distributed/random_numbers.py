@@ -1,17 +1,17 @@
-"""Random numbers that must agree between ranks, and others that must differ.
+"""Control which layers draw the same random numbers on all ranks, and which don't.
 
-Where all ranks compute the same, such as a dropout after the sum of all shards, they
-must draw the same numbers, or their copies of a layer drift apart. Where each rank
-computes a part of its own, such as a dropout of its heads, equal numbers would make
-parts of one layer drop together. Equal seeds get the second wrong, unequal ones the
-first.
+When all ranks compute the same thing, such as dropout after the shards are summed, they
+must draw the same numbers, or their copies of the layer drift apart. When each rank
+computes its own part, such as dropout on its attention heads, equal numbers would drop
+the same places in every part. Neither equal seeds nor different seeds get both right.
 
-    shared(comm)     the numbers of rank 0, on every rank
-    Stream.begin()   from now on numbers of this rank's own, until end()
+    shared(comm)     use rank 0's numbers on every rank
+    Stream.begin()   use numbers of this rank's own until end()
 
-Both depend on nothing but the generators' states. So a block that is recomputed draws
-the same numbers again, and a checkpoint with the states of all ranks continues equally.
-Source: the model-parallel generators of Megatron-LM (arXiv 1909.08053).
+Both depend only on the states of the generators. So a block that is recomputed draws
+the same numbers again, and a run resumed from the states of all ranks continues exactly
+as it would have. This follows the model-parallel generators of Megatron-LM (arXiv
+1909.08053).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ State = list[Tensor]
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:
-    """Those that a layer on this device may draw from."""
+    """Return the generators that a layer on this device may draw from."""
     found = [torch.default_generator]
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -49,9 +49,9 @@ def _restore(device: torch.device, states: State) -> None:
 
 @contextmanager
 def shared(comm: Comm) -> Iterator[None]:
-    """In this block, draw the numbers that rank 0 would draw; collective.
+    """Draw rank 0's numbers inside this block; collective.
 
-    Afterwards a rank that had other numbers than rank 0 has its own again.
+    If a rank's generators differed from rank 0's, they are restored afterwards.
     """
     if comm.world_size == 1:
         yield
@@ -69,7 +69,7 @@ def shared(comm: Comm) -> Iterator[None]:
 
 
 class Stream:
-    """Numbers that only this rank draws, from `begin` to `end`."""
+    """Gives this rank its own random numbers between `begin` and `end`."""
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
@@ -77,7 +77,7 @@ class Stream:
         self._seeded: State = []
 
     def begin(self) -> None:
-        """Draw other numbers than every other rank from now on."""
+        """Draw different numbers from all other ranks from now on."""
         self.end()
         device = self._comm.device
         self._shared = _states(device)
@@ -88,7 +88,7 @@ class Stream:
         self._seeded = _states(device)
 
     def end(self) -> None:
-        """Draw what all ranks draw again; the next `begin` begins another stream."""
+        """Go back to the shared numbers; the next `begin` starts another stream."""
         if not self._shared:
             return
         device, before = self._comm.device, self._shared
@@ -101,11 +101,11 @@ class Stream:
         self.forget()
 
     def forget(self) -> None:
-        """An error has ended the block: its generators are no longer of interest."""
+        """Forget the saved states, for example after an error has ended the block."""
         self._shared, self._seeded = [], []
 
     def surround(self, first: Iterable[nn.Module], last: Iterable[nn.Module]) -> None:
-        """What runs between a first and a last layer draws this rank's own numbers."""
+        """Draw this rank's own numbers between the `first` and the `last` layers."""
         for layer in first:
             layer.register_forward_hook(self._after_first)
         for layer in last:

@@ -1,10 +1,10 @@
-"""What a block must find again when it is recomputed: autocast and its buffers.
+"""Restore autocast and buffers when a block is recomputed.
 
-Recomputing replays the random numbers, which is 2.5's part. Two more things differ
-between forward() and backward(): autocast has usually ended, and a block may have
-written to its buffers. Batch norm would count each step twice, and spectral norm would
-start from another vector. So the block is given the buffers it started with, as
-copies, and what it writes to them the second time is dropped.
+Activation checkpointing (unit 2.5) already replays the random numbers. Two more things
+differ between forward() and backward(): autocast has usually ended, and the block may
+have written to its buffers. Batch norm would count each step twice, and spectral norm
+would start from another vector. So we give the block copies of the buffers it started
+with, and discard whatever it writes to them the second time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Place = tuple[nn.Module, str]
 
 
 class Surroundings:
-    """Autocast and buffers at the beginning of a block's forward()."""
+    """The autocast settings and buffers when a block's forward() begins."""
 
     def __init__(self, block: nn.Module) -> None:
         kinds = {"cpu"} | {tensor.device.type for tensor in block.parameters()}
@@ -38,9 +38,9 @@ class Surroundings:
         self._versions = {place: value._version for place, value in self._at.items()}
 
     def forget_unchanged(self, block: nn.Module) -> None:
-        """After forward(): keep copies only of the buffers that it wrote to.
+        """After forward(), drop the copies of buffers that it did not write to.
 
-        A kernel may write without counting it as a new version, so values count too.
+        A kernel may write without bumping the version, so we compare the values too.
         """
         now = _buffers(block)
         self._values = {
@@ -54,7 +54,7 @@ class Surroundings:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """In this block, the same autocast, and copies of the same buffers."""
+        """Use the same autocast settings and copies of the buffers inside a block."""
         now = {(part, name): part._buffers.get(name) for part, name in self._values}
         for (part, name), value in self._values.items():
             part._buffers[name] = value.clone()

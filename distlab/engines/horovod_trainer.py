@@ -1,4 +1,4 @@
-"""HorovodTrainer: the trainer whose ranks horovodrun starts."""
+"""HorovodTrainer: a trainer that starts its ranks with horovodrun."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ COMPRESSORS = {"NoneCompressor": "none", "FP16Compressor": "fp16"}
 
 
 class HorovodTrainer(Trainer):
-    """Trains with Horovod; under horovodrun, fit() takes part in that job.
+    """Trains with Horovod; if horovodrun started this process, fit() joins its job.
 
-    `loss_fn(outputs, targets)` is a mean over the samples. `timeline`: a file for
-    Horovod's own record of what it sent when, in the format of chrome://tracing.
-    `compression` may be Horovod's own, such as `hvd.Compression.fp16`.
+    `loss_fn(outputs, targets)` must return a mean over the samples. `timeline` names a
+    file for Horovod's log of its messages, in the format of chrome://tracing.
+    `compression` accepts Horovod's own classes too, such as `hvd.Compression.fp16`.
 
     Example: `HorovodTrainer(model, num_gpus=2, compression="fp16").fit(train_loader)`
     """
@@ -50,7 +50,7 @@ class HorovodTrainer(Trainer):
 
     @staticmethod
     def metric_average(value: float, name: str) -> float:
-        """The mean of a value over the ranks; all call it with the same name."""
+        """Average a value over the ranks, which must all call it with the same name."""
         hvd = engine("horovod.torch", "horovod", HOW)
         if not hvd.is_initialized():
             return float(value)

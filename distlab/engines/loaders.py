@@ -1,11 +1,11 @@
-"""What the ranks keep of a caller's DataLoader: everything it asks for.
+"""Rebuild the caller's DataLoader on every rank, with all of its options.
 
-    plain order or shuffle=True     every rank knows the order by the seed
-    any other sampler               rank 0 draws an epoch's order and shares it
-    workers, collate_fn, timeout …  go to the loader of each rank as they are
+    plain order or shuffle=True     every rank computes the order from the seed
+    any other sampler               rank 0 draws each epoch's order and shares it
+    workers, collate_fn, timeout …  passed unchanged to each rank's loader
 
-A loader that decides by itself what a rank gets is refused, because the ranks would
-share out a share.
+We refuse a loader that already splits the data between ranks, because we would then
+split its share again.
 """
 
 from __future__ import annotations
@@ -43,36 +43,36 @@ OPTIONS = (
     "pin_memory_device",
     "in_order",
 )
-"""What a DataLoader is given and passes on; older versions of torch lack the last."""
+"""Options we pass on to each rank's loader; older versions of torch lack the last."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """What is kept of a caller's loader."""
+    """The settings that we take from a caller's loader."""
 
     dataset: Any
     batch_size: int
     shuffles: bool
     drop_last: bool
     sampler: Any = None
-    """What rank 0 draws the order from; None: all samples, in order or shuffled."""
+    """What rank 0 draws the order from; None means in order or shuffled."""
     seed: int | None = None
-    """Of the order; None: that of the training."""
+    """The seed of the order; None means the training's own seed."""
     worker_seed: int = 0
-    """Of the loader's own generator."""
+    """The seed of the loader's own generator."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def num_samples(self) -> int:
-        """Of the data set."""
+        """The number of samples in the data set."""
         return len(self.dataset)
 
 
 def read_loader(loader: Any, batch_size: int | None, what: str) -> Loading:
-    """What of `loader` all ranks need; `batch_size` replaces its own.
+    """Read the settings that all ranks need; `batch_size` replaces the loader's.
 
     Raises:
-        EngineError: it is no DataLoader, or its samples cannot be sharded.
+        EngineError: it isn't a DataLoader, or its samples cannot be sharded.
     """
     if not isinstance(loader, DataLoader):
         raise EngineError(
@@ -81,11 +81,14 @@ def read_loader(loader: Any, batch_size: int | None, what: str) -> Loading:
     kind = type(loader)
     if kind.__iter__ is not DataLoader.__iter__:
         raise EngineError(
-            f"{what} is a {kind.__name__}, which changes what a DataLoader gives: the "
-            "ranks would not see that; pass a plain DataLoader"
+            f"{what} is a {kind.__name__}, which overrides DataLoader.__iter__, but "
+            "the ranks would not run that code: pass a plain DataLoader"
         )
     if isinstance(loader.dataset, IterableDataset):
-        raise EngineError(f"{what} has an IterableDataset, which has no indices")
+        raise EngineError(
+            f"{what} has an IterableDataset, which has no indices to share between "
+            "ranks: pass a data set with __len__ and __getitem__"
+        )
     sampler, size, drops = _sampling(loader, what)
     num_samples = _length(loader.dataset, what)
     if not num_samples:
@@ -109,7 +112,7 @@ def read_loader(loader: Any, batch_size: int | None, what: str) -> Loading:
 
 
 def asks(loader: DataLoader[Any], name: str) -> bool:
-    """Whether a loader was given something else than the default."""
+    """Return True if a loader's option isn't the default."""
     parameter = signature(DataLoader).parameters.get(name)
     return parameter is not None and getattr(loader, name) != parameter.default
 
@@ -122,7 +125,7 @@ def _length(dataset: Any, what: str) -> int:
 
 
 def _sampling(loader: DataLoader[Any], what: str) -> tuple[Any, int, bool]:
-    """The sampler, the size of a batch, and whether a smaller one is left out."""
+    """Return the sampler, the batch size, and whether to drop a smaller last batch."""
     if loader.batch_size is not None:
         return loader.sampler, loader.batch_size, bool(loader.drop_last)
     batches: Any = loader.batch_sampler
@@ -142,7 +145,7 @@ def _sampling(loader: DataLoader[Any], what: str) -> tuple[Any, int, bool]:
 def _order(
     sampler: Any, num_samples: int, what: str
 ) -> tuple[bool, int | None, Any | None]:
-    """Whether it shuffles, its seed, and the sampler where it must be drawn from."""
+    """Return whether it shuffles, its seed, and the sampler if we must draw from it."""
     kind = type(sampler)
     is_whole = len(getattr(sampler, "data_source", ())) == num_samples
     if kind is SequentialSampler and is_whole:
@@ -156,8 +159,8 @@ def _order(
         size = sampler.num_samples if size is None else len(size)
         if kind.__iter__ not in _distributed() or size != num_samples:
             raise EngineError(
-                f"{what} has a {kind.__name__}, which cannot be sharded, because it "
-                "shards by itself: pass a loader with shuffle=True or without a sampler"
+                f"{what} has a {kind.__name__}, which already splits the samples "
+                "between ranks: pass a loader with shuffle=True or without a sampler"
             )
         return bool(sampler.shuffle), sampler.seed or None, None
     if not hasattr(sampler, "__len__"):
@@ -169,17 +172,17 @@ def _order(
 
 
 def _distributed() -> tuple[Any, ...]:
-    """How the samplers that give each rank a part of all samples do it."""
+    """Return __iter__ of the samplers that we know split samples between ranks."""
     from distlab.distributed import DistributedSampler as Ours
 
     return DistributedSampler.__iter__, Ours.__iter__
 
 
 class DrawnOrder:
-    """The orders that a sampler gives, epoch by epoch.
+    """Draws the order of each epoch from a sampler.
 
-    Every epoch is drawn from the first on, so a sampler that has a generator or counts
-    its epochs continues after a resume where it was.
+    After a resume, all earlier epochs are drawn again. So a sampler that has its own
+    generator or counts its epochs continues where it stopped.
     """
 
     def __init__(self, sampler: Any, seed: int, num_samples: int) -> None:
@@ -187,10 +190,10 @@ class DrawnOrder:
         self._num_samples = num_samples
 
     def of(self, epoch: int) -> list[int]:
-        """The indices of epoch 1, 2, …; each epoch may be asked for once.
+        """Return the sample indices of epoch 1, 2, …; ask for each epoch only once.
 
         Raises:
-            EngineError: the sampler gives something other than numbers of samples.
+            EngineError: the sampler yields something other than sample indices.
         """
         found: list[Any] = []
         while self._num < epoch:
@@ -204,13 +207,14 @@ class DrawnOrder:
             order = [index(one) for one in found]
         except TypeError as error:
             raise EngineError(
-                f"the sampler {name} must give the numbers of samples: {error}"
+                f"the sampler {name} must yield the indices of samples: {error}"
             ) from error
         num = self._num_samples
         outside = next((one for one in order if not -num <= one < num), None)
         if outside is not None:
             raise EngineError(
-                f"the sampler {name} gives sample {outside}, and the data set has {num}"
+                f"the sampler {name} yields index {outside}, but the data set has "
+                f"{num} samples"
             )
         return order
 
@@ -221,7 +225,7 @@ def set_epoch(value: Any, epoch: int) -> None:
 
 
 class Batches:
-    """The loader of one rank, which is given another plan in each epoch."""
+    """The loader of one rank, which gets a new plan for each epoch."""
 
     def __init__(self, loading: Loading) -> None:
         self._plan = PlannedBatches([])
@@ -229,7 +233,7 @@ class Batches:
         self._seed = loading.worker_seed
         options = dict(loading.options)
         if hears_epoch(loading.dataset):
-            # Workers that stay would not hear of another epoch.
+            # Persistent workers would never be told that the epoch has changed.
             options.pop("persistent_workers", None)
         self._loader: DataLoader[Any] = DataLoader(
             loading.dataset,
@@ -239,7 +243,7 @@ class Batches:
         )
 
     def of(self, plan: Sequence[Microbatch]) -> Iterable[Any]:
-        """The batches of `plan`."""
+        """Iterate over the batches of `plan`."""
         drawn = int(torch.empty((), dtype=torch.int64).random_())
         self._generator.manual_seed(seed_of(self._seed, drawn))
         self._plan.plan = plan

@@ -1,14 +1,14 @@
-"""What a loss is the mean of, so that ranks and microbatches can be joined to one step.
+"""Find out what a loss is the mean of, so we can combine ranks and microbatches.
 
-Most losses are means over samples. A cross-entropy with class weights, or with targets
-that it ignores, divides by the weights of the targets that count instead. The mean of
-two ranks' values is then not the value of both ranks' samples together:
+Most losses are means over samples. But a cross-entropy with class weights or ignored
+targets divides by the total weight of the targets that count. In that case, averaging
+the losses of two ranks doesn't give the loss of all their samples:
 
     targets   0 0 | 0 ignored      each rank's mean: 2 targets, 1 target
-    together  the mean over 3      and not the mean of the two means
+    together  the mean over 3      not the mean of the two means
 
-So every value comes with what it was divided by. A rank multiplies its gradients by
-that, and once per step all of them divide by the sum over ranks and microbatches.
+So we record each loss together with its divisor. Each rank multiplies its gradients by
+its divisor, and once per step they all divide by the sum over ranks and microbatches.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ COUNTING = (cross_entropy, nll_loss)
 
 @dataclass(frozen=True)
 class Value:
-    """A loss of some samples."""
+    """The loss of some samples."""
 
     loss: Tensor
     count: Tensor | None = None
-    """What the mean was divided by; None: the number of samples."""
+    """The divisor of the mean; None means the number of samples."""
     is_sum: bool = False
     is_mixed: bool = False
-    """A counted mean and something else were combined: no count fits both."""
+    """A counted mean was combined with something else, so no count fits both."""
     ignored: int | None = None
-    """The target that does not count."""
+    """The target that is ignored."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a function of torch.nn.functional that reduces."""
+    """One call of a reducing function in torch.nn.functional."""
 
     result: Tensor
     reduction: str
@@ -55,7 +55,7 @@ class Call:
 
 
 class Watch(TorchFunctionMode):
-    """Notes the reductions of a loss while it is computed."""
+    """Records the reductions inside a loss while it is computed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,22 +110,23 @@ def _counted(func: Any, given: dict[str, Any]) -> Call:
 
 
 def measure(loss: Loss, outputs: Any, targets: Any) -> Value:
-    """Compute a loss, and what it is the mean of.
+    """Compute a loss and find its divisor.
 
     Raises:
-        EngineError: it gives no single number.
+        EngineError: the loss doesn't return a single number.
     """
-    # A compiled loss calls nothing that could be watched.
+    # A compiled loss makes no calls that we could watch, so use the original.
     loss = getattr(loss, "_torchdynamo_orig_callable", loss)
     with Watch() as watch:
         value = getattr(loss, "_orig_mod", loss)(outputs, targets)
     if not isinstance(value, Tensor):
         raise EngineError(
-            f"the loss gives a {type(value).__name__}, must give a tensor of one number"
+            f"the loss returns a {type(value).__name__}, must return a tensor of one "
+            "number"
         )
     if value.numel() != 1:
         raise EngineError(
-            f"the loss gives {value.numel()} numbers, must give one: choose "
+            f"the loss returns {value.numel()} numbers, must return one: use "
             "reduction='mean'"
         )
     scalar = value.reshape(())
@@ -143,7 +144,10 @@ def _is_unusual(call: Call) -> bool:
 
 
 def own_parameters(loss: Any, model: nn.Module) -> dict[str, nn.Parameter]:
-    """By name those of a loss, such as a temperature; without the model's."""
+    """Return a loss's own parameters by name, such as a temperature.
+
+    Parameters that the model has too are left out.
+    """
     if not isinstance(loss, nn.Module):
         return {}
     shared = {id(p) for p in model.parameters()}
@@ -151,7 +155,7 @@ def own_parameters(loss: Any, model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def tensors_in(outputs: Any) -> Iterator[Tensor]:
-    """All tensors of a model's outputs."""
+    """Yield all tensors in a model's outputs."""
     if isinstance(outputs, Tensor):
         yield outputs
     elif isinstance(outputs, Mapping):

@@ -1,8 +1,9 @@
-"""The caller's optimizer: on the ranks' copy of the model, and by name in a checkpoint.
+"""Move the caller's optimizer to a rank's copy of the model, and name its state.
 
-A caller gives an optimizer, or a function that makes one from the parameters. The
-function may also reach for the model by itself, for one rate for the backbone and
-another for the head. Ranks train copies, so what it has made is moved over to them.
+A caller passes an optimizer, or a function that makes one from the parameters. Such a
+function may also use the model directly, for example to give the backbone and the head
+different learning rates. Because ranks train copies of the model, we move the optimizer
+over to the copies. Checkpoints store its state under the names of the parameters.
 """
 
 from __future__ import annotations
@@ -19,25 +20,26 @@ from distlab.engines.expect import EngineError
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Pairs = Sequence[tuple[nn.Parameter, nn.Parameter]]
 FROM_PARAMETERS = "pass a function that makes it from the parameters"
-OF_LOSS = "(loss)."  # before the names of the parameters that a loss has itself
-OF_SCHEDULER = {"_opt_called", "step"}  # what a learning-rate scheduler leaves there
+OF_LOSS = "(loss)."  # prefix for the names of a loss's own parameters
+OF_SCHEDULER = {"_opt_called", "step"}  # attributes that an lr scheduler sets
 
 
 class MakeOnCopy:
-    """A caller's function, whose optimizer is on copies of model and loss.
+    """Calls the caller's function and moves its optimizer to copies of model and loss.
 
-    `pairs` are the original parameters and their copies; `of_loss` are copies too, of
-    the parameters that the loss trains: the function need not know of them.
+    `pairs` holds each original parameter with its copy. `of_loss` holds copies of the
+    loss's own parameters, which the function doesn't need to know about.
     """
 
     def __init__(self, make: Make, pairs: Pairs, of_loss: list[nn.Parameter]) -> None:
         self._make, self._pairs, self._of_loss = make, pairs, of_loss
 
     def __call__(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Make it.
+        """Make the optimizer.
 
         Raises:
-            EngineError: it is no optimizer, or on parameters of something else.
+            EngineError: it isn't an optimizer, or it has parameters that belong to
+                neither the model nor the loss.
         """
         made = self._made(parameters)
         held = {id(p) for p in held_by(made)}
@@ -51,11 +53,11 @@ class MakeOnCopy:
         try:
             made = self._make(parameters)
         except (TypeError, ValueError) as error:
-            raise EngineError(f"the optimizer cannot be made: {error}") from error
+            raise EngineError(f"can't make the optimizer: {error}") from error
         if not isinstance(made, torch.optim.Optimizer):
             raise EngineError(
-                f"the function for the optimizer gives a {type(made).__name__}, must "
-                "give a torch optimizer"
+                f"the function for the optimizer returns a {type(made).__name__}, must "
+                "return a torch optimizer"
             )
         copies = {id(own): copy for own, copy in self._pairs}
         for group in made.param_groups:
@@ -66,14 +68,14 @@ class MakeOnCopy:
 
 
 def held_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """The parameters of all groups."""
+    """Return the parameters of all groups."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def names_of(
     optimizer: torch.optim.Optimizer, model: nn.Module, of_loss: dict[str, nn.Parameter]
 ) -> list[str]:
-    """The names of an optimizer's parameters, in its order."""
+    """Return the names of an optimizer's parameters, in the optimizer's order."""
     by_id = {id(p): OF_LOSS + name for name, p in of_loss.items()}
     by_id |= {id(p): name for name, p in model.named_parameters()}
     return [by_id[id(p)] for p in held_by(optimizer)]
@@ -95,7 +97,7 @@ def expect_known(optimizer: torch.optim.Optimizer, known: list[nn.Parameter]) ->
 
 
 def expect_step(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer whose step computes the loss again.
+    """Refuse an optimizer whose step() recomputes the loss.
 
     Raises:
         EngineError: step() needs a closure.
@@ -103,16 +105,16 @@ def expect_step(optimizer: torch.optim.Optimizer) -> None:
     closure = signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise EngineError(
-            f"{type(optimizer).__name__} computes the loss several times in a step, by "
-            "a closure, which the trainer has none of: choose another optimizer"
+            f"{type(optimizer).__name__} recomputes the loss within a step through a "
+            "closure, which the trainer doesn't support: choose another optimizer"
         )
 
 
 def expect_sendable(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that Python can't copy whole.
+    """Refuse an optimizer that Python can't copy completely.
 
     Raises:
-        EngineError: it has attributes that a copy lacks.
+        EngineError: it has attributes that a copy would lack.
     """
     whole, kept = vars(optimizer), optimizer.__getstate__()
     plain = torch.optim.SGD([nn.Parameter(torch.zeros(()))])
@@ -127,10 +129,12 @@ def expect_sendable(optimizer: torch.optim.Optimizer) -> None:
 def make_optimizer(
     model: nn.Module, wanted: torch.optim.Optimizer | Make | None
 ) -> torch.optim.Optimizer:
-    """The caller's optimizer, or what the caller's function makes; AdamW by default.
+    """Return the caller's optimizer, or make one with the caller's function.
+
+    The default is AdamW.
 
     Raises:
-        EngineError: it needs what the training does not have.
+        EngineError: its step() needs a closure.
     """
     if not isinstance(wanted, torch.optim.Optimizer):
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -143,19 +147,19 @@ def make_optimizer(
 
 
 def full(value: Any) -> Any:
-    """A DTensor as the plain tensor that all shards are together; collective then."""
+    """Gather a DTensor's shards into one plain tensor; collective for a DTensor."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def kept(value: Any) -> Any:
-    """A tensor whole and on the CPU; anything else as it is."""
+    """Return a full copy of a tensor on the CPU; return anything else unchanged."""
     return full(value).detach().cpu().clone() if isinstance(value, Tensor) else value
 
 
 def named_state(
     optimizer: torch.optim.Optimizer, state: dict[str, Any], names: list[str]
 ) -> dict[str, Any]:
-    """An optimizer's state_dict with names in place of numbers, on the CPU."""
+    """Return an optimizer's state_dict on the CPU, with names instead of indices."""
     groups = [
         {**group, "params": [names[index] for index in group["params"]]}
         for group in state["param_groups"]
@@ -168,7 +172,7 @@ def named_state(
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> str:
-    """The name of its class; of a sharded one, of that which is sharded."""
+    """Return the name of the optimizer's class; look inside a sharding wrapper."""
     inner = getattr(optimizer, "optim", None)
     is_sharded = isinstance(inner, torch.optim.Optimizer)
     return type(inner if is_sharded else optimizer).__name__
@@ -177,7 +181,7 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
 def indexed_state(
     state: dict[str, Any], groups: list[dict[str, Any]], names: list[str]
 ) -> dict[str, Any]:
-    """The reverse of `named_state`, with the settings of `groups`."""
+    """Undo `named_state`, with the settings of `groups`."""
     number = {name: index for index, name in enumerate(names)}
     indices = iter(range(len(names)))
     return {
@@ -194,10 +198,10 @@ def indexed_state(
 
 
 def expect_same_kind(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Refuse the state of an optimizer that computes something else.
+    """Refuse the saved state of a different kind of optimizer.
 
     Raises:
-        EngineError: it is of another class, or has a setting that needs other state.
+        EngineError: the class differs, or a setting that changes which state it keeps.
     """
     own, groups = kind_of(optimizer), optimizer.param_groups
     found = state.get("kind", own)
@@ -207,14 +211,15 @@ def expect_same_kind(state: dict[str, Any], optimizer: torch.optim.Optimizer) ->
         for name in ("amsgrad", "centered"):
             if bool(before.get(name)) != bool(now.get(name)):
                 raise EngineError(
-                    f"the checkpoint's optimizer has {name}={before.get(name)}, this "
-                    f"one has {now.get(name)}: they keep different state"
+                    f"the checkpoint's optimizer has {name}={before.get(name)}, but "
+                    f"this one has {now.get(name)}, so they keep different state: use "
+                    "the same setting"
                 )
         return
     what = found if found != own else "another optimizer"
     raise EngineError(
         f"the checkpoint has the state of {what}, but the optimizer is {own}: resume "
-        "with the same optimizer, or begin anew with the weights"
+        "with the same optimizer, or start a new run from the weights"
     )
 
 
@@ -226,8 +231,8 @@ def expect_same_weights(saved: dict[str, Any], own: dict[str, Any], what: str) -
     """
     parts = []
     for title, names in (
-        (f"the checkpoint has, but the {what} has not", saved.keys() - own.keys()),
-        (f"the {what} has, but the checkpoint has not", own.keys() - saved.keys()),
+        (f"in the checkpoint but not the {what}", saved.keys() - own.keys()),
+        (f"in the {what} but not the checkpoint", own.keys() - saved.keys()),
     ):
         if names:
             parts.append(f"{title}, {_some(sorted(names))}")

@@ -1,9 +1,9 @@
-"""The random numbers of a rank: others on every rank and in every epoch.
+"""Give each rank different random numbers, and new ones in each epoch.
 
-Dropout and augmentations draw from the generators of torch, NumPy and Python. Each rank
-seeds all three before an epoch, from the training's seed, the epoch and its rank. So no
-two ranks draw the same numbers, and a resumed training draws those of one that ran
-through.
+Dropout and augmentations draw from the generators of torch, NumPy and Python. Before
+each epoch, each rank seeds all three from the training's seed, the epoch and its rank.
+So no two ranks draw the same numbers, and a resumed training draws the same numbers as
+one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 
 def seed_of(*parts: object) -> int:
-    """A number below 2**63 that differs for different parts."""
+    """Hash `parts` to a number below 2**63, different for different parts."""
     digest = blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -32,7 +32,7 @@ def seed_all(seed: int) -> None:
 
 @contextlib.contextmanager
 def random_numbers_kept() -> Iterator[None]:
-    """A block after which the process's generators are as they were before it."""
+    """Restore the process's random generators at the end of the block."""
     theirs, arrays = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng():

@@ -1,4 +1,4 @@
-"""RayTrainer: the trainer whose ranks Ray starts."""
+"""RayTrainer: a trainer that starts its ranks with Ray."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from distlab.engines.trainer import Trainer
 
 
 class RayTrainer(Trainer):
-    """Trains on a Ray cluster; without `address` on one of this machine's own.
+    """Trains on the Ray cluster at `address`, or by default on a local one.
 
     Example: `RayTrainer(model, {"num_gpus": 2, "epochs": 3}).fit(train_loader)`
     """

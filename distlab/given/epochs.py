@@ -1,4 +1,4 @@
-"""A data set that draws anew in each epoch, random crops say, is told which it is."""
+"""Tell a data set which epoch it is, so it can draw new random crops, for example."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 
 def tell_epoch(value: Any, epoch: int) -> None:
-    """Call set_epoch of a data set, or of those within it, if they have one."""
+    """Call set_epoch of a data set, or of the data sets inside it, if they have it."""
     for one in _listeners(value):
         one.set_epoch(epoch)
 
 
 def hears_epoch(value: Any) -> bool:
-    """Whether a data set, or one within it, has set_epoch."""
+    """Return True if a data set, or one inside it, has set_epoch."""
     return any(True for _ in _listeners(value))
 
 
 def _listeners(value: Any) -> Iterator[Any]:
-    """The data set itself, or what torch's Subset and ConcatDataset are made of."""
+    """Yield data sets with set_epoch, even inside torch's Subset and ConcatDataset."""
     if callable(getattr(value, "set_epoch", None)):
         yield value
         return

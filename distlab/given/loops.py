@@ -1,13 +1,13 @@
-"""Where the loops over an epoch begin, and how far they have come.
+"""Track where each loop over an epoch begins, and how far it has come.
 
-    state loaded: 3 batches are done       the next loop begins with batch 3
-    a look at a batch                      3
-    the loop that trains                   3 4 5, to the end of the epoch
-    the next loop                          0 1 2 …
+    after loading a state with 3 batches done     the next loop begins with batch 3
+    peeking at a batch                            3
+    the training loop                             3 4 5, to the end of the epoch
+    the next loop                                 0 1 2 …
 
-Only a loop that reaches its end uses the loaded position up. A look at a batch, or a
-loop that a `break` ends, leaves it alone: the next loop begins where this one began, on
-every rank, even if only one of them has looked.
+A loaded position is only used up by a loop that runs to the end of the epoch. If you
+peek at a batch or `break` out of a loop, the next loop begins where that one began. So
+all ranks stay in step, even if only one of them peeks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 
 
 class Loop:
-    """One loop over an epoch: how many of its items were drawn for it, and returned."""
+    """One loop over an epoch, which counts the items it has drawn and returned."""
 
     def __init__(self, begin: int) -> None:
         self.drawn = begin  # counted from the epoch's start
@@ -28,46 +28,46 @@ class Loop:
 
     @property
     def returned(self) -> int:
-        """How many of the epoch's items the caller's loop has had."""
+        """The number of the epoch's items that the caller's loop has received."""
         return self.drawn
 
     @property
     def has_all(self) -> bool:
-        """Whether that is the whole epoch."""
+        """True if the loop has received the whole epoch."""
         return self.has_drawn_all
 
     @property
     def is_running(self) -> bool:
-        """Whether the caller's loop may be in its body."""
+        """True if the caller may still be inside the loop."""
         return not self.has_drawn_all and not self.was_left
 
 
 class EpochLoops:
-    """Base of a loader or sampler with a position that it can resume from.
+    """Base class of a loader or sampler that can resume from a position.
 
     `num_delivered` counts the items of this epoch that its newest loop has returned,
-    including those before a loaded position. Save it at any time: inside a loop, after
-    one that ended early, or at the end of an epoch, where it is the number of all
-    items. If a loop runs inside another and is left early, the one that is further on
-    counts: a look at a batch doesn't hide the training around it.
+    including those before a loaded position. You can save it at any time: inside a
+    loop, after you left one early, or at the end of an epoch, when it counts all items.
+    If you leave a loop early inside another one, we use the position of the loop that
+    is further along, so peeking at a batch doesn't hide the training around it.
     """
 
-    # vars() has the settings and the position, not what follows the loops.
+    # Slots keep the loop tracking out of vars(), which has settings and position only.
     __slots__ = ("__dict__", "_begin", "_loops", "_newest")
     epoch: int
     num_delivered: int
 
     def __init__(self) -> None:
         self.epoch = self.num_delivered = 0
-        self._begin = 0  # items of this epoch that the next loop leaves out
+        self._begin = 0  # how many items of this epoch the next loop skips
         self._newest = Loop(0)
-        self._loops: list[Loop] = []  # begun since the position was last set
+        self._loops: list[Loop] = []  # loops started since the position was last set
 
     def set_epoch(self, epoch: int) -> None:
-        """Use the order of `epoch`; call it before each epoch, on every rank.
+        """Use the order of `epoch`; call this on every rank before each epoch.
 
-        A new epoch starts at its first item. If it is this epoch already, the next loop
-        begins where it would have begun without the call.
+        A new epoch starts at its first item. If `epoch` is already the current one, the
+        call doesn't change where the next loop begins.
         """
         self.settle()
         epoch = operator.index(epoch)
@@ -77,19 +77,19 @@ class EpochLoops:
         self._note(Loop(self._begin))
 
     def begin_at(self, number: int) -> None:
-        """Begin the next loop after `number` items of this epoch."""
+        """Let the next loop skip the first `number` items of this epoch."""
         self._begin, self._loops = number, []
         self._note(Loop(number))
 
     def follow(self, items: Iterable[Item], loop: Loop | None = None) -> Iterator[Item]:
-        """Yield `items`, those of the epoch after `_begin`, and keep the position."""
+        """Yield `items`, the epoch's items after `_begin`, and track the position."""
         loops, loop = self._loops, loop or Loop(self._begin)
         loops.append(loop)
         self._note(loop)
         try:
             for item in items:
                 loop.drawn += 1
-                if loops is self._loops:  # else the position was set since
+                if loops is self._loops:  # otherwise the position was set meanwhile
                     self._note(loop)
                 yield item
             loop.has_drawn_all = True
@@ -99,14 +99,14 @@ class EpochLoops:
                 self.settle()
 
     def settle(self) -> None:
-        """Use a loaded position up, if a loop had the whole rest of its epoch."""
+        """Drop the loaded position if a loop has run to the end of the epoch."""
         self._note(self.current())
         if any(loop.has_all for loop in self._loops):
             self._begin = 0
         self._loops[:] = [loop for loop in self._loops if loop.is_running]
 
     def current(self) -> Loop:
-        """The loop whose position counts: the newest, or one around it."""
+        """Return the loop whose position counts: the newest, or one around it."""
         newest = self._newest
         if newest.is_running or newest.has_all:
             return newest
@@ -123,10 +123,10 @@ def check_state(
     settings: Iterable[str],
     more: Iterable[str],
 ) -> None:
-    """Require that `state` has `settings` and `more`, and the settings of `owner`.
+    """Require that `state` has all names, and the same settings as `owner`.
 
     Raises:
-        ValueError: a name is missing, or a setting differs.
+        ValueError: a name in `settings` or `more` is missing, or a setting differs.
     """
     missing = [name for name in (*settings, *more) if name not in state]
     if missing:

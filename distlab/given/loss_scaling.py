@@ -1,8 +1,7 @@
-"""What a loss scaler does beside the lesson of its task.
+"""The parts of a loss scaler that its task does not teach.
 
-It refuses settings that can't work and gradients that come too late, has a sharded
-optimizer average its gradients first, and keeps the scale in a range that means
-something.
+They refuse settings that can't work and gradients that arrive too late, let a sharded
+optimizer average its gradients first, and keep the scale in a useful range.
 """
 
 from __future__ import annotations
@@ -16,26 +15,28 @@ SMALLEST, LARGEST = 2.0**-64, 2.0**126
 
 
 class LateGradients:
-    """Which gradients have come since an optimizer's were unscaled, in this step.
+    """Notices gradients that arrive after an optimizer's gradients were unscaled.
 
-    backward() adds a scaled gradient to one that was divided already: no later division
-    can put that right.
+    If backward() adds a scaled gradient to one that has already been divided, no later
+    division can undo the mistake.
     """
 
     def __init__(self) -> None:
-        self._without: dict[Any, list[Tensor]] = {}  # by optimizer; had no gradient
+        self._without: dict[Any, list[Tensor]] = {}  # optimizer: those without gradient
         self._late: set[Tensor] = set()
         self._owner: dict[Tensor, Any] = {}
         self._hooks: list[Any] = []
 
     def look(self, optimizer: Any) -> None:
-        """Collective with shards: at the beginning of unscale_, also from step.
+        """Check the gradients when unscale_() begins, including when step() calls it.
+
+        This is collective if the optimizer is sharded.
 
         Raises:
             ValueError: a gradient is sparse.
             RuntimeError: backward() has run for a parameter of this optimizer since its
-                gradients were unscaled; or another optimizer, whose gradients were
-                unscaled in this step, has the same parameter.
+                gradients were unscaled, or another optimizer with the same parameter
+                has already unscaled its gradients in this step.
         """
         own = [p for group in optimizer.param_groups for p in group["params"]]
         if optimizer in self._without:
@@ -43,22 +44,22 @@ class LateGradients:
             late |= {p for p in self._without[optimizer] if p.grad is not None}
             if late:
                 raise RuntimeError(
-                    f"backward() has run for {len(late)} parameters since unscale_() "
+                    f"backward() has run for {len(late)} parameters after unscale_() "
                     "divided their optimizer's gradients: call unscale_() and step() "
                     "after the last backward(), and update() before the next step"
                 )
             return
         if any(p in self._owner for p in own):
             raise RuntimeError(
-                "a parameter has two optimizers, and its gradient was unscaled for the "
-                "other one already: call update() between their steps"
+                "a parameter has two optimizers, and the other one has already "
+                "unscaled its gradient: call update() between their steps"
             )
         if hasattr(optimizer, "reduce_gradients") and not optimizer.is_reduced:
             optimizer.reduce_gradients()
         if any(p.grad is not None and p.grad.is_sparse for p in own):
             raise ValueError(
-                "a gradient is sparse, which a loss scaler can't check: use dense "
-                "ones, as of nn.Embedding(…, sparse=False)"
+                "a gradient is sparse, so a loss scaler can't check it: use dense "
+                "gradients, for example with nn.Embedding(…, sparse=False)"
             )
         self._without[optimizer] = [p for p in own if p.grad is None]
         for parameter in own:
@@ -68,7 +69,7 @@ class LateGradients:
                 self._hooks.append(add(self._late.add))
 
     def forget(self) -> None:
-        """A step ends: the next gradients are new ones."""
+        """Start over when a step ends, because the next gradients are new."""
         for hook in self._hooks:
             hook.remove()
         self._without, self._late, self._owner, self._hooks = {}, set(), {}, []
@@ -77,10 +78,10 @@ class LateGradients:
 def check_scaling(
     init_scale: float, growth_factor: float, backoff_factor: float, growth_interval: int
 ) -> None:
-    """Refuse settings with which the scale can't adapt.
+    """Refuse settings that keep the scale from adapting.
 
     Raises:
-        ValueError: one of them; the message names it.
+        ValueError: a setting is out of range; the message names it.
     """
     if not SMALLEST <= init_scale <= LARGEST:
         raise ValueError(f"init_scale is {init_scale}, must be positive and finite")
@@ -93,15 +94,15 @@ def check_scaling(
 
 
 def in_range(scale: float) -> float:
-    """The scale, or the largest one that there is.
+    """Return the scale, but no more than LARGEST.
 
     Raises:
-        FloatingPointError: it is so small that it can't be the reason for an overflow.
+        FloatingPointError: the scale is so small that it can't be causing an overflow.
     """
-    if not scale >= SMALLEST:  # nan is not, either
+    if not scale >= SMALLEST:  # also true for nan
         raise FloatingPointError(
-            f"the loss scale has shrunk to {scale:.1e}, and gradients are still inf or "
-            "nan: it isn't the scale; look for inf and nan in the inputs, the loss and "
-            "the weights"
+            f"the loss scale has shrunk to {scale:.1e}, but gradients are still inf or "
+            "nan, so the scale isn't the cause: look for inf and nan in the inputs, "
+            "the loss and the weights"
         )
     return min(scale, LARGEST)

@@ -1,10 +1,10 @@
-"""A run that all ranks save and resume together, and what they agree on before that.
+"""Save and resume a run on all ranks together.
 
-    packed   full_state ─▶ compared between ranks ─▶ shared or own ─▶ for `save`
-    resume   load ─▶ checked against the run ─▶ all agree ─▶ restore ─▶ all have it
+    packed   full_state ─▶ compare between ranks ─▶ shared or own ─▶ pass to `save`
+    resume   load ─▶ check against the run ─▶ all agree ─▶ restore ─▶ all succeeded
 
-An error on one rank is an error on all, and a state that can't be applied on one of
-them is applied on none.
+If one rank has an error, all ranks raise one. If one rank can't apply a state, no rank
+keeps it.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from distlab.given.training_state import (
 )
 
 APART = "apart"
-"""In a rank's own state: what full_state calls shared, and differs between ranks."""
+"""Key in a rank's own state for shared items that turned out to differ by rank."""
 NAMES = "optimizer_names"
-"""In the shared state: the parameters of each group of the optimizer, in its order."""
+"""Key in the shared state for the parameter names of each optimizer group, in order."""
 
 Within = Callable[[], AbstractContextManager[Any]]
 
@@ -64,17 +64,17 @@ def packed(
     own: State | None = None,
     within: Within = nullcontext,
 ) -> tuple[dict[str, Tensor], dict[str, JSON]]:
-    """The tensors and the meta of this rank's shard, for `save`; collective.
+    """Return the tensors and metadata of this rank's shard, for `save`; collective.
 
-    `tasks` is the unit fault_tolerance, and `shared` and `own` are added to what its
-    full_state returns. An item of the shared state that isn't the same on all ranks,
-    such as a position in a rank's own data, becomes each rank's own. If a rank can't
-    tell its state, `save` raises a CheckpointError on all ranks.
+    `tasks` is the unit fault_tolerance, and we add `shared` and `own` to what its
+    full_state returns. If an item of the shared state differs between ranks, such as a
+    position in a rank's own data, each rank saves its own. If a rank can't collect its
+    state, `save` raises a CheckpointError on all ranks.
 
     Raises:
-        ValueError: the ranks save different steps, or the model has tensors that are
-            not here: lazy, on the meta device, a DTensor.
-        Exception: the error of full_state, if every rank has one.
+        ValueError: the ranks save different steps, or the model has a tensor without
+            full values in memory: a lazy one, one on the meta device, or a DTensor.
+        Exception: the error of full_state, if it fails on every rank.
     """
     everywhere: State = {}
     mine: State = {}
@@ -94,7 +94,10 @@ def packed(
     reports = exchange(comm, {**report, "step": step})
     steps = [one["step"] for one in reports]
     if len(set(steps)) > 1:
-        raise ValueError(f"the ranks save different steps: {steps}, in rank order")
+        raise ValueError(
+            f"the ranks save different steps ({steps}, in rank order): call save with "
+            "the same step on every rank"
+        )
     if raised is not None and all("raised" in one for one in reports):
         raise raised
     if "error" in report:
@@ -107,13 +110,13 @@ def packed(
 
 
 def expect_shared(comm: Comm, disk: Disk, step: int) -> None:
-    """See that rank 0 finds the shards of all ranks beside the manifest; collective.
+    """Check that rank 0 sees the shards of all ranks next to the manifest; collective.
 
-    With a folder of its own on each node every rank writes its shard without an error,
-    and no rank can ever load them all.
+    If each node has its own folder, every rank can write its shard without an error,
+    but no rank can ever load them all.
 
     Raises:
-        CheckpointError: it doesn't; on all ranks.
+        CheckpointError: on all ranks, if rank 0 doesn't see a shard.
     """
     said = ""
     if comm.rank == 0:
@@ -123,8 +126,8 @@ def expect_shared(comm: Comm, disk: Disk, step: int) -> None:
             lost = [r for r, f in enumerate(manifest.files) if f.name not in names]
             if lost:
                 said = (
-                    f"step {step} was not saved: rank 0 doesn't see the shard of rank "
-                    f"{lost[0]}: all ranks need one folder that they share"
+                    f"step {step} was not saved, because rank 0 doesn't see the shard "
+                    f"of rank {lost[0]}: use one folder that all ranks share"
                 )
         except (OSError, ValueError) as error:
             said = f"step {step} was not saved: rank 0: {one_line(error)}"
@@ -134,10 +137,10 @@ def expect_shared(comm: Comm, disk: Disk, step: int) -> None:
 
 
 def mark_of(value: Any, name: str = "") -> int:
-    """A number that differs, in all likelihood, if any bit of a state differs.
+    """Return a checksum that almost certainly changes if any bit of a state changes.
 
     Raises:
-        TypeError: a value in it is no tensor and no plain data.
+        TypeError: a value in the state is neither a tensor nor plain data.
     """
     tensors: dict[str, Tensor] = {}
     outline = flatten(value, name, tensors)
@@ -150,7 +153,7 @@ def mark_of(value: Any, name: str = "") -> int:
 
 
 def _in_order(outline: JSON) -> JSON:
-    """With the entries of each dict by their keys, however they were made."""
+    """Sort each dict by its keys, so that the order of insertion doesn't matter."""
     if isinstance(outline, list):
         return [_in_order(one) for one in outline]
     if not isinstance(outline, dict):
@@ -163,13 +166,13 @@ def _in_order(outline: JSON) -> JSON:
 
 
 def differing(marks: Sequence[Mapping[str, int]]) -> list[str]:
-    """The names that have not the same mark on every rank."""
+    """Return the names whose marks differ between ranks."""
     names = dict.fromkeys(name for one in marks for name in one)
     return [name for name in names if len({one.get(name) for one in marks}) > 1]
 
 
 def _optimizer_names(run: Run) -> list[list[str | None]] | None:
-    """Which parameters each group has, in order; None for one that has no name."""
+    """Return the parameter names of each group, in order; None where there is none."""
     if run.is_sharded:
         return None
     named = {id(p): name for name, p in run.model.named_parameters()}
@@ -187,9 +190,9 @@ def _optimizer_names(run: Run) -> list[list[str | None]] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """The state that a run was set to, as this rank's restore got it.
+    """The state that a run was set to, as passed to this rank's restore().
 
-    `refused` has a line for each newer checkpoint that was not complete.
+    `refused` has a line for each newer checkpoint that was incomplete.
     """
 
     step: int
@@ -209,14 +212,15 @@ def resume(
 ) -> Resumed | None:
     """Set `run` to the newest complete checkpoint on `disk()`; collective.
 
-    None: no rank has found one. `check` may refuse the shared state with a ValueError.
-    When it raises, no rank's run has changed.
+    Returns None if no rank has found a checkpoint. `check` may refuse the shared state
+    with a ValueError. If this function raises, no rank's run has changed.
 
     Raises:
-        CheckpointError: there are checkpoints, and none is complete; the ranks found
-            different ones; another rank raised an error.
-        ValueError: it is of another run: other parameters, no such part.
-        DiskError: the folder cannot be read.
+        CheckpointError: there are checkpoints but none is complete, the ranks found
+            different ones, or another rank raised an error.
+        ValueError: the checkpoint belongs to another run, with different parameters or
+            without a part of this one.
+        DiskError: the folder can't be read.
     """
     found: Resumed | None = None
     raised: Exception | None = None
@@ -243,7 +247,7 @@ def resume(
         none = [f"rank {r} none" for r, s in enumerate(steps) if s < 0]
         raise CheckpointError(
             f"the ranks found different checkpoints: {', '.join([*said, *none])}; "
-            "all ranks need one folder that they share"
+            "use one folder that all ranks share"
         )
     if found is not None:
         apply(comm, tasks, run, found.shared, found.owns, within=within)
@@ -259,11 +263,11 @@ def apply(
     *,
     within: Within = nullcontext,
 ) -> None:
-    """restore() on all ranks, or on none: collective.
+    """Call restore() on all ranks, and undo it if one of them fails; collective.
 
     Raises:
-        CheckpointError: another rank raised an error; this run is as it was.
-        Exception: the error of restore(); this run is as it was.
+        CheckpointError: another rank raised an error; this run is unchanged.
+        Exception: the error of restore(); this run is unchanged.
     """
     before, raised = _Before(run), None
     parts = {name: _NamedPart(name, part) for name, part in run.parts.items()}
@@ -281,13 +285,14 @@ def apply(
 
 
 def merged(shared: State, owns: list[State], rank: int, size: int, run: Run) -> State:
-    """The shared state, with what is this rank's own in its place.
+    """Return the shared state, including the items that each rank saved for itself.
 
-    Another number of ranks takes rank 0's extra state of modules, as it does its
-    buffers.
+    If the number of ranks has changed, all ranks take rank 0's buffers and the extra
+    state of its modules.
 
     Raises:
-        ValueError: there are more or fewer ranks than then, and each had its own.
+        ValueError: the number of ranks has changed, and an item that differed between
+            ranks is needed.
     """
     apart = owns[rank].get(APART, {}) if len(owns) == size else owns[0].get(APART, {})
     if len(owns) != size:
@@ -295,14 +300,15 @@ def merged(shared: State, owns: list[State], rank: int, size: int, run: Run) -> 
         wanted = sorted(needed & set(apart) - {EXTRA})
         if wanted:
             raise ValueError(
-                f"the state of {wanted[0]!r} was not the same on all ranks when it was "
-                f"saved: {len(owns)} ranks can load it, and these are {size}"
+                f"the state of {wanted[0]!r} differed between ranks when it was saved, "
+                f"so only {len(owns)} ranks can load it, but there are {size}: resume "
+                "with as many ranks as then"
             )
     return {**shared, **apart}
 
 
 def _agree(comm: Comm, raised: Exception | None, value: int) -> list[int]:
-    """The value of each rank, unless one has an error: then all raise."""
+    """Return the value of each rank, but raise on all ranks if one has an error."""
     said = "" if raised is None else one_line(raised)
     reports = exchange(comm, [said, value])
     if raised is not None:
@@ -314,7 +320,7 @@ def _agree(comm: Comm, raised: Exception | None, value: int) -> list[int]:
 
 
 def one_line(error: Exception) -> str:
-    """What an error says; its type, too, where that says more than the text."""
+    """Return an error's text on one line, with its type where that adds information."""
     text = " ".join(str(error).split())
     kind = type(error).__name__
     return (
@@ -328,10 +334,10 @@ def one_line(error: Exception) -> str:
 def fitted(
     run: Run, shared: State, owns: list[State], step: int
 ) -> tuple[State, list[State]]:
-    """The state under the names of the run's model; nothing has changed yet.
+    """Rename the state for the run's model and check that it fits; change nothing yet.
 
     Raises:
-        ValueError: it doesn't fit the run; one line says what.
+        ValueError: the state doesn't fit the run; the message says where.
     """
     _require_memory(run.model)
     shared = {"parameters": {}, "master": [], **shared}
@@ -358,14 +364,14 @@ def fitted(
 
 
 def _require_memory(model: nn.Module) -> None:
-    """All its parameters are here, and can be filled."""
+    """Require that all parameters and buffers are whole and have memory."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             why = "has no shape yet: call the model with a batch first"
         elif tensor.is_meta:
-            why = "is on the meta device, without memory: call to_empty() first"
+            why = "is on the meta device, which has no memory: call to_empty() first"
         elif hasattr(tensor, "full_tensor"):
-            why = "is a DTensor, and a checkpoint has whole tensors"
+            why = "is a DTensor, but a checkpoint needs whole tensors"
         else:
             continue
         raise ValueError(f'"{name}" {why}')
@@ -374,7 +380,7 @@ def _require_memory(model: nn.Module) -> None:
 def _renamed(
     model: nn.Module, shared: State, owns: list[State]
 ) -> tuple[State, list[State]]:
-    """Wrapped by torch.compile or torch's DDP or not, then or now: the same model."""
+    """Rename the saved state if torch.compile or DDP wraps only one of the models."""
     own = [name for name, _ in model.named_parameters()]
     own += [name for name, _ in model.named_buffers()]
     here = {plain: name for name, plain in _plain_names(own).items()}
@@ -403,7 +409,7 @@ def _plain_names(names: Any) -> dict[str, str]:
 
 
 def _wanted_buffers(model: nn.Module, saved: State) -> State:
-    """Without those that no state_dict() has and that have another shape by now."""
+    """Drop saved non-persistent buffers whose shape has changed; keep the model's."""
     own = dict(model.named_buffers())
     passing = {
         f"{prefix}.{name}" if prefix else name
@@ -423,8 +429,8 @@ def _require_dtypes(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     for name, value in saved.items():
         if own[name].dtype != value.dtype:
             raise ValueError(
-                f'the checkpoint is of another model: "{name}" is {own[name].dtype} in '
-                f"the model, and {value.dtype} in the checkpoint"
+                f'the checkpoint is from another model: "{name}" is {own[name].dtype} '
+                f"in the model, but {value.dtype} in the checkpoint"
             )
 
 
@@ -432,18 +438,18 @@ def _require_like(master: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
     own, other = ([(*t.shape,) for t in tensors] for tensors in (master, saved))
     if own != other:
         raise ValueError(
-            f"the checkpoint has {len(other)} master weights, and the run {len(own)}"
+            f"the checkpoint has {len(other)} master weights, but the run {len(own)}"
             + (", of other shapes" if len(own) == len(other) else "")
         )
 
 
 def _require_optimizer(run: Run, shared: State, owns: list[State], step: int) -> None:
-    """Its groups have the parameters that the saved ones had, in the same order."""
+    """Require that the optimizer's groups have the saved parameters, in that order."""
     is_there = "optimizer" in (owns[0] if run.is_sharded else shared)
     if not is_there:
         other = "sharded" if "optimizer" in owns[0] else "not sharded"
         raise ValueError(
-            f"the optimizer in the checkpoint of step {step} is {other}, and this one "
+            f"the optimizer in the checkpoint of step {step} is {other}, but this one "
             f"is {'sharded' if run.is_sharded else 'not'}"
         )
     groups = getattr(run.optimizer, "param_groups", None)
@@ -453,8 +459,8 @@ def _require_optimizer(run: Run, shared: State, owns: list[State], step: int) ->
     here, there = ([len(g["params"]) for g in found] for found in (groups, saved))
     if here != there:
         raise ValueError(
-            f"the checkpoint is of another optimizer: its groups have {there} "
-            f"parameters, and those of this one {here}"
+            f"the checkpoint is from another optimizer: its groups have {there} "
+            f"parameters, but this one's have {here}"
         )
     before, now = shared.get(NAMES), _optimizer_names(run)
     for one, name in _pairs(before, now):
@@ -488,7 +494,7 @@ def _require_moments(state: State, p: Tensor) -> None:
         value = state.get(key)
         if isinstance(value, Tensor) and value.shape != p.shape:
             raise ValueError(
-                f"the checkpoint is of another optimizer: {key!r} has shape "
+                f"the checkpoint is from another optimizer: {key!r} has shape "
                 f"{tuple(value.shape)} for a parameter of shape {tuple(p.shape)}"
             )
 
@@ -497,17 +503,17 @@ def _require_moments(state: State, p: Tensor) -> None:
 
 
 class _NamedPart:
-    """A part whose errors say which part it is."""
+    """Wraps a part of the run so that its errors name the part."""
 
     def __init__(self, name: str, part: Stateful) -> None:
         self.name, self.part = name, part
 
     def state_dict(self) -> State:
-        """That of the part."""
+        """Return the part's state."""
         return self.part.state_dict()
 
     def load_state_dict(self, state: Any) -> None:
-        """See `Stateful`.
+        """Load the part's state.
 
         Raises:
             ValueError: the part refused the state.
@@ -521,7 +527,7 @@ class _NamedPart:
 
 
 class _Before:
-    """What a run was before restore(), in memory of the CPU."""
+    """A copy of a run before restore(), in CPU memory."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -531,7 +537,7 @@ class _Before:
         inner = getattr(run.optimizer, "optimizer", run.optimizer)
         self.loads: list[tuple[Callable[[Any], Any], Any]] = []
         for part in (inner, *run.parts.values()):
-            with suppress(Exception):  # one that has no state yet
+            with suppress(Exception):  # a part may have no state yet
                 self.loads.append((part.load_state_dict, deepcopy(part.state_dict())))
         self.kept = {
             name: deepcopy(getattr(run.hook, name).state_dict(model))
@@ -541,7 +547,7 @@ class _Before:
         self.random = random_state()
 
     def put_back(self) -> None:
-        """As far as the parts allow it."""
+        """Restore the run, as far as its parts allow it."""
         with no_grad():
             for tensor, value in self.tensors:
                 tensor.copy_(value)

@@ -1,8 +1,8 @@
-"""Seeds as people have them, for generators that take 32 bits.
+"""Turn any integer into a seed for generators that take 32 bits.
 
-time.time_ns() and numpy's SeedSequence give 64 bits, -1 is a common default, and a
-number from a numpy array is no int. torch's generators refuse some of these, and its
-CPU generator uses only the lowest 32 bits of the others.
+People use time.time_ns() or numpy's SeedSequence, which give 64 bits. Others use -1 as
+a default, or a number from a numpy array, which isn't an int. torch's generators refuse
+some of these, and its CPU generator uses only the lowest 32 bits of the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def any_seed(seed: int) -> int:
-    """Return a seed of any size as Python's int.
+    """Return a seed of any size as a Python int.
 
     Raises:
         ValueError: it isn't an integer (numpy's are).
@@ -25,9 +25,10 @@ def any_seed(seed: int) -> int:
 
 
 def small_seed(seed: int) -> int:
-    """Return a seed of 32 bits, which every generator takes.
+    """Return a 32-bit seed, which every generator accepts.
 
-    Seeds of 32 bits stay as they are. Of a larger or negative one, all bits count.
+    A seed that fits into 32 bits is unchanged. All bits of a larger or negative seed
+    affect the result.
 
     Raises:
         ValueError: it isn't an integer (numpy's are).

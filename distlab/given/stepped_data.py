@@ -1,4 +1,4 @@
-"""A data set that is told before each batch which step it is for."""
+"""A data set that learns before each batch which step the batch is for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Place = tuple[int, int]
 
 
 class SteppedData(Dataset[Any]):
-    """`dataset`, by batches of places; calls `before(step)` first, if it is given."""
+    """Serves `dataset` in batches of places, and calls `before(step)` before each."""
 
     def __init__(
         self, dataset: Dataset[Any], before: Callable[[int], None] | None = None
@@ -20,7 +20,7 @@ class SteppedData(Dataset[Any]):
         self.dataset, self.before = dataset, before
 
     def __getitems__(self, places: Sequence[Place]) -> list[Any]:
-        """The samples of one step."""
+        """Return the samples of one step."""
         if places and self.before is not None:
             self.before(places[0][0])
         indices = [index for _, index in places]

@@ -1,6 +1,6 @@
-"""Which node this is, if only a meeting place was named: torchrun's c10d rendezvous.
+"""Number the nodes when you only name a meeting place, as torchrun's c10d does.
 
-Node 0 is the machine that the address belongs to. It numbers the others as they come.
+Node 0 is the machine that owns the address. It numbers the others as they arrive.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from distlab.launch.stores import is_own, listen
 def numbered(
     config: LaunchConfig, give_up: Callable[[], bool]
 ) -> tuple[LaunchConfig, socket.socket | None]:
-    """The configuration with its node_rank; for node 0 the listener where agents meet.
+    """Fill in the node_rank; on node 0, also return the socket where agents meet.
 
     Raises:
-        LaunchError: node 0 doesn't answer, or has all of its nodes.
+        LaunchError: node 0 doesn't answer, or already has all of its nodes.
     """
     if not config.any_node:
         return config, None
@@ -33,11 +33,11 @@ def numbered(
             cause = error.__cause__
             if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
                 raise
-        else:  # otherwise, another agent on this machine came first
+        else:  # if the port is in use, another agent on this machine came first
             return replace(config, node_rank=0, any_node=False), listener
     client = Client(config)
     until = time.monotonic() + config.start_timeout
-    node = 1  # after a signal, any will do
+    node = 1  # if a signal stops us, any number will do
     try:
         if client.reach(until, give_up):
             node = client.seat(until)

@@ -1,7 +1,7 @@
-"""The options of the command line, ours and all of torchrun's, in one table.
+"""All command-line options, our own and torchrun's, in one table.
 
-Each option either has a meaning here, or is refused with what to say instead. A test
-compares the table with torch's own parser, so that no option of torch is forgotten.
+We either support an option or refuse it and say what to use instead. A test compares
+the table with torch's own parser, so we can't miss an option of torchrun.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from distlab.launch.config import HANDLED, LOOPBACK, LaunchError
 from distlab.launch.output import PREFIX, Output, streams, texts
 
-C10D_PORT = 29400  # torchrun's, for --rdzv-endpoint without one
+C10D_PORT = 29400  # torchrun's default for an --rdzv-endpoint without a port
 _CONF = {
     "timeout": "start_timeout",
     "join_timeout": "start_timeout",
     "last_call_timeout": "last_call",
     "rank": "node_rank",
 }
-"""--rdzv-conf: torch's names for our settings."""
+"""Keys of --rdzv-conf, which are torch's names for our settings."""
 _CONF_ELSE = {"is_host", "keep_alive_interval", "keep_alive_max_attempt", "store_type"}
 _CONF_OF_TORCHS_STORE = {"close_timeout", "heartbeat_timeout", "read_timeout"}
 _TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
@@ -31,19 +31,19 @@ _NAME = re.compile(r"[\w.:%-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One option; its name has underscores here, and may have dashes."""
+    """One option; we write its name with underscores, but users may use dashes."""
 
     read: Callable[[str], Any] = str
     must_be: str = "a text"
     is_flag: bool = False
     is_torchruns: bool = False
-    """So PET_<NAME> in the environment sets it, too."""
+    """If True, PET_<NAME> in the environment also sets it."""
     instead: str = ""
-    """It can't be had: what to do instead."""
+    """If set, we don't support the option, and this says what to use instead."""
 
 
 def choice(*names: str) -> Callable[[str], str]:
-    """A reader of one of these words."""
+    """Return a reader that accepts only these words."""
 
     def read(text: str) -> str:
         if text not in names:
@@ -54,7 +54,7 @@ def choice(*names: str) -> Callable[[str], str]:
 
 
 def whole(text: str) -> int:
-    """Read a whole number, written in digits."""
+    """Read a whole number."""
     return int(text)
 
 
@@ -65,10 +65,10 @@ def nodes(text: str) -> tuple[int, int]:
 
 
 def processes(text: str) -> int:
-    """Read a number of ranks, or count what the node has.
+    """Read a number of ranks, or count the GPUs or CPU cores of this node.
 
     Raises:
-        LaunchError: it has none of these.
+        LaunchError: it has no such device.
     """
     if text.strip().lstrip("-").isdigit():
         return int(text)
@@ -78,8 +78,8 @@ def processes(text: str) -> int:
         kind = torch.cuda if text == "gpu" else torch.xpu
         if not kind.is_available():
             raise LaunchError(
-                f"--nproc-per-node {text}: torch finds none here; say how many ranks, "
-                "or cpu for one on each core"
+                f"--nproc-per-node {text}: torch finds none here; give a number, or "
+                "cpu for one rank per core"
             )
         return int(kind.device_count())
     if text == "auto" and torch.accelerator.is_available():
@@ -90,7 +90,7 @@ def processes(text: str) -> int:
 
 
 def num_cpus() -> int:
-    """The cores that this process may use."""
+    """Count the cores that this process may use."""
     import os
 
     if hasattr(os, "sched_getaffinity"):
@@ -104,12 +104,12 @@ def local_ranks(text: str) -> frozenset[int] | None:
 
 
 def signals(text: str) -> tuple[str, ...]:
-    """Read a list such as SIGTERM,SIGUSR1; what cannot be handled is refused later."""
+    """Read a list such as SIGTERM,SIGUSR1, which is checked later."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def pairs(text: str) -> dict[str, str]:
-    """Read KEY=VALUE, separated by commas."""
+    """Read KEY=VALUE pairs separated by commas."""
     found = {}
     for part in filter(None, text.strip().split(",")):
         key, _, value = (piece.strip() for piece in part.partition("="))
@@ -120,7 +120,7 @@ def pairs(text: str) -> dict[str, str]:
 
 
 def endpoint(text: str) -> tuple[str, int | None]:
-    """Read HOST or HOST:PORT; an IPv6 address with a port stands in brackets.
+    """Read HOST or HOST:PORT; put an IPv6 address in brackets if it has a port.
 
     Example: "[::1]:29400" → ("::1", 29400)
     """
@@ -203,17 +203,17 @@ OURS: dict[str, Option] = {
     "microbatch_size": Option(read=int, must_be=_WHOLE),
     "join_grace": Option(read=float, must_be=_SECONDS),
     "freeze_timeout": Option(read=float, must_be=_SECONDS),
-    "use_env": Option(is_flag=True),  # torch.distributed.launch's: always the case
+    "use_env": Option(is_flag=True),  # from torch.distributed.launch; always on
 }
 OPTIONS = {**TORCHRUNS, **OURS}
 SHORT = {"m": "module", "r": "redirects", "t": "tee"}
 
 
 def find(flag: str) -> str:
-    """The name in OPTIONS that a flag stands for: in full, or its unique beginning.
+    """Return the option that a flag names, in full or by a unique prefix.
 
     Raises:
-        LaunchError: there is none.
+        LaunchError: there is no such option.
     """
     name = flag.lstrip("-").replace("-", "_")
     if not flag.startswith("--"):
@@ -229,15 +229,15 @@ def find(flag: str) -> str:
 
 
 def dashed(name: str) -> str:
-    """How an option is written."""
+    """Return an option's name as you type it, with dashes."""
     return "--" + name.replace("_", "-")
 
 
 def value(name: str, text: str, flag: str) -> Any:
-    """Read what was said for the option; `flag` is how it was called.
+    """Read an option's value; `flag` is the name that the user typed.
 
     Raises:
-        LaunchError: it can't be that.
+        LaunchError: the value isn't valid, or we don't support the option.
     """
     option = OPTIONS[name]
     if option.instead:
@@ -255,17 +255,17 @@ def value(name: str, text: str, flag: str) -> Any:
 def _hint(name: str, text: str) -> str:
     if name == "rdzv_backend":
         return (
-            f": agents need no {text}, because they meet at node 0; with c10d "
-            "--rdzv-endpoint names it"
+            f": agents meet at node 0, so they don't need {text}; with c10d, name node "
+            "0 with --rdzv-endpoint"
         )
     return ""
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What PET_<NAME> says of torchrun's options.
+    """Read torchrun's options from PET_<NAME> variables.
 
     Raises:
-        LaunchError: it can't be that.
+        LaunchError: a value isn't valid.
     """
     said: dict[str, Any] = {}
     for name, option in TORCHRUNS.items():
@@ -287,14 +287,14 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 def settings_of(
     said: Mapping[str, Any], srun: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What was said, by the names of LaunchConfig; `srun` fills in what wasn't.
+    """Translate options to the fields of LaunchConfig; `srun` fills in missing ones.
 
     Raises:
-        LaunchError: two things that were said exclude each other.
+        LaunchError: two options exclude each other.
     """
     left = dict(said)
     for name in ("start_method", "event_log_handler", "use_env"):
-        left.pop(name, None)  # nothing to do: a script is always a program of its own
+        left.pop(name, None)  # no effect: each rank's script is its own program anyway
     settings: dict[str, Any] = {}
     if (run_as := _run_as(left)) != "script":
         settings["run_as"] = run_as
@@ -320,11 +320,12 @@ def _run_as(left: dict[str, Any]) -> str:
     is_module, is_command, is_path = (
         left.pop(name, False) for name in ("module", "no_python", "run_path")
     )
-    if is_path:  # as torchrun: it has precedence
+    if is_path:  # takes precedence, as in torchrun
         return "path"
     if is_module and is_command:
         raise LaunchError(
-            "--module and --no-python exclude each other: a module needs Python"
+            "--module and --no-python exclude each other, because a module needs "
+            "Python: drop one of them"
         )
     return "module" if is_module else "command" if is_command else "script"
 
@@ -344,7 +345,7 @@ def _output(left: dict[str, Any]) -> Output:
 def _meeting(
     left: dict[str, Any], nnodes: int | None, srun: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Where the agents meet, and which node this is."""
+    """Return where the agents meet, and which node this is."""
     host, port = left.pop("rdzv_endpoint", (None, None))
     is_c10d = left.pop("rdzv_backend", "static") == "c10d"
     conf = left.pop("rdzv_conf", {})
@@ -352,10 +353,10 @@ def _meeting(
     if left.pop("standalone", False):
         if (nnodes or 1) > 1:
             raise LaunchError(
-                f"--standalone is for one node, but --nnodes is {nnodes}: leave one out"
+                f"--standalone is for one node, but --nnodes is {nnodes}: drop one"
             )
         for name in ("node_rank", "master_addr", "master_port"):
-            left.pop(name, None)  # as torchrun: it looks for a place itself
+            left.pop(name, None)  # as in torchrun, which picks its own address
         return {**settings, "nnodes": 1, **_own_address(left)}
     if nnodes is None or nnodes > 1:
         settings = {**srun, **settings}
@@ -382,7 +383,7 @@ def _c10d(
     is_one: bool,
     has_place: bool,
 ) -> dict[str, Any]:
-    """Which node this is need not be said, nor on one node which port it has."""
+    """Let c10d find this node's rank, and on a single node also the port."""
     if is_one:
         left.pop("node_rank", None)
         return {**settings, "any_port": True}
@@ -399,20 +400,21 @@ def _is_true(text: str) -> bool:
 
 
 def _own_address(left: Mapping[str, Any]) -> dict[str, Any]:
-    """On one node the ranks meet at --local-addr, if there is one."""
+    """On a single node, meet at --local-addr if it is given."""
     return {"master_addr": left["local_addr"]} if "local_addr" in left else {}
 
 
 def _configured(conf: Mapping[str, str]) -> dict[str, Any]:
-    """--rdzv-conf: torch's names for our seconds.
+    """Translate the keys of --rdzv-conf to our settings.
 
     Raises:
-        LaunchError: a value is no number.
+        LaunchError: a key is unknown, or a value isn't valid.
     """
     known = {*_CONF, *_CONF_ELSE, *_CONF_OF_TORCHS_STORE}
     if unknown := sorted(conf.keys() - known):
         raise LaunchError(
-            f"--rdzv-conf has no {unknown[0]!r}; there are {', '.join(sorted(known))}"
+            f"--rdzv-conf has no key {unknown[0]!r}; choose from "
+            f"{', '.join(sorted(known))}"
         )
     try:
         found: dict[str, Any] = {

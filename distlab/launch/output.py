@@ -1,11 +1,11 @@
-"""Which lines of the ranks the terminal shows: torchrun's options for it.
+"""Torchrun's options for which of the ranks' lines the terminal shows.
 
     --redirects, --tee      1 stdout, 2 stderr, 3 both, or 0:3,1:1 by local rank
-    --local-ranks-filter    only these local ranks
-    --duplicate-…-filters   a copy of the lines that contain one of these texts
+    --local-ranks-filter    show only these local ranks
+    --duplicate-…-filters   copy the lines that contain one of these texts
 
-Both streams of a rank are always in its log. What is redirected is not shown; --tee and
---redirects both mean that the logs are to stay, see `LaunchConfig.log_dir`.
+A rank's log always has both of its streams. The terminal doesn't show a stream that is
+redirected. With --tee or --redirects, the logs are kept: see `LaunchConfig.log_dir`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAPPING = re.compile(r"\d+:[0-3](,\d+:[0-3])*")
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What becomes of the lines; streams are STDOUT, STDERR, or both of them."""
+    """Where the ranks' lines go; a stream is STDOUT, STDERR, or the sum of both."""
 
     redirects: int | Mapping[int, int] = 0
     tee: int | Mapping[int, int] = 0
@@ -32,36 +32,36 @@ class Output:
     stdout_filters: tuple[str, ...] = ()
     stderr_filters: tuple[str, ...] = ()
     template: str = PREFIX
-    """Before each line: ${rank}, ${local_rank} and ${role_name} are filled in."""
+    """The prefix of each line; ${rank}, ${local_rank} and ${role_name} are replaced."""
     role: str = "default"
 
     @property
     def keeps_logs(self) -> bool:
-        """Whether somebody wants files."""
+        """True if an option asks for log files."""
         return bool(
             self.redirects or self.tee or self.stdout_filters or self.stderr_filters
         )
 
     def is_split(self, local_rank: int) -> bool:
-        """Whether the two streams of this rank go to different places."""
+        """Return True if this rank's two streams go to different places."""
         has_filters = bool(self.stdout_filters or self.stderr_filters)
         return has_filters or _of(self.redirects, local_rank) in (STDOUT, STDERR)
 
     def shows(self, local_rank: int, stream: int) -> bool:
-        """Whether the terminal shows this stream of this rank."""
+        """Return True if the terminal shows this stream of this rank."""
         if self.local_ranks is not None and local_rank not in self.local_ranks:
             return False
         is_teed = _of(self.tee, local_rank) & stream
         return bool(is_teed or not _of(self.redirects, local_rank) & stream)
 
     def prefix(self, rank: int, local_rank: int) -> str:
-        """What stands before each line of this rank."""
+        """Return the prefix of this rank's lines."""
         return Template(self.template).safe_substitute(
             rank=rank, local_rank=local_rank, role_name=self.role
         )
 
     def filters(self, stream: int) -> tuple[str, ...]:
-        """The texts whose lines are copied."""
+        """Return the texts that select which lines to copy."""
         return self.stdout_filters if stream & STDOUT else self.stderr_filters
 
     def duplicate(self, folder: Path, stream: int, lines: Sequence[str]) -> None:
@@ -72,7 +72,7 @@ class Output:
         if not chosen:
             return
         with (
-            contextlib.suppress(OSError),  # a full disk ends no training
+            contextlib.suppress(OSError),  # a full disk must not stop the training
             open(folder / name, "a", encoding="utf-8") as file,
         ):
             file.writelines(chosen)
@@ -95,7 +95,7 @@ def streams(text: str) -> int | dict[int, int]:
 
 
 def texts(value: str) -> tuple[str, ...]:
-    """Read a list whose texts may contain commas, written twice.
+    """Read a comma-separated list of texts; write a comma within a text twice.
 
     Example: "a,b,,c" → ("a", "b,c")
     """

@@ -1,7 +1,7 @@
-"""What torch's @record notes of an exception: a file for each rank, one for the agent.
+"""Read and write the error files in which torch's @record describes an exception.
 
-    TORCHELASTIC_ERROR_FILE of a rank     set by the agent; @record writes it
-    TORCHELASTIC_ERROR_FILE of the agent  set by a scheduler; the agent copies the
+    TORCHELASTIC_ERROR_FILE of a rank     set by the agent, written by @record
+    TORCHELASTIC_ERROR_FILE of the agent  set by a scheduler; the agent copies in the
                                           record of the rank that failed first
 
 Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py.
@@ -22,7 +22,7 @@ _MOST_BYTES = 1 << 16
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """What a rank has noted; empty if it has noted nothing that can be read."""
+    """Read a rank's error file; return an empty dict if there is nothing readable."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text(encoding="utf-8")[:_MOST_BYTES])
         if isinstance(found, dict):
@@ -31,14 +31,14 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def message(record: Mapping[str, Any]) -> str:
-    """Its first line, such as `ValueError: no data`."""
+    """Return the first line of the message, such as `ValueError: no data`."""
     inner = record.get("message", "")
     text = inner.get("message", "") if isinstance(inner, dict) else inner
     return str(text).partition("\n")[0]
 
 
 def timestamp(record: Mapping[str, Any]) -> float:
-    """When it was written; inf if it doesn't say."""
+    """Return when the record was written, or inf if it doesn't say."""
     inner = record.get("message", {})
     extra = inner.get("extraInfo", {}) if isinstance(inner, dict) else {}
     try:
@@ -48,9 +48,9 @@ def timestamp(record: Mapping[str, Any]) -> float:
 
 
 def write_error_file(given: Mapping[str, Any], what: str, code: int) -> None:
-    """Tell whoever started the agent why the job failed, if a file is named.
+    """Tell whoever started the agent why the job failed, if they named a file.
 
-    That is the record of the rank that failed, or without one, `what` happened.
+    The file gets the record of the rank that failed. If that is empty, it gets `what`.
     """
     path = os.environ.get(ERROR_FILE)
     if not path:
