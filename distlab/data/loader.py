@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from distlab.data.images import Images
 from distlab.data.problems import Problem
-from distlab.given.loops import EpochLoops, check_state
+from distlab.given.loops import EpochLoops, check_state, saved_position
 from distlab.given.seeds import any_seed
 
 Place = tuple[int, int]
@@ -165,8 +165,8 @@ class ImageLoader(EpochLoops):
                 is then unchanged.
         """
         check_state(self, state, _SETTINGS, ("epoch", "num_delivered"))
-        self.epoch = state["epoch"]
-        self.begin_at(state["num_delivered"])
+        self.epoch, number = saved_position(state, "num_delivered", len(self))
+        self.begin_at(number)
 
     def _iterate(self, places: list[list[Place]], number: int) -> Iterator[Batch]:
         """Let the data workers read `places` from number `number` on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from types import FrameType
 from typing import Any
@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from distlab.distributed.group import get_rank, get_world_size, has_rank
 from distlab.distributed.parts import running, unit
 from distlab.given.epochs import tell_epoch
-from distlab.given.loops import EpochLoops, Loop, check_state
+from distlab.given.loops import EpochLoops, Loop, check_state, saved_position
 from distlab.given.seeds import any_seed
 
 _SETTINGS = ("num_samples", "num_replicas", "shuffle", "seed", "drop_last")
@@ -161,14 +161,14 @@ class DistributedSampler(EpochLoops, Sampler[int]):
                 is then unchanged.
         """
         check_state(self, state, _SETTINGS, ("epoch", "num_yielded"))
-        self._done_epoch = None
-        self.epoch = operator.index(state["epoch"])
+        epoch, number = saved_position(state, "num_yielded", len(self))
+        self._done_epoch, self.epoch = None, epoch
         if state.get("is_over"):
             self._done_epoch = self.epoch
             self.epoch += 1
             self.begin_at(0)
         else:
-            self.begin_at(operator.index(state["num_yielded"]))
+            self.begin_at(number)
         tell_epoch(self._dataset, self.epoch)
 
 
@@ -185,6 +185,8 @@ class _DataLoaderLoop(Loop):
         self._drop_last = bool(getattr(iterator._index_sampler, "drop_last", False))
         self._batches = _Counter()
         iterator._num_yielded = self._batches  # type: ignore[assignment]
+        # Data workers that persist, or the caller, keep an iterator that has ended.
+        iterator._next_data = self._batches.ending(iterator)  # type: ignore[method-assign]
 
     @classmethod
     def of_caller(cls, begin: int) -> _DataLoaderLoop | None:
@@ -215,13 +217,30 @@ class _DataLoaderLoop(Loop):
     def is_running(self) -> bool:
         """Whether its iterator is there, and still in this loop."""
         iterator = self._iterator()
-        return getattr(iterator, "_num_yielded", None) is self._batches
+        is_ours = getattr(iterator, "_num_yielded", None) is self._batches
+        return is_ours and not self._batches.has_ended
 
 
 class _Counter:
-    """Counts the batches that a DataLoader's iterator has returned."""
+    """Counts the batches that a DataLoader's iterator has returned, to its end."""
 
     number = 0
+    has_ended = False
+
+    def ending(self, iterator: _BaseDataLoaderIter) -> Callable[[], Any]:
+        """What draws a batch of `iterator`, without a reference to it."""
+        own, draw = weakref.ref(iterator), type(iterator)._next_data
+
+        def drawn() -> Any:
+            caller = own()
+            assert caller is not None
+            try:
+                return draw(caller)
+            except StopIteration:
+                self.has_ended = True
+                raise
+
+        return drawn
 
     def __iadd__(self, other: int) -> _Counter:
         self.number += other

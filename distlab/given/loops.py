@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 
+_POSITION = "position of the loops"
+
 
 class Loop:
     """One loop over an epoch, which counts the items it has drawn and returned."""
@@ -62,6 +64,24 @@ class EpochLoops:
         self._begin = 0  # how many items of this epoch the next loop skips
         self._newest = Loop(0)
         self._loops: list[Loop] = []  # loops started since the position was last set
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy: it has the position, and none of the loops that run here."""
+        self.settle()
+        loop = self.current()
+        is_over = loop.has_all and not loop.is_running
+        position = {"begin": self._begin, "returned": loop.returned, "is_over": is_over}
+        return {**vars(self), _POSITION: position}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """The reverse of `__getstate__`."""
+        state = dict(state)
+        position = state.pop(_POSITION)
+        vars(self).update(state)
+        self._begin, self._loops = position["begin"], []
+        self._newest = Loop(position["returned"])
+        self._newest.has_drawn_all = position["is_over"]
+        self._newest.was_left = not position["is_over"]
 
     def set_epoch(self, epoch: int) -> None:
         """Use the order of `epoch`; call this on every rank before each epoch.
@@ -135,3 +155,27 @@ def check_state(
         own, saved = getattr(owner, name), state[name]
         if own != saved:
             raise ValueError(f"{name} is {own} here, but {saved} in the state")
+
+
+def saved_position(
+    state: Mapping[str, Any], name: str, num_items: int
+) -> tuple[int, int]:
+    """The epoch of a state, and how many of its `num_items` items it leaves out.
+
+    Raises:
+        ValueError: one of them can't be: a text, a negative number, too many items.
+    """
+    found = []
+    for key, largest in (("epoch", None), (name, num_items)):
+        try:
+            number = operator.index(state[key])
+        except TypeError:
+            number = -1
+        if number < 0 or (largest is not None and number > largest):
+            limit = "on" if largest is None else f"to {largest}"
+            raise ValueError(
+                f"not a state of this data: {key} is {state[key]!r}, must be a whole "
+                f"number from 0 {limit}"
+            )
+        found.append(number)
+    return found[0], found[1]

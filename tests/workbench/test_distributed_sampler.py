@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from itertools import islice
 from typing import Any
 
@@ -101,6 +103,37 @@ def test_only_a_loop_that_ends_moves_where_the_next_begins(num_workers: int) -> 
     assert firsts(rest) == EVERY
 
 
+def test_a_copy_has_the_position_and_follows_no_loop() -> None:
+    sampler, loader = sampled(0)
+    batches = iter(loader)
+    next(batches)
+    for copy in (deepcopy(sampler), pickle.loads(pickle.dumps(sampler))):
+        assert copy.state_dict() == sampler.state_dict()
+        assert [*copy] == [*range(0, 20, 2)]
+    assert firsts(batches) == EVERY[1:]
+    state = sampler.state_dict()
+    assert state["is_over"]
+    assert deepcopy(sampler).state_dict() == state
+
+    other, rest = resumed({**state, "is_over": False, "num_yielded": 6}, 0)
+    copied = deepcopy(rest)  # the sampler too
+    assert firsts(copied) == firsts(rest) == EVERY[3:]
+    assert firsts(copied) == EVERY
+    assert other.state_dict() == {**state, "is_over": True}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"num_yielded": -1}, {"num_yielded": 999}, {"epoch": "1"}, {"epoch": -1}]
+)
+def test_a_position_outside_the_epoch_is_refused(wrong: dict[str, Any]) -> None:
+    sampler, loader = sampled(0)
+    before = sampler.state_dict()
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        sampler.load_state_dict({**before, "epoch": 2, **wrong})
+    assert sampler.state_dict() == before
+    assert firsts(loader) == EVERY
+
+
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_look_within_a_loop_does_not_move_the_position(num_workers: int) -> None:
@@ -113,11 +146,13 @@ def test_a_look_within_a_loop_does_not_move_the_position(num_workers: int) -> No
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("num_workers", "more"), [(0, {}), (2, {}), (2, {"persistent_workers": True})]
+)
 def test_a_state_at_an_epochs_end_repeats_neither_samples_nor_the_end(
-    num_workers: int,
+    num_workers: int, more: dict[str, Any]
 ) -> None:
-    sampler, loader = sampled(num_workers)
+    sampler, loader = sampled(num_workers, **more)
     sampler.set_epoch(3)
     for _ in loader:
         within = sampler.state_dict()  # at last in the loop's body, with the last batch
