@@ -130,6 +130,50 @@ class Factors:
         self._by_parameter = _by_parameter(model, state)
 
 
+class ChunkResiduals(Residuals):
+    """A rank's residuals, and what it kept of the sums of its chunk of each bucket.
+
+    Another number of ranks has other chunks, for which nothing is kept.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_sums: dict[Tensor, tuple[int, Tensor]] = {}
+
+    def of_sums(self, bucket: Bucket, like: Tensor, n: int) -> Tensor:
+        """Like `like`, this rank's chunk on n ranks; zeros at first."""
+        size, kept = self._of_sums.get(bucket.parameters[0], (0, like))
+        is_the_same = size == n and len(kept) == len(like)
+        return kept if is_the_same else torch.zeros_like(like)
+
+    def keep_sums(self, bucket: Bucket, rest: Tensor, n: int) -> None:
+        """From now on `of_sums` returns `rest`; 0 for inf and nan."""
+        self._of_sums[bucket.parameters[0]] = n, rest.nan_to_num(0.0, 0.0, 0.0)
+
+    def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
+        """Both, by the names of the model's parameters."""
+        sums = {
+            f"{name}{_SUMS}{self._of_sums[p][0]}": self._of_sums[p][1]
+            for name, p in model.named_parameters()
+            if p in self._of_sums
+        }
+        return {**super().state_dict(model), **sums}
+
+    def load_state_dict(self, model: nn.Module, state: dict[str, Tensor]) -> None:
+        """From now on `state` is what was kept."""
+        plain = {name: kept for name, kept in state.items() if _SUMS not in name}
+        super().load_state_dict(model, plain)
+        named, self._of_sums = dict(model.named_parameters()), {}
+        for key, kept in state.items():
+            name, is_sum, size = key.rpartition(_SUMS)
+            if is_sum:
+                own = kept.to(named[name].device).clone()
+                self._of_sums[named[name]] = int(size), own
+
+
+_SUMS = ":sums of chunks on "
+
+
 def _by_name(model: nn.Module, kept: Mapping[Tensor, Tensor]) -> dict[str, Tensor]:
     return {name: kept[p] for name, p in model.named_parameters() if p in kept}
 
@@ -145,13 +189,13 @@ def split(bucket: Bucket, flat: Tensor | None = None) -> tuple[list[Tensor], Ten
     """Matrices (rows, columns), views; and the elements of all other parameters.
 
     They are taken from `flat`, which is like bucket.flat. A parameter of two or more
-    dimensions is a matrix: the first one has the rows.
+    dimensions is a matrix, unless it is empty: the first one has the rows.
     """
     flat = bucket.flat if flat is None else flat
     matrices, others = [], []
     parts = flat.split([p.numel() for p in bucket.parameters])
     for p, part in zip(bucket.parameters, parts, strict=True):
-        if p.dim() > 1:
+        if _is_matrix(p):
             matrices.append(part.view(len(p), -1))
         else:
             others.append(part)
@@ -161,9 +205,9 @@ def split(bucket: Bucket, flat: Tensor | None = None) -> tuple[list[Tensor], Ten
 def join(bucket: Bucket, matrices: Sequence[Tensor], others: Tensor) -> Tensor:
     """The reverse of `split`: a tensor like bucket.flat."""
     rows = iter(matrices)
-    sizes = [p.numel() for p in bucket.parameters if p.dim() <= 1]
+    sizes = [p.numel() for p in bucket.parameters if not _is_matrix(p)]
     rest = iter(others.split(sizes))
-    parts = [next(rows if p.dim() > 1 else rest) for p in bucket.parameters]
+    parts = [next(rows if _is_matrix(p) else rest) for p in bucket.parameters]
     return torch.cat([part.reshape(-1) for part in parts])
 
 
@@ -175,7 +219,11 @@ def first_factor(matrix: Tensor, rank: int) -> Tensor:
 
 
 def _matrices_in(bucket: Bucket) -> list[Tensor]:
-    return [p for p in bucket.parameters if p.dim() > 1]
+    return [p for p in bucket.parameters if _is_matrix(p)]
+
+
+def _is_matrix(parameter: Tensor) -> bool:
+    return parameter.dim() > 1 and parameter.numel() > 0
 
 
 def fp16(comm: Comm, bucket: Bucket) -> Work:
@@ -214,17 +262,16 @@ class Sign:
     """
 
     def __init__(self) -> None:
-        self._residuals = Residuals()
-        self._of_sums: dict[Tensor, Tensor] = {}
+        self.residuals = ChunkResiduals()  # of this rank
 
     def __call__(self, comm: Comm, bucket: Bucket) -> Work:
         """A comm_hook: start the first pass; wait() does the second."""
         n, flat = comm.world_size, bucket.flat
-        corrected = flat + self._residuals.of(bucket)
+        corrected = flat + self.residuals.of(bucket)
         chunks = _padded(corrected, 8 * n).view(n, -1)  # (n, elements of a chunk)
         scales = chunks.abs().mean(1, keepdim=True)
         sent = (_signs(chunks) * scales).view(-1)[: len(flat)]
-        self._residuals.keep(bucket, corrected - sent)
+        self.residuals.keep(bucket, corrected - sent)
         bits, own = to_bits(chunks), torch.empty_like(scales)
         got = torch.empty_like(bits)
         works = [
@@ -234,12 +281,9 @@ class Sign:
 
         def finish() -> None:
             total = (from_bits(got, flat.dtype) * own).sum(0)
-            key = bucket.parameters[0]
-            if key in self._of_sums and len(self._of_sums[key]) == len(total):
-                total += self._of_sums[key]
+            total += self.residuals.of_sums(bucket, total, n)
             scale = total.abs().mean().view(1)
-            rest = total - _signs(total) * scale
-            self._of_sums[key] = rest.nan_to_num(0.0, 0.0, 0.0)
+            self.residuals.keep_sums(bucket, total - _signs(total) * scale, n)
             all_bits, all_scales = torch.empty_like(bits), torch.empty_like(own)
             comm.all_gather(all_bits, to_bits(total[None]))
             comm.all_gather(all_scales, scale)

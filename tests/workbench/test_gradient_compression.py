@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -165,6 +167,52 @@ def test_an_overflow_is_seen_by_all_ranks_in_its_own_step_only(
     for found in run.values:
         for name, seen in found.items():
             assert seen == [True, False, True, True], name
+
+
+def resumed(context: RankContext, names: list[str]) -> dict[str, list[Tensor]]:
+    """The gradients of step 2: of hooks that had step 1, and of resumed ones."""
+    ddp_unit = load("distributed_data_parallel", "reference")
+
+    def gradient(ddp: Any, step: int) -> Tensor:
+        torch.manual_seed(10 * step + context.rank)
+        model = ddp.module
+        model.zero_grad()
+        (ddp(torch.randn(4, 20)).square().sum() + model.empty.sum()).backward()
+        return torch.as_tensor(model.weight.grad).clone()
+
+    found = {}
+    for name in names:
+        torch.manual_seed(SEED)
+        model, hook, other = torch.nn.Linear(20, 3), hook_of(name), hook_of(name)
+        model.register_parameter("empty", torch.nn.Parameter(torch.ones(0, 2)))
+        copy = deepcopy(model)
+        wrap = partial(ddp_unit.DistributedDataParallel, comm=context.comm)
+        ddp, continued = wrap(model, comm_hook=hook), wrap(copy, comm_hook=other)
+        gradient(ddp, 1)
+        for kind in ("residuals", "factors"):
+            if hasattr(hook, kind):
+                state = deepcopy(getattr(hook, kind).state_dict(model))
+                getattr(other, kind).load_state_dict(copy, state)
+        found[name] = [gradient(ddp, 2), gradient(continued, 2)]
+    return found
+
+
+def test_a_hook_with_the_state_of_another_continues_it(cluster: Cluster) -> None:
+    names = ["sign", "top_k", "int8", "powersgd"]
+    for found in cluster.run(resumed, 3, names).require_finished().values:
+        for name, (unbroken, continued) in found.items():
+            assert torch.equal(unbroken, continued), name
+
+
+def test_sums_of_chunks_are_for_as_many_ranks_only() -> None:
+    model = torch.nn.Linear(2, 2)
+    bucket = compression.FlatBucket([model.weight], torch.zeros(4))
+    kept, like = compression.ChunkResiduals(), torch.ones(4)
+    kept.keep_sums(bucket, like, 2)
+    other = compression.ChunkResiduals()
+    other.load_state_dict(model, kept.state_dict(model))
+    assert torch.equal(other.of_sums(bucket, like, 2), like)
+    assert not other.of_sums(bucket, like, 3).any()
 
 
 def halves(context: RankContext) -> list[float]:
