@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from types import ModuleType
 
 from distlab.comm import DiskError, RealDisk
-from distlab.given.checkpoint import CheckpointError, exchange
+from distlab.given.checkpoint import CheckpointError, exchange, step_of
 from distlab.given.saved_run import packed, resume
 from distlab.given.training_state import Run, State
 from distlab.grading.kit.torchrun_env import unrecorded
@@ -165,9 +165,12 @@ class Checkpoints:
             )
 
     def _require_nothing_else(self) -> None:
-        """A folder without a checkpoint of ours, and with other files, is another's."""
+        """A folder without a checkpoint of ours, and with other files, is another's.
+
+        What a first save left that was cut short is ours: the next save removes it.
+        """
         assert self._disk is not None
-        names = self._disk.names()
+        names = [name for name in self._disk.names() if step_of(name) is None]
         if names:
             self._refuse(
                 f"--resume from {self._order.folder}: it has no checkpoint of distlab, "

@@ -217,10 +217,15 @@ def test_a_pickle_is_refused_in_one_line(
 def test_no_checkpoint_yet_is_no_error(
     cluster: Cluster, units: dict[str, Choice], tmp_path: Path
 ) -> None:
-    _, said = trained(cluster, units, tmp_path / "new", resume=True)
+    folder = tmp_path / "new"
+    folder.mkdir()
+    left = folder / "step-1.rank-0.12345678.safetensors.tmp"  # a first save, cut short
+    left.touch()
+    _, said = trained(cluster, units, folder, resume=True)
     ((kind, text),) = said
+    assert not left.exists()
     assert kind == "checkpoint"
-    assert f"{tmp_path / 'new'} " in text
+    assert f"{folder} " in text
     assert text.endswith(" 0")
 
 
