@@ -19,7 +19,7 @@ from distlab.distributed.group import default_comm
 from distlab.distributed.model_parallel import PipelineParallel, TensorParallel
 from distlab.distributed.parts import running, unit
 from distlab.given.checkpoint import CheckpointError
-from distlab.given.saved_run import APART, NAMES, expect_shared, packed, resume
+from distlab.given.saved_run import APART, KIND, NAMES, expect_shared, packed, resume
 from distlab.given.training_state import EXTRA, Run, Stateful
 
 _OWN_NAMES = {
@@ -32,6 +32,7 @@ _OWN_NAMES = {
     "random",
     APART,
     NAMES,
+    KIND,
     EXTRA,
 }
 

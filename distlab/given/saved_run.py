@@ -48,6 +48,8 @@ APART = "apart"
 """Key in a rank's own state for shared items that turned out to differ by rank."""
 NAMES = "optimizer_names"
 """Key in the shared state for the parameter names of each optimizer group, in order."""
+KIND = "optimizer_kind"
+"""Key in the shared state for the optimizer's class, if it is one of torch's."""
 
 Within = Callable[[], AbstractContextManager[Any]]
 
@@ -84,7 +86,8 @@ def packed(
         _require_memory(run.model)
         with within():
             everywhere, mine = tasks.full_state(run)
-        everywhere = {**everywhere, NAMES: _optimizer_names(run), **(shared or {})}
+        about = {NAMES: _optimizer_names(run), KIND: _optimizer_kind(run)}
+        everywhere = {**everywhere, **about, **(shared or {})}
         mine = {**mine, **(own or {})}
         report = {"marks": {name: mark_of(v, name) for name, v in everywhere.items()}}
     except TypeError as error:
@@ -183,6 +186,11 @@ def _optimizer_names(run: Run) -> list[list[str | None]] | None:
         names = [named.get(id(p)) for p in group["params"]]
         found.append([None if one is None else plain[one] for one in names])
     return found or None
+
+
+def _optimizer_kind(run: Run) -> str | None:
+    kind = type(getattr(run.optimizer, "optimizer", run.optimizer))
+    return kind.__name__ if kind.__module__.startswith("torch.optim.") else None
 
 
 # ── resuming ────────────────────────────────────────────────────────────────────────
@@ -444,13 +452,19 @@ def _require_like(master: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
 
 
 def _require_optimizer(run: Run, shared: State, owns: list[State], step: int) -> None:
-    """Require that the optimizer's groups have the saved parameters, in that order."""
+    """Require an optimizer of the saved class, with the saved parameters in order."""
     is_there = "optimizer" in (owns[0] if run.is_sharded else shared)
     if not is_there:
         other = "sharded" if "optimizer" in owns[0] else "not sharded"
         raise ValueError(
             f"the optimizer in the checkpoint of step {step} is {other}, but this one "
             f"is {'sharded' if run.is_sharded else 'not'}"
+        )
+    was, kind = shared.get(KIND), _optimizer_kind(run)
+    if was is not None and kind is not None and was != kind:
+        raise ValueError(
+            f"the checkpoint has the state of {was}, but the optimizer is {kind}: "
+            "resume with the same optimizer"
         )
     groups = getattr(run.optimizer, "param_groups", None)
     if run.is_sharded or groups is None:

@@ -225,7 +225,7 @@ def on_two_ranks(context: RankContext, folder: str) -> dict[str, Any]:
     for name, part, other in (
         ("raises", Part(7, KeyError("x") if rank else None), (again, fresh)),
         ("absent", Part(7), (again, fresh)),
-        ("groups", Part(7), (again, torch.optim.SGD([*again.parameters()][:2], 0.1))),
+        ("groups", Part(7), (again, torch.optim.AdamW([*again.parameters()][:2]))),
     ):
         parts = {"loader" if name != "absent" else "scaler": part}
         at = f"{folder}/own"
@@ -344,6 +344,11 @@ def test_the_same_model_in_other_wrappers_and_other_models(tmp_path: Path) -> No
                 dist.load_checkpoint(at, wrong, its)
             assert all(map(torch.equal, before, wrong.parameters()))
         again, _ = small()
+        for other_kind in (torch.optim.SGD, torch.optim.Adam):
+            with pytest.raises(ValueError, match=rf"AdamW.*{other_kind.__name__}\b"):
+                dist.load_checkpoint(
+                    at, again, other_kind(again.parameters(), **options)
+                )
         order = [*again.parameters()]
         order[1], order[2] = order[2], order[1]
         with pytest.raises(ValueError, match=r'"0\.bias".*"1\.weight"'):
