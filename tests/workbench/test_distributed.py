@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import textwrap
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import distlab.distributed as dist
-from distlab.comm import PeerLost
+from distlab.comm import MeetingError, PeerLost
 from distlab.distributed.environment import read_place
 from distlab.distributed.parts import TABLE, tasks, unit
 from distlab.grading.kit.torchrun_env import like_torchrun
@@ -117,6 +118,8 @@ def test_slurms_variables_stand_in_for_torchruns() -> None:
         ({"rank": 0, "world_size": 2}, {}, "MASTER_ADDR and MASTER_PORT must name"),
         ({"rank": 2, "world_size": 2}, {}, "rank 2 of 2: ranks count from 0"),
         ({"world_size": 1}, {"RANK": "x"}, "RANK=x is no integer"),
+        ({"rank": 0, "world_size": 1}, {"LOCAL_RANK": "x"}, "LOCAL_RANK=x is no"),
+        ({"rank": 0, "world_size": 2}, {**MEETING, "MASTER_PORT": "70000"}, "70000"),
         ({"rank": 0, "world_size": 1, "init_method": "file:///f"}, {}, "choose env://"),
     ],
 )
@@ -162,6 +165,43 @@ def test_one_process_needs_no_environment(
             dist.init_process_group(backend, world_size=1, rank=0)
     finally:
         dist.destroy_process_group()
+
+
+def disagrees(context: RankContext, backend: str) -> list[str]:
+    like_torchrun(context, PATIENCE_S)
+    said = []
+    same = {"RANK": str(context.rank), "WORLD_SIZE": "2"}
+    for number, (own, timeout_s) in enumerate(
+        [
+            ({"RANK": "1", "WORLD_SIZE": "3"}, PATIENCE_S),
+            ({"WORLD_SIZE": str(2 + context.rank)}, PATIENCE_S),
+            ({"WORLD_SIZE": "4"}, 2.0),
+        ]
+    ):
+        # As after a restart, nothing that earlier ranks have set counts.
+        generation = {"TORCHELASTIC_RESTART_COUNT": str(number)}
+        os.environ.update(same | own | generation)
+        try:
+            dist.init_process_group(backend, timeout_s=timeout_s)
+        except (ValueError, MeetingError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+@pytest.mark.parametrize("backend", ["gloo", "tcp"])
+def test_ranks_that_disagree_who_they_are_are_told_so(
+    cluster: Cluster, backend: str
+) -> None:
+    expected = (
+        r"ValueError: .*\brank 1\b.*RANK",
+        r"ValueError: WORLD_SIZE is [23] on rank [01]\b.*[23] on rank [01]\b",
+        r"MeetingError: .*ranks 2, 3\b.*WORLD_SIZE is 4\b",
+    )
+    for said in cluster.run(disagrees, 2, backend).require_finished().values:
+        assert len(said) == len(expected), said
+        for text, pattern in zip(said, expected, strict=True):
+            assert re.match(pattern, text), text
+            assert "\n" not in text
 
 
 def waits_in_vain(context: RankContext, backend: str) -> list[int]:
