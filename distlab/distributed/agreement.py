@@ -115,6 +115,24 @@ def agreed(comm: Comm, make: Callable[[], str], advice: str, **named: str) -> No
             raise failed
 
 
+def require_alike(comm: Comm, values: Any, what: str) -> list[Tensor]:
+    """Compare shapes of tensors in lists, tuples and dicts; collective; the tensors.
+
+    Raises:
+        DisagreementError: shapes or dtypes differ; on every rank.
+    """
+    tensors = [
+        leaf.detach() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)
+    ]
+    kinds = [f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors]
+    require_same(comm, f"inputs {', '.join(kinds)}", _same_inputs(what))
+    return tensors
+
+
+def _same_inputs(what: str) -> str:
+    return f"every rank of {what} must get the same inputs"
+
+
 def require_close(comm: Comm, values: Any, what: str) -> None:
     """Require that all ranks have nearly the same tensors; collective.
 
@@ -124,12 +142,7 @@ def require_close(comm: Comm, values: Any, what: str) -> None:
     Raises:
         DisagreementError: on every rank if shapes, dtypes or values differ.
     """
-    tensors = [
-        leaf.detach() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)
-    ]
-    kinds = [f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors]
-    advice = f"every rank of {what} must get the same inputs"
-    require_same(comm, f"inputs {', '.join(kinds)}", advice)
+    tensors = require_alike(comm, values, what)
     if comm.world_size == 1 or not tensors:
         return
     rows = _gathered(comm, torch.stack([_fingerprint(t) for t in tensors]).flatten())
@@ -137,7 +150,8 @@ def require_close(comm: Comm, values: Any, what: str) -> None:
     if not same.all():
         other = int(same.int().argmin())
         raise DisagreementError(
-            f"the inputs of rank {other} have different values from rank 0's: {advice}"
+            f"the inputs of rank {other} have different values from rank 0's: "
+            + _same_inputs(what)
         )
 
 

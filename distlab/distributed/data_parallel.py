@@ -27,6 +27,7 @@ from distlab.distributed import registry
 from distlab.distributed.agreement import agreed, describe
 from distlab.distributed.ddp_changes import Seen, set_aside_buffers
 from distlab.distributed.group import default_comm
+from distlab.distributed.model_parallel import PipelineParallel, TensorParallel
 from distlab.distributed.parts import running, unit
 from distlab.given.data_parallel import contiguous, tensors_in
 
@@ -86,7 +87,7 @@ class DistributedDataParallel(nn.Module):
         def described() -> str:
             if len(sizes) > 1:
                 raise ValueError("bucket_size_mb is bucket_size_mib: give one of them")
-            _refuse_wrapped(module)
+            _refuse_wrapped(module, comm)
             told = [f"{name}={value}" for name, value in options.items()]
             told.append(f"comm_hook={_name_of(comm_hook)}")
             return "\n".join((describe(module), *told))
@@ -287,7 +288,16 @@ def wrappers() -> list[DistributedDataParallel]:
     ]
 
 
-def _refuse_wrapped(module: nn.Module) -> None:
+def _refuse_wrapped(module: nn.Module, comm: Comm) -> None:
+    for part in module.modules():
+        if not isinstance(part, TensorParallel | PipelineParallel):
+            continue
+        if part.comm is comm and comm.world_size > 1:
+            raise ValueError(
+                f"the ranks of a {type(part).__name__} have different parts of the "
+                "model, which a DistributedDataParallel over the same ranks would make "
+                "equal: give it the ranks with equal parts, as comm"
+            )
     if isinstance(
         module, DistributedDataParallel | nn.parallel.DistributedDataParallel
     ):

@@ -6,17 +6,18 @@ PipelineParallel    every rank has 1/n of the layers; microbatches go through th
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from distlab.comm import Comm
 from distlab.distributed import registry
-from distlab.distributed.agreement import agreed, describe, require_close
+from distlab.distributed.agreement import agreed, describe, require_alike, require_close
 from distlab.distributed.group import default_comm
-from distlab.distributed.norms import clip
+from distlab.distributed.norms import clip, refuse_torchs_clip
 from distlab.distributed.parts import running, unit
 from distlab.distributed.random_numbers import Stream, shared
 from distlab.given.pipeline import Action, ModelChunk
@@ -37,13 +38,15 @@ class TensorParallel(nn.Module):
     Every rank draws rank 0's random numbers in forward(), so that a dropout is the same
     on all of them; between a column and a row layer, each rank draws its own. Clip
     gradients with clip_grad_norm_() of this class: torch's function sees only one
-    rank's shards, and would scale the full layers differently on each rank.
+    rank's shards, would scale the full layers differently on each rank, and so raises
+    an error.
 
     Raises:
         ValueError: on every rank; the models differ between ranks, nothing to shard, n
             does not divide a layer, or a layer to shard shares its weight with another
-            one or is parametrized. Nothing is changed. In the first forward(): the
-            inputs differ between ranks.
+            one or is parametrized. Nothing is changed. In forward(): the inputs' shapes
+            differ between ranks, or their values in the first call; or, where each rank
+            has a part of the features only, a layer needs all of them.
 
     Example:
         init_process_group()
@@ -95,17 +98,51 @@ class TensorParallel(nn.Module):
         rows = [layer for layer in module.modules() if _is_row(layer)]
         if comm.world_size > 1 and rows:
             self.stream.surround(columns, rows)
+            self._watch_parts(columns)
+        if comm.world_size > 1:
+            refuse_torchs_clip(self.parameters(), "TensorParallel")
         registry.add(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TensorParallel:
+        """The same with copies of the layers, on this comm; sends nothing."""
+        return _copied(self, memo)
+
+    def _watch_parts(self, columns: Sequence[nn.Module]) -> None:
+        """Refuse what can't be computed from a column layer's part of the outputs."""
+        part: list[torch.Size] = []
+
+        def note(_module: nn.Module, _inputs: Any, outputs: Tensor) -> None:
+            part[:] = [outputs.shape]
+
+        def require_whole(layer: nn.Module, inputs: Any) -> None:
+            if not (self.stream.has_begun and inputs and part):
+                return
+            if isinstance(inputs[0], Tensor) and inputs[0].shape == part[0]:
+                raise ValueError(
+                    f"a {type(layer).__name__} between a column and a row layer would "
+                    "see or train on this rank's part of the features only: leave the "
+                    "two layers whole"
+                )
+
+        for layer in columns:
+            layer.register_forward_hook(note)
+        for layer in self.module.modules():
+            if isinstance(layer, _OVER_FEATURES) or (
+                not (_is_column(layer) or _is_row(layer))
+                and any(p.requires_grad for p in layer.parameters(recurse=False))
+            ):
+                layer.register_forward_pre_hook(require_whole)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The outputs of the module, the same on every rank.
 
         Raises:
-            ValueError: the inputs of this first call differ between ranks.
+            ValueError: the inputs differ between ranks: in shape, or, in the first
+                call, in value.
         """
-        if not self.has_compared_inputs:
-            require_close(self.comm, (inputs, named), "TensorParallel")
-            self.has_compared_inputs = True
+        compare = require_alike if self.has_compared_inputs else require_close
+        compare(self.comm, (inputs, named), "TensorParallel")
+        self.has_compared_inputs = True
         self.stream.forget()
         with shared(self.comm), running():
             outputs = self.module(*inputs, **named)
@@ -151,7 +188,8 @@ class PipelineParallel(nn.Module):
     A parameter may be part of several stages, such as an embedding that is also the
     output layer: after each batch every rank that has it adds up the gradients of all.
     Each rank draws random numbers of its own, also from equal seeds. Clip gradients
-    with clip_grad_norm_() of this class: torch's function sees one rank's stages only.
+    with clip_grad_norm_() of this class: torch's function, which sees one rank's stages
+    only, raises an error.
 
     Raises:
         ValueError: on every rank; fewer layers than stages, schedule and num_chunks do
@@ -219,7 +257,13 @@ class PipelineParallel(nn.Module):
             ModelChunk(part, samples[stage[0]])
             for part, stage in zip(parts, own, strict=True)
         ]
+        if n > 1:
+            refuse_torchs_clip(self.parameters(), "PipelineParallel")
         registry.add(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PipelineParallel:
+        """The same with copies of the stages, on this comm; sends nothing."""
+        return _copied(self, memo)
 
     def train_batch(self, inputs: Tensor, targets: Tensor) -> float:
         """Add the batch's gradient to every .grad; return its mean loss, on every rank.
@@ -279,6 +323,19 @@ class PipelineParallel(nn.Module):
             RuntimeError: always.
         """
         raise RuntimeError("no rank has the full model: call train_batch()")
+
+
+_OVER_FEATURES = (nn.GLU, nn.LogSoftmax, nn.Softmax, nn.Softmin)
+Parallel = TypeVar("Parallel", TensorParallel, PipelineParallel)
+
+
+def _copied(wrapper: Parallel, memo: dict[int, Any]) -> Parallel:
+    memo[id(wrapper.comm)] = wrapper.comm
+    twin = memo[id(wrapper)] = type(wrapper).__new__(type(wrapper))
+    twin.__dict__.update(copy.deepcopy(wrapper.__dict__, memo))
+    if wrapper.comm.world_size > 1:
+        refuse_torchs_clip(twin.parameters(), type(wrapper).__name__)
+    return twin
 
 
 Tied = list[tuple[Tensor, list[int]]]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad as torchs
 
 from distlab.comm import Comm
 
@@ -43,3 +46,33 @@ def _square(gradients: list[Tensor]) -> Tensor:
     for gradient in gradients:
         total = total.to(gradient.device) + gradient.abs().double().square().sum()
     return total
+
+
+_MARK = "distlab_wrapper"
+
+
+def refuse_torchs_clip(parameters: Iterable[Tensor], wrapper: str) -> None:
+    """From now on, torch's clip_grad_norm_() raises an error for these parameters.
+
+    It sees one rank's part of the gradient, so each rank would scale by another factor.
+    Torch has no hook there. So we wrap the function that it calls last, once; whoever
+    has imported clip_grad_norm_ before, such as a framework, is told as well.
+    """
+    for parameter in parameters:
+        setattr(parameter, _MARK, wrapper)
+    scale = torchs._clip_grads_with_norm_
+    if hasattr(scale, _MARK):
+        return
+
+    @functools.wraps(scale)
+    def refusing(parameters: Any, *arguments: Any, **named: Any) -> None:
+        for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
+            if wrapper := getattr(parameter, _MARK, ""):
+                raise ValueError(
+                    "torch's clip_grad_norm_() knows only this rank's part of the "
+                    f"gradient: call clip_grad_norm_() of the {wrapper}"
+                )
+        scale(parameters, *arguments, **named)
+
+    setattr(refusing, _MARK, "")
+    torchs._clip_grads_with_norm_ = refusing

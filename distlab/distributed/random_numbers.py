@@ -76,6 +76,11 @@ class Stream:
         self._shared: State = []  # before begin(); empty outside
         self._seeded: State = []
 
+    @property
+    def has_begun(self) -> bool:
+        """This is between `begin` and `end`."""
+        return bool(self._shared)
+
     def begin(self) -> None:
         """Draw different numbers from all other ranks from now on."""
         self.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -288,7 +289,33 @@ def clipped(context: RankContext) -> dict[str, Any]:
     found["parametrized"] = refused(parametrized)
     found["inputs"] = refused(lambda: other_inputs(rank))
     found["shapes"] = refused(lambda: other_inputs(rank, rows=2 + rank))
+    found["shapes later"] = refused(lambda: model(tokens()[: 4 + rank]))
+    found["torch's"] = refused(
+        lambda: nn.utils.clip_grad_norm_(list(model.parameters()), 0.5)
+    )
+    found["copy's"] = refused(lambda: clip_a_copy(model))
+    for layer in (nn.PReLU(), nn.Softmax(-1), nn.LayerNorm(8 // 2)):
+        found[type(layer).__name__] = refused(lambda layer=layer: with_inside(layer))
+    with_inside(nn.Sequential(nn.GELU(), nn.Dropout(0.5)))
+    found["replicated"] = refused(lambda: dist.DistributedDataParallel(model))
+    alone = nn.Linear(2, 2)
+    alone(torch.ones(1, 2)).sum().backward()
+    found["alone"] = float(nn.utils.clip_grad_norm_(alone.parameters(), 0.5))
     return found
+
+
+def clip_a_copy(model: dist.TensorParallel) -> None:
+    twin = copy.deepcopy(model)
+    outputs = twin(tokens())
+    assert torch.equal(outputs, model(tokens()))
+    next_token_loss(outputs, tokens()).backward()
+    assert twin.clip_grad_norm_(0.5) > 0.5
+    nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
+
+
+def with_inside(layer: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), layer, nn.Linear(8, 4), nn.LayerNorm(4))
+    dist.TensorParallel(model, plan={"0": "column", "2": "row"})(torch.ones(2, 4))
 
 
 def refused(act: Callable[[], Any]) -> str:
@@ -332,6 +359,12 @@ def test_shards_are_clipped_as_one_gradient_and_refuse_what_they_would_break(
         assert re.match(r"0 .*\bparametrization\b", found["parametrized"])
         assert re.search(r"\brank 1\b.*\brank 0\b", found["inputs"])
         assert re.search(r"\brank 0\b.*\(2, 4\).*\(3, 4\)", found["shapes"])
+        assert re.search(r"\(4, 16\).*\(5, 16\)", found["shapes later"])
+        for name in ("torch's", "copy's", "replicated"):
+            assert re.search(r"\bTensorParallel\b", found[name]), name
+        for name in ("PReLU", "Softmax", "LayerNorm"):
+            assert re.search(rf"\b{name}\b", found[name]), name
+        assert found["alone"] > 0
 
 
 def drawn_in_stages(context: RankContext) -> list[Tensor]:
