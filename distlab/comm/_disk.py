@@ -15,6 +15,7 @@ Source: T. Pillai et al., "All file systems are not created equal" (OSDI 2014), 
 from __future__ import annotations
 
 import os
+import re
 from typing import Protocol
 
 
@@ -92,6 +93,14 @@ def require_name(path: str) -> None:
     if elsewhere or len(os.fsencode(path)) > _MOST_BYTES:
         shown = path if len(path) <= 60 else f"{path[:57]}..."
         raise DiskError(f"{shown!r} is no name of a file in the disk's own folder")
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is an address such as s3://bucket rather than a folder.
+
+    Taken as a path, it would become a folder called `s3:` in the working folder.
+    """
+    return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+:/", os.fspath(path)) is not None
 
 
 def require_bytes(data: bytes) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from distlab.comm._disk import DiskError, require_bytes, require_name
+from distlab.comm._disk import DiskError, is_url, require_bytes, require_name
 
 try:
     import fcntl
@@ -38,6 +38,10 @@ class RealDisk:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
+        if is_url(folder):
+            raise DiskError(
+                f'"{folder}" is an address, not a folder: mount it, and name the folder'
+            )
         self.folder = Path(folder).absolute()
         with _in_words(str(self.folder)):
             made = _make(self.folder)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from distlab.comm._disk import is_url
 from distlab.engines.expect import EngineError
 
 FORMAT = 1
@@ -65,6 +66,11 @@ def expect_folder(folder: Path) -> None:
     Raises:
         EngineError: it can't be made, or nothing can be written there.
     """
+    if is_url(folder):
+        raise EngineError(
+            f"checkpoint_dir {folder} is an address, not a folder: mount it, and name "
+            "the folder"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

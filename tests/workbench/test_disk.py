@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from distlab.comm import Disk, DiskError, RealDisk
+from distlab.engines import saving
+from distlab.engines.expect import EngineError
 from distlab.sim import SimDisk
 from tests.workbench.disk_programs import (
     ALIKE,
@@ -125,6 +128,20 @@ def test_a_real_disk_makes_its_folder_and_finds_it_again(tmp_path: Path) -> None
     with pytest.raises(DiskError) as refused:
         RealDisk(tmp_path / "file")
     assert isinstance(refused.value.__cause__, NotADirectoryError | FileExistsError)
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/run", "gs:/bucket", "file:///tmp/run"])
+def test_a_real_disk_is_no_address_elsewhere(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in (place, Path(place)):
+        with pytest.raises(DiskError, match=re.escape(str(folder))):
+            RealDisk(folder)
+        with pytest.raises(EngineError, match="checkpoint_dir"):
+            saving.expect_folder(Path(folder))
+    assert not [*tmp_path.iterdir()]
+    RealDisk(tmp_path / "step:1" / "a").write("a", b"1")
 
 
 def test_a_real_disk_reads_links_and_waits_for_no_pipe(tmp_path: Path) -> None:
