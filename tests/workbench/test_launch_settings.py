@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 from distlab.launch import LaunchConfig, LaunchError, rank_environment
 from distlab.launch.arguments import HelpAsked, parse
 from distlab.launch.config import LONGEST_S
+from distlab.launch.expectations import expect_program
 from distlab.launch.inbox import Inbox
 from distlab.launch.logs import Log
 from distlab.launch.slurm import agent_settings, first_host
+from distlab.launch.stores import is_own, listen
 from tests.workbench.golden import Golden
 from tests.workbench.launching import START
 
@@ -209,3 +212,50 @@ def test_a_rank_that_srun_started() -> None:
 )
 def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
+
+
+# ── ports and scripts ───────────────────────────────────────────────────────────────
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_port_is_opened_on_either_family_and_one_in_use_is_named(host: str) -> None:
+    if host == "::1" and not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    assert is_own(host)
+    with contextlib.closing(listen(host, 0)) as listener:
+        address, port, *_ = listener.getsockname()
+        assert address == host
+        socket.create_connection((host, port), timeout=10).close()
+        with pytest.raises(LaunchError, match=rf"\b{port}\b.*--master-port") as caught:
+            listen(host, port)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_an_address_a_port_is_opened_on_all_of_this_nodes() -> None:
+    with contextlib.closing(listen("", 0)) as listener:
+        port = listener.getsockname()[1]
+        for host in ["127.0.0.1", *["::1"] * has_ipv6()]:
+            socket.create_connection((host, port), timeout=10).close()
+
+
+def test_a_script_that_cannot_be_read_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    for run_as in ("script", "path"):
+        with pytest.raises(LaunchError, match=r"train\.py"):
+            expect_program(str(script), run_as)
+    script.touch()
+    expect_program(str(script), "script")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may read anything
+    with pytest.raises(LaunchError, match=r"train\.py.*permission"):
+        expect_program(str(script), "script")
