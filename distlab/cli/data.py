@@ -25,8 +25,8 @@ _OTHER_KINDS = {
     "damaged shard": "what follows the damage is lost",
     "no class": "a sample whose .cls is missing or is no number: not used",
     "no image": "a sample without an image: not used",
-    "several images": "a sample with two images, of which none is plain: not used",
-    "not a file": "a link in a shard, or a file with holes: not used",
+    "several images": "a sample with several images, with no way to choose: not used",
+    "not a file": "a link or a sparse file in a shard: not used",
     "no images": "the split cannot be used",
 }
 

@@ -20,18 +20,18 @@ else:
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OPEN = (
-    os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)  # a pipe would make the caller wait
+    os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)  # don't wait if it is a pipe
 )
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # what is written stays in the folder
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # never write outside the folder
 
 
 class RealDisk:
     """The files of one folder, which is made (and made durable) if it is not there.
 
     `sync` and `sync_folder` are fsync (on macOS F_FULLFSYNC): they return when the
-    drive says that it has the data. A rename is atomic. A link to a file elsewhere, as
-    people leave one behind when a disk fills up, can be read and removed, but not
-    written through. Pipes and folders that others put there are refused.
+    drive says that it has the data. A rename is atomic. People sometimes move a file
+    elsewhere when a disk fills up, and leave a link. You can read and remove such a
+    link, but not write through it. We refuse pipes and folders that others put there.
 
     Raises:
         DiskError: the folder cannot be made or opened.
@@ -89,9 +89,9 @@ class RealDisk:
             return b"".join(parts)
 
     def names(self) -> list[str]:
-        """See `Disk.names`; pipes and folders are left out, and links are not.
+        """See `Disk.names`; pipes and folders are left out, but links are included.
 
-        Nor are links to nowhere: their file may be on a disk that isn't mounted.
+        This includes broken links, because their disk may just not be mounted.
         """
         with self._open_folder() as folder, os.scandir(folder) as entries:
             return sorted(
@@ -101,7 +101,7 @@ class RealDisk:
             )
 
     def remove(self, path: str) -> None:
-        """See `Disk.remove`; of a link, the link."""
+        """See `Disk.remove`; if the path is a link, this removes the link."""
         require_name(path)
         with self._open_folder() as folder, _in_words(path):
             mode = os.stat(path, dir_fd=folder, follow_symlinks=False).st_mode
@@ -126,7 +126,7 @@ class RealDisk:
             except FileNotFoundError:
                 if _is_link(path, folder):
                     raise DiskError(
-                        f'"{path}" is a link to a file that is not there'
+                        f'"{path}" is a link to a file that does not exist'
                     ) from None
                 raise
             try:

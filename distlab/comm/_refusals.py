@@ -66,8 +66,8 @@ class Refusals:
             )
         if tensor.layout is not torch.strided:
             raise CommRefusedError(
-                f"{op} got a {tensor.layout} tensor, whose memory has only a part of "
-                "its elements: use to_dense()"
+                f"{op} got a {tensor.layout} tensor, which stores only some of its "
+                "elements: use to_dense()"
             )
         if not tensor.is_contiguous():
             # What .contiguous() returns is a copy: nothing may be received into it.

@@ -423,7 +423,7 @@ class TorchComm:
 
 
 def _numbers(tensor: Tensor) -> Tensor:
-    """A row of what gloo can move: of a complex tensor, the real numbers."""
+    """Flatten a tensor for gloo, which moves complex numbers as pairs of real ones."""
     is_complex = tensor.is_complex()
     return (torch.view_as_real(tensor) if is_complex else tensor).view(-1)
 

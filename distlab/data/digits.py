@@ -32,7 +32,7 @@ class Digits:
 def load_digits_split(seed: int = 0) -> Digits:
     """1,437 images to train on and 360 held out; the same split for the same seed.
 
-    The tensors are the caller's own, who may change them.
+    You get your own copy of the tensors, so you may change them.
 
     Raises:
         ModuleNotFoundError: scikit-learn is not installed.

@@ -4,7 +4,7 @@
 
 Classes are numbered in the order of their names, by code points, so that every machine
 numbers them alike. Files may lie deeper than that; all of them belong to the class.
-What tools and desktops leave behind, such as .ipynb_checkpoints, is no class.
+Folders that tools and desktops create, such as .ipynb_checkpoints, are ignored.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _OF_SYSTEMS = ("__MACOSX", "@eaDir", "lost+found", "$RECYCLE.BIN")
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder of this name is of a tool, a desktop or a file system.
+    """Return True if a tool, desktop or file system creates files with this name.
 
-    Those whose names begin with a dot, as Jupyter's .ipynb_checkpoints and the ._* of
-    macOS, and some more.
+    Their names usually begin with a dot, such as Jupyter's .ipynb_checkpoints or the
+    ._* files of macOS. We also know some others.
     """
     return (name.startswith(".") and name not in (".", "..")) or name in _OF_SYSTEMS
 
@@ -152,7 +152,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def _is_class(entry: os.DirEntry[str]) -> bool:
-    """A class, or a folder within one."""
+    """Return True if the entry is the folder of a class, or a folder inside one."""
     return _is_dir(entry) and not is_hidden(entry.name)
 
 

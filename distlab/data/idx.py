@@ -69,7 +69,7 @@ def read_idx(path: Path, num_dims: int, *, sha256: str = "") -> Bytes:
 
 
 def content_of(path: Path) -> bytes:
-    """The unpacked bytes of a file; none where it cannot be read or unpacked."""
+    """Return a file's unpacked bytes, or b"" if we can't read or unpack it."""
     try:
         with _opened(path) as file:
             return file.read(MAX_BYTES)

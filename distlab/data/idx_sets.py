@@ -77,12 +77,12 @@ def cache_folder(name: str) -> Path:
 def find_files(folder: Path) -> Files:
     """The four files in `folder`, under their usual names, plain or packed.
 
-    All are of one layout, so that the labels of one set never go with the images of
-    another.
+    All four come from the same subfolder, so the labels of one set are never combined
+    with the images of another.
 
     Raises:
-        IdxError: the folder cannot be read, or one of the files is not in it, or is
-            there plain and packed with different contents.
+        IdxError: the folder can't be read, a file is missing, or its plain and packed
+            versions have different contents.
     """
     try:
         present = [path for path in _candidates(folder) if path.is_file()]
@@ -107,12 +107,12 @@ def find_files(folder: Path) -> Files:
 
 
 def _one_of(paths: list[Path]) -> Path:
-    """The first, if all have the same content."""
+    """Return the first file, after checking that all have the same content."""
     first, *others = paths
     for other in others:
         if content_of(other) != content_of(first):
             raise IdxError(
-                f"{first} and {other.name} beside it have different contents: remove "
+                f"{first} and {other.name} next to it have different contents: remove "
                 "the one that is out of date"
             )
     return first

@@ -9,9 +9,9 @@ What is random in a sample comes from (seed, epoch, index) and from nothing else
 from the rank, the data worker, or what was read before. So a resumed run, and one on
 another number of ranks, reads the same pixels.
 
-A data worker has a copy of the data set, and persistent ones keep it from epoch to
-epoch. The epoch is therefore in memory that they share, and a change that they could
-not see is an error in them.
+Each data worker has its own copy of the data set, and persistent workers keep it from
+epoch to epoch. That's why the epoch number is in shared memory. After a change that the
+workers can't see, they raise an error.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class Images(Dataset[tuple[Tensor, int]]):
     An image that cannot be used is never fatal, unless `strict`: `images[i]` is then
     the next one that can, and the log says so. Who counts exactly uses `sample(i)`.
 
-    Data workers of torch's loader follow set_epoch, persistent ones too. They cannot
-    follow another `transform`, `seed` or `strict`: after such a change, a worker that
-    was started before raises DataError.
+    set_epoch also reaches the data workers of torch's loader, even persistent ones. A
+    new `transform`, `seed` or `strict` doesn't, so after such a change, workers that
+    were already running raise DataError.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Images(Dataset[tuple[Tensor, int]]):
         if seed < 0:
             raise ValueError(f"seed is {seed}, must be at least 0")
         self.source = source
-        self.version = 0  # of the three that data workers cannot follow
+        self.version = 0  # counts changes to the settings that workers can't see
         self._settings: dict[str, Any] = {
             "transform": transform,
             "seed": seed,
@@ -112,7 +112,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
     @property
     def epoch(self) -> int:
-        """The epoch whose random parts are drawn."""
+        """The epoch for which we draw what is random in a sample."""
         self._own()
         return int(self._shared[0])
 
@@ -121,7 +121,7 @@ class Images(Dataset[tuple[Tensor, int]]):
         self.set_epoch(epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw the random parts of `epoch` from now on, in data workers too."""
+        """From now on, draw samples for `epoch`, also in data workers."""
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}, must be at least 0")
         self._own()
@@ -129,7 +129,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
     @property
     def transform(self) -> Transform:
-        """What is applied to each image."""
+        """The transform that is applied to each image."""
         transform: Transform = self._settings["transform"]
         return transform
 
@@ -139,7 +139,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
     @property
     def seed(self) -> int:
-        """Of what is random in a sample."""
+        """The seed of everything that is random in a sample."""
         return int(self._settings["seed"])
 
     @seed.setter
@@ -148,7 +148,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
     @property
     def strict(self) -> bool:
-        """Whether an image that cannot be used is fatal."""
+        """True if an image that can't be used raises an error."""
         return bool(self._settings["strict"])
 
     @strict.setter
@@ -160,15 +160,14 @@ class Images(Dataset[tuple[Tensor, int]]):
 
         Raises:
             IndexError: there is no such sample; index -1 is the last.
-            DataError: it cannot be used, and the data set is strict; this data worker
-                has a transform, seed or strict that was changed since.
+            DataError: the data set is strict and the sample can't be used, or its
+                transform, seed or strict was changed after this data worker started.
         """
         index = self._place(index)
         if int(self._shared[1]) != self.version:
             raise DataError(
                 "the data set's transform, seed or strict was changed after this data "
-                "worker was started: make a new DataLoader, or one without "
-                "persistent_workers"
+                "worker started: make a new DataLoader, or turn persistent_workers off"
             )
         epoch = self.epoch if epoch is None else epoch
         target = self.targets[index]
@@ -186,8 +185,8 @@ class Images(Dataset[tuple[Tensor, int]]):
     def usable(self, index: int, epoch: int | None = None) -> tuple[Tensor, int, int]:
         """The image and target at `index`, or the next ones that can be used.
 
-        Also how many were passed over: (image, target, number). After the last sample
-        comes the first.
+        Returns (image, target, number of samples skipped). After the last sample, the
+        search continues with the first.
 
         Raises:
             IndexError: there is no such sample.
@@ -202,7 +201,7 @@ class Images(Dataset[tuple[Tensor, int]]):
         raise DataError(f"no image can be used from {self.source.name(index)} onward")
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """(image, target); the next usable image's where this one is not.
+        """Return (image, target), or those of the next image that can be used.
 
         Raises:
             IndexError: there is no such sample, which ends `for x in images`.
@@ -219,14 +218,14 @@ class Images(Dataset[tuple[Tensor, int]]):
     # ── copies ──────────────────────────────────────────────────────────────────────
 
     def _share(self, epoch: int) -> None:
-        """Memory for this process and the data workers that it will start."""
+        """Set up memory shared by this process and the data workers it will start."""
         self._owner = os.getpid()
         self._shared = torch.tensor([epoch, self.version], dtype=torch.int64)
         with suppress(OSError, RuntimeError):  # without it there are no data workers
             self._shared.share_memory_()
 
     def _own(self) -> None:
-        """In another process that is no data worker, such as a rank: share no more."""
+        """Stop sharing if this is another process, such as a rank, but not a worker."""
         if os.getpid() != self._owner and get_worker_info() is None:
             self._share(int(self._shared[0]))
 
@@ -237,7 +236,7 @@ class Images(Dataset[tuple[Tensor, int]]):
         self._shared[1] = self.version
 
     def __copy__(self) -> Images:
-        """Another data set of this source, with an epoch and settings of its own."""
+        """Copy the data set; the copy has its own epoch and settings."""
         copy = Images.__new__(type(self))
         copy.__dict__.update(self.__dict__, _settings=dict(self._settings))
         copy._share(self.epoch)
@@ -245,7 +244,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if not self._shared.is_shared():  # of another process's: a copy of its own
+        if not self._shared.is_shared():  # it came from another process as a copy
             self._share(int(self._shared[0]))
 
 
@@ -277,8 +276,9 @@ def open_source(root: Path, split: str) -> Source:
     """The source of a split; classes are numbered as in train.
 
     Raises:
-        DataError: there is neither a folder nor a shard, or both, or no image in them;
-            the classes of shards have no names, or others than the folder beside them.
+        DataError: there is neither a folder nor a shard, there are both, or they have
+            no image; or the shards' classes have no names, or other names than the
+            classes in the folder next to them.
     """
     if not root.is_dir():
         what = "is not a folder" if root.exists() else "is not there"
@@ -293,12 +293,12 @@ def open_source(root: Path, split: str) -> Source:
 
 
 def _has_shards(root: Path, split: str) -> bool:
-    """Whether the split is in shards; if not, its folder is there."""
+    """Return True if the split is in shards, and False if it is in a folder."""
     shards, folder = shards_in(root, split), root / split
     if shards and folder.is_dir():
         raise DataError(
-            f"{root} has both {split}/ and {shards[0].name}, and one may be out of "
-            "date: move one of them"
+            f"{root} has both {split}/ and {shards[0].name}, and one of them may be "
+            "out of date: move it away"
         )
     if not shards and not folder.is_dir():
         packed = [p.name for p in root.glob(f"{split}-*.t*gz")]
@@ -310,11 +310,11 @@ def _has_shards(root: Path, split: str) -> bool:
 
 
 def _classes_of_train(root: Path, *, has_shards: bool) -> Sequence[str] | None:
-    """How another split is numbered, which is in shards or not; None without train.
+    """Return the classes of train, which number another split; None without train.
 
     Raises:
-        DataError: one of them is in shards and the other is a folder, and their classes
-            have other names.
+        DataError: one split is in shards and the other in a folder, and the names of
+            their classes differ.
     """
     train = SPLITS[0]
     if not shards_in(root, train) and not (root / train).is_dir():
@@ -325,7 +325,7 @@ def _classes_of_train(root: Path, *, has_shards: bool) -> Sequence[str] | None:
     else:
         classes = ShardSource(root, train).classes
     if has_shards != train_has_shards:
-        # Shards have numbers, and folders names: only classes.txt says which is which.
+        # Shards number classes and folders name them, so we need classes.txt for both.
         names = class_names(root)
         if names is None or tuple(classes) != names:
             raise DataError(

@@ -10,8 +10,8 @@ An epoch is one order of all samples, split into global batches, and each of tho
 the ranks: as in task 1.10, so the position fits any number of ranks. A data worker is
 told (epoch, index) of each sample and keeps nothing between them, so workers live as
 long as the loader, and one that dies is replaced: the loader goes on at the same batch.
-An epoch that begins after the images got another transform has new workers.
-So does a loop during which another one, such as a look at a batch, used the workers.
+If you change the images' transform, the next epoch starts new workers. If a second loop
+uses the workers during a loop, for example to peek at a batch, they start again too.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class ImageLoader(EpochLoops):
     that batches keep their size. Otherwise it is left out: an evaluation then counts
     each usable image once. `problems` has both, by name.
 
-    A loop begins with the first batch of the epoch; after load_state_dict with the next
-    one, until a loop reaches the end or another epoch starts.
+    A loop begins with the first batch of the epoch. After load_state_dict, loops begin
+    at the loaded position, until one reaches the end or another epoch starts.
 
     `wait_s` is how long iterating has waited for batches, `worker_restarts` how often
     data workers were replaced.
@@ -107,11 +107,11 @@ class ImageLoader(EpochLoops):
         return math.ceil(self.num_samples / self.global_batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of this epoch; after load_state_dict, those that are left."""
+        """Iterate over this epoch's batches; after load_state_dict, over the rest."""
         yield from self.follow(self._read(self._begin))
 
     def _read(self, first: int) -> Iterator[Batch]:
-        """The batches of this epoch from number `first` on."""
+        """Read the batches of this epoch, starting with number `first`."""
         places = [[(self.epoch, index) for index in b] for b in self.batches()[first:]]
         batches: Iterator[Batch] | None = None
         for number in range(len(places)):
@@ -169,7 +169,7 @@ class ImageLoader(EpochLoops):
         self.begin_at(number)
 
     def _iterate(self, places: list[list[Place]], number: int) -> Iterator[Batch]:
-        """Let the data workers read `places` from number `number` on."""
+        """Let the data workers read `places`, starting at `number`."""
         if self._version != self.images.version:  # the workers have old settings
             self._loader = self._start()
         self._batches.places, self._batches.first = places, number

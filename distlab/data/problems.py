@@ -32,7 +32,7 @@ def counted(problems: Iterable[Problem]) -> dict[str, int]:
 
 
 def summary(problems: Sequence[Problem]) -> str:
-    """Their kinds with numbers, and the first by name; there is at least one."""
+    """Count the problems by kind and name the first; there must be at least one."""
     kinds = ", ".join(f"{n} × {kind}" for kind, n in counted(problems).items())
     return f"{kinds}; the first is {problems[0]}"
 

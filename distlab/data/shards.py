@@ -10,9 +10,9 @@ are, so a sample has a number, an epoch has each of them once, on any number of 
 and data workers, and a run resumes at its next sample. The order of an epoch shuffles
 the shards, then the samples of a few of them together: reads stay in a few files.
 
-Shards may come from any program. Files of a sample that don't lie beside each other are
-joined by their name, hidden files such as a desktop's are passed over, and a sample
-that can't be told for certain is a problem with its reason, not a guess.
+Shards may come from any program. We match the files of a sample by name, even if they
+aren't next to each other, and skip hidden files that desktops create. If we can't tell
+for certain what belongs to a sample, we report a problem instead of guessing.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ INDEX = ".index.json"
 CLASSES = "classes.txt"
 
 _TICK_NS = 20_000_000
-"""A file that is written twice within a tick of the clock may keep its times."""
+"""If a file is written twice within this time, its timestamps may not change."""
 
 _LONGEST_LABEL = 32  # bytes
 _UNNAMED_CLASSES = 1000
-"""More classes than this, and than samples, need names: labels may be ids."""
+"""With more classes than this and than samples, labels look like ids and need names."""
 
 _PACKED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "zstd"}
 
@@ -58,23 +58,23 @@ class Member(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """What tells one version of a file from the next."""
+    """Distinguishes one version of a file from the next."""
 
     num_bytes: int
     modified_ns: int
-    changed_ns: int  # set by the system at every change; no program can set it back
+    changed_ns: int  # the system sets it at every change; programs can't reset it
 
 
 class ShardSource:
     """The samples of one split, in the order of the shards' names.
 
-    The names of the classes are the lines of classes.txt, or their numbers. With
-    `classes`, those of train, another split is numbered like it; a class that train
-    lacks is a problem, and its samples are not used.
+    The class names are the lines of classes.txt, or else just numbers. Pass the classes
+    of train as `classes` to number another split in the same way. We then report a
+    class that train lacks as a problem, and skip its samples.
 
     Raises:
-        DataError: there is no shard of this split, or no sample in them that can be
-            used; a label is no number of a class.
+        DataError: the split has no shards, they have no usable sample, or a label
+            isn't the number of a class.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ShardSource:
         self.problems: list[Problem] = []
         self.members: list[Member] = []
         self.starts: list[int] = []  # of each shard, in self.members
-        self._stamps: list[Stamp] = []  # of the shards that the members were read of
+        self._stamps: list[Stamp] = []  # of each shard when we read its members
         for path in self.paths:
             self.starts.append(len(self.members))
             stamp, members, problems = _read(path)
@@ -110,7 +110,7 @@ class ShardSource:
 
         Raises:
             ImageError: the shard cannot be read.
-            DataError: the shard was written again since the source was made.
+            DataError: the shard has been overwritten since the source was made.
         """
         shard, member = self._shard(index), self.members[index]
         try:
@@ -124,8 +124,8 @@ class ShardSource:
         stamp = self._stamps[shard]
         if (now.st_size, now.st_mtime_ns) != (stamp.num_bytes, stamp.modified_ns):
             raise DataError(
-                f"{self.paths[shard]} was written again while it was in use: its "
-                "labels and positions are those of the old file; start again"
+                f"{self.paths[shard]} was overwritten while it was in use, so its "
+                "labels and positions no longer match: start the run again"
             )
         return data
 
@@ -148,7 +148,7 @@ class ShardSource:
     def _known(
         self, path: Path, members: list[Member], classes: Sequence[str] | None
     ) -> list[Member]:
-        """The members whose class train has."""
+        """Return the members whose class exists in train; report the others."""
         if classes is None:
             return members
         for member in members:
@@ -166,10 +166,10 @@ class ShardSource:
         return f"has no sample that can be used: {summary(self.problems)}"
 
     def _classes(self) -> tuple[str, ...]:
-        """The names of the classes.
+        """Return the names of the classes.
 
         Raises:
-            DataError: a label is too large to number a class.
+            DataError: a label is too large to be the number of a class.
         """
         names = class_names(self.root)
         largest = max(range(len(self)), key=self.targets.__getitem__)
@@ -183,23 +183,23 @@ class ShardSource:
             return names
         if num_classes > max(_UNNAMED_CLASSES, len(self)):
             raise DataError(
-                f"{self.name(largest)} has the label {num_classes - 1:,}, and there "
-                f"are {len(self):,} samples: labels number the classes from 0 on. "
-                f"Number them so, or name each class in a line of {CLASSES}"
+                f"{self.name(largest)} has the label {num_classes - 1:,}, but there "
+                f"are only {len(self):,} samples: number the classes from 0 on, or "
+                f"name each class in a line of {CLASSES}"
             )
         return tuple(map(str, range(num_classes)))
 
 
 def shards_in(root: Path, split: str) -> list[Path]:
-    """The shards of a split, in the order of their names."""
+    """Return the shards of a split, in the order of their names."""
     return sorted(root.glob(f"{glob.escape(split)}-*.tar"))
 
 
 def class_names(root: Path) -> tuple[str, ...] | None:
-    """The lines of classes.txt: the name of class 0, of class 1, …; None without it.
+    """Read the names of class 0, class 1, … from classes.txt; None if it doesn't exist.
 
     Raises:
-        DataError: it is there and cannot be read, or is empty.
+        DataError: the file exists but can't be read, or is empty.
     """
     try:
         names = (root / CLASSES).read_text("utf-8").rstrip().splitlines()
@@ -208,16 +208,16 @@ def class_names(root: Path) -> tuple[str, ...] | None:
     except (OSError, ValueError) as error:
         raise DataError(f"{root / CLASSES} cannot be read: {error}") from error
     if not names:
-        raise DataError(f"{root / CLASSES} names no class")
+        raise DataError(f"{root / CLASSES} is empty: write one class name per line")
     return tuple(name.strip() for name in names)
 
 
 def _read(path: Path) -> tuple[Stamp, list[Member], list[Problem]]:
     """What a shard holds: from the index beside it, or else from its headers.
 
-    An index counts only if the shard's file has not changed since: its size, and both
-    of its times. A copy has other times, and so has a shard that was written again and
-    given its old date. Their index is made anew, if it can be written.
+    We only trust an index if the shard's size and both of its timestamps are unchanged.
+    They differ for a copy, and also for a shard that was overwritten and then given its
+    old date. In these cases we write a new index if we can.
     """
     index = _index_of(path)
     try:
@@ -234,7 +234,7 @@ def _read(path: Path) -> tuple[Stamp, list[Member], list[Problem]]:
         pass
     members, problems = scan_shard(path)
     if index.exists() and not problems:
-        with suppress(OSError):  # others' data, say: then it is read in full each time
+        with suppress(OSError):  # not writable: then we scan the shard every time
             _write_index(path, stamp, members)
     return stamp, members, problems
 
@@ -249,8 +249,8 @@ def _stamp(path: Path) -> Stamp:
 
 
 def _write_index(path: Path, stamp: Stamp, members: list[Member]) -> None:
-    """Under its name at once: ranks on one machine may write it at the same time."""
-    if _stamp(path) != stamp:  # the shard is being written: no index is right
+    """Write the index atomically, because several ranks may write it at once."""
+    if _stamp(path) != stamp:  # the shard is still being written
         return
     index = _index_of(path)
     unfinished = index.with_name(f".{index.name}.{os.getpid()}")
@@ -271,7 +271,7 @@ def scan_shard(path: Path) -> tuple[list[Member], list[Problem]]:
     try:
         with path.open("rb") as file:
             if packed := _PACKED.get(file.read(2)):
-                why = f"it is packed with {packed}, and read by position: unpack it"
+                why = f"it is packed with {packed}, but we read by position: unpack it"
                 return [], [Problem(path.name, "damaged shard", why)]
             file.seek(0)
             with tarfile.open(fileobj=file, mode="r:") as tar:
@@ -295,7 +295,7 @@ Files = dict[str, tuple[int, int, bytes]]
 def _groups(
     path: Path, tar: tarfile.TarFile, problems: list[Problem]
 ) -> Iterator[tuple[str, Files]]:
-    """Neighboring files of one name; another one begins where a suffix comes again."""
+    """Group neighboring files by name; a repeated suffix starts a new group."""
     key, files = "", Files()
     for member in tar:
         if any(map(is_hidden, member.name.split("/"))):
@@ -326,9 +326,10 @@ _LABEL = ".cls"
 
 
 def _joined(groups: list[tuple[str, Files]]) -> Iterator[tuple[str, Files]]:
-    """The groups, and as one of them what lies apart, as after `tar *.jpg *.cls`.
+    """Join groups of the same name that lie apart, as after `tar *.jpg *.cls`.
 
-    Apart are files whose name has no whole sample; none of their suffixes comes twice.
+    We only join them if no group of that name is a complete sample, and if no suffix
+    occurs twice.
     """
     alone: dict[str, list[Files]] = defaultdict(list)
     whole = {key for key, files in groups if _LABEL in files and _images(files)}
@@ -347,7 +348,7 @@ def _joined(groups: list[tuple[str, Files]]) -> Iterator[tuple[str, Files]]:
 
 
 def _images(files: Files) -> list[str]:
-    """The suffixes of the images; where there are .jpg and .mask.png, only .jpg."""
+    """Return the suffixes of images; with both .jpg and .mask.png, only .jpg."""
     found = [suffix for suffix in files if suffix.endswith(SUFFIXES)]
     return [suffix for suffix in found if suffix in SUFFIXES] or found
 
@@ -375,7 +376,7 @@ def _add(
 
 
 def _after_end(file: IO[bytes], tar: tarfile.TarFile) -> str:
-    """What is wrong behind the last file: nothing, where zeros mark the end."""
+    """Return what is wrong after the last file, or "" if zeros mark the end."""
     last = max(tar.getmembers(), key=lambda member: member.offset_data, default=None)
     if last is None or last.issparse():
         return ""
@@ -383,10 +384,10 @@ def _after_end(file: IO[bytes], tar: tarfile.TarFile) -> str:
     file.seek(last.offset_data + -(-stored // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
     tail = file.read(tarfile.BLOCKSIZE)
     if len(tail) < tarfile.BLOCKSIZE:
-        return "it has no mark of its end, and may have been cut there"
+        return "it has no end marker, so it may have been cut off there"
     while tail and not tail.strip(b"\0"):
         tail = file.read(1 << 16)
-    return "more follows its end: were shards joined with cat? Pack them anew" * bool(
+    return "more data follows its end: if you joined shards with cat, repack" * bool(
         tail
     )
 
@@ -401,13 +402,13 @@ def write_shards(
 ) -> int:
     """Write (suffix, bytes of the image, class) as shards with an index each.
 
-    The same samples give the same shards. Those of the split that are there, written
-    by this function before, are replaced when the new ones are whole: all of them, also
-    if the new ones are fewer. Returns the number of shards.
+    The same samples give the same shards. Once the new shards are complete, they
+    replace all shards of the split that this function wrote before, even if there are
+    fewer of them. Returns the number of shards.
 
     Raises:
-        ValueError: a suffix is no image's, a class is no number from 0 on, or not among
-            `classes`; per_shard is less than 1.
+        ValueError: a suffix isn't an image's, a class is negative or not among
+            `classes`, or per_shard is less than 1.
         DataError: the folder has shards of the split with other names.
     """
     if per_shard < 1:
@@ -447,7 +448,7 @@ def _written(
     per_shard: int,
     classes: Sequence[str],
 ) -> Iterator[Path]:
-    """The finished shards, under names for now that nobody takes for a shard's."""
+    """Yield finished shards under temporary names that don't look like a shard's."""
     numbered = iter(enumerate(samples))
     for shard in itertools.count():
         first = next(numbered, None)

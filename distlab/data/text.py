@@ -33,7 +33,7 @@ class Text:
 def load_text() -> Text:
     """The text that comes with distlab; nothing is downloaded.
 
-    The tokens are the caller's own, who may change them.
+    You get your own copy of the tokens, so you may change them.
     """
     text = _load_text()
     return Text(text.letters, text.tokens.clone())

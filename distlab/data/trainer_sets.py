@@ -21,8 +21,8 @@ from distlab.data.transforms import EvalTransform, TrainTransform
 class ImageSets:
     """Images are (channels, image_size, image_size), targets whole numbers.
 
-    float32 in [0, 1]; those of a folder are uint8. `identity` is the set's name; that
-    of a folder says which classes have which numbers, wherever the folder lies.
+    float32 in [0, 1]; those of a folder are uint8. `identity` is the set's name. For a
+    folder, it depends on the classes and their numbers, but not on where the folder is.
     """
 
     train: Dataset[Any]

@@ -24,9 +24,9 @@ def checkpoint_scope(*blocks: nn.Module) -> Iterator[list[nn.Module]]:
     Without `blocks`, they are those in an nn.Sequential or nn.ModuleList of any
     wrapper of this process that have layers inside them, the outermost ones. The scope
     has the list of all blocks. A block may draw random numbers, run under autocast, and
-    update buffers, such as batch norm's: the second run finds what the first one found
-    and its updates are dropped. A block may not be part of a DistributedDataParallel
-    with find_unused_parameters: see 2.5.
+    update buffers, such as batch norm's. The second run sees the same state as the
+    first, and its updates are discarded. A block may not be part of a
+    DistributedDataParallel with find_unused_parameters: see 2.5.
 
     Raises:
         ValueError: there is no block; in forward(), a second tensor of a block

@@ -50,18 +50,18 @@ def save_checkpoint(
 
     Collective. `model` is data parallel or bare, `optimizer` any of torch's or the
     sharded one of 3.13. `parts` are what else has a state_dict(): scheduler, scaler,
-    sampler. The random numbers of each rank are saved too, what a compression hook
-    keeps, and what modules return from get_extra_state(). State that differs between
-    the ranks, such as a position in a rank's own data, is saved for each of them, and
-    then only as many ranks can load it. When it returns on any rank, the checkpoint is
-    complete; the newest `keep` stay in `folder`, which all ranks share.
+    sampler. We also save each rank's random numbers, the state of a compression hook,
+    and whatever modules return from get_extra_state(). If a state differs between
+    ranks, such as a position in a rank's own data, each rank saves its own, and only
+    the same number of ranks can load it. As soon as the call returns on any rank, the
+    checkpoint is complete. The newest `keep` stay in `folder`, which all ranks share.
 
     Raises:
-        CheckpointError: it was not saved, on any rank: a disk is full, or a state has a
-            value that is no tensor and no plain data. Training can go on, and the
-            checkpoints before it are as they were.
-        ValueError: the model is sharded over the ranks, or lazy, or on the meta device;
-            a name of `parts` is taken; `step` or `keep` can't be, or the ranks have
+        CheckpointError: nothing was saved, on any rank, for example because a disk is
+            full or a value is neither a tensor nor plain data. Training can continue,
+            and earlier checkpoints are unchanged.
+        ValueError: the model is sharded over the ranks, lazy, or on the meta device; a
+            name in `parts` is reserved; `step` or `keep` is invalid; or the ranks pass
             different steps.
 
     Example:
@@ -93,16 +93,17 @@ def load_checkpoint(
 ) -> int | None:
     """Continue from the newest checkpoint in `folder`: its step; None: there is none.
 
-    Collective, with objects made like those that were saved. A checkpoint that is torn
-    is passed over with a warning, and the one before it is taken. All ranks take the
-    same one, or none: when this raises, what they have is as it was. Another number of
-    ranks may load it, if the optimizer and all `parts` allow it.
+    Collective. Pass objects that were made like the saved ones. An incomplete
+    checkpoint is skipped with a warning, and we load the one before it. All ranks load
+    the same checkpoint or none, so if this raises, all objects are unchanged. You can
+    load it on a different number of ranks if the optimizer and all `parts` allow it.
 
     Raises:
-        CheckpointError: there are checkpoints, and none of them is complete; the ranks
-            found different ones; another rank could not load it.
-        ValueError: it is of another model or optimizer, or without one of `parts`.
-        DiskError: the folder cannot be read.
+        CheckpointError: there are checkpoints but none is complete, the ranks found
+            different ones, or another rank could not load it.
+        ValueError: the checkpoint is from another model or optimizer, or lacks one of
+            `parts`.
+        DiskError: the folder can't be read.
 
     Example:
         init_process_group()
@@ -123,13 +124,13 @@ def load_checkpoint(
     if found is None:
         return None
     for line in found.refused:
-        warnings.warn(f"a newer checkpoint was not taken: {line}", stacklevel=2)
+        warnings.warn(f"skipped a newer checkpoint: {line}", stacklevel=2)
     return found.step
 
 
 def _whole(name: str, value: Any, least: int) -> int:
     try:
-        number = operator.index(value)  # also NumPy's and torch's
+        number = operator.index(value)  # accepts integers of NumPy and torch too
     except TypeError:
         number = least - 1
     if number < least:

@@ -63,10 +63,10 @@ class Holdings:
     def copy(
         self, label: Label, rank: int, size: int, shared: State, own: State
     ) -> Slot:
-        """Copy the state of a step, instead of the oldest one that is held.
+        """Copy the state of a step into the slot that holds the oldest one.
 
         Raises:
-            TypeError: a value in it is no tensor and no plain data.
+            TypeError: a value in the state is neither a tensor nor plain data.
         """
         slot = min(self._slots, key=lambda slot: slot.label)
         slot.label = NONE  # if an error comes between, it is not held

@@ -35,24 +35,24 @@ from distlab.given.data_parallel import contiguous, tensors_in
 class DistributedDataParallel(nn.Module):
     """The module; when backward() returns, every .grad is the mean over the ranks.
 
-    Collective: every rank constructs it, with the same arguments and from a module of
-    the same architecture, which the ranks compare. Parameters and buffers become rank
-    0's. `bucket_size_mb` is another name of `bucket_size_mib`.
+    Collective: every rank constructs it with the same arguments and a module of the
+    same architecture, and the ranks check this. Every rank starts with rank 0's
+    parameters and buffers. `bucket_size_mb` is another name for `bucket_size_mib`.
     `comm_hook(comm, bucket) -> Work` replaces the all_reduce of a bucket. With
-    `find_unused_parameters`, parameters may be without a gradient, and ranks without a
-    batch.
+    `find_unused_parameters`, some parameters may get no gradient, and some ranks may
+    have no batch.
 
-    Don't unfreeze, add, replace or convert parameters afterwards: forward() refuses
-    a module whose gradients would no longer be averaged. Make a new
-    DistributedDataParallel of the changed module instead; it takes over from this one.
-    A deepcopy, such as an average of the weights, takes part in sync_gradients() only
-    once it has had a backward() of its own, so one rank alone may keep it.
+    Don't unfreeze, add, replace or convert parameters afterwards, because their
+    gradients would no longer be averaged; forward() refuses such a module. Instead,
+    wrap the changed module in a new DistributedDataParallel, which takes over from this
+    one. A deepcopy, such as an average of the weights, only takes part in
+    sync_gradients() after its own first backward(), so a single rank may keep one.
 
     Raises:
-        ValueError: on every rank, if the ranks' modules or arguments differ: in a name,
-            the order, a shape, a dtype, or requires_grad. Also for a parameter that is
-            lazy or on the device meta, a module that is wrapped already, both names
-            of the bucket size, or what the unit refuses.
+        ValueError: on every rank, if the ranks' modules or arguments differ in a name,
+            the order, a shape, a dtype, or requires_grad. Also if a parameter is lazy
+            or on the meta device, the module is already wrapped, you pass both names of
+            the bucket size, or the unit refuses an argument.
         RuntimeError: in forward(), if the parameters have changed.
 
     Example:
@@ -113,10 +113,10 @@ class DistributedDataParallel(nn.Module):
         return self.__dict__["engine"].comm_hook
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """The outputs of the module.
+        """Return the outputs of the module.
 
         Raises:
-            RuntimeError: the parameters aren't those from which this was made.
+            RuntimeError: the module's parameters have changed since it was wrapped.
         """
         engine = self.__dict__["engine"]
         if not torch.is_grad_enabled():
@@ -231,7 +231,7 @@ class DistributedDataParallel(nn.Module):
         twin = memo[id(self)] = type(self).__new__(type(self))
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         engine = twin.__dict__["engine"]
-        engine.takes_part = False  # one rank alone may have made it
+        engine.takes_part = False  # maybe only this rank has made a copy
         _ENGINES.add(engine)
         registry.add(twin)
         return twin
@@ -311,7 +311,7 @@ def _name_of(hook: Any) -> str:
 
 
 def _take_over(engine: Any) -> None:
-    """Older engines of the same parameters stay silent from now on."""
+    """Make older engines with the same parameters stay silent from now on."""
     own = set(engine.module.parameters())
     for older in _ENGINES:
         if own.issuperset(older.trainable):
@@ -337,11 +337,11 @@ def _init(base: Any) -> Any:
     def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807
         self.__dict__["has_batch"] = False  # forward() has run in this step
         self.__dict__["is_stale"] = False  # .grad is this rank's own, not yet the mean
-        self.__dict__["is_replaced"] = False  # a newer engine has these parameters
+        self.__dict__["is_replaced"] = False  # True once a newer engine takes over
         self.__dict__["takes_part"] = True  # in the global sync_gradients()
         self.__dict__["pending"] = set()  # forward()s whose backward() hasn't begun
         self.__dict__["num_forwards"] = 0
-        self.__dict__["versions"] = {}  # of parameters, when their gradient came
+        self.__dict__["versions"] = {}  # of each parameter when its gradient arrived
         with running(ValueError):
             base.__init__(self, *arguments, **named)
         self.__dict__["seen"] = Seen(self.module)
@@ -368,13 +368,13 @@ def _on_gradient(base: Any) -> Any:
 
 
 def _require_own_gradients(engine: Any, parameter: Tensor) -> None:
-    """Refuse what would change or keep gradients before they are the mean."""
+    """Refuse code that would use or change a gradient before it is averaged."""
     gradient = parameter.grad
     if gradient is not None and gradient.requires_grad:
         raise RuntimeError(
             "backward(create_graph=True) makes gradients that can't be averaged in "
-            "place: for a gradient penalty call torch.autograd.grad(..., "
-            "create_graph=True) first, and then backward() without it"
+            "place: for a gradient penalty, first call torch.autograd.grad(..., "
+            "create_graph=True), and then backward() without create_graph"
         )
     if engine.versions:
         _require_kept(engine, next(reversed(engine.versions)))
@@ -385,9 +385,9 @@ def _require_kept(engine: Any, *parameters: Tensor) -> None:
     for parameter in parameters:
         if parameter.grad is None or parameter._version != engine.versions[parameter]:
             raise RuntimeError(
-                f"{engine.name_of(parameter)} was updated during backward(), by an "
-                "optimizer that steps in a hook: gradients are the mean over the ranks "
-                "only when backward() returns, so call optimizer.step() after it"
+                f"{engine.name_of(parameter)} was updated during backward() by an "
+                "optimizer that steps in a hook, but gradients aren't averaged until "
+                "backward() returns: call optimizer.step() after it"
             )
 
 
@@ -457,7 +457,7 @@ _ADDED = {
 
 
 def _await_backward(self: Any, outputs: Any) -> None:
-    """Until the backward() of these outputs has begun, it needs today's buffers."""
+    """Note that these outputs need today's buffers until their backward() begins."""
     self.num_forwards += 1
     number = self.num_forwards
     for tensor in tensors_in(outputs):

@@ -75,12 +75,12 @@ def elastic(
     and when SIGTERM arrives: then the processes end with exit code 143. (While a group
     is formed there is nothing that all could save; they end at once.) The newest one
     that is complete is where training begins. One that cannot be saved is a line on
-    stderr, and no reason to stop. Under --standby and --elastic, "scheduler" and the
-    like have to be the same on all ranks.
+    stderr, and no reason to stop. Under --standby and --elastic, parts such as
+    "scheduler" must be the same on all ranks.
 
     Raises:
-        ValueError: `state` lacks a model or an optimizer; or the launcher has --standby
-            or --elastic, and the optimizer is sharded, or a part is a rank's own.
+        ValueError: `state` lacks a model or an optimizer; or under --standby or
+            --elastic, the optimizer is sharded or a part differs between ranks.
 
     Example:
         init_process_group()
@@ -146,7 +146,7 @@ class Elastic:
         self._must_stop = False
         self._is_between = False  # between two groups
         self._times: dict[str, float] = {}
-        self._mark = 0  # of the parts after the newest step
+        self._mark = 0  # checksum of the parts after the newest step
 
     def steps(self, num_steps: int) -> Iterator[StepAttempt]:
         """Each step until `num_steps` are completed; one that was lost comes again.
@@ -192,7 +192,7 @@ class Elastic:
             if found is not None:
                 self.completed = found.step
                 for line in found.refused:
-                    self._say(f"a newer checkpoint was not taken: {line}")
+                    self._say(f"skipped a newer checkpoint: {line}")
                 return
         model = self.run.model
         tensors = (*model.parameters(), *model.buffers(), *self.run.master)
@@ -237,9 +237,9 @@ class Elastic:
         must_stop, must_regroup, most, least = flags.tolist()
         if most != -least:
             raise ValueError(
-                f"after step {step} the parts {', '.join(self.run.parts)} are not the "
-                "same on all ranks, and elastic() keeps one state of each for all of "
-                "them: leave out what is a rank's own"
+                f"after step {step} the parts {', '.join(self.run.parts)} differ "
+                "between ranks, but elastic() keeps only one state of each for all "
+                "ranks: leave out parts that each rank has for itself"
             )
         # Here every rank has a copy of this step, and of the rank before.
         self.completed = step
@@ -275,7 +275,7 @@ class Elastic:
                     tasks.save(comm, disk, self.completed, *state)
                 expect_shared(comm, disk, self.completed)
         except CheckpointError as error:  # on all ranks: none of them has to stop
-            self._say(f"training goes on without a checkpoint: {error}")
+            self._say(f"training continues without a checkpoint: {error}")
 
     def _say(self, text: str) -> None:
         if self._comm.rank == 0:
@@ -358,7 +358,7 @@ class Elastic:
             unit("fault_tolerance").restore(self.run, shared, owns, rank, size)
 
     def _state(self) -> tuple[State, State]:
-        """full_state; like its buffers, the modules' extra state is a rank's own."""
+        """Call full_state, but treat the modules' extra state as each rank's own."""
         with running():
             shared, own = unit("fault_tolerance").full_state(self.run)
         if EXTRA in shared:

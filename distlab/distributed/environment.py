@@ -80,7 +80,7 @@ def own_host(address: tuple[str, int] | None) -> str:
     It is the one that the system would use to reach `address`; nothing is sent.
 
     Raises:
-        ValueError: there is no way to that address, or its name is not known.
+        ValueError: this machine can't reach the address, or can't look up its name.
     """
     if address is None:
         return LOOPBACK
@@ -93,13 +93,13 @@ def own_host(address: tuple[str, int] | None) -> str:
             return str(probe.getsockname()[0])
     except (OSError, UnicodeError) as error:
         raise ValueError(
-            f"MASTER_ADDR is {address[0]!r}, which this machine can't reach or look "
-            f"up: {getattr(error, 'strerror', None) or error}"
+            f"MASTER_ADDR is {address[0]!r}, but this machine can't reach it or look "
+            f"it up: {getattr(error, 'strerror', None) or error}"
         ) from error
 
 
 def family_of(host: str) -> socket.AddressFamily:
-    """IPv6 for an address such as ::1, and IPv4 for other ones and for names."""
+    """Return IPv6 for an address such as ::1, and IPv4 for all others and for names."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
@@ -125,13 +125,13 @@ def _first_number(
 def _first_number(
     names: Sequence[str], env: Mapping[str, str], other: int | None
 ) -> int | None:
-    """The first variable that is set; without one, `other`."""
+    """Return the first of these variables that is set, or `other` if none is."""
     for name in names:
         if env.get(name):
             try:
                 return int(env[name])
             except ValueError:
-                raise ValueError(f"{name}={env[name]} is no integer") from None
+                raise ValueError(f"{name}={env[name]} is not an integer") from None
     return other
 
 
@@ -150,7 +150,7 @@ def _address(
         )
     if host and port.isdecimal():
         if not 0 < int(port) < 2**16:
-            raise ValueError(f"{what}: {port} is no port, must be 1 to 65535")
+            raise ValueError(f"{what}: {port} is not a port, must be 1 to 65535")
         return host.strip("[]"), int(port)
     if needs_one:
         raise ValueError(f"{what} must name the host and the port where ranks meet")

@@ -75,8 +75,8 @@ def build(options: Options, comm: Comm) -> Job:
         )
     if options.smallest_image > _side(options, sets):
         raise ValueError(
-            f"--smallest-image {options.smallest_image}: the images have "
-            f"{_side(options, sets)} pixels"
+            f"--smallest-image {options.smallest_image}: the images are only "
+            f"{_side(options, sets)} pixels wide"
         )
     model = _model(options, sets, comm)
     hook = _hook(options.compression)
@@ -189,10 +189,14 @@ def _scheduler(
 
 
 class Schedule(LambdaLR):
-    """Of a run that goes on, possibly for more epochs: its own rate from the start."""
+    """A schedule that uses its own rates even after loading another run's state.
+
+    A resumed run may train for more epochs, and its rates then differ from the saved
+    ones.
+    """
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue in the saved step, at the rate that this schedule has there."""
+        """Continue at the saved step, with the rate that this schedule has there."""
         super().load_state_dict(state_dict)
         rates = [
             base * factor(self.last_epoch)

@@ -121,8 +121,8 @@ def _serve(host: str, secret: bytes, world_size: int) -> tuple[Server, int]:
         listener = socket.create_server((host, 0), family=family_of(host))
     except OSError as error:
         raise ValueError(
-            f"rank 0 can't listen at {host}: {error.strerror}; DISTLAB_HOST, if it is "
-            "set, must be an address of this machine"
+            f"rank 0 can't listen at {host}: {error.strerror}; if DISTLAB_HOST is set, "
+            "it must be an address of this machine"
         ) from error
     identity = Directory(addresses={}, secret=secret, world_size=world_size).identity()
     server = Server(listener, identity, STORE, handle)

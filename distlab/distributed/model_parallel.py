@@ -134,7 +134,7 @@ class TensorParallel(nn.Module):
                 layer.register_forward_pre_hook(require_whole)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """The outputs of the module, the same on every rank.
+        """Return the outputs of the module, which are the same on every rank.
 
         Raises:
             ValueError: the inputs differ between ranks: in shape, or, in the first
@@ -152,7 +152,7 @@ class TensorParallel(nn.Module):
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients to `max_norm` if the full gradient is longer; collective.
 
-        Returns the norm of the full gradient before that, the same on every rank.
+        Returns the norm of the full gradient before scaling, the same on every rank.
 
         Example:
             init_process_group()
@@ -192,8 +192,9 @@ class PipelineParallel(nn.Module):
     only, raises an error.
 
     Raises:
-        ValueError: on every rank; fewer layers than stages, schedule and num_chunks do
-            not fit, or layers or arguments differ between ranks.
+        ValueError: on every rank, if there are fewer layers than stages, `schedule` and
+            `num_chunks` do not fit together, or layers or arguments differ between
+            ranks.
 
     Example:
         init_process_group()
@@ -300,7 +301,7 @@ class PipelineParallel(nn.Module):
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients to `max_norm` if the full gradient is longer; collective.
 
-        Returns the norm of the gradient of all stages before that, on every rank.
+        Returns the norm of all stages' gradient before scaling, on every rank.
 
         Example:
             init_process_group()
@@ -342,7 +343,7 @@ Tied = list[tuple[Tensor, list[int]]]
 
 
 def _held_by_several(layers: Sequence[Sequence[nn.Module]]) -> Tied:
-    """Trained parameters that are in the layers of several ranks, with those ranks."""
+    """Find trained parameters that several ranks have, and list those ranks."""
     ranks: dict[Tensor, list[int]] = {}
     for rank, own in enumerate(layers):
         for parameter in nn.ModuleList(own).parameters():
@@ -351,7 +352,7 @@ def _held_by_several(layers: Sequence[Sequence[nn.Module]]) -> Tied:
 
 
 def _add_up(comm: Comm, parameter: Tensor, ranks: Sequence[int]) -> None:
-    """On these ranks, .grad becomes the sum of theirs, equal to the last bit."""
+    """Set .grad on these ranks to the sum of theirs, identical to the last bit."""
     first, *others = ranks
     if comm.rank not in ranks:
         return
@@ -401,7 +402,7 @@ def _samples(model: nn.Sequential, example: Tensor) -> list[Tensor]:
 
 
 def _named(module: nn.Module, plan: Mapping[str, str]) -> dict[str, nn.Module]:
-    """The layers that the plan names.
+    """Return the layers that the plan names.
 
     Raises:
         ValueError: the module has no such layer.
@@ -414,7 +415,7 @@ def _named(module: nn.Module, plan: Mapping[str, str]) -> dict[str, nn.Module]:
 
 
 def _layers(attentions: Sequence[Any], mlps: Sequence[Any]) -> list[nn.Module]:
-    """The linear layers in them that will be replaced by shards."""
+    """Return the linear layers in these parts, which we will replace with shards."""
     layers: list[nn.Module] = [
         layer for part in attentions for layer in (part.qkv, part.proj)
     ]
@@ -422,10 +423,10 @@ def _layers(attentions: Sequence[Any], mlps: Sequence[Any]) -> list[nn.Module]:
 
 
 def refuse_shared(module: nn.Module, layers: Sequence[nn.Module]) -> None:
-    """Refuse layers whose shard would lose something: a shared weight, a hook.
+    """Refuse layers whose shards would lose something, such as a shared weight.
 
     Raises:
-        ValueError: so it is.
+        ValueError: a layer shares a parameter, or isn't a plain nn.Linear.
     """
     places = dict[int, list[str]]()
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -437,13 +438,13 @@ def refuse_shared(module: nn.Module, layers: Sequence[nn.Module]) -> None:
             if len(places[id(parameter)]) > 1:
                 first, second = places[id(parameter)][:2]
                 raise ValueError(
-                    f"{first} and {second} are one tensor, and a shard of {name} would "
-                    "be another one: leave the layer whole, or don't tie it"
+                    f"{first} and {second} are the same tensor, but a shard of {name} "
+                    "would be a separate one: don't shard the layer, or don't tie it"
                 )
         if type(layer).forward is not nn.Linear.forward or list(layer.children()):
             raise ValueError(
-                f"{name} computes more than an nn.Linear, such as a "
-                "parametrization, which its shards wouldn't: leave the layer whole"
+                f"{name} computes more than an nn.Linear, for example a "
+                "parametrization, and its shards wouldn't: don't shard the layer"
             )
 
 
@@ -456,7 +457,7 @@ def _is_row(layer: nn.Module) -> bool:
 
 
 def _sharded_parameters(layer: nn.Module) -> list[Tensor]:
-    """Those of which this rank has a part: a row layer's bias is full."""
+    """Return the layer's sharded parameters; a row layer's bias isn't one of them."""
     if _is_row(layer):
         return [layer.get_parameter("weight")]
     return list(layer.parameters(recurse=False)) if _is_column(layer) else []

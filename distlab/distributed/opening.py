@@ -63,7 +63,7 @@ def open_comm(
     Raises:
         ValueError: MASTER_ADDR can't be looked up, MASTER_PORT is in use, or ranks
             disagree about RANK or WORLD_SIZE.
-        MeetingError: a rank did not come within `timeout_s`.
+        MeetingError: a rank did not arrive within `timeout_s`.
     """
     prefix = f"distlab/{place.generation}/{number}"
     store = PrefixStore(prefix, _base_store(place, timeout_s, prefix))
@@ -136,13 +136,13 @@ def _base_store(place: Place, timeout_s: float, prefix: str) -> Any:
             if is_keeper:
                 _tell_the_other(place, prefix)
                 raise ValueError(
-                    f"rank 0 can't keep the job's store at port {port} of {host}: "
-                    "another program, or a second rank 0, has it, or the address isn't "
-                    "this machine's; set MASTER_ADDR and MASTER_PORT"
+                    f"rank 0 can't open the job's store at port {port} of {host}: "
+                    "another program or a second rank 0 uses the port, or the address "
+                    "isn't this machine's; set MASTER_ADDR and MASTER_PORT"
                 ) from error
             raise MeetingError(
-                f"rank {place.rank} waited {timeout_s:g} s for rank 0, which keeps "
-                f"the job's store: nobody answers at port {port} of {host}; are "
+                f"rank {place.rank} waited {timeout_s:g} s for the job's store on rank "
+                f"0, but nothing answers at port {port} of {host}; are "
                 "MASTER_ADDR and MASTER_PORT the same on all ranks?"
             ) from error
     found = _STORES[place.address]
@@ -151,11 +151,11 @@ def _base_store(place: Place, timeout_s: float, prefix: str) -> Any:
 
 
 def _tell_the_other(place: Place, prefix: str) -> None:
-    """If another rank 0 keeps a store there, it needn't wait for its timeout."""
+    """If another rank 0 hosts a store there, tell it, so it needn't time out."""
     assert place.address is not None
     host, port = place.address
     limit = timedelta(seconds=_ANSWER_S)
-    with contextlib.suppress(RuntimeError):  # it is some other program
+    with contextlib.suppress(RuntimeError):  # some other program uses the port
         other = TCPStore(host, port, is_master=False, timeout=limit)
         store = PrefixStore("attendance", PrefixStore(prefix, other))
         report_second_keeper(store, place)

@@ -1,15 +1,15 @@
 """Messages and collectives on the default group; each returns what it produces.
 
 Every collective is a task's function, of the learner or of the reference: see
-`parts.TABLE`. All take contiguous and other tensors, on the group's device: transposed,
-conjugate or negative views, too. `comm` replaces the default group. Averages of float16
-are summed in float32, in twice the bytes, because a sum above 65,504 is inf where the
-mean is not. Source: torch.distributed and MPI, for the names.
+`parts.TABLE`. Tensors must be on the group's device, but needn't be contiguous:
+transposed, conjugate and negative views work too. `comm` replaces the default group.
+Averages of float16 are summed in float32, which doubles the bytes, because a sum above
+65,504 is inf even if the mean is finite. The names come from torch.distributed and MPI.
 
-Ranks that make different calls, or bring other shapes or dtypes, get a
-DisagreementError, a ValueError with both calls and their lines: each collective
-compares 16 bytes of every rank first, and a header precedes each message. So `send`
-needs this module's `recv` on the other side.
+If the ranks make different calls, or pass different shapes or dtypes, they all get a
+DisagreementError, which is a ValueError that shows both calls and their lines. To find
+out, each collective first compares 16 bytes of every rank, and each message is preceded
+by a header. So `send` needs this module's `recv` on the other side.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def recv(
     """Receive into `tensor`, in place, from rank `src` or from any; return it.
 
     Raises:
-        ValueError: the message has another number of elements, or another dtype.
+        ValueError: the message has a different number of elements or a different dtype.
 
     Example:
         init_process_group()
@@ -321,7 +321,7 @@ def barrier(comm: Comm | None = None) -> None:
 
 
 def _values(tensor: Tensor, is_written: bool = False) -> Tensor:
-    """What the tensor says, contiguous in memory: itself if it can."""
+    """Return the tensor's values in contiguous memory, without a copy if possible."""
     require_sendable(tensor)
     if is_written and tensor.is_inference() and not torch.is_inference_mode_enabled():
         raise ValueError(
@@ -331,14 +331,14 @@ def _values(tensor: Tensor, is_written: bool = False) -> Tensor:
     places = zip(tensor.shape, tensor.stride(), strict=True) if is_written else ()
     if any(size > 1 and not stride for size, stride in places):
         raise ValueError(
-            f"several elements of a tensor of shape {tuple(tensor.shape)} are one in "
-            "memory, as after expand(): give a clone() of it to write into"
+            f"several elements of a tensor of shape {tuple(tensor.shape)} share the "
+            "same memory, as after expand(): pass a clone() to write into"
         )
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def _summable(values: Tensor, op: ReduceOp) -> Tensor:
-    """The same in a dtype whose sum is finite where the mean is."""
+    """Convert to a dtype in which the sum doesn't overflow if the mean fits."""
     is_narrow = op is ReduceOp.AVG and values.dtype is torch.float16
     return values.float() if is_narrow else values
 

@@ -20,7 +20,7 @@ from distlab.given.loops import EpochLoops, Loop, check_state, saved_position
 from distlab.given.seeds import any_seed
 
 _SETTINGS = ("num_samples", "num_replicas", "shuffle", "seed", "drop_last")
-_NEAR = 4  # frames between the sampler and the DataLoader's iterator that draws from it
+_NEAR = 4  # how many frames up the stack the DataLoader's iterator may be
 
 
 class DistributedSampler(EpochLoops, Sampler[int]):
@@ -29,18 +29,18 @@ class DistributedSampler(EpochLoops, Sampler[int]):
     Give `dataset` or `dataset_size`. `num_replicas` and `rank` are the default group's
     if they are not given. All ranks construct it with the same other arguments. Every
     rank gets equally many samples: some are repeated, or left out with `drop_last`.
-    A data set that has set_epoch, such as images with random crops, is told the epoch.
-    `seed` is any integer, numpy's included.
+    If the data set has set_epoch, for example to draw new random crops, it is told the
+    epoch. `seed` may be any integer, including numpy's.
 
-    A loop begins at the start of the epoch, whatever loops there were before. After
-    load_state_dict it begins at the loaded position, until a loop reaches the end or
-    set_epoch names another epoch. So it's safe to look at a batch on one rank alone. To
-    go on in the same process where a loop was left, keep that loop's iterator, or load
-    the sampler's own state.
+    A loop begins at the start of the epoch, whatever loops ran before. After
+    load_state_dict, loops begin at the loaded position, until one reaches the end or
+    set_epoch names another epoch. So one rank alone can safely peek at a batch. To
+    continue a loop that you left in the same process, keep its iterator, or load the
+    sampler's own state.
 
     Raises:
-        ValueError: neither or both of dataset and dataset_size, a data set without a
-            length, a seed that is no integer, or no such rank.
+        ValueError: you pass neither or both of dataset and dataset_size, the data set
+            has no length, the seed isn't an integer, or there is no such rank.
 
     Example:
         init_process_group()
@@ -81,7 +81,7 @@ class DistributedSampler(EpochLoops, Sampler[int]):
         self.num_samples, self.shuffle = operator.index(size), shuffle
         self._dataset = dataset
         self.seed, self.drop_last = any_seed(seed), drop_last
-        self._done_epoch: int | None = None  # a loaded state says that it is over
+        self._done_epoch: int | None = None  # an epoch that a loaded state had finished
         with running():
             self._inner = unit("data_loader").DistributedSampler(
                 self.num_samples,
@@ -94,18 +94,18 @@ class DistributedSampler(EpochLoops, Sampler[int]):
 
     @property
     def num_yielded(self) -> int:
-        """How many indices of this epoch the newest loop has, as state_dict saves it.
+        """How many of the epoch's indices the newest loop has had, as in state_dict.
 
-        In a DataLoader these are the samples of the batches that it has returned: data
-        workers draw ahead, which doesn't count.
+        With a DataLoader, we count the samples in the batches it has returned, because
+        its data workers draw indices ahead of that.
         """
         return self.current().returned
 
     def set_epoch(self, epoch: int) -> None:
         """Use the order of `epoch` from now on; call it before each epoch.
 
-        Another epoch begins at its start. The same one begins where it would have begun
-        without the call: at a loaded position, if one is left.
+        A different epoch begins at its start. If it is the current epoch, the call
+        doesn't change where the next loop begins, such as a loaded position.
         """
         done, self._done_epoch = self._done_epoch, None
         super().set_epoch(epoch)
@@ -131,10 +131,10 @@ class DistributedSampler(EpochLoops, Sampler[int]):
     def state_dict(self) -> dict[str, Any]:
         """The position in this epoch, and what the order depends on; fit for json.
 
-        Save it inside a loop, after one that a `break` ended, or between epochs. With a
-        DataLoader, also one with data workers, the position is that of the batches
-        that it returned. Only a batch sampler of your own, without batch_size, makes it
-        that of the indices drawn.
+        You can save it inside a loop, after a `break`, or between epochs. With a
+        DataLoader, the position counts the batches it has returned, even if its data
+        workers are ahead. The only exception is your own batch sampler without a
+        batch_size, where the position counts the indices drawn.
         """
         settings = {name: getattr(self, name) for name in _SETTINGS}
         loop = self.current()
@@ -148,16 +148,16 @@ class DistributedSampler(EpochLoops, Sampler[int]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the sampler that saved `state` was.
 
-        If that epoch's loop had ended, `epoch` is the next one. If it hadn't, the first
-        loop has what is left of the epoch, maybe nothing. So this trains each sample
-        once, and does what comes at an epoch's end once:
+        If that epoch's loop had finished, `epoch` is the next one. Otherwise, the first
+        loop gets the rest of the epoch, which may be empty. So this code trains on each
+        sample once, and runs whatever follows an epoch once:
 
             for epoch in range(sampler.epoch, num_epochs):
                 sampler.set_epoch(epoch)
                 for batch in loader: ...
 
         Raises:
-            ValueError: a setting differs, or it isn't a sampler's state; this sampler
+            ValueError: a setting differs, or `state` isn't from a sampler. This sampler
                 is then unchanged.
         """
         check_state(self, state, _SETTINGS, ("epoch", "num_yielded"))
@@ -175,8 +175,8 @@ class DistributedSampler(EpochLoops, Sampler[int]):
 class _DataLoaderLoop(Loop):
     """A loop of torch's DataLoader, whose data workers draw ahead of what it returns.
 
-    Our counter takes the place of its iterator's, because it is needed when the
-    iterator is gone: after a `break`. To keep that would keep its data workers.
+    We replace the iterator's counter with ours, because we still need the count after a
+    `break`, when the iterator is gone. If we kept it, its data workers would stay too.
     """
 
     def __init__(self, iterator: _BaseDataLoaderIter, size: int, begin: int) -> None:
@@ -190,7 +190,7 @@ class _DataLoaderLoop(Loop):
 
     @classmethod
     def of_caller(cls, begin: int) -> _DataLoaderLoop | None:
-        """The one for which a sampler's `__iter__` runs, if there is one."""
+        """Find the DataLoader's loop that is calling a sampler's `__iter__`, if any."""
         frame: FrameType | None = sys._getframe(2)
         for _ in range(_NEAR):
             caller = frame.f_locals.get("self") if frame else None
@@ -204,18 +204,18 @@ class _DataLoaderLoop(Loop):
 
     @property
     def returned(self) -> int:
-        """The samples of the batches that the caller's loop has had."""
+        """The number of samples in the batches that the caller's loop has received."""
         return min(self.drawn, self._begin + self._batches.number * self._size)
 
     @property
     def has_all(self) -> bool:
-        """Whether no batch is left; with drop_last, a part of one may be."""
+        """True if no batch is left, except a partial one that drop_last leaves out."""
         num_left_out = (self.drawn - self._begin) % self._size * self._drop_last
         return self.has_drawn_all and self.returned >= self.drawn - num_left_out
 
     @property
     def is_running(self) -> bool:
-        """Whether its iterator is there, and still in this loop."""
+        """True if the iterator still exists and is still in this loop."""
         iterator = self._iterator()
         is_ours = getattr(iterator, "_num_yielded", None) is self._batches
         return is_ours and not self._batches.has_ended

@@ -87,16 +87,17 @@ class WrappedSharded(Wrapped):
 
 
 def wrap(engine: str, model: nn.Module, comm: Comm, hook: Any = None) -> Wrapped:
-    """The model on an engine, with rank 0's weights; collective.
+    """Wrap the model in an engine, with rank 0's weights; collective.
 
-    The ranks compare their models first, on every engine.
+    With every engine, the ranks first check that their models agree.
 
     `hook(comm, bucket)` compresses gradients, for "scratch" only. FSDP2 replaces the
     parameters of `model`: make the optimizer afterwards.
 
     Raises:
-        ValueError: no such engine, or one that needs torch's process groups without
-            them, or with a hook; or the models differ between ranks.
+        ValueError: there is no such engine, `comm` isn't one of torch's process groups
+            but the engine needs one, the engine takes no hook, or the models differ
+            between ranks.
     """
     if engine not in ENGINES:
         raise ValueError(f"no engine is called {engine!r}: {', '.join(ENGINES)}")

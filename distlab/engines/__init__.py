@@ -7,10 +7,10 @@ worker        what one rank does, the same on every engine
 parallel      what an engine must do for it; torch_engine, scratch
 opening       opens the engine that a job names
 samples       which rank trains on which samples
-loaders       what is kept of a caller's DataLoader
-losses        what a loss is divided by
+loaders       rebuilds the caller's DataLoader on every rank
+losses        finds out what a loss is divided by
 optimizers    the caller's optimizer on a copy of the model, and in a checkpoint
-randomness    the random numbers of a rank
+randomness    each rank's random numbers
 start, rank   starting the ranks, or joining a job that runs
 script        `distlab train`: the same for a user's own script
 tuner         DistributedTuner; tuning notes its trials, search draws and decides

@@ -61,7 +61,7 @@ class DistributedConfig:
     mixed_precision: bool | str = False
     """False, "bf16" or "fp16"; True is "fp16"."""
     scaler_init_scale: float = 65536.0
-    """Of the loss, for fp16. A resumed training continues with the scale it had."""
+    """Loss scale for fp16. A resumed training continues with the scale it had."""
     scaler_growth_interval: int = 2000
     gradient_accumulation_steps: int = 1
     gradient_clipping: float | None = None
@@ -86,16 +86,16 @@ class DistributedConfig:
     resume_from_checkpoint: bool | str | Path = False
     """True: the newest of checkpoint_dir; or a file."""
     mlflow_tracking: bool | None = None
-    """None: where mlflow_experiment is given."""
+    """None: on if mlflow_experiment is given."""
     mlflow_experiment: str | None = None
     tensorboard: bool | None = None
-    """None: where tensorboard_dir is given."""
+    """None: on if tensorboard_dir is given."""
     tensorboard_dir: str | Path | None = None
     log_every_n_steps: int = 10
     early_stopping: int | None = None
     """Epochs without a better validation loss after which the training ends."""
     seed: int = 0
-    """Of the order of the samples, and of the random numbers of each rank."""
+    """Determines the order of the samples and each rank's random numbers."""
     cost_per_gpu_hour: float = 0.0
     max_cost: float | None = None
     """The training ends at the next record of steps once it has cost this much."""
@@ -144,7 +144,7 @@ class DistributedConfig:
         ]
 
     def _settle(self) -> None:
-        """Numbers of NumPy as Python's, and what one field says of another."""
+        """Convert NumPy numbers to Python's, and fill in fields that others imply."""
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, np.generic):
@@ -161,7 +161,7 @@ class DistributedConfig:
             object.__setattr__(self, name, value)
 
     def _expect_switches(self) -> None:
-        """The text "false" would count as true."""
+        """Require real booleans, because the text "false" would count as true."""
         for name in SWITCHES:
             expect_among(name, getattr(self, name), (False, True))
 
@@ -212,7 +212,7 @@ class DistributedConfig:
                 if field.name.startswith("scaler_") and is_given:
                     raise EngineError(
                         f"{field.name} is given, but mixed_precision is "
-                        f"{self.precision}: it is for fp16"
+                        f"{self.precision}, and it only applies to fp16"
                     )
 
     def _expect_choices(self) -> None:
@@ -242,8 +242,8 @@ class DistributedConfig:
             )
         if self.compression == "powersgd" and self.precision == "fp16":
             raise EngineError(
-                "compression powersgd with mixed_precision fp16: torch's residual "
-                "keeps the inf of a step that is left out, forever; choose bf16"
+                "compression powersgd doesn't work with mixed_precision fp16, because "
+                "torch's residual keeps the inf of a skipped step forever: choose bf16"
             )
         if self.compression == "bf16" and self.communication_backend == "gloo":
             raise EngineError("compression bf16 needs nccl: gloo cannot sum bfloat16")
@@ -348,7 +348,7 @@ ELSEWHERE = {
     "optim": "optimizer",
     "max_steps": "fit(max_steps=…)",
 }
-"""What other libraries call a field, or an argument of the trainers."""
+"""Names that other libraries use for our fields and the trainers' arguments."""
 COMPRESSIONS = {
     "pytorch-ddp": ("none", "fp16", "bf16", "powersgd"),
     "ray": ("none", "fp16", "bf16", "powersgd"),

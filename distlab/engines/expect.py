@@ -44,10 +44,10 @@ def expect_number(name: str, value: Any, *, is_zero_fine: bool) -> None:
 
 
 def expect_path(name: str, value: Any) -> None:
-    """Refuse what names no file or folder; None passes.
+    """Refuse a value that can't name a file or folder; None is fine.
 
     Raises:
-        EngineError: it is neither text nor a path.
+        EngineError: the value is neither text nor a path, or it is empty.
     """
     if value is not None and not (value and isinstance(value, str | os.PathLike)):
         raise EngineError(f"{name} is {value!r}, must be a path")

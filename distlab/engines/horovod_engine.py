@@ -28,7 +28,7 @@ GRACE_S = 10.0
 def start_with_horovodrun(
     folder: Path, config: DistributedConfig, timeline: str | Path | None = None
 ) -> int:
-    """Run rank.py with a folder on all ranks; the exit code."""
+    """Run rank.py with a folder on all ranks; return the exit code."""
     command = [sys.executable, ranks.__file__, str(folder)]
     return horovodrun(command, config, folder / "launch.txt", timeline)
 

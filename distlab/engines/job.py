@@ -44,16 +44,16 @@ class Job:
     """The tracking server and the id of a run that the caller keeps open."""
     verbose: bool = True
     keeps_optimizer: bool = False
-    """Whether the outcome has the optimizer's state."""
+    """True if the outcome includes the optimizer's state."""
 
     def with_copy(self) -> Job:
-        """The same with copies of model and loss, and the optimizer on those copies.
+        """Return the job with copies of model and loss, and its optimizer on them.
 
         Raises:
-            EngineError: Python cannot copy them.
+            EngineError: Python can't copy them.
         """
         model, loss, wanted = self.model, self.loss, self.optimizer
-        # A function is not copied; but one that belongs to a module is, with it.
+        # We don't copy a plain function, but we do copy a module with its methods.
         owner = getattr(loss, "__self__", loss)
         ours = [model, loss if isinstance(owner, nn.Module) else None]
         if isinstance(wanted, torch.optim.Optimizer):
@@ -61,7 +61,7 @@ class Job:
         try:
             model, own_loss, *optimizer = copy.deepcopy(ours)
         except (TypeError, AttributeError, RuntimeError, pickle.PickleError) as error:
-            raise EngineError(f"the model cannot be copied: {first_line(error)}") from (
+            raise EngineError(f"the model can't be copied: {first_line(error)}") from (
                 error
             )
         loss = loss if own_loss is None else own_loss
@@ -85,13 +85,13 @@ class Outcome:
     history: History
     weights: dict[str, Any]
     loss_weights: dict[str, Any] = field(default_factory=dict)
-    """Of a loss that is a module."""
+    """The weights of a loss that is a module."""
     optimizer_state: dict[str, Any] | None = None
-    """By names; of an optimizer that was handed in."""
+    """The state, by names, of an optimizer that the caller passed in."""
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, or its name where it says nothing."""
+    """Return the first line of an error, or its type if it has no text."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

@@ -45,7 +45,7 @@ class Judged:
 
     loss: Tensor | float
     count: Tensor | None = None
-    """What the mean was divided by; None: the number of samples."""
+    """The divisor of the mean; None means the number of samples."""
     is_sum: bool = False
     num_right: Tensor | int = 0
     num_judged: int = 0
@@ -68,7 +68,7 @@ class Parallel:
     scaler: torch.amp.GradScaler | None = None
 
     factor: float = 1.0
-    """By what the gradients of the last step were multiplied: see losses.py."""
+    """The factor applied to the last step's gradients: see losses.py."""
 
     def __init__(self, config: DistributedConfig) -> None:
         self.config = config
@@ -80,7 +80,7 @@ class Parallel:
         self._num_mixed = 0
 
     def take_loss(self, loss: Any) -> None:
-        """Place a loss that is a module like the model, with rank 0's values."""
+        """If the loss is a module, move it to the device and take rank 0's values."""
         if not isinstance(loss, nn.Module):
             return
         self.loss = loss.to(self.device)
@@ -99,10 +99,10 @@ class Parallel:
         return self._batches[id(loading)].of(plan)
 
     def learn(self, loss: Loss, batch: Any, micro: Microbatch) -> Tensor:
-        """Add the gradients of a microbatch; its mean loss times its weight.
+        """Add the gradients of a microbatch; return its mean loss times its weight.
 
-        A rank without samples calls the model all the same, and multiplies the outputs
-        by 0 and not the loss: of a single sample that may be nan.
+        A rank without samples still calls the model. It multiplies the outputs by 0
+        rather than the loss, because the loss of a single sample may be nan.
         """
         self._num_in_step = micro.num_in_step
         with contextlib.nullcontext() if micro.ends_step else self.no_sync():
@@ -124,7 +124,7 @@ class Parallel:
         return value.loss * (count / num * weight).to(value.loss.dtype)
 
     def _nothing(self, loss: Loss, batch: Any) -> Tensor:
-        """Zero, with gradients of zero."""
+        """Return a loss of zero that gives gradients of zero."""
         outputs, targets = self._outputs(batch)
         parts = [(one * 0).sum() for one in tensors_in(outputs) if one.requires_grad]
         if not parts:
@@ -144,11 +144,11 @@ class Parallel:
         return Judged(mean, *own, right, int(counts.sum()))
 
     def loss_of(self, loss: Loss, batch: Any) -> tuple[Value, Any, Any]:
-        """The loss of a batch, the outputs and the targets.
+        """Return the loss of a batch, the outputs and the targets.
 
         Raises:
-            EngineError: the batch is no tuple of inputs and targets, or the loss gives
-                no single number.
+            EngineError: the batch isn't a tuple of inputs and targets, or the loss
+                isn't a single number.
         """
         outputs, targets = self._outputs(batch)
         with self.autocast():
@@ -198,11 +198,11 @@ class Parallel:
             self.optimizer.step()
         self.optimizer.zero_grad()
         for module in filter(None, (self.module, self.loss)):
-            module.zero_grad()  # else what the optimizer has not would grow
+            module.zero_grad()  # gradients that the optimizer doesn't own would grow
         return norm
 
     def share_loss_gradients(self) -> None:
-        """Average those of the loss's own parameters, which no wrapper knows."""
+        """Average the gradients of the loss's own parameters, which aren't wrapped."""
         for parameter in self.loss_parameters.values():
             if not parameter.requires_grad:
                 continue
@@ -212,10 +212,10 @@ class Parallel:
             parameter.grad = self.sum(own) / self.world_size
 
     def divide(self) -> None:
-        """Have the gradients be those of a mean over all that counts in the step.
+        """Rescale the gradients to those of a mean over everything in the step.
 
         Raises:
-            EngineError: the loss has a part that cannot be joined; on every rank.
+            EngineError: on every rank, if the parts of the loss can't be combined.
         """
         own = torch.zeros(3, dtype=torch.double, device=self.device)
         for count in self._counts:
@@ -226,8 +226,8 @@ class Parallel:
         if num_mixed and num_parts > 1:
             raise EngineError(
                 "the loss adds something to a cross-entropy with class weights or "
-                "ignored targets, so the parts of a step cannot be joined: sum that "
-                "cross-entropy up, and divide it by the number of samples"
+                "ignored targets, so we can't combine the parts of a step: use "
+                "reduction='sum' there, and divide by the number of samples"
             )
         self.factor = self._num_in_step / count if count else 1.0
         if self.factor == 1.0:
@@ -236,7 +236,7 @@ class Parallel:
         torch._foreach_mul_(gradients, self.factor)
 
     def trained(self) -> list[nn.Parameter]:
-        """What the optimizer has, in the order of model and loss; local."""
+        """Return the optimizer's parameters in the order of model and loss; local."""
         held = {id(p) for p in held_by(self.optimizer)}
         known = [*self.module.parameters(), *self.loss_parameters.values()]
         return [p for p in known if id(p) in held]
@@ -279,7 +279,7 @@ class Parallel:
         return kept_state(self.module)
 
     def loss_weights(self) -> dict[str, Any]:
-        """The state_dict of a loss that is a module; local."""
+        """Return the state_dict of a loss that is a module; local."""
         return {} if self.loss is None else kept_state(self.loss)
 
     def optimizer_state(self) -> dict[str, Any]:
@@ -288,7 +288,7 @@ class Parallel:
         return named_state(self.optimizer, state, self.names())
 
     def settings(self) -> Any:
-        """What `weights()` and `optimizer_state()` have besides tensors; local."""
+        """Return everything but tensors in weights() and optimizer_state(); local."""
         groups = self.optimizer.param_groups
         return [
             [{k: v for k, v in group.items() if k != "params"} for group in groups],
@@ -300,7 +300,7 @@ class Parallel:
         ]
 
     def expect_fits(self, state: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another model, loss or optimizer; local.
+        """Refuse a checkpoint from another model, loss or optimizer; local.
 
         Raises:
             EngineError: names, shapes or the kind of optimizer differ.
@@ -311,20 +311,20 @@ class Parallel:
         expect_same_kind(state["optimizer"], self.optimizer)
 
     def load(self, weights: dict[str, Any], state: dict[str, Any]) -> None:
-        """Continue with what `weights()` and `optimizer_state()` gave.
+        """Continue with saved `weights()` and `optimizer_state()`.
 
-        The optimizer's settings stay those of this training. A parameter that it has
-        had no state of begins without one.
+        The optimizer keeps the settings of this training. A parameter without saved
+        state starts without any.
         """
         self.module.load_state_dict(weights)
         groups = self.optimizer.param_groups
         self.optimizer.load_state_dict(indexed_state(state, groups, self.names()))
 
     def load_scaler(self, state: dict[str, Any]) -> None:
-        """Continue with a loss scale; its settings stay those of this training.
+        """Continue with a saved loss scale, but keep the settings of this training.
 
-        torch compares its count of good steps with the interval by ==: if the count is
-        past a smaller interval, the scale would never grow again.
+        torch compares its count of good steps with the interval by ==. If the saved
+        count exceeded a smaller interval, the scale would never grow again.
         """
         assert self.scaler is not None
         own = self.scaler.state_dict()
@@ -334,7 +334,7 @@ class Parallel:
         self.scaler.load_state_dict(kept)
 
     def load_loss(self, weights: dict[str, Any]) -> None:
-        """Continue with what `loss_weights()` gave; local."""
+        """Continue with saved `loss_weights()`; local."""
         if self.loss is not None and weights:
             self.loss.load_state_dict(weights)
 
@@ -347,7 +347,7 @@ class Parallel:
 
 
 def placed(value: Any, device: torch.device) -> Any:
-    """The tensors of a batch on a device; what is none stays as it is."""
+    """Move the tensors of a batch to a device; leave everything else unchanged."""
     if hasattr(value, "to"):
         return value.to(device, non_blocking=True)
     if isinstance(value, dict):
@@ -360,7 +360,7 @@ def placed(value: Any, device: torch.device) -> Any:
 
 
 def kept_state(module: nn.Module) -> dict[str, Any]:
-    """A state_dict, unsharded and on the CPU."""
+    """Return the module's state_dict, unsharded and on the CPU."""
     return {name: kept(value) for name, value in module.state_dict().items()}
 
 

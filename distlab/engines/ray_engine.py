@@ -39,13 +39,13 @@ def train_on_ray(job: Job, address: str | None) -> Outcome:
     """Train `job` on ranks that Ray starts.
 
     Raises:
-        EngineError: it can't be sent, Ray isn't reachable, or a rank failed.
+        EngineError: the job can't be sent, Ray can't be reached, or a rank failed.
     """
     try:
         sent = cloudpickle.dumps(job)
-    except Exception as error:  # an object's own __reduce__ raises what it likes
+    except Exception as error:  # an object's __reduce__ may raise anything
         raise EngineError(
-            f"the job cannot go to other processes: {first_line(error)}"
+            f"the job cannot be sent to other processes: {first_line(error)}"
         ) from error
 
     def as_rank() -> bytes:

@@ -47,7 +47,7 @@ class Records:
             print(line_of(row, self._num_epochs), flush=True)
 
     def warn(self, text: str) -> None:
-        """A line on stderr, also where nothing else is said."""
+        """Print a line on stderr, even if `verbose` is off."""
         if self._is_first:
             print(text, file=sys.stderr, flush=True)
 

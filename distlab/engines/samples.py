@@ -81,7 +81,7 @@ def _step_plan(
         indices = tuple(mine[offset : offset + batch_size])
         weight = len(indices) * world_size / len(batch)
         yield Microbatch(
-            indices=indices or (batch[0],) * 2,  # batch norm refuses a single sample
+            indices=indices or (batch[0],) * 2,  # batch norm rejects a single sample
             weight=weight,
             ends_step=offset + batch_size >= longest,
             num_in_step=len(batch),

@@ -2,8 +2,8 @@
 
     <folder>/epoch_0003.pt     what is left of a save that was cut short: *.tmp
 
-Any backend loads it on any number of ranks. What is written is read again before it
-gets its name: a checkpoint that can't be loaded is an error now, not after a crash.
+Any backend can load it on any number of ranks. We read each file back before giving it
+its final name, so a checkpoint that can't be loaded is an error now, not after a crash.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def save(folder: Path, epoch: int, state: dict[str, Any]) -> Path:
     """Write the checkpoint of `epoch` finished epochs; complete or not there.
 
     Raises:
-        EngineError: it cannot be written, or not be read again.
+        EngineError: the file can't be written, or can't be read back.
     """
     path = folder / f"epoch_{epoch:04d}.pt"
     unfinished = path.with_suffix(f".{os.getpid()}.tmp")
@@ -52,7 +52,7 @@ def save(folder: Path, epoch: int, state: dict[str, Any]) -> Path:
         ) from error
     except Exception as error:
         raise EngineError(
-            f"the checkpoint {path} could not be loaded again: {_why(error)}"
+            f"the checkpoint {path} could not be read back: {_why(error)}"
         ) from error
     finally:
         with suppress(OSError):
@@ -61,10 +61,10 @@ def save(folder: Path, epoch: int, state: dict[str, Any]) -> Path:
 
 
 def expect_folder(folder: Path) -> None:
-    """Make the folder of the checkpoints, before the training begins.
+    """Create the folder for checkpoints before the training begins.
 
     Raises:
-        EngineError: it can't be made, or nothing can be written there.
+        EngineError: the folder can't be created, or we can't write to it.
     """
     if is_url(folder):
         raise EngineError(
@@ -76,17 +76,17 @@ def expect_folder(folder: Path) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise EngineError(
-            f"checkpoint_dir {folder} cannot be made: {reason}"
+            f"checkpoint_dir {folder} cannot be created: {reason}"
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise EngineError(f"checkpoint_dir {folder} cannot be written")
 
 
 def expect_loadable(state: Any) -> None:
-    """See that a checkpoint may hold `state`, before the training begins.
+    """Check that a checkpoint can hold `state`, before the training begins.
 
     Raises:
-        EngineError: it has a value that could not be loaded again.
+        EngineError: the state has a value that we couldn't load again.
     """
     file = io.BytesIO()
     try:
@@ -95,13 +95,13 @@ def expect_loadable(state: Any) -> None:
         torch.load(file, weights_only=True)
     except Exception as error:
         raise EngineError(
-            "the optimizer or the model has a state that no checkpoint can hold: "
+            "the state of the optimizer or the model can't be saved in a checkpoint: "
             f"{_why(error)}"
         ) from error
 
 
 def plain(value: Any) -> Any:
-    """The value with Python's numbers in place of numpy's."""
+    """Replace numpy's numbers in a value with Python's."""
     if isinstance(value, np.number | np.bool_):
         return value.item()
     if isinstance(value, Mapping):
@@ -112,11 +112,11 @@ def plain(value: Any) -> Any:
 
 
 def _why(error: Exception) -> str:
-    """The type that torch doesn't load, or else the first line of the error."""
+    """Name the type that torch won't load, or return the first line of the error."""
     text = str(error).strip()
     named = re.search(r"GLOBAL ([\w.]+)", text)
     if named:
-        return f"{named[1]} is no plain data"
+        return f"{named[1]} is not plain data"
     return (text.splitlines() or [type(error).__name__])[0]
 
 
@@ -131,12 +131,12 @@ def _sync_folder(folder: Path) -> None:
 def load(source: bool | str | Path, folder: str | Path | None) -> dict[str, Any] | None:
     """The checkpoint to continue from, or None: there is none in `folder` yet.
 
-    The newest is the one of the most epochs. A damaged one in `folder` is passed over
-    for the one before it: "passed_over" then has a line for each.
+    The newest is the one with the most epochs. If one in `folder` is damaged, we take
+    the one before it, and "passed_over" has a line for each that we skipped.
 
     Raises:
-        EngineError: a file that was named is not there or is no checkpoint; `folder`
-            can't be listed, or has checkpoints and none that can be loaded.
+        EngineError: the named file doesn't exist or isn't a checkpoint; or `folder`
+            can't be listed, or has checkpoints but none that can be loaded.
     """
     if source is False:
         return None
@@ -152,22 +152,24 @@ def load(source: bool | str | Path, folder: str | Path | None) -> dict[str, Any]
     if passed_over:
         raise EngineError(
             f"no checkpoint in {folder} can be loaded: {'; '.join(passed_over)}; to "
-            "train from the beginning, move them away"
+            "start from the beginning, move them away"
         )
     return None
 
 
 def saved_in(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the one of the most epochs first.
+    """Return the checkpoints in a folder, starting with the one with most epochs.
 
     Raises:
-        EngineError: it can't be listed.
+        EngineError: the folder can't be listed.
     """
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
         if folder.is_symlink():
-            raise EngineError(f"{folder} is a link to no folder") from None
+            raise EngineError(
+                f"{folder} is a link to a folder that does not exist"
+            ) from None
         return []
     except OSError as error:
         raise EngineError(
@@ -183,7 +185,7 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         is_lost = path.is_symlink()
         what = (
-            f"{path} is a link to no file"
+            f"{path} is a link to a file that does not exist"
             if is_lost
             else f"there is no checkpoint {path}"
         )
@@ -192,16 +194,16 @@ def _read(path: Path) -> dict[str, Any]:
         why = error.strerror or type(error).__name__
         raise EngineError(f"{path} cannot be read: {why}") from error
     except Exception as error:
-        raise EngineError(f"{path} is damaged or no checkpoint") from error
+        raise EngineError(f"{path} is damaged or not a checkpoint") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise EngineError(f"{path} is no checkpoint of distlab's engines")
+        raise EngineError(f"{path} is not a checkpoint of distlab's engines")
     return state
 
 
 def _open(path: Path) -> Any:
-    """What torch.save wrote. torch itself doesn't notice when bytes have changed."""
+    """Load a file of torch.save, and check its sums, because torch itself doesn't."""
     with path.open("rb") as file:
-        with zipfile.ZipFile(file) as archive:  # or torch would read an older format
+        with zipfile.ZipFile(file) as archive:  # rejects torch's older format
             changed = archive.testzip()
         if changed:
             raise ValueError(f"{changed} has changed")

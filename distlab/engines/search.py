@@ -70,11 +70,11 @@ def _interval(low: float, high: float, *, is_log: bool) -> Uniform:
 def draw(space: Mapping[str, Any], seed: int, trial: int) -> dict[str, Any]:
     """The parameters of a trial: the same for the same seed, in any order of trials.
 
-    A list is a choice, and a dictionary holds further parameters. Domains of Ray Tune
-    and distributions of SciPy are drawn from too; anything else is a constant.
+    A list is a choice, and a dictionary holds more parameters. Ray Tune's domains and
+    SciPy's distributions work too. Anything else is a constant.
 
     Raises:
-        EngineError: a list is empty, or is a grid.
+        EngineError: a list is empty, or a parameter is a grid search.
     """
     source = random.Random(f"{seed}/{trial}")
     return {name: _drawn(name, own, source) for name, own in space.items()}
@@ -87,7 +87,8 @@ def _drawn(name: str, own: Any, source: random.Random) -> Any:
     if isinstance(one, dict):
         if one.keys() == {"grid_search"}:
             raise EngineError(
-                f"{name} is a grid, and trials here are drawn: give the list by itself"
+                f"{name} is a grid search, but trials are drawn at random: pass just "
+                "the list"
             )
         return {key: _drawn(f"{name}.{key}", v, source) for key, v in one.items()}
     if hasattr(one, "draw"):

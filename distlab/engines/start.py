@@ -95,9 +95,9 @@ def start(job: Job, starter: Starter) -> Outcome:
         folder = Path(name)
         try:
             jobs.write(job, folder / ranks.JOB)
-        except Exception as error:  # an object's own __reduce__ raises what it likes
+        except Exception as error:  # an object's __reduce__ may raise anything
             raise EngineError(
-                f"the job cannot go to other processes: {jobs.first_line(error)}"
+                f"the job cannot be sent to other processes: {jobs.first_line(error)}"
             ) from error
         code = starter(folder, job.config)
         if code == 0:

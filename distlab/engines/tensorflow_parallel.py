@@ -245,7 +245,7 @@ class TensorFlow(Parallel):
         return dict(_numbered(self.keras_optimizer.variables))
 
     def expect_fits(self, state: dict[str, Any]) -> None:
-        """See Parallel; `load` does it, by numbers."""
+        """See Parallel; `load` checks this, by numbers."""
 
     def settings(self) -> Any:
         """See Parallel: there is nothing."""

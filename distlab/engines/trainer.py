@@ -34,8 +34,8 @@ from distlab.engines.rank import number
 from distlab.engines.records import TrackedRun
 from distlab.engines.start import Starter, is_rank, run
 
-TRAINS_LOSS = ("pytorch-ddp", "scratch", "ray")  # backends with whole gradients
-KEEPS_OPTIMIZER = (*CORE, "ray")  # backends whose optimizer has a state_dict of torch's
+TRAINS_LOSS = ("pytorch-ddp", "scratch", "ray")  # backends that don't shard gradients
+KEEPS_OPTIMIZER = (*CORE, "ray")  # backends with torch's own optimizer state_dict
 
 
 class Trainer:
@@ -43,10 +43,10 @@ class Trainer:
 
     `optimizer` is one on `model`'s parameters, or a function of the parameters that
     makes one; AdamW by default. `loss(outputs, targets)` is a mean over the samples;
-    cross-entropy by default. What torch's cross_entropy and nll_loss divide by, with
-    class weights or ignored targets, is taken into account, and so is reduction="sum".
-    A loss that is a module may have parameters: they are trained too. All other
-    arguments are fields of DistributedConfig.
+    cross-entropy by default. We account for the divisor of torch's cross_entropy and
+    nll_loss with class weights or ignored targets, and for reduction="sum". If the loss
+    is a module with parameters, they are trained too. All other arguments are fields of
+    DistributedConfig.
 
     Raises:
         EngineError: a field is misspelt, cannot be, or contradicts another.
@@ -55,7 +55,7 @@ class Trainer:
     backends: tuple[str, ...] = tuple(b for b in BACKENDS if b != "tensorflow")
     starter: Starter | None = None
     address: str | None = None
-    """Of a Ray cluster."""
+    """The address of a Ray cluster."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Trainer:
         return self.history
 
     def _take(self, outcome: Outcome) -> None:
-        """Give the caller's objects what the ranks arrived at."""
+        """Load the ranks' results into the caller's model, loss and optimizer."""
         model = unwrapped(self.model)
         model.load_state_dict(outcome.weights)
         if isinstance(self.loss, nn.Module):
@@ -141,7 +141,7 @@ class Trainer:
         """Refuse a model, loss or optimizer that no rank could train with.
 
         Raises:
-            EngineError: what it is.
+            EngineError: the message names the reason.
         """
         if not isinstance(self.model, nn.Module):
             raise EngineError(
@@ -153,13 +153,16 @@ class Trainer:
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in parameters):
             raise EngineError(
                 "the model has lazy layers, whose shapes are not known yet: call it "
-                "with a batch before"
+                "with a batch first"
             )
         if any(p.is_meta for p in parameters):
-            raise EngineError("the model is on device meta, and has no values to train")
+            raise EngineError(
+                "the model is on the meta device, so it has no values to train: call "
+                "to_empty() and initialize it first"
+            )
         if not any(p.requires_grad for p in model.parameters()):
             raise EngineError(
-                "no parameter of the model has requires_grad: none learns"
+                "no parameter of the model has requires_grad, so nothing would learn"
             )
         if (
             any(p.requires_grad for p in of_loss)
@@ -167,7 +170,7 @@ class Trainer:
         ):
             known = ", ".join(TRAINS_LOSS)
             raise EngineError(
-                f"the loss has parameters, and backend {self.config.backend} does not "
+                f"the loss has parameters, but backend {self.config.backend} does not "
                 f"train them: choose {known}"
             )
         if isinstance(self.optimizer, torch.optim.Optimizer):
@@ -196,7 +199,7 @@ class Trainer:
         return read_loader(given, batch_size, what)
 
     def _sent(self, train: Loading) -> Any:
-        """The model as the ranks are given it."""
+        """Return the model that we send to the ranks."""
         return unwrapped(self.model)
 
     def _job(
@@ -234,16 +237,16 @@ class Trainer:
 
 
 class PyTorchDDPTrainer(Trainer):
-    """Trains with torch's DDP; `backend` may also be another that trains torch modules.
+    """Trains with torch's DDP, or with another `backend` for torch modules.
 
-    These are fsdp2, scratch, ray, horovod and deepspeed.
+    The others are fsdp2, scratch, ray, horovod and deepspeed.
 
     Example: see the module.
     """
 
 
 def unwrapped(model: Any) -> Any:
-    """The model inside a wrapper that spreads it over devices: the ranks do that."""
+    """Unwrap a model from DataParallel or DDP, because the ranks wrap it themselves."""
     from distlab.distributed import DistributedDataParallel as Ours
 
     wrappers = nn.DataParallel, nn.parallel.DistributedDataParallel, Ours

@@ -61,14 +61,14 @@ class LossReport:
         if text is not None:
             try:
                 self.state = pickle.loads(text.partition(b"\n")[2])
-            except Exception as error:  # whatever is in the file
+            except Exception as error:  # depends on what is in the file
                 raise damaged(kept) from error
 
     def __call__(self, loss: Any, state: Any = None) -> None:
-        """Report a loss, or a dictionary with one; returns only if the trial goes on.
+        """Report a loss, or a dictionary with one; only returns if the trial continues.
 
         Raises:
-            TypeError: it is no number.
+            TypeError: the loss isn't a number.
         """
         number = number_in(loss)
         if number is None:
@@ -96,10 +96,10 @@ class LossReport:
 
 
 def what_was_kept(path: Path | None) -> dict[str, Any]:
-    """Parameters, losses and seconds of a trial that is to be continued.
+    """Return the parameters, losses and seconds of a trial that we continue.
 
     Raises:
-        EngineError: there is such a file, and it can't be read.
+        EngineError: the file exists but can't be read.
     """
     text = None if path is None else bytes_if_there(path)
     if text is None:
@@ -112,10 +112,10 @@ def what_was_kept(path: Path | None) -> dict[str, Any]:
 
 
 def bytes_if_there(path: Path) -> bytes | None:
-    """All of a file; None only if there is none, and no link to one either.
+    """Read a whole file; return None only if neither the file nor a link exists.
 
     Raises:
-        EngineError: it can't be read: what it holds would be lost.
+        EngineError: the file can't be read; going on would lose its contents.
     """
     if not os.path.lexists(path):
         return None
@@ -126,8 +126,8 @@ def bytes_if_there(path: Path) -> bytes | None:
 
 
 def damaged(path: Path | None) -> EngineError:
-    """What to raise for a file that holds something else."""
-    return EngineError(f"{path} is damaged: remove it, and the trial begins anew")
+    """Return the error for a file with invalid contents."""
+    return EngineError(f"{path} is damaged: remove it to restart the trial")
 
 
 def as_json(value: Any) -> str:
@@ -144,7 +144,7 @@ def call(train_fn: Callable[..., Any], parameters: Any, report: LossReport) -> N
 
 
 def num_arguments(train_fn: Callable[..., Any]) -> int:
-    """How many of the parameters and the report it takes; 2 where it can't be seen."""
+    """Return how many arguments, up to 2, `train_fn` takes; 2 if we can't tell."""
     try:
         found = inspect.signature(train_fn).parameters.values()
     except (TypeError, ValueError):
@@ -159,9 +159,9 @@ def num_arguments(train_fn: Callable[..., Any]) -> int:
 
 
 def number_in(value: Any) -> float | None:
-    """A number, also of NumPy or torch, as a float; None where it is something else.
+    """Convert a number, also of NumPy or torch, to a float; None for anything else.
 
-    Of a dictionary it is the value of "loss".
+    For a dictionary, convert the value of "loss".
     """
     if isinstance(value, dict):
         value = value.get("loss")

@@ -25,7 +25,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_gpu(number: int, visible: str | None) -> str:
-    """A trial's GPU by the name that CUDA knows: one of those this process may use."""
+    """Return CUDA's name for a trial's GPU, from those that this process may use."""
     return visible.split(",")[number].strip() if visible else str(number)
 
 
@@ -54,7 +54,7 @@ class TrialProcesses:
         found = torch.cuda.device_count()
         if 0 < found < self.num_gpus:
             raise EngineError(
-                f"num_gpus is {self.num_gpus}, and torch finds {found}: a trial "
+                f"num_gpus is {self.num_gpus}, but torch finds {found}, and a trial "
                 "without a GPU would train on the CPU"
             )
         slots = [

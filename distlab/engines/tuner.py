@@ -126,9 +126,9 @@ class DistributedTuner:
 def _expect_sendable(train_fn: Callable[..., Any]) -> None:
     try:
         cloudpickle.dumps(train_fn)
-    except Exception as error:  # an object's own __reduce__ raises what it likes
+    except Exception as error:  # an object's __reduce__ may raise anything
         raise EngineError(
-            f"train_fn cannot go to another process: {first_line(error)}"
+            f"train_fn cannot be sent to another process: {first_line(error)}"
         ) from error
 
 

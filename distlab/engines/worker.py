@@ -228,7 +228,7 @@ class TrainingLoop:
     # ── checkpoints ─────────────────────────────────────────────────────────────────
 
     def _expect_to_save(self) -> None:
-        """What would fail after the first epoch fails now."""
+        """Fail now if we couldn't save a checkpoint after the first epoch."""
         folder, error = self.config.checkpoint_dir, None
         if folder is None:
             return
@@ -284,7 +284,7 @@ class TrainingLoop:
         if state is None:
             return
         for line in state.get("passed_over", ()):
-            self.records.warn(f"a newer checkpoint was not taken: {line}")
+            self.records.warn(f"skipped a newer checkpoint: {line}")
         parallel = self.parallel
         parallel.expect_fits(state)
         try:
@@ -307,10 +307,10 @@ class TrainingLoop:
             raise EngineError(f"the checkpoint has no {missing[0]!r}")
 
     def _agree(self, error: EngineError | None) -> None:
-        """An error on one rank is one on all: none waits for a rank that has ended.
+        """Raise on all ranks if one has an error, so none waits for a rank that ended.
 
         Raises:
-            EngineError: `error`, or that another rank has one.
+            EngineError: this rank's `error`, or one that names the rank that failed.
         """
         parallel = self.parallel
         failed = torch.zeros(
@@ -321,7 +321,7 @@ class TrainingLoop:
         if error is not None:
             raise error
         if ranks:
-            raise EngineError(f"rank {ranks[0]} has failed with a checkpoint")
+            raise EngineError(f"rank {ranks[0]} could not save or load a checkpoint")
 
     def _expect_same_steps(self, found: int) -> None:
         """Only rank 0 has saved: a rank with a disk of its own finds something else.
@@ -361,13 +361,13 @@ class TrainingLoop:
         if not plan:
             raise EngineError(
                 f"{len(order)} samples give no full step of "
-                f"{self.parallel.world_size} × {loading.batch_size}: without drop_last "
-                "there is one"
+                f"{self.parallel.world_size} × {loading.batch_size}: turn drop_last "
+                "off"
             )
         return plan
 
     def _order(self, loading: Loading, epoch: int, *, training: bool) -> list[int]:
-        """The samples of an epoch, all ranks together; collective with a sampler."""
+        """Return the order of all samples in an epoch; collective with a sampler."""
         set_epoch(loading.dataset, epoch)
         seed = self.config.seed if loading.seed is None else loading.seed
         if loading.sampler is None:
@@ -392,7 +392,9 @@ class TrainingLoop:
         found = torch.tensor(own, dtype=torch.double, device=parallel.device)
         num, is_refused = parallel.sum(found).tolist()
         if is_refused:
-            raise refused or EngineError("the sampler of rank 0 cannot be used")
+            raise refused or EngineError(
+                "the sampler failed on rank 0: look for the reason in its error"
+            )
         order = torch.zeros(int(num), dtype=torch.double, device=parallel.device)
         if parallel.rank == 0:
             order += torch.tensor(drawn, dtype=torch.double, device=parallel.device)
@@ -405,9 +407,9 @@ class TrainingLoop:
 
 
 def has_stalled(losses: Sequence[float], patience: int | None) -> bool:
-    """Whether none of the last `patience` epochs was better than all before them.
+    """Return True if the last `patience` epochs brought no improvement.
 
-    A loss that is nan or infinite, -inf too, is worse than any finite one.
+    A loss of nan, inf or -inf counts as worse than any finite loss.
     """
     if patience is None or len(losses) <= patience:
         return False
@@ -416,10 +418,10 @@ def has_stalled(losses: Sequence[float], patience: int | None) -> bool:
 
 
 def rates_of(own: list[float], wanted: float | None) -> list[float]:
-    """The learning rate of each group of parameters, before it is scaled.
+    """Return the learning rate of each group of parameters, before scaling.
 
     Raises:
-        EngineError: one rate is wanted for groups that have different ones.
+        EngineError: you ask for one rate, but the groups have different ones.
     """
     if wanted is None:
         return own

@@ -162,8 +162,8 @@ def encode_shard(tensors: Mapping[str, Tensor], meta: Mapping[str, JSON]) -> byt
     """The bytes of a shard. Tensors that share memory are each written in full.
 
     Raises:
-        TypeError: a dtype that the layout does not have, or `meta` does not fit JSON,
-            or it is that of a state that fits no checkpoint: see `unfit`.
+        TypeError: the layout doesn't support a dtype, `meta` isn't valid JSON, or it
+            marks a state that can't be saved: see `unfit`.
     """
     require_fit(meta)
     header: dict[str, Any] = {_META: {"meta": json.dumps(meta)}}
@@ -187,19 +187,19 @@ def encode_shard(tensors: Mapping[str, Tensor], meta: Mapping[str, JSON]) -> byt
 
 
 def unfit(why: str) -> dict[str, JSON]:
-    """The `meta` of a state that can't be saved: encode_shard raises TypeError(why).
+    """Make the `meta` of a state that can't be saved, so encode_shard raises `why`.
 
-    A rank that raised at once would leave the others waiting in `save`, which tells
-    all ranks of an error.
+    If a rank raised right away, the others would wait in `save` forever. `save` reports
+    the error to all ranks instead.
     """
     return {_UNFIT: why}
 
 
 def require_fit(meta: Mapping[str, JSON]) -> None:
-    """It is not that of a state that fits no checkpoint.
+    """Refuse the `meta` of a state that can't be saved.
 
     Raises:
-        TypeError: it is; says which value it was.
+        TypeError: it marks such a state; the message names the value.
     """
     if _UNFIT in meta:
         raise TypeError(meta[_UNFIT])
@@ -260,7 +260,7 @@ def _bytes_of(tensor: Tensor) -> list[bytes]:
 
 
 def bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
-    """A dense tensor's values, row by row; conjugate and negative bits are resolved."""
+    """Return a dense tensor's bytes in row order, with conjugate views resolved."""
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
     return _as_bytes(flat) if flat.numel() else np.empty(0, np.uint8)
 

@@ -69,8 +69,8 @@ class Residuals:
     """What a rank has not sent yet, for each parameter.
 
     It is kept by parameter: torch's DDP puts parameters into other buckets after its
-    first step. Of inf and nan nothing is kept: they are normal under loss scaling, and
-    would come back in every later step.
+    first step. We don't keep inf and nan. They are normal under loss scaling, and would
+    come back in every later step.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Residuals:
         return torch.cat(parts)
 
     def keep(self, bucket: Bucket, rest: Tensor) -> None:
-        """From now on `of` returns `rest`, like bucket.flat; 0 for inf and nan."""
+        """Let `of` return `rest` from now on, as in bucket.flat; inf and nan are 0."""
         like_flat = rest.detach().to(bucket.flat, copy=True)
         like_flat.nan_to_num_(0.0, 0.0, 0.0)
         parts = like_flat.split([p.numel() for p in bucket.parameters])
@@ -116,7 +116,7 @@ class Factors:
         return found
 
     def keep(self, bucket: Bucket, factors: Sequence[Tensor]) -> None:
-        """From now on these are what `of` returns, except for those with inf or nan."""
+        """Let `of` return these from now on, except for those with inf or nan."""
         for p, factor in zip(_matrices_in(bucket), factors, strict=True):
             if factor.isfinite().all():  # the same on all ranks: it is a sum
                 self._by_parameter[p] = factor.clone()
@@ -229,7 +229,7 @@ def _is_matrix(parameter: Tensor) -> bool:
 def fp16(comm: Comm, bucket: Bucket) -> Work:
     """Average in float16: half of the bytes; a gradient above 65,504 becomes inf.
 
-    Divided by n before the sum, which could be too large where the mean is not.
+    We divide by n before the sum, because the sum may overflow even if the mean fits.
     """
     return _cast(comm, bucket, torch.float16)
 

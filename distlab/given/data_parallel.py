@@ -198,9 +198,9 @@ class DataParallelModule(nn.Module):
 
 
 def flat_for(parameters: Sequence[Tensor]) -> Tensor:
-    """A vector with room for all gradients; float32 for those of float16.
+    """Make a vector with room for all gradients, in float32 if they are float16.
 
-    A sum of float16 is inf above 65,504, where the mean over the ranks need not be.
+    A float16 sum above 65,504 is inf, even if the mean over the ranks fits.
     """
     dtype = parameters[0].dtype
     size = sum(parameter.numel() for parameter in parameters)

@@ -52,7 +52,7 @@ def torch_hook(hook: Hook, comm: Comm | None = None) -> Callable[..., Any]:
 
     # torch compares annotations with its classes; here they are strings. So none.
     def registered(state, bucket):  # type: ignore[no-untyped-def]
-        # Before the sum, as torch does: in float16 it may be inf where the mean is not.
+        # Divide first, as torch does: a float16 sum may overflow even if the mean fits.
         given = FlatBucket(bucket.parameters(), bucket.buffer().div_(n))
         work = hook(both, given)
         future: torch.futures.Future[Tensor] = torch.futures.Future()

@@ -181,7 +181,7 @@ class FullBatches:
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """See Loader."""
-        for batch in self.loader:  # to its end: only then the next loop begins anew
+        for batch in self.loader:  # run to the end, so the next loop starts over
             if self.loader.num_delivered <= self.num_full:
                 yield batch
 

@@ -20,7 +20,7 @@ State = dict[str, Any]
 """Nested dicts, lists and tuples of tensors, numpy arrays and plain values."""
 
 EXTRA = "extra_state"
-"""The part of a run with what its modules keep besides parameters and buffers."""
+"""Name of the part with the state of modules other than parameters and buffers."""
 
 
 class Stateful(Protocol):
@@ -40,7 +40,7 @@ class Run:
     `master`: the optimizer's float32 copies, if the model has a smaller dtype.
     `parts`: "scheduler", "scaler", "loader" and so on, those that there are.
     `hook`: a compression hook; it may have `residuals`, and `factors` as PowerSGD has.
-    If a module of `model` has get_extra_state(), `parts` has one more, "extra_state".
+    If a module of `model` has get_extra_state(), we add a part named "extra_state".
     """
 
     model: nn.Module
@@ -61,7 +61,7 @@ class Run:
 
 
 class ExtraState:
-    """What modules keep besides parameters and buffers, by their names in the model."""
+    """The state of modules besides parameters and buffers, by name in the model."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = {
@@ -71,14 +71,14 @@ class ExtraState:
         }
 
     def state_dict(self) -> State:
-        """What get_extra_state() of each module returns."""
+        """Return each module's get_extra_state()."""
         return {name: one.get_extra_state() for name, one in self.modules.items()}
 
     def load_state_dict(self, state: State) -> None:
-        """Give each module its own.
+        """Set the extra state of each module.
 
         Raises:
-            ValueError: other modules had extra state when it was saved.
+            ValueError: different modules had extra state when it was saved.
         """
         for name in [*self.modules, *state]:
             if name not in self.modules or name not in state:
@@ -89,7 +89,7 @@ class ExtraState:
 
 
 def plain_name(name: str) -> str:
-    """A name in a model without the wrapper of torch.compile."""
+    """Strip torch.compile's wrapper from a name in a model."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
@@ -98,7 +98,7 @@ def require_same_model(
     saved: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """The saved parameters have the names and shapes of the model's; so have `buffers`.
+    """Require that saved parameters and `buffers` match the model's names and shapes.
 
     Raises:
         ValueError: they have not; one line names the first difference.
@@ -116,8 +116,8 @@ def _require_same(here: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> No
             in_model = f"has shape {own[name]}" if name in own else "is not there"
             there = f"has shape {other[name]}" if name in other else "is not there"
             raise ValueError(
-                f'the checkpoint is of another model: "{name}" {in_model} in the '
-                f"model, and {there} in the checkpoint"
+                f'the checkpoint is from another model: "{name}" {in_model} in the '
+                f"model, but {there} in the checkpoint"
             )
 
 
@@ -144,7 +144,7 @@ def set_random_state(state: State) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Start all generators anew; `seed` is any integer."""
+    """Seed all generators; `seed` may be any integer."""
     seed = small_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
@@ -162,8 +162,8 @@ def pack(
     Each tensor of `shared`, which is the same on every rank, goes into the shard of one
     rank, so that every rank writes about as much; all of `own` into that of this rank.
 
-    It doesn't raise for a value that is no tensor and no plain data: `save` then fails
-    on all ranks, and says which value of which rank it was.
+    If a value is neither a tensor nor plain data, this doesn't raise. Instead, `save`
+    fails on all ranks and names the value and its rank.
     """
     tensors: dict[str, Tensor] = {}
     loads = [0] * world_size
@@ -201,10 +201,10 @@ def unpack(checkpoint: Checkpoint) -> tuple[State, list[State]]:
 
 
 def flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> JSON:
-    """The value without its tensors, which go into `tensors`, each by its own name.
+    """Return the value without its tensors, and add those to `tensors` by name.
 
     Raises:
-        TypeError: it, or a value in it, is no tensor and no plain data.
+        TypeError: a value is neither a tensor nor plain data.
     """
     if isinstance(value, Tensor):
         _require_dense(value, name)
@@ -234,15 +234,17 @@ def flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> JSON:
 
 
 def _require_dense(tensor: Tensor, name: str) -> None:
-    """Its values are all here, one after the other."""
+    """Require that this rank has all of the tensor's values in plain memory."""
     if is_lazy(tensor):
         raise TypeError(f'"{name}" has no shape yet')
     if hasattr(tensor, "full_tensor"):
-        raise TypeError(f'"{name}" is a DTensor, and this rank has a part of it only')
+        raise TypeError(f'"{name}" is a DTensor, so this rank has only a part of it')
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
-        raise TypeError(f'"{name}" is no dense tensor: {tensor.layout}, {tensor.dtype}')
+        raise TypeError(
+            f'"{name}" is not a dense tensor: {tensor.layout}, {tensor.dtype}'
+        )
     if tensor.numel() and not tensor.untyped_storage().nbytes():
-        raise TypeError(f'"{name}" has no memory now: its layer is sharded')
+        raise TypeError(f'"{name}" has no memory, because its layer is sharded')
 
 
 def _noted(tensor: Tensor, name: str, tensors: dict[str, Tensor]) -> str:
@@ -253,9 +255,9 @@ def _noted(tensor: Tensor, name: str, tensors: dict[str, Tensor]) -> str:
 
 
 def _names_of(mapping: Mapping[Any, Any], above: str) -> dict[Any, str]:
-    """A name for each entry: {"a": {"b": …}, "a.b": …, 0: …, "0": …} has four.
+    """Name each entry uniquely: {"a": {"b": …}, "a.b": …, 0: …, "0": …} has four names.
 
-    The names are the same on all ranks, in whatever order the entries were made.
+    The names are the same on all ranks, regardless of the order of the entries.
 
     Raises:
         TypeError: a key is neither a str nor an int.
@@ -275,7 +277,7 @@ def _names_of(mapping: Mapping[Any, Any], above: str) -> dict[Any, str]:
 
 
 def _restore(outline: JSON, tensors: Mapping[str, Tensor]) -> Any:
-    """The reverse of `flatten`."""
+    """Undo `flatten`."""
     if not isinstance(outline, dict):
         return outline
     ((kind, content),) = outline.items()

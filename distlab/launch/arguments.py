@@ -3,8 +3,8 @@
     python -m distlab.launch --nproc-per-node 4 train.py --epochs 3
     python -m distlab.launch --standalone --nproc_per_node=gpu -m package.train --lr 0.1
 
-Flags may be written with - or _. As with torchrun, all that stands after the script is
-the script's, and PET_<NAME> in the environment stands for an option of torchrun.
+You can write flags with - or _. As with torchrun, everything after the script belongs
+to the script, and PET_<NAME> in the environment sets an option of torchrun.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ usage: python -m distlab.launch [flags] script.py [arguments of the script]
 Starts the ranks of script.py, with the environment that torchrun gives them.
 
   --nproc-per-node N     ranks on this node (1); or auto, gpu, cpu: one for each
-  --max-restarts N       after a failure start all ranks again, at most so often (0);
-                         exit code 2 says that the script was called in a wrong way,
-                         so it ends the job
+  --max-restarts N       after a failure restart all ranks, at most N times (0); exit
+                         code 2 means that the script was called incorrectly, so we
+                         don't restart
   --monitor-interval S   seconds from one look at the ranks to the next (0.1)
   --grace-period S       seconds from SIGTERM to SIGKILL (30); also --shutdown-timeout
-  --signals-to-handle L  further signals that stop the job, such as SIGUSR1,SIGUSR2:
-                         the ranks get them as they are
+  --signals-to-handle L  more signals that stop the job, such as SIGUSR1,SIGUSR2; we
+                         pass them on to the ranks unchanged
   --backend NAME         gloo, nccl or tcp (gloo)
   -m, --module           script.py is the name of a module, as in python -m
-  --no-python            it is a command of its own
-  --run-path             it is run by runpy.run_path
+  --no-python            script.py is a command; don't run it with Python
+  --run-path             run it with runpy.run_path
 
-What the ranks print is shown, each line after its rank:
+The terminal shows what the ranks print, with the rank before each line:
 
   --log-dir DIR          keep rank_<r>.log there
-  -r, --redirects WHICH  do not show stdout (1), stderr (2), both (3), or by local
-                         rank: 0:3,1:1; they are in the logs only
+  -r, --redirects WHICH  don't show stdout (1), stderr (2), both (3), or by local
+                         rank: 0:3,1:1; you find them only in the logs
   -t, --tee WHICH        show them, and keep the logs
-  --local-ranks-filter L show these ranks only, such as 0,1
+  --local-ranks-filter L show only these local ranks, such as 0,1
   --duplicate-stdout-filters, --duplicate-stderr-filters TEXTS
                          copy lines with one of the texts to filtered_<stream>.log
   --role NAME            ROLE_NAME of the ranks (default)
@@ -68,21 +68,21 @@ Several nodes, with one agent on each; under srun they need none of these:
   --master-port PORT     one node: of the store (a free one); several: where agents meet
   --rdzv-backend c10d    node 0 is where --rdzv-endpoint is, and numbers the others
   --rdzv-endpoint H:P    the same as --master-addr H --master-port P
-  --rdzv-id NAME         of this job: agents with another one are refused
+  --rdzv-id NAME         name of this job; we refuse agents with another name
   --rdzv-conf K=V,…      join_timeout, last_call_timeout, is_host, …
   --local-addr ADDR      this node's own address
   --standalone           one node, whatever srun and the environment say
   --start-timeout S      seconds that the agents wait for one another (300)
   --node-timeout S       seconds of silence after which a node is lost (15)
 
-  --virtual-local-rank   LOCAL_RANK is 0, and each rank sees its own GPU only
-  --numa-binding HOW     keep each rank on the CPUs beside its GPU, as torchrun does
-  --start-method M       spawn, fork or forkserver: for scripts there is no difference
-  --event-log-handler H  null or console, the same
+  --virtual-local-rank   LOCAL_RANK is 0, and each rank sees only its own GPU
+  --numa-binding HOW     keep each rank on the CPUs near its GPU, as torchrun does
+  --start-method M       spawn, fork or forkserver; makes no difference for scripts
+  --event-log-handler H  null or console; makes no difference either
 
-All that stands after script.py is the script's. PET_NNODES and so on stand for options
-of torchrun. The agents decide with tasks 3.17 and 3.18: `distlab use mine
-process_group` has them run your code.
+Everything after script.py belongs to the script. PET_NNODES and so on set options of
+torchrun. The agents decide with tasks 3.17 and 3.18: `distlab use mine
+process_group` makes them run your code.
 """
 
 
@@ -100,9 +100,9 @@ class CommandLine:
 
     @property
     def misplaced(self) -> str:
-        """An option that only a launcher has, after the script without one before it.
+        """A launcher's option after the script, if there is none before the script.
 
-        The script gets it, and may know it; if it doesn't, this says why.
+        The script gets it, and may even know it. If not, this explains its error.
         """
         if self.settings:
             return ""
@@ -116,11 +116,10 @@ def parse(
     environment: Mapping[str, str] | None = None,
     srun: Mapping[str, Any] | None = None,
 ) -> CommandLine:
-    """Read the command line; what it leaves out, `environment` and `srun` may say.
+    """Read the command line; `environment` and `srun` may fill in what it leaves out.
 
     Raises:
-        LaunchError: a flag is not known or has no value that it can have, or no
-            script is named.
+        LaunchError: a flag is unknown or has an invalid value, or no script is named.
         HelpAsked: somebody wants to see USAGE.
     """
     left = list(arguments)
@@ -144,7 +143,7 @@ def _take(left: list[str], said: dict[str, Any]) -> None:
     name = options.find(flag)
     if options.OPTIONS[name].is_flag:
         if has_value:
-            raise LaunchError(f"{flag} has no value, but is given {text!r}")
+            raise LaunchError(f"{flag} takes no value, but got {text!r}")
         said[name] = True
         return
     if not has_value:

@@ -60,30 +60,30 @@ class LaunchConfig:
     grace_period: float = 30.0
     """Seconds from SIGTERM to SIGKILL."""
     log_dir: str | Path | None = None
-    """The folder of rank_<r>.log; made if it is not there. None: nothing is kept."""
+    """Folder for rank_<r>.log, created if needed. None: we don't keep the logs."""
     output: Output = field(default_factory=Output)
     """Which lines the terminal shows."""
     run_as: str = "script"
-    """What the script is: also a `module`, a `command` without Python, or the `path`
-    of a script for runpy.run_path."""
+    """How to run the script: as a `script`, a `module`, a `command` without Python, or
+    a `path` with runpy.run_path."""
     role: str = "default"
     """The ranks find it in ROLE_NAME."""
     run_id: str | None = None
-    """A name of this job, for TORCHELASTIC_RUN_ID; agents with another one are refused
-    where this job's agents meet."""
+    """The name of this job, for TORCHELASTIC_RUN_ID. Agents with another name can't
+    join this job's agents."""
     local_addr: str | None = None
-    """This node's own address, if the ranks are not to find it themselves."""
+    """This node's own address, if the ranks shouldn't look for it themselves."""
     any_node: bool = False
-    """Instead of node_rank: node 0 is where master_addr is, and numbers the others."""
+    """Instead of node_rank: the owner of master_addr is node 0 and numbers the rest."""
     any_port: bool = False
-    """One node: take another port if master_port is in use."""
+    """On one node, use another port if master_port is taken."""
     signals_to_handle: tuple[str, ...] = HANDLED
-    """Besides SIGTERM, SIGINT and SIGHUP: these stop the job too, and reach the ranks
-    as what they are; the others reach them as SIGTERM."""
+    """More signals that stop the job, besides SIGTERM, SIGINT and SIGHUP. The ranks get
+    these signals unchanged, but a SIGTERM for the usual ones."""
     virtual_local_rank: bool = False
-    """LOCAL_RANK is 0 on all ranks, and each sees its own GPU only."""
+    """LOCAL_RANK is 0 on all ranks, and each sees only its own GPU."""
     numa_binding: str | None = None
-    """Keep each rank on the CPUs beside its GPU: node, socket, exclusive, …"""
+    """Keep each rank on the CPUs near its GPU: node, socket, exclusive, …"""
     standby: int | None = None
     """Processes that wait to replace a rank that dies, while the other ranks stay."""
     elastic: str | None = None
@@ -147,7 +147,7 @@ class LaunchConfig:
         return self.node_rank or 0
 
     def local_rank(self, rank: int) -> int:
-        """Which rank of its node this is."""
+        """Return the local rank of a rank on this node."""
         return rank if self.stays else rank % self.nproc_per_node
 
     @property
@@ -166,7 +166,7 @@ class LaunchConfig:
 
     @property
     def forwarded(self) -> frozenset[int]:
-        """The signals that the ranks get as they are, and not as SIGTERM."""
+        """The signals that the ranks get unchanged, and not as SIGTERM."""
         own = [name for name in self.signals_to_handle if name not in HANDLED]
         return frozenset(getattr(signal, name) for name in own)
 
@@ -225,23 +225,24 @@ class LaunchConfig:
 
     def _expect_what_forked_processes_can(self, name: str) -> None:
         if self.run_as == "command":
-            raise LaunchError(f"{name} runs Python scripts only; leave --no-python out")
+            raise LaunchError(f"{name} only runs Python scripts; drop --no-python")
         if any(self.output.is_split(rank) for rank in range(self.world_size)):
             raise LaunchError(
                 f"{name} keeps both streams of a rank in one file: redirect both or "
-                "neither, and leave --duplicate-stdout-filters out"
+                "neither, and drop --duplicate-stdout-filters"
             )
         for option in ("virtual_local_rank", "numa_binding"):
             if getattr(self, option):
                 flag = option.replace("_", "-")
-                raise LaunchError(f"{name} does not know --{flag}; leave it out")
+                raise LaunchError(f"{name} does not support --{flag}; drop it")
 
     def _expect_signals(self) -> None:
         for name in self.signals_to_handle:
             number = getattr(signal, name, None)
             if not name.startswith("SIG") or not isinstance(number, signal.Signals):
                 raise LaunchError(
-                    f"signals_to_handle names {name!r}, no signal; say SIGUSR1, say"
+                    f"signals_to_handle names {name!r}, which is not a signal; use a "
+                    "name such as SIGUSR1"
                 )
             if number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
                 raise LaunchError(f"signals_to_handle: {name} can't be handled")
@@ -261,7 +262,7 @@ class LaunchConfig:
 
 
 def is_address(host: str) -> bool:
-    """Whether this is an IP address, and no name."""
+    """Return True if `host` is an IP address rather than a name."""
     try:
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -14,7 +14,7 @@ from distlab.launch.ranks import bound_to_cpus, own_gpu
 
 
 def expect_program(script: str, run_as: str) -> None:
-    """Check that there is something to run, unless it is a module for Python to find.
+    """Check that there is something to run; we leave modules to Python.
 
     Raises:
         LaunchError: the file doesn't exist, can't be read, or isn't a command.

@@ -55,10 +55,10 @@ class Forked:
         *,
         run_as: str = "script",
     ) -> None:
-        """Start the forker; it imports torch meanwhile.
+        """Start the forker, which imports torch in the background.
 
         Raises:
-            LaunchError: the system refuses.
+            LaunchError: the system can't start the process.
         """
         self._ends: dict[int, socket.socket] = {}
         self._pids: dict[int, int] = {}
@@ -66,7 +66,7 @@ class Forked:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, forker.AGENTS)
         job = {"program": [*program], "run_as": run_as, "environment": {**environment}}
         try:
-            # A file: an environment may be too large for a packet.
+            # We pass a file, because an environment may be too large for a packet.
             with theirs, tempfile.TemporaryFile() as file:
                 file.write(json.dumps(job).encode())
                 file.seek(0)

@@ -1,6 +1,6 @@
 """A process that has imported torch, and forks processes that run the script.
 
-    python -m distlab.launch.forker SOCKET JOB MODULE …      both are descriptors
+    python -m distlab.launch.forker SOCKET JOB MODULE …      (SOCKET, JOB: descriptors)
 
 It starts no thread and makes no group, so that what it forks can. It ends when its
 agent does, and all that it has forked with it. Requests and replies are those of

@@ -289,9 +289,9 @@ class Hub:
         return code
 
     def _first_recorded(self, failure: Failure | None) -> Failure | None:
-        """The failure whose exception came first, as torch's @record dates them.
+        """Return the failure with the earliest exception, by the times of @record.
 
-        The rank that ends first need not be it: another one may take longer to end.
+        This need not be the rank that ended first, because others may end more slowly.
         """
         if failure is None or not failure.record or failure.rank not in self._logs:
             return failure

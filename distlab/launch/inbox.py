@@ -23,7 +23,7 @@ class Inbox:
     """A queue that is looked into now and then, or at once when a signal came."""
 
     def __init__(self, signals: Sequence[str] = ()) -> None:
-        """`signals`: names of those that stop the job, besides the usual three."""
+        """`signals` names the signals that stop the job, besides the usual three."""
         self._numbers = [getattr(signal, name) for name in {*_ALWAYS, *signals}]
         self.queue: SimpleQueue[object] = SimpleQueue()  # a signal handler may put
         self.num_interrupts = 0
@@ -66,7 +66,7 @@ class Inbox:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """SIGINT, SIGTERM, SIGHUP and the others come as Interrupted meanwhile.
+        """Turn SIGINT, SIGTERM, SIGHUP and the others into Interrupted in this block.
 
         Not in a thread: Python handles signals in the main one only.
         """

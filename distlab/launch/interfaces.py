@@ -14,7 +14,7 @@ _NAME_BYTES = 16
 def interface_to(address: str) -> str:
     """The name of the interface that has the address by which we reach `address`.
 
-    Empty where the system does not say: only Linux does, with IPv4 and of IPv6 the
+    Empty if the system doesn't tell us. Only Linux does, for IPv4 and for the IPv6
     loopback.
     Example: 127.0.0.1 → lo
     """

@@ -136,7 +136,7 @@ def _run_agent(
     inbox: Inbox,
     stack: contextlib.ExitStack,
 ) -> int:
-    """Ranks and standbys, which stay when one of them dies."""
+    """Run ranks and standbys, which keep running when one of them dies."""
     folder = Path(config.log_dir or ".")
     meeting = Meeting(address=config.master_addr, port=store.port, generation=1)
     forget_resize(folder)
@@ -172,7 +172,7 @@ def _open(
     stack: contextlib.ExitStack,
     listener: socket.socket | None,
 ) -> tuple[Store, Stage | None]:
-    """Node 0's ports: that of the store, and where agents meet."""
+    """Open node 0's ports, for the store and for the agents to meet."""
     stage = None
     tasks = [LAUNCH, RENDEZVOUS] if config.nnodes > 1 else [LAUNCH]
     if own := [task for task in tasks if decisions.whose(task) == "yours"]:
@@ -200,8 +200,8 @@ def _logs(
     except OSError as error:
         reason = error.strerror or str(error)
         raise LaunchError(
-            f"the logs cannot be written in {folder.path}: {reason}; name another "
-            "folder with --log-dir"
+            f"can't write the logs in {folder.path}: {reason}; name another folder "
+            "with --log-dir"
         ) from error
 
     def close() -> None:
@@ -214,7 +214,7 @@ def _logs(
 
 def _close(terminal: Terminal, folder: Folder) -> None:
     terminal.close()
-    if terminal.left_out:  # we have said that the rest is there
+    if terminal.left_out:  # we told the user to look there for the rest
         folder.is_kept = True
 
 

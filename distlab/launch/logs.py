@@ -1,11 +1,11 @@
 """rank_<r>.log, and its lines on the terminal.
 
-A rank writes into its file itself: nothing is lost when the agent dies, and no rank
-waits for a slow terminal. The agent reads the files as they grow, in a thread of its
-own, so that a slow terminal never keeps it from noticing that a rank has failed.
+Each rank writes to its own file, so nothing is lost if the agent dies, and no rank
+waits for a slow terminal. The agent reads the files as they grow. It does so in a
+separate thread, so a slow terminal never keeps it from noticing that a rank has failed.
 
-One file per rank holds both streams. Where `Output` treats them differently, stderr
-goes to rank_<r>.stderr.log.
+One file per rank holds both streams, unless `Output` treats them differently. Then
+stderr goes to rank_<r>.stderr.log.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ LOOK_S = 0.05  # between two looks at the files
 TAIL_BYTES = 1 << 16  # of a log, in which the last lines are looked for
 READ_BYTES = 1 << 20
 LEFT_BYTES = 1 << 20
-"""Of each log, at the end of a job that failed: the rest isn't shown any more."""
-LAST_S = 10.0  # that the terminal may take for them
+"""How much of each log we still show when a job has failed."""
+LAST_S = 10.0  # how long the terminal may take for that
 _LONGEST = 1 << 16  # of a line without an end
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # fallocate(2)
 
 
 class Stream:
-    """A file that a rank writes to, and that is read as it grows."""
+    """A file that a rank writes to while we read it."""
 
     def __init__(self, path: Path, kind: int, *, is_new: bool) -> None:
         self.path, self.kind = path, kind
@@ -55,7 +55,7 @@ class Stream:
         return os.fstat(self._read).st_size
 
     def read(self, until: int) -> list[bytes]:
-        """The next whole lines, of at most READ_BYTES; none at `until`, a size."""
+        """Return the next whole lines before offset `until`, at most READ_BYTES."""
         piece = os.pread(
             self._read, max(0, min(READ_BYTES, until - self._at)), self._at
         )
@@ -69,16 +69,16 @@ class Stream:
         return lines
 
     def rest(self) -> list[bytes]:
-        """What stands after the last end of a line: the rank writes no more."""
+        """Return an unfinished last line, once the rank has stopped writing."""
         rest, self._rest = self._rest, b""
         return [rest] if rest else []
 
     def is_read(self, until: int) -> bool:
-        """Whether all that was there at this size has been read."""
+        """Return True if we have read the file up to this size."""
         return self._at >= until
 
     def skip(self, until: int) -> int:
-        """Leave out all but the last LEFT_BYTES before `until`; how many were."""
+        """Skip all but the last LEFT_BYTES before `until`; return how many bytes."""
         begin = until - LEFT_BYTES
         if begin <= self._at:
             return 0
@@ -88,7 +88,7 @@ class Stream:
         return left_out
 
     def give_back(self) -> None:
-        """Free the disk under what has been read, except for the last lines (Linux)."""
+        """Free the disk space of what we have read, except the last lines (Linux)."""
         end = self._at - TAIL_BYTES
         if (
             sys.platform.startswith("linux")
@@ -103,7 +103,7 @@ class Stream:
             self._given_back = end
 
     def last_lines(self, begin: int, count: int) -> list[str]:
-        """The last ones written from `begin` on; empty ones are left out."""
+        """Return the last nonempty lines that were written after `begin`."""
         size = self.size
         begin = max(begin, size - TAIL_BYTES)
         text = os.pread(self._read, size - begin, begin)
@@ -115,7 +115,7 @@ class Stream:
         size = self.size
         if size and os.pread(self._read, 1, size - 1) != b"\n":
             line = "\n" + line
-        with contextlib.suppress(OSError):  # a full disk is no reason to end
+        with contextlib.suppress(OSError):  # a full disk must not stop the job
             os.write(self.descriptor, line.encode())
 
     def close(self) -> None:
@@ -125,10 +125,10 @@ class Stream:
 
 
 class Log:
-    """The file of one rank, or the two of its streams; a restart appends.
+    """The log file of one rank, or two with separate streams; a restart appends.
 
-    `is_new`: what the file holds is of an earlier launch, and goes. `is_kept`: it
-    outlives this launch.
+    `is_new` clears what an earlier launch has left in it. `is_kept` means that the file
+    stays after this launch.
     """
 
     def __init__(
@@ -154,16 +154,16 @@ class Log:
 
     @property
     def descriptor(self) -> int:
-        """Of the file that a rank's stdout goes to."""
+        """The descriptor of the file for a rank's stdout."""
         return self.streams[0].descriptor
 
     @property
     def stderr(self) -> int:
-        """The same for stderr."""
+        """The descriptor of the file for a rank's stderr."""
         return self.streams[-1].descriptor
 
     def begin(self, generation: int) -> None:
-        """A process is about to start; from the second on a line says so."""
+        """Prepare for a new process; mark its start in the log if it is a restart."""
         with contextlib.suppress(OSError):
             self.error_file.unlink(missing_ok=True)
         for stream in self.streams:
@@ -172,7 +172,7 @@ class Log:
         self._began = [stream.size for stream in self.streams]
 
     def last_lines(self, count: int) -> list[str]:
-        """The last lines of the process that ran last: its stderr, if it is apart."""
+        """Return the newest process's last lines, from stderr if it is separate."""
         for stream, began in zip(
             reversed(self.streams), reversed(self._began), strict=True
         ):
@@ -182,11 +182,11 @@ class Log:
 
     @property
     def where(self) -> str:
-        """The file, for a report; empty if it goes with the launch."""
+        """The file's path, for a report; empty if we delete it after the launch."""
         return str(self.path.absolute()) if self.is_kept else ""
 
     def record(self) -> dict[str, Any]:
-        """What torch's @record has noted of the rank's exception."""
+        """Return what torch's @record has written about the rank's exception."""
         return read_record(self.error_file)
 
     def close(self) -> None:
@@ -196,9 +196,9 @@ class Log:
 
 
 class Terminal:
-    """Shows the lines of all logs, each after the rank that wrote it.
+    """Shows the lines of all logs, each with its rank in front.
 
-    `gives_back`: the logs are nobody's, so what has been shown need not stay on disk.
+    With `gives_back`, nobody keeps the logs, so we free the disk space of shown lines.
     """
 
     def __init__(
@@ -214,17 +214,17 @@ class Terminal:
         self._local_rank, self._gives_back = local_rank, gives_back
         self._changed = threading.Condition()
         self._wanted = self._done = 0  # looks
-        self._ended: set[int] = set()  # ranks that write no more
+        self._ended: set[int] = set()  # ranks that have stopped writing
         self._is_over = self._is_late = False
         self.left_out: list[Path] = []
-        """The files that were not shown in full."""
+        """The files that we did not show in full."""
         self._thread = threading.Thread(target=self._follow, daemon=True, name=TERMINAL)
         self._thread.start()
 
     def catch_up(self, ranks: Sequence[int] = (), *, within_s: float = 1.0) -> None:
-        """Show what is there now; of `ranks`, which have ended, the last line too.
+        """Show everything so far, with the unfinished last line of ended `ranks`.
 
-        A terminal that takes longer goes on while the caller does other things.
+        If the terminal takes longer than `within_s`, it continues in the background.
         """
         with self._changed:
             self._ended |= set(ranks)
@@ -235,11 +235,11 @@ class Terminal:
             self._changed.wait_for(lambda: self._done >= mine, limit_s)
 
     def hurry(self) -> None:
-        """The job has failed: of a lot that is left, show the last part only."""
+        """From now on show only the end of long logs, because the job has failed."""
         self._is_late = True
 
     def close(self) -> None:
-        """Show the rest, and stop; after `hurry`, as far as LAST_S allows."""
+        """Show the rest and stop; after `hurry`, take no longer than LAST_S."""
         with self._changed:
             self._ended |= set(self._logs)
             self._is_over = True
@@ -253,7 +253,7 @@ class Terminal:
                     lambda: self._wanted > self._done or self._is_over, LOOK_S
                 )
                 wanted, is_over, ended = self._wanted, self._is_over, {*self._ended}
-            with contextlib.suppress(OSError):  # closed, after LAST_S
+            with contextlib.suppress(OSError):  # the files are closed after LAST_S
                 self._look(ended)
             with self._changed:
                 self._done = wanted
@@ -263,7 +263,7 @@ class Terminal:
                 return
 
     def _look(self, ended: set[int]) -> None:
-        """Show what is there now, a piece of each file in turn."""
+        """Show everything so far, one piece of each file in turn."""
         streams = [
             (log, stream, stream.size)
             for log in list(self._logs.values())
@@ -303,10 +303,10 @@ class Terminal:
 
 
 class Folder:
-    """Where the logs are: the user's folder, or one that goes with the launch.
+    """The folder for logs: the user's, or a temporary one for this launch.
 
     Raises:
-        LaunchError: there is no place for a folder.
+        LaunchError: the system can't create a temporary folder.
     """
 
     def __init__(self, given: str | Path | None, *, is_kept: bool = True) -> None:
@@ -319,12 +319,12 @@ class Folder:
         except OSError as error:
             reason = error.strerror or str(error)
             raise LaunchError(
-                f"there is no place for the ranks' logs: {reason}; name a folder with "
+                f"can't create a folder for the ranks' logs: {reason}; name one with "
                 "--log-dir"
             ) from error
 
     def close(self) -> None:
-        """Remove it, if nobody wants it."""
+        """Remove the folder unless it is to be kept."""
         if not self.is_kept:
             shutil.rmtree(self.path, ignore_errors=True)
 

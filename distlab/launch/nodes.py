@@ -5,7 +5,7 @@ own included, is a client. A generation of the launcher is one of the rendezvous
 agent that is refused as stale knows that all ranks start again.
 
     config          node 0 sets it: what all agents must agree on
-    seat            which node an agent is, if nobody has told it
+    seat            asks for a node number, if the agent doesn't have one
     claim/<k>       compare_set by node k: two agents cannot be the same node
     join            answered once all agents are there
     members         instead of it where fewer may go on: node 0 says who is there
@@ -42,7 +42,7 @@ ALIVE_S = 1.0  # between two signs of life
 _NAME = "agents"
 _PAUSE_S = 0.05
 _SEAT = "seat"
-_SEAT_S = 30.0  # from the number that an agent is given to its claim
+_SEAT_S = 30.0  # how long we reserve a number for the agent that asked for it
 
 
 class StaleError(Exception):
@@ -65,9 +65,9 @@ class Said:
 
 
 def identity(config: LaunchConfig) -> Identity:
-    """What an agent proves: DISTLAB_SECRET, or else only where it meets, and the job.
+    """Return what an agent must know: DISTLAB_SECRET or the address, and the job name.
 
-    So agents of two jobs that were given the same place don't join each other.
+    So agents of two jobs with the same address don't join each other.
     """
     own = os.environ.get("DISTLAB_SECRET", "")
     text = own or f"distlab.launch {config.meeting_port} {config.nnodes}"
@@ -115,10 +115,10 @@ class Client:
         return False
 
     def seat(self, until: float) -> int:
-        """Which node this is to be: node 0 numbers the others as they come.
+        """Ask node 0 for a node number; it numbers the others as they arrive.
 
         Raises:
-            LaunchError: there are as many as there may be.
+            LaunchError: all node numbers are taken.
             GoneError, TimeoutError, OSError: node 0 has ended, or can't be reached.
         """
         try:
@@ -126,8 +126,8 @@ class Client:
         except StaleError:
             where = f"{self._config.master_addr}:{self._config.meeting_port}"
             raise LaunchError(
-                f"all {self._config.nnodes} nodes have come to {where} already: is "
-                "--nnodes right?"
+                f"all {self._config.nnodes} nodes have already arrived at {where}: "
+                "check --nnodes"
             ) from None
 
     def claim(self, generation: int, until: float) -> None:
@@ -208,7 +208,7 @@ class Hall:
         self.heard_s: dict[int, float] = {}  # the last word of each node
         self._claimed: dict[int, set[int]] = {}  # by generation
         self._num_nodes = config.nnodes
-        self._seated_s: dict[int, float] = {}  # when a node was given its number
+        self._seated_s: dict[int, float] = {}  # when a node got its number
         self._server = Server(listener, identity(config), _NAME, self)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()

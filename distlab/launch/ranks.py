@@ -25,7 +25,7 @@ from distlab.launch.logs import Log
 from distlab.launch.records import ERROR_FILE
 from distlab.runner.processes import descendants, end_sessions, is_stopped
 
-LOCAL_RANK_MACRO = "${local_rank}"  # torchrun fills it in, in a script's arguments
+LOCAL_RANK_MACRO = "${local_rank}"  # torchrun replaces it in a script's arguments
 _RUN_PATH = """\
 import runpy, sys
 sys.argv[:] = sys.argv[1:]
@@ -60,10 +60,10 @@ class Ranks:
         self._sessions: set[int] = set()
 
     def start(self, rank: int, meeting: Meeting) -> None:
-        """Start one; what it prints goes into its log.
+        """Start a rank; its output goes to its log.
 
         Raises:
-            LaunchError: the system refuses.
+            LaunchError: the system can't start the process.
         """
         log = self._logs[rank]
         log.begin(meeting.generation)
@@ -78,7 +78,7 @@ class Ranks:
                 stderr=log.stderr,
                 start_new_session=True,
             )
-        except OSError as error:  # too many processes, arguments that are too long, …
+        except OSError as error:  # too many processes, arguments too long, …
             reason = error.strerror or str(error)
             raise LaunchError(f"rank {rank} can't be started: {reason}") from error
         self._running[rank] = process
@@ -185,10 +185,10 @@ def rank_variables(
 
 
 def own_gpu(local_rank: int, inherited: Mapping[str, str]) -> str:
-    """The GPU of a rank that is to see no other one, as CUDA_VISIBLE_DEVICES.
+    """Return a value of CUDA_VISIBLE_DEVICES that only shows a rank its own GPU.
 
     Raises:
-        LaunchError: fewer are visible here.
+        LaunchError: fewer GPUs are visible here.
     """
     visible = inherited.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -203,10 +203,10 @@ def own_gpu(local_rank: int, inherited: Mapping[str, str]) -> str:
 
 
 def bound_to_cpus(command: Sequence[str], gpu: int, how: str) -> list[str]:
-    """The command, kept on the CPUs beside a GPU; torch finds out which they are.
+    """Wrap the command to stay on the CPUs near a GPU; torch finds these CPUs.
 
     Raises:
-        LaunchError: this torch can't, or there is no such GPU.
+        LaunchError: this version of torch can't, or there is no such GPU.
     """
     try:
         from torch.numa import binding
@@ -214,15 +214,15 @@ def bound_to_cpus(command: Sequence[str], gpu: int, how: str) -> list[str]:
         options = binding.NumaOptions(affinity_mode=binding.AffinityMode(how))
         wrap = binding._maybe_wrap_command_args_with_numa_binding
         return list(wrap(tuple(command), gpu_index=gpu, numa_options=options))
-    except Exception as error:  # whatever its private function raises
+    except Exception as error:  # torch's private function may raise anything
         raise LaunchError(
             f"--numa-binding {how}: torch can't bind local rank {gpu} to the CPUs "
-            f"beside its GPU ({type(error).__name__}: {error}); leave the option out"
+            f"near its GPU ({type(error).__name__}: {error}); drop the option"
         ) from error
 
 
 def command_for(program: Sequence[str], run_as: str = "script") -> list[str]:
-    """How a script is run: by this Python, or by PYTHON_EXEC, as torchrun does."""
+    """Return the command to run a script, with this Python or with PYTHON_EXEC."""
     python = os.environ.get("PYTHON_EXEC") or sys.executable
     first = {
         "script": [python],

@@ -30,11 +30,11 @@ class Failure:
     is_lost: bool = False  # nothing is heard of its node
     ended_s: float = 0.0  # when the agent heard of it
     record: Mapping[str, Any] = field(default_factory=dict)
-    """What torch's @record has noted of its exception."""
+    """What torch's @record has written about its exception."""
 
     @property
     def is_usage_error(self) -> bool:
-        """Whether it would fail in the same way after each restart."""
+        """True if it would fail in the same way after every restart."""
         return self.code == USAGE_ERROR
 
     @property
@@ -59,18 +59,18 @@ def restarting(failure: Failure | None, max_restarts: int, generation: int) -> s
 
 
 def not_restarting(failure: Failure) -> str:
-    """One line: the next start would fail in the same way."""
+    """Return a line that says why a restart would fail in the same way."""
     return (
-        f"{PREFIX} {failure.what}, which says that it was called in a wrong way: it "
-        "isn't started again\n"
+        f"{PREFIX} {failure.what}, which means that it was called incorrectly, so we "
+        "don't restart it\n"
     )
 
 
 def misplaced(flag: str, script: str) -> str:
-    """One line: the script gets a flag that looks like ours."""
+    """Return a line that says the script gets a flag that looks like ours."""
     return (
-        f"{PREFIX} {flag} stands after {script}, so the script gets it; what is meant "
-        "for the launcher stands before the script\n"
+        f"{PREFIX} {flag} comes after {script}, so the script gets it; put the "
+        "launcher's flags before the script\n"
     )
 
 

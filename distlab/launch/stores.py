@@ -44,7 +44,7 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def is_own(address: str) -> bool:
-    """Whether this is an address of this node, or a name of one."""
+    """Return True if this node has the address, or the name stands for one it has."""
     try:
         family, where = _resolved(address, 0)
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -55,7 +55,7 @@ def is_own(address: str) -> bool:
 
 
 def open_store(config: LaunchConfig) -> Store:
-    """Node 0's store: at master_port, if the agents don't meet there.
+    """Open node 0's store, at master_port unless the agents meet there.
 
     Raises:
         LaunchError: see `listen`.
@@ -122,12 +122,12 @@ class Store:
 
 
 def _resolved(address: str, port: int) -> tuple[int, Any]:
-    """The family and the socket address; of no address, all of this node's."""
+    """Return the family and socket address; without an address, use all of them."""
     if not address:
         if socket.has_dualstack_ipv6():
             return socket.AF_INET6, ("::", port)
         return socket.AF_INET, ("", port)
-    # IPv4 first: it is what gloo and torch's store prefer for a name that has both.
+    # Prefer IPv4 if a name has both, because gloo and torch's store do so too.
     found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     family, _, _, _, where = min(found, key=lambda one: one[0] != socket.AF_INET)
     return family, where
@@ -135,7 +135,7 @@ def _resolved(address: str, port: int) -> tuple[int, Any]:
 
 def _why_not(address: str, port: int, error: OSError | UnicodeError) -> str:
     if isinstance(error, UnicodeError):
-        return f"master_addr {address!r} is no name of a machine"
+        return f"master_addr {address!r} is not the name of a machine"
     if error.errno == errno.EADDRINUSE:
         return (
             f"port {port} of {address} is in use: name another one with "

@@ -22,7 +22,7 @@ def tell(stream: TextIO | None, text: str) -> None:
 
 
 def is_stuck() -> bool:
-    """Whether nobody reads what we show: a thread waits, and would wait in flush."""
+    """Return True if the terminal's thread still waits, so a flush would block too."""
     return any(thread.name == TERMINAL for thread in threading.enumerate())
 
 

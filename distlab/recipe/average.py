@@ -14,8 +14,8 @@ class WeightAverage:
     """average = decay · average + (1 - decay) · weights, after each step.
 
     Buffers, such as the running statistics of batch norm, are those of the model. In
-    step t the decay is at most t / (t + 9): the first weights are soon forgotten. Where
-    the average is inf or nan, because the weights once were, it restarts from them.
+    step t the decay is at most t / (t + 9), so the first weights are soon forgotten. If
+    an element becomes inf or nan, it restarts from the current weights.
 
     Source: Polyak and Juditsky, Acceleration of Stochastic Approximation by Averaging
     (1992); Tarvainen and Valpola (arXiv 1703.01780), section 2, for the exponential
@@ -31,16 +31,19 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Take the weights of the model into the average; sends nothing.
+        """Update the average with the model's weights; sends nothing.
 
         Raises:
-            ValueError: the model has a parameter that it did not have.
+            ValueError: a parameter has been added to the model.
         """
         self.num_updates += 1
         decay = min(self.decay, self.num_updates / (self.num_updates + 9))
         for name, parameter in model.named_parameters():
             if name not in self.weights:
-                raise ValueError(f"the average has no {name}: it is newer than that")
+                raise ValueError(
+                    f"the average has no {name}, which was added to the model later: "
+                    "make a new WeightAverage"
+                )
             average = self.weights[name]
             is_lost = ~average.isfinite()
             average.mul_(decay).add_(parameter, alpha=1 - decay)
@@ -64,16 +67,16 @@ class WeightAverage:
         """Continue from a `state_dict()`.
 
         Raises:
-            ValueError: it is of a model with other parameters. The average is then
-                unchanged.
+            ValueError: the state is from a model with other parameters. The average is
+                then unchanged.
         """
         own = {name: tuple(one.shape) for name, one in self.weights.items()}
         saved = {name: tuple(one.shape) for name, one in state["weights"].items()}
         if own != saved:
             name = next(n for n in [*own, *saved] if own.get(n) != saved.get(n))
             raise ValueError(
-                f"the average is of another model: {name} has the shape "
-                f"{own.get(name)} here, and {saved.get(name)} in the state"
+                f"the average is from another model: {name} has the shape "
+                f"{own.get(name)} here, but {saved.get(name)} in the state"
             )
         self.num_updates = state["num_updates"]
         for name, weights in state["weights"].items():

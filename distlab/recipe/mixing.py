@@ -15,7 +15,7 @@ def soft_targets(targets: Tensor, num_classes: int) -> Tensor:
     """(N,) classes to (N, num_classes) probabilities in float32; others unchanged.
 
     Raises:
-        ValueError: a class is not in 0 … num_classes - 1.
+        ValueError: a class isn't in 0 … num_classes - 1.
     """
     if targets.dim() == 2:
         return targets

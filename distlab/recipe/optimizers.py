@@ -45,10 +45,10 @@ class LARS(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Take one step with the gradients that there are.
+        """Take one step with the current gradients.
 
-        With `closure`, call it once before, with gradients on: it computes them anew.
-        Return what it returned, such as the loss.
+        If there is a `closure`, first call it with gradients enabled to recompute them.
+        Return its result, such as the loss.
         """
         loss = _called(closure)
         for group in self.param_groups:
@@ -92,10 +92,10 @@ class LAMB(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Take one step with the gradients that there are.
+        """Take one step with the current gradients.
 
-        With `closure`, call it once before, with gradients on: it computes them anew.
-        Return what it returned, such as the loss.
+        If there is a `closure`, first call it with gradients enabled to recompute them.
+        Return its result, such as the loss.
         """
         loss = _called(closure)
         for group in self.param_groups:

@@ -26,10 +26,10 @@ FILES = Path(__file__).with_name("files")
 def option(
     default: Any, text: str, choices: Sequence[str] = (), *, may_change: bool = False
 ) -> Any:
-    """A field with a line of help.
+    """Make a field with a line of help.
 
-    With `may_change`, a run that goes on from a checkpoint may have another value, and
-    heeds it. All others must be those that the checkpoint was saved with.
+    With `may_change`, you may set a new value when you resume from a checkpoint. All
+    other options must have the values that the checkpoint was saved with.
     """
     metadata = {"help": text, "choices": choices, "may_change": may_change}
     return field(default=default, metadata=metadata)
@@ -42,8 +42,8 @@ _free = functools.partial(option, may_change=True)
 class Options:
     """What is trained, and how. A flag for each: --global-batch-size and so on.
 
-    Every option has an effect, or is refused: by itself, with others that leave it
-    none, or by a checkpoint that was saved with another value.
+    We refuse an option that would have no effect, alone or because of other options, or
+    whose value differs from the one in the checkpoint.
 
     Raises:
         ValueError: two of them contradict each other; one line.
@@ -181,14 +181,14 @@ _NEEDS: dict[str, tuple[str, Callable[[Options], bool]]] = {
     "step_epochs": ("--schedule step", lambda o: o.schedule == "step"),
     "save_every": ("--checkpoint", lambda o: bool(o.checkpoint)),
 }
-"""Which option another one needs, because alone it would change nothing."""
+"""Options that have no effect without another one, and the one they need."""
 
 
 def _require_use(options: Options, given: Iterable[str]) -> None:
-    """What was given changes something.
+    """Require that every given option has an effect.
 
     Raises:
-        ValueError: it does not; names what it needs.
+        ValueError: an option has none; the message names the option that it needs.
     """
     for name in given:
         needed, is_there = _NEEDS.get(name, ("", lambda _: True))
@@ -198,7 +198,7 @@ def _require_use(options: Options, given: Iterable[str]) -> None:
 
 
 def settings_of(options: Options) -> dict[str, Any]:
-    """What a run that goes on from a checkpoint has in common with the one before."""
+    """Return the settings that must stay the same when you resume from a checkpoint."""
     return {
         one.name: getattr(options, one.name)
         for one in fields(options)
@@ -209,18 +209,18 @@ def settings_of(options: Options) -> dict[str, Any]:
 def require_same(
     folder: str, own: Mapping[str, Any], saved: Mapping[str, Any] | None
 ) -> None:
-    """The run that goes on has the settings of the one that saved the checkpoint.
+    """Require that a resumed run has the settings that its checkpoint was saved with.
 
-    An option that was not known yet when it was saved had its default.
+    If an option didn't exist yet when the checkpoint was saved, we assume its default.
 
     Raises:
-        ValueError: one differs; names the first, with both values. Or the checkpoint
-            has no settings.
+        ValueError: a setting differs, or the checkpoint has none. The message names the
+            first that differs, with both values.
     """
     if saved is None:
         raise ValueError(
-            f"--checkpoint {folder}: it does not say what flags it was saved with, as "
-            "those of an older distlab: name a new folder"
+            f"--checkpoint {folder}: it doesn't say which flags it was saved with, so "
+            "it is from an older distlab: use a new folder"
         )
     defaults = {one.name: one.default for one in fields(Options)}
     for name, value in own.items():
@@ -229,7 +229,7 @@ def require_same(
             was = f"without {flag}" if before is None else f"with {flag} {before}"
             now = "without it" if value is None else f"with {value}"
             raise ValueError(
-                f"--checkpoint {folder}: it was saved {was}, and this is a training "
+                f"--checkpoint {folder}: it was saved {was}, but this is a training "
                 f"{now}"
             )
 

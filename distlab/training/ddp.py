@@ -270,7 +270,7 @@ def _rounding(alone: DdpResult) -> float:
 
 
 def _apart(some: Tensor, others: Tensor) -> float:
-    """The largest difference; inf where there is a nan, which max() would pass over."""
+    """Return the largest difference; a nan, which max() would skip, counts as inf."""
     return float((some - others).abs().nan_to_num(torch.inf).max())
 
 

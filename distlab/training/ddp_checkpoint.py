@@ -20,10 +20,9 @@ from distlab.runner import RankContext
 from distlab.training.ddp_config import DdpConfig
 
 FREE = ("world_size", "multiple_of", "epochs", "lr_scaling", "device", "code")
-"""What a training that goes on may have another value of, and heeds.
+"""Settings that you may change when you resume a training.
 
-It has everything else in common with the one that was stopped. `lr_scaling` is part of
-the learning rate.
+All others must be the same as before. `lr_scaling` is part of the learning rate.
 """
 
 
@@ -43,7 +42,7 @@ class RefusedError(ValueError):
 class Checkpoints:
     """Collective: all ranks make it, and save in the same steps.
 
-    `data` tells one set of files from another.
+    `data` identifies the files of the data set.
     """
 
     def __init__(
@@ -152,15 +151,15 @@ class Checkpoints:
         for name, own in self._settings.items():
             flag = "--" + name.replace("_", "-").replace("learning-rate", "lr")
             if name not in saved:
-                raise ValueError(f"it does not say with what {flag} it was saved")
+                raise ValueError(f"it doesn't say which {flag} it was saved with")
             if saved[name] != own:
                 raise ValueError(
-                    f"it was saved with {flag} {saved[name]}, and this is a training "
+                    f"it was saved with {flag} {saved[name]}, but this is a training "
                     f"with {own}"
                 )
         if done > self._num_epochs:
             raise ValueError(
-                f"{done} epochs are done, and this is a training with --epochs "
+                f"{done} epochs are done, but this is a training with --epochs "
                 f"{self._num_epochs}"
             )
 
@@ -200,7 +199,7 @@ def _kind(disk: RealDisk, name: str) -> str:
     """What to say of a file by its first bytes."""
     try:
         data = disk.read(name)
-    except DiskError:  # it is named, and that is enough
+    except DiskError:  # naming the file is enough
         return ""
     is_pickle = data[:4] == b"PK\x03\x04" or (
         data[:1] == b"\x80" and data[1:2] <= b"\x05"

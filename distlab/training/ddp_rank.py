@@ -311,7 +311,7 @@ class _WatchedLoader:
                 if is_due and num_left:  # the last one waits for the evaluation
                     account.settle()
                     watch.save()
-        next(batches, None)  # to its end: only then the next loop begins anew
+        next(batches, None)  # run to the end, so the next loop starts over
         account.settle()
         watch.end_epoch()
         self._at_end()
@@ -361,7 +361,7 @@ def _report_shard(context: RankContext, loader: Any, sizes: list[int]) -> None:
 
 
 def _identity(config: DdpConfig, data: Split) -> str:
-    """Tells files of one's own from others; a known set is what its name says."""
+    """Identify your own files by a digest; the name of a known set is enough."""
     if config.dataset != IDX:
         return ""
     return f"of the SHA-256 {digest(data.train_inputs, data.train_targets)}…"

@@ -145,7 +145,7 @@ def with_the_others(comm: Comm, model: nn.Module) -> Step:
         mean = loss.detach().clone()
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         for tensor in (mean, *gradients):
-            tensor /= comm.world_size  # before: a float16 sum may overflow
+            tensor /= comm.world_size  # first, because a float16 sum may overflow
             comm.all_reduce(tensor)
         return float(mean)
 

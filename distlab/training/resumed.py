@@ -119,7 +119,7 @@ class ResumedTraining:
         return done
 
     def _all_epochs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches from the loader's position on, through all epochs."""
+        """Yield batches from the loader's position onward, through all epochs."""
         while True:
             yield from self._loader
             self._loader.set_epoch(self._loader.epoch + 1)

@@ -117,7 +117,7 @@ def test_slurms_variables_stand_in_for_torchruns() -> None:
         ({"rank": 0}, {}, "no world_size: neither WORLD_SIZE nor SLURM_NTASKS"),
         ({"rank": 0, "world_size": 2}, {}, "MASTER_ADDR and MASTER_PORT must name"),
         ({"rank": 2, "world_size": 2}, {}, "rank 2 of 2: ranks count from 0"),
-        ({"world_size": 1}, {"RANK": "x"}, "RANK=x is no integer"),
+        ({"world_size": 1}, {"RANK": "x"}, "RANK=x is not an integer"),
         ({"rank": 0, "world_size": 1}, {"LOCAL_RANK": "x"}, "LOCAL_RANK=x is no"),
         ({"rank": 0, "world_size": 2}, {**MEETING, "MASTER_PORT": "70000"}, "70000"),
         ({"rank": 0, "world_size": 1, "init_method": "file:///f"}, {}, "choose env://"),

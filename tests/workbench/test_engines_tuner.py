@@ -90,7 +90,7 @@ def locked() -> Callable[..., float]:
         (lambda: DistributedTuner(len, {}).tune(half()), "num_samples is 2.5, must be"),
         (
             lambda: DistributedTuner(locked(), {}).tune(1),
-            "train_fn cannot go to another process: cannot pickle '_thread.lock'",
+            "train_fn cannot be sent to another process: cannot pickle '_thread.lock'",
         ),
         (
             lambda: DistributedTuner(len, {}, backend="ray", address="ray://h:1"),

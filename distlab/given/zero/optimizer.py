@@ -285,12 +285,12 @@ class BucketOptimizer(torch.optim.Optimizer):
         Settings such as the learning rate are those that were saved.
 
         Raises:
-            ValueError: a state is missing or incomplete, or has other groups; nothing
-                has changed then.
+            ValueError: a state is missing or incomplete, or has other groups. Nothing
+                has changed in that case.
         """
         every = [states] if isinstance(states, dict) else list(states)
         if not every or not all({"state", "param_groups"} <= {*one} for one in every):
-            raise ValueError("these are no states of a sharded optimizer")
+            raise ValueError("these are not states of a sharded optimizer")
         parts = [one["state"] for one in every]
         found = [entries_for(bucket, parts) for bucket in self.buckets]
         load_groups(self.optimizer, self.buckets, every[0]["param_groups"])

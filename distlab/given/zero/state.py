@@ -48,10 +48,10 @@ def load_groups(
 
 
 def entries_for(bucket: Bucket, states: Sequence[dict[str, Entry]]) -> list[Entry]:
-    """What the states have for each range of this rank's shard; nothing is set yet.
+    """Collect the saved state for each range of this rank's shard; set nothing yet.
 
     Raises:
-        ValueError: the states have not all elements of a parameter, or some twice.
+        ValueError: the states lack elements of a parameter, or have some twice.
     """
     return [
         _entry(states, bucket.names[number], start, stop, bucket.sizes[number])
@@ -62,7 +62,7 @@ def entries_for(bucket: Bucket, states: Sequence[dict[str, Entry]]) -> list[Entr
 def load_bucket(
     optimizer: torch.optim.Optimizer, bucket: Bucket, entries: list[Entry]
 ) -> None:
-    """Set what the optimizer keeps for this rank's shard of the bucket."""
+    """Set the optimizer's state for this rank's shard of the bucket."""
     if not bucket.pieces and not all(_is_like(entry, entries[0]) for entry in entries):
         split(optimizer, bucket)
     if bucket.pieces:

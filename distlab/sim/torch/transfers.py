@@ -46,7 +46,7 @@ class Transfers(_Base):  # type: ignore[misc]
         return "sim"
 
     def _get_backend(self, device: Any) -> Transfers:
-        """Answer torch 2.14, which asks a group's backend if it coalesces messages."""
+        """Answer torch 2.14, which asks a group's backend if it can merge messages."""
         return self
 
     def _set_sequence_number_for_group(self) -> None: ...
