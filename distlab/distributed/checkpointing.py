@@ -66,7 +66,10 @@ def _checkpointed(block: nn.Module) -> Iterator[None]:
 
 
 def _recomputing(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-    def run(first: Any, *others: Any, **named: Any) -> Any:
+    def run(*inputs: Any, **named: Any) -> Any:
+        if not inputs:
+            raise ValueError("give a checkpointed block its first argument by position")
+        first, *others = inputs
         if not torch.is_grad_enabled() or not isinstance(first, Tensor):
             return forward(first, *others, **named)
         for leaf in tree_leaves((others, named)):
@@ -82,12 +85,17 @@ def _recomputing(block: nn.Module, forward: Callable[..., Any]) -> Callable[...,
             nonlocal is_again
             with surroundings.again() if is_again else nullcontext():
                 outputs = forward(tensor, *others, **named)
+            if not isinstance(outputs, Tensor):
+                raise ValueError(
+                    "a checkpointed block must return a tensor, not a "
+                    f"{type(outputs).__name__}"
+                )
             if not is_again:
                 surroundings.forget_unchanged(block)
             is_again = True
             return outputs
 
-        with running():
+        with running(ValueError):
             return unit("activation_checkpointing").checkpoint(play, first)
 
     return run

@@ -232,6 +232,11 @@ class PipelineParallel(nn.Module):
 
         def described() -> str:
             nonlocal plan
+            if (reduction := getattr(loss_fn, "reduction", "mean")) != "mean":
+                raise ValueError(
+                    "the loss of a batch is the mean over its microbatches, so loss_fn "
+                    f"must be a mean over samples, not reduction={reduction!r}"
+                )
             actions = _actions(name, rank, n, num_microbatches, num_chunks)
             with running(ValueError):
                 stages = unit("model_parallel").partition(costs, n * num_chunks)
@@ -273,11 +278,19 @@ class PipelineParallel(nn.Module):
         and only the last one `targets`; elsewhere they tell the number of samples.
 
         Raises:
-            ValueError: fewer samples than microbatches.
+            ValueError: on every rank if there are fewer samples than microbatches, if
+                inputs and targets differ in number, or the ranks' batches do.
         """
         m = self.num_microbatches
-        if len(inputs) < m:
-            raise ValueError(f"{len(inputs)} samples do not make {m} microbatches")
+
+        def described() -> str:
+            if len(inputs) < m:
+                raise ValueError(f"{len(inputs)} samples do not make {m} microbatches")
+            if len(targets) != len(inputs):
+                raise ValueError(f"{len(inputs)} inputs have {len(targets)} targets")
+            return f"{len(inputs)} samples"
+
+        agreed(self.comm, described, "give every rank the same batch")
         pairs = zip(inputs.tensor_split(m), targets.tensor_split(m), strict=True)
         held = [p for p, ranks in self.__dict__["tied"] if self.comm.rank in ranks]
         before = {parameter: parameter.grad for parameter in held}

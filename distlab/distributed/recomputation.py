@@ -36,6 +36,8 @@ class Surroundings:
         self._at = _buffers(block)
         self._values = {place: value.clone() for place, value in self._at.items()}
         self._versions = {place: value._version for place, value in self._at.items()}
+        self._modes = {part: part.training for part in block.modules()}
+        self._parameters: dict[Tensor, int] = {}  # their versions after forward()
 
     def forget_unchanged(self, block: nn.Module) -> None:
         """After forward(), drop the copies of buffers that it did not write to.
@@ -51,10 +53,18 @@ class Surroundings:
             or not torch.equal(now[place], value)
         }
         self._at, self._versions = {}, {}
+        self._parameters = {p: p._version for p in block.parameters()}
 
     @contextmanager
     def again(self) -> Iterator[None]:
         """Use the same autocast settings and copies of the buffers inside a block."""
+        if any(p._version != version for p, version in self._parameters.items()):
+            raise RuntimeError(
+                "a parameter of a checkpointed block was changed between forward() and "
+                "backward(), which runs the block again: call optimizer.step() later"
+            )
+        modes = {part: part.training for part in self._modes}
+        _set_modes(self._modes)
         now = {(part, name): part._buffers.get(name) for part, name in self._values}
         for (part, name), value in self._values.items():
             part._buffers[name] = value.clone()
@@ -64,8 +74,14 @@ class Surroundings:
             try:
                 yield
             finally:
+                _set_modes(modes)
                 for (part, name), buffer in now.items():
                     part._buffers[name] = buffer
+
+
+def _set_modes(modes: dict[nn.Module, bool]) -> None:
+    for part, is_training in modes.items():
+        part.training = is_training
 
 
 def _buffers(block: nn.Module) -> dict[Place, Tensor]:

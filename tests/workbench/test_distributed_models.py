@@ -139,6 +139,67 @@ def test_checkpoint_scope_needs_blocks() -> None:
         pass
 
 
+class Pair(nn.Linear):
+    """A block that returns two tensors."""
+
+    def forward(self, input: Tensor) -> Any:
+        return super().forward(input), input
+
+
+def test_a_block_that_cannot_be_run_again_is_refused() -> None:
+    pair, inputs = Pair(2, 2), torch.ones(3, 2)
+    with dist.checkpoint_scope(pair):
+        with pytest.raises(ValueError, match=r"\btuple\b"):
+            pair(inputs)
+        with pytest.raises(ValueError, match=r"\bposition\b"):
+            pair(input=inputs)
+    block = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    with dist.checkpoint_scope(block):
+        loss = block(inputs).sum()
+    with torch.no_grad():
+        block[0].weight += 1
+    with pytest.raises(RuntimeError, match=r"\bparameter\b"):
+        loss.backward()
+
+
+def test_a_block_is_run_again_in_the_mode_of_its_forward() -> None:
+    block, gradients = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), []
+    for blocks in ((block,), (nn.Identity(),)):
+        block.train().zero_grad()
+        torch.manual_seed(0)
+        with dist.checkpoint_scope(*blocks):
+            loss = block(torch.ones(3, 8)).sum()
+        block.eval()
+        loss.backward()
+        gradients.append(block[0].weight.grad.clone())
+        assert not block[1].training
+    assert torch.equal(*gradients)
+
+
+def odd_batches(context: RankContext) -> list[str]:
+    rank, _ = begin(context)
+    mse, sample = nn.functional.mse_loss, torch.zeros(2)
+    layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    model = dist.PipelineParallel(layers, sample, mse, num_microbatches=2)
+    rows, total = torch.ones(4, 2), nn.MSELoss(reduction="sum")
+    found = [
+        refused(lambda: model.train_batch(rows, rows[:2])),
+        refused(lambda: model.train_batch(rows[rank:], rows[rank:])),
+        refused(
+            lambda: dist.PipelineParallel(layers, sample, total, num_microbatches=2)
+        ),
+    ]
+    assert model.train_batch(rows, rows) >= 0
+    return found
+
+
+def test_a_batch_that_does_not_fit_is_refused_on_every_rank(cluster: Cluster) -> None:
+    for found in ranks(cluster, odd_batches, 2):
+        assert re.search(r"\b4\b.*\b2\b", found[0])
+        assert re.search(r"\b4\b.*\b3\b", found[1])
+        assert "sum" in found[2]
+
+
 # ── what the parts of a model share ─────────────────────────────────────────────────
 
 
