@@ -243,6 +243,8 @@ def _check_value(name: str, value: Any, choices: Sequence[str]) -> None:
         raise ValueError(f"{flag} {value}: at least 1")
     if name in _AT_LEAST_0 and not 0 <= value < math.inf:
         raise ValueError(f"{flag} {value}: at least 0")
+    if name == "norm_weight_decay" and value is not None and not 0 <= value < math.inf:
+        raise ValueError(f"{flag} {value}: at least 0")
     if name == "seed" and value >= 1 << 32:
         raise ValueError(f"{flag} {value}: less than {1 << 32}")
     if name in ("label_smoothing", "ema") and value >= 1:
@@ -311,9 +313,11 @@ def read_recipe(name: str) -> dict[str, Any]:
     """
     path = recipe_path(name)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("train", {})
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("train")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"--recipe {name}: {error}") from error
+    if not isinstance(table, dict):
+        raise ValueError(f"--recipe {name}: it has no table [train]")
     types_of = typing.get_type_hints(Options)
     for key, value in table.items():
         if key not in types_of or key == "recipe":

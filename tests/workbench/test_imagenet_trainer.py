@@ -43,6 +43,8 @@ ROOT = find_root(Path(__file__))
         ("--step-epochs -1", "--step-epochs -1.0: at least 0"),
         ("--warmup-factor nan", "--warmup-factor nan: at least 0"),
         ("--clip-norm 0", "must be positive"),
+        ("--norm-weight-decay nan", "at least 0"),
+        ("--norm-weight-decay -1", "at least 0"),
         ("--global-batch-size 0", "--global-batch-size 0: at least 1"),
         ("--epochs two", "invalid int value: 'two'"),
         ("--epoch 2", "unrecognized arguments: --epoch 2"),
@@ -70,6 +72,7 @@ def test_flags_count_before_the_recipe(tmp_path: Path) -> None:
         ("[train]\nepochs = 1.5", "epochs is 1.5, expected a int"),
         ("[train]\nepochs = true", "epochs is True, expected a int"),
         ("[train\n", "--recipe"),
+        ("lr = 1", "--recipe"),
     ],
 )
 def test_a_wrong_recipe_is_one_line(tmp_path: Path, text: str, says: str) -> None:
