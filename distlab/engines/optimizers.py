@@ -59,6 +59,12 @@ class MakeOnCopy:
                 f"the function for the optimizer returns a {type(made).__name__}, must "
                 "return a torch optimizer"
             )
+        if is_scheduled(made):
+            raise EngineError(
+                "the function for the optimizer makes a learning-rate scheduler, which "
+                "the trainer never steps: leave it out; there are warmup_epochs and "
+                "lr_scaling"
+            )
         copies = {id(own): copy for own, copy in self._pairs}
         for group in made.param_groups:
             group["params"] = [copies.get(id(p), p) for p in group["params"]]
@@ -124,6 +130,11 @@ def expect_sendable(optimizer: torch.optim.Optimizer) -> None:
             f"a copy of {type(optimizer).__name__} would lack {', '.join(sorted(lost))}"
             f": {FROM_PARAMETERS}"
         )
+
+
+def is_scheduled(optimizer: Any) -> bool:
+    """Whether one of torch's learning-rate schedulers was made for it."""
+    return hasattr(optimizer.step, "_wrapped_by_lr_sched")
 
 
 def make_optimizer(
@@ -197,7 +208,9 @@ def indexed_state(
     }
 
 
-def expect_same_kind(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+def expect_same_kind(
+    state: dict[str, Any], optimizer: torch.optim.Optimizer, names: list[str]
+) -> None:
     """Refuse the saved state of a different kind of optimizer.
 
     Raises:
@@ -207,20 +220,29 @@ def expect_same_kind(state: dict[str, Any], optimizer: torch.optim.Optimizer) ->
     found = state.get("kind", own)
     saved = state["param_groups"]
     if found == own and saved[0].keys() <= groups[0].keys():
-        before, now = saved[0], groups[0]
-        for name in ("amsgrad", "centered"):
-            if bool(before.get(name)) != bool(now.get(name)):
-                raise EngineError(
-                    f"the checkpoint's optimizer has {name}={before.get(name)}, but "
-                    f"this one has {now.get(name)}, so they keep different state: use "
-                    "the same setting"
-                )
+        by_name = {name: group for group in saved for name in group["params"]}
+        of_own = (group for group in groups for _ in group["params"])
+        for name, now in zip(names, of_own, strict=True):
+            _expect_same_state(own, by_name.get(name, now), now)
         return
     what = found if found != own else "another optimizer"
     raise EngineError(
         f"the checkpoint has the state of {what}, but the optimizer is {own}: resume "
         "with the same optimizer, or start a new run from the weights"
     )
+
+
+def _expect_same_state(kind: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+    for name in ("amsgrad", "centered", "momentum"):
+        was, is_now = bool(before.get(name)), bool(now.get(name))
+        if name == "momentum" and (kind != "RMSprop" or was):
+            continue  # others begin with a momentum of their own
+        if was != is_now:
+            raise EngineError(
+                f"the checkpoint's optimizer has {name}={before.get(name)}, but "
+                f"this one has {now.get(name)}, so they keep different state: use "
+                "the same setting"
+            )
 
 
 def expect_same_weights(saved: dict[str, Any], own: dict[str, Any], what: str) -> None:

@@ -75,6 +75,7 @@ class Parallel:
         self.loss: Any = None
         self.loss_parameters: dict[str, nn.Parameter] = {}
         self._batches: dict[int, Batches] = {}
+        self._frozen: list[nn.Module] | None = None
         self._counts: list[Tensor] = []  # of this rank's microbatches since the step
         self._num_in_step = 0
         self._num_mixed = 0
@@ -254,10 +255,19 @@ class Parallel:
         return float(full(norm))
 
     def set_training(self, is_on: bool) -> None:
-        """Switch dropout and the like on for training, off for validation; local."""
-        self.module.train(is_on)
-        if self.loss is not None:
-            self.loss.train(is_on)
+        """Switch dropout and the like on for training, off for validation; local.
+
+        A layer that the caller has put into evaluation mode stays there, such as a
+        frozen batch norm, unless the whole model was in it.
+        """
+        modules = [self.module] if self.loss is None else [self.module, self.loss]
+        if self._frozen is None:
+            parts = (part for one in modules if one.training for part in one.modules())
+            self._frozen = [part for part in parts if not part.training]
+        for one in modules:
+            one.train(is_on)
+        for part in self._frozen:
+            part.training = False
 
     def rates(self) -> list[float]:
         """The learning rate of each group of parameters; local."""
@@ -308,7 +318,7 @@ class Parallel:
         expect_same_weights(state["weights"], self.module.state_dict(), "model")
         own = {} if self.loss is None else self.loss.state_dict()
         expect_same_weights(state.get("loss", own), own, "loss")
-        expect_same_kind(state["optimizer"], self.optimizer)
+        expect_same_kind(state["optimizer"], self.optimizer, self.names())
 
     def load(self, weights: dict[str, Any], state: dict[str, Any]) -> None:
         """Continue with saved `weights()` and `optimizer_state()`.

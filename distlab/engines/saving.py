@@ -9,6 +9,7 @@ its final name, so a checkpoint that can't be loaded is an error now, not after 
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import zipfile
@@ -131,8 +132,10 @@ def _sync_folder(folder: Path) -> None:
 def load(source: bool | str | Path, folder: str | Path | None) -> dict[str, Any] | None:
     """The checkpoint to continue from, or None: there is none in `folder` yet.
 
-    The newest is the one with the most epochs. If one in `folder` is damaged, we take
-    the one before it, and "passed_over" has a line for each that we skipped.
+    The newest is the one with the most epochs, of the training that began last: a
+    training that began anew in `folder` leaves the later checkpoints of an earlier one
+    there. If one is damaged, we take the one before it. "passed_over" has a line for
+    each that we skipped.
 
     Raises:
         EngineError: the named file doesn't exist or isn't a checkpoint; or `folder`
@@ -144,17 +147,35 @@ def load(source: bool | str | Path, folder: str | Path | None) -> dict[str, Any]
         return _read(Path(source))
     assert folder is not None
     passed_over: list[str] = []
-    for path in saved_in(Path(folder)):
+    paths = saved_in(Path(folder))
+    began = {path: _began(path) for path in paths}
+    for path in sorted(paths, key=began.__getitem__, reverse=True):
         try:
-            return _read(path) | {"passed_over": passed_over}
+            state = _read(path)
         except EngineError as error:
             passed_over.append(str(error))
+            continue
+        older = [
+            f"{one} is of an earlier training"
+            for one in paths[: paths.index(path)]
+            if began[one] < began[path]
+        ]
+        return state | {"passed_over": passed_over + older}
     if passed_over:
         raise EngineError(
             f"no checkpoint in {folder} can be loaded: {'; '.join(passed_over)}; to "
             "start from the beginning, move them away"
         )
     return None
+
+
+def _began(path: Path) -> float:
+    """When the training of a checkpoint began; one that can't be read comes first."""
+    try:
+        state = torch.load(path, "cpu", weights_only=True, mmap=True)
+        return float(state.get("began", 0.0))
+    except Exception:
+        return math.inf
 
 
 def saved_in(folder: Path) -> list[Path]:

@@ -28,6 +28,7 @@ from distlab.engines.optimizers import (
     expect_sendable,
     expect_step,
     indexed_state,
+    is_scheduled,
     names_of,
 )
 from distlab.engines.rank import number
@@ -209,8 +210,8 @@ class Trainer:
         given: dict[str, Any],
         max_steps: int | None,
     ) -> Job:
-        own = {name: value for name, value in given.items() if value is not None}
-        config = replace(self.config, **own)
+        changes = {name: value for name, value in given.items() if value is not None}
+        config = replace(self.config, **changes)
         if config.checkpoint_frequency > 1 and config.checkpoint_dir is None:
             raise EngineError(
                 f"checkpoint_frequency is {config.checkpoint_frequency}, but there is "
@@ -218,6 +219,13 @@ class Trainer:
             )
         if max_steps is not None:
             expect_int("max_steps", max_steps, 1)
+        own = self.optimizer
+        has_own = isinstance(own, torch.optim.Optimizer)
+        if has_own and is_scheduled(own) and config.epochs > 1:
+            raise EngineError(
+                "the optimizer has a learning-rate scheduler, which fit() never steps: "
+                "call fit(epochs=1) and step it after each"
+            )
         val = None
         if val_loader is not None:
             val = self._loading(val_loader, None, "val_loader")
@@ -231,8 +239,7 @@ class Trainer:
             config=_absolute(config),
             max_steps=max_steps,
             verbose=self.verbose,
-            keeps_optimizer=isinstance(self.optimizer, torch.optim.Optimizer)
-            and config.backend in KEEPS_OPTIMIZER,
+            keeps_optimizer=has_own and config.backend in KEEPS_OPTIMIZER,
         )
 
 

@@ -66,6 +66,7 @@ class TrainingLoop:
         self.losses: list[float] = []
         self.num_steps = 0  # taken since the very beginning
         self.spent_s = 0.0
+        self.began = time.time()  # of a resumed training when the first part began
         self.stopped_by = ""
         self.grad_norm = self.rate = 0.0
 
@@ -76,6 +77,10 @@ class TrainingLoop:
         self._resume()
         if self._has_all_steps():
             self.stopped_by = "max_steps"
+        elif self.rows and self._has_stalled():
+            self.stopped_by = "early_stopping"
+        elif self.rows and self._is_too_expensive():
+            self.stopped_by = "max_cost"
         while not self.stopped_by and len(self.rows) < self.config.epochs:
             self._epoch(len(self.rows) + 1)
         config = self.config
@@ -185,9 +190,13 @@ class TrainingLoop:
                 "num_gpus": float(world),
             },
         )
-        if self.config.max_cost is not None and self._cost() >= self.config.max_cost:
+        if self._is_too_expensive():
             self.stopped_by = "max_cost"
         return now
+
+    def _is_too_expensive(self) -> bool:
+        most = self.config.max_cost
+        return most is not None and self._cost() >= most
 
     def _cost(self) -> float:
         config = self.config
@@ -259,6 +268,8 @@ class TrainingLoop:
             "losses": self.losses,
             "num_steps": self.num_steps,
             "spent_s": self.spent_s,
+            "began": self.began,
+            "scaler_init_scale": config.scaler_init_scale,
         }
         error: EngineError | None = None
         if parallel.rank == 0:
@@ -284,7 +295,7 @@ class TrainingLoop:
         if state is None:
             return
         for line in state.get("passed_over", ()):
-            self.records.warn(f"skipped a newer checkpoint: {line}")
+            self.records.warn(f"skipped a checkpoint: {line}")
         parallel = self.parallel
         parallel.expect_fits(state)
         try:
@@ -298,10 +309,17 @@ class TrainingLoop:
                 "the checkpoint does not fit this model and optimizer: "
                 f"{' '.join(str(failed).split())}"
             ) from failed
-        self.losses = list(state["losses"])
+        self.losses, self.began = list(state["losses"]), state.get("began", 0.0)
         self.num_steps, self.spent_s = state["num_steps"], state["spent_s"]
 
     def _expect_whole(self, state: dict[str, Any]) -> None:
+        own, usual = self.config.scaler_init_scale, DistributedConfig.scaler_init_scale
+        before = state.get("scaler_init_scale", own)
+        if own not in (usual, before) and state.get("scaler"):
+            raise EngineError(
+                f"scaler_init_scale is {own:g}, but a resumed training continues with "
+                f"the scale it had, and this one began with {before:g}: leave it out"
+            )
         missing = [key for key in saving.KEYS if key not in state]
         if missing:
             raise EngineError(f"the checkpoint has no {missing[0]!r}")

@@ -573,3 +573,52 @@ def test_random_numbers_are_those_of_the_seed_also_after_a_resume(
     part = {"checkpoint_dir": tmp_path, "resume_from_checkpoint": True}
     assert drawn(1, **part) + drawn(2, **part) == whole
     assert len(drawn(1, seed=2**64 - 1)) > 0
+
+
+# ── what the caller has set up ──────────────────────────────────────────────────────
+
+
+class FrozenNorms(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.norms(inputs))
+        return scores
+
+
+@pytest.mark.parametrize("backend", ["pytorch-ddp", "scratch", "fsdp2"])
+def test_a_layer_in_evaluation_mode_stays_there(backend: str) -> None:
+    data = TensorDataset(torch.randn(16, 4) + 3, torch.arange(16) % 2)
+    for frozen, counts in (("norms.0", [0, 4]), ("", [4, 4])):
+        model = FrozenNorms()
+        model.get_submodule(frozen).eval()  # of all: as an evaluation has left it
+        trainer = PyTorchDDPTrainer(model, verbose=False, epochs=2, backend=backend)
+        trainer.fit(DataLoader(data, 8), DataLoader(data, 8))
+        assert [int(norm.num_batches_tracked) for norm in model.norms] == counts
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step")
+def test_a_scheduler_that_nobody_would_step_is_refused() -> None:
+    model = nn.Linear(4, 2)
+    data = DataLoader(TensorDataset(torch.randn(8, 4), torch.arange(8) % 2), 8)
+
+    def scheduled(parameters: Any) -> torch.optim.Optimizer:
+        made = torch.optim.SGD(parameters, lr=0.5)
+        torch.optim.lr_scheduler.StepLR(made, 1)
+        return made
+
+    with pytest.raises(EngineError, match="scheduler"):
+        PyTorchDDPTrainer(model, optimizer=scheduled, verbose=False).fit(data)
+    own = torch.optim.SGD(model.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(own, 1)
+    trainer = PyTorchDDPTrainer(model, optimizer=own, verbose=False)
+    with pytest.raises(EngineError, match="scheduler"):
+        trainer.fit(data, epochs=2)
+    rates = []
+    for _ in range(2):
+        rates.append(trainer.fit(data).epochs[0].learning_rate)
+        scheduler.step()
+    assert rates == pytest.approx([0.5, 0.05])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 from threading import Barrier
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,13 +19,16 @@ from distlab.engines import (
     DistributedConfig,
     EngineError,
     PyTorchDDPTrainer,
+    records,
     saving,
+    torch_engine,
+    worker,
 )
 from distlab.engines.job import Job
 from distlab.engines.loaders import read_loader
 from distlab.engines.parallel import Parallel
 from distlab.engines.worker import train
-from tests.workbench.engine_probes import Net, fit, loader, sgd
+from tests.workbench.engine_probes import RATE, Net, fit, loader, sgd
 
 pytestmark = pytest.mark.usefixtures("small_heap")
 
@@ -297,3 +303,183 @@ def test_an_optimizer_with_its_parameters_in_another_order(tmp_path: Path) -> No
         tmp_path / "b", None, turned, epochs=2, resume_from_checkpoint=True
     )
     assert again.losses == whole.losses
+
+
+# ── every field, of a training that is resumed ──────────────────────────────────────
+
+OF_STARTING = {"num_gpus", "num_nodes", "gpus_per_node", "lr_scaling"}
+"""What says how many ranks there are, and what follows from that: see the last test."""
+
+FP16 = {"mixed_precision": "fp16", "scaler_init_scale": 8.0}
+CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
+    "backend": ({}, "scratch"),
+    "batch_size": ({}, 4),
+    "epochs": ({}, 2),
+    "learning_rate": ({}, 0.01),
+    "mixed_precision": ({}, "bf16"),
+    "scaler_init_scale": (FP16, 4.0),
+    "scaler_growth_interval": (FP16, 1),
+    "gradient_accumulation_steps": ({}, 3),
+    "gradient_clipping": ({}, 1e-3),
+    "communication_backend": ({}, "nccl"),
+    "find_unused_parameters": ({}, True),
+    "zero_stage": ({}, 1),
+    "offload_optimizer": ({"backend": "fsdp2"}, True),
+    "offload_params": ({"backend": "fsdp2"}, True),
+    "deepspeed_config": ({}, {}),
+    "compression": ({}, "fp16"),
+    "warmup_epochs": ({}, 3.0),
+    "checkpoint_frequency": ({}, 3),
+    "checkpoint_dir": ({}, "elsewhere"),
+    "resume_from_checkpoint": ({}, False),
+    "mlflow_tracking": ({}, True),
+    "mlflow_experiment": ({}, "digits"),
+    "tensorboard": ({}, True),
+    "tensorboard_dir": ({}, "runs"),
+    "log_every_n_steps": ({}, 2),
+    "early_stopping": ({"learning_rate": 1e-30}, 1),
+    "seed": ({}, 5),
+    "cost_per_gpu_hour": ({}, 1e9),
+    "max_cost": ({"cost_per_gpu_hour": 1e9}, 1e-3),
+}
+"""What it takes for a field to matter, and another value of it."""
+
+
+def resumed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, **config: Any
+) -> dict[str, Any]:
+    """All that a training shows that continues after the first of three epochs."""
+    shown: dict[str, Any] = {"steps": [], "policies": []}
+
+    class Noted(worker.TrainingLoop):
+        def __init__(self, job: Job, parallel: Parallel, records: Any) -> None:
+            super().__init__(job, parallel, records)
+            ddp = getattr(parallel, "ddp", None)
+            shown["unused"] = getattr(ddp, "find_unused_parameters", None)
+            shown["optimizer"] = type(parallel.optimizer).__name__
+            shown["sinks"] = (job.config.tensorboard, job.config.tensorboard_dir)
+            shown["run"] = job.mlflow_run
+
+    def sinks(job: Job) -> list[Any]:
+        noted = shown["steps"]
+        return [
+            SimpleNamespace(
+                name="a list",
+                figures=lambda step, figures: noted.append(step),
+                close=lambda: None,
+            )
+        ]
+
+    def shard(module: Any, **options: Any) -> Any:
+        shown["policies"].append(type(options["offload_policy"]).__name__)
+        return fully_shard(module, **options)
+
+    fully_shard = torch_engine.fully_shard
+    with monkeypatch.context() as patched:
+        patched.setattr(worker, "TrainingLoop", Noted)
+        patched.setattr(records, "make_sinks", sinks)
+        patched.setattr(torch_engine, "fully_shard", shard)
+        patched.chdir(folder)
+        Net.seen.clear()
+        given = {"checkpoint_dir": "saved", "resume_from_checkpoint": True, "epochs": 3}
+        trainer = PyTorchDDPTrainer(
+            Net(), optimizer=sgd, verbose=False, **(given | config)
+        )
+        history = trainer.fit(loader(shuffle=True))
+    for path in sorted((folder / "saved").iterdir()):
+        shown[path.name] = torch.load(path, weights_only=True)["scaler"]
+    return shown | {
+        "seen": [*Net.seen],
+        "losses": history.losses,
+        "rates": [row.learning_rate for row in history.epochs],
+        "stopped_by": history.stopped_by,
+        "has_cost": history.cost > 0,
+    }
+
+
+def test_every_field_is_changed() -> None:
+    named = {field.name for field in fields(DistributedConfig)}
+    assert CHANGES.keys() | OF_STARTING == named
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")  # of ZeRO
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_field_of_a_resumed_training_takes_effect_or_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed, value = CHANGES[name]
+    folders = tmp_path / "as it was", tmp_path / "changed"
+    for folder in folders:
+        trainer = PyTorchDDPTrainer(Net(), optimizer=sgd, verbose=False, **needed)
+        trainer.fit(loader(shuffle=True), checkpoint_dir=folder / "saved")
+    as_it_was = resumed(folders[0], monkeypatch, **needed)
+    assert as_it_was["losses"] == resumed(folders[0], monkeypatch, **needed)["losses"]
+    refusal = ""
+    try:
+        changed = resumed(folders[1], monkeypatch, **{**needed, name: value})
+    except (EngineError, ModuleNotFoundError) as refused:
+        changed, refusal = as_it_was, str(refused)
+    assert changed != as_it_was or re.search(rf"{name}|mlflow|nccl", refusal)
+
+
+def test_a_resumed_training_has_other_ranks(tmp_path: Path) -> None:
+    fit(checkpoint_dir=tmp_path)
+    given = {"epochs": 2, "checkpoint_dir": tmp_path, "resume_from_checkpoint": True}
+    for scaling, rate in (("none", RATE), ("linear", 2 * RATE)):
+        config = DistributedConfig(num_gpus=2, lr_scaling=scaling, **given)
+        one, other = in_threads([config, config])
+        assert one.history.losses == other.history.losses
+        assert len(one.history.losses) == 3 + 2
+        assert one.history.epochs[-1].learning_rate == rate
+        (tmp_path / "epoch_0002.pt").unlink()
+
+
+# ── what ended stays ended; what is older stays behind ──────────────────────────────
+
+
+def test_a_training_that_stalled_or_cost_too_much_is_not_trained_on(
+    tmp_path: Path,
+) -> None:
+    stuck = {"learning_rate": 1e-30, "cost_per_gpu_hour": 1e9, "early_stopping": 2}
+    first = fit(epochs=9, checkpoint_dir=tmp_path, **stuck)
+    resume = {"epochs": 9, "checkpoint_dir": tmp_path, "resume_from_checkpoint": True}
+    for more, why in (({}, "early_stopping"), ({"max_cost": 1e-3}, "max_cost")):
+        if more:
+            stuck.pop("early_stopping")
+        Net.seen.clear()
+        again = fit(**resume, **stuck, **more)
+        assert Net.seen == []
+        assert (again.stopped_by, again.losses) == (why, first.losses)
+
+
+def test_a_training_that_began_anew_in_a_folder_resumes_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(epochs=3, checkpoint_dir=tmp_path)
+    mine = {"checkpoint_dir": tmp_path, "learning_rate": RATE / 2}
+    first = fit(epochs=1, **mine)
+    again = fit(epochs=2, resume_from_checkpoint=True, **mine)
+    assert again.losses[:3] == first.losses
+    assert len(again.epochs) == 2
+    assert "epoch_0003.pt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("RMSprop", "momentum"), ("RMSprop", "centered"), ("AdamW", "amsgrad")],
+)
+def test_a_setting_that_needs_other_state_is_refused(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    def make(parameters: Any, **last: Any) -> torch.optim.Optimizer:
+        *others, bias = parameters
+        groups = [{"params": others}, {"params": [bias], **last}]
+        made: torch.optim.Optimizer = getattr(torch.optim, kind)(groups, lr=0.01)
+        return made
+
+    trained(tmp_path, optimizer=make)
+    value = 0.5 if name == "momentum" else True
+    again = {"epochs": 2, "resume_from_checkpoint": True}
+    with pytest.raises(EngineError, match=name):
+        trained(tmp_path, None, lambda own: make(own, **{name: value}), **again)
+    trained(tmp_path, None, lambda own: make(own, weight_decay=0.5), **again)
