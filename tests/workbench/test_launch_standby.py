@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -40,6 +41,7 @@ from distlab.launch.elastic_decisions import (
     Say,
     Waits,
 )
+from distlab.launch.forked import Exited, Forked
 from distlab.launch.pages import Page
 from tests.workbench.course import ROOT
 
@@ -195,6 +197,28 @@ def test_the_agent_sees_what_a_trainer_does() -> None:
         assert before_s <= page.step_s <= time.monotonic()
     finally:
         page.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
+def test_an_environment_of_any_size_reaches_a_forked_process(tmp_path: Path) -> None:
+    large = {f"LARGE_{number}": "x" * 100_000 for number in range(6)}
+    (tmp_path / "says.py").write_text(
+        "import os, sys\nsys.exit(sum(n.startswith('LARGE_') for n in os.environ))"
+    )
+    environment = {**os.environ, **large}
+    processes, page = Forked([str(tmp_path / "says.py")], environment), Page.new()
+    try:
+        processes.wait()
+        with (tmp_path / "log").open("wb") as log:
+            processes.start(3, log.fileno(), page.descriptor, "")
+        ends: list[object] = []
+        while not any(isinstance(end, Exited) for end in ends):
+            readable, _, _ = select.select(processes.sockets, [], [])
+            ends += processes.take(readable)
+        assert ends[-1] == Exited(3, len(large))
+    finally:
+        page.close()
+        processes.close()
 
 
 def elastic_to_three(folder: Path) -> ElasticDecisions:
