@@ -83,6 +83,8 @@ class ImageLoader(EpochLoops):
         super().__init__()
         if global_batch_size < 1:
             raise ValueError(f"the global batch size is {global_batch_size}")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank is {rank}, must be from 0 to {world_size - 1}")
         self.images, self.num_samples = images, len(images)
         self.global_batch_size = global_batch_size
         self.rank, self.world_size = rank, world_size

@@ -94,6 +94,12 @@ def test_another_epoch_and_seed_have_other_pixels(root: Path, images: Images) ->
     assert torch.equal(images[0][0], first)
 
 
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_a_loader_refuses_a_rank_that_is_not_there(images: Images, rank: int) -> None:
+    with pytest.raises(ValueError, match="rank"):
+        ImageLoader(images, 4, rank, 2)
+
+
 def test_a_loader_resumes_at_its_next_batch_on_other_ranks(images: Images) -> None:
     loader = ImageLoader(images, 7, seed=3)
     loader.set_epoch(2)
