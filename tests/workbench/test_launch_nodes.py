@@ -172,6 +172,7 @@ def test_the_trainer_ends_with_the_same_bits_under_torchrun_and_under_ours(
     """
     weights = {}
     ours = [sys.executable, "-m", "distlab.launch", "--nproc-per-node", "2"]
+    ours += ["--log-dir", str(tmp_path / "ours")]
     for name, launcher in {"ours": ours, "torchrun": torchrun(tmp_path, 2)}.items():
         folder = tmp_path / name
         folder.mkdir()
