@@ -215,7 +215,8 @@ VARIABLES = """
 import json, os, sys
 names = [n for n in os.environ if n.split("_")[0] in (
     "RANK", "LOCAL", "GROUP", "ROLE", "WORLD", "MASTER", "TORCHELASTIC", "OMP")]
-print("GOT" + json.dumps({n: os.environ[n] for n in names}))
+found = {n: os.environ[n] for n in names}
+os.write(1, b"GOT" + json.dumps(found).encode() + b"\\n")  # a line, whole
 """
 
 
