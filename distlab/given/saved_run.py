@@ -368,6 +368,9 @@ def fitted(
                 "it was saved without one"
             )
     _require_optimizer(run, shared, owns, step)
+    for name, part in run.parts.items():
+        if hasattr(part, "param_groups"):
+            _require_same_kind(f"the optimizer {name!r}", part, shared[name])
     return shared, owns
 
 
@@ -469,13 +472,7 @@ def _require_optimizer(run: Run, shared: State, owns: list[State], step: int) ->
     groups = getattr(run.optimizer, "param_groups", None)
     if run.is_sharded or groups is None:
         return
-    saved = shared["optimizer"].get("param_groups", [])
-    here, there = ([len(g["params"]) for g in found] for found in (groups, saved))
-    if here != there:
-        raise ValueError(
-            f"the checkpoint is from another optimizer: its groups have {there} "
-            f"parameters, but this one's have {here}"
-        )
+    _require_same_kind("the optimizer", run.optimizer, shared["optimizer"])
     before, now = shared.get(NAMES), _optimizer_names(run)
     for one, name in _pairs(before, now):
         if one != name and one is not None and name is not None:
@@ -483,11 +480,57 @@ def _require_optimizer(run: Run, shared: State, owns: list[State], step: int) ->
                 f'the optimizer of the checkpoint has "{one}" where this one has '
                 f'"{name}": make its groups in the same order'
             )
-    states = shared["optimizer"].get("state", {})
+
+
+def _require_same_kind(what: str, optimizer: Any, state: Any) -> None:
+    """The saved groups have the settings of this kind; moments have the right shapes.
+
+    One side may have more settings: a scheduler adds some, and so does a newer torch.
+    """
+    groups, saved = optimizer.param_groups, state.get("param_groups", [])
+    here, there = ([len(g["params"]) for g in found] for found in (groups, saved))
+    if here != there:
+        raise ValueError(
+            f"the checkpoint is from another optimizer: the groups of "
+            f"{what} have {there} parameters, but this one's have {here}"
+        )
+    for group, one in zip(groups, saved, strict=True):
+        lacking = [
+            name for name in getattr(optimizer, "defaults", ()) if name not in one
+        ]
+        unknown = [name for name in one if name not in group and name in _SETTINGS]
+        if lacking and unknown:
+            raise ValueError(
+                f"the checkpoint is from another optimizer: {what} was "
+                f"saved with {', '.join(map(repr, unknown))}, but a "
+                f"{type(optimizer).__name__} needs {', '.join(map(repr, lacking))}"
+            )
+    states = state.get("state", {})
     flat = [p for group in groups for p in group["params"]]
     numbers = [number for group in saved for number in group["params"]]
     for number, p in zip(numbers, flat, strict=True):
         _require_moments(states.get(number, {}), p)
+
+
+_SETTINGS = {
+    "momentum",
+    "dampening",
+    "nesterov",
+    "betas",
+    "eps",
+    "alpha",
+    "rho",
+    "lambd",
+    "etas",
+    "step_sizes",
+    "centered",
+    "lr_decay",
+    "momentum_decay",
+    "max_iter",
+    "history_size",
+    "beta2_decay",
+}
+"""What only some of torch's optimizers have."""
 
 
 def _pairs(before: Any, now: Any) -> list[tuple[str | None, str | None]]:

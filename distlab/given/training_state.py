@@ -61,14 +61,21 @@ class Run:
 
 
 class ExtraState:
-    """The state of modules besides parameters and buffers, by name in the model."""
+    """The state of modules besides parameters and buffers, by name in the model.
+
+    That is what get_extra_state() returns, and what _save_to_state_dict() adds.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        self.modules = {
-            plain_name(name): module
-            for name, module in model.named_modules()
-            if type(module).get_extra_state is not nn.Module.get_extra_state
-        }
+        self.modules: dict[str, nn.Module | _AddedState] = {}
+        for path, module in model.named_modules():
+            name, kind = plain_name(path), type(module)
+            if kind.get_extra_state is not nn.Module.get_extra_state:
+                self.modules[name] = module
+            elif kind._save_to_state_dict is not nn.Module._save_to_state_dict:
+                added = _AddedState(module)
+                if added.get_extra_state():
+                    self.modules[name] = added
 
     def state_dict(self) -> State:
         """Return each module's get_extra_state()."""
@@ -86,6 +93,39 @@ class ExtraState:
                 raise ValueError(f'"{name}" has no extra state in {where}')
         for name, module in self.modules.items():
             module.set_extra_state(state[name])
+
+
+class _AddedState:
+    """What a module's own _save_to_state_dict() adds, as if it were extra state."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def get_extra_state(self) -> State:
+        """All that is no parameter and no buffer."""
+        own = {name for name, _ in self.module.named_parameters(recurse=False)}
+        own |= {name for name, _ in self.module.named_buffers(recurse=False)}
+        return {n: value for n, value in self._saved().items() if n not in own}
+
+    def set_extra_state(self, state: State) -> None:
+        """Load it, together with the parameters that the module has.
+
+        Raises:
+            ValueError: the module refused it.
+        """
+        missing, unexpected, errors = list[str](), list[str](), list[str]()
+        found = {**self._saved(), **state}
+        self.module._load_from_state_dict(
+            found, "", {}, True, missing, unexpected, errors
+        )
+        errors += [f"no {name!r}" for name in missing]
+        if errors:
+            raise ValueError("; ".join(errors))
+
+    def _saved(self) -> State:
+        found: State = {}
+        self.module._save_to_state_dict(found, "", False)
+        return found
 
 
 def plain_name(name: str) -> str:

@@ -380,6 +380,57 @@ def test_models_that_cannot_be_filled_and_steps_that_no_name_has(
     assert dist.load_checkpoint(tmp_path, *small()) == 7
 
 
+@pytest.mark.usefixtures("_alone")
+def test_an_optimizer_of_another_kind_is_refused_as_a_part_too(tmp_path: Path) -> None:
+    model, optimizer = small(1.0)
+    other = nn.Linear(3, 3)
+    its = torch.optim.Adam(other.parameters())
+    other(torch.ones(1, 3)).sum().backward()
+    its.step()
+    dist.save_checkpoint(tmp_path, 1, model, optimizer, its=its)
+    parameters = [*model.parameters()]
+    grouped = torch.optim.SGD([{"params": parameters}], lr=0.1, momentum=0.9)
+    with pytest.raises(ValueError, match=r"AdamW.*SGD"):
+        dist.load_checkpoint(tmp_path, model, grouped, its=its)
+    for wrong, named in (
+        (torch.optim.Adam(nn.Linear(2, 2).parameters()), r"\(3, 3\).*\(2, 2\)"),
+        (torch.optim.Adam([other.weight]), r"'its'.*\[2\].*\[1\]"),
+        (torch.optim.RMSprop(other.parameters()), r"'its'.*'betas'.*RMSprop"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            dist.load_checkpoint(tmp_path, model, optimizer, its=wrong)
+    close = torch.optim.AdamW(other.parameters(), amsgrad=True)
+    torch.optim.lr_scheduler.StepLR(close, 1)  # adds a setting
+    dist.load_checkpoint(tmp_path, model, optimizer, its=close)
+
+
+class Observed(nn.Linear):
+    """Counts its calls where quantization keeps its scales: in state_dict() only."""
+
+    calls = 0
+
+    def _save_to_state_dict(self, found: Any, prefix: str, keep: bool) -> None:
+        super()._save_to_state_dict(found, prefix, keep)
+        found[f"{prefix}calls"] = torch.tensor(self.calls)
+
+    def _load_from_state_dict(self, found: Any, prefix: str, *more: Any) -> None:
+        self.calls = int(found.pop(f"{prefix}calls"))
+        super()._load_from_state_dict(found, prefix, *more)
+
+
+@pytest.mark.usefixtures("_alone")
+def test_what_modules_add_to_their_state_dict_is_saved(tmp_path: Path) -> None:
+    layers, others = ([Observed(2, 2), Observed(2, 1)] for _ in range(2))
+    model, again = nn.Sequential(*layers), nn.Sequential(*others)
+    layers[1].calls = 7
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dist.save_checkpoint(tmp_path, 1, model, optimizer)
+    fresh = torch.optim.SGD(again.parameters(), lr=0.1)
+    dist.load_checkpoint(tmp_path, again, fresh)
+    assert [layer.calls for layer in others] == [0, 7]
+    assert torch.equal(others[1].weight, layers[1].weight)
+
+
 def without_buffers() -> nn.Module:
     model, _ = small()
     model[1] = nn.BatchNorm1d(2, track_running_stats=False)  # type: ignore[operator]
