@@ -28,6 +28,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
+from distlab.comm import leave_default_group
 from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError
 from distlab.engines.optimizers import Make, make_optimizer, named_state
@@ -60,7 +61,7 @@ class InDefaultGroup(Parallel):
     def close(self) -> None:
         """See Parallel."""
         if self.owns_group and dist.is_initialized():
-            dist.destroy_process_group()
+            leave_default_group()  # the caller may keep torch's DDP a moment longer
 
 
 class Torch(InDefaultGroup):
