@@ -6,7 +6,7 @@ wrap any Comm.
 """
 
 from distlab.comm._call import COLLECTIVES, Call, Wrapper
-from distlab.comm._default_group import leave_default_group
+from distlab.comm._default_group import leave_default_group, open_default_group
 from distlab.comm._disk import Disk, DiskError
 from distlab.comm._protocol import (
     ANY,
@@ -66,4 +66,5 @@ __all__ = [
     "Work",
     "Wrapper",
     "leave_default_group",
+    "open_default_group",
 ]

@@ -152,6 +152,11 @@ class TorchComm:
         """See `Comm.device`."""
         return self._device
 
+    @property
+    def timeout_s(self) -> float:
+        """The limit of a wait that has none of its own."""
+        return self._timeout_s
+
     # ── point to point ──────────────────────────────────────────────────────────────
 
     @plain

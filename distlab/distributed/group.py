@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
@@ -36,6 +36,7 @@ class Group:
 class _State:
     group: Group | None = None
     num_opened: int = 0
+    endings: list[Callable[[], None]] = field(default_factory=list)
 
 
 _STATE = _State()
@@ -96,6 +97,7 @@ def destroy_process_group() -> None:
         assert not is_initialized()
     """
     group, _STATE.group = _STATE.group, None
+    endings, _STATE.endings = _STATE.endings, []
     if group is not None:
         all_are_done = False
         if sys.exc_info()[0] is None:
@@ -105,7 +107,14 @@ def destroy_process_group() -> None:
         if not all_are_done and group.backend == "gloo":
             with contextlib.suppress(RuntimeError):
                 group.comm.abort()  # gloo's threads may wait for a rank that is gone
+        for end in reversed(endings):
+            end()
         group.close()
+
+
+def before_destruction(end: Callable[[], None]) -> None:
+    """Have destroy_process_group() call `end` before it closes the default group."""
+    _STATE.endings.append(end)
 
 
 def is_initialized() -> bool:

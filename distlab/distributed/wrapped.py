@@ -7,17 +7,25 @@ same buffers on every rank, for an evaluation.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from typing import Any
 
-import torch.distributed as torch_dist
 from torch import Tensor, nn
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from distlab.comm import Comm, TorchComm, Wrapper
+from distlab.comm import (
+    Comm,
+    TorchComm,
+    Wrapper,
+    leave_default_group,
+    open_default_group,
+)
 from distlab.distributed.agreement import agreed, describe
 from distlab.distributed.data_parallel import DistributedDataParallel
+from distlab.distributed.group import before_destruction
 
 ENGINES = ("scratch", "ddp", "fsdp2")
 
@@ -92,7 +100,8 @@ def wrap(engine: str, model: nn.Module, comm: Comm, hook: Any = None) -> Wrapped
     With every engine, the ranks first check that their models agree.
 
     `hook(comm, bucket)` compresses gradients, for "scratch" only. FSDP2 replaces the
-    parameters of `model`: make the optimizer afterwards.
+    parameters of `model`: make the optimizer afterwards. "ddp" and "fsdp2" need
+    torch's default group; if this makes it, destroy_process_group() ends it.
 
     Raises:
         ValueError: there is no such engine, `comm` isn't one of torch's process groups
@@ -118,16 +127,18 @@ def wrap(engine: str, model: nn.Module, comm: Comm, hook: Any = None) -> Wrapped
 
 def _default_group(engine: str, comm: Comm) -> None:
     """Torch's own default group, over the store through which the ranks have met."""
-    if torch_dist.is_initialized():
-        return
     inner = comm
     while isinstance(inner, Wrapper):
         inner = inner._inner
     if not isinstance(inner, TorchComm):
         raise ValueError(f"engine {engine} needs the backend gloo or nccl")
-    torch_dist.init_process_group(
+    opened = open_default_group(
         "nccl" if comm.device.type == "cuda" else "gloo",
+        comm.device,
         store=PrefixStore("torch", inner.store),
         rank=comm.rank,
         world_size=comm.world_size,
+        timeout=timedelta(seconds=inner.timeout_s),
     )
+    if opened is not None:
+        before_destruction(functools.partial(leave_default_group, opened))

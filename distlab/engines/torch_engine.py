@@ -28,7 +28,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from distlab.comm import leave_default_group
+from distlab.comm import leave_default_group, open_default_group
 from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError
 from distlab.engines.optimizers import Make, make_optimizer, named_state
@@ -46,10 +46,8 @@ class InDefaultGroup(Parallel):
 
     def __init__(self, config: DistributedConfig, model: nn.Module) -> None:
         super().__init__(config)
-        self.owns_group = not dist.is_initialized()
         self.device = device_of_rank(config.communication_backend)
-        if self.owns_group:
-            open_group(config.communication_backend, self.device)
+        self.opened = open_group(config.communication_backend, self.device)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.module = model.to(self.device)
 
@@ -60,8 +58,9 @@ class InDefaultGroup(Parallel):
 
     def close(self) -> None:
         """See Parallel."""
-        if self.owns_group and dist.is_initialized():
-            leave_default_group()  # the caller may keep torch's DDP a moment longer
+        opened, self.opened = self.opened, None
+        if opened is not None:
+            leave_default_group(opened)  # the caller may keep torch's DDP a bit longer
 
 
 class Torch(InDefaultGroup):
@@ -217,19 +216,18 @@ def device_of_rank(wire: str | None, number: int | None = None) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def open_group(wire: str | None, device: torch.device) -> None:
-    """Meet the other ranks where RANK says so; else a group of this process alone."""
+def open_group(wire: str | None, device: torch.device) -> Any:
+    """Meet the other ranks where RANK says so; else a group of this process alone.
+
+    Returns the group, or None if there was one already.
+    """
+    place: dict[str, Any] = {}
+    if "RANK" not in os.environ:
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        place = {"store": store, "rank": 0, "world_size": 1}
     backend = wire or ("nccl" if device.type == "cuda" else "gloo")
-    if device.type == "cuda" and backend == "nccl":
-        backend = "cpu:gloo,cuda:nccl"
     try:
-        if "RANK" in os.environ:
-            dist.init_process_group(backend, timeout=TIMEOUT)
-        else:
-            store = dist.HashStore()  # type: ignore[attr-defined]
-            dist.init_process_group(
-                backend, store=store, rank=0, world_size=1, timeout=TIMEOUT
-            )
+        return open_default_group(backend, device, timeout=TIMEOUT, **place)
     except (RuntimeError, ValueError) as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         first = str(error).splitlines()[0]
