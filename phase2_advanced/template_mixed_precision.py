@@ -25,7 +25,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distlab.given.loss_scaling import LateGradients, check_scaling, in_range
+from distlab.given.loss_scaling import (
+    LateGradients,
+    check_scaling,
+    in_range,
+    read_state,
+)
 
 if TYPE_CHECKING:
     from distlab.comm import Comm
@@ -102,8 +107,9 @@ class LossScaler:
        an optimizer was skipped, times growth_factor after growth_interval other steps
        in a row, also if growth_interval has become smaller meanwhile; after
        load_state_dict the scaler continues with the same scales
-    Given: LateGradients. It refuses a backward() between unscale_ and step, and has a
-    sharded optimizer (3.13) reduce its gradients.
+    Given: LateGradients. It refuses a backward() between unscale_ and step, a second
+    step or an update without a step, and has a sharded optimizer (3.13) reduce its
+    gradients. Call step and update once per step, after the last microbatch.
     In torch.distributed: torch.amp.GradScaler, which all_reduces for DTensors only
     Cost: one all_reduce of one element per optimizer. Check: distlab check 2.7
     """
@@ -149,7 +155,12 @@ class LossScaler:
         raise NotImplementedError("mixed_precision.loss_scaler")
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Step with unscaled gradients, or skip; return whether it stepped."""
+        """Step with unscaled gradients, or skip; return whether it stepped.
+
+        Raises:
+            RuntimeError: it has already been called for this optimizer since update().
+        """
+        self.late.begin_step(optimizer)
         # TODO(mixed_precision.loss_scaler)
         # the caller may or may not have called unscale_
         raise NotImplementedError("mixed_precision.loss_scaler")
@@ -158,9 +169,10 @@ class LossScaler:
         """Set the scale for the next step; call this at the end of every step.
 
         Raises:
+            RuntimeError: there has been no step since the last call.
             FloatingPointError: the scale has shrunk so far that it can't be the reason.
         """
-        self.late.forget()
+        self.late.end_step()
         # TODO(mixed_precision.loss_scaler)
         # which attribute counts the steps in a row, and when is it reset?
         raise NotImplementedError("mixed_precision.loss_scaler")
@@ -171,9 +183,12 @@ class LossScaler:
         return {"loss_scale": self.loss_scale, "good_steps": self.good_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict()`, between two steps."""
-        self.loss_scale = in_range(state["loss_scale"])
-        self.good_steps = state["good_steps"]
+        """Continue from a `state_dict()`, of torch's GradScaler too, between two steps.
+
+        Raises:
+            ValueError: it is no such state.
+        """
+        self.loss_scale, self.good_steps = read_state(state)
         self.overflow.clear()
         self.late.forget()
 

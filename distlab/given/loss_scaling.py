@@ -1,12 +1,14 @@
 """The parts of a loss scaler that its task does not teach.
 
-They refuse settings that can't work and gradients that arrive too late, let a sharded
-optimizer average its gradients first, and keep the scale in a useful range.
+They refuse settings that can't work, calls in the wrong order and gradients that arrive
+too late, let a sharded optimizer average its gradients first, read saved states, and
+keep the scale in a useful range.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -18,11 +20,14 @@ class LateGradients:
     """Notices gradients that arrive after an optimizer's gradients were unscaled.
 
     If backward() adds a scaled gradient to one that has already been divided, no later
-    division can undo the mistake.
+    division can undo the mistake. Nor can a later call undo a second step() with the
+    same gradients, or an update() between the microbatches of one step, whose gradients
+    then have different scales.
     """
 
     def __init__(self) -> None:
         self._without: dict[Any, list[Tensor]] = {}  # optimizer: those without gradient
+        self._stepped: list[Any] = []  # optimizers; a learner's may have no hash
         self._late: set[Tensor] = set()
         self._owner: dict[Tensor, Any] = {}
         self._hooks: list[Any] = []
@@ -68,10 +73,39 @@ class LateGradients:
                 add = parameter.register_post_accumulate_grad_hook
                 self._hooks.append(add(self._late.add))
 
+    def begin_step(self, optimizer: Any) -> None:
+        """Check that step() is the first one for this optimizer since update().
+
+        Raises:
+            RuntimeError: it isn't.
+        """
+        if any(one is optimizer for one in self._stepped):
+            raise RuntimeError(
+                "step() has already been called for this optimizer since the last "
+                "update(), so the same gradients would count twice: call update() "
+                "after each step"
+            )
+        self._stepped.append(optimizer)
+
+    def end_step(self) -> None:
+        """Start over when update() ends a step.
+
+        Raises:
+            RuntimeError: no optimizer has stepped since the last update().
+        """
+        if not (self._stepped or self._without):
+            raise RuntimeError(
+                "update() was called, but there has been no step() since the last "
+                "update(): if a step has several microbatches, call step() and "
+                "update() once, after the last one"
+            )
+        self.forget()
+
     def forget(self) -> None:
-        """Start over when a step ends, because the next gradients are new."""
+        """Start over, because the next gradients are new."""
         for hook in self._hooks:
             hook.remove()
+        self._stepped = []
         self._without, self._late, self._owner, self._hooks = {}, set(), {}, []
 
 
@@ -91,6 +125,40 @@ def check_scaling(
         raise ValueError(f"backoff_factor is {backoff_factor}, must be in 0 … 1")
     if growth_interval < 1:
         raise ValueError(f"growth_interval is {growth_interval}, must be at least 1")
+
+
+def read_state(state: Any) -> tuple[float, int]:
+    """Return the scale and the number of good steps in a saved state.
+
+    It may be the state of torch's GradScaler. Of that we take over only these two: the
+    factors and the interval are those that the new scaler was made with.
+
+    Raises:
+        ValueError: it is no loss scaler's state, or its values can't be right.
+    """
+    found = dict(state) if isinstance(state, Mapping) else {}
+    names = next((names for names in _STATES if found.keys() >= set(names)), None)
+    if names is None:
+        keys = ", ".join(map(repr, found)) or "nothing"
+        raise ValueError(
+            f"this isn't the state of a loss scaler: it has {keys}, but not "
+            f"{' and '.join(map(repr, _STATES[0]))} (or, from torch's GradScaler, "
+            f"{' and '.join(map(repr, _STATES[1]))}, which it lacks if it is disabled)"
+        )
+    try:
+        scale, good_steps = float(found[names[0]]), int(found[names[1]])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"a loss scaler's state can't be read: {error}") from error
+    if not SMALLEST <= scale < math.inf or good_steps < 0:
+        raise ValueError(
+            f"a loss scaler's state has {names[0]}={scale} and {names[1]}="
+            f"{good_steps}: the scale must be positive and finite, and the count at "
+            "least 0"
+        )
+    return min(scale, LARGEST), good_steps
+
+
+_STATES = (("loss_scale", "good_steps"), ("scale", "_growth_tracker"))
 
 
 def in_range(scale: float) -> float:

@@ -282,14 +282,67 @@ def test_one_optimizers_step_may_be_followed_by_anothers_backward(scaler: Any) -
         scaler.unscale_(torch.optim.SGD([maker], lr=0.1))
 
 
-def test_a_sparse_gradient_and_a_saved_scale_of_zero_are_refused(scaler: Any) -> None:
+def test_a_sparse_gradient_is_refused(scaler: Any) -> None:
     words = nn.Embedding(4, 2, sparse=True)
     scaler.scale(words(torch.tensor([1, 1])).sum()).backward()
     with pytest.raises(ValueError, match="sparse=False"):
         scaler.step(torch.optim.SGD(words.parameters(), lr=0.1))
-    for value in (0.0, torch.nan):
-        with pytest.raises(FloatingPointError, match=str(value)[:2]):
-            scaler.load_state_dict({"loss_scale": value, "good_steps": 0})
+
+
+def test_calls_that_do_not_end_one_step_are_refused(scaler: Any) -> None:
+    """An update() for each microbatch; a second step() with the same gradients."""
+    weight, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    both = torch.optim.SGD([weight], lr=1.0), torch.optim.SGD([other], lr=1.0)
+    scaler.scale(weight.sum()).backward()
+    with pytest.raises(RuntimeError, match=r"update\(\)"):
+        scaler.update()
+    assert (scaler.loss_scale, scaler.good_steps) == (8.0, 0)
+    scaler.scale(weight.sum() + other.sum()).backward()
+    assert scaler.step(both[0])
+    with pytest.raises(RuntimeError, match=r"step\(\)"):
+        scaler.step(both[0])
+    assert weight.tolist() == [-1.0, -1.0], "two microbatches, one step"
+    assert scaler.step(both[1]), "another optimizer may step"
+    scaler.update()
+    assert scaler.good_steps == 1
+    scaler.load_state_dict(scaler.state_dict())
+    with pytest.raises(RuntimeError, match=r"update\(\)"):
+        scaler.update()
+
+
+def test_a_scaler_loads_the_state_of_torchs(scaler: Any) -> None:
+    theirs = torch.amp.GradScaler("cpu", init_scale=512.0, growth_interval=9)
+    weight = nn.Parameter(torch.ones(1))
+    theirs.scale(weight.sum()).backward()
+    theirs.step(torch.optim.SGD([weight], lr=0.1))
+    theirs.update()
+    scaler.load_state_dict(theirs.state_dict())
+    assert (scaler.loss_scale, scaler.good_steps) == (512.0, 1)
+
+
+DISABLED = torch.amp.GradScaler("cpu", enabled=False).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("state", "names"),
+    [
+        ({"cur_scale": 8.0, "cur_iter": 3}, ["cur_scale", "loss_scale", "good_steps"]),
+        (DISABLED, ["nothing", "loss_scale"]),
+        ([8.0, 0], ["loss_scale"]),
+        ({"loss_scale": 8.0}, ["good_steps"]),
+        ({"loss_scale": 0.0, "good_steps": 0}, ["loss_scale=0.0"]),
+        ({"loss_scale": torch.nan, "good_steps": 0}, ["loss_scale=nan"]),
+        ({"loss_scale": 8.0, "good_steps": -1}, ["good_steps=-1"]),
+        ({"scale": "much", "_growth_tracker": 0}, ["much"]),
+    ],
+)
+def test_a_state_that_is_not_a_scalers_is_refused(
+    scaler: Any, state: Any, names: list[str]
+) -> None:
+    with pytest.raises(ValueError, match=names[0]) as raised:
+        scaler.load_state_dict(state)
+    assert all(name in str(raised.value) for name in names)
+    assert (scaler.loss_scale, scaler.good_steps) == (8.0, 0)
 
 
 @pytest.mark.parametrize(
